@@ -27,6 +27,9 @@ LICENSES = internal/licenses/internal/gen
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
+# A module that needs Kubernetes' API server and controllers, for check-kubernetes alone.
+SERVERS = internal/testbed/kubernetes/servers
+
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
 BROWSER = internal/testbed/browser
@@ -40,7 +43,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-page check-torch check-net check-metrics deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb deb check-kubernetes deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -213,6 +216,12 @@ check-metrics: ## check the alarms with Prometheus's own promtool, and have Prom
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
 	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./internal/testbed/e2e
 
+check-kubernetes: ## run jobs on a real API server, which it builds first (4 minutes, once); needs root; ARGS go to go test
+	@echo "== Kubernetes: bin/kubernetes/"
+	@mkdir -p bin/kubernetes
+	@$(PURE) $(GO) -C $(SERVERS) build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool
+	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
+
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"
 	@$(GO) generate ./...
@@ -256,6 +265,19 @@ gpu-check: ## check and measure collectives on this machine's GPU, with programs
 
 look: ## print the widest structs, the longest functions, the largest files and packages, and names exported for nobody; ARGS go to the program
 	@$(GO) run ./internal/look $(ARGS) .
+
+deb: ## build the Debian package into bin/: the same bytes for the same commit
+	@echo "== deb"
+	@GO=$(GO) deploy/package/build bin
+
+check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debian; needs root and brings debootstrap
+	@command -v debootstrap >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap; \
+		else \
+			echo "missing: run as root, or install the package debootstrap" >&2; exit 1; \
+		fi; }
+	@GO=$(GO) deploy/package/check
 
 man: ## write manual pages of hvdrun and its commands to bin/man/
 	@$(GO) test -vet=off -count=1 -run '^TestManPages$$' ./cmd/hvdrun -man '$(CURDIR)/bin/man' >/dev/null && echo "== man: bin/man/"

@@ -12,7 +12,7 @@ import (
 func (l *loop) noteAudit() {
 	for _, r := range l.cfg.Audit.Take() {
 		r = r.Clean()
-		_ = l.feed(posted{input: decide.Audited{Record: r}}) // which ends no job
+		_ = l.feed([]posted{{input: decide.Audited{Record: r}}}) // which ends no job
 		log := l.cfg.Log.WithField(audit.Name, r)
 		if r.What == "start" && r.Outcome == audit.Done {
 			log.Debug("audit") // one for each worker

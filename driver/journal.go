@@ -118,10 +118,10 @@ func (w *journalWriter) setBound() {
 	}
 }
 
-// note records an input before its actions are performed. Before a world is published and before
-// the job ends the record is synced to disk, because a host that crashes must not forget what
-// workers and users have seen.
-func (w *journalWriter) note(now time.Time, in decide.Input, actions []decide.Action) {
+// note records the inputs of a step before its actions are performed. Before a world is published
+// and before the job ends the records are synced to disk, because a host that crashes must not
+// forget what workers and users have seen.
+func (w *journalWriter) note(now time.Time, inputs []decide.Input, actions []decide.Action) {
 	ids := w.ids
 	w.ids = nil
 	if w.j == nil {
@@ -134,7 +134,9 @@ func (w *journalWriter) note(now time.Time, in decide.Input, actions []decide.Ac
 			sync = true
 		}
 	}
-	w.write(decide.NewRecord(now, in, ids), sync)
+	for i, r := range decide.NewRecords(now, inputs, ids) {
+		w.write(r, sync && i == len(inputs)-1)
+	}
 }
 
 // write appends a record. If the journal cannot be written, for example because the disk is full,

@@ -92,6 +92,7 @@ type services struct {
 type inbox struct {
 	events chan posted
 	asks   chan func()   // functions for the loop's goroutine
+	batch  []posted      // room for the inputs of a step
 	ended  chan struct{} // closed when the loop takes no more events
 }
 
@@ -320,7 +321,7 @@ func (l *loop) run(ctx context.Context) error {
 		if l.keeper != nil {
 			l.keeper.Adopt(l.m.Incarnations(), l.m.Term()+1)
 		}
-		if end := l.feed(posted{input: decide.Resumed{}}); end != nil {
+		if end := l.feed([]posted{{input: decide.Resumed{}}}); end != nil {
 			return end.Err
 		}
 		l.setTimer(timer)
@@ -330,6 +331,12 @@ func (l *loop) run(ctx context.Context) error {
 		var in posted
 		select {
 		case in = <-l.events:
+			l.batch = gather(l.batch[:0], in, l.events)
+			if end := l.admit(l.batch); end != nil {
+				return end.Err
+			}
+			l.setTimer(timer)
+			continue
 		case <-l.writer.retry:
 			l.writer.retry = nil
 			l.tidy()
@@ -352,36 +359,67 @@ func (l *loop) run(ctx context.Context) error {
 			interrupt = nil
 			in.input = decide.Interrupted{Cause: context.Cause(ctx)}
 		}
-		if end := l.admit(in); end != nil {
+		if end := l.admit([]posted{in}); end != nil {
 			return end.Err
 		}
 		l.setTimer(timer)
 	}
 }
 
-// admit feeds an input. A join that arrives before the report that the worker was started waits for
+// mostAtOnce bounds the inputs of a step, and with them the time between two looks at the timer.
+const mostAtOnce = 1024
+
+// gather appends in, and the events that have been posted already, as far as they can share a step
+// with it: when a thousand workers join, the machine need not look at all of them a thousand times.
+func gather(batch []posted, in posted, events <-chan posted) []posted {
+	batch = append(batch, in)
+	for in.ofWorker() && len(batch) < mostAtOnce {
+		select {
+		case in = <-events:
+			batch = append(batch, in) // the last may be of another kind
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// ofWorker reports whether the input is one of those of which each worker sends its own.
+func (in posted) ofWorker() bool {
+	switch in.input.(type) {
+	case decide.WorkerForked, decide.WorkerJoined, decide.WorkerReported, decide.WorkerWrites, decide.WorkerEnded,
+		decide.BackendTold, decide.WorkerMoved:
+		return true
+	}
+	return false
+}
+
+// admit feeds inputs. A join that arrives before the report that the worker was started waits for
 // that report: what is published of a world names processes that people signal. The wait has the
 // start timeout.
-func (l *loop) admit(in posted) *decide.FinishJob {
-	l.noteAudit() // what was recorded before the input comes before what it leads to
-	switch e := in.input.(type) {
-	case decide.WorkerJoined:
-		if p := l.procs[e.ID]; p != nil && !p.known {
-			p.early = e
-			return nil
+func (l *loop) admit(batch []posted) *decide.FinishJob {
+	l.noteAudit() // what was recorded before the inputs comes before what they lead to
+	admitted := make([]posted, 0, len(batch))
+	for _, in := range batch {
+		switch e := in.input.(type) {
+		case decide.WorkerJoined:
+			if p := l.procs[e.ID]; p != nil && !p.known {
+				p.early = e
+				continue
+			}
+		case decide.WorkerForked:
+			p := l.procs[e.ID]
+			if p == nil || p.known {
+				break
+			}
+			if p.known = true; p.early.ID != "" {
+				admitted = append(admitted, in)
+				in = posted{input: p.early}
+			}
 		}
-	case decide.WorkerForked:
-		p := l.procs[e.ID]
-		if p == nil || p.known {
-			break
-		}
-		p.known = true
-		if end := l.feed(in); end != nil || p.early.ID == "" {
-			return end
-		}
-		in = posted{input: p.early}
+		admitted = append(admitted, in)
 	}
-	return l.feed(in)
+	return l.feed(admitted)
 }
 
 // setTimer sets the timer to the machine's next deadline.
@@ -393,19 +431,28 @@ func (l *loop) setTimer(timer *time.Timer) {
 	}
 }
 
-// feed steps the machine, records the input, and performs the actions. It returns the FinishJob
-// action, if any.
-func (l *loop) feed(in posted) *decide.FinishJob {
-	now := l.clock.now()
-	actions := l.m.Step(now, in.input)
-	l.traces.step(now, l.clock.now(), in.input, actions)
-	l.writer.note(now, in.input, actions)
-	if in.noted != nil {
-		close(in.noted)
+// feed steps the machine, records the inputs, and performs the actions. It returns the FinishJob
+// action, if any. A command is the last of the inputs.
+func (l *loop) feed(batch []posted) *decide.FinishJob {
+	if len(batch) == 0 {
+		return nil
 	}
-	if e, ok := in.input.(decide.WorkerEnded); ok && l.keeper != nil {
-		l.keeper.Settle(e.ID)
-		l.outputs.note(outputNote{Worker: e.ID, Ended: true})
+	now := l.clock.now()
+	inputs := make([]decide.Input, len(batch))
+	for i, in := range batch {
+		inputs[i] = in.input
+	}
+	actions := l.m.Step(now, inputs...)
+	l.traces.step(now, l.clock.now(), inputs, actions)
+	l.writer.note(now, inputs, actions)
+	for _, in := range batch {
+		if in.noted != nil {
+			close(in.noted)
+		}
+		if e, ok := in.input.(decide.WorkerEnded); ok && l.keeper != nil {
+			l.keeper.Settle(e.ID)
+			l.outputs.note(outputNote{Worker: e.ID, Ended: true})
+		}
 	}
 	for _, a := range actions {
 		switch a := a.(type) {
@@ -416,16 +463,18 @@ func (l *loop) feed(in posted) *decide.FinishJob {
 			if a.Refused == nil {
 				l.cfg.Log.Info("command: " + a.Done)
 			}
-			in.answer <- a
+			batch[len(batch)-1].answer <- a
 		default:
 			l.perform(a)
 		}
 	}
-	if e, ok := in.input.(decide.WorkerEnded); ok {
-		l.push.Forget(e.ID)
-		l.stalls.forget(e.ID)
-		delete(l.procs, e.ID)
-		l.meet.Expel(e.ID)
+	for _, in := range inputs {
+		if e, ok := in.(decide.WorkerEnded); ok {
+			l.push.Forget(e.ID)
+			l.stalls.forget(e.ID)
+			delete(l.procs, e.ID)
+			l.meet.Expel(e.ID)
+		}
 	}
 	l.tidy()
 	return nil

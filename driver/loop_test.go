@@ -501,3 +501,27 @@ func TestReportsAreTheSame(t *testing.T) {
 		}
 	}
 }
+
+// TestGather: the inputs of workers that have come are those of one step, up to a bound and to the
+// first of another kind.
+func TestGather(t *testing.T) {
+	for name, c := range map[string]struct {
+		first  decide.Input
+		others []decide.Input
+		want   int // inputs of the step
+	}{
+		"one":         {decide.WorkerJoined{ID: "a"}, nil, 1},
+		"all":         {decide.WorkerJoined{ID: "a"}, []decide.Input{decide.WorkerForked{ID: "b"}, decide.WorkerEnded{ID: "c"}}, 3},
+		"a command":   {decide.WorkerEnded{ID: "a"}, []decide.Input{decide.Commanded{}, decide.WorkerEnded{ID: "c"}}, 2},
+		"hosts first": {decide.HostsFound{}, []decide.Input{decide.WorkerJoined{ID: "a"}}, 1},
+		"too many":    {decide.WorkerReported{ID: "a"}, slices.Repeat([]decide.Input{decide.WorkerReported{ID: "b"}}, 2*mostAtOnce), mostAtOnce},
+	} {
+		events := make(chan posted, len(c.others))
+		for _, in := range c.others {
+			events <- posted{input: in}
+		}
+		if got := gather(nil, posted{input: c.first}, events); len(got) != c.want || len(events) != len(c.others)+1-c.want {
+			t.Errorf("%s: %d inputs in the step and %d left, want %d and %d", name, len(got), len(events), c.want, len(c.others)+1-c.want)
+		}
+	}
+}

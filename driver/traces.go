@@ -106,10 +106,12 @@ func (t *tracer) add(id string, s Span) {
 }
 
 // step takes a step of the machine, which took from began until now.
-func (t *tracer) step(began, now time.Time, in decide.Input, actions []decide.Action) {
+func (t *tracer) step(began, now time.Time, inputs []decide.Input, actions []decide.Action) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.input(began, in)
+	for _, in := range inputs {
+		t.input(began, in)
+	}
 	for _, a := range actions {
 		switch a := a.(type) {
 		case decide.StartWorker:

@@ -20,7 +20,7 @@ type tracedJob struct {
 func (j *tracedJob) after(d time.Duration) *tracedJob { j.now = j.now.Add(d); return j }
 
 func (j *tracedJob) in(in decide.Input, actions ...decide.Action) {
-	j.step(j.now, j.now.Add(time.Millisecond), in, actions)
+	j.step(j.now, j.now.Add(time.Millisecond), []decide.Input{in}, actions)
 }
 
 func startOf(id, host string) decide.StartWorker {

@@ -49,6 +49,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	goodput                    and asks what the time was spent on,
 //	status                     and asks how it is going
 //	resume 20s                 the driver dies, and so much later another goes on
+//	together                   the inputs up to "now" are of one step
 //
 // A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0
 // in a command, which means the one that lives.
@@ -113,7 +114,9 @@ type story struct {
 	now    time.Time
 	out    *strings.Builder
 	starts map[plan.SlotID]int
-	latest uint64 // generation
+	latest uint64  // generation
+	held   []Input // of the step that "now" ends
+	holds  bool
 }
 
 func (s *story) command(words []string) error {
@@ -175,6 +178,12 @@ func (s *story) command(words []string) error {
 		s.step(Interrupted{job.StopSignal{Signal: syscall.SIGINT}})
 	case "status":
 		s.status()
+	case "together":
+		s.holds = true
+	case "now":
+		held := s.held
+		s.held, s.holds = nil, false
+		s.step(held...)
 	case "drain", "exclude", "readmit", "scale":
 		return s.ask(words[0], args)
 	default:
@@ -498,13 +507,17 @@ func (s *story) pass(d time.Duration) {
 	s.t.Fatalf("a deadline at %v is never dealt with", s.now)
 }
 
-func (s *story) step(in Input) {
+func (s *story) step(inputs ...Input) {
+	if s.holds {
+		s.held = append(s.held, inputs...)
+		return
+	}
 	if s.saved {
 		made := again(s.t, s.m)
-		sameState(s.t, s.m, made, "before %T", in)
+		sameState(s.t, s.m, made, "before %T", inputs[0])
 		s.m = made
 	}
-	for _, a := range s.m.Step(s.now, in) {
+	for _, a := range s.m.Step(s.now, inputs...) {
 		if line := s.describe(a); line != "" {
 			fmt.Fprintf(s.out, "  %s\n", line)
 		}

@@ -163,11 +163,11 @@ func (m *Machine) lookFor(lost []int) {
 		return
 	}
 	for _, rank := range lost {
-		if rank < 0 || rank >= len(m.world.Slots) || slices.Contains(m.sought, rank) {
+		if rank < 0 || rank >= len(m.world.Slots) {
 			continue
 		}
 		w := m.in(m.world.Slots[rank].SlotID)
-		if w != nil && w.inWorld() && w.generation == m.world.Generation {
+		if w != nil && w.inWorld() && w.generation == m.world.Generation && !slices.Contains(m.sought, rank) {
 			m.sought = append(m.sought, rank)
 			m.do(LookAt{w.id})
 		}

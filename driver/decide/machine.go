@@ -22,6 +22,8 @@ type Machine struct {
 	newID  func(plan.SlotID) string
 	out    []Action
 	ledger ledger
+	noted  effect // of the inputs since the last step
+	due    due
 }
 
 // limits are the job's configuration. The scale command changes the size.

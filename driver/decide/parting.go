@@ -2,7 +2,6 @@ package decide
 
 import (
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -24,20 +23,25 @@ type partings struct {
 // part looks at the world that ends, once its members have joined. It returns the worker to blame
 // and why, or nil: that which was lost most often, of several the one of the highest rank.
 func (m *Machine) part(now time.Time) (worst *Worker, why string) {
-	var lost []int
+	lost := make([]bool, len(m.world.Slots)) // by rank
+	some := false
 	left := func(w *Worker) bool {
 		return w.phase == waiting && w.generation != 0 && w.generation == m.world.Generation
 	}
 	for _, w := range m.workers {
 		if left(w) && w.join.After == w.generation {
-			lost = append(lost, w.join.Lost...)
+			for _, rank := range w.join.Lost {
+				if rank >= 0 && rank < len(lost) {
+					lost[rank], some = true, true
+				}
+			}
 		}
 	}
-	if len(lost) == 0 {
+	if !some {
 		return nil, ""
 	}
 	for _, w := range m.workers {
-		if !left(w) || !slices.Contains(lost, w.rank) {
+		if !left(w) || !lost[w.rank] {
 			continue
 		}
 		m.log(Info, "%s lives, and its connection to another worker has broken", w)

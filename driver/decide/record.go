@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"time"
 
@@ -14,7 +15,10 @@ import (
 )
 
 // JournalVersion is the version of a journal's records and of the machine's reaction to them. A
-// journal of another version is refused.
+// journal of another version is refused. It changes when a record that earlier versions wrote means
+// something else or cannot be read any more. A new kind of record, or a new field that earlier
+// records lack, leaves it as it is: a program that does not know them refuses the journal when it
+// comes to one, with errUnknown.
 const JournalVersion = 5
 
 // JobRecord is the first record of a job's journal: the machine's configuration, and what a driver
@@ -30,12 +34,13 @@ type JobRecord struct {
 }
 
 // Record is any further record: an input, the time of its step, and the names of the workers
-// started in that step. The first Record may hold a snapshot instead, which replaces all records
-// before it.
+// started in that step. The inputs of a step are consecutive records. The first Record may hold a
+// snapshot instead, which replaces all records before it.
 type Record struct {
 	Time int64    `json:"t"` // nanoseconds since 1970
 	Kind string   `json:"event"`
 	IDs  []string `json:"ids,omitempty"`
+	More bool     `json:"more,omitempty"` // the next record's input is of the same step
 
 	Hosts      []plan.Host    `json:"hosts,omitempty"`
 	Error      string         `json:"error,omitempty"`
@@ -96,8 +101,20 @@ const (
 	kindSnapshot    = "snapshot"
 )
 
-// NewRecord returns the record of an input, with the names given to workers in its step. Errors are
-// recorded as text.
+// NewRecords returns the records of a step's inputs, with the names given to workers in the step.
+func NewRecords(now time.Time, inputs []Input, ids []string) []Record {
+	records := make([]Record, len(inputs))
+	for i, in := range inputs {
+		records[i] = NewRecord(now, in, nil)
+		records[i].More = true
+	}
+	last := &records[len(inputs)-1]
+	last.IDs, last.More = ids, false
+	return records
+}
+
+// NewRecord returns the record of a step's only input, with the names given to workers in the step.
+// Errors are recorded as text.
 func NewRecord(now time.Time, in Input, ids []string) Record {
 	r := Record{Time: now.UnixNano(), IDs: ids}
 	switch e := in.(type) {
@@ -242,7 +259,7 @@ func (r *Record) input() (Input, error) {
 	case kindResumed:
 		return Resumed{}, nil
 	}
-	return nil, fmt.Errorf("an event of the unknown kind %q", r.Kind)
+	return nil, fmt.Errorf("an event of the unknown kind %q: %w", r.Kind, errUnknown)
 }
 
 // Replay rebuilds a machine from a journal, record by record. The zero Replay is ready to use.
@@ -265,6 +282,9 @@ type Replay struct {
 
 // errDiverged: the machine reacts to a record differently from the machine that wrote it.
 var errDiverged = errors.New("this version of hvdrun would have decided otherwise: resume the job with the version that began it")
+
+// errUnknown: a later version of hvdrun has written a record.
+var errUnknown = errors.New("this version of hvdrun is too old for it: resume the job with the version that its driver had")
 
 // Next processes the next record.
 func (p *Replay) Next(payload []byte) error {
@@ -294,7 +314,16 @@ func (p *Replay) step(r *Record) error {
 		return err
 	}
 	p.ids = r.IDs
-	for _, a := range p.Machine.Step(time.Unix(0, r.Time).UTC(), in) {
+	m, now := p.Machine, time.Unix(0, r.Time).UTC()
+	m.out = nil
+	m.note(now, in)
+	if !r.More { // a driver that dies before it has written the rest has performed no action of the step
+		if len(r.IDs) > 0 {
+			m.noted = anyEffect
+		}
+		m.settle(now)
+	}
+	for _, a := range m.out {
 		if e, ok := a.(EmitEvent); ok {
 			p.Recent.Add(e.Event)
 			if p.Told != nil {
@@ -359,10 +388,14 @@ func (p *Replay) begin(payload []byte) error {
 func decode(payload []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(payload))
 	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("driver: the journal: %w", err)
+	err := d.Decode(v)
+	switch {
+	case err == nil:
+		return nil
+	case strings.HasPrefix(err.Error(), "json: unknown field"): // it has no type of its own
+		return fmt.Errorf("driver: the journal: %w: %w", err, errUnknown)
 	}
-	return nil
+	return fmt.Errorf("driver: the journal: %w", err)
 }
 
 // Records returns a compacted journal: the first record and a snapshot of the machine, the last

@@ -135,8 +135,8 @@ func TestReplayRefuses(t *testing.T) {
 	for name, c := range map[string]struct{ records, says string }{
 		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 5"},
 		"garbage":           {`garbage`, "of version 0"},
-		"an unknown event":  {string(first) + "\n" + `{"t":1,"event":"flood"}`, `unknown kind "flood"`},
-		"an unknown field":  {string(first) + "\n" + `{"t":1,"event":"deadline","colour":"red"}`, "colour"},
+		"an unknown event":  {string(first) + "\n" + `{"t":1,"event":"flood"}`, `unknown kind "flood": this version of hvdrun is too old`},
+		"an unknown field":  {string(first) + "\n" + `{"t":1,"event":"deadline","colour":"red"}`, `unknown field "colour": this version of hvdrun is too old`},
 		"bad hosts":         {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":-1}]}`, "slots"},
 		"a start too few":   {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":1}]}`, "decided otherwise"},
 		"a start too many":  {string(first) + "\n" + `{"t":1,"event":"hosts","ids":["x"]}`, "decided otherwise"},

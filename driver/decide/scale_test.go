@@ -14,37 +14,47 @@ import (
 )
 
 // BenchmarkScale has the machine form a world of n workers, ten on each host, grow it by a host,
-// lose one in a hundred at once, and lose a third of the hosts. It reports the time of each,
-// the time per step, and the memory that the machine has in the end.
+// lose one in a hundred at once, and lose a third of the hosts. The inputs of workers that come at
+// the same time are those of one step, or with "singly" each has its own. It reports the time of
+// each part, the time per input, and the memory that the machine has in the end.
 func BenchmarkScale(b *testing.B) {
-	for _, n := range []int{100, 300, 1000, 3000, 10000} {
-		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			var all episodes
-			for b.Loop() {
-				all = measure(b, n)
+	for _, singly := range []bool{false, true} {
+		for _, n := range []int{100, 300, 1000, 3000, 10000} {
+			name := strconv.Itoa(n)
+			if singly {
+				name = "singly/" + name
 			}
-			for _, p := range all {
-				b.ReportMetric(float64(p.took.Microseconds())/1000, "ms/"+p.name)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*all[len(all)-1].steps), "ns/step")
-			b.ReportMetric(float64(all[len(all)-1].memory)/1e6, "MB")
-			b.ReportMetric(0, "ns/op")
-		})
+			b.Run(name, func(b *testing.B) {
+				var all episodes
+				for b.Loop() {
+					all = measure(b, n, singly)
+				}
+				for _, p := range all {
+					b.ReportMetric(float64(p.took.Microseconds())/1000, "ms/"+p.name)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*all[len(all)-1].inputs), "ns/input")
+				b.ReportMetric(float64(all[len(all)-1].memory)/1e6, "MB")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
 	}
 }
 
-// episode is what a part of the benchmark took. Its steps and bytes of memory are those up to its
+// together is how many inputs the driver gives to a step at most.
+const together = 1024
+
+// episode is what a part of the benchmark took. Its inputs and bytes of memory are those up to its
 // end.
 type episode struct {
 	name   string
 	took   time.Duration
-	steps  int
+	inputs int
 	memory uint64
 }
 
 type episodes []episode
 
-func measure(b *testing.B, n int) (all episodes) {
+func measure(b *testing.B, n int, singly bool) (all episodes) {
 	cfg, err := withDefaults(Config{
 		Size:  job.Size{NP: n, Min: 1, Elastic: true},
 		Blame: job.Blame{CooldownMin: time.Hour, CooldownMax: time.Hour},
@@ -55,20 +65,31 @@ func measure(b *testing.B, n int) (all episodes) {
 	given := 0
 	m := New(cfg, func(plan.SlotID) string { given++; return strconv.Itoa(given) })
 	now := time.Unix(0, 0)
-	steps := 0
+	inputs := 0
 	var fresh []string
-	step := func(in Input) {
-		steps++
+	var hand []Input // of the next step
+	flush := func() {
+		if len(hand) == 0 {
+			return
+		}
+		inputs += len(hand)
 		now = now.Add(time.Millisecond)
-		for _, a := range m.Step(now, in) {
+		for _, a := range m.Step(now, hand...) {
 			if s, ok := a.(StartWorker); ok {
 				fresh = append(fresh, s.ID)
 			}
 		}
+		hand = hand[:0]
 		m.Deadline()
 	}
+	step := func(in Input) {
+		if hand = append(hand, in); singly || len(hand) == together {
+			flush()
+		}
+	}
+	var lost []int // ranks
 	join := func(id string, after uint64) {
-		step(WorkerJoined{id, Join{After: after, Commits: 5 * after, HoldsState: after > 0}})
+		step(WorkerJoined{id, Join{After: after, Commits: 5 * after, HoldsState: after > 0, Lost: lost}})
 	}
 	ready := func() {
 		for len(fresh) > 0 { // a join makes room for another start
@@ -80,6 +101,7 @@ func measure(b *testing.B, n int) (all episodes) {
 			for _, id := range started {
 				join(id, 0)
 			}
+			flush()
 		}
 	}
 	again := func(generation uint64) {
@@ -88,6 +110,7 @@ func measure(b *testing.B, n int) (all episodes) {
 				join(w.id, generation)
 			}
 		}
+		flush()
 	}
 	began := time.Now()
 	var memory runtime.MemStats
@@ -100,7 +123,7 @@ func measure(b *testing.B, n int) (all episodes) {
 		b.StopTimer()
 		runtime.GC()
 		runtime.ReadMemStats(&memory)
-		all = append(all, episode{name, took, steps, memory.HeapAlloc})
+		all = append(all, episode{name, took, inputs, memory.HeapAlloc})
 		b.StartTimer()
 		began = time.Now()
 	}
@@ -109,14 +132,17 @@ func measure(b *testing.B, n int) (all episodes) {
 		hosts[i] = plan.Host{Name: fmt.Sprintf("host%04d", i), Slots: 10}
 	}
 	step(HostsFound{hosts})
+	flush()
 	ready()
 	ends("form", 1, n)
 	for _, w := range m.workers {
 		step(WorkerReported{w.id, ReportCommitted, 1, 1})
 	}
+	flush()
 	ends("commit", 1, n)
 	hosts = append(hosts, plan.Host{Name: "new", Slots: 10})
 	step(HostsFound{hosts})
+	flush()
 	ready()
 	again(1)
 	ends("grow", 2, n+10)
@@ -124,12 +150,16 @@ func measure(b *testing.B, n int) (all episodes) {
 	for i, w := range slices.Clone(m.workers) {
 		if i%100 == 0 {
 			step(WorkerEnded{w.id, job.Exit{Code: 137, Signal: 9}})
+			lost = append(lost, w.rank)
 			left--
 		}
 	}
+	flush()
 	again(2)
+	lost = nil
 	ends("die", 3, left)
 	step(HostsFound{hosts[len(hosts)/3:]})
+	flush()
 	for _, w := range m.workers {
 		if i, err := strconv.Atoi(strings.TrimPrefix(w.slot.Host, "host")); err == nil && i < len(hosts)/3 && w.generation == 3 {
 			left--

@@ -21,14 +21,27 @@ import (
 // finish by itself.
 func TestRandomJobs(t *testing.T) {
 	for seed := range rounds(400) {
-		s := newSim(t, seed)
-		for range 120 {
-			s.trouble()
-		}
-		s.calm()
-		if t.Failed() {
-			t.Fatalf("seed %d:\n%s", seed, s.tail())
-		}
+		randomJob(t, newSim(t, seed), seed)
+	}
+}
+
+// TestRandomJobsTogether: the same holds if steps have several inputs, of which the driver may have
+// written some when it dies.
+func TestRandomJobsTogether(t *testing.T) {
+	for seed := range rounds(400) {
+		s := newSim(t, 20_000+seed)
+		s.together = true
+		randomJob(t, s, seed)
+	}
+}
+
+func randomJob(t *testing.T, s *sim, seed uint64) {
+	for range 120 {
+		s.trouble()
+	}
+	s.calm()
+	if t.Failed() {
+		t.Fatalf("seed %d:\n%s", seed, s.tail())
 	}
 }
 
@@ -66,6 +79,10 @@ type sim struct {
 	resuming bool
 	// stepped, if not nil, is called after each step.
 	stepped func()
+	// together: inputs of workers wait for others, to be those of one step.
+	together bool
+	held     []Input
+	lost     []Input // of the last step of the driver that died; nobody has been told that they were noted
 }
 
 type simProc struct {
@@ -129,11 +146,40 @@ func (s *sim) step(in Input) {
 	if s.ended {
 		return
 	}
-	s.trace = append(s.trace, fmt.Sprintf("%v %T %+v", s.now.Unix(), in, in))
+	s.held = append(s.held, in)
+	switch in.(type) {
+	case WorkerForked, WorkerJoined, WorkerReported, WorkerWrites, WorkerEnded, WorkerMoved:
+		if s.together && s.rnd.IntN(4) > 0 {
+			return
+		}
+	}
+	s.flush()
+}
+
+// flush makes a step of the inputs that are held.
+func (s *sim) flush() {
+	inputs := s.held
+	if s.held = nil; len(inputs) == 0 || s.ended {
+		return
+	}
+	for _, in := range inputs {
+		s.trace = append(s.trace, fmt.Sprintf("%v %T %+v", s.now.Unix(), in, in))
+	}
 	defer s.checkRamp()
 	s.minted = nil
-	actions := s.m.Step(s.now, in)
-	s.write(NewRecord(s.now, in, s.minted))
+	actions := s.m.Step(s.now, inputs...)
+	records := NewRecords(s.now, inputs, s.minted)
+	if s.dies && s.together { // maybe before it has written them all
+		ends := func(in Input) bool { _, ends := in.(WorkerEnded); return ends } // what an end changes, the sim has done
+		written := len(inputs)
+		for written > 0 && !ends(inputs[written-1]) && s.rnd.IntN(3) > 0 {
+			written--
+		}
+		records, s.lost = records[:written], inputs[written:]
+	}
+	for _, r := range records {
+		s.write(r)
+	}
 	if s.stepped != nil {
 		s.stepped()
 	}
@@ -178,6 +224,12 @@ func (s *sim) resume() {
 	s.resuming = true
 	s.step(Resumed{})
 	s.resuming = false
+	lost := s.lost
+	for s.lost = nil; len(lost) > 0; lost = lost[1:] {
+		if _, joins := lost[0].(WorkerJoined); !joins {
+			s.step(lost[0])
+		}
+	}
 	for _, p := range slices.Clone(s.procs) {
 		if p.joined {
 			s.join(p) // its call had broken
@@ -202,15 +254,18 @@ func (s *sim) take(a Action) {
 		}
 		s.procs = append(s.procs, &simProc{id: a.ID, slot: a.Slot.SlotID})
 	case StopWorker:
-		p := s.proc(a.ID)
-		p.stopped = true
+		if p := s.proc(a.ID); p != nil || !s.together { // it may have ended in the same step
+			p.stopped = true
+		}
 	case GiveTime:
 	case ForgetWorker:
 		s.procs = slices.DeleteFunc(s.procs, func(p *simProc) bool { return p.id == a.ID })
 	case DismissWorker:
-		if p := s.proc(a.ID); s.resuming && p.dismissed {
+		p := s.proc(a.ID)
+		if p == nil && s.together || s.resuming && p.dismissed {
 			return
-		} else if !p.joined {
+		}
+		if !p.joined {
 			s.t.Errorf("%s is dismissed and waits for nothing", a.ID)
 		} else {
 			p.joined, p.dismissed = false, true
@@ -438,6 +493,7 @@ func (s *sim) complete() bool {
 }
 
 func (s *sim) pass(d time.Duration) {
+	s.flush()
 	end := s.now.Add(d)
 	for n := 0; !s.ended; n++ {
 		at, ok := s.m.Deadline()

@@ -23,6 +23,8 @@ import (
 var notSaved = map[string]string{
 	"Machine.newID":     "it is the driver's",
 	"Machine.out":       "it has been returned",
+	"Machine.noted":     "it is empty between two steps",
+	"Machine.due":       "the next step finds it",
 	"fleet.free":        "the next step asks the hosts",
 	"fleet.freeAt":      "as free",
 	"fleet.rampUntil":   "the next step finds it",

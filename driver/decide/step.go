@@ -9,14 +9,34 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Step processes an input and returns the actions to perform, in order.
-func (m *Machine) Step(now time.Time, in Input) []Action {
+// Step processes inputs that come at the same time, in their order, and returns the actions to
+// perform, in order. A step of many inputs takes little longer than a step of one: reconcile runs
+// once, after the last input.
+func (m *Machine) Step(now time.Time, inputs ...Input) []Action {
 	m.out = nil
-	if m.finished {
-		return nil
+	for _, in := range inputs {
+		m.note(now, in)
 	}
-	defer func() { m.last = now }()
+	m.settle(now)
+	return m.out
+}
+
+// effect is what the inputs of a step may lead to.
+type effect uint8
+
+const (
+	noEffect  effect = iota // nothing: they are only shown
+	factsOnly               // nothing that reconcile decides: it is due only if a deadline has passed
+	anyEffect
+)
+
+// note records what an input says.
+func (m *Machine) note(now time.Time, in Input) {
+	if m.finished {
+		return
+	}
 	m.ledger.begin(now)
+	leads := anyEffect
 	switch e := in.(type) {
 	case HostsFound:
 		m.emit(now, job.HostsFound, field("hosts", foundHosts(e.Hosts)))
@@ -29,10 +49,11 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		m.emit(now, job.DiscoveryFailed, field("error", e.Err.Error()))
 	case WorkerForked:
 		m.forked(now, e)
+		leads = factsOnly
 	case WorkerJoined:
 		m.workerJoined(now, e)
 	case WorkerReported:
-		m.reported(now, e)
+		leads = m.reported(now, e)
 	case WorkerWrites:
 		m.writerProgress(now, e)
 	case WorkerEnded:
@@ -43,6 +64,7 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		m.stalled(now, e)
 	case WorkerLocated:
 		m.located(now, e)
+		leads = factsOnly
 	case WorkerStirred:
 		m.stirred(now, m.member(e.ID, e.Generation))
 	case WorkerHung:
@@ -66,21 +88,40 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		m.command(now, e.Command)
 	case Audited:
 		m.do(EmitEvent{job.AuditEvent(now, e.Record)})
-		return m.out // it changes nothing
+		leads = noEffect
 	case TasksTold:
 		m.do(EmitEvent{e.Event(now)})
-		return m.out // it changes nothing
+		leads = noEffect
 	case Resumed:
 		m.resume(now)
 	case BackendTold:
 		m.backendTold(now, e)
+		leads = factsOnly
 	default:
 		panic(fmt.Sprintf("driver: unknown input %T", in))
+	}
+	m.noted = max(m.noted, leads)
+}
+
+// settle ends a step: it does what the noted inputs lead to.
+func (m *Machine) settle(now time.Time) {
+	leads := m.noted
+	if m.noted = noEffect; m.finished {
+		return
+	}
+	defer func() { m.last = now }()
+	switch {
+	case leads == noEffect:
+		return
+	case leads == factsOnly && !m.decided && m.due.known && !m.due.passed(now):
+		m.ledger.count(now) // reconcile has nothing to do before that
+		return
 	}
 	m.reconcile(now)
 	m.noteState(now)
 	m.account(now)
-	return m.out
+	m.last = now // the next deadline is one after this step
+	m.due = m.nextDue()
 }
 
 func (m *Machine) forked(now time.Time, e WorkerForked) {
@@ -351,7 +392,7 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spare
 	if err != nil {
 		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // cannot happen: without bounds every number of slots is valid
 	}
-	trial := plan.World{Generation: m.world.Generation + 1, Slots: slots}
+	groups := groupsOf(slots)
 	if !m.any(starting) {
 		m.startsFrom = now
 	}
@@ -373,17 +414,23 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spare
 		if room.next.IsZero() {
 			room.next = now.Add(m.rampHold())
 		}
-		w.start = StartWorker{ID: w.id, Slot: s, Trial: trialFor(s.Host, trial), Resets: m.resets}
+		trial := TrialWorld{Size: len(slots), First: slots[0].Host, GroupRank: groups[s.Host], GroupSize: len(groups)}
+		w.start = StartWorker{ID: w.id, Slot: s, Trial: trial, Resets: m.resets}
 		m.add(w)
 		m.do(w.start)
 	}
 	return queued
 }
 
-func trialFor(host string, w plan.World) TrialWorld {
-	t := TrialWorld{Size: w.Size(), First: w.Slots[0].Host}
-	t.GroupRank, t.GroupSize = w.Group(host)
-	return t
+// groupsOf returns the group rank of each host of a world, as plan.World.Group does for one.
+func groupsOf(slots []plan.Slot) map[string]int {
+	groups := make(map[string]int)
+	for _, s := range slots {
+		if s.LocalRank == 0 {
+			groups[s.Host] = len(groups)
+		}
+	}
+	return groups
 }
 
 // releaseUnwanted ends workers that are in no world and whose slots are not wanted. Members of the

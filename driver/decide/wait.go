@@ -158,15 +158,32 @@ func (m *Machine) clocks() []*time.Time {
 	return slices.DeleteFunc(all, func(t *time.Time) bool { return t.IsZero() })
 }
 
-// Deadline returns when the machine must be stepped even without an event; false: never.
-func (m *Machine) Deadline() (time.Time, bool) {
-	var next time.Time
+// due is the earliest deadline of the waits. It does not change between two steps.
+type due struct {
+	known bool // a step has found it
+	any   bool // there is one
+	at    time.Time
+}
+
+func (d due) passed(now time.Time) bool { return d.any && !now.Before(d.at) }
+
+func (m *Machine) nextDue() due {
+	d := due{known: true}
 	m.waits(func(w wait) {
-		if next.IsZero() || w.until.Before(next) {
-			next = w.until
+		if !d.any || w.until.Before(d.at) {
+			d.any, d.at = true, w.until
 		}
 	})
-	return next, !next.IsZero()
+	return d
+}
+
+// Deadline returns when the machine must be stepped even without an event; false: never.
+func (m *Machine) Deadline() (time.Time, bool) {
+	d := m.due
+	if !d.known { // the machine was restored
+		d = m.nextDue()
+	}
+	return d.at, d.any
 }
 
 // endWaits handles the waits whose deadlines have passed.

@@ -90,10 +90,10 @@ func (w *Worker) DataAddrs() []string { return w.join.DataAddrs }
 // NotifyAddr returns the address on which the driver reaches the worker, from its last join.
 func (w *Worker) NotifyAddr() string { return w.join.NotifyAddr }
 
-func (m *Machine) reported(now time.Time, e WorkerReported) {
+func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 	w := m.find(e.ID)
 	if w == nil {
-		return
+		return factsOnly
 	}
 	switch e.Report {
 	case ReportDraining:
@@ -106,6 +106,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 		m.written(w, e.Commits, e.Report == ReportWritten)
 	case ReportLeaving:
 		m.log(Debug, "%s (rank %d) is about to leave", w.slot, w.rank)
+		return factsOnly
 	case ReportDone:
 		// A report of an older generation was sent before a reset and does not finish the job.
 		if e.Generation == m.world.Generation && w.generation == e.Generation {
@@ -113,7 +114,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 		}
 	case ReportCommitted:
 		if e.Generation != m.world.Generation || w.generation != e.Generation || m.committed {
-			return
+			return factsOnly // each rank reports the first commit
 		}
 		m.committed, m.progress, m.commits = true, true, e.Commits
 		if m.base > 0 {
@@ -129,6 +130,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 			w.holds = w.holds || w.phase == training
 		}
 	}
+	return anyEffect
 }
 
 // fetching restarts the start timeout of a worker that receives the state from members of the
