@@ -43,7 +43,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-page check-torch check-net check-metrics check-kubernetes deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb deb check-kubernetes deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -265,6 +265,19 @@ gpu-check: ## check and measure collectives on this machine's GPU, with programs
 
 look: ## print the widest structs, the longest functions, the largest files and packages, and names exported for nobody; ARGS go to the program
 	@$(GO) run ./internal/look $(ARGS) .
+
+deb: ## build the Debian package into bin/: the same bytes for the same commit
+	@echo "== deb"
+	@GO=$(GO) deploy/package/build bin
+
+check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debian; needs root and brings debootstrap
+	@command -v debootstrap >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap; \
+		else \
+			echo "missing: run as root, or install the package debootstrap" >&2; exit 1; \
+		fi; }
+	@GO=$(GO) deploy/package/check
 
 man: ## write manual pages of hvdrun and its commands to bin/man/
 	@$(GO) test -vet=off -count=1 -run '^TestManPages$$' ./cmd/hvdrun -man '$(CURDIR)/bin/man' >/dev/null && echo "== man: bin/man/"

@@ -50,6 +50,16 @@ func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 
 func (f *forwarder) addr() string { return f.ln.Addr().String() }
 
+// direct returns the driver's own address where it is on this machine, and "" elsewhere.
+func (f *forwarder) direct() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if own := f.ln.Addr().(*net.TCPAddr).AddrPort().Addr().Unmap(); !f.to.Addr().IsLoopback() && f.to.Addr().Unmap() != own {
+		return ""
+	}
+	return f.to.String()
+}
+
 // aim sets where the driver is. Connections to another place are broken, and those that are being
 // made.
 func (f *forwarder) aim(to netip.AddrPort) {

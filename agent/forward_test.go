@@ -96,3 +96,18 @@ func TestForwardToAnotherDriver(t *testing.T) {
 		t.Error("the worker still waits for the driver before")
 	}
 }
+
+// Workers of the driver's machine are told where it is itself; those of others are not.
+func TestDirect(t *testing.T) {
+	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	for to, want := range map[string]string{"127.0.0.1:7": "127.0.0.1:7", "[::1]:7": "[::1]:7", "192.0.2.1:7": ""} {
+		f.aim(netip.MustParseAddrPort(to))
+		if got := f.direct(); got != want {
+			t.Errorf("a driver at %s: %q, want %q", to, got, want)
+		}
+	}
+}

@@ -430,7 +430,7 @@ func (s *session) start(m *wire.Start) error {
 		spec.Env = append(spec.Env, plan.EnvListen+"="+s.srv.listen)
 	}
 	if s.forward != nil {
-		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr())
+		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr(), plan.EnvDriverDirect+"="+s.forward.direct())
 	}
 	if s.as != nil {
 		as := s.as.As

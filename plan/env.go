@@ -28,6 +28,10 @@ type Worker struct {
 	Elastic bool
 	// DriverAddr is the address of the rendezvous, host:port.
 	DriverAddr string
+	// DriverDirect is the driver's own address where DriverAddr is that of the agent and the driver
+	// is on the same machine; "" elsewhere. The agent sets it. Another driver of the job may be at
+	// another address.
+	DriverDirect string
 	// Credentials are the worker's encoded credentials, one line of text. They are secret and must
 	// not be logged.
 	Credentials string
@@ -94,6 +98,7 @@ const (
 	EnvRunID             = "HVD_RUN_ID"
 	EnvSlot              = "HVD_SLOT"
 	EnvDriverAddr        = "HVD_DRIVER_ADDR"
+	EnvDriverDirect      = "HVD_DRIVER_DIRECT"
 	EnvIncarnation       = "HVD_INCARNATION"
 	EnvCredentials       = "HVD_CREDENTIALS"
 	EnvEncryptData       = "HVD_ENCRYPT_DATA"
@@ -162,6 +167,7 @@ func (w Worker) Environ() []string {
 	text(EnvRunID, w.RunID)
 	number(EnvSlot, w.Slot.Index)
 	text(EnvDriverAddr, w.DriverAddr)
+	text(EnvDriverDirect, w.DriverDirect)
 	text(EnvIncarnation, w.Incarnation)
 	text(EnvCredentials, w.Credentials)
 	text(EnvEncryptData, flag(w.EncryptData))
@@ -195,6 +201,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	r := envReader{lookup: lookup}
 	var w Worker
 	w.DriverAddr = r.text(EnvDriverAddr)
+	w.DriverDirect, _ = lookup(EnvDriverDirect)
 	w.RunID = r.text(EnvRunID)
 	w.Incarnation = r.text(EnvIncarnation)
 	w.Credentials = r.text(EnvCredentials)
@@ -251,7 +258,8 @@ var own struct {
 	incarnation, credentials string
 }
 
-// EnvTasks names the socket of a job's scheduler to programs that submit tasks from outside.
+// EnvTasks names the socket of a job's scheduler, or the file of an invitation to a job of another
+// machine, to programs that submit tasks from outside.
 const EnvTasks = "HVD_TASKS"
 
 // OwnTasks returns the value of EnvTasks.

@@ -5,8 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"os"
 	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -17,13 +21,77 @@ import (
 // holds a connection until it knows of the next one.
 const dialTimeout = 5 * time.Second
 
+// directTimeout bounds a try to reach a driver of this machine without its agent. Another process
+// may have the port of one that has died.
+const directTimeout = time.Second
+
+// absentFor is how long the socket of a job may be missing that begins, or is being resumed.
+const absentFor = 2 * time.Second
+
+// reach calls hello until it has connected. The scheduler is out of reach while another hvdrun
+// resumes its job, so reach waits for it, for no longer than the patience. It does not wait for a
+// scheduler that refuses, nor for long for one whose socket is not there: the job is over.
+func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, hello func(context.Context) error) error {
+	for since, said := time.Now(), false; ; {
+		err := hello(ctx)
+		var refused refusedError
+		waited := time.Since(since)
+		switch {
+		case err == nil || errors.As(err, &refused) || unproven(err):
+			return err
+		case errors.Is(err, fs.ErrNotExist) && waited > absentFor:
+			return fmt.Errorf("%w any more: %w", ErrNoJob, err)
+		case waited > patience:
+			return err
+		case !said && waited > time.Second:
+			log.Warnf("tasks: waiting for the scheduler, for %v at most: %v", patience, err)
+			said = true
+		}
+		select {
+		case <-time.After(reachEvery):
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}
+
+// unproven returns whether an end does not accept who the other is: another try is in vain.
+func unproven(err error) bool {
+	var far *net.OpError
+	var near *tls.CertificateVerificationError
+	return errors.As(err, &near) || errors.As(err, &far) && far.Op == "remote error" // an alert of TLS
+}
+
 // ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
 	own, err := ownJob()
-	if path := plan.OwnTasks(); errors.Is(err, ErrNoJob) && path != "" {
+	path := plan.OwnTasks()
+	if !errors.Is(err, ErrNoJob) || path == "" {
+		return own.dial, err
+	}
+	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, path) }, nil
 	}
-	return own.dial, err
+	return invited(path)
+}
+
+// invited returns how the scheduler of a job on another machine is reached, by an invitation.
+func invited(path string) (func(context.Context) (net.Conn, error), error) {
+	addresses, creds, err := identity.ReadInvitation(path)
+	if err != nil {
+		return nil, fmt.Errorf("tasks: %s: %w", plan.EnvTasks, err)
+	}
+	return func(ctx context.Context) (net.Conn, error) {
+		var failed []error
+		for _, addr := range addresses {
+			conn, err := dialer(addr, creds, identity.Driver, wire.TasksProtocol)(ctx)
+			if err == nil {
+				return conn, nil
+			}
+			failed = append(failed, err)
+		}
+		return nil, errors.Join(failed...)
+	}, nil
 }
 
 // ownPlace is the job of this process, and its place there.
@@ -40,13 +108,32 @@ func ownJob() (own ownPlace, err error) {
 		return own, fmt.Errorf("tasks: environment: %w", err)
 	}
 	if !driven {
-		return own, ErrNoJob
+		return own, fmt.Errorf("%w: this process is not a worker of one, and was not started by hvdrun tasks run", ErrNoJob)
 	}
 	creds, err := identity.Decode(w.Credentials)
 	if err != nil {
 		return own, fmt.Errorf("tasks: environment: %w", err)
 	}
-	return ownPlace{dialer(w.DriverAddr, creds, identity.Driver, wire.TasksProtocol), w.Slot, w.RunID, creds}, nil
+	return ownPlace{dialOwn(w, creds), w.Slot, w.RunID, creds}, nil
+}
+
+// dialOwn returns how a worker reaches its driver: where that is on the same machine at once, for
+// the agent between them costs each message two more wakes of a process. A driver that has resumed
+// the job may be elsewhere, which the agent knows.
+func dialOwn(w plan.Worker, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
+	dial := dialer(w.DriverAddr, creds, identity.Driver, wire.TasksProtocol)
+	if w.DriverDirect == "" || w.DriverDirect == w.DriverAddr {
+		return dial
+	}
+	direct := dialer(w.DriverDirect, creds, identity.Driver, wire.TasksProtocol)
+	return func(ctx context.Context) (net.Conn, error) {
+		short, cancel := context.WithTimeout(ctx, directTimeout)
+		defer cancel()
+		if conn, err := direct(short); err == nil {
+			return conn, nil
+		}
+		return dial(ctx)
+	}
 }
 
 // dialer returns connections to a party of the job at addr, for a protocol.

@@ -9,8 +9,9 @@ import (
 )
 
 var (
-	// ErrNoJob is wrapped by what Connect and Serve return in a program that is not of a job.
-	ErrNoJob = errors.New("tasks: this process is not a worker of a job, and was not started by hvdrun tasks run")
+	// ErrNoJob is wrapped by what Connect and Serve return in a program that is not of a job, or
+	// whose job is over.
+	ErrNoJob = errors.New("tasks: there is no job")
 	// ErrCancelled is wrapped by the error of a task that was cancelled.
 	ErrCancelled = errors.New("tasks: the task was cancelled")
 	// ErrWorkerLost is wrapped by the error of a task whose workers were lost, as often as it may

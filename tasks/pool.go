@@ -31,6 +31,10 @@ const (
 	defaultPatience = time.Minute
 )
 
+// releaseWithin is how long the scheduler may keep the result of a task that the client has: it is
+// told so with what the client says next, without a message of its own.
+const releaseWithin = 5 * time.Millisecond
+
 // mostUnaccepted is how many tasks that are over a client remembers, beyond what it needs.
 const mostUnaccepted = 1000
 
@@ -42,7 +46,8 @@ type ConnectConfig struct {
 	// Window is how many tasks may be not over at a time: Submit waits beyond it. 0: what the
 	// scheduler allows.
 	Window int
-	// Patience is how long the scheduler may be out of reach; then all tasks fail. 0: a minute.
+	// Patience is how long the scheduler may be out of reach; then all tasks fail, and Connect
+	// does. 0: a minute.
 	Patience time.Duration
 	// Progress, if not nil, is where Map shows how many of its tasks are over: a bar on a terminal,
 	// a line now and then elsewhere.
@@ -78,6 +83,8 @@ type Pool struct {
 	asked      []chan<- []byte // for the status
 	wonder     []question      // that have no answer
 	failed     error           // nothing comes of it any more
+	soon       *time.Timer     // sends what was put for the scheduler
+	due        bool            // soon will fire
 }
 
 // pending is a task as its client knows it.
@@ -94,8 +101,9 @@ type pending struct {
 	after  []func()         // called then
 }
 
-// Connect returns a client of the scheduler, and blocks until it is connected. The caller must call
-// Close.
+// Connect returns a client of the scheduler, and blocks until it is connected. Where the scheduler
+// is out of reach, because the job is being resumed, it waits for no longer than the patience.
+// Its error wraps ErrNoJob where there is no job. The caller must call Close.
 func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
@@ -114,7 +122,14 @@ func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 		cfg: cfg, session: newSession(), index: map[string]uint32{}, tasks: map[uint64]*pending{}, room: make(chan struct{}),
 		kept: map[uint64]bool{}, puts: map[blob.ID]*holding{},
 	}
-	conn, r, err := p.hello(ctx)
+	p.soon = time.AfterFunc(time.Hour, p.pushSoon)
+	p.soon.Stop()
+	var conn net.Conn
+	var r *link.Reader
+	err := reach(ctx, cfg.Patience, cfg.Log, func(ctx context.Context) (err error) {
+		conn, r, err = p.hello(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -299,13 +314,34 @@ func (p *Pool) listen(r *link.Reader) error {
 				after = append(after, p.end(known, t.GetResult(), failure(known.fn, t.GetResult()))...)
 			}
 		}
-		if len(released) > 0 {
-			p.send(8*len(released), func(m *wire.ToTasks) { m.Releases = append(m.Releases, released...) })
-		}
+		p.release(released)
 		p.mu.Unlock()
 		for _, f := range after {
 			f()
 		}
+	}
+}
+
+// release has the scheduler forget results soon; the lock is held.
+func (p *Pool) release(all []uint64) {
+	if len(all) == 0 || p.link == nil {
+		return
+	}
+	p.link.Put(8*len(all), func(m *wire.ToTasks) { m.Releases = append(m.Releases, all...) })
+	if !p.due {
+		p.due = true
+		p.soon.Reset(releaseWithin)
+	}
+}
+
+// pushSoon sends what was put.
+func (p *Pool) pushSoon() {
+	p.mu.Lock()
+	p.due = false
+	l := p.link
+	p.mu.Unlock()
+	if l != nil {
+		l.Push()
 	}
 }
 
@@ -404,6 +440,7 @@ func (p *Pool) Close() error {
 		l.Flush()
 	}
 	p.cancel()
+	p.soon.Stop()
 	p.wg.Wait()
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -208,6 +209,11 @@ func (h *shelf) fetch(ctx context.Context, id blob.ID, at *wire.ValueAt) (lacks 
 		}
 	}
 	size := int64(at.GetSize())
+	if slices.Contains(at.GetAt(), "") { // where the scheduler is on this machine, and of this user
+		if err := h.store.Borrow(id, transfer.BesideScheduler); err == nil || errors.Is(err, blob.ErrFull) {
+			return nil, err
+		}
+	}
 	for since := time.Now(); ; {
 		if len(direct) > 0 {
 			var bad []*transfer.SourceError

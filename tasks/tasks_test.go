@@ -360,3 +360,25 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("it returned %d", n)
 	}
 }
+
+// The scheduler tells what a worker has run, and for how long.
+func TestRan(t *testing.T) {
+	type ran struct {
+		worker, function string
+		took             time.Duration
+	}
+	told := make(chan ran, 10)
+	p := newPlace(t, scheduler.Config{Ran: func(worker, function string, began, ended time.Time) {
+		told <- ran{worker, function, ended.Sub(began)}
+	}})
+	p.serve(ServeConfig{Name: "w"})
+	pool := p.connect(ConnectConfig{})
+	began := time.Now()
+	if _, err := double.Call(t.Context(), pool, 1); err != nil {
+		t.Fatal(err)
+	}
+	got := <-told
+	if got.worker != "w" || got.function != double.Name() || got.took < 0 || got.took > time.Since(began) {
+		t.Errorf("it is told %+v", got)
+	}
+}

@@ -71,8 +71,8 @@ const (
 // Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
 // when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it gives back
 // what has not begun, and waits for what runs, for no longer than the grace; then it returns nil.
-// It returns an error where the scheduler cannot be reached at first, or refuses it. The
-// causes ErrVanished and ErrReturned of ctx's end have it return at once.
+// It returns an error where the scheduler cannot be reached at first for a minute, or refuses it.
+// The causes ErrVanished and ErrReturned of ctx's end have it return at once.
 func Serve(ctx context.Context, cfg ServeConfig) error {
 	w, err := newWorker(cfg)
 	if err != nil {
@@ -80,7 +80,12 @@ func Serve(ctx context.Context, cfg ServeConfig) error {
 	}
 	w.shelf = openShelf(ctx, &w.cfg)
 	defer w.shelf.close()
-	conn, r, err := w.hello(ctx)
+	var conn net.Conn
+	var r *link.Reader
+	err = reach(ctx, defaultPatience, w.cfg.Log, func(ctx context.Context) (err error) {
+		conn, r, err = w.hello(ctx)
+		return err
+	})
 	switch {
 	case ctx.Err() != nil:
 		if err == nil {

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// helloVersion is the version of Hello and Ready.
-	helloVersion = 1
+	// HelloVersion is the version of Hello and Ready, and of what follows them.
+	HelloVersion = 1
 	// maxHello bounds a hello and an answer, in bytes.
 	maxHello = 64 << 10
 	// maxNoise bounds what else a remote shell may print before the answer.
@@ -75,7 +75,7 @@ type Starter interface {
 
 // line returns the hello as a line.
 func (h Hello) line() ([]byte, error) {
-	h.Version = helloVersion
+	h.Version = HelloVersion
 	b, err := json.Marshal(h)
 	if err == nil && len(b) >= maxHello {
 		err = fmt.Errorf("a hello of %d bytes; an agent takes %d", len(b), maxHello)
@@ -93,9 +93,9 @@ func ReadHello(r io.Reader) (Hello, error) {
 	if err := json.Unmarshal(line, &h); err != nil {
 		return Hello{}, errors.New("agent: an agent's hello is not the JSON that it should be")
 	}
-	if h.Version != helloVersion {
+	if h.Version != HelloVersion {
 		return Hello{}, fmt.Errorf("agent: an agent's hello of version %d; this program knows version %d: "+
-			"driver and hosts need the same hvdrun", h.Version, helloVersion)
+			"driver and hosts need the same hvdrun", h.Version, HelloVersion)
 	}
 	if h.RunID == "" || h.Host == "" || h.Patience <= 0 {
 		return Hello{}, errors.New("agent: an agent's hello without a run, a host or patience")
@@ -105,7 +105,7 @@ func ReadHello(r io.Reader) (Hello, error) {
 
 // Write writes the answer to a Hello.
 func (r Ready) Write(w io.Writer) error {
-	r.Version = helloVersion
+	r.Version = HelloVersion
 	b, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
@@ -124,8 +124,8 @@ func decodeReady(text []byte) (Ready, error) {
 
 func (r Ready) check() error {
 	switch {
-	case r.Version != helloVersion:
-		return fmt.Errorf("the host's hvdrun (%s) speaks version %d, and this one version %d", r.Build, r.Version, helloVersion)
+	case r.Version != HelloVersion:
+		return fmt.Errorf("the host's hvdrun (%s) speaks version %d, and this one version %d", r.Build, r.Version, HelloVersion)
 	case r.Error != "":
 		return errors.New(r.Error)
 	case r.Port <= 0 || r.Port > 65535 || len(r.Addresses) > 256:

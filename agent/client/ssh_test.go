@@ -182,7 +182,7 @@ func FuzzReadHello(f *testing.F) {
 		if err != nil && h.Credentials != "" {
 			t.Error("a hello that was refused was returned")
 		}
-		if err == nil && (h.Version != helloVersion || h.Host == "" || h.RunID == "" || h.Patience <= 0) {
+		if err == nil && (h.Version != HelloVersion || h.Host == "" || h.RunID == "" || h.Patience <= 0) {
 			t.Errorf("taken: %+v", h)
 		}
 	})

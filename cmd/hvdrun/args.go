@@ -65,6 +65,9 @@ func (a *arguments) take(text string) {
 	a.in, a.out = a.in[1:], append(a.out, text)
 }
 
+// ofTasksRun are the flags of hvdrun tasks run, each of which has a value.
+var ofTasksRun = []string{"job", "invitation"}
+
 func (a *arguments) flag(word string) error {
 	body := strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
 	name, value, assigned := strings.Cut(body, "=")
@@ -86,6 +89,9 @@ func (a *arguments) flag(word string) error {
 	if st == nil {
 		if a.inside != "" && !oneDash && advice(name) == "" {
 			a.take(word) // one of the subcommand's own
+			if a.runs && !assigned && slices.Contains(ofTasksRun, name) && len(a.in) > 0 {
+				a.take(a.in[0]) // and not the program
+			}
 			return nil
 		}
 		return unknownFlag(word, name)

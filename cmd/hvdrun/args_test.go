@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-var testSubcommands = []string{"discover", "help", "completion", "__complete"}
+var testSubcommands = []string{"tasks", "discover", "help", "completion", "__complete"}
 
 func TestNormalize(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
@@ -31,6 +31,11 @@ func TestNormalize(t *testing.T) {
 		{"-np 2 -- discover -np 3", "--np=2 -- discover -np 3"},
 		{"-np 2 discover -hostfile f --json", "--np=2 discover --hostfile=f --json"},
 		{"t discover", "-- t discover"},
+		{"tasks run sweep -np 3", "tasks run -- sweep -np 3"},
+		{"tasks run --job 3f2a ./sweep --job x", "tasks run --job 3f2a -- ./sweep --job x"},
+		{"tasks run --job=3f2a ./sweep", "tasks run --job=3f2a -- ./sweep"},
+		{"tasks run --invitation f ./sweep -n", "tasks run --invitation f -- ./sweep -n"},
+		{"tasks explain --job 3f2a trial/v1", "tasks explain --job 3f2a trial/v1"},
 		{"-np -1 t", "--np=-1 -- t"},
 		{"__complete -np", "__complete -np"},
 		{"completion bash --no-descriptions", "completion bash --no-descriptions"},

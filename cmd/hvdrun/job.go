@@ -225,7 +225,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	cfg := p.driverConfig(s, j, log)
 	cfg.Source, cfg.Launcher, cfg.Output = source, launcher, output
 	told.attach(&cfg)
-	closeSides, err := s.serveSides(&cfg, j, log)
+	closeSides, err := s.serveSides(&cfg, j, told.tracks, log)
 	if err != nil {
 		return err
 	}
@@ -260,13 +260,13 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 }
 
 // serveSides serves the job's metrics, tasks and page until the returned function is called.
-func (s *settings) serveSides(cfg *driver.Config, j jobRun, log *logrus.Logger) (stop func(), err error) {
+func (s *settings) serveSides(cfg *driver.Config, j jobRun, to *tracks, log *logrus.Logger) (stop func(), err error) {
 	closeMetrics, err := s.measureJob(cfg, j.resumed, log)
 	if err != nil {
 		return nil, err
 	}
 	taskEvents := make(chan driver.TaskEvent, 256)
-	side, closeTasks, err := s.serveTasks(j.dir, j.authority, j.copy != nil, taskEvents, log)
+	side, closeTasks, err := s.serveTasks(j.dir, j.authority, j.copy != nil, taskEvents, to, log)
 	if err != nil {
 		closeMetrics()
 		return nil, runError{err}

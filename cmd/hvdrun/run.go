@@ -7,8 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
+
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -278,22 +277,6 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand(), p.submitCommand())
 	root.AddCommand(p.controlCommands()...)
 	return root
-}
-
-// version names the build: that of the module, or the commit, and what it was built with and for.
-func version() string {
-	name, commit := "(devel)", ""
-	if info, ok := debug.ReadBuildInfo(); ok {
-		if info.Main.Version != "" {
-			name = info.Main.Version
-		}
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" && name == "(devel)" {
-				commit = " " + s.Value
-			}
-		}
-	}
-	return fmt.Sprintf("%s%s (%s, %s/%s)", name, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // logger returns the log that the settings ask for.

@@ -61,7 +61,7 @@ tasks), by function, and for the workers that run them. For functions with tasks
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.AddCommand(p.tasksRunCommand(), p.tasksServeCommand(), p.tasksExplainCommand(), p.scalerWorkerCommand(), p.scalerSchedulerCommand())
+	cmd.AddCommand(p.tasksRunCommand(), p.tasksServeCommand(), p.tasksExplainCommand(), p.gatewayCommand(), p.scalerWorkerCommand(), p.scalerSchedulerCommand())
 	return cmd
 }
 
@@ -71,7 +71,7 @@ func (d *jobDir) tasksPath() string { return filepath.Join(d.path, scheduler.Soc
 func askTasks[T any](ctx context.Context, d *jobDir, ask func(context.Context, *tasks.Pool) (T, error)) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tasksPatience)
 	defer cancel()
-	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: d.dialTasks()})
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: d.dialTasks(), Patience: time.Millisecond}) // a person can ask again
 	if err != nil {
 		return answer, err
 	}
@@ -180,31 +180,44 @@ func printTasks(out io.Writer, s tasks.Status) error {
 }
 
 func (p *program) tasksRunCommand() *cobra.Command {
-	var job string
+	var job, invitation string
 	cmd := &cobra.Command{
-		Use:   "run [--job JOB] PROGRAM [ARGUMENT…]",
+		Use:   "run [--job JOB | --invitation FILE] PROGRAM [ARGUMENT…]",
 		Short: "Run a program that submits tasks to a job",
 		Long: `run starts a program in the place of this one, whose tasks.Connect reaches the scheduler of a job. Its functions must be
-registered in the job's workers too.
+registered in the job's workers too. A job of another machine is reached by an invitation, which hvdrun tasks gateway has
+written there.
 
 ` + whichJob,
 		Example:               "  hvdrun tasks run --job 3f2a ./sweep -trials 200",
 		Args:                  cobra.MinimumNArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := theJob(p.env, job)
-			if err != nil {
-				return err
+			to := invitation
+			if job != "" && to != "" {
+				return errors.New("--job and --invitation exclude each other")
+			}
+			if to != "" {
+				if _, _, err := identity.ReadInvitation(to); err != nil {
+					return runError{err}
+				}
+			} else {
+				d, err := theJob(p.env, job)
+				if err != nil {
+					return err
+				}
+				to = d.tasksPath()
 			}
 			path, err := exec.LookPath(args[0])
 			if err != nil {
 				return runError{fmt.Errorf("the program cannot be run: %w", err)}
 			}
-			env := append(os.Environ(), plan.EnvTasks+"="+d.tasksPath())
+			env := append(os.Environ(), plan.EnvTasks+"="+to)
 			return runError{fmt.Errorf("%s: %w", path, syscall.Exec(path, args, env))}
 		},
 	}
 	cmd.Flags().StringVar(&job, "job", "", "submit to `JOB`")
+	cmd.Flags().StringVar(&invitation, "invitation", "", "submit to the job of another machine whose invitation `FILE` has")
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }
@@ -247,7 +260,7 @@ func (d *jobDir) forgetTasks() error {
 // openTasks makes the job's scheduler of tasks, which goes on with what is written down. copied:
 // the job's journal has a copy, from which another machine may go on with it.
 func (s *settings) openTasks(
-	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, log *logrus.Logger,
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, to *tracks, log *logrus.Logger,
 ) (*scheduler.Scheduler, error) {
 	creds, err := authority.Issue(identity.Subject{Role: identity.Driver})
 	if err != nil {
@@ -259,6 +272,9 @@ func (s *settings) openTasks(
 		default: // the driver is busy, and these are not worth waiting for
 		}
 	}}
+	if to != nil {
+		cfg.Ran = to.task
+	}
 	if d == nil || d.secrets.dir == "" {
 		return scheduler.New(cfg), nil
 	}
@@ -277,9 +293,9 @@ func (s *settings) openTasks(
 // serveTasks makes the job's scheduler of tasks. Clients of this machine reach it by a socket in
 // the job's folder, if it has one. The function it returns ends it.
 func (s *settings) serveTasks(
-	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, log *logrus.Logger,
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, to *tracks, log *logrus.Logger,
 ) (*scheduler.Scheduler, func(), error) {
-	side, err := s.openTasks(d, authority, copied, events, log)
+	side, err := s.openTasks(d, authority, copied, events, to, log)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver"
 )
 
-// tracks writes the driver's part of a timeline: the job's events, and the parts of its resets. Nil
-// ones write nothing.
+// tracks writes the driver's part of a timeline: the job's events, the parts of its resets, and
+// tasks. Nil ones write nothing.
 type tracks struct{ file *timeline.Driver }
 
 // openTracks opens the driver's file of --timeline-filename, if that is given. A job whose driver
@@ -52,6 +52,17 @@ func (t *tracks) trace(trace driver.Trace) {
 			row = fmt.Sprintf("%s:%d %s", s.Host, s.Slot, s.Role)
 		}
 		t.file.Slice(row, s.Name, s.Start, s.End, trace.Generation)
+	}
+}
+
+// leastTask is how long a task runs that is in the timeline: those that many workers run one after
+// the other in less time would displace the rest.
+const leastTask = time.Millisecond
+
+// task writes what a worker has run, in a row of the worker's.
+func (t *tracks) task(worker, function string, began, ended time.Time) {
+	if ended.Sub(began) >= leastTask {
+		t.file.Slice("tasks "+worker, function, began, ended, 0)
 	}
 }
 

@@ -1,31 +1,105 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"runtime"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/licenses"
 )
 
+// build is what this program is, as hvdrun version --json prints it.
+type build struct {
+	Version string `json:"version"` // of the module; (devel) if it was built from a working tree
+	// Commit is the commit, Modified: with changes. Empty and false: the build does not know.
+	Commit   string `json:"commit"`
+	Modified bool   `json:"modified"`
+	Go       string `json:"go"`
+	OS       string `json:"os"`
+	Arch     string `json:"arch"`
+	// The versions of what this program and others of hvdrun exchange.
+	Agent   int `json:"agent"`   // between drivers and agents
+	Gossip  int `json:"gossip"`  // in what agents announce
+	Journal int `json:"journal"` // of a job's journal
+	JobFile int `json:"job_file"`
+}
+
+// release and commit are the version and the commit that are built, where the build itself does not
+// know them: set by the linker.
+var release, commit string
+
+func thisBuild() build {
+	b := build{
+		Version: "(devel)", Commit: commit, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Agent: client.HelloVersion, Gossip: gossip.MetaVersion, Journal: decide.JournalVersion, JobFile: jobFileVersion,
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return b
+	}
+	if info.Main.Version != "" {
+		b.Version = info.Main.Version
+	}
+	if release != "" {
+		b.Version = release
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			b.Commit = s.Value
+		case "vcs.modified":
+			b.Modified = s.Value == "true"
+		}
+	}
+	return b
+}
+
+// version names the build: that of the module, or the commit, and what it was built with and for.
+func version() string {
+	b := thisBuild()
+	if b.Version == "(devel)" && b.Commit != "" {
+		b.Version += " " + b.Commit
+	}
+	return fmt.Sprintf("%s (%s, %s/%s)", b.Version, b.Go, b.OS, b.Arch)
+}
+
 func (p *program) versionCommand() *cobra.Command {
-	var all bool
+	var all, asJSON, sbom bool
 	cmd := &cobra.Command{
-		Use:   "version [--licenses]",
-		Short: "Print the version, or the licences of what hvdrun is linked with",
-		Long: `version prints what hvdrun --version does. With --licenses it prints the modules that hvdrun and its discovery plugins are
-linked with, each with its version, its licence and where its source is had, and then the full texts of all licences and
-notices.`,
+		Use:   "version [--json | --licenses | --sbom]",
+		Short: "Print the version, the commit and the versions of formats, or the licences of what hvdrun is linked with",
+		Long: `version prints what hvdrun --version does, the commit, and the versions of what hvdrun says to agents and keeps in files. Two
+hvdruns with the same of these work together; otherwise the one that comes to the other's says so in one line. With
+--licenses it prints the modules that hvdrun and its discovery plugins are linked with, each with its version, its licence
+and where its source is had, and then the full texts of all licences and notices; with --sbom, those modules as a software
+bill of materials in CycloneDX's JSON.`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(*cobra.Command, []string) error {
-			if !all {
-				fmt.Fprintf(p.stdout, "hvdrun %s\n", version())
-				return nil
-			}
-			list, err := licenses.All()
-			if err == nil {
-				err = list.Print(p.stdout)
+			var err error
+			switch {
+			case all:
+				var list *licenses.List
+				if list, err = licenses.All(); err == nil {
+					err = list.Print(p.stdout)
+				}
+			case sbom:
+				var list *licenses.List
+				if list, err = licenses.All(); err == nil {
+					err = list.CycloneDX(p.stdout, thisBuild().Version)
+				}
+			case asJSON:
+				enc := json.NewEncoder(p.stdout)
+				enc.SetIndent("", "  ")
+				err = enc.Encode(thisBuild())
+			default:
+				err = thisBuild().print(p)
 			}
 			if err != nil {
 				return runError{err}
@@ -34,5 +108,21 @@ notices.`,
 		},
 	}
 	cmd.Flags().BoolVar(&all, "licenses", false, "print the licences, of the discovery plugins too")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&sbom, "sbom", false, "print a software bill of materials, of the discovery plugins too")
+	cmd.MarkFlagsMutuallyExclusive("licenses", "json", "sbom")
 	return cmd
+}
+
+func (b build) print(p *program) error {
+	known := b.Commit
+	switch {
+	case known == "":
+		known = "unknown"
+	case b.Modified:
+		known += ", with changes"
+	}
+	_, err := fmt.Fprintf(p.stdout, "hvdrun %s\ncommit %s\nagents %d, gossip %d, journal %d, job file %d\n",
+		version(), known, b.Agent, b.Gossip, b.Journal, b.JobFile)
+	return err
 }

@@ -543,7 +543,7 @@ func TestNewerAgentsAreLeftOut(t *testing.T) {
 	f.until("a:2 b:2")
 	for range 2 {
 		b.mu.Lock()
-		b.encoded = []byte{metaVersion + 1, byte(len(b.encoded)), 'x'}
+		b.encoded = []byte{MetaVersion + 1, byte(len(b.encoded)), 'x'}
 		b.mu.Unlock()
 		if err := b.list.UpdateNode(patience); err != nil {
 			t.Fatal(err)

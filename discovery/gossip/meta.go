@@ -18,8 +18,9 @@ import (
 // maxMeta is the most bytes that an encoded Meta may have.
 const maxMeta = memberlist.MetaMaxSize
 
-// metaVersion is the version of the encoding. Whoever meets a newer one leaves it alone.
-const metaVersion = 1
+// MetaVersion is the version of the encoding of what an agent announces. Whoever meets a newer one
+// leaves it alone.
+const MetaVersion = 1
 
 // maxIncarnation is the longest Incarnation.
 const maxIncarnation = 32
@@ -102,7 +103,7 @@ func (m Meta) encode() ([]byte, error) {
 	if m.Draining {
 		flags |= flagDraining
 	}
-	b := []byte{metaVersion, flags}
+	b := []byte{MetaVersion, flags}
 	b = binary.AppendUvarint(b, uint64(m.Slots))
 	b = binary.BigEndian.AppendUint64(b, uint64(m.Start.UnixNano()))
 	for _, text := range []string{m.Name, m.Incarnation, m.LaunchAddr} {
@@ -128,8 +129,8 @@ func decodeMeta(b []byte) (Meta, error) {
 	if len(b) > maxMeta || len(b) < 2 || b[0] == 0 {
 		return Meta{}, errMeta
 	}
-	if b[0] > metaVersion {
-		return Meta{}, &versionError{int(b[0]), metaVersion}
+	if b[0] > MetaVersion {
+		return Meta{}, &versionError{int(b[0]), MetaVersion}
 	}
 	r := reader{rest: b[2:]}
 	m := Meta{Draining: b[1]&flagDraining != 0, Slots: r.number(plan.MaxSlots)}

@@ -57,9 +57,9 @@ func TestMetaRefuses(t *testing.T) {
 		t.Errorf("with a byte too many it became %+v", m)
 	}
 	newer := bytes.Clone(good)
-	newer[0] = metaVersion + 1
+	newer[0] = MetaVersion + 1
 	_, err = decodeMeta(newer)
-	if v, ok := errors.AsType[*versionError](err); !ok || v.Version != metaVersion+1 {
+	if v, ok := errors.AsType[*versionError](err); !ok || v.Version != MetaVersion+1 {
 		t.Errorf("a newer version: %v", err)
 	}
 }

@@ -214,3 +214,46 @@ func TestRemoval(t *testing.T) {
 		t.Errorf("it is left: %v", err)
 	}
 }
+
+// A value of another store of the same run is there without a copy, is counted, and stays when the
+// other removes it.
+func TestBorrow(t *testing.T) {
+	root := t.TempDir()
+	beside := open(t, Config{Root: root, Run: "r", Host: "scheduler"})
+	s := open(t, Config{Root: root, Run: "r", Host: "h", Most: 1 << 20})
+	value := bytes.Repeat([]byte("value"), 10_000)
+	id := put(t, beside, value)
+	if err := s.Borrow(id, "another"); !errors.Is(err, ErrMissing) {
+		t.Errorf("of a store that is not there: %v", err)
+	}
+	if err := s.Borrow(ID{1}, "scheduler"); !errors.Is(err, ErrMissing) {
+		t.Errorf("a value that is not there: %v", err)
+	}
+	for range 2 {
+		if err := s.Borrow(id, "scheduler"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if taken, _, err := s.Usage(); err != nil || taken != int64(len(value)) {
+		t.Errorf("%d bytes are taken, %v", taken, err)
+	}
+	if err := beside.Remove(id); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := read(s, id); err != nil || !bytes.Equal(b, value) {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if err := s.Remove(id); err != nil {
+		t.Fatal(err)
+	}
+	if taken, _, err := s.Usage(); err != nil || taken != 0 {
+		t.Errorf("then %d bytes are taken, %v", taken, err)
+	}
+	large := put(t, beside, make([]byte, 1<<20+1))
+	if err := s.Borrow(large, "scheduler"); !errors.Is(err, ErrFull) {
+		t.Errorf("a value for which there is no room: %v", err)
+	}
+	if taken, _, _ := s.Usage(); taken != 0 || s.Has(large) {
+		t.Errorf("%d bytes are taken by a value that has no room", taken)
+	}
+}

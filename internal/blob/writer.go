@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -49,6 +50,34 @@ func (s *Store) Create(size int64) (*Writer, error) {
 		return nil, fmt.Errorf("blob: %w", err)
 	}
 	return &Writer{s: s, file: f, size: size, sum: sha256.New(), ranges: map[int64]int64{}}, nil
+}
+
+// Borrow has a value that another store of the run has on this machine, below the same root,
+// without a copy of it: both have the file. The error wraps ErrMissing if that store does not have
+// it, or is not there, and ErrFull if there is no room.
+func (s *Store) Borrow(id ID, host string) error {
+	from := filepath.Join(filepath.Dir(s.dir), nameOf(host), id.String())
+	fi, err := os.Lstat(from)
+	switch {
+	case err != nil || !fi.Mode().IsRegular():
+		return ErrMissing
+	case s.Has(id):
+		return nil
+	}
+	if err := s.reserve(fi.Size()); err != nil {
+		return err
+	}
+	if err = os.Link(from, s.path(id)); err == nil {
+		return nil
+	}
+	_ = s.give(fi.Size())
+	switch {
+	case errors.Is(err, fs.ErrExist): // another process has it meanwhile
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return ErrMissing
+	}
+	return fmt.Errorf("blob: %w", err)
 }
 
 // give gives room back.

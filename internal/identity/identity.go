@@ -33,6 +33,8 @@ const (
 	Agent  Role = "agent"
 	// Registrar signs the requests of agents that join a cluster, and renews their certificates.
 	Registrar Role = "registrar"
+	// Client is a program of another machine that submits tasks to a job.
+	Client Role = "client"
 )
 
 // Subject is the holder of a certificate. A driver has no host, index and incarnation; an agent has

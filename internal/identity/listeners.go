@@ -107,6 +107,11 @@ var (
 		Name: "clients of tasks", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
 		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
 	}
+	// TaskGateway is where programs of other machines come that submit tasks.
+	TaskGateway = Bounds{
+		Name: "clients of tasks elsewhere", Process: "hvdrun tasks gateway", Address: "the one that is given",
+		Admits: "holders of an invitation: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+	}
 	// ScalerWorkers is where workers of Scaler join a pool. Their protocol has no proof: a
 	// connection counts as proven by ZeroMQ's handshake, which names its end.
 	ScalerWorkers = Bounds{
@@ -135,7 +140,7 @@ var (
 
 // All are the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, TaskClients, ScalerWorkers, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
+	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, ScalerWorkers, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
 
 // Table returns bounds as a table in Markdown.

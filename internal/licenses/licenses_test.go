@@ -2,6 +2,7 @@ package licenses_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -129,5 +130,40 @@ func TestNotices(t *testing.T) {
 	}
 	if notices < 3 {
 		t.Errorf("%d notices", notices)
+	}
+}
+
+// TestCycloneDX: the bill of materials has each module once, with its version and its licence.
+func TestCycloneDX(t *testing.T) {
+	list, err := licenses.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if err := list.CycloneDX(&text, "v1.2.3"); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Metadata   struct{ Component struct{ PURL string } }
+		Components []struct {
+			Ref      string `json:"bom-ref"`
+			Version  string
+			Licenses []struct{ Expression string }
+		}
+		Dependencies []struct{ DependsOn []string }
+	}
+	if err := json.Unmarshal(text.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Metadata.Component.PURL != "pkg:golang/github.com/hvdrun/hvdrun@v1.2.3" || len(got.Components) != len(list.Modules) ||
+		len(got.Dependencies) != 1 || len(got.Dependencies[0].DependsOn) != len(list.Modules) {
+		t.Errorf("%d components of %d modules of %s", len(got.Components), len(list.Modules), got.Metadata.Component.PURL)
+	}
+	seen := map[string]bool{}
+	for i, c := range got.Components {
+		if seen[c.Ref] || c.Version == "" || len(c.Licenses) != 1 || c.Licenses[0].Expression != list.Modules[i].License {
+			t.Errorf("%+v for %s %s", c, list.Modules[i].Path, list.Modules[i].License)
+		}
+		seen[c.Ref] = true
 	}
 }

@@ -51,6 +51,9 @@ type Config struct {
 	Credentials *identity.Credentials
 	// Event, if not nil, is called with events, a bounded number a second. It must not block.
 	Event func(Event)
+	// Ran, if not nil, is called with each attempt of a task that a worker has run: the function's
+	// name, and when it began and ended by this machine's clock. It must not block.
+	Ran func(worker, function string, began, ended time.Time)
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -66,6 +69,8 @@ const (
 	defaultSilence = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
+	// maxRan bounds how many microseconds a task may have run, as its worker says.
+	maxRan = 1 << 48
 	// tellAt is how many bytes a worker keeps of results that the scheduler has.
 	tellAt = 64 << 10
 	// mostPending is how many bytes may wait for a peer that does not read; then it is given up.
@@ -543,11 +548,16 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	for _, d := range m.GetDones() {
 		p.heard++
 		p.untold += 64 + len(d.GetResult().GetInlined())
-		r := resultOf(d.GetResult())
+		r, held, ran := resultOf(d.GetResult()), heldOf(d.GetOf()), time.Duration(min(d.GetRanUs(), maxRan))*time.Microsecond
 		if r.Size > 0 {
 			s.storedHere(now, r.Object)
 		}
-		s.q.Done(now, id, heldOf(d.GetOf()), r, time.Duration(d.GetRanUs())*time.Microsecond)
+		if s.cfg.Ran != nil {
+			if function := s.q.FunctionOf(held.ID); function != "" {
+				s.cfg.Ran(p.name, function, now.Add(-ran), now)
+			}
+		}
+		s.q.Done(now, id, held, r, ran)
 		if r.Size > 0 {
 			s.storedHere(now, r.Object)
 			s.claim(r.Object)

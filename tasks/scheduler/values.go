@@ -41,7 +41,7 @@ func (s *Scheduler) openStore() (*blob.Store, error) {
 		return s.store, nil
 	}
 	cfg := s.cfg.Store
-	cfg.Run, cfg.Host = cmp.Or(cfg.Run, s.cfg.Run, fmt.Sprintf("%p", s)), "\x00scheduler"
+	cfg.Run, cfg.Host = cmp.Or(cfg.Run, s.cfg.Run, fmt.Sprintf("%p", s)), transfer.BesideScheduler
 	var err error
 	s.store, err = blob.Open(cfg)
 	return s.store, err

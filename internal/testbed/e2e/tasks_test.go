@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,7 +80,13 @@ type submitter struct {
 
 func submits(t *testing.T, r *Running, args ...string) *submitter {
 	t.Helper()
-	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), append([]string{"tasks", "run", binaries.Tasker}, args...)...)}
+	return submitsBy(t, r, nil, args...)
+}
+
+// submitsBy is submits with flags of hvdrun tasks run.
+func submitsBy(t *testing.T, r *Running, by []string, args ...string) *submitter {
+	t.Helper()
+	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), slices.Concat([]string{"tasks", "run"}, by, []string{binaries.Tasker}, args)...)}
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -259,4 +267,32 @@ func TestTasksClientKilled(t *testing.T) {
 		t.Errorf("%d tasks have run since", done)
 	}
 	stopJob(t, r)
+}
+
+// TestTasksGateway: a program submits tasks by an invitation, as one of another machine does, while
+// the scheduler is killed and the job resumed. The gateway ends with the job.
+func TestTasksGateway(t *testing.T) {
+	r := serveTasks(t, 2, on(hostA, 2))
+	invitation := filepath.Join(t.TempDir(), "invitation")
+	gateway := r.Subcommand(t.Context(), "tasks", "gateway", "--listen", "127.0.0.1:0", "--invitation", invitation)
+	var said bytes.Buffer
+	gateway.Stderr = &said
+	if err := gateway.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !follow.Poll(func() bool {
+		_, err := os.Stat(invitation)
+		return err == nil
+	}) {
+		t.Fatal("there is no invitation")
+	}
+	c := submitsBy(t, r, []string{"--invitation", invitation}, "-submit", "20000", "-lasts", "200us")
+	c.until("15000 left")
+	next := killDriver(t, r)
+	c.until("20000 right")
+	c.ends()
+	stopJob(t, next)
+	if err := gateway.Wait(); err != nil {
+		t.Errorf("the gateway ended with %v: %s", err, said.String())
+	}
 }

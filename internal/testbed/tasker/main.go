@@ -49,11 +49,17 @@ func main() {
 	seed := flag.Uint64("seed", 1, "of the dice of -model")
 	put := flag.Int("put", 0, "put a value of so many bytes, read it in a task, and print how long both took")
 	across := flag.String("across", "", "have results of -size bytes stored on each of these `HOSTS` (a,b), and read them once standard input has ended")
+	byGRPC := flag.Int("grpc", 0, "call so often by gRPC, through another process, and print how long it took; no job takes part")
+	server := flag.String("grpc-server", "", "be a server of those calls, which asks the one at an `ADDRESS`, or is the last")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := error(nil)
 	switch {
+	case *server != "":
+		err = serveGRPC(ctx, *server)
+	case *byGRPC > 0:
+		err = callByGRPC(ctx, *byGRPC)
 	case *endless:
 		err = forever(ctx, *n, *lasts)
 	case *put > 0:

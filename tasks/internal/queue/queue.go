@@ -221,6 +221,7 @@ type task struct {
 type more struct {
 	waiters []*task // for its result
 	result  Result
+	early   *Result  // it has run, but those that it needs are not over
 	old     *object  // its stored result that was lost, while it runs again
 	killers []string // workers that were lost while they ran it
 	began   time.Time
@@ -465,7 +466,7 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	q.Over = append(q.Over, t.ID)
 	old := t.rest().old
 	q.move(t, r.State)
-	t.result, t.worker, t.again, t.old = r, nil, false, nil
+	t.result, t.worker, t.again, t.old, t.early = r, nil, false, nil, nil
 	if r.Size > 0 {
 		q.made(t, r) // and what it needs is kept, so that it can be made again
 	} else {
@@ -498,9 +499,14 @@ func (q *Queue) supplied(now time.Time, w, by *task) {
 		q.finish(now, w, depends(by))
 		return
 	}
-	if w.missing--; w.missing == 0 {
-		q.ready(now, w)
+	if w.missing--; w.missing > 0 {
+		return
 	}
+	if w.more != nil && w.early != nil {
+		q.finish(now, w, *w.early)
+		return
+	}
+	q.ready(now, w)
 }
 
 // unneed gives back what a task needed that is over.

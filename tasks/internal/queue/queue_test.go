@@ -378,3 +378,54 @@ func TestWantUnwritten(t *testing.T) {
 		t.Error("a value is awaited that no task may make")
 	}
 }
+
+// TestTakenOver: a worker has a task that succeeds, of which one that it needs was not written down
+// and runs again. It is over when that is, and only right if that is.
+func TestTakenOver(t *testing.T) {
+	for _, cancelled := range []bool{false, true} {
+		for _, late := range []bool{false, true} { // the worker reports the task after that is known
+			s := newShop(t, 0)
+			first, second, third := ID{1, 1}, ID{1, 2}, ID{1, 3}
+			s.q.Restore(Task{ID: first, Group: s.g})
+			s.q.Restore(Task{ID: second, Group: s.g, Options: &Options{Needs: []ID{first}}})
+			s.q.Restore(Task{ID: third, Group: s.g, Options: &Options{Needs: []ID{second}}})
+			w := Worker{ID: 7, Name: "w", Host: "h", Functions: map[string]bool{"f": true}, Offers: map[string]int64{"cpu": 3 * Unit}}
+			held := Held{ID: third, Attempt: 5}
+			s.q.Join(s.now, w, []Held{held})
+			done := func() { s.q.Done(s.now, 7, held, Result{State: Succeeded, Value: []byte("3")}, time.Millisecond) }
+			if !late {
+				done()
+			}
+			if told := s.out(Tell); len(told) > 0 {
+				t.Fatalf("before the others are over the client is told %v", told)
+			}
+			if cancelled {
+				s.q.Cancel(s.now, first, false)
+			}
+			s.q.Resume(s.now)
+			for range 2 { // the first and the second, where they run
+				s.q.Granted(s.now, 7, s.g)
+				for _, a := range s.out(Push) {
+					s.q.Done(s.now, 7, Held{a.Task, a.Attempt}, Result{State: Succeeded}, time.Millisecond)
+				}
+			}
+			if late {
+				done()
+			}
+			want := Succeeded
+			if cancelled {
+				want = Failed
+			}
+			r, over := s.q.Result(third)
+			if !over || r.State != want || cancelled && r.Failure != Dependency || !cancelled && string(r.Value) != "3" {
+				t.Errorf("cancelled %v, late %v: over %v, %+v", cancelled, late, over, r)
+			}
+			if second, _ := s.q.Result(second); second.State != want {
+				t.Errorf("cancelled %v, late %v: the second: %+v", cancelled, late, second)
+			}
+			if got := s.q.Status(s.now); got.Running+got.Ready+got.Waiting != 0 {
+				t.Errorf("cancelled %v, late %v: tasks are left: %+v", cancelled, late, got)
+			}
+		}
+	}
+}

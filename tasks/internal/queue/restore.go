@@ -129,6 +129,31 @@ func (q *Queue) Resume(now time.Time) {
 	}
 }
 
+// finishRestored ends a restored task that a worker had, once those are over which it needs. They
+// had succeeded in the earlier queue, but run again where that was not written down, and may be
+// cancelled then: the task is not right where one of them is not.
+func (q *Queue) finishRestored(now time.Time, t *task, r Result) {
+	missing := int32(0)
+	for _, id := range t.Needs {
+		n := q.tasks[id]
+		switch {
+		case n == nil || n.state == Succeeded:
+		case n.state.Over():
+			q.finish(now, t, depends(n))
+			return
+		default:
+			n.rest().waiters = append(n.rest().waiters, t)
+			missing++
+		}
+	}
+	if missing == 0 {
+		q.finish(now, t, r)
+		return
+	}
+	q.move(t, Waiting)
+	t.missing, t.rest().early = missing, &r
+}
+
 // TellAgain has a client told of its tasks that are over.
 func (q *Queue) TellAgain(client uint64) {
 	for _, id := range q.Tasks(client) {

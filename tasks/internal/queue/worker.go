@@ -542,6 +542,8 @@ func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Du
 		t.tries++
 		q.retried++
 		q.retry(now, t)
+	case t.restored:
+		q.finishRestored(now, t, r)
 	default:
 		q.finish(now, t, r)
 	}

@@ -33,6 +33,9 @@ const (
 	MaxSize = 1 << 40
 )
 
+// BesideScheduler is the name of the store that a scheduler has, as that of a host.
+const BesideScheduler = "\x00scheduler"
+
 // ErrLater is returned for a value that is being made, or that is out of reach for now.
 var ErrLater = errors.New("transfer: the value is not within reach")
 

@@ -1,0 +1,67 @@
+package identity
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// Invitation lets programs of other machines submit tasks to a job. It is secret.
+type Invitation struct {
+	// Addresses are where the job's hvdrun tasks gateway listens, host:port, the best first.
+	Addresses []string `json:"addresses"`
+	// Credentials are those of a Client, as Encode returns them.
+	Credentials string `json:"credentials"`
+}
+
+const (
+	// maxInvitation bounds the file, in bytes, and maxAddresses what it names.
+	maxInvitation = 64 << 10
+	maxAddresses  = 64
+)
+
+// WriteInvitation writes an invitation into a file that its owner alone may read.
+func WriteInvitation(path string, i Invitation) error {
+	text, err := json.Marshal(i)
+	if err != nil {
+		return fmt.Errorf("identity: invitation: %w", err)
+	}
+	if err := safefile.Replace(path, append(text, '\n'), safefile.Private); err != nil {
+		return fmt.Errorf("identity: invitation: %w", err)
+	}
+	return nil
+}
+
+// ReadInvitation returns the addresses and the credentials of the invitation in a file, which
+// nobody but its owner may read.
+func ReadInvitation(path string) (addresses []string, creds *Credentials, err error) {
+	bad := func(err error) ([]string, *Credentials, error) {
+		return nil, nil, fmt.Errorf("identity: invitation %s: %w", path, err)
+	}
+	text, err := safefile.SecretText(path, maxInvitation)
+	if err != nil {
+		return bad(err)
+	}
+	var i Invitation
+	if err := json.Unmarshal(text, &i); err != nil {
+		return bad(errors.New("it is not what hvdrun tasks gateway has written"))
+	}
+	if len(i.Addresses) == 0 || len(i.Addresses) > maxAddresses {
+		return bad(fmt.Errorf("it has %d addresses; 1 to %d", len(i.Addresses), maxAddresses))
+	}
+	for _, a := range i.Addresses {
+		if _, _, err := net.SplitHostPort(a); err != nil {
+			return bad(err)
+		}
+	}
+	if creds, err = Decode(i.Credentials); err != nil {
+		return bad(err)
+	}
+	if got := creds.Subject().Role; got != Client {
+		return bad(fmt.Errorf("its credentials are those of a %s", got))
+	}
+	return i.Addresses, creds, nil
+}
