@@ -74,8 +74,8 @@ func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	return m.merge(lists), nil
 }
 
-// Scale asks each source that can bring hosts for all slots; there should be one of them. It returns
-// ErrNoScale where there is none.
+// Scale asks each source that can bring hosts for all slots; there should be one of them. It
+// returns ErrNoScale where there is none.
 func (m *Merged) Scale(ctx context.Context, least, most int) error {
 	some := false
 	var errs []error

@@ -31,8 +31,8 @@ func (b *bringing) Scale(_ context.Context, least, most int) error {
 	return b.answer
 }
 
-// TestBring: a source is asked for what the job has use for, again when the bounds change, and gives
-// all back when the job is over, but not when another driver may go on.
+// TestBring: a source is asked for what the job has use for, again when the bounds change, and
+// gives all back when the job is over, but not when another driver may go on.
 func TestBring(t *testing.T) {
 	for _, over := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestBring(t *testing.T) {
 			events := 0
 			cfg := driver.Config{Events: func(driver.Event) { events++ }}
 			b := bring(t.Context(), source, driver.Size{NP: 4, Min: 2, Max: 8, Spares: 1, Elastic: true}, &cfg, log)
-			time.Sleep(time.Minute) // of the bubble
+			<-time.After(time.Minute) // of the bubble
 			if n := len(logged.AllEntries()); n != 1 {
 				t.Errorf("%d messages about a failure that lasts, want 1", n)
 			}

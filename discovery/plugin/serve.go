@@ -19,9 +19,9 @@ import (
 )
 
 // Serve makes this process a plugin that finds what d finds, and returns when hvdrun needs it no
-// longer: main should then return. A d that is a discovery.Watcher pushes its lists, one that is a
-// discovery.Scaler is asked for hosts, one that is a Configurer gets its settings. A process that hvdrun has not started is told what it is, and exits
-// with 1.
+// longer: main should then return. A d that is a discovery.Watcher pushes its lists, one that is
+// a discovery.Scaler is asked for hosts, one that is a Configurer gets its settings. A process
+// that hvdrun has not started is told what it is, and exits with 1.
 //
 // What is printed after the call, to stdout or stderr, goes to hvdrun's log line by line.
 func Serve(d discovery.Discoverer) {

@@ -69,10 +69,10 @@ type scaling struct {
 }
 
 // Scale sets the parallelism of the Job to the pods that so many slots need and the namespace's
-// quotas allow. Where there is a quota, it does so when two calls come to the same: numbers of pods
-// and of the quota are not of the same moment, and a pod too many would wait for the place of the
-// driver's when that is lost. Where Kueue sets the parallelism, or has suspended the Job, nothing is
-// changed.
+// quotas allow. Where there is a quota, it does so when two calls come to the same: numbers of
+// pods and of the quota are not of the same moment, and a pod too many would wait for the place
+// of the driver's when that is lost. Where Kueue sets the parallelism, or has suspended the Job,
+// nothing is changed.
 func (s *source) Scale(ctx context.Context, least, most int) error {
 	if s.client == nil {
 		return errNotConfigured

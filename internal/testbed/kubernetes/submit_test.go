@@ -11,9 +11,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/testbed/kubernetes"
 )
 
-// TestSubmit runs what hvdrun submit kubernetes prints in a namespace that lets restricted pods run
-// alone: a quota lets the job grow, and then takes a pod away; a pod is evicted; the driver's pod is
-// deleted, and another one's process killed; and the job is done.
+// TestSubmit runs what hvdrun submit kubernetes prints in a namespace that lets restricted pods
+// run alone: a quota lets the job grow, and then takes a pod away; a pod is evicted; the
+// driver's pod is deleted, and another one's process killed; and the job is done.
 func TestSubmit(t *testing.T) {
 	const steps = 120
 	j := newJob(t, "submitted", "restricted", "-steps", fmt.Sprint(steps), "-step-time", "2ms",
