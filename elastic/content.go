@@ -312,6 +312,11 @@ func (ps *parts) withoutImage() (names []string) {
 	return names
 }
 
+// anyWatched reports whether the program wants the kernel to tell what has changed of a part.
+func (ps *parts) anyWatched() bool {
+	return slices.ContainsFunc(ps.of, func(c *content) bool { return c != nil && c.watched })
+}
+
 func (ps *parts) setRank(rank, size int) {
 	for _, c := range ps.of {
 		if c != nil && c.setRank != nil {

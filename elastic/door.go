@@ -107,6 +107,14 @@ func (r *runner) rehearse() (arrival, error) {
 		}
 		pause = min(2*pause, followMost)
 	}
+	if !d.synced { // from now on commits of others are written to the live memory
+		s.steps.restless()
+		if s.saved.Last() == nil || s.saved.InPlace() {
+			if err := s.saveReplayedAs(false); err != nil {
+				return apart, err
+			}
+		}
+	}
 	switch {
 	case d.synced:
 		return synchronised, d.failed
@@ -253,12 +261,18 @@ func (d *door) taken(f *feed.Follower) error {
 
 // saveReplayed saves the state that a replayed step, or a commit of another worker, has led to. It
 // does not while further steps wait to be applied, of which only the last one counts, or others
-// wait in the next world: the sync saves.
+// wait in the next world: the sync saves. A save in place is always made, since it takes no time.
 func (s *State) saveReplayed() error {
-	if d := s.door; d.follower != nil && (len(d.follower.Ready()) > 0 || d.isAnswered()) {
+	inPlace := s.savesInPlace() && s.steps.inStep()
+	if d := s.door; !inPlace && d.follower != nil && (len(d.follower.Ready()) > 0 || d.isAnswered()) {
+		s.saved.Abandon()
 		return nil
 	}
-	if err := s.save(s.commits); err != nil {
+	return s.saveReplayedAs(inPlace)
+}
+
+func (s *State) saveReplayedAs(inPlace bool) error {
+	if err := s.saveAs(s.commits, inPlace); err != nil {
 		return err
 	}
 	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
@@ -409,7 +423,7 @@ func (s *State) newFeed() *feed.Feed {
 	log := s.worker.log
 	return feed.New(feed.Source{
 		Size:    s.steps.averaged(),
-		Reserve: s.saved.Reserve,
+		Reserve: s.reserve,
 		Trim:    s.saved.Trim,
 		Hold:    func() (*feed.Commit, error) { return s.hold(layout) },
 		Sample:  s.sample,
@@ -420,8 +434,19 @@ func (s *State) newFeed() *feed.Feed {
 	})
 }
 
-// hold holds the newest commit for a follower.
+// reserve takes the memory that holding a commit needs, unless that is not known yet.
+func (s *State) reserve() {
+	if !s.waitsForCalm() {
+		s.saved.Reserve()
+	}
+}
+
+// hold holds the newest commit for a follower. It does not while the commit and the next one would
+// both be copies, and later ones are none.
 func (s *State) hold(layout string) (*feed.Commit, error) {
+	if s.waitsForCalm() {
+		return nil, feed.ErrSoon
+	}
 	m := s.saved.Hold()
 	if m == nil {
 		return nil, nil

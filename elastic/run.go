@@ -171,6 +171,11 @@ func (r *runner) sync() error {
 // rollBack restores the last commit and returns err, or the error of the restore: without a valid
 // state training cannot continue.
 func (r *runner) rollBack(err error) error {
+	if s := r.state; s.steps != nil && s.saved.Last() == nil { // the next sync sends all of it
+		s.saved.Abandon()
+		s.holds, s.saved.mark = false, imageID{}
+		return err
+	}
 	if restoreErr := r.state.Restore(); restoreErr != nil {
 		return fmt.Errorf("%w (after: %v)", restoreErr, err)
 	}

@@ -43,6 +43,7 @@ type State struct {
 	word    [4]uint64 // the message of a commit's agreement, kept so that it is not allocated anew
 
 	saved         saves
+	inPlace       inPlace
 	locals        locals
 	watch         *watch
 	audits        audits
@@ -237,6 +238,7 @@ func (s *State) seal(p *image.Pending) {
 	p.Seal()
 	s.saved.torn = false
 	s.watch.keep()
+	s.giveBack()
 }
 
 // settled calls Settle and returns, once, why the last save failed.
@@ -425,7 +427,12 @@ func (s *State) Save() error {
 
 // save saves the state as that of commit number.
 func (s *State) save(number uint64) error {
-	p, err := s.begin(number)
+	return s.saveAs(number, false)
+}
+
+// saveAs is save, in place if that is wanted.
+func (s *State) saveAs(number uint64, inPlace bool) error {
+	p, err := s.begin(number, inPlace)
 	if err != nil {
 		return err
 	}
@@ -441,10 +448,11 @@ func (s *State) save(number uint64) error {
 func (s *State) beginCommit() (*image.Pending, error) {
 	s.saved.promised = nil
 	mark := s.saved.nextMark(s.worker.Generation())
-	if s.err == nil {
+	inPlace := s.savesInPlace() && s.steps.inStep()
+	if s.err == nil && !inPlace && !s.inPlace.used {
 		s.watch.begin()
 	}
-	p, err := s.begin(s.commits + 1)
+	p, err := s.begin(s.commits+1, inPlace)
 	if err == nil {
 		s.saved.mark = mark
 	}
@@ -452,10 +460,15 @@ func (s *State) beginCommit() (*image.Pending, error) {
 }
 
 // begin does the part of a save that can fail; copying tensors remains.
-func (s *State) begin(number uint64) (*image.Pending, error) {
+func (s *State) begin(number uint64, inPlace bool) (_ *image.Pending, err error) {
 	if s.err != nil {
 		return nil, s.err
 	}
+	defer func() {
+		if err != nil {
+			s.saved.Abandon()
+		}
+	}()
 	if !s.atDoor() { // there the worker joins meanwhile
 		defer s.worker.doing.enter(s.worker.doing.phase())
 		s.worker.run.commit = number
@@ -479,6 +492,9 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 	m.torn = true
 	if err := s.parts.sources(m.sources, false); err != nil {
 		return nil, err
+	}
+	if s.laysOut(inPlace); inPlace {
+		return m.Begin(number, m.sources), nil
 	}
 	if err := s.watch.mark(m.sources, m.Last(), s.worker.verification.due(number)); err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 
 	"github.com/hvdrun/hvdrun/collective"
 )
@@ -79,6 +80,7 @@ type Steps[T collective.Element] struct {
 
 	free []*gradients[T]
 	mean *gradients[T] // the averages of all, where sealed; its memory is kept
+	calm atomic.Int32  // calls of apply in a row in which no collective operation was seen; negative: one was
 	pace pace
 
 	// Of a worker in no world.
@@ -172,7 +174,8 @@ func (s *Steps[T]) Position() int { return s.live.next }
 // is, and Run calls train again with the live state. All other errors are those of Commit, backward
 // and apply, and ErrRemoved.
 //
-// Between two steps, train changes no tensor of the state.
+// Between two steps, train changes no tensor of the state. The commit is no copy of them where it
+// need not be, so Restore brings back no tensor that has changed all the same.
 //
 // On a worker that is in no world yet, since the others have begun without it, Run calls train too:
 // Step then waits for the averages of the others' next step, calls apply with them and not

@@ -27,6 +27,10 @@ type stepper interface {
 	together() bool
 	prepare()
 	Applied() uint64
+	applyIsCalm() bool
+	applyIsUnknown() bool
+	inStep() bool
+	restless()
 
 	averaged() int
 	appliedIn([]byte) (uint64, error)
@@ -256,7 +260,7 @@ func (s *Steps[T]) settleApply() error {
 	}
 	s.state.locals.unreplicated()
 	mark := s.state.saved.nextMark(s.state.saved.given.Generation)
-	if err := s.state.save(s.state.commits + 1); err != nil {
+	if err := s.state.saveAs(s.state.commits+1, s.state.savesInPlace()); err != nil {
 		return err
 	}
 	s.state.saved.mark = mark

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -111,7 +112,7 @@ func (s *Steps[T]) applySealed() error {
 	if err := s.keep(); err != nil {
 		return err
 	}
-	if err := s.apply(s.mean.tensors); err != nil {
+	if err := s.callApply(); err != nil {
 		if errors.Is(err, collective.ErrAborted) { // of a collective call of apply, which may have changed tensors
 			s.forget()
 			return s.state.run.rollBack(err)
@@ -121,6 +122,48 @@ func (s *Steps[T]) applySealed() error {
 	s.advance()
 	return nil
 }
+
+// leastCalm is the number of calls of apply without a collective operation after which commits lie
+// in place: when there is one after all and it fails, this rank has no commit to go back to.
+const leastCalm = 2
+
+// callApply calls apply, and looks for collective operations, which apply must not make.
+func (s *Steps[T]) callApply() error {
+	s.state.auditSome()
+	s.state.vacate()
+	done := false
+	defer func() {
+		if !done {
+			s.state.saved.Abandon()
+		}
+	}()
+	g := s.state.worker.group()
+	before := g.Progress()
+	err := s.apply(s.mean.tensors)
+	switch calm := s.calm.Load(); {
+	case errors.Is(err, collective.ErrAborted) || !slices.Equal(before, g.Progress()):
+		s.calm.Store(-1)
+	case calm >= 0 && calm < leastCalm:
+		s.calm.Store(calm + 1)
+	}
+	done = err == nil
+	return err
+}
+
+// applyIsCalm reports whether commits can lie in place.
+func (s *Steps[T]) applyIsCalm() bool { return s.calm.Load() >= leastCalm }
+
+// applyIsUnknown reports whether that can change with the next steps. Any goroutine may call it.
+func (s *Steps[T]) applyIsUnknown() bool {
+	calm := s.calm.Load()
+	return calm >= 0 && calm < leastCalm
+}
+
+// inStep reports whether a call of Step is under way.
+func (s *Steps[T]) inStep() bool { return s.within }
+
+// restless has commits copied, until apply is known to be calm again.
+func (s *Steps[T]) restless() { s.calm.Store(min(s.calm.Load(), 0)) }
 
 // stepPlan says who does what in a step.
 type stepPlan struct {

@@ -348,3 +348,107 @@ func TestStepsPanic(t *testing.T) {
 		t.Errorf("within a step: %v, %d applied", steps.within, steps.Applied())
 	}
 }
+
+// TestCommitsInPlace: the commits of steps lie in the tensors once apply has made no collective
+// calls for some steps, and are copied where it does, where the program asks the kernel for
+// changes, and where others are about to write to the tensors.
+func TestCommitsInPlace(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		watched bool
+		calls   int // the first step in which apply makes a collective call; 0: none
+		from    int // the first commit in place; 0: none
+		until   int // the first one after it that is copied; 0: none
+	}{
+		{"calm", false, 0, 2, 0},
+		{"watched", true, 0, 0, 0},
+		{"calls", false, 1, 0, 0},
+		{"late call", false, 4, 2, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, err := Init(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			weights := make([]float32, 8192)
+			steps := NewSteps[float32](w, StepsOptions{Microbatches: 1}, 1)
+			tensor := Tensor("weights", weights)
+			if c.watched {
+				tensor = Watched(tensor)
+			}
+			state := NewState(w, tensor, steps)
+			err = Run(t.Context(), state, func(ctx context.Context) error {
+				for n := 1; n <= 6; n++ {
+					err := steps.Step(ctx, func(Micro[float32]) error { return nil }, func([][]float32) error {
+						weights[n]++
+						if n == c.calls {
+							return collective.Barrier(ctx, w.Group())
+						}
+						return nil
+					})
+					if err != nil {
+						return err
+					}
+					want := c.from > 0 && n >= c.from && (c.until == 0 || n < c.until)
+					if state.saved.InPlace() != want {
+						t.Errorf("the commit of step %d lies in place: %v", n, !want)
+					}
+				}
+				before := slices.Clone(weights)
+				mark := state.saved.mark
+				if err := state.secure(); err != nil {
+					return err
+				}
+				weights[0]++
+				if state.saved.InPlace() || state.saved.mark != mark {
+					t.Error("a commit lies in place, or is another, after secure")
+				}
+				if err := state.Restore(); err != nil || !slices.Equal(weights, before) {
+					t.Errorf("Restore after secure: %v, and the tensors are others: %v", err, !slices.Equal(weights, before))
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestSpreadAudit: ranks whose states differ after a sync are found out over the steps that follow,
+// of which the first is not held up.
+func TestSpreadAudit(t *testing.T) {
+	r := newRing(2, 2)
+	var steps []*Steps[float32]
+	for i, w := range r.workers {
+		s := NewSteps[float32](w, StepsOptions{Microbatches: 2}, 1)
+		r.states[i] = NewState(w, Tensor("large", r.large[i]), s)
+		steps = append(steps, s)
+	}
+	r.enter(1, 0)
+	r.sync(t)
+	for i, s := range r.states {
+		if err := s.beginSpread(0); err != nil {
+			t.Fatal(err)
+		}
+		r.large[i][len(r.large[i])-1] = byte(i)
+		chunks := len(s.audits.due.spread.chunks)
+		calls := 0
+		for word := make([]uint64, 3); ; calls++ {
+			if s.audits.due.fill(word); word[0] == 0 {
+				break
+			}
+			s.auditSome()
+		}
+		if want := 1 + (chunks+spreadShare-1)/spreadShare; calls != want {
+			t.Errorf("%d chunks are read within %d steps, want %d", chunks, calls, want)
+		}
+	}
+	if a, b := r.states[0].audits.due.sums, r.states[1].audits.due.sums; digestOf(a) == digestOf(b) {
+		t.Error("the checksums of different states are equal")
+	}
+	for _, s := range steps {
+		s.close()
+	}
+}

@@ -90,6 +90,11 @@ func (s *State) Sync(ctx context.Context) error {
 		if c := s.parts.of[i]; c != nil && (c.carried() || roots.Mark != (imageID{}) && c.inMemory()) {
 			continue
 		}
+		if c := s.parts.of[i]; c != nil && c.inMemory() && g.Rank() != root {
+			if err := s.secure(); err != nil {
+				return err
+			}
+		}
 		if err := p.Sync(ctx, g, root); err != nil {
 			return fmt.Errorf("elastic: sync part %d: %w", i, err)
 		}
@@ -224,6 +229,11 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 	if err != nil {
 		return err
 	}
+	if other {
+		if err := s.secure(); err != nil {
+			return err
+		}
+	}
 	var scratch []byte
 	for _, r := range s.runs(lacked) {
 		to := r.live
@@ -315,7 +325,7 @@ func (s *State) keep(ctx context.Context, g *collective.Group, commits uint64) e
 			return err
 		}
 	}
-	if err := s.save(commits); err != nil {
+	if err := s.saveAs(commits, s.savesInPlace() && (s.saved.InPlace() || s.saved.Last() == nil)); err != nil {
 		return err
 	}
 	s.commits, s.holds, s.agreed = commits, true, true

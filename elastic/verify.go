@@ -275,6 +275,9 @@ func majority(digests []uint64) int {
 
 // healFrom sets the differing parts to root's on every rank, and saves.
 func (s *State) healFrom(ctx context.Context, g *collective.Group, root int, diverged *DivergedError) error {
+	if err := s.secure(); err != nil {
+		return err
+	}
 	for i, p := range s.parts.all {
 		name := s.parts.name(i)
 		if !slices.ContainsFunc(diverged.Where, func(d Divergence) bool { return d.Part == name }) {
@@ -307,6 +310,67 @@ type audit struct {
 	err  error
 
 	word []uint64 // the reduced words
+
+	spread *spread // of a state with Steps; nil: the checksums are of the sync
+}
+
+// spread is what an audit still has to read of a state with Steps. Its checksums are of the commits
+// after the sync: a state that differs goes on to differ. Each rank reads the same chunks before
+// the same step. The first step of a world is not held up.
+type spread struct {
+	begun  bool // a step has been made
+	chunks []spreadChunk
+}
+
+type spreadChunk struct{ part, at, piece, chunk int }
+
+// spreadShare is the number of chunks that are read before a step.
+const spreadShare = 8
+
+// beginSpread begins an audit of that kind.
+func (s *State) beginSpread(root int) error {
+	a := &audit{root: root, done: make(chan struct{}), sums: make([][]uint32, len(s.parts.all)), spread: &spread{}}
+	blobs := s.saved.Last().Blobs()
+	for i, c := range s.parts.of {
+		switch {
+		case c.opaque:
+			continue
+		case !c.inMemory():
+			var err error
+			if a.sums[i], err = c.sums(blobs[s.parts.first[i]:]); err != nil {
+				return err
+			}
+			continue
+		}
+		for j, live := range c.memory() {
+			for k := range image.Chunks(len(live)) {
+				a.spread.chunks = append(a.spread.chunks, spreadChunk{i, len(a.sums[i]), j, k})
+				a.sums[i] = append(a.sums[i], 0)
+			}
+		}
+	}
+	s.audits.due = a
+	return nil
+}
+
+// auditSome goes on with an audit that is spread, before a step is applied.
+func (s *State) auditSome() {
+	a := s.audits.due
+	if a == nil || a.spread == nil || len(a.spread.chunks) == 0 {
+		return
+	}
+	if !a.spread.begun {
+		a.spread.begun = true
+		return
+	}
+	n := min(spreadShare, len(a.spread.chunks))
+	for _, c := range a.spread.chunks[:n] {
+		live := s.parts.of[c.part].memory()[c.piece][c.chunk*image.ChunkSize:]
+		a.sums[c.part][c.at] = image.Sum(live[:min(image.ChunkSize, len(live))])
+	}
+	if a.spread.chunks = a.spread.chunks[n:]; len(a.spread.chunks) == 0 {
+		close(a.done)
+	}
 }
 
 // beginAudit compares the states after a sync, or starts to do so in the background.
@@ -318,6 +382,9 @@ func (s *State) beginAudit(ctx context.Context, root int) error {
 	s.parts.inMemory(func(_, _ int, live []byte) { size += len(live) })
 	if size < backgroundAudit {
 		return s.verify(ctx, root)
+	}
+	if s.steps != nil && s.checkpoints == nil && s.replayable() {
+		return s.beginSpread(root)
 	}
 	a := &audit{root: root, done: make(chan struct{})}
 	s.audits.due = a

@@ -65,9 +65,10 @@ type Source struct {
 	Reserve func()
 	// Trim gives that memory back.
 	Trim func()
-	// Hold holds the newest commit, and returns nil if there is none.
+	// Hold holds the newest commit, and returns nil if there is none. With ErrSoon it can hold that
+	// of one of the next steps.
 	Hold func() (*Commit, error)
-	// Sample returns checksums of some chunks of a commit, of those that are still there.
+	// Sample returns checksums of some chunks of the newest commit. Keep calls it.
 	Sample func(commit uint64) []Sum
 	// Began and Ended are called when the first follower has come, with the bytes that are kept for
 	// it, and when the last one has gone.
@@ -94,6 +95,7 @@ type Feed struct {
 // kept are the averages of a step.
 type kept struct {
 	number, commit uint64
+	sums           []Sum // of that commit
 	carried        [][]byte
 	averages       []byte
 }
@@ -134,7 +136,7 @@ func (f *Feed) Keep(number, commit uint64, carried func() ([][]byte, error), ave
 	}
 	f.mu.Unlock()
 	values, err := carried()
-	k.number, k.commit, k.carried = number, commit, values
+	k.number, k.commit, k.carried, k.sums = number, commit, values, f.source.Sample(commit)
 	copy(k.averages, averages)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -177,6 +179,9 @@ func (f *Feed) End() {
 	f.ended = true
 	f.changed()
 }
+
+// ErrSoon is returned by Source.Hold.
+var ErrSoon = errors.New("feed: a commit that can be held comes soon")
 
 var (
 	errBusy  = errors.New("feed: another worker takes a commit from this one")
@@ -303,17 +308,18 @@ func (v *visitor) hold(from uint64) error {
 			return errEnded
 		}
 		c, err := f.source.Hold()
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrSoon):
+		case err != nil:
 			return err
-		}
-		if c == nil {
+		case c == nil:
 			return errNone
-		}
-		if c.Steps >= from {
+		case c.Steps >= from:
 			v.commit, v.first, v.cursor = c, c.Steps, c.Steps
 			return nil
+		default:
+			c.Release()
 		}
-		c.Release()
 		if time.Now().After(limit) {
 			return errLate
 		}
@@ -377,9 +383,9 @@ func (v *visitor) send() error {
 		f.mu.Lock()
 		more, ended, step, lost := f.more, f.ended, f.find(v.cursor), f.lost(v.cursor)
 		var head []byte
-		var commit uint64
+		var sums []Sum
 		if step != nil {
-			commit = step.commit
+			sums = step.sums
 			head = (&Step{Number: step.number, Commit: step.commit, Carried: step.carried, latest: f.next}).append(nil)
 		}
 		f.mu.Unlock()
@@ -390,7 +396,7 @@ func (v *visitor) send() error {
 		case lost:
 			return v.write(frameLost, 0, nil)
 		case step != nil && (v.commit == nil || v.cursor-v.first < depth):
-			err = v.step(head, f.source.Sample(commit))
+			err = v.step(head, sums)
 		case v.commit != nil && v.sent < len(v.chunks):
 			err = v.chunk(more)
 		case v.commit != nil:

@@ -8,6 +8,10 @@
 // image uses. A store therefore needs the size of the state, and twice that where all of it changes
 // while images are held.
 //
+// An image can also lie in place, in the live memory itself, where that does not change until the
+// next image but in a way that its owner announces by [Store.Vacate]. It costs no memory and no
+// copy, cannot be held, and is gone once the memory changes.
+//
 // A [Store.Lend] gives the newest image to readers that can do without the chunks which later
 // images overwrite: others that fetch it. They cost no memory.
 //
@@ -48,6 +52,7 @@ func Chunks(n int) int { return (n + ChunkSize - 1) / ChunkSize }
 type chunk struct {
 	data  []byte
 	owned bool // the store may overwrite data when no image refers to it
+	live  bool // data is live memory, until the store is vacated
 	refs  int  // number of images; guarded by the store's mutex
 	sum   atomic.Uint64
 
@@ -77,6 +82,16 @@ func (c *chunk) overwrite(src []byte, audited bool) {
 	c.version++
 	c.sum.Store(0)
 	copy(c.data, src)
+}
+
+// retire begins another version of a live chunk, before its memory changes.
+func (c *chunk) retire(audited bool) {
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	if audited && c.prior.Load() == nil {
+		c.prior.Store(&prior{c.version, c.checksum()})
+	}
+	c.version++
 }
 
 // glance is the number of bytes that are compared, at the likeliest offset, before a chunk is
@@ -263,6 +278,7 @@ type Image struct {
 	number uint64
 	refs   int // guarded by the store's mutex
 	blobs  []Blob
+	live   bool // some of it lies in place
 }
 
 // Number returns the number of the commit.
@@ -284,6 +300,9 @@ type Source struct {
 	// Given transfers Bytes to the image, and nothing may write to them afterwards. Otherwise they
 	// are copied.
 	Given bool
+	// InPlace: the image refers to Bytes, which nothing changes before Vacate or the next image.
+	// The fields below do not apply then.
+	InPlace bool
 	// Changed, if not nil, says of each chunk whether it may differ from that of the last image;
 	// the others are not read. It applies to Bytes that are not Given.
 	Changed []bool
@@ -309,6 +328,7 @@ type Store struct {
 	slab    []byte           // not yet used by chunks
 	retired *Image           // its slices are reused
 	over    chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
+	copying sync.RWMutex     // read while what lies in place is copied
 	audits  int              // loans whose readers want the checksums of overwritten chunks
 	pending Pending
 }
@@ -330,21 +350,109 @@ func (s *Store) whole() {
 }
 
 // Hold returns the newest image, or nil, and keeps it until its Release. Later images then use
-// other memory. It waits while Copy overwrites the newest image.
+// other memory. It waits while Copy overwrites the newest image. Of an image that lies in place it
+// makes a copy, for which Vacate waits.
 func (s *Store) Hold() *Image {
 	s.whole()
-	defer s.mu.Unlock()
-	if s.last != nil {
-		s.last.refs++
+	m := s.last
+	if m == nil || !m.live {
+		if m != nil {
+			m.refs++
+		}
+		s.mu.Unlock()
+		return m
 	}
-	return s.last
+	s.copying.RLock()
+	defer s.copying.RUnlock()
+	m.refs++ // until it is copied
+	s.mu.Unlock()
+	held := m.copy()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range held.blobs {
+		for _, c := range held.blobs[i].chunks {
+			c.refs++
+		}
+	}
+	s.release(m)
+	return held
+}
+
+// copy returns a copy of an image that lies in place.
+func (m *Image) copy() *Image {
+	held := &Image{store: m.store, number: m.number, refs: 1, blobs: make([]Blob, len(m.blobs))}
+	for i, b := range m.blobs {
+		chunks := make([]*chunk, len(b.chunks))
+		share(len(chunks), workers(b.size), func(j int) {
+			if chunks[j] = b.chunks[j]; chunks[j].live {
+				chunks[j] = m.store.take(len(b.chunks[j].data))
+				chunks[j].overwrite(b.chunks[j].data, false)
+			}
+		})
+		held.blobs[i] = Blob{size: b.size, chunks: chunks}
+	}
+	return held
+}
+
+// InPlace reports whether the newest image lies in place.
+func (s *Store) InPlace() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last != nil && s.last.live
+}
+
+// Vacate ends the newest image if it lies in place, and reports that: its memory may be changed
+// afterwards. The store then has no image, and Hold, Lend and Audit wait for the next one, until
+// Seal or Abandon.
+func (s *Store) Vacate() bool {
+	s.mu.Lock()
+	m := s.last
+	if m == nil || !m.live {
+		s.mu.Unlock()
+		return false
+	}
+	s.last, s.over = nil, make(chan struct{})
+	audited := s.audits > 0
+	s.mu.Unlock()
+	s.copying.Lock() // waits for copies
+	m.retire(audited)
+	s.copying.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.release(m)
+	return true
+}
+
+// retire ends the lent blobs of what lies in place, before its memory changes.
+func (m *Image) retire(audited bool) {
+	for _, b := range m.blobs {
+		goroutines := 1
+		if audited {
+			goroutines = workers(b.size)
+		}
+		share(len(b.chunks), goroutines, func(i int) {
+			if c := b.chunks[i]; c.live {
+				c.retire(audited)
+			}
+		})
+	}
+}
+
+// Abandon says that no image follows a Vacate for now.
+func (s *Store) Abandon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over != nil {
+		close(s.over)
+		s.over = nil
+	}
 }
 
 // Reserve takes the memory that the next image needs if the newest is held: as much as that has
 // been copied. It writes to that memory, which takes long where it is much; the store can be used
 // meanwhile.
 func (s *Store) Reserve() {
-	s.mu.Lock()
+	s.whole()
 	var lengths []int
 	if s.last != nil {
 		have := make(map[int]int)
@@ -353,9 +461,11 @@ func (s *Store) Reserve() {
 		}
 		for _, b := range s.last.blobs {
 			for _, c := range b.chunks {
-				if n := len(c.data); c.owned && have[n] > 0 {
+				if n := len(c.data); !c.owned && !c.live {
+					continue
+				} else if have[n] > 0 {
 					have[n]--
-				} else if c.owned {
+				} else {
 					lengths = append(lengths, n)
 				}
 			}
@@ -543,6 +653,7 @@ type job struct {
 	blob  int
 	chunk int
 	same  []bool // by chunk; nil: not wanted
+	anew  bool   // it is copied without comparison
 }
 
 // Begin begins an image of the sources, which must not change until Copy or Wait has returned. It
@@ -550,10 +661,15 @@ type job struct {
 func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	p := &s.pending
 	bank := 0
+	inPlace := false
 	for i := range sources {
 		if !sources[i].Given {
 			bank += len(sources[i].Bytes)
 		}
+		inPlace = inPlace || sources[i].InPlace
+	}
+	if inPlace {
+		s.Vacate() // also if nothing has changed: what was computed of it would not show a change that was not announced
 	}
 	s.mu.Lock()
 	m := s.retired
@@ -565,7 +681,7 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	if m == nil {
 		m = &Image{store: s}
 	}
-	m.number, m.refs = number, 1
+	m.number, m.refs, m.live = number, 1, inPlace
 	for len(m.blobs) < len(sources) {
 		m.blobs = append(m.blobs, Blob{})
 	}
@@ -597,6 +713,11 @@ func (p *Pending) add(i int, src Source) {
 	for c := range blob.chunks {
 		b := src.Bytes[c*ChunkSize : min((c+1)*ChunkSize, len(src.Bytes))]
 		switch old := p.before(i, c); {
+		case src.InPlace:
+			blob.chunks[c] = &chunk{data: b, live: true}
+		case old != nil && old.live && !src.Given: // of the same memory, so not to be compared
+			p.jobs = append(p.jobs, job{src: b, blob: i, chunk: c, same: src.Same, anew: true})
+			p.bytes += len(b)
 		case src.Changed != nil && !src.Changed[c] && old != nil && len(old.data) == len(b):
 			blob.chunks[c] = old
 		case !src.Given:
@@ -638,7 +759,7 @@ func (p *Pending) copy() {
 		c := p.before(j.blob, j.chunk)
 		var same, hashed bool
 		var mark uint64
-		if c != nil && len(c.data) == len(j.src) {
+		if c != nil && len(c.data) == len(j.src) && !j.anew {
 			same, mark, hashed = c.same(j.src, j.look)
 		}
 		if !same {
@@ -728,11 +849,14 @@ func (p *Pending) Seal() {
 			c.refs++
 		}
 	}
+	before := s.last
+	if before != nil && before.live { // its memory will change without Vacate
+		before.retire(p.audited)
+	}
 	if s.over != nil {
 		close(s.over)
 		s.over = nil
 	}
-	before := s.last
 	s.last = p.image
 	if before != nil {
 		s.release(before)

@@ -430,3 +430,125 @@ func TestReserve(t *testing.T) {
 		t.Errorf("after Trim: %d bytes beside the newest image", s.extra)
 	}
 }
+
+// inPlace makes an image of live that lies in place.
+func inPlace(s *Store, number uint64, live [][]byte) {
+	sources := make([]Source, len(live))
+	for i, b := range live {
+		sources[i] = Source{Bytes: b, InPlace: true}
+	}
+	p := s.Begin(number, sources)
+	p.Copy()
+	p.Seal()
+}
+
+func TestInPlace(t *testing.T) {
+	const chunks = 3
+	live := [][]byte{make([]byte, chunks*ChunkSize-5)}
+	var s Store
+	inPlace(&s, 1, live)
+	m := s.Last()
+	if !s.InPlace() || &m.Blobs()[0].Chunk(1)[0] != &live[0][ChunkSize] {
+		t.Fatal("the image does not lie in place")
+	}
+	holds(t, m, 1, live)
+	number, lent := s.Lend()
+	audited, done := s.Audit()
+	defer done()
+	zeros := Sum(live[0][:ChunkSize])
+	held := s.Hold()
+	before := [][]byte{slices.Clone(live[0])}
+	holds(t, held, 1, before)
+
+	if !s.Vacate() || s.Vacate() || s.Last() != nil {
+		t.Error("the image is there after Vacate")
+	}
+	for i := range live[0] {
+		live[0][i] = 1
+	}
+	buffer := make([]byte, ChunkSize)
+	if lent[0].TryRead(0, buffer) || number != 1 {
+		t.Error("a changed chunk is lent")
+	}
+	if sum, ok := audited[0].TrySum(0); !ok || sum != zeros {
+		t.Errorf("the audited checksum of a changed chunk: %#x %v, want %#x", sum, ok, zeros)
+	}
+	holds(t, held, 1, before)
+	held.Release()
+	if s.extra != len(live[0]) {
+		t.Errorf("%d bytes are kept for another copy, want %d", s.extra, len(live[0]))
+	}
+
+	// A save that is copied does not take over what lies in place, and ends it.
+	inPlace(&s, 2, live)
+	_, lent = s.Lend()
+	commit(&s, 3, live, false)
+	copied := s.Last()
+	live[0][0] = 9
+	if s.InPlace() || copied.Blobs()[0].Chunk(0)[0] != 1 || lent[0].TryRead(0, buffer) {
+		t.Error("a copy lies in place, or what lay there is still lent")
+	}
+
+	// One that follows another without Vacate is of what is there now.
+	inPlace(&s, 4, live)
+	old := s.Last().Blobs()[0].Sum(0)
+	live[0][0] = 8
+	inPlace(&s, 5, live)
+	if sum := s.Last().Blobs()[0].Sum(0); sum == old || sum != Sum(live[0][:ChunkSize]) {
+		t.Errorf("the checksum of a chunk that has changed unannounced is %#x, was %#x", sum, old)
+	}
+
+	// After Abandon nobody waits for an image.
+	s.Vacate()
+	s.Abandon()
+	if m := s.Hold(); m != nil {
+		t.Error("an image is there after Vacate")
+	}
+}
+
+// Readers and holders see one commit each while the memory in which it lies changes.
+func TestInPlaceWhileChanging(t *testing.T) {
+	const chunks, commits = 3, 40
+	live := [][]byte{make([]byte, chunks*ChunkSize)}
+	var s Store
+	inPlace(&s, 0, live)
+	stop := make(chan struct{})
+	var reading sync.WaitGroup
+	for i := range 4 {
+		reading.Go(func() {
+			buffer := make([]byte, ChunkSize)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if i%2 == 0 {
+					held := s.Hold()
+					for c := range chunks {
+						if b := held.Blobs()[0].Chunk(c); b[0] != byte(held.Number()) || b[ChunkSize-1] != b[0] {
+							t.Errorf("held commit %d, chunk %d: %d and %d", held.Number(), c, b[0], b[ChunkSize-1])
+						}
+					}
+					held.Release()
+					continue
+				}
+				number, blobs := s.Lend()
+				for c := range chunks {
+					if blobs[0].TryRead(c, buffer) && (buffer[0] != byte(number) || buffer[ChunkSize-1] != buffer[0]) {
+						t.Errorf("lent commit %d, chunk %d: %d and %d", number, c, buffer[0], buffer[ChunkSize-1])
+					}
+				}
+			}
+		})
+	}
+	for n := uint64(1); n <= commits; n++ {
+		s.Vacate()
+		for i := range live[0] {
+			live[0][i] = byte(n)
+		}
+		inPlace(&s, n, live)
+	}
+	close(stop)
+	reading.Wait()
+}
