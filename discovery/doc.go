@@ -56,3 +56,17 @@ type Watcher interface {
 // ErrNoWatch is returned by a Watch that cannot push, such as that of a plugin which does not
 // implement it.
 var ErrNoWatch = errors.New("discovery: the source cannot push")
+
+// Scaler is what a Discoverer may be besides: one that can bring hosts into being.
+//
+// Scale asks for slots, from least to most, as many as the source can get. It takes a step
+// towards that and returns soon; it is called every few seconds, by one goroutine. What it
+// brings the source lists, as hosts, and what it takes away it lists as draining first. Where
+// most is 0 the job is over: the source gives all back, and returns once that is asked for. One
+// that finds out only then that it cannot bring hosts returns ErrNoScale.
+type Scaler interface {
+	Scale(ctx context.Context, least, most int) error
+}
+
+// ErrNoScale is returned by a Scale that cannot bring hosts.
+var ErrNoScale = errors.New("discovery: the source cannot bring hosts")

@@ -74,6 +74,27 @@ func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	return m.merge(lists), nil
 }
 
+// Scale asks each source that can bring hosts for all slots; there should be one of them. It
+// returns ErrNoScale where there is none.
+func (m *Merged) Scale(ctx context.Context, least, most int) error {
+	some := false
+	var errs []error
+	for _, s := range m.sources {
+		scaler, can := s.Source.(Scaler)
+		if !can {
+			continue
+		}
+		if err := scaler.Scale(ctx, least, most); !errors.Is(err, ErrNoScale) {
+			some = true
+			errs = append(errs, s.named(err))
+		}
+	}
+	if !some {
+		return ErrNoScale
+	}
+	return errors.Join(errs...)
+}
+
 // Watch calls found when every source has given its first list, and then with each change. It ends
 // with ctx, or with the failure of a source's first discovery.
 func (m *Merged) Watch(ctx context.Context, found func([]plan.Host)) error {

@@ -122,6 +122,9 @@ func (a *Agents) begin() error {
 // there is none, unless it should be there. It blocks until there is an agent.
 func (a *Agents) session(ctx context.Context, host string, there bool) (*session, error) {
 	if a.cfg.Find != nil {
+		if !there {
+			a.awaitFound(ctx, host)
+		}
 		if addr, ok := a.cfg.Find(host); ok {
 			a.noteFound()
 			return a.sessionAt(place{host: host, addr: addr, away: true, credentials: a.cfg.Credentials, there: func() error {
@@ -141,6 +144,18 @@ func (a *Agents) session(ctx context.Context, host string, there bool) (*session
 	}
 	away := j.process == nil && !a.cfg.LocalOnly
 	return a.sessionAt(place{host: host, addr: j.addr, away: away, credentials: a.own, there: j.there, process: j.process, kill: j.ready.kill, logs: true})
+}
+
+// awaitFound waits a moment for the cluster to know the host, which another source may know first.
+func (a *Agents) awaitFound(ctx context.Context, host string) {
+	a.mu.Lock()
+	started := a.jobs[host] != nil
+	a.mu.Unlock()
+	for begun := time.Now(); !started && time.Since(begun) < findNew && ctx.Err() == nil; pauseFor(ctx, findEvery) {
+		if _, ok := a.cfg.Find(host); ok {
+			return
+		}
+	}
 }
 
 // noteFound records that the cluster's agents are known.

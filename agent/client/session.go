@@ -36,6 +36,9 @@ const (
 	// for how long after the cluster's first agent was found.
 	findEvery = 20 * time.Millisecond
 	findMore  = 500 * time.Millisecond
+	// findNew is how long the agent of a host that is new is looked for before one is started
+	// there.
+	findNew = time.Second
 	// looksPerBeat is how often a stream is looked at meanwhile.
 	looksPerBeat = 4
 	// stdoutStream is the number of stdout on the wire; stderr has the next.

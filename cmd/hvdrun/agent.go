@@ -53,6 +53,9 @@ var agentTable = section("agent", []setting{
 		set:   clusterText(func(c *clusterSettings) *string { return &c.runAs })},
 	{name: "launch-port", arg: "P",
 		unset: "any that is free", usage: "TCP port to which drivers come", set: setLaunchPort},
+	{name: "stopped-status", arg: "N", def: "0",
+		usage: "exit status after the agent was asked to stop; a Job of Kubernetes replaces a pod that ends with 143, and none with 0",
+		set:   setStoppedStatus},
 })
 
 // agentShares are the settings of a job that an agent has too, with what they mean there.
@@ -65,6 +68,13 @@ var agentShares = []struct{ name, usage string }{
 	{"metrics-listen", ""}, {"metrics-token-file", ""}, {"metrics-tls-cert", ""}, {"metrics-tls-key", ""},
 	{"log-format", ""},
 	{configFile, ""},
+}
+
+func setStoppedStatus(s *settings, text string) (err error) {
+	if s.cluster.stoppedStatus, err = parseCount(text, 0); err == nil && s.cluster.stoppedStatus > 255 {
+		err = fmt.Errorf("%q is not an exit status", text)
+	}
+	return err
 }
 
 func setLaunchPort(s *settings, text string) (err error) {
@@ -169,6 +179,9 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 	defer inherit(log, agentReaps)()
 	if err := agent.Run(ctx, cfg); err != nil {
 		return runError{err}
+	}
+	if c.stoppedStatus != 0 {
+		return programExit{errors.New("the agent was asked to stop"), c.stoppedStatus}
 	}
 	return nil
 }

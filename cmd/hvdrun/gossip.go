@@ -34,10 +34,12 @@ type clusterSettings struct {
 type agentSettings struct {
 	name       string // of the host
 	launchPort int
-	enroll     string // the registrar, host:port
-	tokenFile  string
-	stateDir   string
-	runAs      string // the policy's file
+	// stoppedStatus is the exit status of an agent that was asked to stop.
+	stoppedStatus int
+	enroll        string // the registrar, host:port
+	tokenFile     string
+	stateDir      string
+	runAs         string // the policy's file
 }
 
 func clusterText(field func(*clusterSettings) *string) func(*settings, string) error {

@@ -145,6 +145,15 @@ func (j jobRun) begun(k client.KnownAgent) error {
 // ended returns whether the job has ended, and not only its driver.
 func (j jobRun) ended() bool { return j.dir.about.Ended != nil }
 
+// over returns whether no other driver can go on with the job.
+func (j jobRun) over() bool {
+	if j.dir == nil {
+		return true
+	}
+	job, err := j.dir.inspect()
+	return err == nil && job.Finished
+}
+
 // record returns the record of a person's wish to run the job, or to resume it.
 func (j jobRun) record() audit.Record {
 	r := audit.Record{What: "run", Program: j.command[0], Outcome: audit.Done}
@@ -236,7 +245,10 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		err = prepare(ctx, launcher, j.fixed, j.size, log)
 	}
 	if err == nil {
+		size, _ := s.size(j.fixed) // it was right when the job began
+		brought := bring(ctx, source, size, &cfg, log)
 		err = run(ctx, cfg)
+		brought.end(j.over())
 	}
 	stopped()
 	_ = output.Close() // a failure was logged when it happened

@@ -10,6 +10,7 @@
 //	hvdrun timeline F
 //	hvdrun inspect FILE
 //	hvdrun check [flags]
+//	hvdrun submit kubernetes [flags] -- command [args…]
 //	hvdrun config [flags] [-- command [args…]]
 //	hvdrun jobs | resume | status | stop | drain | exclude | readmit | scale [JOB] …
 //

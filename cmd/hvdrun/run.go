@@ -274,7 +274,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 	}
 	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
 		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.restartWorkerCommand(), p.timelineCommand(), p.inspectCommand(),
-		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand())
+		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand(), p.submitCommand())
 	root.AddCommand(p.controlCommands()...)
 	return root
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -82,6 +83,7 @@ type Plugin struct {
 var (
 	_ discovery.Discoverer = (*Plugin)(nil)
 	_ discovery.Watcher    = (*Plugin)(nil)
+	_ discovery.Scaler     = (*Plugin)(nil)
 )
 
 var errClosed = errors.New("it was closed")
@@ -184,6 +186,28 @@ func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	}
 	return p.error(s.fault(ctx, call, err))
 }
+
+// Scale asks the plugin, which it starts if need be, for slots. It returns discovery.ErrNoScale,
+// wrapped, where the plugin cannot bring hosts.
+func (p *Plugin) Scale(ctx context.Context, least, most int) error {
+	s, err := p.session(ctx)
+	if err != nil {
+		return p.error(err)
+	}
+	call, _, end := p.call(ctx)
+	defer end()
+	_, err = s.service.Scale(call, &wire.ScaleRequest{Least: count(least), Most: count(most)})
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return p.error(discovery.ErrNoScale)
+	case err != nil:
+		return p.error(s.fault(ctx, call, err))
+	}
+	return nil
+}
+
+// count is a number of slots on the wire.
+func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxInt32)) }
 
 // call returns the context of a call: it ends with ctx, and where heard was not called in time.
 // Neither deadline is known to the plugin, whose end might act on it first and leave the question

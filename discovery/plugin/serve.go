@@ -19,9 +19,9 @@ import (
 )
 
 // Serve makes this process a plugin that finds what d finds, and returns when hvdrun needs it no
-// longer: main should then return. A d that is a discovery.Watcher pushes its lists, one that is a
-// Configurer gets its settings. A process that hvdrun has not started is told what it is, and exits
-// with 1.
+// longer: main should then return. A d that is a discovery.Watcher pushes its lists, one that is
+// a discovery.Scaler is asked for hosts, one that is a Configurer gets its settings. A process
+// that hvdrun has not started is told what it is, and exits with 1.
 //
 // What is printed after the call, to stdout or stderr, goes to hvdrun's log line by line.
 func Serve(d discovery.Discoverer) {
@@ -111,6 +111,21 @@ func (s *server) Watch(_ *wire.WatchRequest, stream grpc.ServerStreamingServer[w
 		return status.Error(codes.Unimplemented, err.Error())
 	}
 	return answer(stream.Context(), err)
+}
+
+func (s *server) Scale(ctx context.Context, r *wire.ScaleRequest) (*wire.ScaleReply, error) {
+	scaler, ok := s.source.(discovery.Scaler)
+	err := discovery.ErrNoScale
+	if ok {
+		err = scaler.Scale(ctx, int(r.GetLeast()), int(r.GetMost()))
+	}
+	if errors.Is(err, discovery.ErrNoScale) {
+		return nil, status.Error(codes.Unimplemented, err.Error())
+	}
+	if err != nil {
+		return nil, answer(ctx, err)
+	}
+	return &wire.ScaleReply{}, nil
 }
 
 // answer is an error as the other end shall read it.

@@ -39,6 +39,95 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ScaleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Slots.
+	Least         uint32 `protobuf:"varint,1,opt,name=least,proto3" json:"least,omitempty"`
+	Most          uint32 `protobuf:"varint,2,opt,name=most,proto3" json:"most,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScaleRequest) Reset() {
+	*x = ScaleRequest{}
+	mi := &file_discovery_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleRequest) ProtoMessage() {}
+
+func (x *ScaleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_discovery_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleRequest.ProtoReflect.Descriptor instead.
+func (*ScaleRequest) Descriptor() ([]byte, []int) {
+	return file_discovery_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ScaleRequest) GetLeast() uint32 {
+	if x != nil {
+		return x.Least
+	}
+	return 0
+}
+
+func (x *ScaleRequest) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+type ScaleReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScaleReply) Reset() {
+	*x = ScaleReply{}
+	mi := &file_discovery_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleReply) ProtoMessage() {}
+
+func (x *ScaleReply) ProtoReflect() protoreflect.Message {
+	mi := &file_discovery_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleReply.ProtoReflect.Descriptor instead.
+func (*ScaleReply) Descriptor() ([]byte, []int) {
+	return file_discovery_proto_rawDescGZIP(), []int{1}
+}
+
 type ConfigureRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Settings      map[string]string      `protobuf:"bytes,1,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -48,7 +137,7 @@ type ConfigureRequest struct {
 
 func (x *ConfigureRequest) Reset() {
 	*x = ConfigureRequest{}
-	mi := &file_discovery_proto_msgTypes[0]
+	mi := &file_discovery_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -60,7 +149,7 @@ func (x *ConfigureRequest) String() string {
 func (*ConfigureRequest) ProtoMessage() {}
 
 func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_discovery_proto_msgTypes[0]
+	mi := &file_discovery_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -73,7 +162,7 @@ func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureRequest) Descriptor() ([]byte, []int) {
-	return file_discovery_proto_rawDescGZIP(), []int{0}
+	return file_discovery_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ConfigureRequest) GetSettings() map[string]string {
@@ -91,7 +180,7 @@ type ConfigureReply struct {
 
 func (x *ConfigureReply) Reset() {
 	*x = ConfigureReply{}
-	mi := &file_discovery_proto_msgTypes[1]
+	mi := &file_discovery_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -103,7 +192,7 @@ func (x *ConfigureReply) String() string {
 func (*ConfigureReply) ProtoMessage() {}
 
 func (x *ConfigureReply) ProtoReflect() protoreflect.Message {
-	mi := &file_discovery_proto_msgTypes[1]
+	mi := &file_discovery_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -116,7 +205,7 @@ func (x *ConfigureReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureReply.ProtoReflect.Descriptor instead.
 func (*ConfigureReply) Descriptor() ([]byte, []int) {
-	return file_discovery_proto_rawDescGZIP(), []int{1}
+	return file_discovery_proto_rawDescGZIP(), []int{3}
 }
 
 type DiscoverRequest struct {
@@ -127,7 +216,7 @@ type DiscoverRequest struct {
 
 func (x *DiscoverRequest) Reset() {
 	*x = DiscoverRequest{}
-	mi := &file_discovery_proto_msgTypes[2]
+	mi := &file_discovery_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -139,7 +228,7 @@ func (x *DiscoverRequest) String() string {
 func (*DiscoverRequest) ProtoMessage() {}
 
 func (x *DiscoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_discovery_proto_msgTypes[2]
+	mi := &file_discovery_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -152,7 +241,7 @@ func (x *DiscoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscoverRequest.ProtoReflect.Descriptor instead.
 func (*DiscoverRequest) Descriptor() ([]byte, []int) {
-	return file_discovery_proto_rawDescGZIP(), []int{2}
+	return file_discovery_proto_rawDescGZIP(), []int{4}
 }
 
 type WatchRequest struct {
@@ -163,7 +252,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_discovery_proto_msgTypes[3]
+	mi := &file_discovery_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -175,7 +264,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_discovery_proto_msgTypes[3]
+	mi := &file_discovery_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -188,7 +277,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_discovery_proto_rawDescGZIP(), []int{3}
+	return file_discovery_proto_rawDescGZIP(), []int{5}
 }
 
 // HostList is the list of all hosts. If it is empty, there are none.
@@ -201,7 +290,7 @@ type HostList struct {
 
 func (x *HostList) Reset() {
 	*x = HostList{}
-	mi := &file_discovery_proto_msgTypes[4]
+	mi := &file_discovery_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -213,7 +302,7 @@ func (x *HostList) String() string {
 func (*HostList) ProtoMessage() {}
 
 func (x *HostList) ProtoReflect() protoreflect.Message {
-	mi := &file_discovery_proto_msgTypes[4]
+	mi := &file_discovery_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -226,7 +315,7 @@ func (x *HostList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostList.ProtoReflect.Descriptor instead.
 func (*HostList) Descriptor() ([]byte, []int) {
-	return file_discovery_proto_rawDescGZIP(), []int{4}
+	return file_discovery_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HostList) GetHosts() []*Host {
@@ -250,7 +339,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_discovery_proto_msgTypes[5]
+	mi := &file_discovery_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -262,7 +351,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_discovery_proto_msgTypes[5]
+	mi := &file_discovery_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -275,7 +364,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_discovery_proto_rawDescGZIP(), []int{5}
+	return file_discovery_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Host) GetName() string {
@@ -303,7 +392,12 @@ var File_discovery_proto protoreflect.FileDescriptor
 
 const file_discovery_proto_rawDesc = "" +
 	"\n" +
-	"\x0fdiscovery.proto\x12\thvdrun.v1\"\x96\x01\n" +
+	"\x0fdiscovery.proto\x12\thvdrun.v1\"8\n" +
+	"\fScaleRequest\x12\x14\n" +
+	"\x05least\x18\x01 \x01(\rR\x05least\x12\x12\n" +
+	"\x04most\x18\x02 \x01(\rR\x04most\"\f\n" +
+	"\n" +
+	"ScaleReply\"\x96\x01\n" +
 	"\x10ConfigureRequest\x12E\n" +
 	"\bsettings\x18\x01 \x03(\v2).hvdrun.v1.ConfigureRequest.SettingsEntryR\bsettings\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
@@ -317,11 +411,12 @@ const file_discovery_proto_rawDesc = "" +
 	"\x04Host\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05slots\x18\x02 \x01(\rR\x05slots\x12\x1a\n" +
-	"\bdraining\x18\x03 \x01(\bR\bdraining2\xc6\x01\n" +
+	"\bdraining\x18\x03 \x01(\bR\bdraining2\xff\x01\n" +
 	"\tDiscovery\x12C\n" +
 	"\tConfigure\x12\x1b.hvdrun.v1.ConfigureRequest\x1a\x19.hvdrun.v1.ConfigureReply\x12;\n" +
 	"\bDiscover\x12\x1a.hvdrun.v1.DiscoverRequest\x1a\x13.hvdrun.v1.HostList\x127\n" +
-	"\x05Watch\x12\x17.hvdrun.v1.WatchRequest\x1a\x13.hvdrun.v1.HostList0\x01B(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x05Watch\x12\x17.hvdrun.v1.WatchRequest\x1a\x13.hvdrun.v1.HostList0\x01\x127\n" +
+	"\x05Scale\x12\x17.hvdrun.v1.ScaleRequest\x1a\x15.hvdrun.v1.ScaleReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
 
 var (
 	file_discovery_proto_rawDescOnce sync.Once
@@ -335,27 +430,31 @@ func file_discovery_proto_rawDescGZIP() []byte {
 	return file_discovery_proto_rawDescData
 }
 
-var file_discovery_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_discovery_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_discovery_proto_goTypes = []any{
-	(*ConfigureRequest)(nil), // 0: hvdrun.v1.ConfigureRequest
-	(*ConfigureReply)(nil),   // 1: hvdrun.v1.ConfigureReply
-	(*DiscoverRequest)(nil),  // 2: hvdrun.v1.DiscoverRequest
-	(*WatchRequest)(nil),     // 3: hvdrun.v1.WatchRequest
-	(*HostList)(nil),         // 4: hvdrun.v1.HostList
-	(*Host)(nil),             // 5: hvdrun.v1.Host
-	nil,                      // 6: hvdrun.v1.ConfigureRequest.SettingsEntry
+	(*ScaleRequest)(nil),     // 0: hvdrun.v1.ScaleRequest
+	(*ScaleReply)(nil),       // 1: hvdrun.v1.ScaleReply
+	(*ConfigureRequest)(nil), // 2: hvdrun.v1.ConfigureRequest
+	(*ConfigureReply)(nil),   // 3: hvdrun.v1.ConfigureReply
+	(*DiscoverRequest)(nil),  // 4: hvdrun.v1.DiscoverRequest
+	(*WatchRequest)(nil),     // 5: hvdrun.v1.WatchRequest
+	(*HostList)(nil),         // 6: hvdrun.v1.HostList
+	(*Host)(nil),             // 7: hvdrun.v1.Host
+	nil,                      // 8: hvdrun.v1.ConfigureRequest.SettingsEntry
 }
 var file_discovery_proto_depIdxs = []int32{
-	6, // 0: hvdrun.v1.ConfigureRequest.settings:type_name -> hvdrun.v1.ConfigureRequest.SettingsEntry
-	5, // 1: hvdrun.v1.HostList.hosts:type_name -> hvdrun.v1.Host
-	0, // 2: hvdrun.v1.Discovery.Configure:input_type -> hvdrun.v1.ConfigureRequest
-	2, // 3: hvdrun.v1.Discovery.Discover:input_type -> hvdrun.v1.DiscoverRequest
-	3, // 4: hvdrun.v1.Discovery.Watch:input_type -> hvdrun.v1.WatchRequest
-	1, // 5: hvdrun.v1.Discovery.Configure:output_type -> hvdrun.v1.ConfigureReply
-	4, // 6: hvdrun.v1.Discovery.Discover:output_type -> hvdrun.v1.HostList
-	4, // 7: hvdrun.v1.Discovery.Watch:output_type -> hvdrun.v1.HostList
-	5, // [5:8] is the sub-list for method output_type
-	2, // [2:5] is the sub-list for method input_type
+	8, // 0: hvdrun.v1.ConfigureRequest.settings:type_name -> hvdrun.v1.ConfigureRequest.SettingsEntry
+	7, // 1: hvdrun.v1.HostList.hosts:type_name -> hvdrun.v1.Host
+	2, // 2: hvdrun.v1.Discovery.Configure:input_type -> hvdrun.v1.ConfigureRequest
+	4, // 3: hvdrun.v1.Discovery.Discover:input_type -> hvdrun.v1.DiscoverRequest
+	5, // 4: hvdrun.v1.Discovery.Watch:input_type -> hvdrun.v1.WatchRequest
+	0, // 5: hvdrun.v1.Discovery.Scale:input_type -> hvdrun.v1.ScaleRequest
+	3, // 6: hvdrun.v1.Discovery.Configure:output_type -> hvdrun.v1.ConfigureReply
+	6, // 7: hvdrun.v1.Discovery.Discover:output_type -> hvdrun.v1.HostList
+	6, // 8: hvdrun.v1.Discovery.Watch:output_type -> hvdrun.v1.HostList
+	1, // 9: hvdrun.v1.Discovery.Scale:output_type -> hvdrun.v1.ScaleReply
+	6, // [6:10] is the sub-list for method output_type
+	2, // [2:6] is the sub-list for method input_type
 	2, // [2:2] is the sub-list for extension type_name
 	2, // [2:2] is the sub-list for extension extendee
 	0, // [0:2] is the sub-list for field type_name
@@ -372,7 +471,7 @@ func file_discovery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_discovery_proto_rawDesc), len(file_discovery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,7 @@ const (
 	Discovery_Configure_FullMethodName = "/hvdrun.v1.Discovery/Configure"
 	Discovery_Discover_FullMethodName  = "/hvdrun.v1.Discovery/Discover"
 	Discovery_Watch_FullMethodName     = "/hvdrun.v1.Discovery/Watch"
+	Discovery_Scale_FullMethodName     = "/hvdrun.v1.Discovery/Scale"
 )
 
 // DiscoveryClient is the client API for Discovery service.
@@ -58,6 +59,10 @@ type DiscoveryClient interface {
 	// Sends the whole list as soon as it is known, and again whenever it has changed, until the call is cancelled. A plugin
 	// that cannot observe changes need not implement it, and is polled by Discover.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[HostList], error)
+	// Asks for hosts: from least to most slots, as many as the plugin can get. The plugin takes a step towards that and
+	// answers soon; it is called again every few seconds. Where most is 0 the job is over: the plugin gives all back, and
+	// answers once that is asked for. A plugin that cannot bring hosts need not implement it.
+	Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.CallOption) (*ScaleReply, error)
 }
 
 type discoveryClient struct {
@@ -107,6 +112,16 @@ func (c *discoveryClient) Watch(ctx context.Context, in *WatchRequest, opts ...g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Discovery_WatchClient = grpc.ServerStreamingClient[HostList]
 
+func (c *discoveryClient) Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.CallOption) (*ScaleReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ScaleReply)
+	err := c.cc.Invoke(ctx, Discovery_Scale_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DiscoveryServer is the server API for Discovery service.
 // All implementations must embed UnimplementedDiscoveryServer
 // for forward compatibility.
@@ -123,6 +138,10 @@ type DiscoveryServer interface {
 	// Sends the whole list as soon as it is known, and again whenever it has changed, until the call is cancelled. A plugin
 	// that cannot observe changes need not implement it, and is polled by Discover.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[HostList]) error
+	// Asks for hosts: from least to most slots, as many as the plugin can get. The plugin takes a step towards that and
+	// answers soon; it is called again every few seconds. Where most is 0 the job is over: the plugin gives all back, and
+	// answers once that is asked for. A plugin that cannot bring hosts need not implement it.
+	Scale(context.Context, *ScaleRequest) (*ScaleReply, error)
 	mustEmbedUnimplementedDiscoveryServer()
 }
 
@@ -141,6 +160,9 @@ func (UnimplementedDiscoveryServer) Discover(context.Context, *DiscoverRequest) 
 }
 func (UnimplementedDiscoveryServer) Watch(*WatchRequest, grpc.ServerStreamingServer[HostList]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedDiscoveryServer) Scale(context.Context, *ScaleRequest) (*ScaleReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Scale not implemented")
 }
 func (UnimplementedDiscoveryServer) mustEmbedUnimplementedDiscoveryServer() {}
 func (UnimplementedDiscoveryServer) testEmbeddedByValue()                   {}
@@ -210,6 +232,24 @@ func _Discovery_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Discovery_WatchServer = grpc.ServerStreamingServer[HostList]
 
+func _Discovery_Scale_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScaleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DiscoveryServer).Scale(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Discovery_Scale_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DiscoveryServer).Scale(ctx, req.(*ScaleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Discovery_ServiceDesc is the grpc.ServiceDesc for Discovery service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -224,6 +264,10 @@ var Discovery_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Discover",
 			Handler:    _Discovery_Discover_Handler,
+		},
+		{
+			MethodName: "Scale",
+			Handler:    _Discovery_Scale_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

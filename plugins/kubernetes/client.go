@@ -161,11 +161,19 @@ type again struct{ next http.RoundTripper }
 
 func askAgain(next http.RoundTripper) http.RoundTripper { return again{next} }
 
-// RoundTrip is for requests without a body.
+// RoundTrip repeats requests that have no body, or one that can be had again.
 func (a again) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := a.next.RoundTrip(r)
-	if err != nil || response.StatusCode != http.StatusUnauthorized {
+	if err != nil || response.StatusCode != http.StatusUnauthorized || r.Body != nil && r.GetBody == nil {
 		return response, err
+	}
+	if r.Body != nil {
+		body, err := r.GetBody()
+		if err != nil {
+			return response, nil // what was said before
+		}
+		r = r.Clone(r.Context())
+		r.Body = body
 	}
 	response.Body.Close()
 	return a.next.RoundTrip(r)

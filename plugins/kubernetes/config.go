@@ -16,6 +16,7 @@ type config struct {
 	labels        string
 	fields        string
 	container     string
+	job           string // whose pods are brought; "": none
 	resource      string
 	defaultSlots  int
 	host          string // ip, name or fqdn
@@ -35,6 +36,7 @@ func readConfig(values map[string]string) (config, error) {
 		labels:        s.Text("label_selector", ""),
 		fields:        s.Text("field_selector", ""),
 		container:     s.Text("container", ""),
+		job:           s.Text("job", ""),
 		resource:      s.Text("resource", "nvidia.com/gpu"),
 		defaultSlots:  s.Int("default_slots", 1, 0, plan.MaxSlots),
 		host:          s.OneOf("host", "ip", "name", "fqdn"),
@@ -47,6 +49,9 @@ func readConfig(values map[string]string) (config, error) {
 	}
 	if c.namespace != "" && strings.ContainsAny(c.namespace, "/?#% ,") {
 		s.Fault("namespace", "%q is not the name of one namespace", c.namespace)
+	}
+	if strings.ContainsAny(c.job, "/?#% ,") {
+		s.Fault("job", "%q is not the name of a Job", c.job)
 	}
 	return c, s.Err()
 }

@@ -68,7 +68,8 @@ func (l *podList) DeepCopyObject() runtime.Object {
 type container struct {
 	Name      string `json:"name"`
 	Resources struct {
-		Limits map[string]quantity `json:"limits"`
+		Limits   map[string]quantity `json:"limits"`
+		Requests map[string]quantity `json:"requests"`
 	} `json:"resources"`
 }
 
@@ -148,7 +149,8 @@ func (c *config) hostsOf(pods []*pod) (hosts []plan.Host, faults map[string]stri
 func (c *config) nameOf(p *pod) string {
 	switch c.host {
 	case "name":
-		return p.Name
+		// What the kernel of the pod says: that of a Job's pod is not the pod's own name.
+		return cmp.Or(p.Spec.Hostname, p.Name)
 	case "fqdn":
 		// The name that the pods of a headless service have: of a StatefulSet, for one.
 		name := cmp.Or(p.Spec.Hostname, p.Name)

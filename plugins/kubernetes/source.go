@@ -37,6 +37,8 @@ type source struct {
 	mu       sync.Mutex
 	failures int               // of Watch, in a row: the next one waits
 	faults   map[string]string // of pods, that are logged
+
+	scale scaling // Scale's alone
 }
 
 func newSource() *source {

@@ -278,6 +278,14 @@ func (j *job) check(steps int) {
 	if err != nil {
 		j.Fatal(err)
 	}
+	pids := map[string]int{} // each pod counts its own
+	for i, l := range lines {
+		key := fmt.Sprint(l.Host, " ", l.PID)
+		if pids[key] == 0 {
+			pids[key] = len(pids) + 1
+		}
+		lines[i].PID = pids[key]
+	}
 	if err := steplog.Check(lines, steps, steplog.Size); err != nil {
 		j.Error(err)
 	}

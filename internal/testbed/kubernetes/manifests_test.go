@@ -84,9 +84,7 @@ func TestManifests(t *testing.T) {
 		}
 		return o.Status.Succeeded == 1
 	})
-	if n := len(j.live(name, worker)); n != 2 {
-		t.Errorf("%d pods of agents, want 2", n)
-	}
+	j.await("2 pods of agents are left", func() bool { return len(j.live(name, worker)) == 2 })
 	j.check(steps)
 }
 

@@ -1,6 +1,9 @@
 package kubernetes
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // pod is what the kubelet reads of one. Its fields have the names of the API.
 type pod struct {
@@ -143,6 +146,11 @@ func (p *pod) field(path string) (string, bool) {
 		return p.Spec.NodeName, true
 	case "status.podIP":
 		return p.Status.PodIP, true
+	}
+	for prefix, values := range map[string]map[string]string{"metadata.labels['": p.Metadata.Labels, "metadata.annotations['": p.Metadata.Annotations} {
+		if name, is := strings.CutPrefix(path, prefix); is {
+			return values[strings.TrimSuffix(name, "']")], true
+		}
 	}
 	return "", false
 }

@@ -32,7 +32,7 @@ func (r *running) prepare(ctx context.Context) error {
 	}
 	for _, v := range r.pod.Spec.Volumes {
 		dir := r.volume(v.Name)
-		if err := os.MkdirAll(dir, 0o777); err != nil {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 		for {
@@ -57,7 +57,9 @@ func (r *running) prepare(ctx context.Context) error {
 // fill writes what is in a volume.
 func (r *running) fill(ctx context.Context, v volume, dir string) error {
 	switch {
-	case v.Empty != nil || v.Claim != nil:
+	case v.Claim != nil:
+		return nil
+	case v.Empty != nil:
 		return os.Chmod(dir, 0o777)
 	case v.Secret != nil:
 		var o struct {

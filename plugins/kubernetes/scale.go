@@ -1,0 +1,266 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/hvdrun/hvdrun/discovery"
+)
+
+// minParallelism is an annotation of a Job whose parallelism Kueue sets, to what its quota has.
+const minParallelism = "kueue.x-k8s.io/job-min-parallelism"
+
+// agentsJob is what is read of the Job whose pods are the hosts.
+type agentsJob struct {
+	metav1.ObjectMeta `json:"metadata"`
+
+	Spec struct {
+		Parallelism    int    `json:"parallelism"`
+		CompletionMode string `json:"completionMode"`
+		Suspend        bool   `json:"suspend"`
+		Template       pod    `json:"template"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []struct {
+			Type    string `json:"type"`
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"conditions"`
+	} `json:"status"`
+}
+
+// failure returns why the Job has ended; "": it has not.
+func (j *agentsJob) failure() string {
+	for _, c := range j.Status.Conditions {
+		if (c.Type == "Failed" || c.Type == "Complete") && c.Status == "True" {
+			return cmp.Or(c.Message, c.Type)
+		}
+	}
+	return ""
+}
+
+// quota is what is read of a ResourceQuota.
+type quota struct {
+	metav1.ObjectMeta `json:"metadata"`
+
+	Spec struct {
+		Hard   map[string]quantity `json:"hard"`
+		Scopes []string            `json:"scopes"`
+		Where  *struct{}           `json:"scopeSelector"`
+	} `json:"spec"`
+	Status struct {
+		Used map[string]quantity `json:"used"`
+	} `json:"status"`
+}
+
+// scaling is what Scale knows from its last call.
+type scaling struct {
+	seen int // the parallelism that seemed right
+}
+
+// Scale sets the parallelism of the Job to the pods that so many slots need and the namespace's
+// quotas allow. Where there is a quota, it does so when two calls come to the same: numbers of
+// pods and of the quota are not of the same moment, and a pod too many would wait for the place
+// of the driver's when that is lost. Where Kueue sets the parallelism, or has suspended the Job,
+// nothing is changed.
+func (s *source) Scale(ctx context.Context, least, most int) error {
+	if s.client == nil {
+		return errNotConfigured
+	}
+	if s.cfg.job == "" {
+		return discovery.ErrNoScale
+	}
+	ctx, cancel := context.WithTimeoutCause(quiet(ctx), s.cfg.timeout, fmt.Errorf("no answer in %v", s.cfg.timeout))
+	defer cancel()
+	if most == 0 {
+		return s.client.deleteJob(ctx)
+	}
+	var job agentsJob
+	if err := s.client.read(ctx, s.client.jobPath(), &job); err != nil {
+		return fmt.Errorf("the Job %s: %w", s.cfg.job, err)
+	}
+	if why := job.failure(); why != "" {
+		return fmt.Errorf("kubernetes: the Job %s has ended: %s", s.cfg.job, why)
+	}
+	_, kueues := job.Annotations[minParallelism]
+	if kueues || job.Spec.Suspend || job.DeletionTimestamp != nil {
+		return nil
+	}
+	slots, err := s.cfg.slotsOf(&job.Spec.Template)
+	if err != nil {
+		return fmt.Errorf("kubernetes: the pods of the Job %s: %w", s.cfg.job, err)
+	}
+	if slots == 0 {
+		return fmt.Errorf("kubernetes: the pods of the Job %s have no slots", s.cfg.job)
+	}
+	var quotas struct {
+		Items []quota `json:"items"`
+	}
+	if err := s.client.read(ctx, "/api/v1/namespaces/"+s.cfg.namespace+"/resourcequotas", &quotas); err != nil {
+		return fmt.Errorf("the quotas: %w", err)
+	}
+	have, err := s.podsOfJob(ctx)
+	if err != nil {
+		return err
+	}
+	pods, why, err := allowed(&job, have, quotas.Items)
+	if err != nil {
+		return err
+	}
+	of := func(n int) int { return (n + slots - 1) / slots }
+	want := max(min(of(most), pods), of(least))
+	again := why != "" && s.scale.seen != want
+	s.scale.seen = want
+	if again || want == job.Spec.Parallelism {
+		return nil
+	}
+	return s.setParallelism(ctx, &job, want, why)
+}
+
+// setParallelism changes the Job where that differs. A conflict is left to the next call.
+func (s *source) setParallelism(ctx context.Context, job *agentsJob, want int, why string) error {
+	now := job.Spec.Parallelism
+	spec := map[string]any{"parallelism": want}
+	if job.Spec.CompletionMode == "Indexed" {
+		spec["completions"] = want // the highest indexes go
+	}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": job.ResourceVersion}, "spec": spec})
+	if err != nil {
+		return err
+	}
+	err = s.client.rest.Patch(types.MergePatchType).AbsPath(s.client.jobPath()).Body(body).MaxRetries(0).Do(ctx).Error()
+	if err = s.client.fault(ctx, err); err != nil {
+		if r, is := errors.AsType[*refusal](err); is && r.code == http.StatusConflict {
+			return nil
+		}
+		return fmt.Errorf("the Job %s: %w", s.cfg.job, err)
+	}
+	s.log.WithField("job", s.cfg.job).Warn(strings.TrimSuffix(fmt.Sprintf("kubernetes: %d pods, before %d: %s", want, now, why), ": "))
+	return nil
+}
+
+// podsOfJob returns how many pods of the Job count for a quota: those that have not ended. What the
+// Job says of them may be ten seconds old.
+func (s *source) podsOfJob(ctx context.Context) (n int, err error) {
+	list, err := s.client.list(ctx)
+	if err != nil {
+		return 0, err
+	}
+	pods, err := podsOf(list)
+	for _, p := range pods {
+		if p.Labels["batch.kubernetes.io/job-name"] == s.cfg.job && p.Status.Phase != "Succeeded" && p.Status.Phase != "Failed" {
+			n++
+		}
+	}
+	return n, err
+}
+
+// allowed returns how many pods of the Job, which has some, the quotas allow, and the one that
+// allows least.
+func allowed(job *agentsJob, have int, quotas []quota) (pods int, why string, err error) {
+	pods = math.MaxInt32
+	for i := range quotas {
+		q := &quotas[i]
+		if len(q.Spec.Scopes) > 0 || q.Spec.Where != nil {
+			continue // which pods it counts is not known here
+		}
+		for name, text := range q.Spec.Hard {
+			need, err := job.needs(name)
+			if err != nil {
+				return 0, "", err
+			}
+			if need == 0 {
+				continue
+			}
+			hard, err := milli(text)
+			if err != nil {
+				return 0, "", fmt.Errorf("kubernetes: the quota %s: %s: %w", q.Name, name, err)
+			}
+			used, err := milli(cmp.Or(q.Status.Used[name], "0"))
+			if err != nil {
+				return 0, "", fmt.Errorf("kubernetes: the quota %s: %s: %w", q.Name, name, err)
+			}
+			room := int(math.Floor(float64(hard-used) / float64(need)))
+			if n := max(have+room, 0); n < pods {
+				pods, why = n, fmt.Sprintf("the quota %s has %s of %s", q.Name, text, name)
+			}
+		}
+	}
+	return pods, why, nil
+}
+
+// needs returns what a pod of the Job counts for in a quota's resource, in thousandths.
+func (j *agentsJob) needs(name string) (total int64, err error) {
+	if name == "pods" || name == "count/pods" {
+		return 1000, nil
+	}
+	limit, resource := strings.HasPrefix(name, "limits."), strings.TrimPrefix(strings.TrimPrefix(name, "limits."), "requests.")
+	for _, c := range j.Spec.Template.Spec.Containers {
+		text := c.Resources.Limits[resource]
+		if !limit {
+			text = cmp.Or(c.Resources.Requests[resource], text)
+		}
+		n, err := milli(cmp.Or(text, "0"))
+		if err != nil {
+			return 0, fmt.Errorf("kubernetes: %s of container %s: %w", resource, c.Name, err)
+		}
+		total += n
+	}
+	return total, nil
+}
+
+// milli returns an amount in thousandths.
+func milli(text quantity) (int64, error) {
+	q, err := resource.ParseQuantity(string(text))
+	if err != nil {
+		return 0, err
+	}
+	return q.MilliValue(), nil
+}
+
+func (c *client) jobPath() string {
+	return "/apis/batch/v1/namespaces/" + c.cfg.namespace + "/jobs/" + c.cfg.job
+}
+
+// fault is nil for no error.
+func (c *client) fault(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fault(ctx, err)
+}
+
+// read asks for an object.
+func (c *client) read(ctx context.Context, path string, into any) error {
+	text, err := c.rest.Get().AbsPath(path).MaxRetries(0).Do(ctx).Raw()
+	if err != nil {
+		return fault(ctx, err)
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("kubernetes: %w", err)
+	}
+	return nil
+}
+
+// deleteJob has the Job and its pods deleted. One that is not there is no error.
+func (c *client) deleteJob(ctx context.Context) error {
+	how := []byte(`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Background"}`)
+	err := c.rest.Delete().AbsPath(c.jobPath()).Body(how).MaxRetries(0).Do(ctx).Error()
+	if err = c.fault(ctx, err); err != nil {
+		if r, is := errors.AsType[*refusal](err); is && r.code == http.StatusNotFound {
+			return nil
+		}
+		return fmt.Errorf("the Job %s: %w", c.cfg.job, err)
+	}
+	return nil
+}
