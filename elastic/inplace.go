@@ -60,9 +60,15 @@ func (s *State) vacate() {
 	}
 }
 
-// secure copies a save that lies in place, before others write to the tensors.
+// secure copies a save that lies in place, before others write to the tensors. One of a worker that
+// has not been in a world is dropped instead: nobody needs it, and copying it takes long.
 func (s *State) secure() error {
 	if !s.saved.InPlace() {
+		return nil
+	}
+	if !s.holds {
+		s.vacate()
+		s.saved.Abandon()
 		return nil
 	}
 	mark := s.saved.mark
