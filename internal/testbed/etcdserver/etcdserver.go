@@ -38,7 +38,7 @@ func Start(ctx context.Context, dir, host string, wrap ...string) (*Server, erro
 	}
 	s := &Server{dir: dir, wrap: wrap}
 	for _, addr := range []*string{&s.Endpoint, &s.peer} {
-		port, err := freePort()
+		port, err := FreePort()
 		if err != nil {
 			return nil, fmt.Errorf("etcdserver: %w", err)
 		}
@@ -47,8 +47,8 @@ func Start(ctx context.Context, dir, host string, wrap ...string) (*Server, erro
 	return s, s.Restart(ctx)
 }
 
-// freePort returns a port that is free on loopback; other addresses use it seldom.
-func freePort() (string, error) {
+// FreePort returns a port that is free on loopback; other addresses use it seldom.
+func FreePort() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
