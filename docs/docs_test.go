@@ -298,8 +298,13 @@ func (s sandbox) checkFlags(t *testing.T, at, text string) {
 func withHelp(words []string) []string {
 	if len(words) > 0 && !strings.HasPrefix(words[0], "-") {
 		behind := 1
-		if words[0] == "cluster" || words[0] == "tasks" && len(words) > 1 && !strings.HasPrefix(words[1], "-") { // which have commands of their own
+		switch words[0] { // have commands of their own
+		case "cluster", "submit":
 			behind = 2
+		case "tasks":
+			if len(words) > 1 && !strings.HasPrefix(words[1], "-") {
+				behind = 2
+			}
 		}
 		return slices.Insert(slices.Clone(words), behind, "--help")
 	}
@@ -309,7 +314,7 @@ func withHelp(words []string) []string {
 func TestFlagsAreChecked(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t)
-	for _, line := range []string{"-np 2 --min-npp 1 ./train", "check -H a:1 --nothing", "drain --force a", "resume --all", "cluster serve c --nothing"} {
+	for _, line := range []string{"-np 2 --min-npp 1 ./train", "check -H a:1 --nothing", "drain --force a", "resume --all", "cluster serve c --nothing", "submit kubernetes --nothing"} {
 		if out, err := s.command(t, "bin/hvdrun", withHelp(strings.Fields(line))...).CombinedOutput(); err == nil {
 			t.Errorf("hvdrun %s is accepted:\n%s", line, out)
 		}
