@@ -128,7 +128,7 @@ GresTypes=gpu
 			i+1, host, ports[i+1])
 	}
 	conf += "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n" +
-		"PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=10\n" +
+		"PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=600\n" +
 		"PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF\n"
 	key := make([]byte, 128)
 	rand.Read(key)

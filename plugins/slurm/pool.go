@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,23 +25,27 @@ const (
 	firstPause, longestPause = 10 * time.Second, 10 * time.Minute
 )
 
+// takenAway finds in what scontrol shows of a job that Slurm or a person has ended it.
+var takenAway = regexp.MustCompile(`(?m)^ +JobState=(PREEMPTED|NODE_FAIL|TIMEOUT|DEADLINE|REVOKED|CANCELLED) | PreemptTime=2`)
+
 // pool is what is remembered of the jobs of the script. The source's lock guards it.
 type pool struct {
 	asked  map[string]time.Time // jobs that were asked to end, and when
-	seen   map[string]time.Time // jobs submitted here that run, and since when they were seen to
-	doomed map[string]bool      // those of them that Slurm ends
+	seen   map[string]time.Time // jobs submitted here, and since when they were seen to run
+	doomed map[string]bool      // jobs that Slurm ends
 	faults int                  // jobs in a row that have ended at once
 	until  time.Time            // nothing is submitted before
 }
 
 // poolJob is one job of the name.
 type poolJob struct {
-	id    string
-	phase phase
-	size  int       // nodes that it has, or waits for
-	end   time.Time // zero: not known
-	nodes []string
-	ours  bool
+	id        string
+	phase     phase
+	size      int       // nodes that it has, or waits for
+	end       time.Time // zero: not known
+	preempted bool      // another job gets its nodes
+	nodes     []string
+	ours      bool
 }
 
 // poolFormat is squeue's: the comment, which may hold anything, is last.
@@ -66,7 +71,34 @@ func (s *source) poolJobs(ctx context.Context) ([]poolJob, error) {
 		}
 	}
 	slices.SortStableFunc(jobs, func(a, b poolJob) int { return cmp.Or(len(a.id)-len(b.id), cmp.Compare(a.id, b.id)) })
-	return jobs, nil
+	return jobs, s.notePreempted(ctx, jobs)
+}
+
+// notePreempted asks which of the jobs are preempted. The end of their time does not tell it: Slurm
+// shows none of a job without a time limit, and of another the end of its grace.
+func (s *source) notePreempted(ctx context.Context, jobs []poolJob) error {
+	if !slices.ContainsFunc(jobs, func(j poolJob) bool { return j.phase == running }) {
+		return nil
+	}
+	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", "--name="+s.cfg.jobName, "--Format=JobID:20,PreemptTime:30")
+	if err != nil {
+		return err
+	}
+	preempted := map[string]bool{}
+	for line := range strings.Lines(out) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 0:
+			continue
+		case len(words) != 2:
+			return fmt.Errorf("slurm: squeue printed no job and its preemption: %q", shorten(strings.TrimSpace(line)))
+		}
+		preempted[words[0]] = strings.HasPrefix(words[1], "2") // a time; else None or N/A
+	}
+	for i := range jobs {
+		jobs[i].preempted = preempted[jobs[i].id]
+	}
+	return nil
 }
 
 func parsePoolJob(line string) (j poolJob, err error) {
@@ -93,15 +125,15 @@ func parsePoolJob(line string) (j poolJob, err error) {
 	return j, err
 }
 
-// leaves reports whether Slurm takes the job's nodes away within the notice: at the end of its
-// time, or of the grace that a job has which is preempted.
+// leaves reports whether Slurm takes the job's nodes away: since it is preempted, or its time ends
+// within the notice.
 func (j *poolJob) leaves(now time.Time, notice time.Duration) bool {
-	return j.phase == ending || j.phase == running && !j.end.IsZero() && !j.end.After(now.Add(notice))
+	return j.phase == ending || j.preempted || j.phase == running && !j.end.IsZero() && !j.end.After(now.Add(notice))
 }
 
-// leavers returns the hosts that are about to end, as draining: those of jobs that end, and those
+// poolHosts returns the hosts that are about to end, as draining: those of jobs that end, and those
 // on nodes that are drained.
-func (s *source) leavers(ctx context.Context) ([]plan.Host, error) {
+func (s *source) poolHosts(ctx context.Context) ([]plan.Host, error) {
 	jobs, err := s.poolJobs(ctx)
 	if err != nil {
 		return nil, err
@@ -171,7 +203,12 @@ func (s *source) Scale(ctx context.Context, _, most int) error {
 	if err != nil {
 		return err
 	}
-	stay, taken, overdue := s.judgeJobs(jobs, nodes)
+	stay, taken, overdue, vanished := s.judgeJobs(jobs, nodes)
+	for _, id := range vanished {
+		if err := s.blame(ctx, id); err != nil {
+			return err
+		}
+	}
 	for _, j := range taken {
 		if err := s.end(ctx, &j); err != nil {
 			return err
@@ -196,7 +233,7 @@ func (s *source) Scale(ctx context.Context, _, most int) error {
 func (s *source) end(ctx context.Context, j *poolJob) error {
 	args := []string{j.id}
 	if j.phase == running {
-		args = []string{"--batch", "--signal=TERM", j.id}
+		args = []string{"--signal=TERM", j.id} // for its steps, not for srun, which would kill them
 	}
 	s.mu.Lock()
 	s.pool.asked[j.id] = time.Now()
@@ -206,9 +243,9 @@ func (s *source) end(ctx context.Context, j *poolJob) error {
 }
 
 // judgeJobs returns the jobs whose nodes are there to stay, or to come, with the number of these;
-// those submitted here whose node Slurm is about to take, so that it can have it earlier; and those
-// that were asked to end and have not in time. It notices jobs that have failed.
-func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken []poolJob, overdue []string) {
+// those submitted here whose time ends, and whose agents are to be asked to end; those that were
+// asked to end and have not in time; and those that nobody was seen to end, soon after their start.
+func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken []poolJob, overdue, vanished []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -226,11 +263,15 @@ func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken [
 			s.pool.seen[j.id] = now
 		}
 		if j.leaves(now, s.cfg.notice) {
-			s.pool.doomed[j.id] = true
-			if j.ours && j.phase == running {
+			switch log := s.log.WithField("job", j.id); {
+			case j.preempted && !s.pool.doomed[j.id]: // its steps have SIGTERM from Slurm, and a second one cuts a drain short
+				log.Info("slurm: the job is preempted: its node is drained")
+			case j.preempted:
+			case j.ours && j.phase == running:
 				taken = append(taken, j)
-				s.log.WithField("job", j.id).Infof("slurm: the job ends at %s: its node is drained", j.end.Format(time.TimeOnly))
+				log.Infof("slurm: the job ends at %s: its node is drained", j.end.Format(time.TimeOnly))
 			}
+			s.pool.doomed[j.id] = true
 			continue
 		}
 		if j.phase == running {
@@ -249,28 +290,24 @@ func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken [
 			delete(s.pool.seen, id)
 		}
 	}
-	s.noteEnds(now, alive)
-	return stay, taken, overdue
+	return stay, taken, overdue, s.vanished(now, alive)
 }
 
-// noteEnds counts jobs that have ended by themselves soon after they were submitted or started: the
-// script fails, and would be submitted again and again. s.mu is held.
-func (s *source) noteEnds(now time.Time, alive map[string]bool) {
+// vanished returns the jobs submitted here that have ended soon after they were submitted or
+// started, and forgets all that have ended. s.mu is held.
+func (s *source) vanished(now time.Time, alive map[string]bool) (early []string) {
 	p := &s.pool
 	for id, since := range p.seen {
+		long := !since.IsZero() && now.Sub(since) > settled
 		switch {
-		case alive[id] && !since.IsZero() && now.Sub(since) > settled:
+		case alive[id] && long:
 			p.faults = 0
 		case alive[id]:
-		case p.doomed[id] || !since.IsZero() && now.Sub(since) > settled:
-			delete(p.seen, id)
 		default:
 			delete(p.seen, id)
-			pause := min(firstPause<<min(p.faults, 10), longestPause)
-			p.faults++
-			p.until = now.Add(pause)
-			s.log.WithField("job", id).Warnf("slurm: the job has ended soon after its start: see its output, and "+
-				"`scontrol show job %s`; the next is submitted in %v", id, pause)
+			if !long && !p.doomed[id] {
+				early = append(early, id)
+			}
 		}
 	}
 	for id := range p.doomed {
@@ -278,6 +315,32 @@ func (s *source) noteEnds(now time.Time, alive map[string]bool) {
 			delete(p.doomed, id)
 		}
 	}
+	slices.Sort(early)
+	return early
+}
+
+// blame counts a job that has ended soon after its start, unless it was taken away: the script
+// fails, and would be submitted again and again.
+func (s *source) blame(ctx context.Context, id string) error {
+	text, err := s.run(ctx, "scontrol", "show", "job", id)
+	switch {
+	case err == nil && takenAway.MatchString(text):
+		return nil
+	case err != nil && !strings.Contains(err.Error(), "Invalid job id"): // else it is long gone
+		s.mu.Lock()
+		s.pool.seen[id] = time.Time{} // it is asked again
+		s.mu.Unlock()
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &s.pool
+	pause := min(firstPause<<min(p.faults, 10), longestPause)
+	p.faults++
+	p.until = time.Now().Add(pause)
+	s.log.WithField("job", id).Warnf("slurm: the job has ended soon after its start: see its output, and "+
+		"`scontrol show job %s`; the next is submitted in %v", id, pause)
+	return nil
 }
 
 // submit submits n jobs.
@@ -306,7 +369,7 @@ func (s *source) submit(ctx context.Context, n int) error {
 }
 
 // shrink gives n nodes back: jobs that wait first, then those that run, the youngest of them first.
-// The batch script of one that runs gets SIGTERM: its agent drains.
+// The steps of one that runs get SIGTERM: its agent drains.
 func (s *source) shrink(ctx context.Context, stay []poolJob, n int) error {
 	slices.Reverse(stay)
 	slices.SortStableFunc(stay, func(a, b poolJob) int { return cmp.Compare(a.phase, b.phase) })

@@ -76,7 +76,7 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.timeout, fmt.Errorf("no answer in %v", s.cfg.timeout))
 	defer cancel()
 	if s.cfg.script != "" {
-		return s.leavers(ctx)
+		return s.poolHosts(ctx)
 	}
 	ids := s.cfg.jobIDs
 	if s.cfg.jobName != "" {
