@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,8 +19,10 @@ import (
 	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // clusterSettings say which cluster of agents to look at, and how to be found in it.
@@ -25,6 +31,7 @@ type clusterSettings struct {
 	keyFile, label  string
 	dir             string // of the authority; a driver's
 	bind, advertise string
+	members         []string // more of the cluster, which the driver before has known
 	agentSettings
 	source      *gossip.Source        // once it is open
 	credentials *identity.Credentials // a driver's, then
@@ -83,7 +90,8 @@ const singleKeyWarning = "one shared key is for trying out: whoever reads it can
 // openGossip returns the hosts of the cluster's agents.
 func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	cfg := gossip.Config{
-		BindAddr: s.cluster.bind, AdvertiseAddr: s.cluster.advertise, Join: s.cluster.join, Label: s.cluster.label, Log: log,
+		BindAddr: s.cluster.bind, AdvertiseAddr: s.cluster.advertise, Join: slices.Concat(s.cluster.join, s.cluster.members),
+		Label: s.cluster.label, Log: log,
 	}
 	if cfg.BindAddr == "" && s.tuning.Listen != "" {
 		cfg.BindAddr = net.JoinHostPort(s.tuning.Listen, "0")
@@ -110,6 +118,68 @@ func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 			log.WithError(err).Debug("leaving the cluster")
 		}
 	}, nil
+}
+
+// Of the members of a cluster so many are written down for the driver that may follow; the file is
+// not longer than maxMembersText.
+const (
+	maxMembers     = 16
+	maxMembersText = 16 << 10
+)
+
+// rememberMembers writes down, whenever hosts have changed, where some members of the cluster are,
+// until the returned function is called. The driver may be the only one whose address agents know:
+// then the driver that follows is looked for by agents that have missed the one before, which takes
+// some time.
+func (s *settings) rememberMembers(d *jobDir, cfg *driver.Config, log logrus.FieldLogger) (end func()) {
+	if d == nil || s.cluster.source == nil {
+		return func() {}
+	}
+	changed, ended := make(chan struct{}, 1), make(chan struct{})
+	next := cfg.Events
+	cfg.Events = func(e driver.Event) {
+		if next != nil {
+			next(e)
+		}
+		if e.Name != driver.HostsFound {
+			return
+		}
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for {
+			select {
+			case <-changed:
+			case <-ended:
+				return
+			}
+			addrs := s.cluster.source.Addrs()
+			if len(addrs) == 0 {
+				continue // those of before may come back
+			}
+			text := strings.Join(addrs[:min(len(addrs), maxMembers)], "\n") + "\n"
+			if err := safefile.Replace(d.membersPath(), []byte(text), safefile.Private); err != nil {
+				log.WithError(err).Warn("another driver would not know the cluster's members")
+			}
+		}
+	})
+	return func() {
+		close(ended)
+		writing.Wait()
+	}
+}
+
+// knownMembers returns the members of the cluster that the driver before has written down.
+func (d *jobDir) knownMembers() ([]string, error) {
+	text, err := safefile.OwnText(d.membersPath(), maxMembersText)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return strings.Fields(string(text)), err
 }
 
 // openCluster takes the keys from the folder of the cluster, and returns what keeps them up to date

@@ -194,6 +194,11 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		}()
 		defer j.dir.guard(secretPlaces(p.env), log)()
 	}
+	if j.resumed {
+		if s.cluster.members, err = j.dir.knownMembers(); err != nil {
+			return runError{err}
+		}
+	}
 	source, closeSource, err := s.openSource(j.fixed, log)
 	if err != nil {
 		return err
@@ -247,7 +252,9 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	if err == nil {
 		size, _ := s.size(j.fixed) // it was right when the job began
 		brought := bring(ctx, source, size, &cfg, log)
+		forget := s.rememberMembers(j.dir, &cfg, log)
 		err = run(ctx, cfg)
+		forget()
 		brought.end(j.over())
 	}
 	stopped()

@@ -118,7 +118,7 @@ func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 
 // close forgets the secrets of a job that was stopped without its driver.
 func (d *jobDir) close() error {
-	err := errors.Join(d.agents.Close(), d.secrets.forget(), gone(os.Remove(d.agentsPath())))
+	err := errors.Join(d.agents.Close(), d.secrets.forget(), gone(os.Remove(d.agentsPath())), gone(os.Remove(d.membersPath())))
 	if d.about.Version != 0 { // else there is no job.json that could be written anew
 		stopped := time.Now()
 		d.about.Keys, d.about.Ended = "", &stopped

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 )
@@ -60,7 +61,11 @@ func (m *Member) contact(addr string) error {
 	return errors.New(text)
 }
 
-// enter contacts all seeds at once, and returns when one has answered or all have failed.
+// errSelf is of an observer's seed that is the observer itself.
+var errSelf = errors.New("it is this member")
+
+// enter contacts all seeds at once, and returns when one has answered or all have failed. An
+// observer that is a seed itself has first news of the others where any answers.
 func (m *Member) enter(ctx context.Context) error {
 	answers := make(chan error, len(m.cfg.Join))
 	for _, seed := range m.cfg.Join {
@@ -73,19 +78,24 @@ func (m *Member) enter(ctx context.Context) error {
 		})
 	}
 	var failed failures
+	self := false
 	for range m.cfg.Join {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("gossip: joining the cluster: %w", context.Cause(ctx))
 		case err := <-answers:
-			if err == nil {
+			switch {
+			case err == nil:
 				return nil
+			case errors.Is(err, errSelf):
+				self = true
+			default:
+				failed = append(failed, err)
 			}
-			failed = append(failed, err)
 		}
 	}
 	switch {
-	case len(failed) == 0:
+	case len(failed) == 0 || self:
 		return nil
 	case m.cfg.KeepTrying && !errors.Is(failed, ErrKey) && !errors.Is(failed, errLabel):
 		m.log.WithError(failed).Warn("gossip: no seed can be reached; trying on")
@@ -99,6 +109,9 @@ func (m *Member) contactSeed(ctx context.Context, seed string) error {
 	addrs, err := resolve(ctx, seed)
 	if err != nil {
 		return err
+	}
+	if m.meta == nil && slices.Contains(addrs, m.addr) {
+		return errSelf
 	}
 	var failed failures
 	for _, addr := range addrs {

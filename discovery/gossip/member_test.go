@@ -459,6 +459,29 @@ func TestSeedsComeLater(t *testing.T) {
 	f.until("a:2 b:2")
 }
 
+// TestOwnSeed: an observer that is a seed itself begins with what the others know, and is let in
+// where there are no others.
+func TestOwnSeed(t *testing.T) {
+	pid := os.Getpid()
+	own := fmt.Sprintf("127.79.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort)
+	a := mustJoin(t, agentConfig("a", 1))
+	mustJoin(t, agentConfig("b", 2, a.Addr()))
+	follow(t, NewSource(observerConfig(a.Addr()))).until("a:2 b:2")
+	cfg := observerConfig(own, a.Addr(), "127.0.0.1:1") // and one where nobody listens
+	cfg.BindAddr = own
+	s := NewSource(cfg)
+	f := follow(t, s)
+	if _, before := f.until("a:2 b:2"); len(before) > 0 {
+		t.Errorf("the first lists are %q", before)
+	}
+	if addrs := s.Addrs(); len(addrs) != 2 || addrs[0] != a.Addr() {
+		t.Errorf("the agents are at %q, a at %s", addrs, a.Addr())
+	}
+	cfg = observerConfig("127.0.0.1:1", fmt.Sprintf("127.79.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort+1))
+	cfg.BindAddr = cfg.Join[1]
+	mustJoin(t, cfg)
+}
+
 // TestSilence: an observer that is cut off does not take everybody for dead.
 func TestSilence(t *testing.T) { bubble(t, testSilence) }
 

@@ -235,6 +235,23 @@ func (s *Source) Agent(host string) (Meta, bool) {
 	return Meta{}, false
 }
 
+// Addrs returns where the members of the cluster's agents are that are listed now, host:port, the
+// oldest first. It does not block, and there are none before the first Discover or Watch.
+func (s *Source) Addrs() []string {
+	s.mu.Lock()
+	m := s.member
+	s.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	v, _ := m.look()
+	addrs := make([]string, len(v.agents))
+	for i, a := range v.agents {
+		addrs[i] = a.addr
+	}
+	return addrs
+}
+
 // reachable returns the Meta with a host in its LaunchAddr, and nothing that others own.
 func (a agent) reachable() Meta {
 	m := a.Meta

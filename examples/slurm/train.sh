@@ -8,8 +8,9 @@ here=${HERE:-$PWD} # where agent.sh is; a folder that all nodes see
 hvdrun=${HVDRUN:-hvdrun}
 name=train-$(hostname -s)-$$
 folder=$(mktemp -d "$HOME/.hvdrun-XXXXXX") # all nodes see it, and nobody else
+stopped=
 trap 'rm -rf "$folder"' EXIT
-trap 'kill -TERM "$driver"' INT TERM
+trap 'stopped=yes; kill -TERM "$driver"' INT TERM
 
 export HVDRUN="$hvdrun" SLOTS="${SLOTS:-1}" # for agent.sh, as what follows
 export AGENT_KEY="$folder/key" AGENT_LABEL="$name"
@@ -27,5 +28,13 @@ driver=$!
 while :; do
 	status=0
 	wait "$driver" || status=$?
-	kill -0 "$driver" 2>/dev/null || exit "$status" # else a signal has come, which the driver has now
+	if kill -0 "$driver" 2>/dev/null; then
+		continue # a signal has come, which the driver has now
+	fi
+	if [ "$status" != 137 ] || [ -n "$stopped" ]; then
+		exit "$status"
+	fi
+	sleep 1 # it was killed: another goes on, as the workers do meanwhile
+	"$hvdrun" resume "$folder/job" &
+	driver=$!
 done

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,20 +23,21 @@ type elasticJob struct {
 	*cluster
 	*follow.Running
 	t       *testing.T
+	hvdrun  string
 	started time.Time
 }
 
 // TestElasticJob runs examples/slurm on a real Slurm with two nodes, of which another has one: the
 // job begins with one, grows when Slurm has another, is preempted there by a job of a higher
-// priority, has it again, gives it back, asks for it again, goes on when its oldest allocation
-// ends, and is done. The grace of a preemption is ten minutes: a drain that comes at its end is too
-// late. It takes half a minute.
+// priority, has it again, has another driver when its own is killed, gives the node back, asks for
+// it again, goes on when its oldest allocation ends, and is done. The grace of a preemption is ten
+// minutes: a drain that comes at its end is too late. It takes half a minute.
 func TestElasticJob(t *testing.T) {
 	if testing.Short() {
 		t.Skip("half a minute with a real Slurm: make check-slurm")
 	}
 	c := startCluster(t, 2)
-	const steps = 60
+	const steps = 64
 	high := c.allocate("--partition=high", "--exclusive", "--nodelist=n2")
 	j := c.runElastic(steps)
 	j.size(1, "world of 1, as another job has the other node")
@@ -53,6 +55,16 @@ func TestElasticJob(t *testing.T) {
 	j.say("the job of higher priority has ended")
 	j.size(2, "grown again")
 	j.open("back")
+
+	worlds := j.Count("world_published")
+	j.killDriver()
+	j.until("another driver goes on", func() bool { return j.Count("resumed") == 1 })
+	j.say("another driver goes on")
+	j.open("killed")
+	j.until("steps under it", func() bool { return j.Step == 5*gateSteps })
+	if n := j.Count("world_published"); n != worlds {
+		t.Errorf("%d worlds, want %d: the workers have noticed the driver's end", n, worlds)
+	}
 
 	j.scale("1")
 	j.size(1, "drained")
@@ -117,10 +129,10 @@ func (c *cluster) runElastic(steps int) *elasticJob {
 	t.Setenv("HOME", home) // for the key
 	shim := `events=$3; shift 4; FLAGS="--events-file $events --log-level info $FLAGS" exec sh "$0" "$@"`
 	trainer := []string{"-steps", fmt.Sprint(steps), "-step-time", "2ms"}
-	for i, gate := range []string{"grown", "preempted", "back", "shrunk", "ended", "replaced"} {
+	for i, gate := range []string{"grown", "preempted", "back", "killed", "shrunk", "ended", "replaced"} {
 		trainer = append(trainer, "-gate", fmt.Sprintf("%d=%s", gateSteps*(i+1), gate))
 	}
-	j := &elasticJob{cluster: c, t: t, started: time.Now()}
+	j := &elasticJob{cluster: c, t: t, hvdrun: programs.Hvdrun, started: time.Now()}
 	j.Running, err = programs.Start(follow.Job{
 		Dir: c.path("job"), Wrap: []string{"sh", "-c", shim, filepath.Join(examples, "train.sh")}, Still: patience, Trainer: trainer,
 		Env: []string{
@@ -164,10 +176,15 @@ func (j *elasticJob) size(n int, what string) {
 // world waits for a world, and logs when it was published.
 func (j *elasticJob) world(what string, holds func() bool) {
 	j.t.Helper()
+	j.until(what, holds)
+	j.t.Logf("%6.1f s  %s", j.World.Time.Sub(j.started).Seconds(), what)
+}
+
+func (j *elasticJob) until(what string, holds func() bool) {
+	j.t.Helper()
 	if err := j.Until(j.t.Context(), what, holds); err != nil {
 		j.t.Fatal(err)
 	}
-	j.t.Logf("%6.1f s  %s", j.World.Time.Sub(j.started).Seconds(), what)
 }
 
 // open lets the training pass a gate.
@@ -195,6 +212,21 @@ func (j *elasticJob) folder() string {
 		j.t.Fatalf("the job's folders: %q, %v", found, err)
 	}
 	return found[0]
+}
+
+// killDriver kills hvdrun, and not the script that runs it.
+func (j *elasticJob) killDriver() {
+	j.t.Helper()
+	for _, pid := range j.Processes() {
+		if strings.HasPrefix(follow.CommandLine(pid), j.hvdrun+" -np ") {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				j.t.Fatal(err)
+			}
+			j.say("the driver is killed")
+			return
+		}
+	}
+	j.t.Fatal("there is no driver")
 }
 
 // jobs returns the jobs of agents, oldest first.

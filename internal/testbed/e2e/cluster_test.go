@@ -93,3 +93,43 @@ func TestEnrolledCluster(t *testing.T) {
 		}
 	}
 }
+
+// TestDriverIsTheSeed: agents know no address but the driver's. Another driver goes on with the
+// job, knows them at once, and hears that one of them is asked to leave.
+func TestDriverIsTheSeed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	if out, err := exec.Command(binaries.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	seed := fmt.Sprintf("127.80.%d.%d:7946", os.Getpid()/250%250, 1+os.Getpid()%250)
+	agents := map[string]*exec.Cmd{}
+	for _, name := range []string{"a", "b"} {
+		cmd := exec.Command(binaries.Hvdrun, "agent", "--key-file", key, "--join", seed, "--name", name, "--slots", "1",
+			"--bind", "127.0.0.1:0", "--drain-timeout", "10m")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill() // fails where it has ended
+			_ = cmd.Wait()
+		})
+		agents[name] = cmd
+	}
+	r := start(t, Job{
+		Flags:   append(flags("-np", "2", "--min-np", "1"), "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", seed),
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
+	})
+	w := world(t, r, 0, 2)
+	r.KillDriver()
+	r = resume(t, r)
+	ask(t, agents["b"].Process.Pid)
+	w = world(t, r, w.Generation, 1)
+	if w.Slots[0].Host != "a" {
+		t.Errorf("the world is %v", w.Slots)
+	}
+	ask(t, r.PID)
+	inOrder(t, finish(t, r, 143, 100000), "left", "stopped")
+}
