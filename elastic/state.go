@@ -352,8 +352,8 @@ const (
 	flagBits   = 2
 	// staysBit is set by a rank that is not asked to leave, or that is connected to its driver.
 	staysBit = 2
-	// followedBit is set by a rank that others follow. Where not all ranks have the same staysBit, it
-	// can be lost.
+	// followedBit is set by a rank that others follow. It can be lost where not all ranks have the
+	// same staysBit.
 	followedBit = 1
 )
 
