@@ -86,6 +86,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 			r.worker.run.outside = true
 			r.worker.group().Abort(err)
 		}
+		s.saved.Abandon() // who waits for a commit after the one that lay in place waits in vain
 		s.withdraw()
 		s.watch.end()
 	}()

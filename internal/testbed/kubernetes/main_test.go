@@ -278,13 +278,12 @@ func (j *job) check(steps int) {
 	if err != nil {
 		j.Fatal(err)
 	}
-	pids := map[string]int{} // each pod counts its own
+	pids := map[string]int{} // each pod counts its own, and the next one of its name anew
 	for i, l := range lines {
-		key := fmt.Sprint(l.Host, " ", l.PID)
-		if pids[key] == 0 {
-			pids[key] = len(pids) + 1
+		if pids[l.Worker] == 0 {
+			pids[l.Worker] = len(pids) + 1
 		}
-		lines[i].PID = pids[key]
+		lines[i].PID = pids[l.Worker]
 	}
 	if err := steplog.Check(lines, steps, steplog.Size); err != nil {
 		j.Error(err)

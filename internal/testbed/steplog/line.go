@@ -24,7 +24,8 @@ type Line struct {
 	Host       string  `json:"host"`
 	Slot       int     `json:"slot"`
 	PID        int     `json:"pid"`
-	Run        string  `json:"run"` // the job's id
+	Worker     string  `json:"worker"` // its incarnation
+	Run        string  `json:"run"`    // the job's id
 }
 
 // Where returns the worker's slot, "host:slot".

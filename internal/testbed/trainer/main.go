@@ -236,7 +236,7 @@ func (t *training) line(event steplog.Event) steplog.Line {
 	return steplog.Line{
 		Time: time.Now().UnixNano(), Event: event, Step: t.at.Step, Chain: steplog.FormatChain(t.at.Chain),
 		Rank: t.worker.Rank(), First: t.first, Size: t.worker.Size(), Generation: t.worker.Generation(),
-		Host: t.worker.Host(), Slot: t.worker.Slot(), PID: os.Getpid(), Run: os.Getenv("HVD_RUN_ID"),
+		Host: t.worker.Host(), Slot: t.worker.Slot(), PID: os.Getpid(), Worker: os.Getenv("HVD_INCARNATION"), Run: os.Getenv("HVD_RUN_ID"),
 	}
 }
 
