@@ -29,10 +29,7 @@ func (s *State) waitsForCalm() bool { return s.steps.applyIsUnknown() && s.mayLi
 
 // laysOut prepares the sources of a save for lying in place, or for being copied.
 func (s *State) laysOut(inPlace bool) {
-	calm := s.steps != nil && s.steps.applyIsCalm()
-	if s.inPlace.used && !calm {
-		s.inPlace.used = false
-	}
+	s.inPlace.used = s.inPlace.used && s.steps.applyIsCalm()
 	if !inPlace {
 		return
 	}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-
 	"strings"
 	"sync"
 	"sync/atomic"

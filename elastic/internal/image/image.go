@@ -10,7 +10,7 @@
 //
 // An image can also lie in place, in the live memory itself, where that does not change until the
 // next image but in a way that its owner announces by [Store.Vacate]. It costs no memory and no
-// copy, cannot be held, and is gone once the memory changes.
+// copy until [Store.Hold] copies it for its holder, and is gone once the memory changes.
 //
 // A [Store.Lend] gives the newest image to readers that can do without the chunks which later
 // images overwrite: others that fetch it. They cost no memory.
@@ -461,11 +461,11 @@ func (s *Store) Reserve() {
 		}
 		for _, b := range s.last.blobs {
 			for _, c := range b.chunks {
-				if n := len(c.data); !c.owned && !c.live {
-					continue
-				} else if have[n] > 0 {
+				switch n := len(c.data); {
+				case !c.owned && !c.live:
+				case have[n] > 0:
 					have[n]--
-				} else {
+				default:
 					lengths = append(lengths, n)
 				}
 			}

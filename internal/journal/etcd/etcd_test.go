@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -298,7 +297,7 @@ func TestEtcdIsGone(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	c := s.claim(s.open("k", LeastLease))
-	if err := s.Signal(syscall.SIGSTOP); err != nil {
+	if err := s.Suspend(); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
@@ -310,7 +309,7 @@ func TestEtcdIsGone(t *testing.T) {
 	if took := time.Since(began); took >= LeastLease {
 		t.Errorf("the claim ended after %v, its lease is %v", took, LeastLease)
 	}
-	if err := s.Signal(syscall.SIGCONT); err != nil {
+	if err := s.Resume(); err != nil {
 		t.Fatal(err)
 	}
 	_ = c.Release(false) // the lease may be gone

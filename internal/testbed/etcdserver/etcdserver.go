@@ -13,6 +13,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrMissing: this machine has no etcd.
@@ -38,7 +40,7 @@ func Start(ctx context.Context, dir, host string, wrap ...string) (*Server, erro
 	}
 	s := &Server{dir: dir, wrap: wrap}
 	for _, addr := range []*string{&s.Endpoint, &s.peer} {
-		port, err := freePort()
+		port, err := FreePort()
 		if err != nil {
 			return nil, fmt.Errorf("etcdserver: %w", err)
 		}
@@ -47,8 +49,8 @@ func Start(ctx context.Context, dir, host string, wrap ...string) (*Server, erro
 	return s, s.Restart(ctx)
 }
 
-// freePort returns a port that is free on loopback; other addresses use it seldom.
-func freePort() (string, error) {
+// FreePort returns a port that is free on loopback; other addresses use it seldom.
+func FreePort() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
@@ -105,8 +107,22 @@ func (s *Server) await(ctx context.Context) error {
 // LogPath is the path of what the server has printed.
 func (s *Server) LogPath() string { return filepath.Join(s.dir, "log") }
 
-// Signal sends the server a signal.
-func (s *Server) Signal(sig syscall.Signal) error { return s.cmd.Process.Signal(sig) }
+// Suspend stops the server by SIGSTOP and blocks until it executes nothing any more: the signal alone
+// leaves threads time to answer.
+func (s *Server) Suspend() error {
+	if err := s.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		return fmt.Errorf("etcdserver: %w", err)
+	}
+	for {
+		err := unix.Waitid(unix.P_PID, s.cmd.Process.Pid, nil, unix.WSTOPPED, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// Resume lets a suspended server go on.
+func (s *Server) Resume() error { return s.cmd.Process.Signal(unix.SIGCONT) }
 
 // Stop kills the server and waits for its end.
 func (s *Server) Stop() {

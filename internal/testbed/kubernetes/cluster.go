@@ -76,7 +76,7 @@ func (c *Cluster) start(ctx context.Context, programs string, image map[string]s
 	if c.etcd, err = etcdserver.Start(ctx, etcdDir, "127.0.0.1"); err != nil {
 		return err
 	}
-	port, err := freePort()
+	port, err := etcdserver.FreePort()
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (c *Cluster) start(ctx context.Context, programs string, image map[string]s
 	if err := c.await(ctx, "/readyz"); err != nil {
 		return err
 	}
-	managerPort, err := freePort()
+	managerPort, err := etcdserver.FreePort()
 	if err != nil {
 		return err
 	}
@@ -268,17 +268,6 @@ func (f files) keys(address string) (*x509.CertPool, error) {
 	return pool, errors.Join(
 		f.write("ca.pem", text("CERTIFICATE", rootDER)), f.write("tls.pem", text("CERTIFICATE", leafDER)),
 		f.write("tls.key", text("EC PRIVATE KEY", serverDER)), f.write("accounts.key", text("EC PRIVATE KEY", accountsDER)))
-}
-
-// freePort returns a port that is free.
-func freePort() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer ln.Close()
-	_, port, err := net.SplitHostPort(ln.Addr().String())
-	return port, err
 }
 
 // network is a bridge of this machine, and a network namespace for each pod.
