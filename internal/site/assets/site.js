@@ -8,7 +8,7 @@ const found = document.getElementById("found");
 
 // The index is a script, since a page that was opened as a file may not fetch others. It is brought
 // when somebody turns to the search.
-let index = null, asked = false;
+let index = null, asked = false, enter = false; // enter: the key was pressed before the index was there
 function bringIndex() {
   if (asked) return;
   asked = true;
@@ -21,10 +21,13 @@ function bringIndex() {
       s.head = s.heading.toLowerCase();
       s.low = s.text.toLowerCase();
     }
-    if (input.value) show();
+    if (!input.value) return;
+    show();
+    if (enter) follow();
   };
   script.onerror = () => {
     asked = false;
+    enter = false;
     found.textContent = "The index of the search could not be loaded.";
     found.classList.remove("hidden");
   };
@@ -103,7 +106,15 @@ function show() {
   found.textContent = !words.length ? "" : list.length ? list.length + (list.length === 20 ? " or more" : "") + " found" : "Nothing found";
 }
 
+// follow goes to the first hit, now or when the index is there. The hits are always those of what the
+// input holds.
+function follow() {
+  enter = !index;
+  hits.querySelector("a")?.click();
+}
+
 function close() {
+  enter = false;
   hits.hidden = true;
   found.classList.add("hidden");
 }
@@ -117,12 +128,12 @@ function move(by) {
 
 document.querySelector(".search").hidden = false;
 input.addEventListener("focus", () => { bringIndex(); if (hits.children.length) hits.hidden = false; });
-input.addEventListener("input", () => { bringIndex(); show(); });
+input.addEventListener("input", () => { enter = false; bringIndex(); show(); });
 document.querySelector(".search").addEventListener("keydown", (e) => {
   if (e.key === "ArrowDown") move(1);
   else if (e.key === "ArrowUp") move(-1);
-  else if (e.key === "Escape") { close(); input.focus(); }
-  else if (e.key === "Enter" && e.target === input) hits.querySelector("a")?.click();
+  else if (e.key === "Escape") { input.focus(); close(); } // in this order: the focus shows the hits
+  else if (e.key === "Enter" && e.target === input) follow();
   else return;
   if (e.key !== "Enter" || e.target === input) e.preventDefault();
 });
