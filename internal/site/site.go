@@ -24,8 +24,8 @@ const mostText = 256 << 10
 type Source struct {
 	// FS is the root of the repository.
 	FS fs.FS
-	// Files are the paths of all files that may be published, such as those that git tracks. What is
-	// not among them is neither read nor listed.
+	// Files are the paths of all files that may be published, such as those that git tracks. What
+	// is not among them is neither read nor listed.
 	Files []string
 }
 

@@ -61,7 +61,7 @@ type element struct {
 // void are elements without an end.
 var void = []string{"meta", "link", "img", "br", "hr", "input"}
 
-// elements reads a page, whose elements must end in the order in which they begin, and returns them.
+// elements reads a page, whose elements must end in the reverse order of their beginnings.
 func elements(t *testing.T, name string, text []byte) (all []element) {
 	t.Helper()
 	var open []string

@@ -50,8 +50,8 @@ func serveSite(t *testing.T, folder string, ready <-chan struct{}) string {
 	return server.URL + "/"
 }
 
-// press presses keys as a keyboard does: a page that takes a key keeps its character from the input.
-// chromedp.KeyEvent sends the character in any case.
+// press presses keys as a keyboard does: a page that takes a key keeps its character from the
+// input. chromedp.KeyEvent sends the character in any case.
 func press(keys string) action {
 	return chromedp.Func(func(ctx context.Context, target *chromedp.Target) error {
 		for _, r := range keys {
