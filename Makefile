@@ -43,7 +43,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb deb check-kubernetes deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb deb check-kubernetes check-slurm deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -221,6 +221,10 @@ check-kubernetes: ## run jobs on a real API server, which it builds first (4 min
 	@mkdir -p bin/kubernetes
 	@$(PURE) $(GO) -C $(SERVERS) build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
+
+check-slurm: ## run a job that asks a real Slurm for its nodes; needs what make deps brings; ARGS go to go test
+	@echo "== Slurm"
+	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) -run '^TestElasticJob$$' ./plugins/slurm
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"

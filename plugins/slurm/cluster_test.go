@@ -79,7 +79,7 @@ func startCluster(t *testing.T, nodes int) *cluster {
 func (c *cluster) awaitIdle() {
 	c.t.Helper()
 	c.await("all nodes to be idle", func() bool {
-		out, _ := exec.Command("sinfo", "--noheader", "--Node", "--format=%T").Output() // it fails until the controller is up
+		out, _ := exec.Command("sinfo", "--noheader", "--partition=all", "--Node", "--format=%T").Output() // it fails until the controller is up
 		states := strings.Fields(string(out))
 		return len(states) == c.nodes && !slices.ContainsFunc(states, func(s string) bool { return s != "idle" }) // idle* is silent
 	})
@@ -117,6 +117,9 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
 SlurmdParameters=config_overrides
 GresTypes=gpu
 `, host, ports[0], me.Username, c.dir)
@@ -124,7 +127,9 @@ GresTypes=gpu
 		conf += fmt.Sprintf("NodeName=n%d NodeHostname=%s NodeAddr=127.0.0.1 Port=%d CPUs=4 RealMemory=100 Gres=gpu:2\n",
 			i+1, host, ports[i+1])
 	}
-	conf += "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
+	conf += "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n" +
+		"PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=600\n" +
+		"PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF\n"
 	key := make([]byte, 128)
 	rand.Read(key)
 	for name, content := range map[string]string{

@@ -8,10 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 const (
@@ -39,7 +42,7 @@ func (c commands) run(ctx context.Context, name string, args ...string) (string,
 		path = filepath.Join(c.dir, name)
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = environ()
+	cmd.Env = environ(name)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
@@ -62,12 +65,21 @@ func (c commands) run(ctx context.Context, name string, args ...string) (string,
 	return stdout.kept.String(), nil
 }
 
-// environ is this process's environment without what would change what the commands print.
-// SQUEUE_PARTITION and its kin hide jobs.
-func environ() []string {
+// strayed are variables that a job which is submitted must not get: those of the job that this
+// process runs in, those by which this plugin was started, and the mark by which what it has
+// started is ended with it.
+var strayed = regexp.MustCompile(`^(SLURM_|SLURMD_|PLUGIN_|` + plan.EnvRunID + `=)`)
+
+// environ is this process's environment without what would change what the commands print, and for
+// sbatch without what a job must not get. SQUEUE_PARTITION and its kin hide jobs.
+func environ(program string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "SQUEUE_") || strings.HasPrefix(v, "SCONTROL_")
+		return strings.HasPrefix(v, "SQUEUE_") || strings.HasPrefix(v, "SCONTROL_") || strings.HasPrefix(v, "SCANCEL_") ||
+			program == "sbatch" && strayed.MatchString(v) && !strings.HasPrefix(v, "SLURM_CONF=")
 	})
+	if program == "sbatch" {
+		return env
+	}
 	return append(env, "SLURM_TIME_FORMAT=standard", "SLURM_BITSTR_LEN=0", "LC_ALL=C")
 }
 

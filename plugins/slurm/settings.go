@@ -15,8 +15,11 @@ import (
 type config struct {
 	jobIDs      []string // or:
 	jobName     string
-	host        string // name, hostname or addr
-	slots       string // auto, gpus, tasks, cpus or a number
+	script      string        // "": no jobs are submitted
+	notice      time.Duration // how long before the end of its job a node is draining, with a script
+	host        string        // name, hostname or addr
+	slots       string        // auto, gpus, tasks, cpus or a number
+	nodeSlots   int           // that number, with a script
 	gres        string
 	cpusPerSlot int
 	bin         string
@@ -30,6 +33,8 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 	s := settings.Read("slurm", values)
 	c := config{
 		jobName:     s.Text("job_name", ""),
+		script:      s.Text("script", ""),
+		notice:      s.Duration("notice", time.Minute, 0, 24*time.Hour),
 		host:        s.OneOf("host", "name", "hostname", "addr"),
 		slots:       s.Text("slots", "auto"),
 		gres:        s.Text("gres", "gpu"),
@@ -57,6 +62,7 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 	if strings.ContainsAny(c.jobName, ", \t\r\n") || strings.HasPrefix(c.jobName, "-") {
 		s.Fault("job_name", "%q is not the name of one job", c.jobName)
 	}
+	c.checkScript(s)
 	slices.Sort(c.jobIDs)
 	switch c.jobIDs = slices.Compact(c.jobIDs); {
 	case c.jobName != "" && len(c.jobIDs) > 0:
@@ -71,6 +77,31 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 		s.Fault("job_id", "is empty")
 	}
 	return c, s.Err()
+}
+
+// checkScript refuses what does not go with a script, or without one. With one, a node has as many
+// slots as its agent was told to offer, and the agent's host is called after node and job.
+func (c *config) checkScript(s *settings.Reader) {
+	switch {
+	case c.script == "" && s.Given("notice"):
+		s.Fault("notice", "there is no script to use it for")
+	case c.script == "":
+		return
+	case c.jobName == "":
+		s.Fault("script", "job_name is missing: the name of the jobs that are submitted")
+	case s.Given("host"):
+		s.Fault("host", "with a script, the hosts are called NODE-JOB")
+	case strings.HasPrefix(c.script, "-"):
+		s.Fault("script", "%q is not the path of a script", c.script)
+	}
+	if !s.Given("slots") {
+		c.slots = "1"
+	}
+	if n, err := strconv.Atoi(c.slots); err != nil || n < 1 {
+		s.Fault("slots", "with a script, it is the number of slots that the agent of a node offers")
+	} else {
+		c.nodeSlots = n
+	}
 }
 
 // tasksPerNode returns what Slurm told this process of the tasks on each node of its job, where it

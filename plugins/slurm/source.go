@@ -31,6 +31,7 @@ type source struct {
 
 	mu   sync.Mutex
 	seen map[string]memory
+	pool pool
 }
 
 // memory is what the source remembers of a job that it has found alive.
@@ -42,7 +43,9 @@ type memory struct {
 }
 
 func newSource() *source {
-	return &source{lookup: os.LookupEnv, log: logrus.StandardLogger(), seen: map[string]memory{}}
+	return &source{lookup: os.LookupEnv, log: logrus.StandardLogger(), seen: map[string]memory{}, pool: pool{
+		asked: map[string]time.Time{}, seen: map[string]time.Time{}, doomed: map[string]bool{},
+	}}
 }
 
 // Configure takes the settings.
@@ -63,12 +66,18 @@ func (s *source) Configure(values map[string]string) error {
 // A job that has not started has no hosts, and one that has ended since it was first seen has none
 // any more: that is an answer, not a failure, and is logged. A job that was never seen alive and
 // has ended, or is not known, is an error.
+//
+// With a script the hosts' agents tell by gossip that they are there, and the list has those alone
+// that are about to end, as draining.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	if s.run == nil {
 		return nil, errors.New("slurm: not configured")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.timeout, fmt.Errorf("no answer in %v", s.cfg.timeout))
 	defer cancel()
+	if s.cfg.script != "" {
+		return s.poolHosts(ctx)
+	}
 	ids := s.cfg.jobIDs
 	if s.cfg.jobName != "" {
 		var err error

@@ -649,6 +649,9 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	if len(m.GetSubmits()) > 0 {
 		s.ackLater(p)
 	}
+	for _, e := range m.GetEnds() {
+		s.q.Ended(now, queue.ID{Client: p.session, N: e.GetN()}, resultOf(e.GetResult()))
+	}
 	for _, c := range m.GetCancels() {
 		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
 	}
@@ -770,15 +773,26 @@ func (s *Scheduler) actOn(a queue.Action) {
 			m.Stops = append(m.Stops, &wire.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
 		})
 	case queue.Tell:
-		if r, ok := s.q.Result(a.Task); ok {
-			if r.State == queue.Failed {
-				s.failed(p, a.Task, r)
-			}
-			p.put(64+len(r.Value), func(m *wire.FromTasks) {
-				m.Told = append(m.Told, &wire.TaskTold{N: a.Task.N, Result: wireResult(r)})
-			})
-		}
+		s.tell(p, a.Task)
 	}
+}
+
+// tell tells a client what has become of a task; the lock is held. That it has not succeeded is
+// told once it is written down: the next scheduler would run it again otherwise, and those that
+// depend on it might succeed, of which the client knows that they cannot.
+func (s *Scheduler) tell(p *peer, id queue.ID) {
+	r, ok := s.q.Result(id)
+	switch {
+	case !ok:
+		return
+	case r.State != queue.Succeeded && s.tellLater(id):
+		return
+	case r.State == queue.Failed:
+		s.failed(p, id, r)
+	}
+	p.put(64+len(r.Value), func(m *wire.FromTasks) {
+		m.Told = append(m.Told, &wire.TaskTold{N: id.N, Result: wireResult(r)})
+	})
 }
 
 // mostWithTask bounds the results that are sent with a task; others are sent before it.

@@ -107,8 +107,8 @@ func (s *Server) await(ctx context.Context) error {
 // LogPath is the path of what the server has printed.
 func (s *Server) LogPath() string { return filepath.Join(s.dir, "log") }
 
-// Suspend stops the server by SIGSTOP and blocks until it executes nothing any more: the signal alone
-// leaves threads time to answer.
+// Suspend stops the server by SIGSTOP and blocks until it executes nothing any more: the signal
+// alone leaves threads time to answer.
 func (s *Server) Suspend() error {
 	if err := s.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		return fmt.Errorf("etcdserver: %w", err)

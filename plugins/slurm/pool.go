@@ -1,0 +1,404 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	// mark is the comment of the jobs that were submitted here, and may be cancelled here.
+	mark = "hvdrun"
+	// maxSubmits bounds the jobs that one Scale submits; the next goes on.
+	maxSubmits = 16
+	// settled is how long a job runs before its end is no longer taken for a fault of its script.
+	settled = time.Minute
+	// firstPause and longestPause bound the wait after a job that has failed so.
+	firstPause, longestPause = 10 * time.Second, 10 * time.Minute
+)
+
+// takenAway finds in what scontrol shows of a job that Slurm or a person has ended it.
+var takenAway = regexp.MustCompile(`(?m)^ +JobState=(PREEMPTED|NODE_FAIL|TIMEOUT|DEADLINE|REVOKED|CANCELLED) | PreemptTime=2`)
+
+// pool is what is remembered of the jobs of the script. The source's lock guards it.
+type pool struct {
+	asked  map[string]time.Time // jobs that were asked to end, and when
+	seen   map[string]time.Time // jobs submitted here, and since when they were seen to run
+	doomed map[string]bool      // jobs that Slurm ends
+	faults int                  // jobs in a row that have ended at once
+	until  time.Time            // nothing is submitted before
+}
+
+// poolJob is one job of the name.
+type poolJob struct {
+	id        string
+	phase     phase
+	size      int       // nodes that it has, or waits for
+	end       time.Time // zero: not known
+	preempted bool      // another job gets its nodes
+	nodes     []string
+	ours      bool
+}
+
+// poolFormat is squeue's: the comment, which may hold anything, is last.
+const poolFormat = "%A|%T|%D|%e|%N|%k"
+
+// poolJobs asks for this user's jobs of the name that have not ended, oldest first.
+func (s *source) poolJobs(ctx context.Context) ([]poolJob, error) {
+	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", "--name="+s.cfg.jobName, "--format="+poolFormat)
+	if err != nil {
+		return nil, err
+	}
+	var jobs []poolJob
+	for line := range strings.Lines(out) {
+		if line = strings.TrimRight(line, " \r\n"); line == "" {
+			continue
+		}
+		j, err := parsePoolJob(line)
+		if err != nil {
+			return nil, fmt.Errorf("slurm: squeue printed no job: %q: %w", shorten(line), err)
+		}
+		if j.phase != ended {
+			jobs = append(jobs, j)
+		}
+	}
+	slices.SortStableFunc(jobs, func(a, b poolJob) int { return cmp.Or(len(a.id)-len(b.id), cmp.Compare(a.id, b.id)) })
+	return jobs, s.notePreempted(ctx, jobs)
+}
+
+// notePreempted asks which of the jobs are preempted. The end of their time does not tell it: Slurm
+// shows none of a job without a time limit, and of another the end of its grace.
+func (s *source) notePreempted(ctx context.Context, jobs []poolJob) error {
+	if !slices.ContainsFunc(jobs, func(j poolJob) bool { return j.phase == running }) {
+		return nil
+	}
+	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", "--name="+s.cfg.jobName, "--Format=JobID:20,PreemptTime:30")
+	if err != nil {
+		return err
+	}
+	preempted := map[string]bool{}
+	for line := range strings.Lines(out) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 0:
+			continue
+		case len(words) != 2:
+			return fmt.Errorf("slurm: squeue printed no job and its preemption: %q", shorten(strings.TrimSpace(line)))
+		}
+		preempted[words[0]] = strings.HasPrefix(words[1], "2") // a time; else None or N/A
+	}
+	for i := range jobs {
+		jobs[i].preempted = preempted[jobs[i].id]
+	}
+	return nil
+}
+
+func parsePoolJob(line string) (j poolJob, err error) {
+	words := strings.SplitN(line, "|", 6)
+	if len(words) != 6 {
+		return j, errors.New("6 columns are missing")
+	}
+	j.id, j.phase, j.ours = words[0], phases[words[1]], words[5] == mark
+	if _, err := number(j.id); err != nil {
+		return j, err
+	}
+	if j.phase == 0 {
+		return j, fmt.Errorf("state %q is not known", words[1])
+	}
+	if j.size, err = number(words[2]); err != nil {
+		return j, err
+	}
+	if t, err := time.ParseInLocation("2006-01-02T15:04:05", words[3], time.Local); err == nil {
+		j.end = t // else it has no limit
+	}
+	if words[4] != "" {
+		j.nodes, err = expandHostlist(words[4])
+	}
+	return j, err
+}
+
+// leaves reports whether Slurm takes the job's nodes away: since it is preempted, or its time ends
+// within the notice.
+func (j *poolJob) leaves(now time.Time, notice time.Duration) bool {
+	return j.phase == ending || j.preempted || j.phase == running && !j.end.IsZero() && !j.end.After(now.Add(notice))
+}
+
+// poolHosts returns the hosts that are about to end, as draining: those of jobs that end, and those
+// on nodes that are drained.
+func (s *source) poolHosts(ctx context.Context) ([]plan.Host, error) {
+	jobs, err := s.poolJobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := s.healthOf(ctx, jobs)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	hosts := []plan.Host{}
+	now := time.Now()
+	for _, j := range jobs {
+		if j.phase != running && j.phase != ending {
+			continue
+		}
+		_, asked := s.pool.asked[j.id]
+		for _, name := range j.nodes {
+			health := nodes[name].health
+			if health != useless && (asked || health == leaving || j.leaves(now, s.cfg.notice)) {
+				hosts = append(hosts, plan.Host{Name: name + "-" + j.id, Slots: s.cfg.nodeSlots, Draining: true})
+			}
+		}
+	}
+	return hosts, nil
+}
+
+// healthOf asks for the states of all nodes of the jobs.
+func (s *source) healthOf(ctx context.Context, jobs []poolJob) (map[string]node, error) {
+	var names []string
+	for _, j := range jobs {
+		names = append(names, j.nodes...)
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	slices.Sort(names)
+	out, err := s.run(ctx, "scontrol", "show", "node", "-o", strings.Join(slices.Compact(names), ","))
+	if err != nil {
+		return nil, err
+	}
+	return parseNodes(out)
+}
+
+// Scale submits jobs of the script, of a node each, until so many slots are there or asked for, and
+// gives back what is beyond: jobs that wait are cancelled, then the agents of the youngest are
+// asked to end, which drain. Jobs of the name that a person has submitted count too, and are never
+// cancelled. Nodes that Slurm is about to take away do not count, so that others are asked for in
+// time.
+func (s *source) Scale(ctx context.Context, _, most int) error {
+	switch {
+	case s.run == nil:
+		return errors.New("slurm: not configured")
+	case s.cfg.script == "":
+		return discovery.ErrNoScale
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.timeout, fmt.Errorf("no answer in %v", s.cfg.timeout))
+	defer cancel()
+	jobs, err := s.poolJobs(ctx)
+	if err != nil {
+		return err
+	}
+	if most == 0 {
+		return s.giveBack(ctx, jobs)
+	}
+	nodes, err := s.healthOf(ctx, jobs)
+	if err != nil {
+		return err
+	}
+	stay, taken, overdue, vanished := s.judgeJobs(jobs, nodes)
+	for _, id := range vanished {
+		if err := s.blame(ctx, id); err != nil {
+			return err
+		}
+	}
+	for _, j := range taken {
+		if err := s.end(ctx, &j); err != nil {
+			return err
+		}
+	}
+	for _, id := range overdue {
+		if _, err := s.run(ctx, "scancel", id); err != nil {
+			return err
+		}
+	}
+	lack := (most + s.cfg.nodeSlots - 1) / s.cfg.nodeSlots
+	for _, j := range stay {
+		lack -= j.size
+	}
+	if lack < 0 {
+		return s.shrink(ctx, stay, -lack)
+	}
+	return s.submit(ctx, min(lack, maxSubmits))
+}
+
+// end cancels a job that waits, or asks the agent of one that runs to end.
+func (s *source) end(ctx context.Context, j *poolJob) error {
+	args := []string{j.id}
+	if j.phase == running {
+		args = []string{"--signal=TERM", j.id} // for its steps, not for srun, which would kill them
+	}
+	s.mu.Lock()
+	s.pool.asked[j.id] = time.Now()
+	s.mu.Unlock()
+	_, err := s.run(ctx, "scancel", args...)
+	return err
+}
+
+// judgeJobs returns the jobs whose nodes are there to stay, or to come, with the number of these;
+// those submitted here whose time ends, and whose agents are to be asked to end; those that were
+// asked to end and have not in time; and those that nobody was seen to end, soon after their start.
+func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken []poolJob, overdue, vanished []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	alive := map[string]bool{}
+	for _, j := range jobs {
+		alive[j.id] = true
+		if asked, was := s.pool.asked[j.id]; was {
+			if now.Sub(asked) > max(s.cfg.notice, settled) {
+				overdue = append(overdue, j.id)
+				s.pool.asked[j.id] = now
+			}
+			continue
+		}
+		if j.ours && j.phase == running && s.pool.seen[j.id].IsZero() {
+			s.pool.seen[j.id] = now
+		}
+		if j.leaves(now, s.cfg.notice) {
+			switch log := s.log.WithField("job", j.id); {
+			case j.preempted && !s.pool.doomed[j.id]: // its steps have SIGTERM from Slurm, and a second one cuts a drain short
+				log.Info("slurm: the job is preempted: its node is drained")
+			case j.preempted:
+			case j.ours && j.phase == running:
+				taken = append(taken, j)
+				log.Infof("slurm: the job ends at %s: its node is drained", j.end.Format(time.TimeOnly))
+			}
+			s.pool.doomed[j.id] = true
+			continue
+		}
+		if j.phase == running {
+			j.size = 0
+			for _, name := range j.nodes {
+				if nodes[name].health == useful {
+					j.size++
+				}
+			}
+		}
+		stay = append(stay, j)
+	}
+	for id := range s.pool.asked {
+		if !alive[id] {
+			delete(s.pool.asked, id)
+			delete(s.pool.seen, id)
+		}
+	}
+	return stay, taken, overdue, s.vanished(now, alive)
+}
+
+// vanished returns the jobs submitted here that have ended soon after they were submitted or
+// started, and forgets all that have ended. s.mu is held.
+func (s *source) vanished(now time.Time, alive map[string]bool) (early []string) {
+	p := &s.pool
+	for id, since := range p.seen {
+		long := !since.IsZero() && now.Sub(since) > settled
+		switch {
+		case alive[id] && long:
+			p.faults = 0
+		case alive[id]:
+		default:
+			delete(p.seen, id)
+			if !long && !p.doomed[id] {
+				early = append(early, id)
+			}
+		}
+	}
+	for id := range p.doomed {
+		if !alive[id] {
+			delete(p.doomed, id)
+		}
+	}
+	slices.Sort(early)
+	return early
+}
+
+// blame counts a job that has ended soon after its start, unless it was taken away: the script
+// fails, and would be submitted again and again.
+func (s *source) blame(ctx context.Context, id string) error {
+	text, err := s.run(ctx, "scontrol", "show", "job", id)
+	switch {
+	case err == nil && takenAway.MatchString(text):
+		return nil
+	case err != nil && !strings.Contains(err.Error(), "Invalid job id"): // else it is long gone
+		s.mu.Lock()
+		s.pool.seen[id] = time.Time{} // it is asked again
+		s.mu.Unlock()
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &s.pool
+	pause := min(firstPause<<min(p.faults, 10), longestPause)
+	p.faults++
+	p.until = time.Now().Add(pause)
+	s.log.WithField("job", id).Warnf("slurm: the job has ended soon after its start: see its output, and "+
+		"`scontrol show job %s`; the next is submitted in %v", id, pause)
+	return nil
+}
+
+// submit submits n jobs.
+func (s *source) submit(ctx context.Context, n int) error {
+	s.mu.Lock()
+	wait := time.Now().Before(s.pool.until)
+	s.mu.Unlock()
+	if wait {
+		return nil
+	}
+	for range n {
+		out, err := s.run(ctx, "sbatch", "--parsable", "--nodes=1", "--no-requeue", "--job-name="+s.cfg.jobName, "--comment="+mark, s.cfg.script)
+		if err != nil {
+			return err
+		}
+		id, _, _ := strings.Cut(strings.TrimSpace(out), ";") // the cluster's name may follow
+		if _, err := number(id); err != nil {
+			return fmt.Errorf("slurm: sbatch printed no id of a job: %w", err)
+		}
+		s.mu.Lock()
+		s.pool.seen[id] = time.Time{}
+		s.mu.Unlock()
+		s.log.WithField("job", id).Info("slurm: a job is submitted for one more node")
+	}
+	return nil
+}
+
+// shrink gives n nodes back: jobs that wait first, then those that run, the youngest of them first.
+// The steps of one that runs get SIGTERM: its agent drains.
+func (s *source) shrink(ctx context.Context, stay []poolJob, n int) error {
+	slices.Reverse(stay)
+	slices.SortStableFunc(stay, func(a, b poolJob) int { return cmp.Compare(a.phase, b.phase) })
+	for _, j := range stay {
+		if !j.ours || j.size > n {
+			continue
+		}
+		if err := s.end(ctx, &j); err != nil {
+			return err
+		}
+		s.log.WithField("job", j.id).Info("slurm: the job is given back")
+		if n -= j.size; n <= 0 {
+			break
+		}
+	}
+	return nil
+}
+
+// giveBack cancels all jobs that were submitted here.
+func (s *source) giveBack(ctx context.Context, jobs []poolJob) error {
+	var ids []string
+	for _, j := range jobs {
+		if j.ours {
+			ids = append(ids, j.id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	_, err := s.run(ctx, "scancel", ids...)
+	return err
+}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
+)
+
+// gateSteps is the number of steps from one gate of the training to the next.
+const gateSteps = 8
+
+// elasticJob is a job that asks a real Slurm for its nodes.
+type elasticJob struct {
+	*cluster
+	*follow.Running
+	t       *testing.T
+	started time.Time
+}
+
+// TestElasticJob runs examples/slurm on a real Slurm with two nodes, of which another has one: the
+// job begins with one, grows when Slurm has another, is preempted there by a job of a higher
+// priority, has it again, gives it back, asks for it again, goes on when its oldest allocation
+// ends, and is done. The grace of a preemption is ten minutes: a drain that comes at its end is too
+// late. It takes half a minute.
+func TestElasticJob(t *testing.T) {
+	if testing.Short() {
+		t.Skip("half a minute with a real Slurm: make check-slurm")
+	}
+	c := startCluster(t, 2)
+	const steps = 60
+	high := c.allocate("--partition=high", "--exclusive", "--nodelist=n2")
+	j := c.runElastic(steps)
+	j.size(1, "world of 1, as another job has the other node")
+	c.do("scancel", high)
+	j.say("the other job has ended")
+	j.size(2, "grown")
+	j.open("grown")
+
+	j.say("a job of higher priority comes")
+	high = c.allocate("--partition=high", "--exclusive", "--nodelist="+j.youngest())
+	j.say("the job of higher priority has the node")
+	j.size(1, "preempted and drained")
+	j.open("preempted")
+	c.do("scancel", high)
+	j.say("the job of higher priority has ended")
+	j.size(2, "grown again")
+	j.open("back")
+
+	j.scale("1")
+	j.size(1, "drained")
+	j.open("shrunk")
+	j.await("the node to be given back", func() bool { return len(j.jobs()) == 1 })
+	j.say("given back")
+	j.scale("2")
+	j.size(2, "grown once more")
+	oldest := j.jobs()[0]
+	c.do("scancel", oldest)
+	j.say("the oldest allocation is cancelled")
+	j.open("ended")
+	gone := func(slot follow.Slot) bool { return strings.HasSuffix(slot.Host, "-"+oldest) }
+	j.world("another allocation is there in its place", func() bool {
+		return j.World.Size == 2 && !slices.ContainsFunc(j.World.Slots, gone)
+	})
+	j.open("replaced")
+
+	res, err := j.Wait()
+	if err != nil || res.Status != 0 || res.Hung {
+		t.Fatalf("status %d, %v\n%s", res.Status, err, res.Story())
+	}
+	j.say("done")
+	j.await("all to be given back", func() bool { return len(j.jobs()) == 0 })
+	j.say("all given back")
+	if err := steplog.Check(res.Lines, steps, steplog.Size); err != nil {
+		t.Errorf("%v\n%s", err, res.Story())
+	}
+	for _, e := range res.Events {
+		switch e.Name {
+		case "hosts_found", "worker_started", "worker_exited", "world_published", "resumed", "scaled", "job_done":
+			t.Logf("%6.1f s  %v", e.Time.Sub(j.started).Seconds(), e)
+		}
+		if e.Name == "worker_exited" && e.Cause == "failed" {
+			t.Errorf("a worker has failed: %v", e)
+		}
+	}
+	if t.Failed() {
+		t.Log(res.Story())
+	}
+}
+
+// runElastic starts the job by examples/slurm/train.sh.
+func (c *cluster) runElastic(steps int) *elasticJob {
+	t := c.t
+	t.Helper()
+	examples, err := filepath.Abs("../../examples/slurm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin, home := c.path("bin"), c.path("home")
+	for _, dir := range []string{bin, home, c.path("job")} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	programs, err := follow.Build(t.Context(), bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.do("go", "build", "-o", c.path("plugin"), ".")
+	t.Setenv("HOME", home) // for the key
+	shim := `events=$3; shift 4; FLAGS="--events-file $events --log-level info $FLAGS" exec sh "$0" "$@"`
+	trainer := []string{"-steps", fmt.Sprint(steps), "-step-time", "2ms"}
+	for i, gate := range []string{"grown", "preempted", "back", "shrunk", "ended", "replaced"} {
+		trainer = append(trainer, "-gate", fmt.Sprintf("%d=%s", gateSteps*(i+1), gate))
+	}
+	j := &elasticJob{cluster: c, t: t, started: time.Now()}
+	j.Running, err = programs.Start(follow.Job{
+		Dir: c.path("job"), Wrap: []string{"sh", "-c", shim, filepath.Join(examples, "train.sh")}, Still: patience, Trainer: trainer,
+		Env: []string{
+			"HVDRUN=" + programs.Hvdrun, "PLUGIN=" + c.path("plugin"), "HERE=" + examples, "ADDRESS=127.0.0.1", "MIN=1", "MAX=2",
+			"FLAGS=--discovery-config interval=500ms",
+			"SBATCH_PARTITION=low", "SBATCH_OUTPUT=" + c.path("agent-%j.out"),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // before the cluster is stopped
+		if !j.Over() {
+			j.Kill()
+		}
+		if t.Failed() {
+			files, _ := filepath.Glob(c.path("agent-*.out"))
+			for _, f := range append(files, j.OutputPath(), j.EventsPath()) {
+				text, _ := os.ReadFile(f)
+				t.Logf("%s:\n%s", filepath.Base(f), text)
+			}
+			out, _ := exec.Command("squeue").Output()
+			t.Logf("%s", out)
+		}
+	})
+	j.say("submitted")
+	return j
+}
+
+// say logs what has happened, and how long after the start.
+func (j *elasticJob) say(what string) {
+	j.t.Logf("%6.1f s  %s", time.Since(j.started).Seconds(), what)
+}
+
+// size waits for a world of that size.
+func (j *elasticJob) size(n int, what string) {
+	j.t.Helper()
+	j.world(what, func() bool { return j.World.Size == n })
+}
+
+// world waits for a world, and logs when it was published.
+func (j *elasticJob) world(what string, holds func() bool) {
+	j.t.Helper()
+	if err := j.Until(j.t.Context(), what, holds); err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Logf("%6.1f s  %s", j.World.Time.Sub(j.started).Seconds(), what)
+}
+
+// open lets the training pass a gate.
+func (j *elasticJob) open(gate string) {
+	j.t.Helper()
+	if err := os.WriteFile(filepath.Join(j.Dir, gate), nil, 0o600); err != nil {
+		j.t.Fatal(err)
+	}
+}
+
+// scale sets the bound of the job.
+func (j *elasticJob) scale(most string) {
+	j.t.Helper()
+	if out, err := j.Subcommand(j.t.Context(), "scale", "--max-np", most, j.folder()).CombinedOutput(); err != nil {
+		j.t.Fatalf("%v\n%s", err, out)
+	}
+	j.say("bound set to " + most)
+}
+
+// folder returns the job's folder, which train.sh has made.
+func (j *elasticJob) folder() string {
+	j.t.Helper()
+	found, err := filepath.Glob(j.path("home/.hvdrun-*/job"))
+	if err != nil || len(found) != 1 {
+		j.t.Fatalf("the job's folders: %q, %v", found, err)
+	}
+	return found[0]
+}
+
+// jobs returns the jobs of agents, oldest first.
+func (j *elasticJob) jobs() []string {
+	j.t.Helper()
+	return strings.Fields(j.do("squeue", "--noheader", "--sort=i", "--partition=low", "--format=%A"))
+}
+
+// youngest returns the node of the youngest job.
+func (j *elasticJob) youngest() string {
+	j.t.Helper()
+	nodes := strings.Fields(j.do("squeue", "--noheader", "--sort=i", "--partition=low", "--states=RUNNING", "--format=%N"))
+	return nodes[len(nodes)-1]
+}
