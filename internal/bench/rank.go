@@ -10,7 +10,6 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
-	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // Rank is the program of a rank: it joins the job that started it, measures what spec says, and on
@@ -173,8 +172,13 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 		return nil, err
 	}
 	t := &trial{ctx: m.ctx, group: m.group, ends: m.ends, op: op, data: data}
+	t.parts = t.split(data)
 	if m.spec.Into && op.HasInto() {
-		if t.into, err = m.tensor(op, m.results(op, len(data))); err != nil {
+		n := len(data)
+		if op == ReduceScatter {
+			n = len(t.parts[m.group.Rank()])
+		}
+		if t.into, err = m.tensor(op, n); err != nil {
 			t.free()
 			return nil, err
 		}
@@ -219,15 +223,6 @@ func (m *meter) sample(t *trial, samples []time.Duration) error {
 	all, most, err := m.sent(before)
 	t.sent, t.sentMost = t.sent+all, t.sentMost+most
 	return err
-}
-
-// results is how many elements of n this rank has after an operation.
-func (m *meter) results(op Op, n int) int {
-	if op == ReduceScatter {
-		lo, hi := kernel.Split(n, m.group.Size(), m.group.Rank())
-		return hi - lo
-	}
-	return n
 }
 
 // tensor returns n elements in the selected kind of memory.
@@ -344,18 +339,22 @@ func (t *trial) exchange() ([][]float32, error) {
 
 // split returns the ranks' parts of a tensor, as even as can be.
 func (t *trial) split(tensor []float32) [][]float32 {
-	parts := make([][]float32, t.group.Size())
+	n, at := t.group.Size(), 0
+	parts := make([][]float32, n)
 	for r := range parts {
-		lo, hi := kernel.Split(len(tensor), len(parts), r)
-		parts[r] = tensor[lo:hi]
+		length := len(tensor) / n
+		if r < len(tensor)%n {
+			length++
+		}
+		parts[r] = tensor[at : at+length]
+		at += length
 	}
 	return parts
 }
 
-// prepare splits the data into parts and verifies one run of the operation.
+// prepare fills the data and verifies one run of the operation.
 func (t *trial) prepare() error {
 	rank := t.group.Rank()
-	t.parts = t.split(t.data)
 	for i := range t.data {
 		t.data[i] = sample(rank, i)
 	}
