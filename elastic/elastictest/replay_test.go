@@ -68,8 +68,8 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestLastStep: a spare that lacks the last step of the member that it follows, which has died right
-// before it applied that, gets it from another member, with the same bits.
+// TestLastStep: a spare that lacks the last step of the member that it follows, which has died
+// right before it applied that, gets it from another member, with the same bits.
 func TestLastStep(t *testing.T) {
 	kept := 0
 	for seed := uint64(1); seed <= 20 && kept == 0; seed++ {
