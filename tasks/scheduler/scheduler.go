@@ -627,15 +627,28 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	if err := s.putBy(now, p, m.GetPuts()); err != nil {
 		return err
 	}
+	var ends map[uint64]queue.Result
+	if n := len(m.GetEnds()); n > 0 {
+		ends = make(map[uint64]queue.Result, n)
+		for _, e := range m.GetEnds() {
+			ends[e.GetN()] = resultOf(e.GetResult())
+		}
+	}
 	for _, t := range m.GetSubmits() {
 		if int(t.GetGroup()) >= len(p.groups) {
 			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
 		}
 		options := optionsOf(p.session, t.GetOptions())
-		s.q.Submit(now, queue.Task{
+		task := queue.Task{
 			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
 			Options: options, Spec: t.GetArgs(),
-		})
+		}
+		if r, ended := ends[t.GetN()]; ended {
+			s.q.SubmitEnded(now, task, r)
+			delete(ends, t.GetN())
+		} else {
+			s.q.Submit(now, task)
+		}
 		if options != nil {
 			for _, o := range options.Objects {
 				s.claim(o)
@@ -649,8 +662,8 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	if len(m.GetSubmits()) > 0 {
 		s.ackLater(p)
 	}
-	for _, e := range m.GetEnds() {
-		s.q.Ended(now, queue.ID{Client: p.session, N: e.GetN()}, resultOf(e.GetResult()))
+	for n, r := range ends {
+		s.q.Ended(now, queue.ID{Client: p.session, N: n}, r)
 	}
 	for _, c := range m.GetCancels() {
 		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
