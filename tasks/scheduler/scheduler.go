@@ -627,6 +627,43 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	if err := s.putBy(now, p, m.GetPuts()); err != nil {
 		return err
 	}
+	if err := s.submitted(now, p, m); err != nil {
+		return err
+	}
+	for _, c := range m.GetCancels() {
+		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
+	}
+	for _, n := range m.GetReleases() {
+		s.q.Release(now, queue.ID{Client: p.session, N: n})
+		s.note(20, func(m *wire.TasksRecord) { m.Releases = append(m.Releases, &wire.TaskName{Client: p.session, N: n}) })
+	}
+	s.unputBy(p, m.GetUnputs())
+	if m.GetStatus() {
+		status := s.q.Status(now)
+		if s.book != nil && s.book.why != nil {
+			status.Journal = s.book.why.Error()
+		}
+		text, err := json.Marshal(status)
+		if err != nil {
+			return err
+		}
+		p.put(len(text), func(out *wire.FromTasks) { out.Status = text })
+	}
+	for _, what := range m.GetExplain() {
+		text, err := json.Marshal(s.explain(now, what))
+		if err != nil {
+			return err
+		}
+		p.put(len(text), func(out *wire.FromTasks) { out.Explained = append(out.Explained, text) })
+	}
+	if m.GetLeft() {
+		p.left = true
+	}
+	return nil
+}
+
+// submitted adds the tasks of a client, and what it knows to have become of them.
+func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 	var ends map[uint64]queue.Result
 	if n := len(m.GetEnds()); n > 0 {
 		ends = make(map[uint64]queue.Result, n)
@@ -664,35 +701,6 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	}
 	for n, r := range ends {
 		s.q.Ended(now, queue.ID{Client: p.session, N: n}, r)
-	}
-	for _, c := range m.GetCancels() {
-		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
-	}
-	for _, n := range m.GetReleases() {
-		s.q.Release(now, queue.ID{Client: p.session, N: n})
-		s.note(20, func(m *wire.TasksRecord) { m.Releases = append(m.Releases, &wire.TaskName{Client: p.session, N: n}) })
-	}
-	s.unputBy(p, m.GetUnputs())
-	if m.GetStatus() {
-		status := s.q.Status(now)
-		if s.book != nil && s.book.why != nil {
-			status.Journal = s.book.why.Error()
-		}
-		text, err := json.Marshal(status)
-		if err != nil {
-			return err
-		}
-		p.put(len(text), func(out *wire.FromTasks) { out.Status = text })
-	}
-	for _, what := range m.GetExplain() {
-		text, err := json.Marshal(s.explain(now, what))
-		if err != nil {
-			return err
-		}
-		p.put(len(text), func(out *wire.FromTasks) { out.Explained = append(out.Explained, text) })
-	}
-	if m.GetLeft() {
-		p.left = true
 	}
 	return nil
 }
