@@ -210,7 +210,7 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		if p.tasks[t.GetN()] == nil && end == nil {
 			p.remaking[t.GetN()] = true
 		}
-		l.Send(sizeOf(t)+len(end.GetInlined()), func(m *wire.ToTasks) { // in one message: it does not run meanwhile
+		l.Send(sizeOf(t)+len(end.GetInlined()), func(m *wire.ToTasks) { // in one message, since it may need what is unknown
 			if m.Submits = append(m.Submits, t); end != nil {
 				m.Ends = append(m.Ends, &wire.TaskTold{N: t.GetN(), Result: end})
 			}

@@ -35,7 +35,8 @@ type ToTasks struct {
 	Groups  []*TaskGroup  `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
 	Puts    []*PutValue   `protobuf:"bytes,3,rep,name=puts,proto3" json:"puts,omitempty"`
 	Submits []*SubmitTask `protobuf:"bytes,4,rep,name=submits,proto3" json:"submits,omitempty"`
-	// What an earlier scheduler has told of tasks that are arguments of others, and this one may not know. Handled before cancels.
+	// What an earlier scheduler has told of tasks that are arguments of others, and this one may not know. Handled with submits:
+	// of one that is over, what it needs may be unknown.
 	Ends    []*TaskTold   `protobuf:"bytes,20,rep,name=ends,proto3" json:"ends,omitempty"`
 	Cancels []*CancelTask `protobuf:"bytes,5,rep,name=cancels,proto3" json:"cancels,omitempty"`
 	// Numbers of tasks of which it does not need the result.

@@ -627,30 +627,8 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	if err := s.putBy(now, p, m.GetPuts()); err != nil {
 		return err
 	}
-	for _, t := range m.GetSubmits() {
-		if int(t.GetGroup()) >= len(p.groups) {
-			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
-		}
-		options := optionsOf(p.session, t.GetOptions())
-		s.q.Submit(now, queue.Task{
-			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
-			Options: options, Spec: t.GetArgs(),
-		})
-		if options != nil {
-			for _, o := range options.Objects {
-				s.claim(o)
-			}
-		}
-		p.accepted = max(p.accepted, t.GetN())
-		s.note(48+len(t.GetArgs()), func(m *wire.TasksRecord) {
-			m.Submits = append(m.Submits, &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t})
-		})
-	}
-	if len(m.GetSubmits()) > 0 {
-		s.ackLater(p)
-	}
-	for _, e := range m.GetEnds() {
-		s.q.Ended(now, queue.ID{Client: p.session, N: e.GetN()}, resultOf(e.GetResult()))
+	if err := s.submitted(now, p, m); err != nil {
+		return err
 	}
 	for _, c := range m.GetCancels() {
 		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
@@ -680,6 +658,49 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	}
 	if m.GetLeft() {
 		p.left = true
+	}
+	return nil
+}
+
+// submitted adds the tasks of a client, and what it knows to have become of them.
+func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
+	var ends map[uint64]queue.Result
+	if n := len(m.GetEnds()); n > 0 {
+		ends = make(map[uint64]queue.Result, n)
+		for _, e := range m.GetEnds() {
+			ends[e.GetN()] = resultOf(e.GetResult())
+		}
+	}
+	for _, t := range m.GetSubmits() {
+		if int(t.GetGroup()) >= len(p.groups) {
+			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
+		}
+		options := optionsOf(p.session, t.GetOptions())
+		task := queue.Task{
+			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
+			Options: options, Spec: t.GetArgs(),
+		}
+		if r, ended := ends[t.GetN()]; ended {
+			s.q.SubmitEnded(now, task, r)
+			delete(ends, t.GetN())
+		} else {
+			s.q.Submit(now, task)
+		}
+		if options != nil {
+			for _, o := range options.Objects {
+				s.claim(o)
+			}
+		}
+		p.accepted = max(p.accepted, t.GetN())
+		s.note(48+len(t.GetArgs()), func(m *wire.TasksRecord) {
+			m.Submits = append(m.Submits, &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t})
+		})
+	}
+	if len(m.GetSubmits()) > 0 {
+		s.ackLater(p)
+	}
+	for n, r := range ends {
+		s.q.Ended(now, queue.ID{Client: p.session, N: n}, r)
 	}
 	return nil
 }

@@ -323,11 +323,29 @@ func familyOf(function string) string {
 
 // Submit adds a task. A task that is known already is told again when it is over.
 func (q *Queue) Submit(now time.Time, s Task) {
+	if t := q.add(s); t != nil {
+		q.await(now, t)
+	}
+}
+
+// SubmitEnded is Submit and Ended: what the task needs may be unknown.
+func (q *Queue) SubmitEnded(now time.Time, s Task, r Result) {
+	if t := q.add(s); t != nil && r.State.Over() && r.Size == 0 {
+		q.finish(now, t, r)
+	} else if t != nil {
+		q.await(now, t)
+	} else {
+		q.Ended(now, s.ID, r)
+	}
+}
+
+// add adds a task; it returns nil where the task is known.
+func (q *Queue) add(s Task) *task {
 	if t := q.tasks[s.ID]; t != nil {
 		if t.state.Over() {
 			q.do(Action{What: Tell, Task: s.ID})
 		}
-		return
+		return nil
 	}
 	q.last++
 	if s.Options == nil {
@@ -337,7 +355,7 @@ func (q *Queue) Submit(now time.Time, s Task) {
 	q.tasks[s.ID] = t
 	q.counts[Waiting]++
 	q.need(t)
-	q.await(now, t)
+	return t
 }
 
 // need counts the task as one that needs its arguments.

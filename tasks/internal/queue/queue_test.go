@@ -482,4 +482,9 @@ func TestEnded(t *testing.T) {
 	if _, over := s.q.Result(ID{1, 1}); over {
 		t.Error("a stored result is taken for there on a client's word")
 	}
+	s.q.SubmitEnded(s.now, Task{ID: ID{1, 3}, Group: s.g, Options: &Options{Needs: []ID{{1, 2}}}}, Result{State: Succeeded, Value: []byte("3")})
+	s.q.Submit(s.now, Task{ID: ID{1, 4}, Group: s.g, Options: &Options{Needs: []ID{{1, 3}}}})
+	if r, _ := s.q.Result(ID{1, 3}); r.State != Succeeded || s.q.Status(s.now).Ready != 2 {
+		t.Errorf("of one that is over and needs what is unknown: %+v, and %+v", r, s.q.Status(s.now))
+	}
 }
