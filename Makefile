@@ -43,7 +43,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb deb check-kubernetes check-slurm deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb deb check-kubernetes check-slurm deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -282,6 +282,9 @@ check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debi
 			echo "missing: run as root, or install the package debootstrap" >&2; exit 1; \
 		fi; }
 	@GO=$(GO) deploy/package/check
+
+site: ## write the pages as a static site to bin/site/
+	@$(GO) run ./internal/site/gen . bin/site
 
 man: ## write manual pages of hvdrun and its commands to bin/man/
 	@$(GO) test -vet=off -count=1 -run '^TestManPages$$' ./cmd/hvdrun -man '$(CURDIR)/bin/man' >/dev/null && echo "== man: bin/man/"

@@ -196,6 +196,21 @@ func TestJobAgentWithoutDriver(t *testing.T) {
 	}
 }
 
+// An agent that was started, and of which no driver knows any more, ends no later than the workers
+// of a driver that is silent.
+func TestJobAgentForgotten(t *testing.T) {
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Orphan, cfg.Hello.Patience = 60*time.Millisecond, 0
+		cfg.Begun = func(client.KnownAgent) error { return errors.New("the driver was killed here") }
+	})
+	if failed := l.Prepare(t.Context(), []string{"a"}); failed["a"] == nil {
+		t.Fatal("the agent is known")
+	}
+	if err := in.over(); err == nil || !strings.Contains(err.Error(), "no driver came within 60ms") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // A driver that cannot reach an agent for the lease gives its workers up; as soon as the way is
 // free again they are killed, whatever grace they have, and long before the agent itself would have
 // lost its patience.

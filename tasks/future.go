@@ -77,8 +77,13 @@ func (t *pending) Cancel() {
 	t.pool.mu.Lock()
 	defer t.pool.mu.Unlock()
 	if !t.ended() {
-		t.pool.send(16, func(m *wire.ToTasks) { m.Cancels = append(m.Cancels, &wire.CancelTask{N: t.n, Force: true}) })
+		t.cancelled = true
+		t.pool.send(16, t.cancel)
 	}
+}
+
+func (t *pending) cancel(m *wire.ToTasks) {
+	m.Cancels = append(m.Cancels, &wire.CancelTask{N: t.n, Force: true})
 }
 
 // Get waits until the task is over, and returns its result. Its error is *FunctionError,

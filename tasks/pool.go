@@ -99,6 +99,8 @@ type pending struct {
 	err    error            // it is over, and has not succeeded
 	over   chan struct{}    // closed then; nil: nobody waits
 	after  []func()         // called then
+	// cancelled: the scheduler has been asked to end it.
+	cancelled bool
 }
 
 // Connect returns a client of the scheduler, and blocks until it is connected. Where the scheduler
@@ -198,28 +200,61 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 			}
 		}
 	}
-	p.unaccepted = p.repeated()
+	ends := p.ends()
+	p.unaccepted = p.repeated(ends)
 	p.connects++
 	p.remaking = map[uint64]bool{}
 	for _, t := range p.unaccepted {
-		if p.tasks[t.GetN()] == nil {
+		end := ends[t.GetN()]
+		delete(ends, t.GetN())
+		if p.tasks[t.GetN()] == nil && end == nil {
 			p.remaking[t.GetN()] = true
 		}
-		l.Send(sizeOf(t), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t) })
+		l.Send(sizeOf(t)+len(end.GetInlined()), func(m *wire.ToTasks) { // in one message, since it may need what is unknown
+			if m.Submits = append(m.Submits, t); end != nil {
+				m.Ends = append(m.Ends, &wire.TaskTold{N: t.GetN(), Result: end})
+			}
+		})
+	}
+	for n, end := range ends {
+		l.Send(64+len(end.GetInlined()), func(m *wire.ToTasks) { m.Ends = append(m.Ends, &wire.TaskTold{N: n, Result: end}) })
+	}
+	for _, t := range p.tasks {
+		if t.cancelled {
+			l.Send(16, t.cancel)
+		}
 	}
 	return conn, r, nil
 }
 
+// ends returns what has become of tasks that are arguments of those which are not over. The
+// scheduler may have taken the place of one that told it and did not write it down. Stored results
+// are left out: another scheduler may have to make them again. The lock is held.
+func (p *Pool) ends() map[uint64]*wire.TaskResult {
+	all := map[uint64]*wire.TaskResult{}
+	for _, t := range p.tasks {
+		for _, need := range t.needs {
+			if n, ok := need.(*pending); ok && n.result != nil && n.result.GetSize() == 0 {
+				all[n.n] = n.result
+			}
+		}
+	}
+	return all
+}
+
 // repeated returns those of the tasks which the scheduler has not written down that another
 // scheduler must know: they are not over, or their result is stored and kept, or is an argument of
-// such a task. The lock is held.
-func (p *Pool) repeated() (all []*wire.SubmitTask) {
+// such a task. What those need whose ends are told is not repeated. The lock is held.
+func (p *Pool) repeated(ends map[uint64]*wire.TaskResult) (all []*wire.SubmitTask) {
 	needed := make(map[uint64]bool)
 	for _, t := range slices.Backward(p.unaccepted) {
 		if p.tasks[t.GetN()] == nil && !p.kept[t.GetN()] && !needed[t.GetN()] {
 			continue
 		}
 		all = append(all, t)
+		if ends[t.GetN()] != nil {
+			continue
+		}
 		for _, n := range t.GetOptions().GetNeeds() {
 			needed[n] = true
 		}
@@ -538,7 +573,7 @@ func (p *Pool) add(t *pending, o *options, in []input) error {
 	}
 	p.tasks[t.n] = t
 	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler writes nothing down
-		p.unaccepted = p.repeated()
+		p.unaccepted = p.repeated(nil)
 	}
 	p.unaccepted = append(p.unaccepted, t.submit)
 	p.send(sizeOf(t.submit), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })

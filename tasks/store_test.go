@@ -284,7 +284,11 @@ func TestNothingWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	both, err := sum.With(CPU(0.1)).Submit(ctx, pool, first, second)
+	through, err := sum.With(CPU(0.1)).Submit(ctx, pool, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := sum.With(CPU(0.1)).Submit(ctx, pool, through, second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +300,7 @@ func TestNothingWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(gates[0])
-	if n := get(t, first, nil); n != 1 {
+	if n := get(t, through, nil); n != 1 {
 		t.Errorf("%d", n)
 	}
 	unwritten.Credentials = p.creds

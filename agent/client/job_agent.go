@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// firstContact is how long a job agent waits for its driver.
+	// firstContact is how long a job agent waits for its driver, if drivers are waited for so long.
 	firstContact = time.Minute
 	// reachTimeout bounds the search for an address at which a job agent is reached.
 	reachTimeout = 10 * time.Second
@@ -140,7 +140,7 @@ func (a *Agents) startNow(j *jobAgent) error {
 		hello.Listen = a.cfg.Listen.String()
 	}
 	if hello.Patience <= 0 {
-		hello.Patience = firstContact
+		hello.Patience = min(firstContact, a.cfg.Orphan) // this driver may die before others know of the agent
 	}
 	if j.ready, err = a.cfg.Starter.Start(a.ctx, j.host, hello); err != nil {
 		return err

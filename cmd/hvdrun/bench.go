@@ -42,7 +42,7 @@ var benchIgnores = []string{"discovery-interval", "discovery-removal-after"}
 // benchFlags is what was asked for, as text.
 type benchFlags struct {
 	op, sizes, seconds, rounds, against, algorithm, bucket, tsv, plot string
-	alloc, memory                                                     bool
+	alloc, into, memory                                               bool
 }
 
 func (p *program) benchCommand() *cobra.Command {
@@ -107,6 +107,7 @@ func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&b.bucket, "bucket", "", "bytes of gradients that are reduced together (default: those of elastic/gradient, 4MiB)")
 	fs.StringVar(&b.against, "against", "", "others to measure: openmpi, openmpi-tcp, gloo, joined by commas")
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors in memory that the ranks of a host share, as collective.Alloc gives")
+	fs.BoolVar(&b.into, "into", false, "allgather, reducescatter and alltoall put results into tensors that are there (AllGatherInto, …)")
 	fs.BoolVar(&b.memory, "memory", false, "measure the memory's bandwidth too")
 	fs.StringVar(&b.tsv, "tsv", "", "file for all rows of all rounds, separated by tabs")
 	fs.StringVar(&b.plot, "plot", "", "file for a plot, whose name ends in .svg")
@@ -131,7 +132,7 @@ type measurement struct {
 // measurement reads the flags. Its errors name them.
 func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
-	m.spec.Alloc, m.spec.Memory = b.alloc, b.memory
+	m.spec.Alloc, m.spec.Into, m.spec.Memory = b.alloc, b.into, b.memory
 	if m.spec.Op, err = bench.ParseOp(b.op); err != nil {
 		return m, fmt.Errorf("--op: %w", err)
 	}
@@ -140,6 +141,9 @@ func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 	}
 	if m.spec.Op == bench.Barrier {
 		m.spec.Sizes = []int{0}
+	}
+	if m.spec.Into && !m.spec.Op.HasInto() {
+		return m, fmt.Errorf("--into: --op %s has no such form", m.spec.Op)
 	}
 	if m.spec.Time, err = parseDuration(b.seconds); err != nil {
 		return m, fmt.Errorf("--seconds: %w", err)
@@ -189,6 +193,17 @@ func (m *measurement) place(s *settings) (err error) {
 	size, err := s.size(m.hosts)
 	m.np = size.NP
 	return err
+}
+
+// checkParts refuses tensors that are not the same number of elements for each rank, which an
+// operation with --into needs.
+func (m *measurement) checkParts(ranks int) error {
+	for _, size := range m.spec.Sizes {
+		if m.spec.Into && m.spec.Op != bench.ReduceScatter && size%(4*ranks) != 0 {
+			return fmt.Errorf("--sizes: %s are not even parts of whole elements for %d ranks, as --into needs", bench.SizeText(size), ranks)
+		}
+	}
+	return nil
 }
 
 // checkMemory refuses tensors for which the machine has no room: each rank has its own, a library

@@ -129,6 +129,9 @@ func (r *benchRun) findHosts(ctx context.Context) error {
 	if r.hosts, ranks = benchHosts(hosts, r.m.np); ranks < max(r.m.np, 1) {
 		return runError{fmt.Errorf("%w: %d are needed, and the hosts have %d", driver.ErrNotEnoughSlots, max(r.m.np, 1), ranks)}
 	}
+	if err := r.m.checkParts(ranks); err != nil {
+		return err
+	}
 	r.at = bench.Place{Ranks: ranks}
 	if allLocal(ctx, hosts) {
 		return r.m.checkMemory(ranks)

@@ -111,41 +111,50 @@ func TestMeasure(t *testing.T) {
 			if op == Barrier {
 				sizes = []int{0}
 			}
-			var out bytes.Buffer
-			ring(t, n, func(g *collective.Group) error {
-				m := meter{ctx: t.Context(), group: g, clock: time.Now(),
-					spec: Spec{Op: op, Sizes: sizes, Time: time.Millisecond, Memory: true}}
-				w := io.Discard
-				if g.Rank() == 0 {
-					w = &out
-				}
-				if err := m.meet(g.Rank()); err != nil {
-					return err
-				}
-				return m.measure(json.NewEncoder(w))
-			})
-			var got []Row
-			for dec := json.NewDecoder(&out); ; {
-				var r Row
-				if err := dec.Decode(&r); err != nil {
-					break
-				}
-				if r.Samples < minSamples || r.Min <= 0 || r.Median < r.Min || r.P99 < r.Median {
-					t.Errorf("%s on %d: %+v", op, n, r)
-				}
-				got = append(got, r)
+			testMeasure(t, n, Spec{Op: op, Sizes: sizes})
+			if op.HasInto() {
+				testMeasure(t, n, Spec{Op: op, Sizes: []int{4 * n, 4096 * n}, Into: true})
 			}
-			for _, size := range sizes {
-				also := []Op{op, CopyAlone, CopyAll}
-				if op == Gradients {
-					also = append(also, After, AllReduce)
-				}
-				for _, want := range also {
-					found := slices.ContainsFunc(got, func(r Row) bool { return r.Op == want && r.Bytes == size })
-					if copied := want == CopyAlone || want == CopyAll; found != (!copied || size >= 8) {
-						t.Errorf("%s on %d: row of %s for %d: %v", op, n, want, size, found)
-					}
-				}
+		}
+	}
+}
+
+func testMeasure(t *testing.T, n int, spec Spec) {
+	t.Helper()
+	op, sizes := spec.Op, spec.Sizes
+	spec.Time, spec.Memory = time.Millisecond, true
+	var out bytes.Buffer
+	ring(t, n, func(g *collective.Group) error {
+		m := meter{ctx: t.Context(), group: g, clock: time.Now(), spec: spec}
+		w := io.Discard
+		if g.Rank() == 0 {
+			w = &out
+		}
+		if err := m.meet(g.Rank()); err != nil {
+			return err
+		}
+		return m.measure(json.NewEncoder(w))
+	})
+	var got []Row
+	for dec := json.NewDecoder(&out); ; {
+		var r Row
+		if err := dec.Decode(&r); err != nil {
+			break
+		}
+		if r.Samples < minSamples || r.Min <= 0 || r.Median < r.Min || r.P99 < r.Median {
+			t.Errorf("%s on %d: %+v", op, n, r)
+		}
+		got = append(got, r)
+	}
+	for _, size := range sizes {
+		also := []Op{op, CopyAlone, CopyAll}
+		if op == Gradients {
+			also = append(also, After, AllReduce)
+		}
+		for _, want := range also {
+			found := slices.ContainsFunc(got, func(r Row) bool { return r.Op == want && r.Bytes == size })
+			if copied := want == CopyAlone || want == CopyAll; found != (!copied || size >= 8) {
+				t.Errorf("%s on %d: row of %s for %d: %v", op, n, want, size, found)
 			}
 		}
 	}

@@ -172,6 +172,17 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 		return nil, err
 	}
 	t := &trial{ctx: m.ctx, group: m.group, ends: m.ends, op: op, data: data}
+	t.parts = t.split(data)
+	if m.spec.Into && op.HasInto() {
+		n := len(data)
+		if op == ReduceScatter {
+			n = len(t.parts[m.group.Rank()])
+		}
+		if t.into, err = m.tensor(op, n); err != nil {
+			t.free()
+			return nil, err
+		}
+	}
 	if op == Gradients || op == After {
 		t.model = m.newModel(len(data))
 	}
@@ -251,6 +262,7 @@ type trial struct {
 	op    Op
 	data  []float32
 	parts [][]float32 // of data, by rank
+	into  []float32   // for the result; nil: the operation takes memory for it
 	model *model      // for Gradients and After
 
 	samples        []time.Duration
@@ -262,6 +274,9 @@ func (t *trial) free() {
 		t.model.averager.Close()
 	}
 	collective.Free(t.data)
+	if t.into != nil {
+		collective.Free(t.into)
+	}
 }
 
 func (t *trial) run() (err error) {
@@ -282,11 +297,11 @@ func (t *trial) run() (err error) {
 	case Broadcast:
 		return collective.Broadcast(t.ctx, t.group, t.data, 0)
 	case AllGather:
-		_, err = collective.AllGather(t.ctx, t.group, t.parts[t.group.Rank()])
+		_, err = t.gather()
 	case ReduceScatter:
-		_, err = collective.ReduceScatter(t.ctx, t.group, t.data, collective.Sum)
+		_, err = t.reduceScatter()
 	case AllToAll:
-		_, err = collective.AllToAll(t.ctx, t.group, t.parts)
+		_, err = t.exchange()
 	case Barrier:
 		return collective.Barrier(t.ctx, t.group)
 	case CopyAlone, CopyAll:
@@ -295,18 +310,51 @@ func (t *trial) run() (err error) {
 	return err
 }
 
-// prepare splits the data into parts and verifies one run of the operation.
-func (t *trial) prepare() error {
-	n, rank := t.group.Size(), t.group.Rank()
-	t.parts = make([][]float32, n)
-	for r, at := 0, 0; r < n; r++ {
-		length := len(t.data) / n
-		if r < len(t.data)%n {
+// gather returns what each rank has of the data.
+func (t *trial) gather() ([][]float32, error) {
+	own := t.parts[t.group.Rank()]
+	if t.into == nil {
+		return collective.AllGather(t.ctx, t.group, own)
+	}
+	err := collective.AllGatherInto(t.ctx, t.group, own, t.into)
+	return t.split(t.into), err
+}
+
+func (t *trial) reduceScatter() ([]float32, error) {
+	if t.into == nil {
+		return collective.ReduceScatter(t.ctx, t.group, t.data, collective.Sum)
+	}
+	err := collective.ReduceScatterInto(t.ctx, t.group, t.data, t.into, collective.Sum)
+	return t.into, err
+}
+
+// exchange returns each rank's part for this one.
+func (t *trial) exchange() ([][]float32, error) {
+	if t.into == nil {
+		return collective.AllToAll(t.ctx, t.group, t.parts)
+	}
+	err := collective.AllToAllInto(t.ctx, t.group, t.data, t.into)
+	return t.split(t.into), err
+}
+
+// split returns the ranks' parts of a tensor, as even as can be.
+func (t *trial) split(tensor []float32) [][]float32 {
+	n, at := t.group.Size(), 0
+	parts := make([][]float32, n)
+	for r := range parts {
+		length := len(tensor) / n
+		if r < len(tensor)%n {
 			length++
 		}
-		t.parts[r] = t.data[at : at+length]
+		parts[r] = tensor[at : at+length]
 		at += length
 	}
+	return parts
+}
+
+// prepare fills the data and verifies one run of the operation.
+func (t *trial) prepare() error {
+	rank := t.group.Rank()
 	for i := range t.data {
 		t.data[i] = sample(rank, i)
 	}
@@ -338,15 +386,15 @@ func (t *trial) verify() error {
 		}
 	case ReduceScatter:
 		var part []float32
-		if part, err = collective.ReduceScatter(t.ctx, t.group, t.data, collective.Sum); err == nil {
+		if part, err = t.reduceScatter(); err == nil {
 			err = check(part, t.start(rank), func(i int) float32 { return sum(n, i) })
 		}
 	case AllGather, AllToAll:
 		var got [][]float32
 		if t.op == AllGather {
-			got, err = collective.AllGather(t.ctx, t.group, t.parts[rank])
+			got, err = t.gather()
 		} else {
-			got, err = collective.AllToAll(t.ctx, t.group, t.parts)
+			got, err = t.exchange()
 		}
 		for r := 0; r < len(got) && err == nil; r++ {
 			part := r // part of the tensor that the elements come from

@@ -61,6 +61,10 @@ type Spec struct {
 	Time time.Duration
 	// Alloc allocates tensors in memory shared by the ranks of a host (collective.Alloc).
 	Alloc bool
+	// Into has allgather, reducescatter and alltoall put their results into tensors that are there
+	// (collective.AllGatherInto and so on). Those of allgather and
+	// alltoall must be multiples of 4 bytes times the ranks then.
+	Into bool
 	// Memory also measures CopyAlone and CopyAll.
 	Memory bool
 	// Bucket is that of gradient.Options, in bytes, for Gradients. 0: the default.
@@ -116,6 +120,9 @@ func SizeText(n int) string {
 	}
 	return strconv.Itoa(n)
 }
+
+// HasInto reports whether an operation has a form that takes no memory for its result.
+func (op Op) HasInto() bool { return op == AllGather || op == ReduceScatter || op == AllToAll }
 
 // ParseOp parses the name of one of Ops.
 func ParseOp(text string) (Op, error) {

@@ -35,6 +35,9 @@ type ToTasks struct {
 	Groups  []*TaskGroup  `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
 	Puts    []*PutValue   `protobuf:"bytes,3,rep,name=puts,proto3" json:"puts,omitempty"`
 	Submits []*SubmitTask `protobuf:"bytes,4,rep,name=submits,proto3" json:"submits,omitempty"`
+	// What an earlier scheduler has told of tasks that are arguments of others, and this one may not know. Handled with submits:
+	// of one that is over, what it needs may be unknown.
+	Ends    []*TaskTold   `protobuf:"bytes,20,rep,name=ends,proto3" json:"ends,omitempty"`
 	Cancels []*CancelTask `protobuf:"bytes,5,rep,name=cancels,proto3" json:"cancels,omitempty"`
 	// Numbers of tasks of which it does not need the result.
 	Releases []uint64 `protobuf:"varint,6,rep,packed,name=releases,proto3" json:"releases,omitempty"`
@@ -118,6 +121,13 @@ func (x *ToTasks) GetPuts() []*PutValue {
 func (x *ToTasks) GetSubmits() []*SubmitTask {
 	if x != nil {
 		return x.Submits
+	}
+	return nil
+}
+
+func (x *ToTasks) GetEnds() []*TaskTold {
+	if x != nil {
+		return x.Ends
 	}
 	return nil
 }
@@ -2521,12 +2531,13 @@ var File_tasks_proto protoreflect.FileDescriptor
 
 const file_tasks_proto_rawDesc = "" +
 	"\n" +
-	"\vtasks.proto\x12\thvdrun.v1\"\xcd\x05\n" +
+	"\vtasks.proto\x12\thvdrun.v1\"\xf6\x05\n" +
 	"\aToTasks\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.hvdrun.v1.TasksHelloR\x05hello\x12,\n" +
 	"\x06groups\x18\x02 \x03(\v2\x14.hvdrun.v1.TaskGroupR\x06groups\x12'\n" +
 	"\x04puts\x18\x03 \x03(\v2\x13.hvdrun.v1.PutValueR\x04puts\x12/\n" +
-	"\asubmits\x18\x04 \x03(\v2\x15.hvdrun.v1.SubmitTaskR\asubmits\x12/\n" +
+	"\asubmits\x18\x04 \x03(\v2\x15.hvdrun.v1.SubmitTaskR\asubmits\x12'\n" +
+	"\x04ends\x18\x14 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04ends\x12/\n" +
 	"\acancels\x18\x05 \x03(\v2\x15.hvdrun.v1.CancelTaskR\acancels\x12\x1a\n" +
 	"\breleases\x18\x06 \x03(\x04R\breleases\x12\x16\n" +
 	"\x06unputs\x18\a \x03(\fR\x06unputs\x12\x14\n" +
@@ -2776,51 +2787,52 @@ var file_tasks_proto_depIdxs = []int32{
 	6,  // 1: hvdrun.v1.ToTasks.groups:type_name -> hvdrun.v1.TaskGroup
 	12, // 2: hvdrun.v1.ToTasks.puts:type_name -> hvdrun.v1.PutValue
 	7,  // 3: hvdrun.v1.ToTasks.submits:type_name -> hvdrun.v1.SubmitTask
-	11, // 4: hvdrun.v1.ToTasks.cancels:type_name -> hvdrun.v1.CancelTask
-	16, // 5: hvdrun.v1.ToTasks.dones:type_name -> hvdrun.v1.TaskDone
-	14, // 6: hvdrun.v1.ToTasks.returned:type_name -> hvdrun.v1.Attempt
-	14, // 7: hvdrun.v1.ToTasks.kept:type_name -> hvdrun.v1.Attempt
-	20, // 8: hvdrun.v1.ToTasks.leases:type_name -> hvdrun.v1.LeaseAnswer
-	13, // 9: hvdrun.v1.ToTasks.missing:type_name -> hvdrun.v1.MissingValue
-	3,  // 10: hvdrun.v1.FromTasks.welcome:type_name -> hvdrun.v1.TasksWelcome
-	17, // 11: hvdrun.v1.FromTasks.told:type_name -> hvdrun.v1.TaskTold
-	18, // 12: hvdrun.v1.FromTasks.values:type_name -> hvdrun.v1.ValueAt
-	19, // 13: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
-	21, // 14: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
-	14, // 15: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
-	23, // 16: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
-	22, // 17: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
-	4,  // 18: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
-	5,  // 19: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
-	14, // 20: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
-	4,  // 21: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
-	5,  // 22: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
-	8,  // 23: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
-	10, // 24: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
-	14, // 25: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
-	15, // 26: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
-	15, // 27: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
-	6,  // 28: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
-	14, // 29: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
-	17, // 30: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
-	18, // 31: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
-	14, // 32: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
-	17, // 33: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
-	14, // 34: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
-	27, // 35: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
-	6,  // 36: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
-	28, // 37: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
-	29, // 38: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
-	30, // 39: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
-	31, // 40: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
-	32, // 41: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
-	7,  // 42: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
-	15, // 43: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
-	44, // [44:44] is the sub-list for method output_type
-	44, // [44:44] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	17, // 4: hvdrun.v1.ToTasks.ends:type_name -> hvdrun.v1.TaskTold
+	11, // 5: hvdrun.v1.ToTasks.cancels:type_name -> hvdrun.v1.CancelTask
+	16, // 6: hvdrun.v1.ToTasks.dones:type_name -> hvdrun.v1.TaskDone
+	14, // 7: hvdrun.v1.ToTasks.returned:type_name -> hvdrun.v1.Attempt
+	14, // 8: hvdrun.v1.ToTasks.kept:type_name -> hvdrun.v1.Attempt
+	20, // 9: hvdrun.v1.ToTasks.leases:type_name -> hvdrun.v1.LeaseAnswer
+	13, // 10: hvdrun.v1.ToTasks.missing:type_name -> hvdrun.v1.MissingValue
+	3,  // 11: hvdrun.v1.FromTasks.welcome:type_name -> hvdrun.v1.TasksWelcome
+	17, // 12: hvdrun.v1.FromTasks.told:type_name -> hvdrun.v1.TaskTold
+	18, // 13: hvdrun.v1.FromTasks.values:type_name -> hvdrun.v1.ValueAt
+	19, // 14: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
+	21, // 15: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
+	14, // 16: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
+	23, // 17: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
+	22, // 18: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
+	4,  // 19: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
+	5,  // 20: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
+	14, // 21: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
+	4,  // 22: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
+	5,  // 23: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
+	8,  // 24: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
+	10, // 25: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
+	14, // 26: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
+	15, // 27: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
+	15, // 28: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
+	6,  // 29: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
+	14, // 30: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
+	17, // 31: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
+	18, // 32: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
+	14, // 33: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
+	17, // 34: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
+	14, // 35: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
+	27, // 36: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
+	6,  // 37: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
+	28, // 38: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
+	29, // 39: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
+	30, // 40: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
+	31, // 41: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
+	32, // 42: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
+	7,  // 43: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
+	15, // 44: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
+	45, // [45:45] is the sub-list for method output_type
+	45, // [45:45] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_tasks_proto_init() }

@@ -50,6 +50,8 @@ type book struct {
 	size    int                 // of the last one, about
 	waiting int                 // of all, about
 	acks    map[*peer]ack       // when they are written
+	tells   []queue.ID          // tasks of which clients are told then
+	telling bool                // they are told now
 	lost    bool                // records were given up: only a snapshot helps
 	why     error               // it cannot be written
 	news    chan struct{}       // of capacity 1
@@ -110,6 +112,29 @@ func (s *Scheduler) ackLater(p *peer) {
 	}
 	s.book.acks[p] = ack{p.accepted, p.heard}
 	s.book.poke()
+}
+
+// tellLater has a client told of a task when what was noted so far, and is being noted, is written,
+// and returns whether it does: not where the journal cannot be written. The lock is held.
+func (s *Scheduler) tellLater(id queue.ID) bool {
+	b := s.book
+	if b == nil || b.telling || b.why != nil {
+		return false
+	}
+	b.tells = append(b.tells, id)
+	b.poke()
+	return true
+}
+
+// tell tells clients of tasks; the lock is held.
+func (b *book) tell(all []queue.ID) {
+	b.telling = true
+	defer func() { b.telling = false }()
+	for _, id := range all {
+		if p := b.s.peers[id.Client]; p != nil && p.link != nil {
+			b.s.tell(p, id)
+		}
+	}
 }
 
 // ackDones is ackLater for a worker, which keeps results for a while; the lock is held.
@@ -195,20 +220,23 @@ func (b *book) write() {
 func (b *book) commit() bool {
 	s := b.s
 	s.mu.Lock()
-	records, acks, lost, waiting := b.records, b.acks, b.lost, b.waiting
-	b.records, b.size, b.waiting, b.acks, b.lost = nil, 0, 0, map[*peer]ack{}, false
+	records, acks, tells, lost, waiting := b.records, b.acks, b.tells, b.lost, b.waiting
+	b.records, b.size, b.waiting, b.acks, b.tells, b.lost = nil, 0, 0, map[*peer]ack{}, nil, false
 	s.mu.Unlock()
-	if len(records) == 0 && len(acks) == 0 && !lost {
+	if len(records) == 0 && len(acks) == 0 && len(tells) == 0 && !lost {
 		return true
 	}
 	written, err := b.append(records, lost)
 	s.mu.Lock()
 	defer s.unlock()
+	b.tell(tells)
 	if err != nil {
 		if b.why == nil {
 			s.cfg.Log.WithError(err).Error("tasks: the journal cannot be written: tasks run on, but clients and workers keep what they have said until it can")
 		}
 		b.why = err
+		b.tell(b.tells)
+		b.tells = nil
 		b.records = append(records[written:], b.records...)
 		b.waiting += waiting
 		if b.lost = b.lost || lost || b.waiting > mostUnwritten; b.lost {

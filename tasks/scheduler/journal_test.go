@@ -340,3 +340,41 @@ func FuzzJournal(f *testing.F) {
 		s.resumeTasks()
 	})
 }
+
+// TestFailureIsWritten: what a client is told to have failed, or to be cancelled, is so for the
+// scheduler that goes on with the journal as it is on the disk then.
+func TestFailureIsWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	s := New(Config{Run: "r", Journal: path, Log: silent()})
+	t.Cleanup(s.Close)
+	c := connectTo(t, s, aClient)
+	c.say(func(m *wire.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
+	for n := uint64(1); n < 30; n += 3 {
+		c.say(func(m *wire.ToTasks) {
+			needs := func(n uint64) *wire.TaskOptions { return &wire.TaskOptions{Needs: []uint64{n}} }
+			m.Submits = append(m.Submits, &wire.SubmitTask{N: n}, &wire.SubmitTask{N: n + 1, Options: needs(n)}, &wire.SubmitTask{N: n + 2, Options: needs(n + 1)})
+		})
+		c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+2 })
+		c.say(func(m *wire.ToTasks) { m.Cancels = append(m.Cancels, &wire.CancelTask{N: n}) })
+		told := 0
+		c.until(func(m *wire.FromTasks) bool { told += len(m.GetTold()); return told == 3 })
+		if again := crashed(t, path); again.q.Suspended() != 0 {
+			t.Fatalf("%d tasks go on of which the client was told that they do not", again.q.Suspended())
+		}
+	}
+}
+
+// TestFailureUnwritten: a client is told of what has failed though the journal cannot be written.
+func TestFailureUnwritten(t *testing.T) {
+	s := New(Config{Run: "r", Journal: filepath.Join(t.TempDir(), "none", "journal"), Log: silent()})
+	t.Cleanup(s.Close)
+	c := connectTo(t, s, aClient)
+	c.say(func(m *wire.ToTasks) {
+		m.Groups = append(m.Groups, oneGroup)
+		m.Submits = append(m.Submits, &wire.SubmitTask{N: 1}, &wire.SubmitTask{N: 2})
+		m.Cancels = append(m.Cancels, &wire.CancelTask{N: 1})
+	})
+	c.until(func(m *wire.FromTasks) bool { return len(m.GetTold()) == 1 })
+	c.say(func(m *wire.ToTasks) { m.Cancels = append(m.Cancels, &wire.CancelTask{N: 2}) })
+	c.until(func(m *wire.FromTasks) bool { return len(m.GetTold()) == 1 })
+}

@@ -627,27 +627,8 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	if err := s.putBy(now, p, m.GetPuts()); err != nil {
 		return err
 	}
-	for _, t := range m.GetSubmits() {
-		if int(t.GetGroup()) >= len(p.groups) {
-			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
-		}
-		options := optionsOf(p.session, t.GetOptions())
-		s.q.Submit(now, queue.Task{
-			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
-			Options: options, Spec: t.GetArgs(),
-		})
-		if options != nil {
-			for _, o := range options.Objects {
-				s.claim(o)
-			}
-		}
-		p.accepted = max(p.accepted, t.GetN())
-		s.note(48+len(t.GetArgs()), func(m *wire.TasksRecord) {
-			m.Submits = append(m.Submits, &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t})
-		})
-	}
-	if len(m.GetSubmits()) > 0 {
-		s.ackLater(p)
+	if err := s.submitted(now, p, m); err != nil {
+		return err
 	}
 	for _, c := range m.GetCancels() {
 		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
@@ -677,6 +658,49 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	}
 	if m.GetLeft() {
 		p.left = true
+	}
+	return nil
+}
+
+// submitted adds the tasks of a client, and what it knows to have become of them.
+func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
+	var ends map[uint64]queue.Result
+	if n := len(m.GetEnds()); n > 0 {
+		ends = make(map[uint64]queue.Result, n)
+		for _, e := range m.GetEnds() {
+			ends[e.GetN()] = resultOf(e.GetResult())
+		}
+	}
+	for _, t := range m.GetSubmits() {
+		if int(t.GetGroup()) >= len(p.groups) {
+			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
+		}
+		options := optionsOf(p.session, t.GetOptions())
+		task := queue.Task{
+			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
+			Options: options, Spec: t.GetArgs(),
+		}
+		if r, ended := ends[t.GetN()]; ended {
+			s.q.SubmitEnded(now, task, r)
+			delete(ends, t.GetN())
+		} else {
+			s.q.Submit(now, task)
+		}
+		if options != nil {
+			for _, o := range options.Objects {
+				s.claim(o)
+			}
+		}
+		p.accepted = max(p.accepted, t.GetN())
+		s.note(48+len(t.GetArgs()), func(m *wire.TasksRecord) {
+			m.Submits = append(m.Submits, &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t})
+		})
+	}
+	if len(m.GetSubmits()) > 0 {
+		s.ackLater(p)
+	}
+	for n, r := range ends {
+		s.q.Ended(now, queue.ID{Client: p.session, N: n}, r)
 	}
 	return nil
 }
@@ -770,15 +794,26 @@ func (s *Scheduler) actOn(a queue.Action) {
 			m.Stops = append(m.Stops, &wire.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
 		})
 	case queue.Tell:
-		if r, ok := s.q.Result(a.Task); ok {
-			if r.State == queue.Failed {
-				s.failed(p, a.Task, r)
-			}
-			p.put(64+len(r.Value), func(m *wire.FromTasks) {
-				m.Told = append(m.Told, &wire.TaskTold{N: a.Task.N, Result: wireResult(r)})
-			})
-		}
+		s.tell(p, a.Task)
 	}
+}
+
+// tell tells a client what has become of a task; the lock is held. That it has not succeeded is
+// told once it is written down: the next scheduler would run it again otherwise, and those that
+// depend on it might succeed, of which the client knows that they cannot.
+func (s *Scheduler) tell(p *peer, id queue.ID) {
+	r, ok := s.q.Result(id)
+	switch {
+	case !ok:
+		return
+	case r.State != queue.Succeeded && s.tellLater(id):
+		return
+	case r.State == queue.Failed:
+		s.failed(p, id, r)
+	}
+	p.put(64+len(r.Value), func(m *wire.FromTasks) {
+		m.Told = append(m.Told, &wire.TaskTold{N: id.N, Result: wireResult(r)})
+	})
 }
 
 // mostWithTask bounds the results that are sent with a task; others are sent before it.

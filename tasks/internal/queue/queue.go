@@ -323,11 +323,29 @@ func familyOf(function string) string {
 
 // Submit adds a task. A task that is known already is told again when it is over.
 func (q *Queue) Submit(now time.Time, s Task) {
+	if t := q.add(s); t != nil {
+		q.await(now, t)
+	}
+}
+
+// SubmitEnded is Submit and Ended: what the task needs may be unknown.
+func (q *Queue) SubmitEnded(now time.Time, s Task, r Result) {
+	if t := q.add(s); t != nil && r.State.Over() && r.Size == 0 {
+		q.finish(now, t, r)
+	} else if t != nil {
+		q.await(now, t)
+	} else {
+		q.Ended(now, s.ID, r)
+	}
+}
+
+// add adds a task; it returns nil where the task is known.
+func (q *Queue) add(s Task) *task {
 	if t := q.tasks[s.ID]; t != nil {
 		if t.state.Over() {
 			q.do(Action{What: Tell, Task: s.ID})
 		}
-		return
+		return nil
 	}
 	q.last++
 	if s.Options == nil {
@@ -337,7 +355,7 @@ func (q *Queue) Submit(now time.Time, s Task) {
 	q.tasks[s.ID] = t
 	q.counts[Waiting]++
 	q.need(t)
-	q.await(now, t)
+	return t
 }
 
 // need counts the task as one that needs its arguments.
@@ -557,12 +575,28 @@ func (q *Queue) Cancel(now time.Time, id ID, force bool) {
 	if t == nil || t.state.Over() {
 		return
 	}
-	if t.state == Sent {
-		q.do(Action{What: Stop, Worker: t.worker.ID, Task: id, Attempt: t.attempt, Force: force})
-		q.unsend(t)
-		defer q.fill(now, t.worker)
+	q.end(now, t, force, Result{State: Cancelled, Text: "it was cancelled"})
+}
+
+// Ended says what a client knows to have become of a task: a queue before this one has told it, and
+// did not live to write it down. It does not run again, and nothing else becomes of it. A stored
+// result is made again instead.
+func (q *Queue) Ended(now time.Time, id ID, r Result) {
+	if t := q.tasks[id]; t != nil && !t.state.Over() && !t.again && r.State.Over() && r.Size == 0 {
+		q.end(now, t, true, r)
 	}
-	q.finish(now, t, Result{State: Cancelled, Text: "it was cancelled"})
+}
+
+// end ends a task wherever it is.
+func (q *Queue) end(now time.Time, t *task, force bool, r Result) {
+	if t.state == Sent {
+		w := t.worker
+		q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: force})
+		q.unsend(t)
+		q.begin(now, w)
+		defer q.fill(now, w)
+	}
+	q.finish(now, t, r)
 }
 
 // Result returns what became of a task that is over, or that was and runs again for the sake of its

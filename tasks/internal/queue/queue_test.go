@@ -429,3 +429,62 @@ func TestTakenOver(t *testing.T) {
 		}
 	}
 }
+
+// TestEnded: what a client knows of a task from an earlier queue becomes of it wherever it is now,
+// also while its worker runs it, and of those that need it.
+func TestEnded(t *testing.T) {
+	failed := Result{State: Failed, Failure: ByUser, Text: "as it did"}
+	for _, known := range []Result{failed, {State: Cancelled}, {State: Succeeded, Value: []byte("before")}} {
+		for where, place := range map[string]func(s *shop, at ID){
+			"ready":   func(*shop, ID) {},
+			"running": func(s *shop, _ ID) { s.q.Granted(s.now, 1, s.g) },
+			"suspended": func(s *shop, at ID) {
+				s.q = New(Config{})
+				s.g = s.q.Group("f", s.g.Demand)
+				s.q.Restore(Task{ID: at, Group: s.g})
+			},
+			"waiting": func(s *shop, at ID) {
+				s.q = New(Config{})
+				s.g = s.q.Group("f", s.g.Demand)
+				s.submit(7)
+				s.q.Submit(s.now, Task{ID: at, Group: s.g, Options: &Options{Needs: []ID{{1, 7}}}})
+			},
+		} {
+			s := newShop(t, 1)
+			first, next := ID{1, 1}, ID{1, 2}
+			s.submit(1)
+			place(s, first)
+			s.q.Submit(s.now, Task{ID: next, Group: s.g, Options: &Options{Needs: []ID{first}}})
+			pushed := s.out(Push)
+			s.q.Ended(s.now, first, known)
+			if stops := len(s.q.Out) > 0 && s.q.Out[0].What == Stop; stops != (where == "running") {
+				t.Errorf("%s: its worker is told to stop: %v", where, stops)
+			}
+			for _, a := range pushed { // and whatever its worker has made of it
+				s.q.Done(s.now, a.Worker, Held{a.Task, a.Attempt}, Result{State: Succeeded, Value: []byte("again")}, 0)
+			}
+			if r, over := s.q.Result(first); !over || r.State != known.State || string(r.Value) != string(known.Value) {
+				t.Errorf("%s: over %v, %+v, want %+v", where, over, r, known)
+			}
+			r, over := s.q.Result(next)
+			if known.State == Succeeded && over || known.State != Succeeded && r.Failure != Dependency {
+				t.Errorf("%s, %v: what needs it: over %v, %+v", where, known.State, over, r)
+			}
+			s.q.Ended(s.now, first, Result{State: Failed, Failure: Lost})
+			if r, _ := s.q.Result(first); r.State != known.State {
+				t.Errorf("%s: what was over has become %+v", where, r)
+			}
+		}
+	}
+	s := newShop(t, 0)
+	s.submit(1)
+	s.q.Ended(s.now, ID{1, 1}, Result{State: Succeeded, Size: 9})
+	if _, over := s.q.Result(ID{1, 1}); over {
+		t.Error("a stored result is taken for there on a client's word")
+	}
+	s.q.SubmitEnded(s.now, Task{ID: ID{1, 3}, Group: s.g, Options: &Options{Needs: []ID{{1, 2}}}}, Result{State: Succeeded, Value: []byte("3")})
+	s.q.Submit(s.now, Task{ID: ID{1, 4}, Group: s.g, Options: &Options{Needs: []ID{{1, 3}}}})
+	if r, _ := s.q.Result(ID{1, 3}); r.State != Succeeded || s.q.Status(s.now).Ready != 2 {
+		t.Errorf("of one that is over and needs what is unknown: %+v, and %+v", r, s.q.Status(s.now))
+	}
+}
