@@ -194,11 +194,6 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		}()
 		defer j.dir.guard(secretPlaces(p.env), log)()
 	}
-	if j.resumed {
-		if s.cluster.members, err = j.dir.knownMembers(); err != nil {
-			return runError{err}
-		}
-	}
 	source, closeSource, err := s.openSource(j.fixed, log)
 	if err != nil {
 		return err
@@ -252,9 +247,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	if err == nil {
 		size, _ := s.size(j.fixed) // it was right when the job began
 		brought := bring(ctx, source, size, &cfg, log)
-		forget := s.rememberMembers(j.dir, &cfg, log)
 		err = run(ctx, cfg)
-		forget()
 		brought.end(j.over())
 	}
 	stopped()
@@ -266,7 +259,8 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	return nil
 }
 
-// serveSides serves the job's metrics, tasks and page until the returned function is called.
+// serveSides serves the job's metrics, tasks and page, and writes down the members of its cluster,
+// until the returned function is called.
 func (s *settings) serveSides(cfg *driver.Config, j jobRun, to *tracks, log *logrus.Logger) (stop func(), err error) {
 	closeMetrics, err := s.measureJob(cfg, j.resumed, log)
 	if err != nil {
@@ -285,7 +279,9 @@ func (s *settings) serveSides(cfg *driver.Config, j jobRun, to *tracks, log *log
 		return nil, err
 	}
 	cfg.Tasks, cfg.TaskEvents = side, taskEvents
+	endMembers := s.rememberMembers(j.dir, cfg, log)
 	return func() {
+		endMembers()
 		closePage()
 		closeTasks()
 		closeMetrics()

@@ -140,6 +140,9 @@ func (p *program) resumeClaimed(ctx context.Context, d *jobDir, c *claimed) erro
 	if j.fixed, err = s.fixedHosts(); err != nil {
 		return err
 	}
+	if s.cluster.members, err = d.knownMembers(); err != nil {
+		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+	}
 	if c != nil {
 		err = c.keep(d, j.known)
 	} else if s.journal.url != "" {
