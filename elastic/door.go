@@ -329,7 +329,7 @@ func (d *door) next(ctx context.Context) (*feed.Step, error) {
 			if len(f.Ready()) > 0 {
 				continue
 			}
-			if d.isAnswered() {
+			if d.answersSoon(ctx) {
 				return nil, nil
 			}
 			d.broken = true
@@ -341,6 +341,30 @@ func (d *door) next(ctx context.Context) (*feed.Step, error) {
 		}
 	}
 	return nil, errAtDoor
+}
+
+// answerBound is how long a follower waits for a world once no further steps come to it.
+const answerBound = 500 * time.Millisecond
+
+// answersSoon reports whether the join is answered, as it is soon where the worker that was
+// followed has died: then there is no time to take another commit, and the sync sends what lacks.
+func (d *door) answersSoon(ctx context.Context) bool {
+	if d.isAnswered() {
+		return true
+	}
+	if d.answered == nil || errors.Is(d.follower.Err(), feed.ErrLost) {
+		return false
+	}
+	timer := time.NewTimer(answerBound)
+	defer timer.Stop()
+	select {
+	case <-d.answered:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-d.ctx.Done():
+	}
+	return false
 }
 
 // isAnswered reports whether the join is answered.

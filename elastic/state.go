@@ -38,9 +38,11 @@ type State struct {
 	onReset []func() error
 
 	commits uint64
-	agreed  bool      // all ranks have made the last commit
-	holds   bool      // has been synchronised, so this rank can be the sync root
-	word    [4]uint64 // the message of a commit's agreement, kept so that it is not allocated anew
+	agreed  bool // all ranks have made the last commit
+	holds   bool // has been synchronised, so this rank can be the sync root
+	// followed: by the last commit, workers follow members, this one or others.
+	followed bool
+	word     [4]uint64 // the message of a commit's agreement, kept so that it is not allocated anew
 
 	saved         saves
 	inPlace       inPlace
@@ -318,9 +320,12 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	if latest.Seq <= p.world.Seq { // all ranks that know of no change send the same value, staysBit apart
 		latest = notify.Update{Seq: p.world.Seq}
 	}
-	s.word[0] = (latest.Seq<<changeBits | uint64(latest.Change)&changeMask) << 1
+	s.word[0] = (latest.Seq<<changeBits | uint64(latest.Change)&changeMask) << flagBits
 	if !commit || !s.term.alone() {
 		s.word[0] |= staysBit
+	}
+	if s.feed != nil && s.feed.Followed() {
+		s.word[0] |= followedBit
 	}
 	word := s.word[:1]
 	if commit && s.audits.due != nil {
@@ -330,7 +335,8 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	if err := collective.AllReduce(s.ctx, p.group, word, collective.Max); err != nil {
 		return 0, err
 	}
-	agreed := s.word[0] >> 1
+	s.followed = s.word[0]&followedBit != 0
+	agreed := s.word[0] >> flagBits
 	if agreed>>changeBits <= p.world.Seq { // this world already includes the change
 		if s.worker.run.deserted = s.word[0]&staysBit == 0; commit && !s.worker.run.deserted {
 			s.term.committed()
@@ -343,8 +349,12 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 const (
 	changeBits = 2
 	changeMask = 1<<changeBits - 1
+	flagBits   = 2
 	// staysBit is set by a rank that is not asked to leave, or that is connected to its driver.
-	staysBit = 1
+	staysBit = 2
+	// followedBit is set by a rank that others follow. It can be lost where not all ranks have the
+	// same staysBit.
+	followedBit = 1
 )
 
 // replicate does steps 1 and 2 of a save in the current world. Without Local parts it does nothing.

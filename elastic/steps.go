@@ -82,6 +82,7 @@ type Steps[T collective.Element] struct {
 	mean *gradients[T] // the averages of all, where sealed; its memory is kept
 	calm atomic.Int32  // calls of apply in a row in which no collective operation was seen; negative: one was
 	pace pace
+	last lastStep[T]
 
 	// Of a worker in no world.
 	loans    []*gradients[T] // memory for averages of others

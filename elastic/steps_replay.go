@@ -80,10 +80,38 @@ func (s *Steps[T]) applyNext(ctx context.Context) error {
 
 // keep keeps the averages that are about to be applied for those who follow this worker.
 func (s *Steps[T]) keep() error {
-	if s.state.feed == nil {
-		return nil
+	if err := s.keepLast(); err != nil || s.state.feed == nil {
+		return err
 	}
 	return s.state.feed.Keep(s.live.applied, s.state.commits, s.state.carried, memoryOf(s.mean.flat))
+}
+
+// mostLast is the most bytes of averages that every member keeps.
+const mostLast = 32 << 20
+
+// lastStep is what a member keeps of the last step while any worker follows a member. A follower
+// lacks that step where the one that it follows dies before it has sent it.
+type lastStep[T collective.Element] struct {
+	number   uint64
+	carried  [][]byte
+	averages []T // nil: nothing is kept
+}
+
+// keepLast keeps the averages that are about to be applied.
+func (s *Steps[T]) keepLast() (err error) {
+	if !s.state.followed || s.state.door != nil || s.averaged() > mostLast {
+		s.last = lastStep[T]{}
+		return nil
+	}
+	s.last.number = s.live.applied
+	s.last.averages = append(s.last.averages[:0], s.mean.flat...)
+	s.last.carried, err = s.state.carried()
+	return err
+}
+
+// keepsLast reports whether this rank has kept the averages of the last step that it has applied.
+func (s *Steps[T]) keepsLast() bool {
+	return s.last.averages != nil && s.last.number+1 == s.live.applied
 }
 
 // averaged returns the number of bytes that the averages of a step have.
@@ -130,12 +158,15 @@ func (s *Steps[T]) returned() {
 // still there, by applying their steps alone.
 func (s *Steps[T]) caughtUp() bool { return s.caught && s.live == s.caughtAt }
 
-// settleCarried sets the values of the parts in no blob on ranks that come by replay to those of a
-// rank that is about to apply the same step. It is collective.
-func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, source int, wanted bool) error {
+// settleCarried sets the values of the parts in no blob on ranks that come by replay to those that
+// the source has, or had, right before it applies the same step. It is collective.
+func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, v verdict, wanted bool) error {
 	var b bytes.Buffer
-	if g.Rank() == source {
-		values, err := s.state.carried()
+	if g.Rank() == v.source {
+		values, err := s.last.carried, error(nil)
+		if !v.kept {
+			values, err = s.state.carried()
+		}
 		if err != nil {
 			return err
 		}
@@ -143,7 +174,7 @@ func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, sourc
 			return fmt.Errorf("elastic: sync: %w", err)
 		}
 	}
-	m, err := collective.BroadcastBytes(ctx, g, slices.Concat(b.Bytes(), sumOf(b.Bytes())), source)
+	m, err := collective.BroadcastBytes(ctx, g, slices.Concat(b.Bytes(), sumOf(b.Bytes())), v.source)
 	if err != nil || !wanted {
 		return err
 	}

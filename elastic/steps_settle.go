@@ -66,6 +66,7 @@ type standing struct {
 	within  bool // it is in a Step
 	sealed  bool // it has the averages of the step after applied, and has not applied them
 	replays bool // it has come by the averages of others, and can apply another step
+	keeps   bool // it has kept the averages of the last of the steps applied
 	applied uint64
 	feed    uint64            // whom it follows, or who it is for those who follow it; 0: neither
 	nodes   []collective.Node // what it has computed of that step
@@ -81,7 +82,7 @@ func (r standing) reached() uint64 {
 
 func (r standing) append(b []byte) []byte {
 	flags := byte(0)
-	for i, set := range []bool{r.state, r.within, r.sealed, r.replays} {
+	for i, set := range []bool{r.state, r.within, r.sealed, r.replays, r.keeps} {
 		if set {
 			flags |= 1 << i
 		}
@@ -98,7 +99,7 @@ func (r standing) append(b []byte) []byte {
 func parseStanding(b []byte) (r standing, err error) {
 	p := parser{b: b}
 	if flags := p.take(1); flags != nil {
-		r.state, r.within, r.sealed, r.replays = flags[0]&1 != 0, flags[0]&2 != 0, flags[0]&4 != 0, flags[0]&8 != 0
+		r.state, r.within, r.sealed, r.replays, r.keeps = flags[0]&1 != 0, flags[0]&2 != 0, flags[0]&4 != 0, flags[0]&8 != 0, flags[0]&16 != 0
 	}
 	r.applied = uint64(p.number())
 	r.feed = p.word()
@@ -131,14 +132,17 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 	}
 	v := verdictOf(all, root)
 	if v.source >= 0 {
+		if v.kept && v.source == g.Rank() {
+			s.state.worker.log.Debugf("elastic: sends the averages of step %d, which it has kept, to those who lack them", s.last.number)
+		}
 		applies := all[g.Rank()].applies(v.reached)
 		if v.lacking {
-			if err := s.give(ctx, g, v.source, applies); err != nil {
+			if err := s.give(ctx, g, v, applies); err != nil {
 				return root, err
 			}
 		}
 		if v.replayed {
-			if err := s.settleCarried(ctx, g, v.source, applies && s.state.door != nil); err != nil {
+			if err := s.settleCarried(ctx, g, v, applies && s.state.door != nil); err != nil {
 				return root, err
 			}
 		}
@@ -155,7 +159,7 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 
 // standing returns what this rank tells.
 func (s *Steps[T]) standing() standing {
-	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied, feed: s.state.following()}
+	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied, feed: s.state.following(), keeps: s.keepsLast()}
 	if d := s.state.door; d != nil {
 		mine.within, mine.replays = false, s.within && d.follower != nil && !d.spoiled
 	}
@@ -169,8 +173,16 @@ func (s *Steps[T]) standing() standing {
 // applied, and the one that it follows has kept them. A Step of train applies one step and no more:
 // what apply does can depend on what train has derived from the position.
 func (r standing) awaits(all []standing, v verdict) bool {
-	return r.replays && r.applied+1 == v.reached && v.source < 0 && r.feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
-		return o.state && o.feed == r.feed && o.applied == v.reached
+	return v.source < 0 && r.lacksLast(v.reached) && r.follows(all, v.reached)
+}
+
+// lacksLast reports whether a rank lacks the averages of the last of so many steps only.
+func (r standing) lacksLast(reached uint64) bool { return r.replays && r.applied+1 == reached }
+
+// follows reports whether a rank follows one that has applied so many steps.
+func (r standing) follows(all []standing, reached uint64) bool {
+	return r.feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
+		return o.state && o.feed == r.feed && o.applied == reached
 	})
 }
 
@@ -190,6 +202,7 @@ func (s *Steps[T]) await(ctx context.Context, mine bool) error {
 type verdict struct {
 	reached uint64 // steps that those with the state have applied, or apply now
 	source  int    // the rank that has averages to apply; -1: none
+	kept    bool   // that rank has applied them, and kept them for those who lack them
 	lacking bool   // others need them
 	// replayed: a rank that is not a member yet applies them too.
 	replayed bool
@@ -214,6 +227,10 @@ func verdictOf(all []standing, root int) verdict {
 			v.source = r
 		}
 	}
+	if v.source < 0 && slices.ContainsFunc(all, func(o standing) bool { return o.lacksLast(v.reached) && !o.follows(all, v.reached) }) {
+		v.source = slices.IndexFunc(all, func(o standing) bool { return o.state && o.keeps && o.applied == v.reached })
+		v.kept = v.source >= 0
+	}
 	arrives := func(o standing) bool {
 		return o.state && (o.applied == v.reached || v.source >= 0 && o.applies(v.reached))
 	}
@@ -234,9 +251,19 @@ func (r standing) applies(reached uint64) bool {
 }
 
 // give sends the averages of one rank to all; those that lack them have them afterwards.
-func (s *Steps[T]) give(ctx context.Context, g *collective.Group, source int, wanted bool) error {
+func (s *Steps[T]) give(ctx context.Context, g *collective.Group, v verdict, wanted bool) error {
 	s.prepare()
-	if err := collective.Broadcast(ctx, g, s.mean.flat, source); err != nil {
+	data := s.mean.flat
+	switch {
+	case !v.kept || wanted:
+	case g.Rank() == v.source:
+		data = s.last.averages
+	default: // the averages of the next step, which are whole here, must stay
+		other := s.take()
+		defer func() { s.free = append(s.free, other) }()
+		data = other.flat
+	}
+	if err := collective.Broadcast(ctx, g, data, v.source); err != nil {
 		return err
 	}
 	s.sealed = s.sealed || wanted

@@ -23,6 +23,8 @@ func TestVerdict(t *testing.T) {
 	}
 	sealed := func(s standing) standing { s.sealed = true; return s }
 	outside := func(s standing) standing { s.within = false; return s }
+	keeps := func(s standing) standing { s.keeps = true; return s }
+	feeds := func(s standing) standing { s.feed = 7; return s }
 	follower := func(applied uint64) standing { return standing{replays: true, applied: applied, feed: 7} }
 	for name, c := range map[string]struct {
 		all  []standing
@@ -42,7 +44,15 @@ func TestVerdict(t *testing.T) {
 		"a follower is level":       {[]standing{at(4), follower(4)}, 0, verdict{reached: 4, source: -1, held: [][]collective.Node{node(4), nil}}},
 		"a follower is ahead":       {[]standing{at(4), follower(5)}, 0, verdict{reached: 4, source: -1, held: [][]collective.Node{node(4), nil}}},
 		"a follower needs one":      {[]standing{sealed(at(4)), follower(4)}, 0, verdict{reached: 5, source: 0, lacking: true, replayed: true}},
-		"a follower needs two":      {[]standing{sealed(at(4)), follower(3)}, 0, verdict{reached: 5, source: 0}},
+		"a follower needs one, kept": {[]standing{at(5), keeps(at(5)), follower(4)}, 0,
+			verdict{reached: 5, source: 1, kept: true, lacking: true, replayed: true, held: [][]collective.Node{node(5), node(5), nil}}},
+		"a follower needs one, kept by none": {[]standing{at(5), keeps(at(4)), follower(4)}, 0,
+			verdict{reached: 5, source: -1, held: [][]collective.Node{node(5), nil, nil}}},
+		"a follower needs two, one kept": {[]standing{keeps(at(5)), follower(3)}, 0,
+			verdict{reached: 5, source: -1, held: [][]collective.Node{node(5), nil}}},
+		"it gets it by its feed": {[]standing{keeps(feeds(at(5))), follower(4)}, 0,
+			verdict{reached: 5, source: -1, held: [][]collective.Node{node(5), nil}}},
+		"a follower needs two": {[]standing{sealed(at(4)), follower(3)}, 0, verdict{reached: 5, source: 0}},
 		"the root is behind a follower": {[]standing{outside(at(4)), follower(4), sealed(at(4))}, 0,
 			verdict{reached: 5, root: 2, source: 2, lacking: true, replayed: true}},
 	} {
@@ -90,7 +100,7 @@ func TestAwaits(t *testing.T) {
 func TestStanding(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 1000 {
-		s := standing{state: r.IntN(2) > 0, within: r.IntN(2) > 0, sealed: r.IntN(2) > 0, replays: r.IntN(2) > 0,
+		s := standing{state: r.IntN(2) > 0, within: r.IntN(2) > 0, sealed: r.IntN(2) > 0, replays: r.IntN(2) > 0, keeps: r.IntN(2) > 0,
 			applied: r.Uint64N(1 << 40), feed: r.Uint64()}
 		for range r.IntN(20) {
 			s.nodes = append(s.nodes, collective.Node{Level: r.IntN(17), Index: r.IntN(1 << 16)})

@@ -49,6 +49,8 @@ func TestReplay(t *testing.T) {
 				s.happened["taken"]++
 			case strings.Contains(e.Message, "by applying the steps of others"):
 				s.happened["entered"]++
+			case strings.Contains(e.Message, "which it has kept"):
+				s.happened["entered: by a step that another kept"]++
 			case strings.Contains(e.Message, "differ"): // of the comparison after a sync
 				t.Errorf("%s", e.Message)
 			}
@@ -63,6 +65,41 @@ func TestReplay(t *testing.T) {
 	t.Log(total)
 	if *stepSchedules >= 12 && min(total["died"], total["replayed"], total["taken"], total["entered"]) == 0 {
 		t.Errorf("in %d schedules nobody has died, applied the steps of others, or entered by them: %v", *stepSchedules, total)
+	}
+}
+
+// TestLastStep: a spare that lacks the last step of the member that it follows, which has died
+// right before it applied that, gets it from another member, with the same bits.
+func TestLastStep(t *testing.T) {
+	kept := 0
+	for seed := uint64(1); seed <= 20 && kept == 0; seed++ {
+		s := newReplaySchedule(seed)
+		s.epochs, s.samples, s.microbatches = 8, 12, 2
+		s.width = 40_000
+		s.spares, s.stepPlan.hosts, s.acts = 1, []plan.Host{{Name: hostName(0), Slots: 2}, {Name: hostName(1), Slots: 2}}, nil
+		s.hosts[hostName(1)] = true
+		s.deaths = nil
+		for after := 20; after <= 80; after += 15 {
+			s.deaths = append(s.deaths, death{"apply", after})
+		}
+		log, lines := logtest.NewNullLogger()
+		log.SetLevel(logrus.DebugLevel)
+		s.log = log
+		want := s.undisturbed(t)
+		s.run(t)
+		for _, got := range s.ends {
+			if !slices.Equal(bitsOf(got.weights), bitsOf(want.weights)) || !slices.Equal(got.used, want.used) {
+				t.Errorf("seed %d: other weights than those of an undisturbed run", seed)
+			}
+		}
+		for _, e := range lines.AllEntries() {
+			if strings.Contains(e.Message, "which it has kept") {
+				kept++
+			}
+		}
+	}
+	if kept == 0 {
+		t.Error("no spare got a step that another member had kept")
 	}
 }
 
