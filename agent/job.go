@@ -80,7 +80,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	if cfg.Health != nil {
 		a.wg.Go(func() { a.watchHealth(side) })
 	}
-	return a.attend(ctx, cfg.Hello.Patience)
+	return a.attend(ctx, cfg.Hello.Patience, cfg.Hello.Starter)
 }
 
 // listenFor returns where a job agent listens, as net.Listen takes it.
@@ -110,19 +110,37 @@ func (cfg JobConfig) ready(ln net.Listener) client.Ready {
 	return r
 }
 
-// attend blocks until the job agent has nothing to wait for.
-func (a *agent) attend(ctx context.Context, patience time.Duration) error {
+// starterLook is how often a job agent looks whether the driver that has started it is there, until
+// a driver has come.
+const starterLook = 10 * time.Millisecond
+
+// attend blocks until the job agent has nothing to wait for. A driver may end before it has written
+// down that it has started this agent; then no other comes. One that comes all the same, because it
+// was written down, finds that the process has ended and starts another.
+func (a *agent) attend(ctx context.Context, patience time.Duration, starter int) error {
 	late := time.NewTimer(patience)
 	defer late.Stop()
+	look := time.NewTicker(starterLook)
+	defer look.Stop()
+	if starter == 0 {
+		look.Stop()
+	}
 	for {
 		select {
 		case err := <-a.failed:
 			return err
 		case why := <-a.server.over:
+			look.Stop()
 			if !errors.Is(why, errTakenOver) {
 				return nil
 			}
 			late.Reset(patience)
+		case <-look.C:
+			if _, sessions, _ := a.server.busy(); sessions > 0 {
+				look.Stop()
+			} else if os.Getppid() != starter {
+				return errors.New("agent: the driver that has started it ended before it came")
+			}
 		case <-late.C:
 			if _, sessions, _ := a.server.busy(); sessions == 0 {
 				return fmt.Errorf("agent: no driver came within %v", patience)

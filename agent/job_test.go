@@ -211,6 +211,35 @@ func TestJobAgentForgotten(t *testing.T) {
 	}
 }
 
+// An agent whose driver has ended before it came ends at once; one whose driver is there waits for
+// it.
+func TestJobAgentOfTheDead(t *testing.T) {
+	for _, c := range []struct {
+		starter int
+		want    string
+	}{{os.Getppid(), "no driver came within 100ms"}, {1 << 30, "the driver that has started it ended"}} {
+		_, in := jobAgents(t, nil)
+		authority, err := identity.NewAuthority("r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		creds, err := authority.Issue(identity.Subject{Role: identity.Agent, Host: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hello := client.Hello{RunID: "r", Host: "a", Credentials: creds.Encode(), Patience: 100 * time.Millisecond, Starter: c.starter, Loopback: true}
+		if c.starter != os.Getppid() {
+			hello.Patience = time.Hour
+		}
+		if _, err := in.Start(t.Context(), "a", hello); err != nil {
+			t.Fatal(err)
+		}
+		if err := in.over(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("it ended with %v, not since %s", err, c.want)
+		}
+	}
+}
+
 // A driver that cannot reach an agent for the lease gives its workers up; as soon as the way is
 // free again they are killed, whatever grace they have, and long before the agent itself would have
 // lost its patience.

@@ -31,8 +31,11 @@ type Hello struct {
 	RunID, Host string
 	// Credentials are the agent's in the job, encoded.
 	Credentials string
-	// Patience is how long the agent waits for its driver to come at all.
+	// Patience is how long the agent waits for its driver to come at all. Starter is the process of
+	// that driver where it is the agent's parent: with its end before the driver has come, nobody
+	// need know of the agent. 0: the parent is another process.
 	Patience time.Duration
+	Starter  int `json:",omitempty"`
 	// Drain is how long workers may take to leave once the agent is asked to stop.
 	Drain time.Duration
 	// Spool is a directory for what no driver has taken. Empty: there is none.

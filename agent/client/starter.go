@@ -1,6 +1,9 @@
 package client
 
-import "context"
+import (
+	"context"
+	"os"
+)
 
 // Hosts starts agents on this machine for hosts that are names of it, and elsewhere for others.
 type Hosts struct {
@@ -15,6 +18,7 @@ var _ Starter = Hosts{}
 func (h Hosts) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
 	if newOwn().has(ctx, host) {
 		hello.Loopback = hello.Loopback || hello.Listen == ""
+		hello.Starter = os.Getpid()
 		return h.Local.Start(ctx, host, hello)
 	}
 	return h.Remote.Start(ctx, host, hello)
