@@ -27,8 +27,9 @@ LICENSES = internal/licenses/internal/gen
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
-# A module that needs Kubernetes' API server and controllers, for check-kubernetes alone.
+# Modules that need Kubernetes' API server and controllers, and Kueue, for check-kubernetes alone.
 SERVERS = internal/testbed/kubernetes/servers
+KUEUE = internal/testbed/kubernetes/kueue
 
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
@@ -216,10 +217,14 @@ check-metrics: ## check the alarms with Prometheus's own promtool, and have Prom
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
 	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./internal/testbed/e2e
 
-check-kubernetes: ## run jobs on a real API server, which it builds first (4 minutes, once); needs root; ARGS go to go test
+check-kubernetes: ## run jobs on a real API server, which it builds first with Kueue (6 minutes, once); needs root; ARGS go to go test
 	@echo "== Kubernetes: bin/kubernetes/"
 	@mkdir -p bin/kubernetes
-	@$(PURE) $(GO) -C $(SERVERS) build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool
+	@for dir in $(SERVERS) $(KUEUE); do \
+		$(PURE) $(GO) -C $$dir build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool || exit 1; \
+	done
+	@from=$$($(GO) -C $(KUEUE) list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/config/components && rm -rf bin/kubernetes/kueue.d && \
+		mkdir bin/kubernetes/kueue.d && cp -r --no-preserve=mode "$$from/crd" "$$from/webhook" bin/kubernetes/kueue.d/
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
 
 check-slurm: ## run a job that asks a real Slurm for its nodes; needs what make deps brings; ARGS go to go test

@@ -137,6 +137,18 @@ var folders = map[string]string{
 	"RoleBinding":         "apis/rbac.authorization.k8s.io/v1/%s/rolebindings",
 	"NetworkPolicy":       "apis/networking.k8s.io/v1/%s/networkpolicies",
 	"PodDisruptionBudget": "apis/policy/v1/%s/poddisruptionbudgets",
+
+	"ClusterRoleBinding": "apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"ClusterRole":        "apis/rbac.authorization.k8s.io/v1/clusterroles",
+
+	"CustomResourceDefinition":       "apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+	"MutatingWebhookConfiguration":   "apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+	"ValidatingWebhookConfiguration": "apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+
+	"ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2/resourceflavors",
+	"ClusterQueue":   "apis/kueue.x-k8s.io/v1beta2/clusterqueues",
+	"LocalQueue":     "apis/kueue.x-k8s.io/v1beta2/%s/localqueues",
+	"Workload":       "apis/kueue.x-k8s.io/v1beta2/%s/workloads",
 }
 
 // Path returns where in the API an object of a namespace is; with an empty name, all of its kind.

@@ -33,13 +33,14 @@ type Cluster struct {
 	// Kubeconfig is the path of a file for kubectl, as the administrator.
 	Kubeconfig string
 
-	dir     string
-	net     *network
-	etcd    *etcdserver.Server
-	servers []*server
-	kubelet *Kubelet
-	stop    context.CancelFunc
-	ended   chan struct{}
+	dir      string
+	programs string
+	net      *network
+	etcd     *etcdserver.Server
+	servers  []*server
+	kubelet  *Kubelet
+	stop     context.CancelFunc
+	ended    chan struct{}
 }
 
 // server is a process of the control plane.
@@ -57,15 +58,15 @@ func Start(ctx context.Context, dir, programs string, image map[string]string) (
 			return nil, ErrMissing
 		}
 	}
-	c := &Cluster{dir: dir, ended: make(chan struct{})}
-	if err := c.start(ctx, programs, image); err != nil {
+	c := &Cluster{dir: dir, programs: programs, ended: make(chan struct{})}
+	if err := c.start(ctx, image); err != nil {
 		c.Stop()
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
 	return c, nil
 }
 
-func (c *Cluster) start(ctx context.Context, programs string, image map[string]string) (err error) {
+func (c *Cluster) start(ctx context.Context, image map[string]string) (err error) {
 	if c.net, err = newNetwork(); err != nil {
 		return err
 	}
@@ -95,7 +96,7 @@ func (c *Cluster) start(ctx context.Context, programs string, image map[string]s
 	); err != nil {
 		return err
 	}
-	err = c.serve(filepath.Join(programs, "kube-apiserver"),
+	err = c.serve(filepath.Join(c.programs, "kube-apiserver"),
 		"--etcd-servers=http://"+c.etcd.Endpoint, "--bind-address=0.0.0.0", "--secure-port="+port, "--advertise-address="+c.net.gateway,
 		"--tls-cert-file="+f.path("tls.pem"), "--tls-private-key-file="+f.path("tls.key"), "--token-auth-file="+f.path("tokens"),
 		"--authorization-mode=RBAC", "--service-cluster-ip-range=10.97.0.0/24",
@@ -111,7 +112,7 @@ func (c *Cluster) start(ctx context.Context, programs string, image map[string]s
 	if err != nil {
 		return err
 	}
-	err = c.serve(filepath.Join(programs, "kube-controller-manager"),
+	err = c.serve(filepath.Join(c.programs, "kube-controller-manager"),
 		"--kubeconfig="+c.Kubeconfig, "--service-account-private-key-file="+f.path("accounts.key"), "--root-ca-file="+f.path("ca.pem"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port="+managerPort,
 		// There is no real node: nobody renews their leases.
@@ -136,19 +137,35 @@ func (c *Cluster) start(ctx context.Context, programs string, image map[string]s
 
 // serve starts a process, which ends with this one.
 func (c *Cluster) serve(path string, args ...string) error {
-	s := &server{cmd: exec.Command(path, args...), log: filepath.Join(c.dir, filepath.Base(path)+".log")}
-	log, err := os.Create(s.log)
+	s, err := start(exec.Command(path, args...), filepath.Join(c.dir, filepath.Base(path)+".log"))
+	if err == nil {
+		c.servers = append(c.servers, s)
+	}
+	return err
+}
+
+// start starts a process, which ends with this one.
+func start(cmd *exec.Cmd, path string) (*server, error) {
+	log, err := os.Create(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer log.Close()
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := s.cmd.Start(); err != nil {
-		return err
+	cmd.Stdout, cmd.Stderr = log, log
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	c.servers = append(c.servers, s)
-	return nil
+	cmd.SysProcAttr.Pdeathsig, cmd.SysProcAttr.Setpgid = syscall.SIGKILL, true
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return &server{cmd, path}, nil
+}
+
+// stop ends a process that has started.
+func (s *server) stop() {
+	_ = s.cmd.Process.Kill() // it may have ended
+	_ = s.cmd.Wait()
 }
 
 // await blocks until the API server answers a request.
@@ -193,8 +210,7 @@ func (c *Cluster) Stop() {
 		<-c.ended
 	}
 	for _, s := range c.servers {
-		_ = s.cmd.Process.Kill() // it may have ended
-		_ = s.cmd.Wait()
+		s.stop()
 	}
 	if c.etcd != nil {
 		c.etcd.Stop()
