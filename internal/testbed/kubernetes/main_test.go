@@ -22,8 +22,8 @@ import (
 )
 
 // image is the image of all pods: hvdrun, its plugin, and the training program train, which reads
-// its flags from a file; /shared is a folder of the test.
-var image struct{ bin, plugins, shared string }
+// its flags from a file; /shared is a folder of the test. sshd of it lets root in by key.
+var image struct{ bin, plugins, shared, ssh, sshd string }
 
 // cluster is that of all tests.
 var cluster *kubernetes.Cluster
@@ -61,7 +61,7 @@ func run(m *testing.M, dir string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), follow.Patience)
 	defer cancel()
 	cluster, err = kubernetes.Start(ctx, dir, programs, map[string]string{
-		"/usr/local/bin": image.bin, "/usr/local/lib/hvdrun/plugins": image.plugins, "/shared": image.shared})
+		"/usr/local/bin": image.bin, "/usr/local/lib/hvdrun/plugins": image.plugins, "/shared": image.shared, "/etc/ssh": image.ssh, "/run/sshd": image.sshd})
 	if err != nil {
 		panic(fmt.Sprint(err, "; what is there is in ", dir))
 	}
@@ -76,7 +76,8 @@ func run(m *testing.M, dir string) int {
 
 func makeImage(dir string) error {
 	image.bin, image.plugins, image.shared = filepath.Join(dir, "bin"), filepath.Join(dir, "plugins"), filepath.Join(dir, "shared")
-	for _, d := range []string{image.bin, image.plugins, image.shared} {
+	image.ssh, image.sshd = filepath.Join(dir, "ssh"), filepath.Join(dir, "sshd")
+	for _, d := range []string{image.bin, image.plugins, image.shared, image.ssh, image.sshd} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			return err
 		}
@@ -95,7 +96,10 @@ func makeImage(dir string) error {
 	const train = "#!/bin/sh\nread -r namespace < /shared/namespace; cd /shared/$namespace; exec trainer -log steps -dir . $(cat flags)\n"
 	return errors.Join(build("../../../cmd/hvdrun", "-o", image.bin+"/", "."), build("../trainer", "-o", image.bin+"/", "."),
 		build("../../../plugins/kubernetes", "-o", image.plugins+"/", "."),
-		os.WriteFile(filepath.Join(image.bin, "train"), []byte(train), 0o755))
+		os.WriteFile(filepath.Join(image.bin, "train"), []byte(train), 0o755),
+		os.WriteFile(filepath.Join(image.ssh, "ssh_config"), []byte("StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"), 0o644),
+		os.WriteFile(filepath.Join(image.ssh, "sshd_config"), []byte("StrictModes no\n"), 0o644),
+		exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(image.ssh, "ssh_host_ed25519_key")).Run())
 }
 
 // job is a job in a namespace of its own.
