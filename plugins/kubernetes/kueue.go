@@ -29,8 +29,8 @@ const (
 	elastic                    // it admits growth while the Job runs
 )
 
-// admission tells by the gate in the pods' template that Kueue takes the Job as elastic: its feature
-// ElasticJobsViaWorkloadSlices may be off.
+// admission tells by the gate in the pods' template that Kueue takes the Job as elastic: its
+// feature ElasticJobsViaWorkloadSlices may be off.
 func (j *agentsJob) admission() admission {
 	if j.Annotations[elasticJob] == "true" && j.Spec.Template.gated(elasticJob) {
 		return elastic
@@ -128,8 +128,8 @@ func reserved(usage []flavorUsage, flavor, resource string) (int64, error) {
 
 // excess returns how many pods of the Job are more than the quota of its ClusterQueue, which
 // Kueue does not take back from jobs that run. It takes the whole excess to be the Job's. What can
-// be borrowed from a cohort without a limit is no excess. Where the account may not read the queues,
-// there is none, which is logged once.
+// be borrowed from a cohort without a limit is no excess. Where the account may not read the
+// queues, there is none, which is logged once.
 func (s *source) excess(ctx context.Context, job *agentsJob) (pods int, why string, err error) {
 	if job.Labels[queueName] == "" {
 		return 0, "", nil

@@ -53,8 +53,8 @@ func elasticText(parallelism int) string {
 	return strings.Replace(jobText(parallelism, elasticMeta), `"containers"`, `"schedulingGates":[{"name":"kueue.x-k8s.io/elastic-job"}],"containers"`, 1)
 }
 
-// queueTexts are a LocalQueue with its reservation of processors, and its ClusterQueue, with that of
-// all queues.
+// queueTexts are a LocalQueue with its reservation of processors, and its ClusterQueue, with that
+// of all queues.
 func queueTexts(own, all, nominal, more string) [2]string {
 	usage := func(total string) string {
 		return fmt.Sprintf(`{"flavorsReservation":[{"name":"flavor","resources":[{"name":"cpu","total":%q}]}]}`, total)

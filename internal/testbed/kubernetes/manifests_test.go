@@ -14,8 +14,8 @@ import (
 )
 
 // TestManifests does what examples/kubernetes/README.md says, in a namespace that lets restricted
-// pods run alone: it makes the cluster's keys, applies the kustomizations, scales the StatefulSet up
-// and down, and deletes a pod.
+// pods run alone: it makes the cluster's keys, applies the kustomizations, scales the StatefulSet
+// up and down, and deletes a pod.
 func TestManifests(t *testing.T) {
 	const steps = 90
 	j := newJob(t, "training", "restricted", "-steps", "90", "-step-time", "2ms", "-gate", "20=grow", "-gate", "40=shrink", "-gate", "60=delete")
