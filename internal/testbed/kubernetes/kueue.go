@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -109,6 +110,7 @@ func (k *Kueue) define(ctx context.Context, components string) error {
 	if err != nil || len(kinds) == 0 {
 		return fmt.Errorf("no definitions in %s: %w", components, err)
 	}
+	var names []string
 	for _, path := range kinds {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -118,11 +120,38 @@ func (k *Kueue) define(ctx context.Context, components string) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		_, name, _ := strings.Cut(strings.TrimSuffix(filepath.Base(path), ".yaml"), "_")
-		if err := k.c.await(ctx, "/apis/kueue.x-k8s.io/v1beta2/"+name); err != nil {
+		if err := k.c.await(ctx, kueueGroup+"/"+name); err != nil {
 			return err
 		}
+		names = append(names, name)
 	}
-	return nil
+	return k.listed(ctx, names)
+}
+
+// kueueGroup is where the API server has Kueue's kinds.
+const kueueGroup = "/apis/kueue.x-k8s.io/v1beta2"
+
+// listed blocks until the API server lists the resources, which it serves before. Kueue ends where
+// one of its own is not listed.
+func (k *Kueue) listed(ctx context.Context, names []string) error {
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		var list struct{ Resources []struct{ Name string } }
+		err := k.c.Do(ctx, http.MethodGet, kueueGroup, nil, &list)
+		there := map[string]bool{}
+		for _, r := range list.Resources {
+			there[r.Name] = true
+		}
+		if err == nil && !slices.ContainsFunc(names, func(name string) bool { return !there[name] }) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("resources that the API server lists: %v, of %v: %w", there, names, ctx.Err())
+		case <-ticker.C:
+		}
+	}
 }
 
 // hook has the API server ask the manager about Jobs and Kueue's own kinds: about those of others
