@@ -122,9 +122,9 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	q.begin(now, w)
 }
 
-// Lose removes a worker that is gone. What it had begun counts as an attempt: of tasks with which no
-// worker was lost before what it may have begun, of others what it has confirmed. The workers of a
-// host that dies are lost one after another, and those that are not lost yet are sent tasks.
+// Lose removes a worker that is gone. What it had begun counts as an attempt: of a task with which
+// no worker was lost before, what it may have begun; of another, what it has confirmed. The workers
+// of a host that dies are lost one after another, and those that are not lost yet are sent tasks.
 func (q *Queue) Lose(now time.Time, id uint64) { q.remove(now, id, true) }
 
 // Left removes a worker that has gone away as it was asked to. What it had counts for nothing.
