@@ -38,10 +38,11 @@ func valid(n collective.Node, leaves int) bool {
 	return n.Level >= 0 && n.Level <= collective.Root(leaves).Level && n.Index >= 0 && n.Index <= leaves>>n.Level && n.First() < leaves
 }
 
-// Share divides microbatches, which are in ascending order, among ranks. Each rank gets as few nodes
-// of the binary tree as can be, so that few sums are reduced; the numbers of microbatches differ by
-// one at most. With costs, the times that one microbatch takes on each rank, they are such that the
-// slowest rank needs the least time; a cost of 0 is unknown, and then all are taken as equal.
+// Share divides microbatches, which are in ascending order, among ranks. Each rank gets as few
+// nodes of the binary tree as can be, so that few sums are reduced; the numbers of microbatches
+// differ by one at most. With costs, the times that one microbatch takes on each rank, they are
+// such that the slowest rank needs the least time; a cost of 0 is unknown, and then all are taken
+// as equal.
 func Share(missing []int, ranks int, costs []uint64) [][]int {
 	shares := make([][]int, ranks)
 	counts := lengths(len(missing), ranks, costs)
