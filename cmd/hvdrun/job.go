@@ -40,7 +40,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string, c *
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(s.checkRestart(command, size.Elastic), s.checkJournal()); err != nil {
+	if err := errors.Join(s.checkRestart(command, size.Elastic), s.checkJournal(), s.checkSlurmTools(p.env)); err != nil {
 		return err
 	}
 	if allLocal(ctx, fixed) {
@@ -193,6 +193,9 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 			}
 		}()
 		defer j.dir.guard(secretPlaces(p.env), log)()
+	}
+	if err := s.takeSlurm(p.env, j.dir); err != nil {
+		return err
 	}
 	source, closeSource, err := s.openSource(j.fixed, log)
 	if err != nil {
