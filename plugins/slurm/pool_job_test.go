@@ -109,7 +109,9 @@ func TestDriverInJob(t *testing.T) {
 	j.size(2, "grown again")
 	j.open("grown")
 	j.finish(steps)
-	j.await("the driver's job to end", func() bool { return j.do("squeue", "--noheader", "--states=all", "--partition=high", "--format=%T") == "COMPLETED\n" })
+	j.await("the driver's job to end", func() bool {
+		return j.do("squeue", "--noheader", "--states=all", "--partition=high", "--format=%T") == "COMPLETED\n"
+	})
 }
 
 // finish waits until the job is done and all nodes are given back, and checks what it has computed.
@@ -160,7 +162,7 @@ func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJ
 		t.Fatal(err)
 	}
 	c.do("go", "build", "-o", c.path("plugin"), ".")
-	t.Setenv("HOME", home) // for the key
+	t.Setenv("HOME", home)                                                  // for the key
 	script := fmt.Sprintf("#!/bin/sh\nshift\nexec sh '%s' \"$@\"\n", train) // without hvdrun, which is in HVDRUN
 	if err := os.WriteFile(c.path("driver"), []byte(script), 0o600); err != nil {
 		t.Fatal(err)
