@@ -96,7 +96,12 @@ func TestDriverInJob(t *testing.T) {
 	const steps = 32
 	j := c.runElastic(steps, []string{"sbatch", "--wait", "--partition=high", "--nodelist=n1", "--output=" + c.path("driver.out")},
 		"both", "shrunk", "grown")
-	own := func(slot follow.Slot) bool { return strings.HasPrefix(slot.Host, "n1-") }
+	driver := ""
+	j.await("the driver's job", func() bool {
+		driver = strings.TrimSpace(j.do("squeue", "--noheader", "--partition=high", "--format=%A"))
+		return driver != ""
+	})
+	own := func(slot follow.Slot) bool { return slot.Host == "n1-"+driver }
 	j.world("a world of 2, on the driver's node and another", func() bool {
 		return j.World.Size == 2 && slices.ContainsFunc(j.World.Slots, own) && len(j.jobs()) == 1
 	})
