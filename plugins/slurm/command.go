@@ -96,8 +96,8 @@ func (c commands) launch(log, name string, args ...string) (ended <-chan struct{
 	return done, nil
 }
 
-// strayed are variables that a job or a step which is started must not get: those of the job that this
-// process runs in, those by which this plugin was started, and the mark by which what it has
+// strayed are variables that a job or a step which is started must not get: those of the job that
+// this process runs in, those by which this plugin was started, and the mark by which what it has
 // started is ended with it.
 var strayed = regexp.MustCompile(`^(SLURM_|SLURMD_|PLUGIN_|` + plan.EnvRunID + `=)`)
 

@@ -222,8 +222,8 @@ func TestPoolFaults(t *testing.T) {
 	})
 }
 
-// TestPoolSteps: the nodes of the job in which hvdrun runs get agents, of which each is started anew
-// where it ends, and count before others are asked for.
+// TestPoolSteps: the nodes of the job in which hvdrun runs get agents, which are started anew where
+// they end, and count before others are asked for.
 func TestPoolSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPooled(t, "job_id", "90", "step", "agent")
