@@ -192,8 +192,8 @@ func (s sandbox) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// unrun are blocks "sh REASON" that are not run, where REASON says what such a block needs: of these
-// the flags are checked. Beside each stands what runs the like of it.
+// unrun are blocks "sh REASON" that are not run, but their flags are checked: REASON says what such
+// a block needs. Beside each stands what runs the like of it.
 var unrun = map[string]string{
 	"hosts":      "other machines: internal/testbed/e2e/netns has some, which are network namespaces; or more slots than a test may use",
 	"stays":      "does not end by itself, or needs a person at a terminal: internal/testbed/e2e, internal/testbed/browser",
