@@ -257,20 +257,10 @@ func (s *settings) bindSlurm() (join string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", s.origin("gossip-bind"), err)
 	}
-	before, _ := safefile.OwnText(s.slurm.joinPath(), maxMembersText) // there may be none
-	if _, old, err := net.SplitHostPort(strings.TrimSpace(string(before))); err == nil && port == "0" {
-		port = old
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
-	if err != nil && s.cluster.bind == "" {
-		l, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
-	}
-	if err != nil {
-		return "", err
-	}
-	_, port, _ = net.SplitHostPort(l.Addr().String())
-	if err := l.Close(); err != nil {
-		return "", err
+	if port == "0" {
+		if port, err = s.slurmPort(); err != nil {
+			return "", err
+		}
 	}
 	s.cluster.bind = net.JoinHostPort(host, port)
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
@@ -279,6 +269,16 @@ func (s *settings) bindSlurm() (join string, err error) {
 		}
 	}
 	return net.JoinHostPort(cmp.Or(s.cluster.advertise, host), port), nil
+}
+
+func (s *settings) slurmPort() (string, error) {
+	before, _ := safefile.OwnText(s.slurm.joinPath(), maxMembersText) // there may be none
+	_, port, _ := net.SplitHostPort(strings.TrimSpace(string(before)))
+	if n, err := strconv.Atoi(port); err == nil && identity.IsFreePort(n) {
+		return port, nil
+	}
+	n, err := identity.FreePort()
+	return strconv.Itoa(n), err
 }
 
 // slurmAgent is what runs on a node.
