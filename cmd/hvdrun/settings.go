@@ -237,7 +237,7 @@ var table = slices.Concat(
 			usage: "longest wait for enough slots",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Elastic })},
 		{name: "start-timeout", arg: "D", def: "30s",
-			usage: "longest from a worker's start until it joins",
+			usage: "longest until a worker's process starts, and from then until it joins",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Start })},
 		{name: "join-timeout", arg: "D", def: "30s",
 			usage: "longest that a running worker may take to come to the next world without being seen on its way",

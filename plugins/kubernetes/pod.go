@@ -26,6 +26,10 @@ type pod struct {
 		Hostname   string      `json:"hostname"`
 		Subdomain  string      `json:"subdomain"`
 		Containers []container `json:"containers"`
+
+		SchedulingGates []struct {
+			Name string `json:"name"`
+		} `json:"schedulingGates"`
 	} `json:"spec"`
 	Status struct {
 		Phase      string `json:"phase"`

@@ -17,9 +17,6 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 )
 
-// minParallelism is an annotation of a Job whose parallelism Kueue sets, to what its quota has.
-const minParallelism = "kueue.x-k8s.io/job-min-parallelism"
-
 // agentsJob is what is read of the Job whose pods are the hosts.
 type agentsJob struct {
 	metav1.ObjectMeta `json:"metadata"`
@@ -65,14 +62,16 @@ type quota struct {
 
 // scaling is what Scale knows from its last call.
 type scaling struct {
-	seen int // the parallelism that seemed right
+	seen   int    // the parallelism that seemed right
+	waited int    // the parallelism that was asked for
+	unread string // why Kueue's queues cannot be read
 }
 
 // Scale sets the parallelism of the Job to the pods that so many slots need and the namespace's
 // quotas allow. Where there is a quota, it does so when two calls come to the same: numbers of
 // pods and of the quota are not of the same moment, and a pod too many would wait for the place
-// of the driver's when that is lost. Where Kueue sets the parallelism, or has suspended the Job,
-// nothing is changed.
+// of the driver's when that is lost. A Job that Kueue admits as elastic is asked for as Kueue
+// admits it (see ask); one that Kueue admits as a whole, or that is suspended, is left as it is.
 func (s *source) Scale(ctx context.Context, least, most int) error {
 	if s.client == nil {
 		return errNotConfigured
@@ -92,8 +91,8 @@ func (s *source) Scale(ctx context.Context, least, most int) error {
 	if why := job.failure(); why != "" {
 		return fmt.Errorf("kubernetes: the Job %s has ended: %s", s.cfg.job, why)
 	}
-	_, kueues := job.Annotations[minParallelism]
-	if kueues || job.Spec.Suspend || job.DeletionTimestamp != nil {
+	managed := job.admission()
+	if managed == admitted || job.Spec.Suspend && managed != elastic || job.DeletionTimestamp != nil {
 		return nil
 	}
 	slots, err := s.cfg.slotsOf(&job.Spec.Template)
@@ -103,33 +102,60 @@ func (s *source) Scale(ctx context.Context, least, most int) error {
 	if slots == 0 {
 		return fmt.Errorf("kubernetes: the pods of the Job %s have no slots", s.cfg.job)
 	}
+	fewest, wanted := (least+slots-1)/slots, (most+slots-1)/slots
+	if job.Spec.Suspend {
+		// Kueue admits it as a whole: the least comes soonest.
+		return s.setParallelism(ctx, &job, fewest, "Kueue has it suspended")
+	}
+	pods, err := s.podsOfJob(ctx)
+	if err != nil {
+		return err
+	}
+	room, why, err := s.bound(ctx, &job, pods, managed)
+	if err != nil {
+		return err
+	}
+	want := max(min(wanted, room), fewest)
+	again := why != "" && s.scale.seen != want
+	s.scale.seen = want
+	if again {
+		return nil
+	}
+	if managed == elastic {
+		want = s.scale.ask(job.Spec.Parallelism, want, pods)
+	}
+	return s.setParallelism(ctx, &job, want, why)
+}
+
+// bound returns how many pods of the Job, which has some, the quotas allow, and the one that allows
+// least; "": none says anything.
+func (s *source) bound(ctx context.Context, job *agentsJob, pods census, managed admission) (most int, why string, err error) {
 	var quotas struct {
 		Items []quota `json:"items"`
 	}
 	if err := s.client.read(ctx, "/api/v1/namespaces/"+s.cfg.namespace+"/resourcequotas", &quotas); err != nil {
-		return fmt.Errorf("the quotas: %w", err)
+		return 0, "", fmt.Errorf("the quotas: %w", err)
 	}
-	have, err := s.podsOfJob(ctx)
+	most, why, err = allowed(job, pods.all, quotas.Items)
+	if err != nil || managed != elastic {
+		return most, why, err
+	}
+	over, said, err := s.excess(ctx, job)
 	if err != nil {
-		return err
+		return 0, "", err
 	}
-	pods, why, err := allowed(&job, have, quotas.Items)
-	if err != nil {
-		return err
+	if n := max(pods.granted-over, 0); over > 0 && n < most {
+		most, why = n, said
 	}
-	of := func(n int) int { return (n + slots - 1) / slots }
-	want := max(min(of(most), pods), of(least))
-	again := why != "" && s.scale.seen != want
-	s.scale.seen = want
-	if again || want == job.Spec.Parallelism {
-		return nil
-	}
-	return s.setParallelism(ctx, &job, want, why)
+	return most, why, nil
 }
 
 // setParallelism changes the Job where that differs. A conflict is left to the next call.
 func (s *source) setParallelism(ctx context.Context, job *agentsJob, want int, why string) error {
 	now := job.Spec.Parallelism
+	if want == now {
+		return nil
+	}
 	spec := map[string]any{"parallelism": want}
 	if job.Spec.CompletionMode == "Indexed" {
 		spec["completions"] = want // the highest indexes go
@@ -149,17 +175,24 @@ func (s *source) setParallelism(ctx context.Context, job *agentsJob, want int, w
 	return nil
 }
 
-// podsOfJob returns how many pods of the Job count for a quota: those that have not ended. What the
-// Job says of them may be ten seconds old.
-func (s *source) podsOfJob(ctx context.Context) (n int, err error) {
+// podsOfJob counts the pods of the Job. What the Job says of them may be ten seconds old.
+func (s *source) podsOfJob(ctx context.Context) (n census, err error) {
 	list, err := s.client.list(ctx)
 	if err != nil {
-		return 0, err
+		return census{}, err
 	}
 	pods, err := podsOf(list)
 	for _, p := range pods {
-		if p.Labels["batch.kubernetes.io/job-name"] == s.cfg.job && p.Status.Phase != "Succeeded" && p.Status.Phase != "Failed" {
-			n++
+		if p.Labels["batch.kubernetes.io/job-name"] != s.cfg.job || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" {
+			continue
+		}
+		n.all++
+		switch {
+		case p.DeletionTimestamp != nil:
+		case p.gated(""):
+			n.gated++
+		default:
+			n.granted++
 		}
 	}
 	return n, err

@@ -16,6 +16,7 @@ import (
 type jobServer struct {
 	mu          sync.Mutex
 	job, quotas string
+	queues      [2]string // Kueue's: the namespace's, the cluster's; "": may not be read
 	conflict    bool
 	changes     []string
 }
@@ -26,6 +27,10 @@ func (j *jobServer) answer(w http.ResponseWriter, r *http.Request) bool {
 	switch {
 	case r.URL.Path == "/api/v1/namespaces/training/resourcequotas":
 		fmt.Fprintf(w, `{"kind":"ResourceQuotaList","apiVersion":"v1","items":[%s]}`, j.quotas)
+	case r.URL.Path == "/apis/kueue.x-k8s.io/v1beta2/namespaces/training/localqueues/team":
+		j.queue(w, j.queues[0])
+	case r.URL.Path == "/apis/kueue.x-k8s.io/v1beta2/clusterqueues/all":
+		j.queue(w, j.queues[1])
 	case r.URL.Path != "/apis/batch/v1/namespaces/training/jobs/agents":
 		return false
 	case r.Method == http.MethodGet:
@@ -38,6 +43,14 @@ func (j *jobServer) answer(w http.ResponseWriter, r *http.Request) bool {
 		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Success"}`)
 	}
 	return true
+}
+
+func (j *jobServer) queue(w http.ResponseWriter, text string) {
+	if text == "" {
+		status(w, http.StatusForbidden, "clusterqueues is forbidden")
+		return
+	}
+	fmt.Fprint(w, text)
 }
 
 // jobText is a Job with a parallelism, whose pods have two slots, 500m of cpu and a GPU.
@@ -74,6 +87,7 @@ func TestScale(t *testing.T) {
 		{"another quota's scope", 1, "", `{"metadata":{"name":"team"},"spec":{"hard":{"pods":"1"},"scopes":["BestEffort"]}}`, 1, "4"},
 		{"not below the least", 4, "", quotaText("pods", "0", "2"), 2, "1"},
 		{"Kueue sets it", 1, `,"annotations":{"kueue.x-k8s.io/job-min-parallelism":"1"}`, "", 2, ""},
+		{"Kueue admits it as a whole", 1, `,"labels":{"kueue.x-k8s.io/queue-name":"team"}`, "", 2, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := newServer(t)
