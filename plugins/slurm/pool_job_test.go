@@ -180,7 +180,7 @@ func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJ
 	j.Running, err = programs.Start(follow.Job{
 		Dir: c.path("job"), Wrap: append(run, c.path("driver")), Still: patience, Trainer: trainer,
 		Flags: []string{
-			"-np", "1", "--max-np", "2", "--log-level", "info", "--gossip-advertise", "127.0.0.1", "--slurm-args", "--partition=low",
+			"-np", "1", "--max-np", "2", "--log-level", "info", "--gossip-advertise", "127.0.0.1", "--slurm-args", "--partition=low --cpus-per-task=4",
 			"--discovery-plugin", c.path("plugin"), "--discovery-config", "interval=500ms",
 		},
 		Env: []string{"HVDRUN=" + programs.Hvdrun, "SBATCH_OUTPUT=" + c.path("agent-%j.out")},
