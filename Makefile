@@ -27,8 +27,9 @@ LICENSES = internal/licenses/internal/gen
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
-# A module that needs Kubernetes' API server and controllers, for check-kubernetes alone.
+# Modules that need Kubernetes' API server and controllers, and kustomize, for check-kubernetes alone.
 SERVERS = internal/testbed/kubernetes/servers
+TOOLS = internal/testbed/kubernetes/tools
 
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
@@ -219,7 +220,9 @@ check-metrics: ## check the alarms with Prometheus's own promtool, and have Prom
 check-kubernetes: ## run jobs on a real API server, which it builds first (4 minutes, once); needs root; ARGS go to go test
 	@echo "== Kubernetes: bin/kubernetes/"
 	@mkdir -p bin/kubernetes
-	@$(PURE) $(GO) -C $(SERVERS) build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool
+	@for dir in $(SERVERS) $(TOOLS); do \
+		$(PURE) $(GO) -C $$dir build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool || exit 1; \
+	done
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
 
 check-slurm: ## run jobs that ask a real Slurm for their nodes (--slurm); needs what make deps brings; ARGS go to go test

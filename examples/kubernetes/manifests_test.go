@@ -99,9 +99,11 @@ type container struct {
 // manifests reads all manifests, by kind and name.
 func manifests(t *testing.T) map[string]*object {
 	t.Helper()
-	files, err := filepath.Glob("*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%v, %v", files, err)
+	var files []string
+	for _, folder := range []string{"base", "job", "run-as"} {
+		for _, file := range listed(t, folder) {
+			files = append(files, filepath.Join(folder, file))
+		}
 	}
 	all := map[string]*object{}
 	for _, file := range files {
@@ -124,6 +126,32 @@ func manifests(t *testing.T) map[string]*object {
 		}
 	}
 	return all
+}
+
+// listed returns the manifests of a folder, which are those that its kustomization names.
+func listed(t *testing.T, folder string) (files []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder, "kustomization.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var k struct {
+		Resources []string `yaml:"resources"`
+	}
+	if err := yaml.Unmarshal(text, &k); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range k.Resources {
+		if strings.HasSuffix(file, ".yaml") {
+			files = append(files, file)
+		}
+	}
+	there, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "manifests of "+folder, len(files)+1, len(there))
+	return files
 }
 
 // get returns one manifest.
@@ -244,7 +272,7 @@ func secrets(t *testing.T, spec podSpec, c container) map[string]string {
 		if i < 0 || spec.Volumes[i].Secret.Name == "" {
 			continue // it is of a claim's template, or of another kind
 		}
-		if mode := spec.Volumes[i].Secret.Mode; mode != 0o400 {
+		if mode := spec.Volumes[i].Secret.Mode; mode != 0o440 {
 			t.Errorf("%s: mode %#o of a secret", c.Name, mode)
 		}
 		found[spec.Volumes[i].Secret.Name] = m.Path
@@ -262,9 +290,15 @@ func TestCustody(t *testing.T) {
 	agent, enroll := worker.Containers[0], worker.InitContainers[0]
 	same(t, "secrets of the agent", secrets(t, worker, agent), map[string]string{})
 	token := secrets(t, worker, enroll)
-	same(t, "the token", values(enroll, "--token-file"), []string{token["train-token"] + "/token"})
+	same(t, "the token's copy", values(enroll, "--token-file"), []string{"/run/hvdrun/token"})
+	if copies := "cp " + token["train-token"] + "/token /run/hvdrun/;"; !strings.Contains(strings.Join(enroll.Command, " "), copies) {
+		t.Errorf("the token is not copied: %q", enroll.Command)
+	}
 	same(t, "secrets of those who enroll", len(token), 1)
-	same(t, "the driver's folder", values(driver.Containers[0], "--cluster"), []string{secrets(t, driver, driver.Containers[0])["train-cluster"]})
+	same(t, "the driver's copy", values(driver.Containers[0], "--cluster"), []string{"/run/hvdrun/cluster"})
+	if copies := "cp " + secrets(t, driver, driver.Containers[0])["train-cluster"] + "/$f "; !strings.Contains(driver.Containers[0].Command[2], copies) {
+		t.Errorf("the driver's keys are not copied: %q", driver.Containers[0].Command)
+	}
 	same(t, "secrets of the keeper", secrets(t, keeper, keeper.InitContainers[0]), map[string]string{"train-cluster": "/keys"})
 	for _, flag := range []string{"--enroll", "--state-dir"} {
 		same(t, flag, values(agent, flag), values(enroll, flag))
@@ -290,21 +324,10 @@ func TestCustody(t *testing.T) {
 
 // TestRunAs: the policy is one that agents take.
 func TestRunAs(t *testing.T) {
-	all := manifests(t)
-	worker := get(t, all, "StatefulSet/train-worker").Spec.Template.Spec
-	file := ""
-	for _, v := range worker.Volumes {
-		for _, m := range worker.Containers[0].Mounts {
-			if m.Name == v.Name && v.ConfigMap.Name != "" {
-				policy := get(t, all, "ConfigMap/"+v.ConfigMap.Name).Data["run-as"]
-				if !strings.HasPrefix(policy, "user=") || !strings.Contains(policy, " as=") {
-					t.Errorf("the policy is %q", policy)
-				}
-				file = m.Path + "/run-as"
-			}
-		}
+	policy := get(t, manifests(t), "ConfigMap/train-run-as").Data["run-as"]
+	if !strings.HasPrefix(policy, "user=") || !strings.Contains(policy, " as=") {
+		t.Errorf("the policy is %q", policy)
 	}
-	same(t, "the policy's file", values(worker.Containers[0], "--run-as"), []string{file})
 }
 
 func TestReadmeNamesAllFiles(t *testing.T) {
@@ -312,13 +335,14 @@ func TestReadmeNamesAllFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob("*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		if !bytes.Contains(readme, []byte("-f "+file)) || !bytes.Contains(readme, []byte("| `"+file+"` |")) {
-			t.Errorf("the README does not tell of %s", file)
+	for _, folder := range []string{"base", "job", "run-as"} {
+		for _, file := range listed(t, folder) {
+			if !bytes.Contains(readme, []byte("| `"+folder+"/"+file+"` |")) {
+				t.Errorf("the README does not tell of %s/%s", folder, file)
+			}
+		}
+		if !bytes.Contains(readme, []byte("kubectl apply -k "+folder)) {
+			t.Errorf("the README does not apply %s", folder)
 		}
 	}
 }

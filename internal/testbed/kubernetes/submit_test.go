@@ -79,17 +79,7 @@ func TestSubmit(t *testing.T) {
 		t.Errorf("%d worlds, want %d: the workers have noticed the drivers' ends", n, worlds)
 	}
 	j.open("kill")
-	j.await("the driver's Job is complete", func() bool {
-		var o struct {
-			Status struct {
-				Succeeded int `json:"succeeded"`
-			} `json:"status"`
-		}
-		if err := cluster.Do(t.Context(), http.MethodGet, j.path("Job", "digits-driver"), nil, &o); err != nil {
-			t.Error(err)
-		}
-		return o.Status.Succeeded == 1
-	})
+	j.complete("digits-driver")
 	j.await("no agent is left, nor their Job", func() bool {
 		err := cluster.Do(t.Context(), http.MethodGet, j.path("Job", "digits-agents"), nil, nil)
 		return kubernetes.Code(err) == http.StatusNotFound && agents(0)()
