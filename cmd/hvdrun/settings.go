@@ -233,8 +233,8 @@ var table = slices.Concat(
 			set:   count(func(s *settings) *int { return &s.removalAfter })},
 	}),
 	section("timeouts", []setting{
-		{name: "elastic-timeout", arg: "D", unset: "600s, with --slurm 24h",
-			usage: "longest wait for enough slots",
+		{name: "elastic-timeout", arg: "D", def: "600s",
+			usage: "longest wait for enough slots; 24h with --slurm if nothing is said",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Elastic })},
 		{name: "start-timeout", arg: "D", def: "30s",
 			usage: "longest until a worker's process starts, and from then until it joins",
