@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -73,7 +74,7 @@ func (c commands) path(name string) string {
 // launch starts a program that outlives this process, as workers outlive their driver, and appends
 // what it prints to the file log. ended is closed when the program has ended.
 func (c commands) launch(log, name string, args ...string) (ended <-chan struct{}, err error) {
-	to, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	to, err := safefile.AppendPlain(log, os.O_WRONLY, safefile.Private)
 	if err != nil {
 		return nil, fmt.Errorf("slurm: %s: %w", name, err)
 	}
