@@ -44,7 +44,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb deb check-kubernetes check-slurm deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -220,8 +220,9 @@ check-metrics: ## check the alarms with Prometheus's own promtool, and have Prom
 check-kubernetes: ## run jobs on a real API server, which it builds first with Kueue (6 minutes, once); needs root; ARGS go to go test
 	@echo "== Kubernetes: bin/kubernetes/"
 	@mkdir -p bin/kubernetes
-	@for dir in $(SERVERS) $(KUEUE); do \
-		$(PURE) $(GO) -C $$dir build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool || exit 1; \
+	@version=$$($(GO) -C $(SERVERS) list -m -f '{{.Version}}' k8s.io/kubernetes) && for dir in $(SERVERS) $(KUEUE); do \
+		$(PURE) $(GO) -C $$dir build -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
+			-o $(CURDIR)/bin/kubernetes/ tool || exit 1; \
 	done
 	@rm -rf bin/kubernetes/kueue.d bin/kubernetes/mpi.d
 	@from=$$($(GO) -C $(KUEUE) list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/config/components && \
@@ -230,9 +231,9 @@ check-kubernetes: ## run jobs on a real API server, which it builds first with K
 		mkdir bin/kubernetes/mpi.d && cp --no-preserve=mode "$$from/kubeflow.org_mpijobs.yaml" bin/kubernetes/mpi.d/
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
 
-check-slurm: ## run a job that asks a real Slurm for its nodes; needs what make deps brings; ARGS go to go test
+check-slurm: ## run jobs that ask a real Slurm for their nodes (--slurm); needs what make deps brings; ARGS go to go test
 	@echo "== Slurm"
-	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) -run '^TestElasticJob$$' ./plugins/slurm
+	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) -run '^(TestElasticJob|TestDriverInJob)$$' ./plugins/slurm
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"
@@ -278,9 +279,9 @@ gpu-check: ## check and measure collectives on this machine's GPU, with programs
 look: ## print the widest structs, the longest functions, the largest files and packages, and names exported for nobody; ARGS go to the program
 	@$(GO) run ./internal/look $(ARGS) .
 
-deb: ## build the Debian package into bin/: the same bytes for the same commit
+deb: ## build the Debian package into bin/: the same bytes for the same commit; ARCH=arm64 for another machine
 	@echo "== deb"
-	@GO=$(GO) deploy/package/build bin
+	@GO=$(GO) deploy/package/build bin $(ARCH)
 
 check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debian; needs root and brings debootstrap
 	@command -v debootstrap >/dev/null || { \
@@ -290,6 +291,38 @@ check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debi
 			echo "missing: run as root, or install the package debootstrap" >&2; exit 1; \
 		fi; }
 	@GO=$(GO) deploy/package/check
+
+check-systemd: ## boot a fresh Debian, and run jobs by the units of the Debian package; needs root and brings debootstrap and systemd-container
+	@command -v debootstrap >/dev/null && command -v systemd-nspawn >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap systemd-container; \
+		else \
+			echo "missing: run as root, or install the packages debootstrap and systemd-container" >&2; exit 1; \
+		fi; }
+	@GO=$(GO) deploy/package/check-systemd
+
+check-container: ## build the steps of deploy/container/Dockerfile, and run the image; needs root and brings debootstrap and buildah
+	@command -v debootstrap >/dev/null && command -v buildah >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap buildah; \
+		else \
+			echo "missing: run as root, or install the packages debootstrap and buildah" >&2; exit 1; \
+		fi; }
+	@GO=$(GO) deploy/container/check
+
+# What the tables of the README and those behind docs/figures.svg were measured with; bin/figures/ has the output. Libraries of others are
+# measured where they are installed (docs/collectives.md). The tables are copied into BENCHMARKS.md by hand, with what else ran; then
+# make figures draws.
+measure: build ## measure what the README's figures show, into bin/figures/: 10 minutes on two quiet cores; then copy the tables into BENCHMARKS.md
+	@mkdir -p bin/figures
+	$(GO) run ./internal/testbed/recovery -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt
+	$(GO) run ./internal/testbed/recovery -kills 30 -joins 8 -arrivals 0 -ballast 256 -change none >bin/figures/recovery-256MB.txt
+	bin/hvdrun bench -np 2 --sizes 4,64KiB,1MiB,64MiB >bin/figures/bench.txt
+	$(GO) run ./internal/testbed/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s >bin/figures/drivers.txt
+	@ls -l bin/figures
+
+figures: ## draw docs/figures.svg anew from the tables of BENCHMARKS.md; make measure fills bin/figures/, make check-page the pictures
+	$(GO) test -vet=off -count=1 -run '^TestFigures$$' ./internal/bench -update
 
 site: ## write the pages as a static site to bin/site/
 	@$(GO) run ./internal/site/gen . bin/site

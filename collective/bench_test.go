@@ -174,9 +174,8 @@ func BenchmarkReduceTree(b *testing.B) {
 				})
 			})
 			b.Run(fmt.Sprintf("ReduceTree/hosts=%s/bytes=%d", hosts, bytes), func(b *testing.B) {
-				held, parts := make([][]collective.Node, n), make([][][]float32, n)
+				held, parts := fewestNodes(32, n), make([][][]float32, n)
 				for r := range n {
-					held[r] = collective.Cover(32*r/n, 32*(r+1)/n, 32)
 					parts[r] = allocated(b, len(held[r]), bytes/4)
 				}
 				p, err := collective.NewPartials(32, held)
@@ -190,6 +189,20 @@ func BenchmarkReduceTree(b *testing.B) {
 			})
 		}
 	}
+}
+
+// fewestNodes shares the leaves of a tree, which are a power of two, as elastic.Steps does.
+func fewestNodes(leaves, ranks int) [][]collective.Node {
+	held, first := make([][]collective.Node, ranks), 0
+	for level := collective.Root(leaves).Level; level >= 0; level-- {
+		for r := range held {
+			if share := leaves*(r+1)/ranks - leaves*r/ranks; share>>level&1 != 0 {
+				held[r] = append(held[r], collective.Node{Level: level, Index: first >> level})
+				first += 1 << level
+			}
+		}
+	}
+	return held
 }
 
 func allocated(b *testing.B, n, elements int) [][]float32 {

@@ -177,7 +177,7 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
 	h := &wire.TasksHello{
 		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
-		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside,
+		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside, Confirms: true,
 	}
 	h.Values, h.Stored = w.shelf.provide(conn)
 	for _, name := range slices.Sorted(maps.Keys(w.offers)) {
@@ -604,6 +604,9 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(limit)*time.Millisecond)
 		defer cancel()
 	}
+	if a.push.GetConfirm() {
+		w.confirm(ctx, a)
+	}
 	result := w.call(ctx, a)
 	done := &wire.TaskDone{Of: a.push.GetOf(), Result: result, RanUs: uint64(time.Since(began).Microseconds())}
 	w.mu.Lock()
@@ -622,6 +625,17 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 		w.link.Send(64+len(result.GetInlined()), func(m *wire.ToTasks) { m.Dones = append(m.Dones, done) })
 	}
 	w.begin()
+}
+
+// confirm tells the scheduler that a task begins, before it does: it may end this process.
+func (w *worker) confirm(ctx context.Context, a *attempt) {
+	w.mu.Lock()
+	l := w.link
+	w.mu.Unlock()
+	if l != nil {
+		l.Send(32, func(m *wire.ToTasks) { m.Begun = append(m.Begun, a.push.GetOf()) })
+		_ = l.Written(ctx) // where it ends, the task ends as well
+	}
 }
 
 func failed(f queue.Failure, text string) *wire.TaskResult {

@@ -69,7 +69,7 @@ func setLease(s *settings, text string) (err error) {
 // checkGossip refuses settings of gossip that lack what they need.
 func (s *settings) checkGossip() error {
 	for _, name := range []string{"cluster", "gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
-		if s.given(name) && !s.given("gossip-join") {
+		if s.given(name) && !s.given("gossip-join") && !s.slurm.on {
 			return fmt.Errorf("%s: there is no --gossip-join to use it for", s.origin(name))
 		}
 	}
@@ -216,7 +216,9 @@ func (s *settings) useSingleKey(cfg *gossip.Config, log logrus.FieldLogger) (err
 	if s.runID == "" {
 		return nil
 	}
-	log.Warnf("%s: %s", s.origin("gossip-key-file"), singleKeyWarning)
+	if !s.slurm.on { // whose key is the job's own
+		log.Warnf("%s: %s", s.origin("gossip-key-file"), singleKeyWarning)
+	}
 	authority, err := identity.ForCluster(cfg.Key, s.cluster.label)
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.origin("gossip-label"), err)

@@ -37,6 +37,9 @@ var sourceKinds = []sourceKind{
 	{"gossip-join", openGossip},
 }
 
+// slurmKind is the only kind where --slurm is on: it has all that others have.
+var slurmKind = sourceKind{"slurm", openSlurm}
+
 // openScript returns the script. What it starts for a job carries a mark, so that nothing of it
 // outlives the job.
 func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
@@ -62,6 +65,9 @@ func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 
 // dynamic returns the kinds of source that are given.
 func (s *settings) dynamic() (kinds []sourceKind) {
+	if s.slurm.on {
+		return []sourceKind{slurmKind}
+	}
 	for _, k := range sourceKinds {
 		if s.given(k.setting) {
 			kinds = append(kinds, k)

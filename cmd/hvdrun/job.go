@@ -19,6 +19,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -40,7 +41,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string, c *
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(s.checkRestart(command, size.Elastic), s.checkJournal()); err != nil {
+	if err := errors.Join(s.checkRestart(command, size.Elastic), s.checkJournal(), s.checkSlurmTools(p.env)); err != nil {
 		return err
 	}
 	if allLocal(ctx, fixed) {
@@ -194,7 +195,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		}()
 		defer j.dir.guard(secretPlaces(p.env), log)()
 	}
-	source, closeSource, err := s.openSource(j.fixed, log)
+	source, closeSource, err := s.openJobSource(p.env, j, log)
 	if err != nil {
 		return err
 	}
@@ -257,6 +258,14 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		return runError{err}
 	}
 	return nil
+}
+
+// openJobSource returns the source of a job's hosts, and what closes it.
+func (s *settings) openJobSource(env []string, j jobRun, log *logrus.Logger) (discovery.Discoverer, func(), error) {
+	if err := s.takeSlurm(env, j.dir); err != nil {
+		return nil, nil, err
+	}
+	return s.openSource(j.fixed, log)
 }
 
 // serveSides serves the job's metrics, tasks and page, and writes down the members of its cluster,

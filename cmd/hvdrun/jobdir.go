@@ -44,6 +44,7 @@ func (d *jobDir) journal() string     { return filepath.Join(d.path, "journal") 
 func (d *jobDir) agentsPath() string  { return filepath.Join(d.path, "agents") }
 func (d *jobDir) membersPath() string { return filepath.Join(d.path, "members") }
 func (d *jobDir) aboutPath() string   { return filepath.Join(d.path, "job.json") }
+func (d *jobDir) slurmPath() string   { return filepath.Join(d.path, "slurm") }
 
 // jobFile is job.json: what is known of the job by those who list jobs.
 type jobFile struct {
@@ -306,13 +307,14 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 	switch {
 	case errors.Is(unread, fs.ErrNotExist):
 		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.aboutPath()), gone(os.Remove(d.membersPath())), d.forgetTasks(),
-			d.secrets.forget(), gone(os.Remove(d.path)))
+			os.RemoveAll(d.slurmPath()), d.secrets.forget(), gone(os.Remove(d.path)))
 	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
 	case job.Finished, unread != nil: // the end is not in the journal
 		now := time.Now()
 		d.about.Keys, d.about.Ended, d.about.Status = "", &now, status(result)
-		err = errors.Join(err, d.secrets.forget(), d.write(), os.Remove(d.agentsPath()), gone(os.Remove(d.membersPath())), d.forgetTasks())
+		err = errors.Join(err, d.secrets.forget(), d.write(), os.Remove(d.agentsPath()), gone(os.Remove(d.membersPath())), d.forgetTasks(),
+			d.forgetSlurm())
 	}
 	if err != nil {
 		log.WithError(err).Warn("the job's folder is not in order")

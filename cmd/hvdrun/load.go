@@ -132,6 +132,9 @@ func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
 	if s.verbose && !s.given("log-level") {
 		s.logLevel = logrus.InfoLevel
 	}
+	if s.slurm.on && !s.given("elastic-timeout") {
+		s.timeouts.Elastic = slurmPatience
+	}
 	return s, s.contradictions()
 }
 
@@ -180,6 +183,9 @@ func (s *settings) contradictions() error {
 	if warn, end := s.timeouts.StallWarning, s.timeouts.Stall; end > 0 && warn > end {
 		return fmt.Errorf("%s is %v, more than the %v of %s", s.origin("stall-warning"), warn, end, s.origin("stall-timeout"))
 	}
+	if err := s.checkSlurm(); err != nil {
+		return err
+	}
 	var sources []string
 	fixed := false
 	for _, name := range []string{"hosts", "hostfile"} {
@@ -193,7 +199,7 @@ func (s *settings) contradictions() error {
 	if fixed && len(sources) > 1 {
 		return fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(sources, " and "))
 	}
-	if s.given("discovery-config") && !s.given("discovery-plugin") {
+	if s.given("discovery-config") && !s.given("discovery-plugin") && !s.slurm.on {
 		return fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.origin("discovery-config"))
 	}
 	return s.checkGossip()

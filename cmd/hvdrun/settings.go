@@ -30,6 +30,7 @@ type settings struct {
 	tasksOnly    bool
 	restart      restartSettings
 	sourceSettings
+	slurm     slurmSettings
 	cluster   clusterSettings
 	timeouts  driver.Timeouts
 	blame     driver.Blame
@@ -196,6 +197,12 @@ var table = slices.Concat(
 			set:   text(func(s *settings) *string { return &s.plugin })},
 		{name: "discovery-config", arg: "k=v", source: true, repeat: true, pairs: true,
 			usage: "setting for the plugin; give it again for more", set: setPluginSettings},
+		{name: "slurm", def: "false",
+			usage: "bring nodes of Slurm: those of the job in which hvdrun runs, and for more jobs of a node each; makes the job elastic",
+			set:   onOff(func(s *settings) *bool { return &s.slurm.on })},
+		{name: "slurm-args", arg: "OPTIONS", unset: "none",
+			usage: "with --slurm, sbatch's options for these jobs, such as '--partition=low --gres=gpu:8 --time=8:00:00'",
+			set:   setSlurmArgs},
 		{name: "gossip-join", arg: "host:port,…", source: true, repeat: true,
 			usage: "agents (hvdrun agent) that know the others: their hosts are the job's; makes the job elastic", set: setJoin},
 		{name: "cluster", arg: "DIR", source: true,
@@ -227,10 +234,10 @@ var table = slices.Concat(
 	}),
 	section("timeouts", []setting{
 		{name: "elastic-timeout", arg: "D", def: "600s",
-			usage: "longest wait for enough slots",
+			usage: "longest wait for enough slots; 24h with --slurm if nothing is said",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Elastic })},
 		{name: "start-timeout", arg: "D", def: "30s",
-			usage: "longest from a worker's start until it joins",
+			usage: "longest until a worker's process starts, and from then until it joins",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Start })},
 		{name: "join-timeout", arg: "D", def: "30s",
 			usage: "longest that a running worker may take to come to the next world without being seen on its way",

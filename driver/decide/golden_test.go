@@ -149,6 +149,12 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.pass(d)
+	case "forked":
+		w, err := s.worker(args[0])
+		if err != nil {
+			return err
+		}
+		s.step(WorkerForked{w.id, 4711})
 	case "stuck":
 		s.step(WorldStuck{s.m.world.Generation, "ranks 0 1 in AllReduce (operation 7) for 2m0s"})
 	case "writes":

@@ -124,9 +124,14 @@ func (m *Machine) settle(now time.Time) {
 	m.due = m.nextDue()
 }
 
+// forked handles the start of a worker's process. The time to join counts from then on: before, the
+// agent was started, and the program may have been copied to the host.
 func (m *Machine) forked(now time.Time, e WorkerForked) {
 	if w := m.find(e.ID); w != nil && w.pid != e.PID { // otherwise a previous driver has recorded it
 		w.pid = e.PID
+		if w.phase == starting {
+			w.since = now
+		}
 		m.emit(now, job.WorkerStarted, field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", e.PID))
 	}
 }

@@ -68,7 +68,7 @@ var (
 	// Gossip reads a whole message before it can be authenticated: the state of a cluster of 2,000
 	// members takes less than 2 MiB.
 	Gossip = Bounds{
-		Name: "gossip", Process: "agent, driver with --gossip-join", Address: "all addresses; port 7946 for an agent",
+		Name: "gossip", Process: "agent, driver with --gossip-join or --slurm", Address: "all addresses; port 7946 for an agent",
 		Admits:   "members of the cluster: messages encrypted with the gossip key; packets over UDP are dropped one by one",
 		Unproven: 256, Bytes: 2 << 20, Total: 4 << 20, Deadline: 10 * time.Second,
 	}

@@ -31,6 +31,15 @@ func FreePort() (int, error) {
 	return lis.Addr().(*net.TCPAddr).Port, lis.Close()
 }
 
+// IsFreePort returns whether nobody listens on a TCP port at the moment, on any address.
+func IsFreePort(port int) bool {
+	lis, err := net.Listen("tcp", fmt.Sprint(":", port))
+	if err != nil {
+		return false
+	}
+	return lis.Close() == nil
+}
+
 // ParseListen parses an address to listen on, as a person writes it: an IP address without a port,
 // such as 10.0.0.5, ::1, or 0.0.0.0 for all addresses.
 func ParseListen(text string) (netip.Addr, error) {

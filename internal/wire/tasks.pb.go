@@ -62,7 +62,9 @@ type ToTasks struct {
 	// The first message, which has nothing else: the connection carries values. ValueRequest and ValueReply follow.
 	Transfer bool `protobuf:"varint,19,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	// And for why tasks do not run: those with a number, or of a function.
-	Explain       []string `protobuf:"bytes,30,rep,name=explain,proto3" json:"explain,omitempty"`
+	Explain []string `protobuf:"bytes,30,rep,name=explain,proto3" json:"explain,omitempty"`
+	// A worker begins these now, whose pushes ask for it.
+	Begun         []*Attempt `protobuf:"bytes,31,rep,name=begun,proto3" json:"begun,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -240,6 +242,13 @@ func (x *ToTasks) GetTransfer() bool {
 func (x *ToTasks) GetExplain() []string {
 	if x != nil {
 		return x.Explain
+	}
+	return nil
+}
+
+func (x *ToTasks) GetBegun() []*Attempt {
+	if x != nil {
+		return x.Begun
 	}
 	return nil
 }
@@ -428,7 +437,9 @@ type TasksHello struct {
 	// It runs tasks while it has a place in a world too.
 	Beside bool `protobuf:"varint,11,opt,name=beside,proto3" json:"beside,omitempty"`
 	// By which people know it; empty: by host and pid.
-	Name          string `protobuf:"bytes,20,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,20,opt,name=name,proto3" json:"name,omitempty"`
+	// It answers PushTask.confirm.
+	Confirms      bool `protobuf:"varint,21,opt,name=confirms,proto3" json:"confirms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -545,6 +556,13 @@ func (x *TasksHello) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *TasksHello) GetConfirms() bool {
+	if x != nil {
+		return x.Confirms
+	}
+	return false
 }
 
 type TasksWelcome struct {
@@ -1655,8 +1673,10 @@ type PushTask struct {
 	// Results of tasks that are arguments.
 	Results []*TaskTold `protobuf:"bytes,4,rep,name=results,proto3" json:"results,omitempty"`
 	// Where stored values are that are arguments.
-	Values        []*ValueAt `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
-	LimitMs       uint64     `protobuf:"varint,6,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"`
+	Values  []*ValueAt `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
+	LimitMs uint64     `protobuf:"varint,6,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"`
+	// The worker says that it begins the task before it does: workers were lost with it.
+	Confirm       bool `protobuf:"varint,7,opt,name=confirm,proto3" json:"confirm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1731,6 +1751,13 @@ func (x *PushTask) GetLimitMs() uint64 {
 		return x.LimitMs
 	}
 	return 0
+}
+
+func (x *PushTask) GetConfirm() bool {
+	if x != nil {
+		return x.Confirm
+	}
+	return false
 }
 
 // ResultFor is the result of a task that is an argument of an attempt.
@@ -2531,7 +2558,7 @@ var File_tasks_proto protoreflect.FileDescriptor
 
 const file_tasks_proto_rawDesc = "" +
 	"\n" +
-	"\vtasks.proto\x12\thvdrun.v1\"\xf6\x05\n" +
+	"\vtasks.proto\x12\thvdrun.v1\"\xa0\x06\n" +
 	"\aToTasks\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.hvdrun.v1.TasksHelloR\x05hello\x12,\n" +
 	"\x06groups\x18\x02 \x03(\v2\x14.hvdrun.v1.TaskGroupR\x06groups\x12'\n" +
@@ -2554,7 +2581,8 @@ const file_tasks_proto_rawDesc = "" +
 	"\amissing\x18\x11 \x03(\v2\x17.hvdrun.v1.MissingValueR\amissing\x12\x16\n" +
 	"\x06status\x18\x12 \x01(\bR\x06status\x12\x1a\n" +
 	"\btransfer\x18\x13 \x01(\bR\btransfer\x12\x18\n" +
-	"\aexplain\x18\x1e \x03(\tR\aexplain\"\xac\x04\n" +
+	"\aexplain\x18\x1e \x03(\tR\aexplain\x12(\n" +
+	"\x05begun\x18\x1f \x03(\v2\x12.hvdrun.v1.AttemptR\x05begun\"\xac\x04\n" +
 	"\tFromTasks\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.hvdrun.v1.TasksWelcomeR\awelcome\x12'\n" +
 	"\x04told\x18\x02 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04told\x12*\n" +
@@ -2572,7 +2600,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\texplained\x18\x1e \x03(\fR\texplained\x12\x18\n" +
 	"\arefused\x18\f \x01(\tR\arefused\x12\x1a\n" +
 	"\baccepted\x18\r \x01(\x04R\baccepted\x12.\n" +
-	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\"\xde\x02\n" +
+	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\"\xfa\x02\n" +
 	"\n" +
 	"TasksHello\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
@@ -2587,7 +2615,8 @@ const file_tasks_proto_rawDesc = "" +
 	"\x04rank\x18\n" +
 	" \x01(\rR\x04rank\x12\x16\n" +
 	"\x06beside\x18\v \x01(\bR\x06beside\x12\x12\n" +
-	"\x04name\x18\x14 \x01(\tR\x04name\"b\n" +
+	"\x04name\x18\x14 \x01(\tR\x04name\x12\x1a\n" +
+	"\bconfirms\x18\x15 \x01(\bR\bconfirms\"b\n" +
 	"\fTasksWelcome\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\rR\x04term\x12\x14\n" +
@@ -2663,14 +2692,15 @@ const file_tasks_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x18\n" +
 	"\agranted\x18\x02 \x01(\bR\agranted\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\x12\x10\n" +
-	"\x03try\x18\x04 \x01(\x04R\x03try\"\xce\x01\n" +
+	"\x03try\x18\x04 \x01(\x04R\x03try\"\xe8\x01\n" +
 	"\bPushTask\x12\"\n" +
 	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
 	"\x04args\x18\x03 \x01(\fR\x04args\x12-\n" +
 	"\aresults\x18\x04 \x03(\v2\x13.hvdrun.v1.TaskToldR\aresults\x12*\n" +
 	"\x06values\x18\x05 \x03(\v2\x12.hvdrun.v1.ValueAtR\x06values\x12\x19\n" +
-	"\blimit_ms\x18\x06 \x01(\x04R\alimitMs\"\\\n" +
+	"\blimit_ms\x18\x06 \x01(\x04R\alimitMs\x12\x18\n" +
+	"\aconfirm\x18\a \x01(\bR\aconfirm\"\\\n" +
 	"\tResultFor\x12\"\n" +
 	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12+\n" +
 	"\x06result\x18\x02 \x01(\v2\x13.hvdrun.v1.TaskToldR\x06result\"D\n" +
@@ -2794,45 +2824,46 @@ var file_tasks_proto_depIdxs = []int32{
 	14, // 8: hvdrun.v1.ToTasks.kept:type_name -> hvdrun.v1.Attempt
 	20, // 9: hvdrun.v1.ToTasks.leases:type_name -> hvdrun.v1.LeaseAnswer
 	13, // 10: hvdrun.v1.ToTasks.missing:type_name -> hvdrun.v1.MissingValue
-	3,  // 11: hvdrun.v1.FromTasks.welcome:type_name -> hvdrun.v1.TasksWelcome
-	17, // 12: hvdrun.v1.FromTasks.told:type_name -> hvdrun.v1.TaskTold
-	18, // 13: hvdrun.v1.FromTasks.values:type_name -> hvdrun.v1.ValueAt
-	19, // 14: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
-	21, // 15: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
-	14, // 16: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
-	23, // 17: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
-	22, // 18: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
-	4,  // 19: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
-	5,  // 20: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
-	14, // 21: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
-	4,  // 22: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
-	5,  // 23: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
-	8,  // 24: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
-	10, // 25: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
-	14, // 26: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
-	15, // 27: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
-	15, // 28: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
-	6,  // 29: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
-	14, // 30: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
-	17, // 31: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
-	18, // 32: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
-	14, // 33: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
-	17, // 34: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
-	14, // 35: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
-	27, // 36: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
-	6,  // 37: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
-	28, // 38: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
-	29, // 39: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
-	30, // 40: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
-	31, // 41: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
-	32, // 42: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
-	7,  // 43: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
-	15, // 44: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
-	45, // [45:45] is the sub-list for method output_type
-	45, // [45:45] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	14, // 11: hvdrun.v1.ToTasks.begun:type_name -> hvdrun.v1.Attempt
+	3,  // 12: hvdrun.v1.FromTasks.welcome:type_name -> hvdrun.v1.TasksWelcome
+	17, // 13: hvdrun.v1.FromTasks.told:type_name -> hvdrun.v1.TaskTold
+	18, // 14: hvdrun.v1.FromTasks.values:type_name -> hvdrun.v1.ValueAt
+	19, // 15: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
+	21, // 16: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
+	14, // 17: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
+	23, // 18: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
+	22, // 19: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
+	4,  // 20: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
+	5,  // 21: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
+	14, // 22: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
+	4,  // 23: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
+	5,  // 24: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
+	8,  // 25: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
+	10, // 26: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
+	14, // 27: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
+	15, // 28: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
+	15, // 29: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
+	6,  // 30: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
+	14, // 31: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
+	17, // 32: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
+	18, // 33: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
+	14, // 34: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
+	17, // 35: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
+	14, // 36: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
+	27, // 37: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
+	6,  // 38: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
+	28, // 39: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
+	29, // 40: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
+	30, // 41: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
+	31, // 42: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
+	32, // 43: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
+	7,  // 44: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
+	15, // 45: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_tasks_proto_init() }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -23,6 +24,8 @@ const (
 	// pipeGrace is how long the pipes of a command that has ended may stay open.
 	pipeGrace = time.Second
 )
+
+var errNotFound = errors.New("not found in $PATH: install Slurm's client programs, or name their folder by the setting bin")
 
 var errTooMuchOutput = fmt.Errorf("printed more than %d bytes", maxOutput)
 
@@ -37,11 +40,7 @@ func (c commands) run(ctx context.Context, name string, args ...string) (string,
 	if ctx.Err() != nil {
 		return "", fmt.Errorf("slurm: %s: %w", name, context.Cause(ctx))
 	}
-	path := name
-	if c.dir != "" {
-		path = filepath.Join(c.dir, name)
-	}
-	cmd := exec.CommandContext(ctx, path, args...)
+	cmd := exec.CommandContext(ctx, c.path(name), args...)
 	cmd.Env = environ(name)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -55,7 +54,7 @@ func (c commands) run(ctx context.Context, name string, args ...string) (string,
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	case errors.Is(err, exec.ErrNotFound):
-		err = errors.New("not found in $PATH: install Slurm's client programs, or name their folder by the setting bin")
+		err = errNotFound
 	case err != nil && stderr.last() != "":
 		err = errors.New(stderr.last())
 	}
@@ -65,19 +64,53 @@ func (c commands) run(ctx context.Context, name string, args ...string) (string,
 	return stdout.kept.String(), nil
 }
 
-// strayed are variables that a job which is submitted must not get: those of the job that this
-// process runs in, those by which this plugin was started, and the mark by which what it has
+func (c commands) path(name string) string {
+	if c.dir == "" {
+		return name
+	}
+	return filepath.Join(c.dir, name)
+}
+
+// launch starts a program that outlives this process, as workers outlive their driver, and appends
+// what it prints to the file log. ended is closed when the program has ended.
+func (c commands) launch(log, name string, args ...string) (ended <-chan struct{}, err error) {
+	to, err := safefile.AppendPlain(log, os.O_WRONLY, safefile.Private)
+	if err != nil {
+		return nil, fmt.Errorf("slurm: %s: %w", name, err)
+	}
+	defer to.Close()
+	cmd := exec.Command(c.path(name), args...)
+	cmd.Env = environ(name)
+	cmd.Stdout, cmd.Stderr = to, to
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err = cmd.Start(); errors.Is(err, exec.ErrNotFound) {
+		err = errNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("slurm: %s: %w", name, err)
+	}
+	done := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // the log has what it said
+		close(done)
+	}()
+	return done, nil
+}
+
+// strayed are variables that a job or a step which is started must not get: those of the job that
+// this process runs in, those by which this plugin was started, and the mark by which what it has
 // started is ended with it.
 var strayed = regexp.MustCompile(`^(SLURM_|SLURMD_|PLUGIN_|` + plan.EnvRunID + `=)`)
 
 // environ is this process's environment without what would change what the commands print, and for
-// sbatch without what a job must not get. SQUEUE_PARTITION and its kin hide jobs.
+// sbatch and srun without what a job must not get. SQUEUE_PARTITION and its kin hide jobs.
 func environ(program string) []string {
+	starts := program == "sbatch" || program == "srun"
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "SQUEUE_") || strings.HasPrefix(v, "SCONTROL_") || strings.HasPrefix(v, "SCANCEL_") ||
-			program == "sbatch" && strayed.MatchString(v) && !strings.HasPrefix(v, "SLURM_CONF=")
+			starts && strayed.MatchString(v) && !strings.HasPrefix(v, "SLURM_CONF=")
 	})
-	if program == "sbatch" {
+	if starts {
 		return env
 	}
 	return append(env, "SLURM_TIME_FORMAT=standard", "SLURM_BITSTR_LEN=0", "LC_ALL=C")

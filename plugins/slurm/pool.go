@@ -33,6 +33,7 @@ type pool struct {
 	asked  map[string]time.Time // jobs that were asked to end, and when
 	seen   map[string]time.Time // jobs submitted here, and since when they were seen to run
 	doomed map[string]bool      // jobs that Slurm ends
+	steps  map[string]step      // started here, by their nodes
 	faults int                  // jobs in a row that have ended at once
 	until  time.Time            // nothing is submitted before
 }
@@ -45,15 +46,35 @@ type poolJob struct {
 	end       time.Time // zero: not known
 	preempted bool      // another job gets its nodes
 	nodes     []string
-	ours      bool
+	ours      bool // submitted here
+	given     bool // named by job_id: its nodes get steps
 }
 
 // poolFormat is squeue's: the comment, which may hold anything, is last.
 const poolFormat = "%A|%T|%D|%e|%N|%k"
 
-// poolJobs asks for this user's jobs of the name that have not ended, oldest first.
-func (s *source) poolJobs(ctx context.Context) ([]poolJob, error) {
-	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", "--name="+s.cfg.jobName, "--format="+poolFormat)
+// poolJobs asks for this user's jobs that have not ended: first those that job_id names, then those
+// of the name, oldest first.
+func (s *source) poolJobs(ctx context.Context) (jobs []poolJob, err error) {
+	if len(s.cfg.jobIDs) > 0 {
+		jobs, err = s.queue(ctx, "--jobs="+strings.Join(s.cfg.jobIDs, ","))
+		if err != nil && strings.Contains(err.Error(), "Invalid job id") {
+			err = nil // it has ended long ago
+		}
+		for i := range jobs {
+			jobs[i].given, jobs[i].ours = true, false
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	named, err := s.queue(ctx, "--name="+s.cfg.jobName)
+	return append(jobs, named...), err
+}
+
+// queue asks for this user's jobs that the option selects and that have not ended, oldest first.
+func (s *source) queue(ctx context.Context, which string) ([]poolJob, error) {
+	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", which, "--format="+poolFormat)
 	if err != nil {
 		return nil, err
 	}
@@ -71,16 +92,16 @@ func (s *source) poolJobs(ctx context.Context) ([]poolJob, error) {
 		}
 	}
 	slices.SortStableFunc(jobs, func(a, b poolJob) int { return cmp.Or(len(a.id)-len(b.id), cmp.Compare(a.id, b.id)) })
-	return jobs, s.notePreempted(ctx, jobs)
+	return jobs, s.notePreempted(ctx, which, jobs)
 }
 
 // notePreempted asks which of the jobs are preempted. The end of their time does not tell it: Slurm
 // shows none of a job without a time limit, and of another the end of its grace.
-func (s *source) notePreempted(ctx context.Context, jobs []poolJob) error {
+func (s *source) notePreempted(ctx context.Context, which string, jobs []poolJob) error {
 	if !slices.ContainsFunc(jobs, func(j poolJob) bool { return j.phase == running }) {
 		return nil
 	}
-	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", "--name="+s.cfg.jobName, "--Format=JobID:20,PreemptTime:30")
+	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", which, "--Format=JobID:20,PreemptTime:30")
 	if err != nil {
 		return err
 	}
@@ -222,6 +243,11 @@ func (s *source) Scale(ctx context.Context, _, most int) error {
 	lack := (most + s.cfg.nodeSlots - 1) / s.cfg.nodeSlots
 	for _, j := range stay {
 		lack -= j.size
+		if j.given && j.phase == running {
+			if err := s.startSteps(ctx, j, nodes); err != nil {
+				return err
+			}
+		}
 	}
 	if lack < 0 {
 		return s.shrink(ctx, stay, -lack)
@@ -334,13 +360,18 @@ func (s *source) blame(ctx context.Context, id string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := &s.pool
-	pause := min(firstPause<<min(p.faults, 10), longestPause)
-	p.faults++
-	p.until = time.Now().Add(pause)
+	pause := s.pool.fault()
 	s.log.WithField("job", id).Warnf("slurm: the job has ended soon after its start: see its output, and "+
 		"`scontrol show job %s`; the next is submitted in %v", id, pause)
 	return nil
+}
+
+// fault counts one more that has ended at once, and returns how long nothing is started now.
+func (p *pool) fault() (pause time.Duration) {
+	pause = min(firstPause<<min(p.faults, 10), longestPause)
+	p.faults++
+	p.until = time.Now().Add(pause)
+	return pause
 }
 
 // submit submits n jobs.
@@ -388,7 +419,8 @@ func (s *source) shrink(ctx context.Context, stay []poolJob, n int) error {
 	return nil
 }
 
-// giveBack cancels all jobs that were submitted here.
+// giveBack cancels all jobs that were submitted here, and asks the agents on the nodes of others to
+// end.
 func (s *source) giveBack(ctx context.Context, jobs []poolJob) error {
 	var ids []string
 	for _, j := range jobs {
@@ -396,9 +428,9 @@ func (s *source) giveBack(ctx context.Context, jobs []poolJob) error {
 			ids = append(ids, j.id)
 		}
 	}
-	if len(ids) == 0 {
-		return nil
+	var err error
+	if len(ids) > 0 {
+		_, err = s.run(ctx, "scancel", ids...)
 	}
-	_, err := s.run(ctx, "scancel", ids...)
-	return err
+	return errors.Join(err, s.endSteps(ctx))
 }

@@ -39,7 +39,7 @@ func TestElasticJob(t *testing.T) {
 	c := startCluster(t, 2)
 	const steps = 64
 	high := c.allocate("--partition=high", "--exclusive", "--nodelist=n2")
-	j := c.runElastic(steps)
+	j := c.runElastic(steps, []string{"sh"}, "grown", "preempted", "back", "killed", "shrunk", "ended", "replaced")
 	j.size(1, "world of 1, as another job has the other node")
 	c.do("scancel", high)
 	j.say("the other job has ended")
@@ -83,6 +83,46 @@ func TestElasticJob(t *testing.T) {
 	})
 	j.open("replaced")
 
+	j.finish(steps)
+}
+
+// TestDriverInJob runs the same scripts by sbatch: the driver is a job of one node itself, has an
+// agent there, and asks for one more node, which it gives back and gets again.
+func TestDriverInJob(t *testing.T) {
+	if testing.Short() {
+		t.Skip("some seconds with a real Slurm: make check-slurm")
+	}
+	c := startCluster(t, 2)
+	const steps = 32
+	j := c.runElastic(steps, []string{"sbatch", "--wait", "--partition=high", "--nodelist=n1", "--output=" + c.path("driver.out")},
+		"both", "shrunk", "grown")
+	driver := ""
+	j.await("the driver's job", func() bool {
+		driver = strings.TrimSpace(j.do("squeue", "--noheader", "--partition=high", "--format=%A"))
+		return driver != ""
+	})
+	own := func(slot follow.Slot) bool { return slot.Host == "n1-"+driver }
+	j.world("a world of 2, on the driver's node and another", func() bool {
+		return j.World.Size == 2 && slices.ContainsFunc(j.World.Slots, own) && len(j.jobs()) == 1
+	})
+	j.open("both")
+	j.scale("1")
+	j.await("the other node to be given back", func() bool { return len(j.jobs()) == 0 })
+	j.world("a world of 1, on the driver's node", func() bool { return j.World.Size == 1 && own(j.World.Slots[0]) })
+	j.open("shrunk")
+	j.scale("2")
+	j.size(2, "grown again")
+	j.open("grown")
+	j.finish(steps)
+	j.await("the driver's job to end", func() bool {
+		return j.do("squeue", "--noheader", "--states=all", "--partition=high", "--format=%T") == "COMPLETED\n"
+	})
+}
+
+// finish waits until the job is done and all nodes are given back, and checks what it has computed.
+func (j *elasticJob) finish(steps int) {
+	t := j.t
+	t.Helper()
 	res, err := j.Wait()
 	if err != nil || res.Status != 0 || res.Hung {
 		t.Fatalf("status %d, %v\n%s", res.Status, err, res.Story())
@@ -107,11 +147,12 @@ func TestElasticJob(t *testing.T) {
 	}
 }
 
-// runElastic starts the job by examples/slurm/train.sh.
-func (c *cluster) runElastic(steps int) *elasticJob {
+// runElastic starts the job by examples/slurm/train.sh, which run executes. The training stops at
+// the gates.
+func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJob {
 	t := c.t
 	t.Helper()
-	examples, err := filepath.Abs("../../examples/slurm")
+	train, err := filepath.Abs("../../examples/slurm/train.sh")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,20 +167,23 @@ func (c *cluster) runElastic(steps int) *elasticJob {
 		t.Fatal(err)
 	}
 	c.do("go", "build", "-o", c.path("plugin"), ".")
-	t.Setenv("HOME", home) // for the key
-	shim := `events=$3; shift 4; FLAGS="--events-file $events --log-level info $FLAGS" exec sh "$0" "$@"`
+	t.Setenv("HOME", home)                                                  // for the key
+	script := fmt.Sprintf("#!/bin/sh\nshift\nexec sh '%s' \"$@\"\n", train) // without hvdrun, which is in HVDRUN
+	if err := os.WriteFile(c.path("driver"), []byte(script), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	trainer := []string{"-steps", fmt.Sprint(steps), "-step-time", "2ms"}
-	for i, gate := range []string{"grown", "preempted", "back", "killed", "shrunk", "ended", "replaced"} {
+	for i, gate := range gates {
 		trainer = append(trainer, "-gate", fmt.Sprintf("%d=%s", gateSteps*(i+1), gate))
 	}
 	j := &elasticJob{cluster: c, t: t, hvdrun: programs.Hvdrun, started: time.Now()}
 	j.Running, err = programs.Start(follow.Job{
-		Dir: c.path("job"), Wrap: []string{"sh", "-c", shim, filepath.Join(examples, "train.sh")}, Still: patience, Trainer: trainer,
-		Env: []string{
-			"HVDRUN=" + programs.Hvdrun, "PLUGIN=" + c.path("plugin"), "HERE=" + examples, "ADDRESS=127.0.0.1", "MIN=1", "MAX=2",
-			"FLAGS=--discovery-config interval=500ms",
-			"SBATCH_PARTITION=low", "SBATCH_OUTPUT=" + c.path("agent-%j.out"),
+		Dir: c.path("job"), Wrap: append(run, c.path("driver")), Still: patience, Trainer: trainer,
+		Flags: []string{
+			"-np", "1", "--max-np", "2", "--log-level", "info", "--gossip-advertise", "127.0.0.1", "--slurm-args", "--partition=low --cpus-per-task=4",
+			"--discovery-plugin", c.path("plugin"), "--discovery-config", "interval=500ms",
 		},
+		Env: []string{"HVDRUN=" + programs.Hvdrun, "SBATCH_OUTPUT=" + c.path("agent-%j.out")},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +193,9 @@ func (c *cluster) runElastic(steps int) *elasticJob {
 			j.Kill()
 		}
 		if t.Failed() {
-			files, _ := filepath.Glob(c.path("agent-*.out"))
+			files, _ := filepath.Glob(c.path("home/.hvdrun-*/job/slurm/*.out"))
+			more, _ := filepath.Glob(c.path("*-*.out"))
+			files = append(append(files, more...), c.path("driver.out"))
 			for _, f := range append(files, j.OutputPath(), j.EventsPath()) {
 				text, _ := os.ReadFile(f)
 				t.Logf("%s:\n%s", filepath.Base(f), text)
@@ -218,7 +264,7 @@ func (j *elasticJob) folder() string {
 func (j *elasticJob) killDriver() {
 	j.t.Helper()
 	for _, pid := range j.Processes() {
-		if strings.HasPrefix(follow.CommandLine(pid), j.hvdrun+" -np ") {
+		if strings.HasPrefix(follow.CommandLine(pid), j.hvdrun+" --slurm ") {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				j.t.Fatal(err)
 			}

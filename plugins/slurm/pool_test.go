@@ -18,9 +18,11 @@ import (
 type queue struct {
 	jobs  []*queued
 	last  int
-	ended map[string]string // what scontrol shows of jobs that have ended
-	acts  []string          // commands that change something, since the last look
-	fail  string            // this program fails
+	ended map[string]string        // what scontrol shows of jobs that have ended
+	acts  []string                 // commands that change something, since the last look
+	fail  string                   // this program fails
+	own   *queued                  // the job that job_id names
+	steps map[string]chan struct{} // by their nodes; closed: it has ended
 }
 
 type queued struct{ id, state, end, preempted, node, comment string }
@@ -30,13 +32,21 @@ func (q *queue) run(_ context.Context, program string, args ...string) (string, 
 		return "", errors.New("slurm: " + program + ": out of order")
 	}
 	var out strings.Builder
+	jobs := q.jobs
+	if slices.Contains(args, "--jobs=90") {
+		jobs = []*queued{q.own}
+	}
 	switch last := args[len(args)-1]; {
+	case program == "squeue" && slices.Contains(args, "--steps"):
+		for name := range q.steps {
+			fmt.Fprintf(&out, "90.%s|train|%s\n90.batch|a|b|c\n", name, name)
+		}
 	case program == "squeue" && last == "--format="+poolFormat:
-		for _, j := range q.jobs {
+		for _, j := range jobs {
 			fmt.Fprintf(&out, "%s|%s|1|%s|%s|%s\n", j.id, j.state, j.end, j.node, j.comment)
 		}
 	case program == "squeue":
-		for _, j := range q.jobs {
+		for _, j := range jobs {
 			fmt.Fprintf(&out, "%-20s%-30s\n", j.id, j.preempted)
 		}
 	case program == "scontrol" && args[1] == "node":
@@ -55,6 +65,19 @@ func (q *queue) run(_ context.Context, program string, args ...string) (string, 
 		q.acts = append(q.acts, "scancel "+strings.Join(args, " "))
 	}
 	return out.String(), nil
+}
+
+// launch begins a step.
+func (q *queue) launch(_, program string, args ...string) (<-chan struct{}, error) {
+	q.acts = append(q.acts, program+" "+strings.Join(args, " "))
+	name := strings.TrimPrefix(args[2], "--nodelist=")
+	q.steps[name] = make(chan struct{})
+	return q.steps[name], nil
+}
+
+func (q *queue) endStep(name string) {
+	close(q.steps[name])
+	delete(q.steps, name)
 }
 
 func (q *queue) submit(comment string) *queued {
@@ -91,14 +114,14 @@ func newPooled(t *testing.T, settings ...string) *pooled {
 	for i := 0; i < len(settings); i += 2 {
 		values[settings[i]] = settings[i+1]
 	}
-	p := &pooled{queue: &queue{ended: map[string]string{}}, source: newSource(), t: t}
+	p := &pooled{queue: &queue{ended: map[string]string{}, steps: map[string]chan struct{}{}}, source: newSource(), t: t}
 	p.lookup = env()
 	if err := p.Configure(values); err != nil {
 		t.Fatal(err)
 	}
 	log := logrus.New()
 	log.Out = &p.logged
-	p.source.run, p.source.log = p.queue.run, log
+	p.source.run, p.source.launch, p.source.log = p.queue.run, p.queue.launch, log
 	return p
 }
 
@@ -196,6 +219,45 @@ func TestPoolFaults(t *testing.T) {
 		p.scale(2, "")
 		<-time.After(10 * time.Second)
 		p.scale(2, "", sbatch)
+	})
+}
+
+// TestPoolSteps: the nodes of the job in which hvdrun runs get agents, which are started anew where
+// they end, and count before others are asked for.
+func TestPoolSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPooled(t, "job_id", "90", "step", "agent")
+		p.own = &queued{id: "90", state: "RUNNING", end: "NONE", preempted: "N/A", node: "a[1-2]", comment: mark}
+		step := func(node string) string {
+			return "srun --jobid=90 --job-name=train --nodelist=" + node +
+				" --nodes=1 --ntasks=1 --overlap --mem=0 --mpi=none --cpu-bind=none --input=none sh agent"
+		}
+		p.scale(4, "", step("a1"), step("a2"))
+		p.scale(4, "")
+		p.scale(5, "", sbatch)
+		p.scale(1, "", "scancel 1") // they are not given back
+		p.leave("1", "   JobState=CANCELLED Reason=None\n")
+
+		p.endStep("a2") // soon after its start
+		p.scale(4, "")
+		<-time.After(firstPause)
+		p.scale(4, "", step("a2"))
+		<-time.After(2 * settled)
+		p.endStep("a1")
+		p.scale(4, "", step("a1"))
+
+		// Another plugin finds the steps, and gives them back.
+		q := newPooled(t, "job_id", "90", "step", "agent")
+		q.queue.own, q.queue.steps = p.own, p.queue.steps
+		q.scale(4, "")
+		if err := q.Scale(t.Context(), 0, 0); err != nil || !slices.Equal(q.acts, []string{"scancel --signal=TERM 90.a1 90.a2"}) {
+			t.Errorf("%q, %v", q.acts, err)
+		}
+		q.acts = nil
+
+		// The job ends soon: it is not asked to, for its nodes are not this plugin's.
+		p.own.end = time.Now().Add(time.Second).Format("2006-01-02T15:04:05")
+		p.scale(4, "a1-90:2/draining a2-90:2/draining", sbatch, sbatch)
 	})
 }
 

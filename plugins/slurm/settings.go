@@ -16,6 +16,7 @@ type config struct {
 	jobIDs      []string // or:
 	jobName     string
 	script      string        // "": no jobs are submitted
+	step        string        // with a script: what is run on each node of jobIDs; "": nothing
 	notice      time.Duration // how long before the end of its job a node is draining, with a script
 	host        string        // name, hostname or addr
 	slots       string        // auto, gpus, tasks, cpus or a number
@@ -34,6 +35,7 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 	c := config{
 		jobName:     s.Text("job_name", ""),
 		script:      s.Text("script", ""),
+		step:        s.Text("step", ""),
 		notice:      s.Duration("notice", time.Minute, 0, 24*time.Hour),
 		host:        s.OneOf("host", "name", "hostname", "addr"),
 		slots:       s.Text("slots", "auto"),
@@ -65,6 +67,9 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 	c.checkScript(s)
 	slices.Sort(c.jobIDs)
 	switch c.jobIDs = slices.Compact(c.jobIDs); {
+	case c.step != "" && len(c.jobIDs) == 0:
+		s.Fault("step", "job_id is missing: the jobs on whose nodes it is run")
+	case c.step != "":
 	case c.jobName != "" && len(c.jobIDs) > 0:
 		s.Fault("job_name", "job_id is set, too: one of them says which jobs")
 	case c.jobName == "" && !s.Given("job_id"):
@@ -85,6 +90,8 @@ func (c *config) checkScript(s *settings.Reader) {
 	switch {
 	case c.script == "" && s.Given("notice"):
 		s.Fault("notice", "there is no script to use it for")
+	case c.script == "" && c.step != "":
+		s.Fault("step", "script is missing: what is submitted where these nodes are too few")
 	case c.script == "":
 		return
 	case c.jobName == "":

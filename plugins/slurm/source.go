@@ -26,6 +26,7 @@ import (
 type source struct {
 	cfg    config
 	run    func(ctx context.Context, program string, args ...string) (string, error)
+	launch func(log, program string, args ...string) (ended <-chan struct{}, err error)
 	lookup func(string) (string, bool)
 	log    logrus.FieldLogger
 
@@ -44,7 +45,7 @@ type memory struct {
 
 func newSource() *source {
 	return &source{lookup: os.LookupEnv, log: logrus.StandardLogger(), seen: map[string]memory{}, pool: pool{
-		asked: map[string]time.Time{}, seen: map[string]time.Time{}, doomed: map[string]bool{},
+		asked: map[string]time.Time{}, seen: map[string]time.Time{}, doomed: map[string]bool{}, steps: map[string]step{},
 	}}
 }
 
@@ -55,7 +56,7 @@ func (s *source) Configure(values map[string]string) error {
 		return err
 	}
 	s.cfg = c
-	s.run = commands{dir: c.bin}.run
+	s.run, s.launch = commands{dir: c.bin}.run, commands{dir: c.bin}.launch
 	return nil
 }
 

@@ -116,7 +116,7 @@ func crashed(t *testing.T, path string) *Scheduler {
 
 func number(n uint64) []byte { return fmt.Appendf(nil, "result %d", n) }
 
-// work answers a worker's tasks until so many have come.
+// work answers so many of a worker's tasks, and no other that comes with them.
 func (w *wired) work(n int) {
 	w.t.Helper()
 	w.until(func(m *wire.FromTasks) bool {
@@ -126,7 +126,9 @@ func (w *wired) work(n int) {
 			})
 		}
 		for _, p := range m.GetPushes() {
-			n--
+			if n--; n < 0 {
+				return true
+			}
 			w.say(func(m *wire.ToTasks) {
 				m.Dones = append(m.Dones, &wire.TaskDone{Of: p.GetOf(), Result: &wire.TaskResult{State: 3, Inlined: number(p.GetOf().GetN())}})
 			})

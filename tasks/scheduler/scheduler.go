@@ -69,6 +69,8 @@ const (
 	defaultSilence = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
+	// lastWords is how long what a process has sent before it ended may take to come.
+	lastWords = 100 * time.Millisecond
 	// maxRan bounds how many microseconds a task may have run, as its worker says.
 	maxRan = 1 << 48
 	// tellAt is how many bytes a worker keeps of results that the scheduler has.
@@ -129,6 +131,7 @@ type peer struct {
 	left     bool
 	since    time.Time   // of the connection, or of its end
 	gone     *time.Timer // gives up a peer whose connection has broken
+	ended    bool        // its process has
 }
 
 // New returns a Scheduler without peers. Close must be called.
@@ -355,7 +358,7 @@ func checkHello(h *wire.TasksHello) error {
 }
 
 func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
-	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}}
+	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}, Confirms: h.GetConfirms()}
 	for _, f := range h.GetFunctions() {
 		w.Functions[functionKey(f)] = true
 	}
@@ -404,7 +407,7 @@ func (s *Scheduler) detach(p *peer, l *link.Link[*wire.FromTasks], why error) {
 	if p.worker {
 		grace = s.cfg.WorkerGrace
 	}
-	if p.left {
+	if p.left || p.ended {
 		grace = 0
 	} else {
 		s.cfg.Log.Debugf("tasks: the connection of %s has ended: %v", p.name, why)
@@ -463,7 +466,7 @@ func (s *Scheduler) leaveHost(p *peer) {
 }
 
 // Expel says that the process of a worker of a job has ended, which is known before its connection
-// has been missed for long. It does not block.
+// has been missed for long. What it has sent before is read first. It does not block.
 func (s *Scheduler) Expel(incarnation string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -471,17 +474,12 @@ func (s *Scheduler) Expel(incarnation string) {
 		if p.from.Incarnation != incarnation || s.closed {
 			continue
 		}
-		if p.gone != nil {
-			p.gone.Stop()
+		p.ended = true
+		if l := p.link; l != nil {
+			time.AfterFunc(lastWords, l.Close)
+		} else {
+			p.gone.Reset(0)
 		}
-		l := p.link
-		p.link = nil
-		s.wg.Go(func() {
-			if l != nil {
-				l.Close()
-			}
-			s.giveUp(p)
-		})
 	}
 }
 
@@ -575,6 +573,9 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	}
 	for _, a := range m.GetKept() {
 		s.q.Kept(id, heldOf(a))
+	}
+	for _, a := range m.GetBegun() {
+		s.q.Begun(id, heldOf(a))
 	}
 	for _, a := range m.GetLeases() {
 		g := s.q.GroupAt(int(a.GetGroup()))
@@ -821,7 +822,7 @@ const mostWithTask = 10 << 20
 
 // pushOf returns what a worker is told of a task, and about its size.
 func (s *Scheduler) pushOf(p *peer, a queue.Action) (push *wire.PushTask, bytes int) {
-	push = &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task)}
+	push = &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
 	bytes = len(push.GetArgs())
 	o := s.q.OptionsOf(a.Task)
 	push.LimitMs = uint64(o.TimeLimit.Milliseconds())

@@ -470,7 +470,10 @@ func (v *visitor) step(head []byte, sums []Sum) error {
 		at += n
 	}
 	v.cursor++
-	if v.spare--; v.commit != nil || v.spare != 0 {
+	if v.commit != nil { // the steps that count are those after the commit
+		return nil
+	}
+	if v.spare--; v.spare != 0 {
 		return nil
 	}
 	v.feed.mu.Lock()

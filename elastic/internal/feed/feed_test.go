@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -92,6 +93,36 @@ func stands(t *testing.T, f *Follower) (steps uint64) {
 		t.Fatal(f.Err())
 	}
 	return f.Head.Steps
+}
+
+// Memory for another commit is given back some steps after a follower has its own, however many it
+// was sent before.
+func TestMemoryIsGivenBack(t *testing.T) {
+	m := newMember(1, 1)
+	trims := 0
+	m.feed.source.Trim = func() { trims++ }
+	m.feed.followers = 1
+	m.feed.prepare()
+	near, far := net.Pipe()
+	var reading sync.WaitGroup
+	reading.Go(func() { _, _ = io.Copy(io.Discard, near) }) // until far is closed
+	v := &visitor{feed: m.feed, conn: far, spare: soonSteps, commit: &Commit{}}
+	send := func(steps, want int) {
+		for range steps {
+			if err := errors.Join(m.step(), v.step(nil, nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if trims != want {
+			t.Errorf("after %d steps memory was given back %d times, not %d", m.steps, trims, want)
+		}
+	}
+	send(2*soonSteps, 0)
+	v.commit = nil
+	send(soonSteps-1, 0)
+	send(2*soonSteps, 1)
+	far.Close()
+	reading.Wait()
 }
 
 // A follower has the member's state after each step, although all of it changes in each, whenever

@@ -329,6 +329,7 @@ type Store struct {
 	retired *Image           // its slices are reused
 	over    chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
 	copying sync.RWMutex     // read while what lies in place is copied
+	freeing sync.RWMutex     // read while memory is given back
 	audits  int              // loans whose readers want the checksums of overwritten chunks
 	pending Pending
 }
@@ -450,8 +451,10 @@ func (s *Store) Abandon() {
 
 // Reserve takes the memory that the next image needs if the newest is held: as much as that has
 // been copied. It writes to that memory, which takes long where it is much; the store can be used
-// meanwhile.
+// meanwhile. It waits for Trim, so that it takes no memory beside what is being given back.
 func (s *Store) Reserve() {
+	s.freeing.Lock()
+	s.freeing.Unlock() //lint:ignore SA2001 it has only waited
 	s.whole()
 	var lengths []int
 	if s.last != nil {
@@ -495,6 +498,8 @@ func (s *Store) Reserve() {
 // Trim gives memory back that no image uses, to the operating system where it is much. That can
 // take long; the store can be used meanwhile.
 func (s *Store) Trim() {
+	s.freeing.RLock()
+	defer s.freeing.RUnlock()
 	s.mu.Lock()
 	extra := s.extra
 	s.spare, s.extra, s.slab = nil, 0, nil

@@ -38,17 +38,52 @@ func valid(n collective.Node, leaves int) bool {
 	return n.Level >= 0 && n.Level <= collective.Root(leaves).Level && n.Index >= 0 && n.Index <= leaves>>n.Level && n.First() < leaves
 }
 
-// Share divides microbatches among ranks, as runs in ascending order whose lengths differ by one at
-// most. With costs, the times that one microbatch takes on each rank, the lengths are such that the
-// slowest rank needs the least time; a cost of 0 is unknown, and then all are taken as equal.
+// Share divides microbatches, which are in ascending order, among ranks. Each rank gets as few
+// nodes of the binary tree as can be, so that few sums are reduced; the numbers of microbatches
+// differ by one at most. With costs, the times that one microbatch takes on each rank, they are
+// such that the slowest rank needs the least time; a cost of 0 is unknown, and then all are taken
+// as equal.
 func Share(missing []int, ranks int, costs []uint64) [][]int {
 	shares := make([][]int, ranks)
-	at := 0
-	for r, n := range lengths(len(missing), ranks, costs) {
-		shares[r] = missing[at : at+n]
-		at += n
+	counts := lengths(len(missing), ranks, costs)
+	free := blocks(missing)
+	for level := len(free) - 1; level >= 0; level-- {
+		left := free[level]
+		slices.Sort(left)
+		for r := range shares {
+			for counts[r]>>level > 0 && len(left) > 0 {
+				for i := range 1 << level {
+					shares[r] = append(shares[r], left[0]+i)
+				}
+				counts[r] -= 1 << level
+				left = left[1:]
+			}
+		}
+		for _, first := range left { // none: level 0 has as many as the ranks still get
+			free[level-1] = append(free[level-1], first, first+1<<(level-1))
+		}
+	}
+	for _, s := range shares {
+		slices.Sort(s)
 	}
 	return shares
+}
+
+// blocks returns the largest nodes that microbatches make up: by level, the first one of each.
+func blocks(all []int) (firsts [][]int) {
+	for i := 0; i < len(all); {
+		n := 1
+		for all[i]%(2*n) == 0 && i+2*n <= len(all) && all[i+2*n-1] == all[i]+2*n-1 {
+			n *= 2
+		}
+		level := bits.Len(uint(n)) - 1
+		for len(firsts) <= level {
+			firsts = append(firsts, nil)
+		}
+		firsts[level] = append(firsts[level], all[i])
+		i += n
+	}
+	return firsts
 }
 
 func lengths(n, ranks int, costs []uint64) []int {

@@ -1,6 +1,7 @@
 package micro
 
 import (
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -36,6 +37,43 @@ func TestShare(t *testing.T) {
 		}
 		if !slices.Equal(got, c.want) || !slices.Equal(slices.Concat(shares...), missing) {
 			t.Errorf("%d among %d ranks with costs %v: %v", c.n, c.ranks, c.costs, shares)
+		}
+	}
+}
+
+// TestShareTakesNodes: shares of all microbatches are as few nodes as their lengths have bits, and
+// those of some of them are a partition.
+func TestShareTakesNodes(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 2000 {
+		leaves, ranks := 1<<r.IntN(7), 1+r.IntN(8)
+		var costs []uint64
+		for range ranks {
+			costs = append(costs, uint64(r.IntN(9)))
+		}
+		var all, some []int
+		for i := range leaves {
+			if all = append(all, i); r.IntN(4) > 0 {
+				some = append(some, i)
+			}
+		}
+		for _, s := range Share(all, ranks, costs) {
+			var nodes []collective.Node
+			for _, i := range s {
+				nodes = append(nodes, collective.Node{Index: i})
+			}
+			if got, want := len(Coalesce(nodes, leaves)), bits.OnesCount(uint(len(s))); got != want {
+				t.Errorf("%d of %d microbatches, for %d ranks, are %d nodes, not %d: %v", len(s), leaves, ranks, got, want, s)
+			}
+		}
+		shares := Share(some, ranks, costs)
+		for i, n := range lengths(len(some), ranks, costs) {
+			if len(shares[i]) != n || !slices.IsSorted(shares[i]) {
+				t.Errorf("rank %d gets %v, not %d in ascending order", i, shares[i], n)
+			}
+		}
+		if got := slices.Sorted(slices.Values(slices.Concat(shares...))); !slices.Equal(got, some) {
+			t.Fatalf("the shares of %v are %v", some, shares)
 		}
 	}
 }

@@ -143,9 +143,19 @@ func rawOf(conn net.Conn) syscall.RawConn {
 
 // Wait blocks while much is pending, until it is written, the link is broken or ctx ends.
 func (l *Link[M]) Wait(ctx context.Context) error {
+	return l.await(ctx, func() bool { return l.bytes <= flushAt })
+}
+
+// Written blocks until what was sent is written, the link is broken or ctx ends.
+func (l *Link[M]) Written(ctx context.Context) error {
+	return l.await(ctx, func() bool { return !l.some && !l.writing })
+}
+
+// await blocks until is, the link is broken or ctx ends. is is called with the lock.
+func (l *Link[M]) await(ctx context.Context, is func() bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err != nil || l.bytes <= flushAt {
+	if l.err != nil || is() {
 		return nil
 	}
 	stop := context.AfterFunc(ctx, func() {
@@ -154,7 +164,7 @@ func (l *Link[M]) Wait(ctx context.Context) error {
 		l.news.Broadcast()
 	})
 	defer stop()
-	for l.err == nil && l.bytes > flushAt && ctx.Err() == nil {
+	for l.err == nil && !is() && ctx.Err() == nil {
 		l.news.Wait()
 	}
 	return ctx.Err()

@@ -99,8 +99,33 @@ func TestStuckPeer(t *testing.T) {
 	if err := l.Wait(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Wait returned %v", err)
 	}
+	if err := l.Written(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Written returned %v", err)
+	}
 	l.Close()
+	if err := l.Written(t.Context()); err != nil { // and does not block
+		t.Errorf("of a closed link Written returned %v", err)
+	}
 	l.Send(1, func(*wire.ToTasks) { t.Error("a closed link takes messages") })
+}
+
+// TestWritten: what was sent is in the connection then, also where another goroutine writes it.
+func TestWritten(t *testing.T) {
+	near, far := net.Pipe()
+	l := New(near, empty)
+	defer l.Close()
+	l.Send(1<<20, func(m *wire.ToTasks) { m.Wants = append(m.Wants, make([]byte, 1<<20)) })
+	read := make(chan error, 1)
+	var came sync.WaitGroup
+	came.Go(func() { read <- NewReader(far).Read(empty()) })
+	if err := l.Written(t.Context()); err != nil {
+		t.Error(err)
+	}
+	far.Close() // a pipe has no buffer: the peer has it
+	came.Wait()
+	if err := <-read; err != nil {
+		t.Errorf("after Written the peer has read %v", err)
+	}
 }
 
 // TestLyingPeer: a length without the bytes takes no memory for them.

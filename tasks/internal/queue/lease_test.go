@@ -19,7 +19,7 @@ func newShop(t *testing.T, workers int) *shop {
 	for i := range workers {
 		s.q.Join(s.now, Worker{
 			ID: uint64(i + 1), Name: fmt.Sprint("w", i+1), Host: fmt.Sprint("h", i+1), Functions: map[string]bool{"f": true},
-			Offers: map[string]int64{"cpu": Unit},
+			Offers: map[string]int64{"cpu": Unit}, Confirms: true,
 		}, nil)
 	}
 	s.g = s.q.Group("f", MakeDemand(map[string]int64{"cpu": Unit}))

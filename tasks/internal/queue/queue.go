@@ -131,6 +131,7 @@ type Action struct {
 	Object  Object
 	Host    string
 	Force   bool
+	Confirm bool // of Push: the worker is to say when it begins the task
 }
 
 // What is a kind of Action.
@@ -209,6 +210,7 @@ type task struct {
 	depth    uint8 // of making lost results again
 	lacked   uint8 // attempts that found a stored argument nowhere
 	taking   bool  // it has been asked for, to run elsewhere
+	unsure   bool  // its worker is to say when it begins it, and has not
 	released bool  // the client needs the result no more
 	again    bool  // it runs for the sake of its stored result alone
 	// suspended: it was restored, and has not been resumed. restored: and it has not been over

@@ -21,6 +21,7 @@ type sim struct {
 	workers map[uint64]*simWorker
 	stored  map[string]map[Object]bool // by host
 	tasks   map[ID]*simTask
+	unsure  map[Held]bool // to be confirmed, and not yet
 	ids     []ID
 	last    uint64
 	calm    bool // nothing bad happens any more
@@ -54,6 +55,7 @@ func newSim(t *testing.T, seed uint64) *sim {
 	return &sim{
 		t: t, r: rand.New(rand.NewPCG(seed, 20)), q: New(Config{Rebuilds: 100}), now: time.Unix(1000, 0),
 		workers: map[uint64]*simWorker{}, stored: map[string]map[Object]bool{}, tasks: map[ID]*simTask{},
+		unsure: map[Held]bool{},
 	}
 }
 
@@ -74,7 +76,7 @@ func (s *sim) join() {
 func (s *sim) asWorker(w *simWorker) Worker {
 	return Worker{
 		ID: w.id, Name: fmt.Sprint("w", w.id), Host: w.host, Functions: map[string]bool{"f": true, "g": w.id%2 == 0 || s.calm},
-		Offers: map[string]int64{"cpu": 2 * Unit, "gpu": Unit},
+		Offers: map[string]int64{"cpu": 2 * Unit, "gpu": Unit}, Confirms: w.id%3 > 0,
 	}
 }
 
@@ -106,6 +108,9 @@ func (s *sim) act() {
 		s.q.Out = nil
 		for _, a := range out {
 			w := s.workers[a.Worker]
+			if a.Confirm {
+				s.unsure[Held{a.Task, a.Attempt}] = true
+			}
 			if w != nil && w.down {
 				continue // it is never heard
 			}
@@ -182,6 +187,15 @@ func (s *sim) some() *simWorker {
 	return s.workers[ids[s.r.IntN(len(ids))]]
 }
 
+// confirm has the worker say that it begins one of its first attempts.
+func (s *sim) confirm(w *simWorker) {
+	if len(w.has) > 0 && !w.down {
+		h := w.has[s.r.IntN(min(2, len(w.has)))].Held
+		delete(s.unsure, h)
+		s.q.Begun(w.id, h)
+	}
+}
+
 // work ends one of the worker's first attempts.
 func (s *sim) work(w *simWorker) {
 	if len(w.has) == 0 || w.down {
@@ -217,7 +231,9 @@ func (s *sim) anywhere(o Object) bool {
 func (s *sim) end(w *simWorker, left bool) {
 	if real := s.q.workers[w.id]; real != nil && !left {
 		for _, t := range real.sent[:real.running] {
-			s.tasks[t.ID].begun++
+			if !s.unsure[Held{t.ID, t.attempt}] {
+				s.tasks[t.ID].begun++
+			}
 		}
 	}
 	delete(s.workers, w.id)
@@ -262,6 +278,8 @@ func (s *sim) step() {
 		s.q.Release(s.now, id)
 	case n < 95:
 		s.q.Willing(s.now, s.some().id)
+	case n < 97:
+		s.confirm(s.some())
 	default:
 		s.now = s.now.Add(time.Duration(s.r.IntN(1500)) * time.Millisecond)
 		s.q.Tick(s.now)
@@ -278,6 +296,7 @@ func (s *sim) rejoin(w *simWorker) {
 	var held []Held
 	for _, a := range w.has {
 		held = append(held, a.Held)
+		delete(s.unsure, a.Held)
 	}
 	s.q.Join(s.now, s.asWorker(w), held)
 }

@@ -19,6 +19,8 @@ type Worker struct {
 	Functions map[string]bool
 	// Offers are its resources.
 	Offers map[string]int64
+	// Confirms: it says when it begins a task, where the Action asks for it.
+	Confirms bool
 }
 
 // worker is a worker and where it stands.
@@ -79,11 +81,12 @@ func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 		q.workers[wk.ID] = w
 		q.list = append(q.list, w)
 	}
-	w.Functions = wk.Functions
+	w.Functions, w.Confirms = wk.Functions, wk.Confirms
 	q.unheard(now, w, held)
 	for _, h := range held {
 		t := q.tasks[h.ID]
 		if t != nil && t.state == Sent && t.worker == w && t.attempt == h.Attempt {
+			t.unsure = false
 			continue
 		}
 		if t == nil || t.state != Ready && !t.suspended || t.Pin != 0 && t.Pin != wk.ID {
@@ -119,7 +122,9 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	q.begin(now, w)
 }
 
-// Lose removes a worker that is gone. What it had begun counts as an attempt.
+// Lose removes a worker that is gone. What it had begun counts as an attempt: of a task with which
+// no worker was lost before, what it may have begun; of another, what it has confirmed. The workers
+// of a host that dies are lost one after another, and those that are not lost yet are sent tasks.
 func (q *Queue) Lose(now time.Time, id uint64) { q.remove(now, id, true) }
 
 // Left removes a worker that has gone away as it was asked to. What it had counts for nothing.
@@ -138,7 +143,7 @@ func (q *Queue) remove(now time.Time, id uint64, lost bool) {
 	w.sent, w.running = nil, 0
 	for i, t := range sent {
 		t.worker = nil
-		if lost && i < running {
+		if lost && i < running && !t.unsure {
 			q.lostAttempt(now, t, w)
 		} else {
 			q.retry(now, t)
@@ -380,7 +385,8 @@ func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
 		q.leave(t)
 		q.tries++
 		q.send(now, w, t, uint64(q.cfg.Term)<<40|q.tries)
-		q.do(Action{What: Push, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Group: t.Group})
+		t.unsure = t.deaths > 0 && w.Confirms
+		q.do(Action{What: Push, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Group: t.Group, Confirm: t.unsure})
 	}
 	switch {
 	case w.running == len(w.sent) && w.spare():
@@ -470,10 +476,18 @@ func (g *Group) first(w *worker, idle bool) (best *task) {
 	return best
 }
 
+// Begun says that a worker begins an attempt, which is one that it was asked to confirm.
+func (q *Queue) Begun(worker uint64, h Held) {
+	t := q.tasks[h.ID]
+	if t != nil && t.state == Sent && t.attempt == h.Attempt && t.worker.ID == worker {
+		t.unsure = false
+	}
+}
+
 // send records that a worker has a task.
 func (q *Queue) send(now time.Time, w *worker, t *task, attempt uint64) {
 	q.move(t, Sent)
-	t.worker, t.attempt, t.taking = w, attempt, false
+	t.worker, t.attempt, t.taking, t.unsure = w, attempt, false, false
 	w.sent = append(w.sent, t)
 	w.lease(t.Group).sent++
 	q.begin(now, w)

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// step is a step that was started here on a node of a job that job_id names.
+type step struct {
+	since time.Time
+	ended <-chan struct{} // of its srun
+}
+
+// over reports whether the step's srun has ended.
+func (s step) over() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// steps asks for this user's steps that run an agent, and returns their ids by their nodes. A
+// driver before, that has died, may have started them.
+func (s *source) steps(ctx context.Context) (map[string]string, error) {
+	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--steps", "--format=%i|%j|%N")
+	if err != nil {
+		return nil, err
+	}
+	ids := map[string]string{}
+	for line := range strings.Lines(out) {
+		words := strings.Split(strings.TrimRight(line, " \r\n"), "|")
+		if len(words) != 3 || words[1] != s.cfg.jobName {
+			continue // the names of others may hold anything
+		}
+		nodes, err := expandHostlist(words[2])
+		if err != nil {
+			return nil, fmt.Errorf("slurm: squeue printed no step: %q: %w", shorten(line), err)
+		}
+		for _, name := range nodes {
+			ids[name] = words[0]
+		}
+	}
+	return ids, nil
+}
+
+// startSteps runs an agent on each node of the job that can be used and has none: by a step of its
+// own, so that the loss of a node ends no other's.
+func (s *source) startSteps(ctx context.Context, j poolJob, nodes map[string]node) error {
+	there, err := s.steps(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, name := range j.nodes {
+		old, was := s.pool.steps[name]
+		switch {
+		case nodes[name].health != useful || was && !old.over():
+			continue
+		case there[name] != "":
+			continue // of a driver before
+		case was:
+			delete(s.pool.steps, name)
+			if now.Sub(old.since) < settled {
+				s.log.WithField("node", name).Warnf("slurm: the agent has ended soon after its start: see %s; the next is started in %v",
+					s.stepLog(name), s.pool.fault())
+			} else {
+				s.pool.faults = 0
+			}
+		}
+		if now.Before(s.pool.until) {
+			continue
+		}
+		ended, err := s.launch(s.stepLog(name), "srun", "--jobid="+j.id, "--job-name="+s.cfg.jobName, "--nodelist="+name,
+			"--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--mpi=none", "--cpu-bind=none", "--input=none", "sh", s.cfg.step)
+		if err != nil {
+			return err
+		}
+		s.pool.steps[name] = step{since: now, ended: ended}
+		s.log.WithField("node", name).Infof("slurm: an agent is started on a node of job %s", j.id)
+	}
+	return nil
+}
+
+// stepLog is where the output of a node's agent is.
+func (s *source) stepLog(node string) string { return s.cfg.step + "-" + node + ".out" }
+
+// endSteps asks all agents that steps run to end.
+func (s *source) endSteps(ctx context.Context) error {
+	if s.cfg.step == "" {
+		return nil
+	}
+	there, err := s.steps(ctx)
+	if err != nil || len(there) == 0 {
+		return err
+	}
+	ids := make([]string, 0, len(there))
+	for _, id := range there {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	_, err = s.run(ctx, "scancel", append([]string{"--signal=TERM"}, slices.Compact(ids)...)...)
+	return err
+}
