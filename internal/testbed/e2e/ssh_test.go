@@ -62,7 +62,7 @@ func TestSSH(t *testing.T) {
 	s := server(t)
 	command := client(t, Host{Name: "far-a", Server: s}, Host{Name: "far-b", Server: s})
 	res := run(t, Job{
-		Flags: flags("-np", "2", "--min-np", "1", "--ssh-command", command, "--drain-timeout", "5"),
+		Flags: flags("-np", "2", "--min-np", "1", "--ssh-command", command, "--drain-timeout", "5", "--start-timeout", "5m"),
 		Stages: []Stage{
 			{Hosts: on(hostA, 1, "far-a", 1)},
 			{Step: 10, Hosts: on(hostA, 1, "far-a", 1, "far-b", 2)},
