@@ -27,7 +27,7 @@ LICENSES = internal/licenses/internal/gen
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
-# Modules that need Kubernetes' API server and controllers, and Kueue, kustomize and the MPI operator, for check-kubernetes alone.
+# Modules that need Kubernetes' API server and controllers, and Kueue and kustomize, for check-kubernetes alone.
 SERVERS = internal/testbed/kubernetes/servers
 KUEUE = internal/testbed/kubernetes/kueue
 
@@ -224,11 +224,9 @@ check-kubernetes: ## run jobs on a real API server, which it builds first with K
 		$(PURE) $(GO) -C $$dir build -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
 			-o $(CURDIR)/bin/kubernetes/ tool || exit 1; \
 	done
-	@rm -rf bin/kubernetes/kueue.d bin/kubernetes/mpi.d
+	@rm -rf bin/kubernetes/kueue.d
 	@from=$$($(GO) -C $(KUEUE) list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/config/components && \
 		mkdir bin/kubernetes/kueue.d && cp -r --no-preserve=mode "$$from/crd" "$$from/webhook" bin/kubernetes/kueue.d/
-	@from=$$($(GO) -C $(KUEUE) list -m -f '{{.Dir}}' github.com/kubeflow/mpi-operator)/manifests/base && \
-		mkdir bin/kubernetes/mpi.d && cp --no-preserve=mode "$$from/kubeflow.org_mpijobs.yaml" bin/kubernetes/mpi.d/
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
 
 check-slurm: ## run jobs that ask a real Slurm for their nodes (--slurm); needs what make deps brings; ARGS go to go test

@@ -145,8 +145,6 @@ var folders = map[string]string{
 	"MutatingWebhookConfiguration":   "apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
 	"ValidatingWebhookConfiguration": "apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 
-	"MPIJob": "apis/kubeflow.org/v2beta1/%s/mpijobs",
-
 	"ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2/resourceflavors",
 	"ClusterQueue":   "apis/kueue.x-k8s.io/v1beta2/clusterqueues",
 	"LocalQueue":     "apis/kueue.x-k8s.io/v1beta2/%s/localqueues",

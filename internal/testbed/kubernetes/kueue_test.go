@@ -55,8 +55,8 @@ func TestKueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer kueue.Stop()
-	const steps = 80
-	j := newJob(t, "queued", "restricted", "-steps", fmt.Sprint(steps), "-step-time", "2ms", "-gate", "20=grow", "-gate", "40=shrink", "-gate", "60=again")
+	const steps = 100
+	j := newJob(t, "queued", "restricted", "-steps", fmt.Sprint(steps), "-step-time", "2ms", "-gate", "20=grow", "-gate", "40=shrink", "-gate", "60=again", "-gate", "80=end")
 	j.create(fmt.Appendf(nil, queues, quotaOf(2)))
 	cmd := exec.Command(filepath.Join(image.bin, "hvdrun"), "submit", "kubernetes", "--name", "digits", "--image", "train:1",
 		"-np", "2", "--min-np", "1", "--max-np", "4", "--cpu", "100m", "--memory", "64Mi", "--queue", "team",
@@ -86,6 +86,7 @@ func TestKueue(t *testing.T) {
 	quota(4)
 	j.open("again")
 	j.awaitSize(4)
+	j.open("end")
 	j.complete("digits-driver")
 	j.await("no agent is left, nor their Job", func() bool {
 		err := cluster.Do(t.Context(), http.MethodGet, j.path("Job", "digits-agents"), nil, nil)

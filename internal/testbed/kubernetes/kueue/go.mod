@@ -3,7 +3,6 @@ module github.com/hvdrun/hvdrun/internal/testbed/kubernetes/kueue
 go 1.26.0
 
 tool (
-	github.com/kubeflow/mpi-operator/cmd/mpi-operator
 	sigs.k8s.io/kueue/cmd/kueue
 	sigs.k8s.io/kustomize/kustomize/v5
 )
