@@ -148,7 +148,6 @@ var folders = map[string]string{
 	"ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2/resourceflavors",
 	"ClusterQueue":   "apis/kueue.x-k8s.io/v1beta2/clusterqueues",
 	"LocalQueue":     "apis/kueue.x-k8s.io/v1beta2/%s/localqueues",
-	"Workload":       "apis/kueue.x-k8s.io/v1beta2/%s/workloads",
 }
 
 // Path returns where in the API an object of a namespace is; with an empty name, all of its kind.

@@ -170,16 +170,25 @@ func (s *server) stop() {
 
 // await blocks until the API server answers a request.
 func (c *Cluster) await(ctx context.Context, path string) error {
-	for ticker := time.NewTicker(50 * time.Millisecond); ; {
-		err := c.Do(ctx, http.MethodGet, path, nil, nil)
+	err := retry(ctx, func() error { return c.Do(ctx, http.MethodGet, path, nil, nil) })
+	if err != nil {
+		return fmt.Errorf("GET %s: %w; logs are in %s", path, err, c.dir)
+	}
+	return nil
+}
+
+// retry blocks until try returns nil. When ctx ends, it returns the last error of try.
+func retry(ctx context.Context, try func() error) error {
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := try()
 		if err == nil {
-			ticker.Stop()
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			ticker.Stop()
-			return fmt.Errorf("GET %s: %w; logs are in %s", path, err, c.dir)
+			return err
 		case <-ticker.C:
 		}
 	}

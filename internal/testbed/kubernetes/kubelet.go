@@ -199,7 +199,7 @@ func (k *Kubelet) hosts(ctx context.Context, namespace string) error {
 	for _, r := range pods {
 		name, sub := cmp.Or(r.pod.Spec.Hostname, r.pod.Metadata.Name), r.pod.Spec.Subdomain
 		if sub != "" {
-			fmt.Fprintf(&text, "%s %s.%s %[2]s.%[3]s.%[4]s.svc %[2]s.%[3]s.%[4]s.svc.cluster.local\n", r.address, name, sub, namespace)
+			fmt.Fprintf(&text, "%s %s.%s %[2]s.%[3]s.%s.svc.cluster.local\n", r.address, name, sub, namespace)
 		}
 	}
 	for _, r := range pods {

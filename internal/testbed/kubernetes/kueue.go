@@ -11,10 +11,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -134,24 +132,22 @@ const kueueGroup = "/apis/kueue.x-k8s.io/v1beta2"
 // listed blocks until the API server lists the resources, which it serves before. Kueue ends where
 // one of its own is not listed.
 func (k *Kueue) listed(ctx context.Context, names []string) error {
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
-	for {
+	return retry(ctx, func() error {
 		var list struct{ Resources []struct{ Name string } }
-		err := k.c.Do(ctx, http.MethodGet, kueueGroup, nil, &list)
+		if err := k.c.Do(ctx, http.MethodGet, kueueGroup, nil, &list); err != nil {
+			return err
+		}
 		there := map[string]bool{}
 		for _, r := range list.Resources {
 			there[r.Name] = true
 		}
-		if err == nil && !slices.ContainsFunc(names, func(name string) bool { return !there[name] }) {
-			return nil
+		for _, name := range names {
+			if !there[name] {
+				return fmt.Errorf("the API server does not list %s", name)
+			}
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("resources that the API server lists: %v, of %v: %w", there, names, ctx.Err())
-		case <-ticker.C:
-		}
-	}
+		return nil
+	})
 }
 
 // hook has the API server ask the manager about Jobs and Kueue's own kinds: about those of others
@@ -191,27 +187,21 @@ func (k *Kueue) hook(ctx context.Context, path, url string, ca []byte) error {
 
 // await blocks until a server answers a request with success.
 func await(ctx context.Context, url string) error {
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
-	for {
+	return retry(ctx, func() error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
 		}
 		answer, err := http.DefaultClient.Do(request)
-		if err == nil {
-			answer.Body.Close()
-			if answer.StatusCode == http.StatusOK {
-				return nil
-			}
-			err = errors.New(answer.Status)
+		if err != nil {
+			return err
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("GET %s: %w", url, err)
-		case <-ticker.C:
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			return fmt.Errorf("GET %s: %s", url, answer.Status)
 		}
-	}
+		return nil
+	})
 }
 
 // LogPath is the path of what the manager prints.

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
@@ -58,22 +55,12 @@ func TestKueue(t *testing.T) {
 	const steps = 100
 	j := newJob(t, "queued", "restricted", "-steps", fmt.Sprint(steps), "-step-time", "2ms", "-gate", "20=grow", "-gate", "40=shrink", "-gate", "60=again", "-gate", "80=end")
 	j.create(fmt.Appendf(nil, queues, quotaOf(2)))
-	cmd := exec.Command(filepath.Join(image.bin, "hvdrun"), "submit", "kubernetes", "--name", "digits", "--image", "train:1",
-		"-np", "2", "--min-np", "1", "--max-np", "4", "--cpu", "100m", "--memory", "64Mi", "--queue", "team",
-		"--driver-flag=--events-file=/shared/queued/events", "--", "train")
-	text, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, text)
-	}
-	j.create(text)
+	j.submit("--queue", "team")
 	j.say("submitted; the queue has the processors of 2 agents")
 	quota := func(agents int) {
 		t.Helper()
 		j.patch(kubernetes.Path("", "ClusterQueue", "everyone"), `{"spec": `+quotaOf(agents)+`}`)
 		j.say("the queue has the processors of %d agents", agents)
-	}
-	agents := func(n int) func() bool {
-		return func() bool { return len(j.live("hvdrun.dev/role", "agent")) == n }
 	}
 	j.awaitSize(2)
 	quota(4)
@@ -82,20 +69,10 @@ func TestKueue(t *testing.T) {
 	quota(3)
 	j.open("shrink")
 	j.awaitSize(3)
-	j.await("3 agents are left", agents(3))
+	j.await("3 agents are left", j.agents(3))
 	quota(4)
 	j.open("again")
 	j.awaitSize(4)
 	j.open("end")
-	j.complete("digits-driver")
-	j.await("no agent is left, nor their Job", func() bool {
-		err := cluster.Do(t.Context(), http.MethodGet, j.path("Job", "digits-agents"), nil, nil)
-		return kubernetes.Code(err) == http.StatusNotFound && agents(0)()
-	})
-	for _, e := range j.events() {
-		if e.Name == "worker_exited" && e.Cause == "failed" {
-			t.Errorf("a worker has failed: %v", e)
-		}
-	}
-	j.check(steps)
+	j.finish(steps)
 }

@@ -22,8 +22,8 @@ import (
 )
 
 // image is the image of all pods: hvdrun, its plugin, and the training program train, which reads
-// its flags from a file; /shared is a folder of the test. sshd of it lets root in by key.
-var image struct{ bin, plugins, shared, ssh, sshd string }
+// its flags from a file; /shared is a folder of the test.
+var image struct{ bin, plugins, shared string }
 
 // cluster is that of all tests.
 var cluster *kubernetes.Cluster
@@ -61,7 +61,7 @@ func run(m *testing.M, dir string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), follow.Patience)
 	defer cancel()
 	cluster, err = kubernetes.Start(ctx, dir, programs, map[string]string{
-		"/usr/local/bin": image.bin, "/usr/local/lib/hvdrun/plugins": image.plugins, "/shared": image.shared, "/etc/ssh": image.ssh, "/run/sshd": image.sshd})
+		"/usr/local/bin": image.bin, "/usr/local/lib/hvdrun/plugins": image.plugins, "/shared": image.shared})
 	if err != nil {
 		panic(fmt.Sprint(err, "; what is there is in ", dir))
 	}
@@ -76,8 +76,7 @@ func run(m *testing.M, dir string) int {
 
 func makeImage(dir string) error {
 	image.bin, image.plugins, image.shared = filepath.Join(dir, "bin"), filepath.Join(dir, "plugins"), filepath.Join(dir, "shared")
-	image.ssh, image.sshd = filepath.Join(dir, "ssh"), filepath.Join(dir, "sshd")
-	for _, d := range []string{image.bin, image.plugins, image.shared, image.ssh, image.sshd} {
+	for _, d := range []string{image.bin, image.plugins, image.shared} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			return err
 		}
@@ -96,10 +95,7 @@ func makeImage(dir string) error {
 	const train = "#!/bin/sh\nread -r namespace < /shared/namespace; cd /shared/$namespace; exec trainer -log steps -dir . $(cat flags)\n"
 	return errors.Join(build("../../../cmd/hvdrun", "-o", image.bin+"/", "."), build("../trainer", "-o", image.bin+"/", "."),
 		build("../../../plugins/kubernetes", "-o", image.plugins+"/", "."),
-		os.WriteFile(filepath.Join(image.bin, "train"), []byte(train), 0o755),
-		os.WriteFile(filepath.Join(image.ssh, "ssh_config"), []byte("StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"), 0o644),
-		os.WriteFile(filepath.Join(image.ssh, "sshd_config"), []byte("StrictModes no\n"), 0o644),
-		exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(image.ssh, "ssh_host_ed25519_key")).Run())
+		os.WriteFile(filepath.Join(image.bin, "train"), []byte(train), 0o755))
 }
 
 // job is a job in a namespace of its own.
@@ -156,6 +152,41 @@ func (j *job) create(text []byte) {
 	if err := cluster.Create(j.Context(), j.namespace, text); err != nil {
 		j.Fatal(err)
 	}
+}
+
+// submit makes the objects of a job digits of 1 to 4 agents, 2 at first, as hvdrun submit kubernetes
+// prints them with further flags.
+func (j *job) submit(flags ...string) {
+	j.Helper()
+	args := []string{"submit", "kubernetes", "--name", "digits", "--image", "train:1", "-np", "2", "--min-np", "1", "--max-np", "4",
+		"--cpu", "100m", "--memory", "64Mi", "--driver-flag=--events-file=/shared/" + j.namespace + "/events"}
+	cmd := exec.Command(filepath.Join(image.bin, "hvdrun"), append(append(args, flags...), "--", "train")...)
+	text, err := cmd.Output()
+	if err != nil {
+		j.Fatalf("%v: %v\n%s", cmd, err, text)
+	}
+	j.create(text)
+}
+
+// agents returns whether so many agents of the job run.
+func (j *job) agents(n int) func() bool {
+	return func() bool { return len(j.live("hvdrun.dev/role", "agent")) == n }
+}
+
+// finish waits for the end of a job that was submitted, and checks that no worker has failed.
+func (j *job) finish(steps int) {
+	j.Helper()
+	j.complete("digits-driver")
+	j.await("no agent is left, nor their Job", func() bool {
+		err := cluster.Do(j.Context(), http.MethodGet, j.path("Job", "digits-agents"), nil, nil)
+		return kubernetes.Code(err) == http.StatusNotFound && j.agents(0)()
+	})
+	for _, e := range j.events() {
+		if e.Name == "worker_exited" && e.Cause == "failed" {
+			j.Errorf("a worker has failed: %v", e)
+		}
+	}
+	j.check(steps)
 }
 
 func (j *job) path(kind, name string) string { return kubernetes.Path(j.namespace, kind, name) }

@@ -93,24 +93,15 @@ type securityContext struct {
 	} `json:"capabilities"`
 }
 
-// item is a value of a ConfigMap or Secret as a file of a volume.
-type item struct {
-	Key  string `json:"key"`
-	Path string `json:"path"`
-	Mode *int   `json:"mode"`
-}
-
 type volume struct {
 	Name   string `json:"name"`
 	Secret *struct {
-		Name  string `json:"secretName"`
-		Mode  *int   `json:"defaultMode"`
-		Items []item `json:"items"`
+		Name string `json:"secretName"`
+		Mode *int   `json:"defaultMode"`
 	} `json:"secret"`
 	ConfigMap *struct {
-		Name  string `json:"name"`
-		Mode  *int   `json:"defaultMode"`
-		Items []item `json:"items"`
+		Name string `json:"name"`
+		Mode *int   `json:"defaultMode"`
 	} `json:"configMap"`
 	Empty *struct {
 		Medium string `json:"medium"`
@@ -127,7 +118,10 @@ type volume struct {
 			} `json:"serviceAccountToken"`
 			ConfigMap *struct {
 				Name  string `json:"name"`
-				Items []item `json:"items"`
+				Items []struct {
+					Key  string `json:"key"`
+					Path string `json:"path"`
+				} `json:"items"`
 			} `json:"configMap"`
 			Downward *struct {
 				Items []struct {

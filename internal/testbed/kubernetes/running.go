@@ -278,7 +278,7 @@ func (r *running) phase() string {
 
 // probe finds out which containers are ready, until all have ended.
 func (r *running) probe(ctx context.Context) {
-	probed, refreshed := map[string]time.Time{}, time.Now()
+	probed := map[string]time.Time{}
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
 	for {
@@ -311,10 +311,6 @@ func (r *running) probe(ctx context.Context) {
 		if changed {
 			r.report(ctx, r.phase(), "")
 			_ = r.k.hosts(ctx, r.pod.Metadata.Namespace) // and again with the next change
-		}
-		if time.Since(refreshed) > time.Second {
-			r.refresh(ctx)
-			refreshed = time.Now()
 		}
 		if !alive && (r.ending(ctx) || r.pod.Spec.RestartPolicy != "Always") {
 			return

@@ -3,12 +3,9 @@ package kubernetes_test
 import (
 	"fmt"
 	"net/http"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
-	"github.com/hvdrun/hvdrun/internal/testbed/kubernetes"
 )
 
 // TestSubmit runs what hvdrun submit kubernetes prints in a namespace that lets restricted pods
@@ -22,17 +19,9 @@ func TestSubmit(t *testing.T) {
 		return fmt.Sprintf(`{"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": {"hard": {"pods": "%d"}}}`, pods)
 	}
 	j.create([]byte(quota(3)))
-	cmd := exec.Command(filepath.Join(image.bin, "hvdrun"), "submit", "kubernetes", "--name", "digits", "--image", "train:1",
-		"-np", "2", "--min-np", "1", "--max-np", "4", "--cpu", "100m", "--memory", "64Mi",
-		"--driver-flag=--events-file=/shared/submitted/events", "--", "train")
-	text, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, text)
-	}
-	j.create(text)
+	j.submit()
 	j.say("submitted; the quota has 3 pods, of which the driver's is one")
 	role := "hvdrun.dev/role"
-	agents := func(n int) func() bool { return func() bool { return len(j.live(role, "agent")) == n } }
 	j.awaitSize(2)
 	j.patch(j.path("ResourceQuota", "team"), quota(5))
 	j.open("grow")
@@ -40,7 +29,7 @@ func TestSubmit(t *testing.T) {
 	j.patch(j.path("ResourceQuota", "team"), quota(4))
 	j.open("shrink")
 	j.awaitSize(3)
-	j.await("3 agents are left", agents(3))
+	j.await("3 agents are left", j.agents(3))
 
 	victim := j.live(role, "agent")[0].Metadata.Name
 	eviction := map[string]any{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": map[string]any{"name": victim}}
@@ -79,15 +68,5 @@ func TestSubmit(t *testing.T) {
 		t.Errorf("%d worlds, want %d: the workers have noticed the drivers' ends", n, worlds)
 	}
 	j.open("kill")
-	j.complete("digits-driver")
-	j.await("no agent is left, nor their Job", func() bool {
-		err := cluster.Do(t.Context(), http.MethodGet, j.path("Job", "digits-agents"), nil, nil)
-		return kubernetes.Code(err) == http.StatusNotFound && agents(0)()
-	})
-	for _, e := range j.events() {
-		if e.Name == "worker_exited" && e.Cause == "failed" {
-			t.Errorf("a worker has failed: %v", e)
-		}
-	}
-	j.check(steps)
+	j.finish(steps)
 }

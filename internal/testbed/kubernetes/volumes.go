@@ -1,8 +1,6 @@
 package kubernetes
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,53 +68,30 @@ func (r *running) fill(ctx context.Context, v volume, dir string) error {
 		if err := r.k.Do(ctx, http.MethodGet, Path(r.pod.Metadata.Namespace, "Secret", v.Secret.Name), nil, &o); err != nil {
 			return err
 		}
-		return r.files(dir, o.Data, v.Secret.Items, v.Secret.Mode)
+		for key, value := range o.Data {
+			if err := r.put(dir, key, value, v.Secret.Mode); err != nil {
+				return err
+			}
+		}
+		return nil
 	case v.ConfigMap != nil:
 		data, err := r.configMap(ctx, v.ConfigMap.Name)
-		if err != nil {
-			return err
+		for key, value := range data {
+			err = errors.Join(err, r.put(dir, key, []byte(value), v.ConfigMap.Mode))
 		}
-		return r.files(dir, data, v.ConfigMap.Items, v.ConfigMap.Mode)
+		return err
 	case v.Projected != nil:
 		return r.project(ctx, v, dir)
 	}
 	return errors.New("it is of a kind that is not known here")
 }
 
-// files writes values as files: all, or those that are named.
-func (r *running) files(dir string, values map[string][]byte, items []item, mode *int) error {
-	if items == nil {
-		for key := range values {
-			items = append(items, item{Key: key, Path: key})
-		}
-	}
-	for _, i := range items {
-		if err := r.put(dir, i.Path, values[i.Key], cmp.Or(i.Mode, mode)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *running) configMap(ctx context.Context, name string) (map[string][]byte, error) {
+func (r *running) configMap(ctx context.Context, name string) (map[string]string, error) {
 	var o struct {
 		Data map[string]string `json:"data"`
 	}
 	err := r.k.Do(ctx, http.MethodGet, Path(r.pod.Metadata.Namespace, "ConfigMap", name), nil, &o)
-	values := map[string][]byte{}
-	for key, value := range o.Data {
-		values[key] = []byte(value)
-	}
-	return values, err
-}
-
-// refresh writes what the ConfigMaps of the pod's volumes have by now.
-func (r *running) refresh(ctx context.Context) {
-	for _, v := range r.pod.Spec.Volumes {
-		if v.ConfigMap != nil {
-			_ = r.fill(ctx, v, r.volume(v.Name)) // and again, soon
-		}
-	}
+	return o.Data, err
 }
 
 // project writes what a pod needs to ask the API server.
@@ -142,7 +117,7 @@ func (r *running) project(ctx context.Context, v volume, dir string) error {
 		case s.ConfigMap != nil:
 			data, err := r.configMap(ctx, s.ConfigMap.Name)
 			for _, item := range s.ConfigMap.Items {
-				err = errors.Join(err, r.put(dir, item.Path, data[item.Key], v.Projected.Mode))
+				err = errors.Join(err, r.put(dir, item.Path, []byte(data[item.Key]), v.Projected.Mode))
 			}
 			if err != nil {
 				return err
@@ -165,11 +140,10 @@ func (r *running) put(dir, name string, value []byte, mode *int) error {
 		m = fs.FileMode(*mode)
 	}
 	path := filepath.Join(dir, name)
-	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, value) {
-		return nil
+	if err := os.WriteFile(path, value, m); err != nil {
+		return err
 	}
-	next := path + ".next" // at once: it may be read
-	return errors.Join(os.WriteFile(next, value, m), os.Chmod(next, m), os.Rename(next, path))
+	return os.Chmod(path, m)
 }
 
 // own gives a volume to the pod's group, as a kubelet does: files become readable by it.
