@@ -18,6 +18,21 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
 	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
+# bring installs the packages of what is missing, as root: a list such as NEEDS; several packages of a program stand between slashes.
+define bring
+@missing=; for need in $(1); do \
+	command -v "$${need%%:*}" >/dev/null || test -e "$${need%%:*}" || missing="$$missing $$(echo "$${need#*:}" | tr / " ")"; \
+done; \
+if [ -n "$$missing" ]; then \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "== deps: apt-get install$$missing"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	else \
+		echo "missing programs; install these packages:$$missing" >&2; exit 1; \
+	fi; \
+fi
+endef
+
 # The generator of internal/kernel's vector code, a module of its own.
 VECTOR = internal/kernel/internal/gen
 
@@ -72,17 +87,7 @@ check: SHORT = -short
 check: deps fmt vet staticcheck examples test minute ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
-	@missing=; for need in $(NEEDS); do \
-		command -v "$${need%%:*}" >/dev/null || test -e "$${need%%:*}" || missing="$$missing $${need#*:}"; \
-	done; \
-	if [ -n "$$missing" ]; then \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			echo "== deps: apt-get install$$missing"; \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
-		else \
-			echo "missing programs; install these packages:$$missing" >&2; exit 1; \
-		fi; \
-	fi
+	$(call bring,$(NEEDS))
 	@echo "== deps: Go modules"
 	@$(GO) mod download
 	@$(GO) -C $(VECTOR) mod download
@@ -130,21 +135,11 @@ kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS g
 		$(GO) -C $(KUBERNETES) test -vet=off -ldflags=-w -timeout 30m $(SHORT) $(ARGS) .
 
 check-page: ## test the page in a browser, and make its pictures anew; as root it brings chromium; ARGS go to go test
-	@command -v chromium >/dev/null || { \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; \
-		else \
-			echo "missing: install the package chromium" >&2; exit 1; \
-		fi; }
+	$(call bring,chromium:chromium/fonts-dejavu-core)
 	$(GO) -C $(BROWSER) test -count=1 -timeout 30m . -shots $(CURDIR)/docs $(ARGS)
 
 check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch; ARGS go to go test
-	@test -e /usr/lib/python3/dist-packages/torch || { \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch; \
-		else \
-			echo "missing: install the package python3-torch" >&2; exit 1; \
-		fi; }
+	$(call bring,/usr/lib/python3/dist-packages/torch:python3-torch)
 	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./rendezvous/tcpstore
 	$(GO) test -race -count=1 -timeout 20m $(ARGS) ./internal/testbed/torch ./torchrun
 
@@ -208,12 +203,7 @@ check-net: ## run a job over hosts that are network namespaces; needs root
 	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./internal/testbed/e2e/netns
 
 check-metrics: ## check the alarms with Prometheus's own promtool, and have Prometheus scrape a job; as root it brings the package prometheus; ARGS go to go test
-	@command -v promtool >/dev/null || { \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; \
-		else \
-			echo "missing: install the package prometheus" >&2; exit 1; \
-		fi; }
+	$(call bring,promtool:prometheus)
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
 	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./internal/testbed/e2e
 
@@ -282,30 +272,15 @@ deb: ## build the Debian package into bin/: the same bytes for the same commit; 
 	@GO=$(GO) deploy/package/build bin $(ARCH)
 
 check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debian; needs root and brings debootstrap
-	@command -v debootstrap >/dev/null || { \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap; \
-		else \
-			echo "missing: run as root, or install the package debootstrap" >&2; exit 1; \
-		fi; }
+	$(call bring,debootstrap:debootstrap)
 	@GO=$(GO) deploy/package/check
 
 check-systemd: ## boot a fresh Debian, and run jobs by the units of the Debian package; needs root and brings debootstrap and systemd-container
-	@command -v debootstrap >/dev/null && command -v systemd-nspawn >/dev/null || { \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap systemd-container; \
-		else \
-			echo "missing: run as root, or install the packages debootstrap and systemd-container" >&2; exit 1; \
-		fi; }
+	$(call bring,debootstrap:debootstrap systemd-nspawn:systemd-container)
 	@GO=$(GO) deploy/package/check-systemd
 
 check-container: ## build the steps of deploy/container/Dockerfile, and run the image; needs root and brings debootstrap and buildah
-	@command -v debootstrap >/dev/null && command -v buildah >/dev/null || { \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap buildah; \
-		else \
-			echo "missing: run as root, or install the packages debootstrap and buildah" >&2; exit 1; \
-		fi; }
+	$(call bring,debootstrap:debootstrap buildah:buildah)
 	@GO=$(GO) deploy/container/check
 
 # What the tables of the README and those behind docs/figures.svg were measured with; bin/figures/ has the output. Libraries of others are
