@@ -154,8 +154,8 @@ func (j *job) create(text []byte) {
 	}
 }
 
-// submit makes the objects of a job digits of 1 to 4 agents, 2 at first, as hvdrun submit kubernetes
-// prints them with further flags.
+// submit makes the objects of a job digits of 1 to 4 agents, 2 at first, which hvdrun submit
+// kubernetes prints with further flags.
 func (j *job) submit(flags ...string) {
 	j.Helper()
 	args := []string{"submit", "kubernetes", "--name", "digits", "--image", "train:1", "-np", "2", "--min-np", "1", "--max-np", "4",
