@@ -24,9 +24,11 @@ const (
 	// locatePause is the least time between two such looks.
 	locatePause = time.Second
 	// probeBound and askBound are how long the agent and the worker may take to answer. A worker
-	// that can answer does so within milliseconds, or on a starved host within a second.
+	// that can answer does so within milliseconds, or on a starved host within a second. To read
+	// a worker's memory is the last resort and takes computing time: readBound is its bound.
 	probeBound = 2 * time.Second
 	askBound   = 1500 * time.Millisecond
+	readBound  = 15 * time.Second
 	// lookers is the number of workers that are looked at concurrently on request.
 	lookers = 16
 	// mostAnswer bounds the answer to such a request, in bytes, and fewGroups the groups of
@@ -157,17 +159,17 @@ func (l *loop) seek(ctx context.Context, members []located) []located {
 func (l *loop) whereIs(ctx context.Context, m *located) (w stacks.Worker) {
 	var errs []error
 	prober, _ := l.cfg.Launcher.(launch.Prober)
-	probe := func(goroutines bool) stacks.Worker {
+	probe := func(goroutines bool, bound time.Duration) stacks.Worker {
 		if prober == nil {
 			return stacks.Worker{}
 		}
-		ctx, cancel := context.WithTimeout(ctx, probeBound)
+		ctx, cancel := context.WithTimeout(ctx, bound)
 		defer cancel()
 		w, err := prober.Probe(ctx, m.target.Subject.Host, m.target.Subject.Incarnation, goroutines)
 		errs = append(errs, err)
 		return w
 	}
-	w = probe(false)
+	w = probe(false, probeBound)
 	asked := m.target.Addr == "" || l.locate.own == nil
 	if !asked && w.Asks() {
 		ctx, cancel := context.WithTimeout(ctx, askBound)
@@ -180,7 +182,7 @@ func (l *loop) whereIs(ctx context.Context, m *located) (w stacks.Worker) {
 		}
 		errs = append(errs, err)
 	}
-	if read := probe(true); len(read.Goroutines) > 0 {
+	if read := probe(true, readBound); len(read.Goroutines) > 0 {
 		w.Goroutines, w.From = read.Goroutines, read.From
 	} else if read.Error != "" {
 		errs = append(errs, errors.New(read.Error))
