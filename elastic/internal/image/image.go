@@ -28,11 +28,12 @@ import (
 	"errors"
 	"hash/crc32"
 	"hash/maphash"
+	"os"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -84,7 +85,7 @@ func (c *chunk) overwrite(src []byte, audited bool) {
 	copy(c.data, src)
 }
 
-// retire begins another version of a live chunk, before its memory changes.
+// retire begins another version of a chunk, before its memory changes.
 func (c *chunk) retire(audited bool) {
 	c.busy.Lock()
 	defer c.busy.Unlock()
@@ -92,6 +93,16 @@ func (c *chunk) retire(audited bool) {
 		c.prior.Store(&prior{c.version, c.checksum()})
 	}
 	c.version++
+}
+
+// free gives the memory of the chunk's whole pages back to the operating system. The garbage
+// collector frees its addresses, which hold zeros until then.
+func (c *chunk) free() {
+	size := os.Getpagesize()
+	from := -int(uintptr(unsafe.Pointer(unsafe.SliceData(c.data)))) & (size - 1)
+	if to := from + (len(c.data)-from)&^(size-1); to > from {
+		_ = unix.Madvise(c.data[from:to], unix.MADV_DONTNEED)
+	}
 }
 
 // glance is the number of bytes that are compared, at the likeliest offset, before a chunk is
@@ -320,18 +331,18 @@ type Source struct {
 // of Pending must be called by one goroutine at a time; Hold and Release may be called
 // concurrently.
 type Store struct {
-	mu      sync.Mutex
-	last    *Image
-	spare   map[int][]*chunk // chunks that no image uses, by length
-	extra   int              // bytes in spare
-	bank    int              // copied bytes of the newest image or the next one
-	slab    []byte           // not yet used by chunks
-	retired *Image           // its slices are reused
-	over    chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
-	copying sync.RWMutex     // read while what lies in place is copied
-	freeing sync.RWMutex     // read while memory is given back
-	audits  int              // loans whose readers want the checksums of overwritten chunks
-	pending Pending
+	mu       sync.Mutex
+	last     *Image
+	spare    map[int][]*chunk // chunks that no image uses, by length
+	extra    int              // bytes in spare
+	bank     int              // copied bytes of the newest image or the next one
+	slab     []byte           // not yet used by chunks
+	retired  *Image           // its slices are reused
+	over     chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
+	copying  sync.RWMutex     // read while what lies in place is copied
+	trimming sync.RWMutex     // read while memory is given back
+	audits   int              // loans whose readers want the checksums of overwritten chunks
+	pending  Pending
 }
 
 // Last returns the newest image, nil before the first. It is valid until the next Seal.
@@ -453,8 +464,8 @@ func (s *Store) Abandon() {
 // been copied. It writes to that memory, which takes long where it is much; the store can be used
 // meanwhile. It waits for Trim, so that it takes no memory beside what is being given back.
 func (s *Store) Reserve() {
-	s.freeing.Lock()
-	s.freeing.Unlock() //lint:ignore SA2001 it has only waited
+	s.trimming.Lock()
+	s.trimming.Unlock() //lint:ignore SA2001 it has only waited
 	s.whole()
 	var lengths []int
 	if s.last != nil {
@@ -495,17 +506,21 @@ func (s *Store) Reserve() {
 	}
 }
 
-// Trim gives memory back that no image uses, to the operating system where it is much. That can
-// take long; the store can be used meanwhile.
+// Trim gives memory back that no image uses: that of whole pages to the operating system, at once
+// and whoever still refers to it, so that it does not wait for the garbage collector. It takes a
+// few milliseconds for each 100 MB; the store can be used meanwhile.
 func (s *Store) Trim() {
-	s.freeing.RLock()
-	defer s.freeing.RUnlock()
+	s.trimming.RLock()
+	defer s.trimming.RUnlock()
 	s.mu.Lock()
-	extra := s.extra
+	spare, audited := s.spare, s.audits > 0
 	s.spare, s.extra, s.slab = nil, 0, nil
 	s.mu.Unlock()
-	if extra >= slabChunks*ChunkSize {
-		debug.FreeOSMemory() // otherwise the process keeps it for long
+	for _, chunks := range spare {
+		for _, c := range chunks {
+			c.retire(audited) // lent blobs may still have it
+			c.free()
+		}
 	}
 }
 

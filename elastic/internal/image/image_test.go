@@ -3,11 +3,14 @@ package image
 import (
 	"bytes"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
 	"testing"
+	"unsafe"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -409,6 +412,7 @@ func TestReserve(t *testing.T) {
 		t.Fatalf("%d bytes are reserved, of %d", s.extra, len(live))
 	}
 	held := s.Hold()
+	_, lent := s.Lend()
 	commit(2)
 	if s.extra != 0 {
 		t.Errorf("%d reserved bytes are unused", s.extra)
@@ -424,11 +428,36 @@ func TestReserve(t *testing.T) {
 	if s.extra != len(live) {
 		t.Errorf("%d bytes are left, of %d", s.extra, len(live))
 	}
+	unused := s.spare[ChunkSize][3].data
+	if n := resident(t, unused); n == 0 {
+		t.Error("memory that was written to is not there")
+	}
 	s.Trim()
+	if n := resident(t, unused); n != 0 {
+		t.Errorf("after Trim: %d pages of memory that no image uses", n)
+	}
+	if lent[0].TryRead(0, make([]byte, ChunkSize)) {
+		t.Error("after Trim: a lent blob is still there")
+	}
 	commit(4)
 	if b := s.Last().Blobs()[0].Bytes(); s.extra != 0 || b[0] != 4 || !bytes.Equal(b, live) {
 		t.Errorf("after Trim: %d bytes beside the newest image", s.extra)
 	}
+}
+
+// resident returns the number of pages of b, but for the first and the last, that are in memory.
+func resident(t *testing.T, b []byte) (n int) {
+	t.Helper()
+	size := os.Getpagesize()
+	from := size - int(uintptr(unsafe.Pointer(&b[0])))&(size-1)
+	pages := make([]byte, len(b)/size-2)
+	if _, _, err := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[from])), uintptr(len(pages)*size), uintptr(unsafe.Pointer(&pages[0]))); err != 0 {
+		t.Fatal(err)
+	}
+	for _, p := range pages {
+		n += int(p & 1)
+	}
+	return n
 }
 
 // inPlace makes an image of live that lies in place.
