@@ -161,8 +161,9 @@ type folder struct {
 	combine combiner
 	stack   [][]byte
 	scratch [][]byte // by height
-	packed  []byte   // what is given or received, see foldInMemory and foldPairs
+	packed  []byte   // what is given or received, see foldGathered and foldPairs
 	given   []byte   // to ranks of this host, see exchangeHere
+	room    room     // of a piece, see foldInMemory and foldHierarchical
 
 	finish func([]byte) // of what is computed; nil: nothing
 	atRoot func([]byte) // of the root's value; nil: it is the result
@@ -170,6 +171,32 @@ type folder struct {
 }
 
 const foldBlock = 16 << 10
+
+// room is memory that is taken bit by bit, all of which is used again after reset. The zero value
+// is empty; it grows to the most that was taken between two resets.
+type room struct {
+	memory []byte
+	taken  int // since reset, beyond memory too
+}
+
+// reset ends the use of all that was taken.
+func (r *room) reset() {
+	if r.taken > len(r.memory) {
+		r.memory = make([]byte, r.taken)
+	}
+	r.taken = 0
+}
+
+// take returns n bytes, aligned for every element type and of any content.
+func (r *room) take(n int) []byte {
+	const align = 64
+	from := r.taken
+	r.taken += (n + align - 1) &^ (align - 1)
+	if r.taken > len(r.memory) {
+		return make([]byte, n)
+	}
+	return r.memory[from : from+n : from+n]
+}
 
 // folder returns the group's folder, which keeps its memory.
 func (g *Group) folder(p *Partials, d descriptor) *folder {

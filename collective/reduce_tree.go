@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -97,33 +96,19 @@ type inMember struct {
 }
 
 func (i inMember) allGather(own []byte) (all [][]byte, err error) {
-	err = i.m.AllGather(i.ctx, i.call, own, i.place(&all))
-	return all, err
-}
-
-func (i inMember) allToAll(part func(to int) []byte) (all [][]byte, err error) {
-	parts := make([][]byte, len(i.h.ranks))
-	for r := range parts {
-		parts[r] = part(r)
-	}
-	err = i.m.AllToAll(i.ctx, i.call, parts, i.place(&all))
-	return all, err
-}
-
-// place makes the buffers for what the other members give.
-func (i inMember) place(all *[][]byte) func(lengths []int) ([][]byte, error) {
-	return func(lengths []int) ([][]byte, error) {
-		*all = make([][]byte, len(lengths))
+	err = i.m.AllGather(i.ctx, i.call, own, func(lengths []int) ([][]byte, error) {
+		all = make([][]byte, len(lengths))
 		for r, n := range lengths {
 			if n > mostGathered() {
 				return nil, fmt.Errorf("rank %d: %w", r, errTooLarge)
 			}
 			if r != i.h.g.rank {
-				(*all)[r] = make([]byte, n)
+				all[r] = make([]byte, n)
 			}
 		}
-		return *all, nil
-	}
+		return all, nil
+	})
+	return all, err
 }
 
 const (
@@ -157,45 +142,44 @@ func (g *Group) foldInMemory(x inMember, p *Partials, parts [][]byte, result []b
 	if f.few(result) {
 		return g.foldGathered(x.allGather, p, parts, result)
 	}
-	packed := f.packed
-	defer func() { f.packed = packed }()
-	count, pieces := len(result)/size, (len(result)+foldPiece-1)/foldPiece
+	given, count, pieces := make([][]byte, g.size), len(result)/size, (len(result)+foldPiece-1)/foldPiece
 	for i := range pieces {
 		share := shares(count, size, pieces, i, g.size)
-		lo, _ := share(0)
-		_, hi := share(g.size - 1)
-		packed = slices.Grow(packed[:0], len(parts)*(hi-lo))
-		at := make([]int, g.size+1)
+		of := func(r int) []byte {
+			from, to := share(r)
+			return result[from:to]
+		}
+		f.room.reset()
 		for r := range g.size {
 			from, to := share(r)
-			packed = joined(packed, parts, from, to)
-			at[r+1] = len(packed)
+			given[r] = joined(f.room.take(len(parts) * (to - from))[:0], parts, from, to)
 		}
-		all, err := x.allToAll(func(to int) []byte { return packed[at[to]:at[to+1]] })
+		all, err := x.allToAll(given, p, len(of(g.rank)))
 		if err != nil {
 			return err
 		}
-		from, to := share(g.rank)
-		all[g.rank] = packed[at[g.rank]:at[g.rank+1]]
-		if err := p.checkSent(all, to-from); err != nil {
+		f.all(of(g.rank), f.pick(all, len(of(g.rank))))
+		if err := x.m.AllGather(x.ctx, x.call, of(g.rank), func(lengths []int) ([][]byte, error) {
+			return placeFor(x.h.ranks, g.rank, lengths, of)
+		}); err != nil {
 			return err
-		}
-		f.all(result[from:to], f.pick(all, to-from))
-		if all, err = x.allGather(result[from:to]); err != nil {
-			return err
-		}
-		for r := range g.size {
-			if r == g.rank {
-				continue
-			}
-			from, to := share(r)
-			if len(all[r]) != to-from {
-				return &shareError{r, len(all[r]), to - from}
-			}
-			copy(result[from:to], all[r])
 		}
 	}
 	return nil
+}
+
+// allToAll gives each rank what is its, and returns the values of all, each of n bytes.
+func (i inMember) allToAll(given [][]byte, p *Partials, n int) (all [][]byte, err error) {
+	g := i.h.g
+	all = make([][]byte, len(given))
+	err = i.m.AllToAll(i.ctx, i.call, given, func(lengths []int) ([][]byte, error) {
+		return placeFor(i.h.ranks, g.rank, lengths, func(r int) []byte {
+			all[r] = g.folding.room.take(p.counts[r] * n)
+			return all[r]
+		})
+	})
+	all[g.rank] = given[g.rank]
+	return all, err
 }
 
 // shares returns the bounds in bytes of each rank's share of one of so many pieces of a value.

@@ -109,41 +109,25 @@ func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, resul
 // behind the other.
 func (c *call) gatherShares(p *Partials, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
 	h, g := c.g.levels, c.g
-	f := &g.folding
-	lo, _ := share(0)
-	_, hi := share(len(h.ranks()) - 1)
-	packed, at := slices.Grow(f.packed[:0], len(parts)*(hi-lo)), make([]int, len(h.ranks())+1)
-	for place := range h.ranks() {
-		from, to := share(place)
-		packed = joined(packed, parts, from, to)
-		at[place+1] = len(packed)
-	}
-	f.packed = packed
-	given := make([][]byte, len(h.ranks()))
+	room := &g.folding.room
+	room.reset()
+	given, all := make([][]byte, len(h.ranks())), make([][]byte, len(h.ranks()))
 	for place := range given {
-		given[place] = packed[at[place]:at[place+1]]
+		from, to := share(place)
+		given[place] = joined(room.take(len(parts) * (to - from))[:0], parts, from, to)
 	}
-	all := [][]byte{given[h.place]}
 	from, to := share(h.place)
 	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
 		return m.AllToAll(c.ctx, call, given, func(lengths []int) ([][]byte, error) {
-			all = make([][]byte, len(lengths))
-			for i, n := range lengths {
-				if want := p.counts[h.ranks()[i]] * (to - from); i != h.place && n != want {
-					return nil, &shareError{h.ranks()[i], n, want}
-				}
-				if i != h.place {
-					all[i] = make([]byte, n)
-				}
-			}
-			return all, nil
+			return placeFor(h.ranks(), g.rank, lengths, func(r int) []byte {
+				place := slices.Index(h.ranks(), r)
+				all[place] = room.take(p.counts[r] * (to - from))
+				return all[place]
+			})
 		})
 	})
-	if err != nil {
-		return nil, err
-	}
 	all[h.place] = given[h.place]
-	return all, nil
+	return all, err
 }
 
 // foldColumn sets result, this rank's share, from what its host has of it and what the ranks with
@@ -156,7 +140,7 @@ func (c *call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 		return a * size, b * size
 	}
 	// What this host has, and behind it what the others send: for each host its nodes' pieces.
-	own := make([]byte, l.each[t.me]*n)
+	own := f.room.take(l.each[t.me] * n)
 	for host, at := 0, 0; host < t.size; host++ {
 		from, to := piece(host)
 		for i := range l.here {
@@ -172,7 +156,7 @@ func (c *call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 	received, first := make([][]byte, t.size), c.inUsed
 	for d := 1; d < t.size; d++ {
 		host := (t.me + d) % t.size
-		received[host] = make([]byte, l.each[host]*(to-from))
+		received[host] = f.room.take(l.each[host] * (to - from))
 		c.postAll(t.rank(host), 0, received[host])
 	}
 	if err := c.waitFor(first, c.inUsed); err != nil {

@@ -1,0 +1,42 @@
+package collective
+
+import "testing"
+
+// TestRoom: what is taken between two resets does not overlap, and from the second time on it is
+// the same memory.
+func TestRoom(t *testing.T) {
+	var r room
+	lengths := []int{0, 1, 100, 64, 1 << 16, 3}
+	fill := func() (first *byte) {
+		r.reset()
+		var all [][]byte
+		for i, n := range lengths {
+			b := r.take(n)
+			if len(b) != n || cap(b) > n && n > 0 {
+				t.Fatalf("%d bytes with room for %d, instead of %d", len(b), cap(b), n)
+			}
+			for j := range b {
+				b[j] = byte(i)
+			}
+			all = append(all, b)
+		}
+		for i, b := range all {
+			for j := range b {
+				if b[j] != byte(i) {
+					t.Fatalf("byte %d of %d is another's", j, i)
+				}
+			}
+		}
+		return &all[1][0]
+	}
+	fill()
+	second := fill()
+	if third := fill(); third != second {
+		t.Error("it takes other memory each time")
+	}
+	lengths = append(lengths, 1<<20)
+	fill()
+	if n := testing.AllocsPerRun(10, func() { r.reset(); r.take(1 << 20); r.take(1 << 16) }); n != 0 {
+		t.Errorf("%v allocations where there is room", n)
+	}
+}
