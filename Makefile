@@ -151,7 +151,7 @@ demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), und
 test: NETNS = $(shell unshare --net true 2>/dev/null && echo -tags netns || echo 'hosts in network namespaces are NOT tested: run make check-net as root' >&2)
 test: ## run the tests under the race detector, with more rounds than make check does; ARGS go to go test
 	@echo "== go test -race"
-	$(GO) test -race -vet=off -timeout 30m -p 3 $(SHORT) $(NETNS) $(ARGS) ./internal/testbed/e2e/... ./...
+	$(GO) test -race -vet=off -timeout 60m -p 3 $(SHORT) $(NETNS) $(ARGS) ./internal/testbed/e2e/... ./...
 
 fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | while read -r dir target; do \

@@ -340,7 +340,7 @@ func TestWatch(t *testing.T) {
 	if err := json.Unmarshal([]byte(all[len(all)-1]), &s); err != nil || s.State != control.Failed {
 		t.Errorf("the last object is %+v, %v", s, err)
 	}
-	if len(all) > 16 { // of some hundred steps
+	if len(all) > 64 { // of some hundred steps; that a starved worker is silent is told too
 		t.Errorf("%d objects of a job in which little happened", len(all))
 	}
 }
