@@ -171,5 +171,5 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 		return driver.Size{}, runError{fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
 			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots)}
 	}
-	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Spares: s.spares, Elastic: elastic, TasksOnly: s.tasksOnly}, nil
+	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Spares: s.spares, Elastic: elastic, TasksOnly: s.tasksOnly, Stateless: s.restart.workers}, nil
 }

@@ -82,6 +82,9 @@ func (m *Machine) checkAlive(now time.Time) {
 	if m.progress && !able && m.base == 0 && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.unsynced(m.world.Generation) }) {
 		m.progress = false // whatever was reported: a member without the state has made no commit, and nor has the world
 	}
+	if m.size.Stateless && !able {
+		m.progress = false // the programs go on from what they have on disk
+	}
 	switch {
 	case m.progress && !able:
 		m.decide(now, m.stateLost())

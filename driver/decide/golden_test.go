@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 // machine, whose actions must be the indented lines after each command. The scenarios are
 // best read from top to bottom:
 //
-//	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static tasks start=30s …
+//	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static tasks stateless start=30s …
 //	hosts a:2 b:2!             what discovery lists; one with ! is draining
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
 //	                           with "late", for one newer than that before their last,
@@ -264,6 +264,8 @@ func (s *story) config(args []string) error {
 			cfg.Size.Starts = n
 		case "tasks":
 			cfg.Size.TasksOnly = true
+		case "stateless":
+			cfg.Size.Stateless = true
 		case "static":
 			cfg.Size.Elastic = false
 		case "limit":

@@ -105,7 +105,7 @@ type simWorld struct {
 func newSim(t *testing.T, seed uint64) *sim {
 	s := &sim{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(0, 0), ages: map[string]int{}}
 	np := 1 + s.rnd.IntN(4)
-	size := job.Size{NP: np, Min: 1 + s.rnd.IntN(np), Elastic: true}
+	size := job.Size{NP: np, Min: 1 + s.rnd.IntN(np), Elastic: true, Stateless: s.rnd.IntN(8) == 0}
 	if s.rnd.IntN(2) == 0 {
 		size.Max = np + s.rnd.IntN(3)
 	}
@@ -556,6 +556,8 @@ func (s *sim) calm() {
 	switch {
 	case !s.ended:
 		s.t.Errorf("the job does not end")
+	case s.job.Size.Stateless && errors.Is(s.result, job.ErrStateLost):
+		s.t.Errorf("a job without state has lost it: %v", s.result)
 	case s.result == nil, errors.Is(s.result, job.ErrStateLost), errors.As(s.result, &worker),
 		strings.Contains(s.result.Error(), "waited for each other"):
 	default:

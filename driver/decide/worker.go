@@ -237,9 +237,7 @@ func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 		}
 	} else {
 		how = ", it " + x.String()
-		if m.firstFailure == nil { // not a failure, but the job's result if no worker remains
-			m.firstFailure = &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: x}
-		}
+		m.noteFailure(&job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: x}) // not a failure, but the job's result if no worker remains
 	}
 	if !m.size.Elastic || !m.doneFrom.IsZero() {
 		return
@@ -265,9 +263,7 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	}
 	m.failures[w.slot]++
 	m.startFailed = m.startFailed || w.generation == 0
-	if m.firstFailure == nil {
-		m.firstFailure = err
-	}
+	m.noteFailure(err)
 	if !m.size.Elastic {
 		m.decide(now, err)
 		return
@@ -286,6 +282,14 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	if w.generation != 0 && w.generation == m.world.Generation {
 		m.because(job.CauseDeath)
 		m.beginReset(now)
+	}
+}
+
+// noteFailure keeps the first failure, with which the job ends if no worker is left. A job without
+// state waits for other slots then, unless the program itself has failed.
+func (m *Machine) noteFailure(err *job.WorkerError) {
+	if m.firstFailure == nil && (!m.size.Stateless || err.Own()) {
+		m.firstFailure = err
 	}
 }
 

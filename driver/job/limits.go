@@ -28,6 +28,9 @@ type Size struct {
 	Elastic bool
 	// TasksOnly: workers run tasks, and do not join a world.
 	TasksOnly bool `json:",omitempty"`
+	// Stateless: workers have nothing in memory that later ones need. When all are lost, though not
+	// by their program's own failure, the job waits for slots and starts again.
+	Stateless bool `json:",omitempty"`
 }
 
 // FailurePolicy selects what is excluded after a worker's failure.

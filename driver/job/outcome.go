@@ -54,6 +54,12 @@ func (e *WorkerError) What() string {
 	return fmt.Sprintf("host %s slot %d rank %d %s", e.Slot.Host, e.Slot.Index, e.Rank, how)
 }
 
+// Own reports whether the program has failed by itself: it ended with a status other than 0. The
+// other failures are of the machine, or of who ended it.
+func (e *WorkerError) Own() bool {
+	return e.Reason == "" && e.Exit.Code != 0 && e.Exit.Signal == 0 && e.Exit.Err == nil
+}
+
 // Exit is how a worker's process ended. The zero Exit is a clean one.
 type Exit struct {
 	Code   int
