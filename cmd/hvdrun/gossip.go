@@ -87,11 +87,15 @@ func (s *settings) checkGossip() error {
 const singleKeyWarning = "one shared key is for trying out: whoever reads it can run commands on every host; " +
 	"`hvdrun cluster init` makes a cluster whose hosts and workers cannot"
 
+// seedPatience is how long a job waits for the first agent to answer, which may have been started
+// together with it.
+const seedPatience = 10 * time.Second
+
 // openGossip returns the hosts of the cluster's agents.
 func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	cfg := gossip.Config{
 		BindAddr: s.cluster.bind, AdvertiseAddr: s.cluster.advertise, Join: slices.Concat(s.cluster.join, s.cluster.members),
-		Label: s.cluster.label, Log: log,
+		Label: s.cluster.label, Log: log, SeedPatience: seedPatience,
 	}
 	if cfg.BindAddr == "" && s.tuning.Listen != "" {
 		cfg.BindAddr = net.JoinHostPort(s.tuning.Listen, "0")

@@ -82,6 +82,8 @@ type Config struct {
 	// KeepTrying makes Join succeed though no seed can be reached; they are tried again and again.
 	// One that refuses this member's key or label is an error all the same.
 	KeepTrying bool
+	// SeedPatience is how long Join tries seeds none of which can be reached. 0: it tries once.
+	SeedPatience time.Duration
 	// Key is the cluster's key, of 32 bytes, which encrypts. OtherKeys decrypt as well, while the
 	// cluster's key is being replaced; SetKeys changes both.
 	Key       []byte

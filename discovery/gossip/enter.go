@@ -64,9 +64,31 @@ func (m *Member) contact(addr string) error {
 // errSelf is of an observer's seed that is the observer itself.
 var errSelf = errors.New("it is this member")
 
-// enter contacts all seeds at once, and returns when one has answered or all have failed. An
-// observer that is a seed itself has first news of the others where any answers.
+// seedPause is the pause between two attempts at all seeds, see SeedPatience.
+const seedPause = 250 * time.Millisecond
+
+// enter contacts the seeds until one has answered, for no longer than Config says.
 func (m *Member) enter(ctx context.Context) error {
+	until := time.Now().Add(m.cfg.SeedPatience)
+	for attempt := 1; ; attempt++ {
+		err := m.enterOnce(ctx)
+		if err == nil || errors.Is(err, ErrKey) || errors.Is(err, errLabel) || !time.Now().Before(until) {
+			return err
+		}
+		if attempt == 1 {
+			m.log.WithError(err).Warnf("gossip: no seed can be reached; trying for %v", m.cfg.SeedPatience)
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(seedPause):
+		}
+	}
+}
+
+// enterOnce contacts all seeds at once, and returns when one has answered or all have failed. An
+// observer that is a seed itself has first news of the others where any answers.
+func (m *Member) enterOnce(ctx context.Context) error {
 	answers := make(chan error, len(m.cfg.Join))
 	for _, seed := range m.cfg.Join {
 		m.spawn(func() {

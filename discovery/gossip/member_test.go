@@ -459,6 +459,37 @@ func TestSeedsComeLater(t *testing.T) {
 	f.until("a:2 b:2")
 }
 
+// told is a log of which the first line is read.
+type told chan string
+
+func (c told) Write(p []byte) (int, error) {
+	select {
+	case c <- string(p):
+	default:
+	}
+	return len(p), nil
+}
+
+// TestObserverIsFirst: an observer with patience comes before its seed listens.
+func TestObserverIsFirst(t *testing.T) {
+	pid := os.Getpid()
+	seed := fmt.Sprintf("127.78.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort)
+	cfg := observerConfig(seed)
+	cfg.SeedPatience = time.Hour
+	told := make(told, 1)
+	log := logrus.New()
+	log.SetOutput(told)
+	cfg.Log = log
+	f := follow(t, NewSource(cfg))
+	if line := <-told; !strings.Contains(line, "no seed can be reached; trying for 1h0m0s") {
+		t.Errorf("the first line of the log is %q", line)
+	}
+	first := agentConfig("a", 2)
+	first.BindAddr = seed
+	mustJoin(t, first)
+	f.until("a:2")
+}
+
 // TestOwnSeed: an observer that is a seed itself begins with what the others know, and is let in
 // where there are no others.
 func TestOwnSeed(t *testing.T) {
