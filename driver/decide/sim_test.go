@@ -105,7 +105,7 @@ type simWorld struct {
 func newSim(t *testing.T, seed uint64) *sim {
 	s := &sim{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(0, 0), ages: map[string]int{}}
 	np := 1 + s.rnd.IntN(4)
-	size := job.Size{NP: np, Min: 1 + s.rnd.IntN(np), Elastic: true, Stateless: s.rnd.IntN(8) == 0}
+	size := job.Size{NP: np, Min: 1 + s.rnd.IntN(np), Elastic: true, Stateless: seed%8 == 3}
 	if s.rnd.IntN(2) == 0 {
 		size.Max = np + s.rnd.IntN(3)
 	}
