@@ -95,6 +95,13 @@ type inMember struct {
 	call shm.Desc
 }
 
+// withMember calls body with the ranks of this host, if there are others.
+func (c *call) withMember(body func(inMember) error) error {
+	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
+		return body(inMember{c.g.host.Load(), m, c.ctx, call})
+	})
+}
+
 func (i inMember) allGather(own []byte) (all [][]byte, err error) {
 	err = i.m.AllGather(i.ctx, i.call, own, func(lengths []int) ([][]byte, error) {
 		all = make([][]byte, len(lengths))
@@ -142,44 +149,61 @@ func (g *Group) foldInMemory(x inMember, p *Partials, parts [][]byte, result []b
 	if f.few(result) {
 		return g.foldGathered(x.allGather, p, parts, result)
 	}
-	given, count, pieces := make([][]byte, g.size), len(result)/size, (len(result)+foldPiece-1)/foldPiece
+	count, pieces := len(result)/size, (len(result)+foldPiece-1)/foldPiece
 	for i := range pieces {
 		share := shares(count, size, pieces, i, g.size)
-		of := func(r int) []byte {
-			from, to := share(r)
-			return result[from:to]
-		}
-		f.room.reset()
-		for r := range g.size {
-			from, to := share(r)
-			given[r] = joined(f.room.take(len(parts) * (to - from))[:0], parts, from, to)
-		}
-		all, err := x.allToAll(given, p, len(of(g.rank)))
+		from, to := share(g.rank)
+		all, err := x.allToAll(f.cutParts(parts, g.size, share), p, to-from)
 		if err != nil {
 			return err
 		}
-		f.all(of(g.rank), f.pick(all, len(of(g.rank))))
-		if err := x.m.AllGather(x.ctx, x.call, of(g.rank), func(lengths []int) ([][]byte, error) {
-			return placeFor(x.h.ranks, g.rank, lengths, of)
-		}); err != nil {
+		f.all(result[from:to], f.pick(all, to-from))
+		if err := x.returnShare(share, result); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// allToAll gives each rank what is its, and returns the values of all, each of n bytes.
-func (i inMember) allToAll(given [][]byte, p *Partials, n int) (all [][]byte, err error) {
-	g := i.h.g
-	all = make([][]byte, len(given))
-	err = i.m.AllToAll(i.ctx, i.call, given, func(lengths []int) ([][]byte, error) {
-		return placeFor(i.h.ranks, g.rank, lengths, func(r int) []byte {
-			all[r] = g.folding.room.take(p.counts[r] * n)
-			return all[r]
-		})
+// cutParts returns the shares of parts that so many ranks of a host get, one part behind the other.
+// It ends the use of all that was taken of the room.
+func (f *folder) cutParts(parts [][]byte, ranks int, share func(place int) (from, to int)) [][]byte {
+	f.room.reset()
+	all := make([][]byte, ranks)
+	for place := range all {
+		from, to := share(place)
+		all[place] = joined(f.room.take(len(parts) * (to - from))[:0], parts, from, to)
+	}
+	return all
+}
+
+// allToAll gives each rank what is its, and returns the values of all, each of n bytes. Both are by
+// place on the host.
+func (i inMember) allToAll(given [][]byte, p *Partials, n int) ([][]byte, error) {
+	g, ranks := i.h.g, i.h.ranks
+	var all [][]byte
+	err := i.m.AllToAll(i.ctx, i.call, given, func(lengths []int) (_ [][]byte, err error) {
+		all, err = placeFor(ranks, g.rank, lengths, func(r int) []byte { return g.folding.room.take(p.counts[r] * n) })
+		return all, err
 	})
-	all[g.rank] = given[g.rank]
-	return all, err
+	if err != nil {
+		return nil, err
+	}
+	all[i.m.Index()] = given[i.m.Index()]
+	return all, nil
+}
+
+// returnShare gives this rank's share of the result to the ranks of the host. The shares are by
+// rank.
+func (i inMember) returnShare(share func(rank int) (from, to int), result []byte) error {
+	of := func(r int) []byte {
+		from, to := share(r)
+		return result[from:to]
+	}
+	own := i.h.g.rank
+	return i.m.AllGather(i.ctx, i.call, of(own), func(lengths []int) ([][]byte, error) {
+		return placeFor(i.h.ranks, own, lengths, of)
+	})
 }
 
 // shares returns the bounds in bytes of each rank's share of one of so many pieces of a value.

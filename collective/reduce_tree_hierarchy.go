@@ -1,11 +1,6 @@
 package collective
 
-import (
-	"slices"
-
-	"github.com/hvdrun/hvdrun/collective/internal/shm"
-	"github.com/hvdrun/hvdrun/internal/kernel"
-)
+import "github.com/hvdrun/hvdrun/internal/kernel"
 
 // twoLevels is how a tree is reduced within hosts and then between them. It follows from the
 // partials and the hosts alone.
@@ -108,25 +103,14 @@ func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, resul
 // gatherShares returns this rank's share of what all ranks of its host have: by place, one part
 // behind the other.
 func (c *call) gatherShares(p *Partials, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
-	h, g := c.g.levels, c.g
-	room := &g.folding.room
-	room.reset()
-	given, all := make([][]byte, len(h.ranks())), make([][]byte, len(h.ranks()))
-	for place := range given {
-		from, to := share(place)
-		given[place] = joined(room.take(len(parts) * (to - from))[:0], parts, from, to)
-	}
+	h := c.g.levels
 	from, to := share(h.place)
-	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllToAll(c.ctx, call, given, func(lengths []int) ([][]byte, error) {
-			return placeFor(h.ranks(), g.rank, lengths, func(r int) []byte {
-				place := slices.Index(h.ranks(), r)
-				all[place] = room.take(p.counts[r] * (to - from))
-				return all[place]
-			})
-		})
+	given := c.g.folding.cutParts(parts, len(h.ranks()), share)
+	all := [][]byte{given[h.place]} // of a rank that is alone on its host
+	err := c.withMember(func(x inMember) (err error) {
+		all, err = x.allToAll(given, p, to-from)
+		return err
 	})
-	all[h.place] = given[h.place]
 	return all, err
 }
 

@@ -1,10 +1,6 @@
 package collective
 
-import (
-	"slices"
-
-	"github.com/hvdrun/hvdrun/collective/internal/shm"
-)
+import "slices"
 
 // foldPairs computes the result piece by piece, where hosts share no memory or have unequal numbers
 // of ranks. Each rank gets one share of the piece of all values, computes that share of the result,
@@ -107,8 +103,8 @@ func (c *call) exchangeHere(here []int, p *Partials, parts [][]byte, share func(
 	for i := range here {
 		each[i] = given[at[i]:at[i+1]]
 	}
-	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllToAll(c.ctx, call, each, func(lengths []int) ([][]byte, error) {
+	return c.withMember(func(x inMember) error {
+		return x.m.AllToAll(x.ctx, x.call, each, func(lengths []int) ([][]byte, error) {
 			return placeFor(here, c.g.rank, lengths, func(r int) []byte { return received[r] })
 		})
 	})
@@ -119,15 +115,7 @@ func (c *call) returnHere(here []int, share func(int) (from, to int), result []b
 	if len(here) == 1 {
 		return nil
 	}
-	of := func(r int) []byte {
-		from, to := share(r)
-		return result[from:to]
-	}
-	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllGather(c.ctx, call, of(c.g.rank), func(lengths []int) ([][]byte, error) {
-			return placeFor(here, c.g.rank, lengths, of)
-		})
-	})
+	return c.withMember(func(x inMember) error { return x.returnShare(share, result) })
 }
 
 // placeFor returns where what the ranks of a host give is put, if the lengths are those.
