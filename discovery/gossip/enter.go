@@ -64,6 +64,9 @@ func (m *Member) contact(addr string) error {
 // errSelf is of an observer's seed that is the observer itself.
 var errSelf = errors.New("it is this member")
 
+// refused reports whether a seed was reached and would not have this member.
+func refused(err error) bool { return errors.Is(err, ErrKey) || errors.Is(err, errLabel) }
+
 // seedPause is the pause between two attempts at all seeds, see SeedPatience.
 const seedPause = 250 * time.Millisecond
 
@@ -72,7 +75,7 @@ func (m *Member) enter(ctx context.Context) error {
 	until := time.Now().Add(m.cfg.SeedPatience)
 	for attempt := 1; ; attempt++ {
 		err := m.enterOnce(ctx)
-		if err == nil || errors.Is(err, ErrKey) || errors.Is(err, errLabel) || !time.Now().Before(until) {
+		if err == nil || refused(err) || ctx.Err() != nil || !time.Now().Before(until) {
 			return err
 		}
 		if attempt == 1 {
@@ -119,7 +122,7 @@ func (m *Member) enterOnce(ctx context.Context) error {
 	switch {
 	case len(failed) == 0 || self:
 		return nil
-	case m.cfg.KeepTrying && !errors.Is(failed, ErrKey) && !errors.Is(failed, errLabel):
+	case m.cfg.KeepTrying && !refused(failed):
 		m.log.WithError(failed).Warn("gossip: no seed can be reached; trying on")
 		return nil
 	}
