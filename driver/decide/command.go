@@ -146,7 +146,7 @@ func (m *Machine) excludeTarget(now time.Time, c job.Command) (string, error) {
 			able = able || w.live() && (w.holds || w.phase == training)
 		}
 	}
-	if m.progress && !able && stops > 0 && !m.size.Stateless {
+	if m.hasState() && !able && stops > 0 {
 		return "", refuse("no worker elsewhere has the job's state, which would be lost with %s", target(c))
 	}
 	hold, until, how := hold{Host: c.Host, Slot: c.Slot}, any(nil), "until it is readmitted"

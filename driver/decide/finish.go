@@ -82,11 +82,8 @@ func (m *Machine) checkAlive(now time.Time) {
 	if m.progress && !able && m.base == 0 && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.unsynced(m.world.Generation) }) {
 		m.progress = false // whatever was reported: a member without the state has made no commit, and nor has the world
 	}
-	if m.size.Stateless && !able {
-		m.progress = false // the programs go on from what they have on disk
-	}
 	switch {
-	case m.progress && !able:
+	case m.hasState() && !able:
 		m.decide(now, m.stateLost())
 	case alive == 0 && m.firstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // there, slots come back
 		m.decide(now, m.firstFailure)
@@ -96,6 +93,9 @@ func (m *Machine) checkAlive(now time.Time) {
 		m.decide(now, nil)
 	}
 }
+
+// hasState reports whether the job has a state that its workers can lose.
+func (m *Machine) hasState() bool { return m.progress && !m.size.Stateless }
 
 func (m *Machine) stateLost() error {
 	if m.firstFailure == nil {
