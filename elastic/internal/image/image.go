@@ -331,18 +331,18 @@ type Source struct {
 // of Pending must be called by one goroutine at a time; Hold and Release may be called
 // concurrently.
 type Store struct {
-	mu       sync.Mutex
-	last     *Image
-	spare    map[int][]*chunk // chunks that no image uses, by length
-	extra    int              // bytes in spare
-	bank     int              // copied bytes of the newest image or the next one
-	slab     []byte           // not yet used by chunks
-	retired  *Image           // its slices are reused
-	over     chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
-	copying  sync.RWMutex     // read while what lies in place is copied
-	trimming sync.RWMutex     // read while memory is given back
-	audits   int              // loans whose readers want the checksums of overwritten chunks
-	pending  Pending
+	mu      sync.Mutex
+	last    *Image
+	spare   map[int][]*chunk // chunks that no image uses, by length
+	extra   int              // bytes in spare
+	bank    int              // copied bytes of the newest image or the next one
+	slab    []byte           // not yet used by chunks
+	retired *Image           // its slices are reused
+	over    chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
+	copying sync.RWMutex     // read while what lies in place is copied
+	freeing sync.RWMutex     // read while memory is given back
+	audits  int              // loans whose readers want the checksums of overwritten chunks
+	pending Pending
 }
 
 // Last returns the newest image, nil before the first. It is valid until the next Seal.
@@ -464,8 +464,8 @@ func (s *Store) Abandon() {
 // been copied. It writes to that memory, which takes long where it is much; the store can be used
 // meanwhile. It waits for Trim, so that it takes no memory beside what is being given back.
 func (s *Store) Reserve() {
-	s.trimming.Lock()
-	s.trimming.Unlock() //lint:ignore SA2001 it has only waited
+	s.freeing.Lock()
+	s.freeing.Unlock() //lint:ignore SA2001 it has only waited
 	s.whole()
 	var lengths []int
 	if s.last != nil {
@@ -510,8 +510,8 @@ func (s *Store) Reserve() {
 // and whoever still refers to it, so that it does not wait for the garbage collector. It takes a
 // few milliseconds for each 100 MB; the store can be used meanwhile.
 func (s *Store) Trim() {
-	s.trimming.RLock()
-	defer s.trimming.RUnlock()
+	s.freeing.RLock()
+	defer s.freeing.RUnlock()
 	s.mu.Lock()
 	spare, audited := s.spare, s.audits > 0
 	s.spare, s.extra, s.slab = nil, 0, nil
