@@ -8,7 +8,7 @@ FUZZTIME ?= 60s
 PROVE ?= 10m
 SEED ?=
 ROOM ?= collectives
-ROOMS = $(patsubst internal/testbed/prove/%/main.go,%,$(wildcard internal/testbed/prove/*/main.go))
+ROOMS = $(patsubst test/prove/%/main.go,%,$(wildcard test/prove/*/main.go))
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
@@ -43,12 +43,12 @@ LICENSES = internal/licenses/internal/gen
 KUBERNETES = plugins/kubernetes
 
 # Modules that need Kubernetes' API server and controllers, and Kueue and kustomize, for check-kubernetes alone.
-SERVERS = internal/testbed/kubernetes/servers
-KUEUE = internal/testbed/kubernetes/kueue
+SERVERS = test/kubernetes/servers
+KUEUE = test/kubernetes/kueue
 
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
-BROWSER = internal/testbed/browser
+BROWSER = test/browser
 FRAMEWORKS = frameworks/gomlx examples/gomlx
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
@@ -141,7 +141,7 @@ check-page: ## test the page in a browser, and make its pictures anew; as root i
 check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch; ARGS go to go test
 	$(call bring,/usr/lib/python3/dist-packages/torch:python3-torch)
 	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./rendezvous/tcpstore
-	$(GO) test -race -count=1 -timeout 20m $(ARGS) ./internal/testbed/torch ./torchrun
+	$(GO) test -race -count=1 -timeout 20m $(ARGS) ./test/torch ./torchrun
 
 demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes
 	$(GO) -C examples/gomlx test -tags training -count=1 -timeout 1h -v -run TestFashionMNIST $(ARGS) .
@@ -149,7 +149,7 @@ demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), und
 # The tests of hosts in network namespaces are among the others where these can be made: a container without the capability
 # SYS_ADMIN cannot. Jobs of processes come first, two packages at a time: beside tests that compute, a slow machine starves
 # them until hosts count as lost.
-test: JOBS = ./internal/testbed/e2e/... ./agent/... ./cmd/...
+test: JOBS = ./test/e2e/... ./agent/... ./cmd/...
 test: NETNS = $(shell unshare --net true 2>/dev/null && echo -tags netns || echo 'hosts in network namespaces are NOT tested: run make check-net as root' >&2)
 test: ## run the tests under the race detector, with more rounds than make check does; ARGS go to go test
 	@echo "== go test -race"
@@ -166,11 +166,11 @@ fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIM
 
 resumes: # a short chaos-drivers
 	@echo "== jobs whose driver is killed and resumed"
-	@$(PURE) $(GO) run ./internal/testbed/chaos -runs 1 -drivers 8 -steps 800
+	@$(PURE) $(GO) run ./test/chaos -runs 1 -drivers 8 -steps 800
 
 commits: # a short chaos-commits
 	@echo "== jobs whose workers are killed in commits"
-	@$(PURE) $(GO) run ./internal/testbed/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
+	@$(PURE) $(GO) run ./test/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
 
 # The proving grounds run for a minute by the clock, however many cases they do in it. What takes
 # about as long runs at the same time.
@@ -182,11 +182,11 @@ meanwhile:
 
 prove-jobs: # a short prove of jobs
 	@echo "== jobs in trouble"
-	@$(PURE) $(GO) run ./internal/testbed/prove/jobs -small -for 1m -seed 1
+	@$(PURE) $(GO) run ./test/prove/jobs -small -for 1m -seed 1
 
 prove-collectives: # a short prove of collectives
 	@echo "== random programs of collectives"
-	@$(PURE) $(GO) run ./internal/testbed/prove/collectives -for 1m -seed 1
+	@$(PURE) $(GO) run ./test/prove/collectives -for 1m -seed 1
 
 pure: # all packages are compiled, and no program is linked
 	@echo "== build without cgo"
@@ -204,13 +204,13 @@ cross: ## build and vet everything for arm64
 
 check-net: ## run a job over hosts that are network namespaces; needs root
 	@echo "== hosts in network namespaces"
-	@$(GO) vet -tags netns ./internal/testbed/e2e/netns
-	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./internal/testbed/e2e/netns
+	@$(GO) vet -tags netns ./test/e2e/netns
+	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./test/e2e/netns
 
 check-metrics: ## check the alarms with Prometheus's own promtool, and have Prometheus scrape a job; as root it brings the package prometheus; ARGS go to go test
 	$(call bring,promtool:prometheus)
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
-	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./internal/testbed/e2e
+	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./test/e2e
 
 check-kubernetes: ## run jobs on a real API server, which it builds first with Kueue (6 minutes, once); needs root; ARGS go to go test
 	@echo "== Kubernetes: bin/kubernetes/"
@@ -222,7 +222,7 @@ check-kubernetes: ## run jobs on a real API server, which it builds first with K
 	@rm -rf bin/kubernetes/kueue.d
 	@from=$$($(GO) -C $(KUEUE) list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/config/components && \
 		mkdir bin/kubernetes/kueue.d && cp -r --no-preserve=mode "$$from/crd" "$$from/webhook" bin/kubernetes/kueue.d/
-	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
+	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./test/kubernetes
 
 check-slurm: ## run jobs that ask a real Slurm for their nodes (--slurm); needs what make deps brings; ARGS go to go test
 	@echo "== Slurm"
@@ -233,34 +233,34 @@ generate: ## make generated files anew (needs protoc)
 	@$(GO) generate ./...
 
 prove: ## do random programs of collectives, then random jobs, each for PROVE (10m); SEED=n ROOM=collectives|jobs does one again
-	@if [ -n "$(SEED)" ]; then $(GO) run ./internal/testbed/prove/$(ROOM) -seed $(SEED) -one $(ARGS); else \
+	@if [ -n "$(SEED)" ]; then $(GO) run ./test/prove/$(ROOM) -seed $(SEED) -one $(ARGS); else \
 		status=0; for room in $(ROOMS); do \
-			echo "== $$room for $(PROVE)"; $(GO) run ./internal/testbed/prove/$$room -for $(PROVE) $(ARGS) || status=1; \
+			echo "== $$room for $(PROVE)"; $(GO) run ./test/prove/$$room -for $(PROVE) $(ARGS) || status=1; \
 		done; exit $$status; \
 	fi
 
 chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
-	@$(GO) run ./internal/testbed/chaos $(ARGS)
+	@$(GO) run ./test/chaos $(ARGS)
 
 chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed, while workers die; ARGS go to the program
-	@$(GO) run ./internal/testbed/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s $(ARGS)
+	@$(GO) run ./test/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s $(ARGS)
 
 chaos-commits: build ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
-	@$(GO) run ./internal/testbed/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
+	@$(GO) run ./test/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
 
 chaos-steps: build ## kill workers, spares and hvdrun while 1 to 8 workers train by elastic.Steps, in 50 jobs; ARGS go to the program
-	@$(GO) run ./internal/testbed/chaos -runs 50 -microbatches 8 -drivers 2 $(ARGS)
+	@$(GO) run ./test/chaos -runs 50 -microbatches 8 -drivers 2 $(ARGS)
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
-	@$(GO) run ./internal/testbed/recovery $(ARGS)
+	@$(GO) run ./test/recovery $(ARGS)
 
 bench-scale: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
-	@$(GO) run ./internal/testbed/scale $(ARGS)
+	@$(GO) run ./test/scale $(ARGS)
 
 gpu-programs: ## build what gpu-check runs into bin/gpu-check/, to be carried to a machine without Go
 	@echo "== build: bin/gpu-check/"
 	@mkdir -p bin/gpu-check
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/gpu-check/ ./internal/testbed/gpucheck ./cmd/hvdrun ./examples/gpu
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/gpu-check/ ./test/gpucheck ./cmd/hvdrun ./examples/gpu
 
 gpu-check: ## check and measure collectives on this machine's GPU, with programs of bin/gpu-check/ where there is no Go; ARGS go to the program
 	@if command -v $(GO) >/dev/null; then $(MAKE) --no-print-directory gpu-programs; \
@@ -293,10 +293,10 @@ check-container: ## build the steps of deploy/container/Dockerfile, and run the 
 # make figures draws.
 measure: build ## measure what the README's figures show, into bin/figures/: 10 minutes on two quiet cores; then copy the tables into BENCHMARKS.md
 	@mkdir -p bin/figures
-	$(GO) run ./internal/testbed/recovery -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt
-	$(GO) run ./internal/testbed/recovery -kills 30 -joins 8 -arrivals 0 -ballast 256 -change none >bin/figures/recovery-256MB.txt
+	$(GO) run ./test/recovery -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt
+	$(GO) run ./test/recovery -kills 30 -joins 8 -arrivals 0 -ballast 256 -change none >bin/figures/recovery-256MB.txt
 	bin/hvdrun bench -np 2 --sizes 4,64KiB,1MiB,64MiB >bin/figures/bench.txt
-	$(GO) run ./internal/testbed/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s >bin/figures/drivers.txt
+	$(GO) run ./test/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s >bin/figures/drivers.txt
 	@ls -l bin/figures
 
 figures: ## draw docs/figures.svg anew from the tables of BENCHMARKS.md; make measure fills bin/figures/, make check-page the pictures

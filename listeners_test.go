@@ -41,7 +41,7 @@ func TestListeners(t *testing.T) {
 	bounds := map[string]bool{}
 	found := map[string]bool{}
 	for _, s := range sources(t) {
-		if s.test() || strings.HasPrefix(s.path, "internal/testbed/") || isKit(s.dir()) {
+		if s.test() || strings.HasPrefix(s.path, "test/") || isKit(s.dir()) {
 			continue
 		}
 		for _, use := range uses(s.file, listening) {

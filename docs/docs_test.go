@@ -195,10 +195,10 @@ func (s sandbox) command(t *testing.T, name string, args ...string) *exec.Cmd {
 // unrun are blocks "sh REASON" that are not run, but their flags are checked: REASON says what such
 // a block needs. Beside each stands what runs the like of it.
 var unrun = map[string]string{
-	"hosts":      "other machines: internal/testbed/e2e/netns has some, which are network namespaces; or more slots than a test may use",
-	"stays":      "does not end by itself, or needs a person at a terminal: internal/testbed/e2e, internal/testbed/browser",
+	"hosts":      "other machines: test/e2e/netns has some, which are network namespaces; or more slots than a test may use",
+	"stays":      "does not end by itself, or needs a person at a terminal: test/e2e, test/browser",
 	"died":       "a job whose hvdrun was killed: make chaos-drivers",
-	"plugin":     "a plugin of the reader's: internal/testbed/e2e",
+	"plugin":     "a plugin of the reader's: test/e2e",
 	"torch":      "Python with torch: make check-torch",
 	"gpu":        "a GPU: make gpu-check",
 	"root":       "an agent of root, with users: make check-deb, make check-systemd",

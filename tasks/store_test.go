@@ -17,8 +17,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 // newSafePlace is newPlace where workers provide values for each other.

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 // valve is a connection that can be stopped in each direction.

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 	"github.com/hvdrun/hvdrun/internal/cudatest"
-	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 func TestNoDriver(t *testing.T) {

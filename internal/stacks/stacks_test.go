@@ -14,7 +14,7 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 // TestUser: what is of Go's library and of hvdrun is told from the user's code.

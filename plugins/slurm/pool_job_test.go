@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/follow"
-	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
+	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
 // gateSteps is the number of steps from one gate of the training to the next.

@@ -15,7 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/etcdserver"
+	"github.com/hvdrun/hvdrun/test/etcdserver"
 )
 
 // server is a real etcd.

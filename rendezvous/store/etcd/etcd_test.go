@@ -11,10 +11,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/etcdserver"
 	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 	"github.com/hvdrun/hvdrun/rendezvous/store/storetest"
+	"github.com/hvdrun/hvdrun/test/etcdserver"
 )
 
 func serve(t *testing.T) *etcdserver.Server {

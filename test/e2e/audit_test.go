@@ -1,0 +1,172 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/test/follow"
+)
+
+// records returns the records of a file of JSON lines: of its events, of a field of a log, or all.
+func records(t *testing.T, path string) (all []audit.Record) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // it is being written
+		}
+		var entry struct {
+			Event string
+			Audit *audit.Record
+		}
+		var r audit.Record
+		if err := errors.Join(json.Unmarshal([]byte(line), &entry), json.Unmarshal([]byte(line), &r)); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		switch {
+		case entry.Audit != nil:
+			all = append(all, *entry.Audit)
+		case entry.Event == audit.Name, r.What != "" && entry.Event == "":
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// TestAudit: who has run a job, changed and stopped it stands in its events file, and which driver
+// has started workers, by the certificate that the cluster's folder has a record of, in the log of
+// the agent.
+func TestAudit(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	keys, agentLog := filepath.Join(dir, "cluster"), filepath.Join(dir, "agent.log")
+	if out, err := exec.Command(binaries.Hvdrun, "cluster", "init", keys).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	background := func(stderr string, args ...string) {
+		t.Helper()
+		cmd := exec.Command(binaries.Hvdrun, args...)
+		f, err := os.Create(stderr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		cmd.Stderr = f
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill() // fails where it has ended
+			_ = cmd.Wait()
+		})
+	}
+	net := fmt.Sprintf("127.79.%d.%d", os.Getpid()/250%250, 1+os.Getpid()%250)
+	background(filepath.Join(dir, "serve.log"), "cluster", "serve", keys, "--listen", net+":7945")
+	background(agentLog, "agent", "--enroll", net+":7945", "--token-file", filepath.Join(keys, "token"), "--state-dir", filepath.Join(dir, "a"),
+		"--name", "a", "--slots", "1", "--bind", net+":7946", "--log-format", "json")
+	source := []string{"--gossip-join", net + ":7946", "--cluster", keys, "--gossip-bind", "127.0.0.1:0"}
+	if !follow.Poll(func() bool {
+		out, err := exec.Command(binaries.Hvdrun, append([]string{"discover"}, source...)...).CombinedOutput()
+		return err == nil && strings.Contains(string(out), "agent")
+	}) {
+		t.Fatal("there is no cluster")
+	}
+	r := start(t, Job{
+		Flags:   append(flags("-np", "1", "--min-np", "1"), source...),
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "--", "hush"},
+		Env:     []string{"SECRET=hush"},
+	})
+	worker := world(t, r, 0, 1).Slots[0].PID
+	order := func(args ...string) int {
+		t.Helper()
+		cmd := r.Subcommand(t.Context(), args...)
+		out, err := cmd.CombinedOutput()
+		if err != nil && cmd.ProcessState == nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+		return cmd.Process.Pid
+	}
+	scale, drain := order("scale", "--max-np", "3"), order("drain", "a") // which is refused
+	stop := order("stop")
+	finish(t, r, 143, 100000)
+
+	uid := strconv.Itoa(os.Getuid())
+	me := func(pid int) audit.Who { return audit.Who{UID: uid, PID: pid} }
+	driver := audit.Who{Role: "driver", UID: uid, PID: r.PID}
+	var got []string
+	for _, a := range records(t, r.Job.EventsPath()) {
+		if a.Who.Role == "driver" {
+			driver.Run = a.Who.Run
+		}
+		got = append(got, said(a))
+	}
+	person := audit.Who{Run: driver.Run, UID: uid, PID: r.PID}
+	want := []string{
+		said(audit.Record{Who: person, What: "run", Outcome: audit.Done}),
+		said(audit.Record{Who: driver, What: "start", Host: "a", Slot: new(0), PID: worker, Outcome: audit.Done}),
+		said(audit.Record{Who: me(scale), What: "scale", How: "at most 3", Outcome: audit.Done}),
+		said(audit.Record{Who: me(drain), What: "drain", Host: "a", Outcome: "refused"}),
+		said(audit.Record{Who: me(stop), What: "stop", Outcome: audit.Done}),
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("the events file has\n%s\nand not\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	checkAgent(t, records(t, agentLog), records(t, filepath.Join(keys, "audit.jsonl")), driver.Run, worker)
+	for _, path := range []string{r.Job.EventsPath(), agentLog} {
+		if text, _ := os.ReadFile(path); strings.Contains(string(text), "hush") {
+			t.Errorf("%s has an argument, or a variable, of a worker:\n%s", path, text)
+		}
+	}
+}
+
+// said is a record without time, folder and program, and without the reason of a refusal.
+func said(r audit.Record) string {
+	outcome, _, _ := strings.Cut(r.Outcome, ":")
+	slot := -1
+	if r.Slot != nil {
+		slot = *r.Slot
+	}
+	return fmt.Sprintf("%+v %s %q host %q slot %d pid %d: %s", r.Who, r.What, r.How, r.Host, slot, r.PID, outcome)
+}
+
+// checkAgent compares the records of the agent with those of the cluster's folder: a certificate
+// has the serial number there with which it began the session and started the worker.
+func checkAgent(t *testing.T, agent, folder []audit.Record, run string, worker int) {
+	t.Helper()
+	serial := ""
+	for _, a := range folder {
+		if a.What == "issue" && a.Run == run {
+			serial = a.How[strings.LastIndex(a.How, " ")+1:]
+		}
+	}
+	found := map[string]audit.Record{}
+	for _, a := range agent {
+		if a.Who.Run == run {
+			found[a.What] = a
+		}
+		if a.Who.Run == run && (a.Who.Role != "driver" || a.Who.UID != strconv.Itoa(os.Getuid()) || a.Who.Serial != serial || a.Outcome != audit.Done) {
+			t.Errorf("serial number %q: the agent has %v", serial, a)
+		}
+	}
+	for _, what := range []string{"attach", "start", "end"} {
+		if _, is := found[what]; !is {
+			t.Errorf("the agent has no record of %q: %v", what, agent)
+		}
+	}
+	if found["start"].PID != worker || found["start"].Dir == "" || found["start"].Program == "" {
+		t.Errorf("the worker is process %d, and the agent has %v", worker, found["start"])
+	}
+}

@@ -1,0 +1,385 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/steplog"
+)
+
+// Workers die.
+
+func TestOneLostExcludesItsSlot(t *testing.T) {
+	for name, test := range map[string]struct {
+		lost, how string
+		after     steplog.World
+	}{
+		"killed": {"127.0.0.1:1", "kill", steplog.World{Zero: "localhost:0", First: 0}},
+		"error":  {"127.0.0.1:0", "fail", steplog.World{Zero: "localhost:0", First: 0}},
+		"exit":   {"localhost:1", "exit7", steplog.World{Zero: "localhost:0", First: 0}},
+		"rank 0": {"localhost:0", "kill", steplog.World{Zero: "localhost:1", First: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.after.From, test.after.To, test.after.Generation, test.after.Size = 6, 10, 2, 3
+			res := run(t, Job{
+				Flags:   flags("-np", "4", "--min-np", "2"),
+				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+				Trainer: []string{"-exit", test.lost + "@step=5:" + test.how},
+			}, []steplog.World{
+				{From: 1, To: 5, Generation: 1, Size: 4, Zero: "localhost:0", First: 0},
+				test.after,
+			})
+			if e := exits(res, test.lost); len(e) != 1 || e[0].Cause != "failed" {
+				t.Errorf("%s ended by %+v, want one failure", test.lost, e)
+			}
+		})
+	}
+}
+
+func TestOneLostExcludesItsHost(t *testing.T) {
+	for name, test := range map[string]struct {
+		lost  string
+		after steplog.World
+	}{
+		"younger host": {"127.0.0.1:1", steplog.World{Zero: "localhost:0", First: 0}},
+		"host of 0":    {"localhost:1", steplog.World{Zero: "127.0.0.1:0", First: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.after.From, test.after.To, test.after.Generation, test.after.Size = 6, 10, 2, 2
+			run(t, Job{
+				Flags:   flags("-np", "4", "--min-np", "2", "--failure-policy", "host"),
+				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+				Trainer: []string{"-exit", test.lost + "@step=5:kill"},
+			}, []steplog.World{
+				{From: 1, To: 5, Generation: 1, Size: 4, Zero: "localhost:0", First: 0},
+				test.after,
+			})
+		})
+	}
+}
+
+func TestOneOfEachHostLost(t *testing.T) {
+	for name, test := range map[string]struct {
+		slot  string
+		after steplog.World
+	}{
+		"first slots":  {"0", steplog.World{Zero: "localhost:1", First: 1}},
+		"second slots": {"1", steplog.World{Zero: "localhost:0", First: 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.after.From, test.after.To, test.after.Generation, test.after.Size = 6, 10, 2, 2
+			run(t, Job{
+				Flags:  flags("-np", "4", "--min-np", "2"),
+				Stages: []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+				Trainer: []string{"-exit", "localhost:" + test.slot + "@step=5:kill",
+					"-exit", "127.0.0.1:" + test.slot + "@step=5:kill"},
+			}, []steplog.World{
+				{From: 1, To: 5, Generation: 1, Size: 4, Zero: "localhost:0", First: 0},
+				test.after,
+			})
+		})
+	}
+}
+
+func TestOneOfEachHostLostExcludesAllHosts(t *testing.T) {
+	t.Parallel()
+	finish(t, startTold(t, Job{
+		Flags:  flags("-np", "4", "--min-np", "2", "--failure-policy", "host"),
+		Stages: []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+		Trainer: []string{"-steps", "10", "-step-time", "5ms",
+			"-exit", "localhost:0@step=5:kill", "-exit", "127.0.0.1:0@step=5:kill"},
+	}), 5, 10)
+}
+
+// startTold starts a job whose workers go beyond step 4 when the driver has heard of the first
+// commit: it tells a loss of the state from a failure before any progress.
+func startTold(t *testing.T, j Job) *Running {
+	t.Helper()
+	const gate = "told"
+	j.Trainer = append(j.Trainer, "-gate", "4="+gate)
+	r := start(t, j)
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "first_commit") > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r.Dir, gate), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestAllLost(t *testing.T) {
+	t.Parallel()
+	res := finish(t, startTold(t, Job{
+		Flags:  flags("-np", "2", "--min-np", "1"),
+		Stages: []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainer: []string{"-steps", "10", "-step-time", "10ms", "-exit", "localhost:0@step=5:kill",
+			"-exit", "127.0.0.1:0@step=5:exit7"},
+	}), 5, 10)
+	if err := steplog.CheckWorlds(res.Lines, []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+	}); err != nil {
+		t.Error(err)
+	}
+	says(t, res, "state lost")
+}
+
+func TestAllLostBeforeTheFirstStep(t *testing.T) {
+	t.Parallel()
+	res := finish(t, start(t, Job{
+		Flags:   flags("-np", "2", "--min-np", "1"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainer: []string{"-exit", "localhost:0@step=0:exit7", "-exit", "127.0.0.1:0@step=0:exit7"},
+	}), 1, 20)
+	says(t, res, "one or more processes exited with non-zero status")
+	says(t, res, "exited with code 7")
+}
+
+func TestScaleDownByDeaths(t *testing.T) {
+	run(t, Job{
+		Flags:   flags("-np", "3", "--min-np", "1"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1, hostC, 1)}},
+		Trainer: []string{"-exit", "localhost:0@step=5:kill", "-exit", "127.0.0.2:0@step=10:kill"},
+	}, []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 3, Zero: "localhost:0", First: 0},
+		{From: 6, To: 10, Generation: 2, Size: 2, Zero: "127.0.0.1:0", First: 1},
+		{From: 11, To: 15, Generation: 3, Size: 1, Zero: "127.0.0.1:0", First: 1},
+	})
+}
+
+func TestTooFewSlotsAfterADeath(t *testing.T) {
+	t.Parallel()
+	res := finish(t, start(t, Job{
+		Flags:   flags("-np", "2", "--min-np", "2", "--elastic-timeout", "300ms"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainer: []string{"-steps", "10", "-exit", "127.0.0.1:0@step=5:kill"},
+	}), 3, 10)
+	if err := steplog.CheckWorlds(res.Lines, []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCooldownAndReturn: the slot rests for the documented time, twice as long the second time.
+func TestCooldownAndReturn(t *testing.T) {
+	res := run(t, Job{
+		Flags:  flags("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0.2,100"),
+		Stages: []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainer: []string{"-hold", "10,20",
+			"-exit", "127.0.0.1:0@step=5:kill", "-exit", "127.0.0.1:0@step=15:kill"},
+	}, []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+		{From: 6, To: 10, Generation: 2, Size: 1, Zero: "localhost:0", First: 0},
+		{From: 11, To: 15, Generation: 3, Size: 2, Zero: "localhost:0", First: 0},
+		{From: 16, To: 20, Generation: 4, Size: 1, Zero: "localhost:0", First: 0},
+		{From: 21, To: 25, Generation: 5, Size: 2, Zero: "localhost:0", First: 0},
+	})
+	var rests []time.Duration
+	var since time.Time
+	for _, e := range res.Events {
+		switch e.Name {
+		case "excluded":
+			since = e.Time
+		case "returned":
+			rests = append(rests, e.Time.Sub(since))
+		}
+	}
+	if len(rests) != 2 || rests[0] < 200*time.Millisecond || rests[1] < 400*time.Millisecond {
+		t.Errorf("the slot rested for %v, want 200ms and 400ms", rests)
+	}
+}
+
+// TestRankZeroReturnsYoungest: a host that was out as a whole loses its age.
+func TestRankZeroReturnsYoungest(t *testing.T) {
+	run(t, Job{
+		Flags:   flags("-np", "4", "--min-np", "2", "--failure-policy", "host", "--blacklist-cooldown-range", "0.2,100"),
+		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+		Trainer: []string{"-hold", "10", "-exit", "localhost:0@step=5:kill"},
+	}, []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 4, Zero: "localhost:0", First: 0},
+		{From: 6, To: 10, Generation: 2, Size: 2, Zero: "127.0.0.1:0", First: 2},
+		{From: 11, To: 15, Generation: 3, Size: 4, Zero: "127.0.0.1:0", First: 2},
+	})
+}
+
+// TestReturnIsWaitedFor: with too few slots the survivors wait for the end of the cooldown.
+func TestReturnIsWaitedFor(t *testing.T) {
+	run(t, Job{
+		Flags:   flags("-np", "4", "--min-np", "4", "--blacklist-cooldown-range", "0.2,100"),
+		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+		Trainer: []string{"-exit", "127.0.0.1:1@step=5:kill"},
+	}, []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 4, Zero: "localhost:0", First: 0},
+		{From: 6, To: 10, Generation: 2, Size: 4, Zero: "localhost:0", First: 0},
+	})
+}
+
+// TestHostLostAndAddedWithinASecond: its worker dies while discovery drops the host and lists it
+// again at once.
+func TestHostLostAndAddedWithinASecond(t *testing.T) {
+	run(t, Job{
+		Flags: flags("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0.2,0.2"),
+		Stages: []Stage{
+			{Hosts: on(hostA, 1, hostB, 1)},
+			{Step: 5, After: "fault.0", Hosts: on(hostB, 1)},
+			{Step: 5, Polls: 2, Hosts: on(hostA, 1, hostB, 1)},
+		},
+		Trainer: []string{"-hold", "7", "-exit", "localhost:0@step=5:kill"},
+	}, []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+		{From: 6, To: 7, Generation: 2, Size: 1, Zero: "127.0.0.1:0", First: 1},
+		{From: 8, To: 12, Generation: 3, Size: 2, Zero: "127.0.0.1:0", First: 1},
+	})
+}
+
+func TestResetLimit(t *testing.T) {
+	job := func(limit string) Job {
+		return Job{
+			Flags: flags("-np", "2", "--min-np", "1", "--reset-limit", limit),
+			Stages: []Stage{
+				{Hosts: on(hostA, 2)},
+				{Step: 10, Hosts: on(hostA, 1, hostB, 1)},
+			},
+			Trainer: []string{"-hold", "10", "-exit", "localhost:1@step=5:kill"},
+		}
+	}
+	worlds := []steplog.World{
+		{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+		{From: 6, To: 10, Generation: 2, Size: 1, Zero: "localhost:0", First: 0},
+		{From: 11, To: 15, Generation: 3, Size: 2, Zero: "localhost:0", First: 0},
+	}
+	for limit := range 2 {
+		text := string(rune('0' + limit))
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			j := job(text)
+			j.Trainer = append(j.Trainer, "-steps", "15")
+			res := finish(t, start(t, j), 4, 15)
+			says(t, res, "number of resets exceeded limit "+text)
+			if err := steplog.CheckWorlds(res.Lines, worlds[:limit+1]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("2", func(t *testing.T) { run(t, job("2"), worlds) })
+}
+
+// TestDeathInTheMiddle: a worker dies in a sync, a save, a roll back or a reset. The survivors have
+// a complete state.
+func TestDeathInTheMiddle(t *testing.T) {
+	grows := []Stage{{Hosts: on(hostA, 2)}, {Step: 5, Hosts: on(hostA, 2, hostB, 1)}}
+	before := steplog.World{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0}
+	for name, test := range map[string]struct {
+		exit  string
+		more  []string
+		after steplog.World
+	}{
+		"newcomer in its first sync": {exit: "127.0.0.1:0@sync=1:kill",
+			after: steplog.World{Generation: 3, Size: 2, Zero: "localhost:0", First: 0}},
+		"old worker in sync": {exit: "localhost:1@sync=2:kill",
+			after: steplog.World{Generation: 3, Size: 2, Zero: "localhost:0", First: 0}},
+		"root in sync": {exit: "localhost:0@sync=2:kill",
+			after: steplog.World{Generation: 3, Size: 2, Zero: "localhost:1", First: 1}},
+		"old worker on the way to the sync": {exit: "localhost:0@reset=1:kill",
+			after: steplog.World{Generation: 3, Size: 2, Zero: "localhost:1", First: 1}},
+		"two in the same sync": {exit: "localhost:0@sync=2:kill", more: []string{"-exit", "127.0.0.1:0@sync=1:kill"},
+			after: steplog.World{Size: 1, Zero: "localhost:1", First: 1}},
+		"roll back after another's death": {exit: "127.0.0.1:0@sync=1:kill", more: []string{"-exit", "localhost:0@restore=1:kill"},
+			after: steplog.World{Generation: 3, Size: 1, Zero: "localhost:1", First: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.after.From, test.after.To = 6, 10
+			run(t, Job{
+				Flags:   flags("-np", "2", "--min-np", "1"),
+				Stages:  grows,
+				Trainer: append([]string{"-hold", "5", "-exit", test.exit}, test.more...),
+			}, []steplog.World{before, test.after})
+		})
+	}
+}
+
+// TestFailureRollsBackToTheCommit: steps since the last commit are repeated in the next world.
+func TestFailureRollsBackToTheCommit(t *testing.T) {
+	t.Parallel()
+	res := finish(t, start(t, Job{
+		Flags:   flags("-np", "2", "--min-np", "1"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainer: []string{"-steps", "15", "-commit-every", "5", "-exit", "localhost:0@step=8:kill"},
+	}), 0, 15)
+	var before, after []steplog.Line
+	for _, l := range res.Lines {
+		if l.Generation == 1 {
+			before = append(before, l)
+		} else {
+			after = append(after, l)
+		}
+	}
+	if err := steplog.CheckWorlds(before, []steplog.World{
+		{From: 1, To: 8, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := steplog.CheckWorlds(after, []steplog.World{
+		{From: 6, To: 15, Generation: 2, Size: 1, Zero: "127.0.0.1:0", First: 1},
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDeathInSave: whether the step being saved is repeated depends on the progress of the ranks,
+// but it is there exactly once at the end.
+func TestDeathInSave(t *testing.T) {
+	for who, after := range map[string]steplog.World{
+		"localhost:0": {From: 6, To: 10, Generation: 2, Size: 2, Zero: "localhost:1", First: 1},
+		"127.0.0.1:0": {From: 6, To: 10, Generation: 2, Size: 2, Zero: "localhost:0", First: 0},
+	} {
+		t.Run(who, func(t *testing.T) {
+			t.Parallel()
+			res := finish(t, start(t, Job{
+				Flags:   flags("-np", "3", "--min-np", "1"),
+				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
+				Trainer: []string{"-steps", "10", "-exit", who + "@save=5:kill"},
+			}), 0, 10)
+			clear := slices.DeleteFunc(res.Lines, func(l steplog.Line) bool { return l.Step == 5 })
+			if err := steplog.CheckWorlds(clear, []steplog.World{
+				{From: 1, To: 4, Generation: 1, Size: 3, Zero: "localhost:0", First: 0}, after,
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestLastWithStateDiesInSync: the new worker has no state to continue with, and fails rather than
+// starting afresh.
+func TestLastWithStateDiesInSync(t *testing.T) {
+	t.Parallel()
+	finish(t, start(t, Job{
+		Flags:   flags("-np", "1", "--min-np", "1"),
+		Stages:  []Stage{{Hosts: on(hostA, 1)}, {Step: 5, Hosts: on(hostA, 1, hostB, 1)}},
+		Trainer: []string{"-steps", "10", "-hold", "5", "-exit", "localhost:0@sync=2:kill"},
+	}), 5, 10)
+}
+
+// TestDeparture: a worker that exits with 0 before the end does not end the job.
+func TestDeparture(t *testing.T) {
+	for _, how := range []string{"leave", "exit0"} {
+		t.Run(how, func(t *testing.T) {
+			res := run(t, Job{
+				Flags:   flags("-np", "3", "--min-np", "1"),
+				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
+				Trainer: []string{"-exit", "localhost:0@step=5:" + how},
+			}, []steplog.World{
+				{From: 1, To: 5, Generation: 1, Size: 3, Zero: "localhost:0", First: 0},
+				{From: 6, To: 10, Generation: 2, Size: 2, Zero: "localhost:1", First: 1},
+			})
+			if e := exits(res, "localhost:0"); len(e) != 1 || e[0].Cause != "left" || e[0].Code != 0 {
+				t.Errorf("localhost:0 ended by %+v, want it to have left", e)
+			}
+		})
+	}
+}

@@ -1,0 +1,159 @@
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/steplog"
+)
+
+// Hosts of the tests: names of this machine that count as separate hosts.
+const (
+	hostA = "localhost"
+	hostB = "127.0.0.1"
+	hostC = "127.0.0.2"
+	hostD = "127.0.0.3"
+)
+
+// The tests name these without their package.
+type (
+	Job     = follow.Job
+	Stage   = follow.Stage
+	Running = follow.Running
+	Result  = follow.Result
+	Event   = follow.Event
+)
+
+var binaries follow.Programs
+
+// parallel jobs mostly wait, so there may be more of them than cores.
+const parallel = "4"
+
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", parallel); err != nil { // a flag of the command line, parsed later, overrides it
+		panic(err)
+	}
+	dir, err := os.MkdirTemp("", "hvdrun-e2e-")
+	if err != nil {
+		panic(err)
+	}
+	if binaries, err = follow.Build(context.Background(), dir, buildFlags...); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// flags are hvdrun's flags in all jobs: frequent discovery, and no return of failed slots unless a
+// test changes that.
+func flags(more ...string) []string {
+	return append([]string{"--discovery-interval", "50ms", "--blacklist-cooldown-range", "100,100", "--log-level", "debug"}, more...)
+}
+
+// on formats hosts for the script: on(hostA, 2, hostB, 1).
+func on(hosts ...any) string {
+	var words []string
+	for i := 0; i < len(hosts); i += 2 {
+		words = append(words, fmt.Sprintf("%v:%v", hosts[i], hosts[i+1]))
+	}
+	return strings.Join(words, " ")
+}
+
+// start starts a job that t waits for.
+func start(t *testing.T, j Job) *Running {
+	t.Helper()
+	j.Dir = t.TempDir()
+	r, err := binaries.Start(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			r.Kill()
+		}
+	})
+	return r
+}
+
+// finish waits for the job's end and checks the invariants of every job.
+func finish(t *testing.T, r *Running, status, steps int) Result {
+	t.Helper()
+	res, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("job in %s\n%s", r.Dir, res.Story())
+		}
+	})
+	if res.Hung {
+		t.Fatal("the job was hung, and was killed")
+	}
+	if res.Status != status {
+		t.Errorf("exit status %d, want %d", res.Status, status)
+	}
+	if len(res.Left) > 0 {
+		t.Errorf("processes are left: %q", res.Left)
+	}
+	if err := steplog.Check(res.Lines, steps, steplog.Size); err != nil {
+		t.Error(err)
+	}
+	return res
+}
+
+// run runs a job that must succeed. It checks every step recorded by rank 0, the number of resets,
+// and that all workers of the last world finish with the same, correct weights.
+func run(t *testing.T, j Job, worlds []steplog.World) Result {
+	t.Helper()
+	t.Parallel()
+	last := worlds[len(worlds)-1]
+	j.Trainer = append(slices.Clip(j.Trainer), "-steps", fmt.Sprint(last.To))
+	res := finish(t, start(t, j), 0, last.To)
+	if err := steplog.CheckWorlds(res.Lines, worlds); err != nil {
+		t.Error(err)
+	}
+	if last.Generation != 0 {
+		if n := follow.Count(res.Events, "reset"); n != int(last.Generation)-1 {
+			t.Errorf("%d resets, want %d", n, last.Generation-1)
+		}
+	}
+	ends := 0
+	for _, l := range res.Lines {
+		if l.Event == steplog.End {
+			ends++
+		}
+	}
+	if ends != last.Size {
+		t.Errorf("%d workers came to the end, want %d", ends, last.Size)
+	}
+	return res
+}
+
+// exits returns the events of workers' ends in a slot, "host:slot".
+func exits(res Result, where string) []Event {
+	var found []Event
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && fmt.Sprintf("%s:%d", e.Host, *e.Slot) == where {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// says checks that hvdrun's output contains the words.
+func says(t *testing.T, res Result, words string) {
+	t.Helper()
+	if !strings.Contains(res.Output, words) {
+		t.Errorf("the output does not say %q", words)
+	}
+}

@@ -1,0 +1,141 @@
+//go:build netns
+
+package netns
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/steplog"
+)
+
+// torchNode is a process of hvdrun torchrun --elastic on a host of its own.
+type torchNode struct {
+	host string
+	cmd  *exec.Cmd
+	out  bytes.Buffer
+	done chan struct{}
+}
+
+// TestElasticNodeFallsSilent: three nodes without a driver of their own. The cable is cut of the
+// one that runs the driver and has the store where all meet: the others go on without it, and none
+// of their workers is started again. The node that was cut off takes part again when the cable is
+// back.
+func TestElasticNodeFallsSilent(t *testing.T) {
+	n := newNetwork(t)
+	hosts := []string{"a", "b", "c"}
+	for _, h := range hosts {
+		n.add(h)
+	}
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	n.agent("a", "--generate-key", key).wait()
+	steps := filepath.Join(dir, "steplog")
+	var nodes []*torchNode
+	t.Cleanup(func() {
+		for _, one := range nodes {
+			_ = syscall.Kill(-one.cmd.Process.Pid, syscall.SIGKILL)
+			<-one.done
+			if t.Failed() {
+				t.Logf("node %s\n%s", one.host, one.out.String())
+			}
+		}
+		if !follow.Poll(func() bool { return len(follow.Processes(dir)) == 0 }) {
+			t.Errorf("left behind: %v", follow.Processes(dir))
+		}
+	})
+	for _, h := range hosts {
+		one := &torchNode{host: h, done: make(chan struct{})}
+		one.cmd = exec.Command(n.hvdrun(h), "torchrun", "--elastic", "--nnodes", "2:3", "--rdzv-backend", "c10d",
+			"--rdzv-endpoint", "10.77.0.1", "--rdzv-id", "silent", "--rdzv-conf", "last_call_timeout=1,key_file="+key,
+			"--log-level", "debug", "--shutdown-timeout", "5", binaries.Trainer, "-log", steps, "-log-all", "-dir", dir,
+			"-steps", strconv.Itoa(endless), "-step-time", "5ms")
+		one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, h), "XDG_RUNTIME_DIR="+dir)
+		one.cmd.Stdout, one.cmd.Stderr = &one.out, &one.out
+		one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err := one.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_ = one.cmd.Wait()
+			close(one.done)
+		}()
+		nodes = append(nodes, one)
+		if h == "a" { // it is the first to join, so that it has rank 0
+			n.listens("a", 29400)
+		}
+	}
+	log := steplog.Follow[steplog.Line](steps)
+	var lines []steplog.Line
+	await := func(what string, is func(steplog.Line) bool) (found steplog.Line) {
+		t.Helper()
+		if !follow.Poll(func() bool {
+			more, err := log.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines = append(lines, more...)
+			i := slices.IndexFunc(lines, is)
+			if i >= 0 {
+				found = lines[i]
+			}
+			return i >= 0
+		}) {
+			t.Fatalf("no %s", what)
+		}
+		return found
+	}
+	await("steps of three", func(l steplog.Line) bool { return l.Size == 3 && l.Step > 20 })
+	driver := slices.IndexFunc(nodes, func(one *torchNode) bool { return hasDriver(one.cmd.Process.Pid) })
+	if driver < 0 {
+		t.Fatal("no node has a driver")
+	}
+	cut := nodes[driver]
+	lost := time.Now()
+	n.cable(cut.host, "down")
+	next := await("step of two", func(l steplog.Line) bool { return l.Size == 2 && l.Event == steplog.Step })
+	t.Logf("the others take a step %v after node %s, with the driver, has fallen silent", time.Unix(0, next.Time).Sub(lost), cut.host)
+	await("more steps", func(l steplog.Line) bool { return l.Size == 2 && l.Step > next.Step+100 })
+	n.cable(cut.host, "up")
+	again := await("step of three again", func(l steplog.Line) bool { return l.Size == 3 && l.Generation > next.Generation })
+	await("more steps of three", func(l steplog.Line) bool { return l.Generation == again.Generation && l.Step > again.Step+20 })
+	started := map[string]map[int]bool{}
+	for _, l := range lines {
+		if started[l.Host] == nil {
+			started[l.Host] = map[int]bool{}
+		}
+		started[l.Host][l.PID] = true
+	}
+	for host, pids := range started {
+		if most := map[bool]int{true: 2, false: 1}[strings.HasSuffix(host, "-29400")]; len(pids) > most {
+			t.Errorf("host %s had the processes %v", host, pids)
+		}
+	}
+	if err := steplog.Check(lines, endless, steplog.Size); err != nil {
+		t.Error(err)
+	}
+}
+
+// hasDriver returns whether a process, or one below it, has a child that is the job's driver.
+func hasDriver(pid int) bool {
+	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/children")
+	for _, path := range tasks {
+		text, _ := os.ReadFile(path) // the thread may have ended
+		for child := range strings.FieldsSeq(string(text)) {
+			id, err := strconv.Atoi(child)
+			if err == nil && (strings.Contains(follow.CommandLine(id), "torchrun-driver") || hasDriver(id)) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,187 @@
+// Command jobs tests whole jobs at real size: it generates cases from seeds, each a job of real
+// processes with disturbances, and checks the invariants after each. [kinds] lists the kinds of
+// cases.
+//
+//	go run ./test/prove/jobs -for 30m             as many seeds as fit in that time
+//	go run ./test/prove/jobs -for 5m -seed 17     the seeds 17, 18 …
+//	go run ./test/prove/jobs -seed 17 -one        only seed 17
+//	go run ./test/prove/jobs -for 5m -kind disk   only cases of a kind
+//	go run ./test/prove/jobs -for 1m -small       only cheap cases
+//
+// A seed determines its case, apart from the scheduling of processes. After each case, these must
+// hold: the job has ended with the right status, or has continued to train; nothing hangs, measured
+// from the last step, event or output; no commit is lost and no step left out (steplog.Check); none
+// of the job's processes, or of processes that they started, remains; every command has answered.
+//
+// Cases that need root, namespaces or cgroups are skipped where these are not available. A failed
+// case is reported with its seed, the end of its log, its events, and the command that repeats it;
+// its files and the stacks of its processes are kept. The program continues with the next case and
+// exits with 1 at the end. On SIGINT or SIGTERM it ends all processes that it has started and
+// releases its resources; mounts are in its own namespace.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/prove"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	var p prover
+	p.Flags(flag.CommandLine)
+	flag.StringVar(&p.kind, "kind", "", "only cases of this kind")
+	flag.BoolVar(&p.small, "small", false, "only cheap cases")
+	flag.BoolVar(&p.list, "list", false, "print the kinds, and the cases that would be tried first")
+	unshared := flag.Bool("unshared", false, "the process already has its own mount namespace")
+	flag.Parse()
+	if p.can = look(); p.can.root && !*unshared && !p.list {
+		if err := unshare(); err != nil {
+			fmt.Fprintln(os.Stderr, "jobs: without a mount namespace:", err)
+		}
+	}
+	if err := p.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "jobs:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// unshare re-executes this program in its own mount namespace, whose mounts end with it.
+func unshare() error {
+	path, err := exec.LookPath("unshare")
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(path, slices.Concat([]string{path, "--mount", self, "-unshared"}, os.Args[1:]), os.Environ())
+}
+
+// prover is the flags and the state shared by all cases.
+type prover struct {
+	prove.Run
+	kind     string
+	small    bool
+	list     bool
+	can      can
+	programs follow.Programs
+	help     string
+	dir      string
+	tally    tally
+}
+
+// wants reports whether a case is selected.
+func (p *prover) wants(s setup) bool {
+	return (p.kind == "" || p.kind == s.Kind) && (!p.small || s.small())
+}
+
+func (p *prover) run(ctx context.Context) error {
+	if p.kind != "" && !slices.ContainsFunc(kinds, func(k kind) bool { return k.name == p.kind }) {
+		return fmt.Errorf("%q is not a kind of case; the kinds are: %s", p.kind, names())
+	}
+	if p.list {
+		p.print()
+		return nil
+	}
+	var err error
+	if p.dir, err = os.MkdirTemp("", "hvdrun-prove-jobs-"); err != nil {
+		return err
+	}
+	if p.programs, err = follow.Build(ctx, p.dir); err != nil {
+		return errors.Join(err, os.RemoveAll(p.dir))
+	}
+	help, err := exec.CommandContext(ctx, p.programs.Hvdrun, "--help").CombinedOutput()
+	if err != nil {
+		return errors.Join(fmt.Errorf("hvdrun --help: %w: %s", err, help), os.RemoveAll(p.dir))
+	}
+	p.help = string(help)
+	p.tally.began = time.Now()
+	p.tryAll(ctx)
+	fmt.Print(p.tally.String())
+	if n := len(p.tally.all().failed); n > 0 {
+		return fmt.Errorf("%d cases failed; their files are in %s", n, p.dir)
+	}
+	return errors.Join(context.Cause(ctx), os.RemoveAll(p.dir))
+}
+
+// tryAll tries the selected cases until the time is over; with -one, the first.
+func (p *prover) tryAll(ctx context.Context) {
+	seed := p.Seed
+	for n := 0; p.More(n, time.Since(p.tally.began)) && ctx.Err() == nil; n++ {
+		s, k := draw(seed)
+		for !p.wants(s) && !p.One {
+			seed++
+			s, k = draw(seed)
+		}
+		seed++
+		if k.needs == nil || k.needs(p.can) {
+			p.try(ctx, s, k)
+		} else {
+			p.tally.skip(s)
+		}
+	}
+}
+
+// try tries a case and prints the result.
+func (p *prover) try(ctx context.Context, s setup, k kind) {
+	t := &trial{setup: s, can: p.can, programs: p.programs, help: p.help, dir: filepath.Join(p.dir, fmt.Sprint(s.Seed))}
+	began := time.Now()
+	err := t.try(ctx, k)
+	if ctx.Err() != nil {
+		return // an interrupted case is not a failure
+	}
+	took := time.Since(began)
+	p.tally.add(s, took, t.jobs, err)
+	verdict := "ok"
+	if err != nil {
+		verdict = "FAILED"
+	}
+	fmt.Printf("%-6s seed %-5d %-10s %6.1f s  %s%s\n", verdict, s.Seed, s.Kind, took.Seconds(), s, t.notes)
+	if err == nil {
+		return
+	}
+	fmt.Printf("  %s\n", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	for _, j := range t.jobs {
+		fmt.Printf("  the end of %s:\n%s\n", j.OutputPath(), j.Tail)
+		for _, e := range j.Events[max(0, len(j.Events)-20):] {
+			fmt.Printf("  %s %s\n", e.Time.Format("15:04:05.000"), e)
+		}
+	}
+	fmt.Printf("  its files are in %s; go run ./test/prove/jobs -seed %d -one repeats it\n", t.dir, s.Seed)
+}
+
+func names() string {
+	var all []string
+	for _, k := range kinds {
+		all = append(all, k.name)
+	}
+	return strings.Join(all, ", ")
+}
+
+// print lists the kinds and some cases.
+func (p *prover) print() {
+	for _, k := range kinds {
+		fmt.Printf("%-10s %s\n", k.name, k.about)
+	}
+	for seed := p.Seed; seed < p.Seed+uint64(3*len(kinds)); seed++ {
+		if s, _ := draw(seed); p.wants(s) {
+			fmt.Printf("seed %-5d %-10s %s\n", seed, s.Kind, s)
+		}
+	}
+}

@@ -1,0 +1,329 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/report"
+)
+
+// scenario is a job: it forms a world of so many workers, grows by a host and shrinks again, loses
+// a tenth of its workers at once, and is stopped.
+type scenario struct {
+	Workers int
+	Profile string
+	Verbose bool
+}
+
+const (
+	slotsPerHost = 8
+	// patience bounds each phase of a job.
+	patience = 2 * time.Minute
+)
+
+// stage is a running job.
+type stage struct {
+	scenario
+	source  source
+	workers *remote
+	lines   atomic.Int64
+	journal string
+
+	mu   sync.Mutex
+	seen map[driver.EventName][]time.Time
+	more chan struct{} // capacity 1: an event has been added
+}
+
+var errStop = errors.New("the measurement is over")
+
+// run runs the driver's process.
+func (sc scenario) run(ctx context.Context) (s sample, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*patience)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "hvdrun-scale-")
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	st := &stage{
+		scenario: sc, seen: make(map[driver.EventName][]time.Time), more: make(chan struct{}, 1),
+		journal: filepath.Join(dir, "journal"),
+	}
+	if st.workers, err = startRemote(context.WithoutCancel(ctx)); err != nil {
+		return s, err
+	}
+	var listened error
+	var wg sync.WaitGroup
+	wg.Go(func() { listened = st.workers.listen() })
+	if sc.Profile != "" {
+		f, err := os.Create(sc.Profile)
+		if err != nil {
+			return s, err
+		}
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return s, err
+		}
+		defer func() {
+			pprof.StopCPUProfile()
+			err = errors.Join(err, f.Close())
+		}()
+	}
+	s, err = st.play(ctx)
+	err = errors.Join(err, st.workers.in.Close())
+	wg.Wait()
+	s.WorkersCPU = report.Milliseconds(st.workers.cmd.ProcessState.UserTime() + st.workers.cmd.ProcessState.SystemTime())
+	return s, errors.Join(err, listened)
+}
+
+// journalSize returns the size of a journal in KiB.
+func journalSize(path string) (float64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	_, end, err := journal.Read(f, func([]byte) error { return nil })
+	return float64(end) / (1 << 10), err
+}
+
+// play runs the driver and measures it.
+func (st *stage) play(ctx context.Context) (s sample, err error) {
+	st.source.set(hosts(st.Workers))
+	run, stop := context.WithCancelCause(ctx)
+	ended := make(chan error, 1)
+	cpu, began := processor(), time.Now()
+	go func() { ended <- driver.Run(run, st.config()) }()
+	if err = st.acts(ctx, &s, began, cpu); err == nil {
+		s.Lines = float64(st.lines.Load())
+		s.Journal, err = journalSize(st.journal)
+	}
+	stopped := time.Now()
+	stop(errStop)
+	result := <-ended
+	s.Stopped = report.Milliseconds(time.Since(stopped))
+	if !errors.Is(result, errStop) {
+		err = errors.Join(err, fmt.Errorf("the driver: %w", result))
+	}
+	return s, err
+}
+
+func (st *stage) config() driver.Config {
+	log := logrus.New()
+	log.SetLevel(logrus.InfoLevel)
+	if !st.Verbose {
+		log.SetOutput(io.Discard)
+	}
+	log.AddHook(st)
+	return driver.Config{
+		Command: []string{"worker"}, Source: &st.source, Launcher: st.workers, Log: log, Journal: st.journal,
+		Output: &launch.Output{Stdout: io.Discard, Stderr: io.Discard},
+		Size:   driver.Size{NP: st.Workers, Min: 1, Elastic: true},
+		// The slots of dead workers stay excluded.
+		Blame:    driver.Blame{CooldownMin: time.Hour, CooldownMax: time.Hour},
+		Timeouts: driver.Timeouts{DiscoveryInterval: 10 * time.Millisecond, Start: patience, Join: patience},
+		Events:   st.note,
+	}
+}
+
+// Levels and Fire make the stage count log lines.
+func (st *stage) Levels() []logrus.Level { return logrus.AllLevels }
+
+// Fire counts a line.
+func (st *stage) Fire(*logrus.Entry) error { st.lines.Add(1); return nil }
+
+// acts are the phases of the job.
+func (st *stage) acts(ctx context.Context, s *sample, began time.Time, cpu time.Duration) error {
+	published, err := st.await(ctx, driver.WorldPublished, 1)
+	if err != nil {
+		return err
+	}
+	first, err := st.hear(ctx, func(n news) bool { return n.World == 1 && n.Size == st.Workers })
+	if err != nil {
+		return err
+	}
+	s.Formed, s.Received = report.Milliseconds(first.Sub(began)), report.Milliseconds(first.Sub(published))
+	if _, err = st.await(ctx, driver.FirstCommit, 1); err != nil {
+		return err
+	}
+	s.FormCPU = report.Milliseconds(processor() - cpu)
+
+	cpu = processor()
+	if s.Acked, err = st.change(ctx, hosts(st.Workers+slotsPerHost), 2); err != nil {
+		return err
+	}
+	if s.AckedWarm, err = st.change(ctx, hosts(st.Workers), 3); err != nil {
+		return err
+	}
+	if _, err = st.await(ctx, driver.WorkerExited, slotsPerHost); err != nil {
+		return err
+	}
+	s.GrowCPU = report.Milliseconds(processor() - cpu)
+	if err := s.memory(); err != nil {
+		return err
+	}
+
+	cpu = processor()
+	victims := st.workers.everyTenth()
+	died := time.Now()
+	if err := st.workers.send(order{Kill: victims}); err != nil {
+		return err
+	}
+	next, err := st.hear(ctx, func(n news) bool { return n.World > 3 && n.Size == st.Workers-len(victims) })
+	if err != nil {
+		return err
+	}
+	s.Reformed, s.DieCPU = report.Milliseconds(next.Sub(died)), report.Milliseconds(processor()-cpu)
+	return nil
+}
+
+// change changes the list of hosts and returns the time from the driver's decision to notify the
+// workers until the last worker was notified. It then waits for the resulting world.
+func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms float64, err error) {
+	st.source.set(to)
+	told, err := st.await(ctx, driver.HostsUpdated, generation-1)
+	if err != nil {
+		return 0, err
+	}
+	heard, err := st.hear(ctx, func(n news) bool { return n.Heard > 0 })
+	if err != nil {
+		return 0, err
+	}
+	if _, err = st.hear(ctx, func(n news) bool { return n.World == uint64(generation) }); err != nil {
+		return 0, err
+	}
+	_, err = st.await(ctx, driver.FirstCommit, generation)
+	return report.Milliseconds(heard.Sub(told)), err
+}
+
+// await returns when the event of that name happened for the nth time.
+func (st *stage) await(ctx context.Context, name driver.EventName, count int) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		st.mu.Lock()
+		seen := st.seen[name]
+		st.mu.Unlock()
+		if len(seen) >= count {
+			return seen[count-1], nil
+		}
+		select {
+		case <-st.more:
+		case <-ctx.Done():
+			return time.Time{}, fmt.Errorf("waiting for %s, %d of %d: %w", name, len(seen), count, ctx.Err())
+		}
+	}
+}
+
+// note records an event. It also marshals it, as for an events file.
+func (st *stage) note(e driver.Event) {
+	_, err := json.Marshal(e)
+	if err != nil {
+		panic(err) // cannot happen: events marshal
+	}
+	st.mu.Lock()
+	st.seen[e.Name] = append(st.seen[e.Name], e.Time)
+	st.mu.Unlock()
+	select {
+	case st.more <- struct{}{}:
+	default:
+	}
+}
+
+// hear returns when all workers have received what is asked for.
+func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		select {
+		case n := <-st.workers.told:
+			if what(n) {
+				return time.Unix(0, n.At), nil
+			}
+		case <-ctx.Done():
+			return time.Time{}, fmt.Errorf("waiting for the workers: %w", ctx.Err())
+		}
+	}
+}
+
+// hosts returns as many hosts as have n slots.
+func hosts(n int) []plan.Host {
+	var list []plan.Host
+	for ; n > 0; n -= slotsPerHost {
+		list = append(list, plan.Host{Name: fmt.Sprintf("host%04d", len(list)), Slots: min(n, slotsPerHost)})
+	}
+	return list
+}
+
+// source is a changeable list of hosts.
+type source struct {
+	mu   sync.Mutex
+	list []plan.Host
+}
+
+func (s *source) set(list []plan.Host) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = list
+}
+
+// Discover returns the list.
+func (s *source) Discover(context.Context) ([]plan.Host, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list), nil
+}
+
+// processor returns this process's CPU time.
+func processor() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// memory records this process's memory.
+func (s *sample) memory() error {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	s.Heap = float64(m.HeapInuse) / (1 << 20)
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(status)) {
+		f := strings.Fields(line)
+		for _, want := range []struct {
+			name string
+			to   *float64
+		}{{"VmRSS:", &s.RSS}, {"VmHWM:", &s.Peak}} {
+			if len(f) > 1 && f[0] == want.name {
+				kib, err := strconv.Atoi(f[1])
+				if err != nil {
+					return err
+				}
+				*want.to = float64(kib) / (1 << 10)
+			}
+		}
+	}
+	return nil
+}
