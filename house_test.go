@@ -539,7 +539,8 @@ func TestForbiddenCalls(t *testing.T) {
 
 // environment are the files outside of programs and plan that read the environment, and why.
 var environment = map[string]string{
-	"internal/proc/guard.go": "passes PATH on to its shell",
+	"internal/proc/guard.go":  "passes PATH on to its shell",
+	"test/sandbox/sandbox.go": "replaces variables of the environment for tests",
 }
 
 // TestEnvironmentIsReadInOnePlace: programs read their own environment, plan that of workers.

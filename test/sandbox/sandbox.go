@@ -1,0 +1,110 @@
+// Package sandbox keeps tests and proving grounds apart from the machine and the user that run
+// them, and from each other: folders, variables and addresses of their own.
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// foreign are the prefixes of variables that change what hvdrun and its workers do: a test sets
+// those that it is about.
+var foreign = []string{"HVD_", "HOROVOD_", "PET_", "TORCHELASTIC_", "SLURM_", "PBS_", "LSB_", "OMPI_", "PMI", "OTEL_", "KUBE", "XDG_", "NCCL_", "TORCH_"}
+
+// Enter gives this process, and what it starts, a home, a runtime folder and a folder for temporary
+// files of its own, and removes the variables of other jobs and batch systems. Go's caches stay
+// where they are. Leave removes the folders. Call Enter before the first test: it changes the
+// environment of the process.
+func Enter() (leave func() error, err error) {
+	if err := keepCaches(); err != nil {
+		return nil, fmt.Errorf("sandbox: %w", err)
+	}
+	// The path is short: a unix socket's has at most 107 bytes.
+	dir, err := os.MkdirTemp("", "hvd")
+	if err != nil {
+		return nil, fmt.Errorf("sandbox: %w", err)
+	}
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		for _, prefix := range foreign {
+			if strings.HasPrefix(name, prefix) {
+				err = errors.Join(err, os.Unsetenv(name))
+			}
+		}
+	}
+	for name, folder := range map[string]string{"HOME": "home", "XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"} {
+		path := filepath.Join(dir, folder)
+		err = errors.Join(err, os.Mkdir(path, 0o700), os.Setenv(name, path))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("sandbox: %w", err), os.RemoveAll(dir))
+	}
+	return func() error { return os.RemoveAll(dir) }, nil
+}
+
+// keepCaches names the folders of Go's caches, whose defaults depend on HOME.
+func keepCaches() error {
+	cache, err := os.UserCacheDir()
+	if err != nil && os.Getenv("GOCACHE") == "" {
+		return err
+	}
+	home, _ := os.UserHomeDir() // without one, the go command reports what it lacks
+	for _, v := range [][2]string{
+		{"GOCACHE", filepath.Join(cache, "go-build")}, {"GOPATH", filepath.Join(home, "go")},
+		{"STATICCHECK_CACHE", filepath.Join(cache, "staticcheck")},
+	} {
+		if os.Getenv(v[0]) == "" {
+			if err := os.Setenv(v[0], v[1]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Run runs the tests of a package in a sandbox, and returns the exit status of the process. Before,
+// if it is not nil, runs first: it starts and builds what the tests share, with dir as its folder.
+func Run(m *testing.M, before func(dir string) error) int {
+	leave, err := Enter()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := 1
+	if before != nil {
+		err = before(os.TempDir())
+	}
+	if err == nil {
+		code = m.Run()
+	}
+	if err := errors.Join(err, leave()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// Net reserves 254 addresses of the loopback interface, and returns what they have in common, as
+// "127.9.8.": no other process of this network namespace has them until this one ends.
+func Net() (string, error) {
+	for n := range 1 << 16 {
+		// Below 127.16 are the addresses that people and other programs use.
+		n = (n + os.Getpid()*7) % (1 << 16) % (239 << 8)
+		prefix := fmt.Sprintf("127.%d.%d.", 16+n>>8, n&255)
+		// An abstract socket goes with its process, and its name is one for all users.
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@hvdrun-test-net-" + prefix, Net: "unix"})
+		if err == nil {
+			reserved = append(reserved, l)
+			return prefix, nil
+		}
+	}
+	return "", errors.New("sandbox: all networks of 127.0.0.0/8 are taken")
+}
+
+// reserved keeps the sockets of Net open.
+var reserved []*net.UnixListener
