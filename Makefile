@@ -50,6 +50,7 @@ KUEUE = test/kubernetes/kueue
 # the race detector turns on.
 BROWSER = test/browser
 FRAMEWORKS = frameworks/gomlx examples/gomlx
+MODULES = examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS)
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
 # The headers of NVML declare much as deprecated, and the C compiler would say so in each build.
@@ -59,7 +60,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-page check-torch check-net check-metrics check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build demo check check-all check-page check-torch check-net check-metrics check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,17 +75,16 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-# Compiling is most of the time of check, so all of it is compiled twice only: for the race detector, and without cgo, which is
-# also the way of programs that check itself needs.
 PURE = GOFLAGS= CGO_ENABLED=0
 
 # Compilers collect their garbage less often, as long as that takes little memory.
 QUICK = GOGC=400 GOMEMLIMIT=2GiB
 
-# Nobody debugs what check compiles.
-check: export GOFLAGS := $(GOFLAGS) -race -gcflags=all=-dwarf=false -ldflags=-w
-check: SHORT = -short
-check: deps fmt vet staticcheck examples test minute ## all that a change must pass; brings what it needs
+check: deps ## all that a change must pass: 8 minutes on two cores; brings what it needs
+	@$(PURE) $(QUICK) $(GO) run ./test/check
+
+check-all: deps ## all proofs that there are, for hours; PARTS='torch slurm' chooses some
+	@$(PURE) $(QUICK) $(GO) run ./test/check all $(PARTS)
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	$(call bring,$(NEEDS))
@@ -94,31 +94,12 @@ deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@$(GO) -C $(LICENSES) mod download
 	@$(GO) -C $(KUBERNETES) mod download
 
-fmt:
-	@echo "== gofmt"
-	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
-
-vet:
-	@echo "== go vet"
-	@$(QUICK) $(GO) vet ./...
-
-staticcheck:
-	@echo "== staticcheck (its first build takes half a minute)"
-	@export $(QUICK); lint=$$($(PURE) $(GO) tool -n staticcheck) && $$lint ./...
-
-fresh:
+fresh: ## check that generated code is what its generators write
 	@echo "== the vector code and the list of licences are what their generators write"
 	@for dir in $(VECTOR) $(LICENSES); do $(PURE) $(GO) -C $$dir vet . && $(PURE) $(GO) -C $$dir test . || exit 1; done
 
-# They repeat what this module needs.
-examples:
-	@echo "== modules of examples, plugins and frameworks"
-	@for dir in examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS); do \
-		$(GO) -C $$dir mod tidy -diff || { echo "$$dir/go.mod is out of step: run make tidy-examples"; exit 1; }; \
-	done
-
 tidy-examples: ## bring the modules of examples, plugins and frameworks in step with this one
-	@for dir in examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS); do $(GO) -C $$dir mod tidy || exit 1; done
+	@for dir in $(MODULES); do $(GO) -C $$dir mod tidy || exit 1; done
 
 frameworks: ## check and test the modules of frameworks; ARGS go to go test
 	@echo "== frameworks"
@@ -163,38 +144,6 @@ fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIM
 		echo "== $$target of $$dir"; \
 		$(GO) -C $$dir test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) . </dev/null || exit 1; \
 	done
-
-resumes: # a short chaos-drivers
-	@echo "== jobs whose driver is killed and resumed"
-	@$(PURE) $(GO) run ./test/chaos -runs 1 -drivers 8 -steps 800
-
-commits: # a short chaos-commits
-	@echo "== jobs whose workers are killed in commits"
-	@$(PURE) $(GO) run ./test/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
-
-# The proving grounds run for a minute by the clock, however many cases they do in it. What takes
-# about as long runs at the same time.
-minute:
-	@$(MAKE) --no-print-directory -j4 prove-jobs prove-collectives frameworks meanwhile SHORT=$(SHORT)
-
-meanwhile:
-	@$(MAKE) --no-print-directory -j1 fresh pure kubernetes arm64 resumes commits
-
-prove-jobs: # a short prove of jobs
-	@echo "== jobs in trouble"
-	@$(PURE) $(GO) run ./test/prove/jobs -small -for 1m -seed 1
-
-prove-collectives: # a short prove of collectives
-	@echo "== random programs of collectives"
-	@$(PURE) $(GO) run ./test/prove/collectives -for 1m -seed 1
-
-pure: # all packages are compiled, and no program is linked
-	@echo "== build without cgo"
-	@$(PURE) $(QUICK) $(GO) list -export ./... >/dev/null
-
-arm64: # a short cross: what differs; what it needs is compiled without being optimized
-	@echo "== vet for arm64"
-	@$(PURE) $(QUICK) GOARCH=arm64 $(GO) vet -gcflags='all=-N -l' ./internal/kernel ./collective/internal/shm
 
 cross: ## build and vet everything for arm64
 	@echo "== build and vet for arm64"

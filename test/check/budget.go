@@ -1,0 +1,152 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+//go:embed budget.txt
+var budgetText string
+
+// kind says how check runs the tests of a package.
+type kind string
+
+const (
+	plain kind = "plain" // without cgo and the race detector
+	race  kind = "race"  // under the race detector, once
+	later kind = "later" // by check all alone
+)
+
+// line is what a package, or each package without a line of its own, may take.
+type line struct {
+	pkg     string // the folder, or "*"
+	seconds float64
+	kind    kind
+}
+
+// budget is the table of budget.txt. Its zero value allows nothing.
+type budget struct {
+	rest  line            // for packages without a line
+	lines map[string]line // by folder
+}
+
+// parseBudget reads lines of "folder seconds kind", and comments that begin with #.
+func parseBudget(text string) (budget, error) {
+	b := budget{lines: map[string]line{}}
+	n := 0
+	for row := range strings.Lines(text) {
+		n++
+		row, _, _ = strings.Cut(row, "#")
+		fields := strings.Fields(row)
+		if len(fields) == 0 {
+			continue
+		}
+		if len(fields) != 3 {
+			return budget{}, fmt.Errorf("budget.txt:%d: %q is not \"folder seconds kind\"", n, strings.TrimSpace(row))
+		}
+		l := line{pkg: fields[0], kind: kind(fields[2])}
+		var err error
+		if l.seconds, err = strconv.ParseFloat(fields[1], 64); err != nil || !(l.seconds > 0) {
+			return budget{}, fmt.Errorf("budget.txt:%d: %q is no number of seconds", n, fields[1])
+		}
+		if !slices.Contains([]kind{plain, race, later}, l.kind) {
+			return budget{}, fmt.Errorf("budget.txt:%d: there is no kind %q", n, l.kind)
+		}
+		_, twice := b.lines[l.pkg]
+		if twice || l.pkg == "*" && b.rest.pkg != "" {
+			return budget{}, fmt.Errorf("budget.txt:%d: a second line for %s", n, l.pkg)
+		}
+		if l.pkg == "*" {
+			b.rest = l
+		} else {
+			b.lines[l.pkg] = l
+		}
+	}
+	if b.rest.pkg == "" {
+		return budget{}, errors.New("budget.txt: there is no line for *, all other packages")
+	}
+	return b, nil
+}
+
+// of returns the line of a package by its folder.
+func (b budget) of(dir string) line {
+	if l, is := b.lines[dir]; is {
+		return l
+	}
+	return line{dir, b.rest.seconds, b.rest.kind}
+}
+
+// split sorts the folders of packages with tests by their kinds. A line without one is an error.
+func (b budget) split(dirs []string) (byKind map[kind][]string, err error) {
+	byKind = map[kind][]string{}
+	for _, dir := range dirs {
+		k := b.of(dir).kind
+		byKind[k] = append(byKind[k], dir)
+	}
+	for dir := range b.lines {
+		if !slices.Contains(dirs, dir) {
+			err = errors.Join(err, fmt.Errorf("budget.txt: %s is no package with tests", dir))
+		}
+	}
+	return byKind, err
+}
+
+// readUsage reads what under has recorded; folders are those of root.
+func readUsage(file, root string) (all []usage, err error) {
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // no test has run
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var u usage
+		if err := json.Unmarshal(lines.Bytes(), &u); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		if u.Dir, err = filepath.Rel(root, u.Dir); err != nil {
+			return nil, err
+		}
+		all = append(all, u)
+	}
+	slices.SortFunc(all, func(a, b usage) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	return all, nil
+}
+
+// dearest formats the n packages that took most, beside their budgets.
+func (b budget) dearest(all []usage, n int) string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%9s %7s %7s  %s\n", "processor", "budget", "wall", "package")
+	sum := 0.0
+	for i, u := range all {
+		sum += u.Seconds
+		if i < n {
+			fmt.Fprintf(&text, "%7.1f s %5.0f s %5.0f s  %s (%s)\n", u.Seconds, b.of(u.Dir).seconds, u.Wall, u.Dir, b.of(u.Dir).kind)
+		}
+	}
+	fmt.Fprintf(&text, "%7.1f s  the tests of %d packages\n", sum, len(all))
+	return text.String()
+}
+
+// exceeded says which packages took more than they may.
+func (b budget) exceeded(all []usage) (over []string) {
+	for _, u := range all {
+		if l := b.of(u.Dir); u.Seconds > l.seconds {
+			over = append(over, fmt.Sprintf("%s took %.1f s of processor time, and has %.0f s in test/check/budget.txt: "+
+				"make its tests cheaper, or raise the line and say why", u.Dir, u.Seconds, l.seconds))
+		}
+	}
+	return over
+}

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseBudget(t *testing.T) {
+	b, err := parseBudget("# comment\n* 4 plain\ntest/e2e 80 plain # jobs\ncollective 9.5 race\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]line{"plan": {"plan", 4, plain}, "test/e2e": {"test/e2e", 80, plain}, "collective": {"collective", 9.5, race}} {
+		if got := b.of(dir); got != want {
+			t.Errorf("%s: %v, want %v", dir, got, want)
+		}
+	}
+	byKind, err := b.split([]string{"plan", "collective"})
+	if err == nil || !strings.Contains(err.Error(), "test/e2e is no package") {
+		t.Errorf("a line without a package: %v", err)
+	}
+	if !slices.Equal(byKind[plain], []string{"plan"}) || !slices.Equal(byKind[race], []string{"collective"}) {
+		t.Errorf("%v", byKind)
+	}
+	over := b.exceeded([]usage{{Dir: "plan", Seconds: 3.9}, {Dir: "collective", Seconds: 9.6}})
+	if len(over) != 1 || !strings.HasPrefix(over[0], "collective took 9.6 s") {
+		t.Errorf("%q", over)
+	}
+	for text, want := range map[string]string{
+		"":                              "no line for *",
+		"* 4 plain\na 3":                "budget.txt:2: ",
+		"* 4 plain\na b race":           "no number",
+		"* NaN plain":                   "no number",
+		"* 4 plain\na 3 fast":           `no kind "fast"`,
+		"* 4 plain\n* 5 race":           "a second line for *",
+		"* 4 plain\na 1 race\na 2 race": "a second line for a",
+	} {
+		if _, err := parseBudget(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestBudget: the table that is checked in can be read.
+func TestBudget(t *testing.T) {
+	if _, err := parseBudget(budgetText); err != nil {
+		t.Error(err)
+	}
+}
+
+func digested(t *testing.T, text string) (outcome, string) {
+	t.Helper()
+	var printed strings.Builder
+	s := suite{name: "race", args: []string{"-race"}, env: []string{"A=b"}}
+	d := digest{suite: s, out: &printer{w: &printed}, outputs: map[[2]string]*tail{}, builds: map[string]*tail{}}
+	if err := d.read(strings.NewReader(text)); err != nil {
+		t.Fatal(err)
+	}
+	d.out.failures(d.failures)
+	return d.outcome, printed.String()
+}
+
+func TestDigest(t *testing.T) {
+	const events = `{"Action":"run","Package":"github.com/hvdrun/hvdrun/plan","Test":"TestA"}
+{"Action":"output","Package":"github.com/hvdrun/hvdrun/plan","Test":"TestA","Output":"=== RUN   TestA\n"}
+{"Action":"output","Package":"github.com/hvdrun/hvdrun/plan","Test":"TestA/sub","Output":"plan_test.go:7: wrong\n"}
+{"Action":"fail","Package":"github.com/hvdrun/hvdrun/plan","Test":"TestA/sub"}
+{"Action":"fail","Package":"github.com/hvdrun/hvdrun/plan","Test":"TestA"}
+{"Action":"pass","Package":"github.com/hvdrun/hvdrun/plan","Test":"TestB"}
+{"Action":"skip","Package":"github.com/hvdrun/hvdrun/plan","Test":"TestC"}
+{"Action":"fail","Package":"github.com/hvdrun/hvdrun/plan"}
+{"Action":"output","Package":"github.com/hvdrun/hvdrun/notify","Test":"TestHangs","Output":"panic: test timed out\n"}
+{"Action":"fail","Package":"github.com/hvdrun/hvdrun/notify"}
+{"ImportPath":"github.com/hvdrun/hvdrun/driver","Action":"build-output","Output":"driver.go:3: undefined: x\n"}
+{"Action":"fail","Package":"github.com/hvdrun/hvdrun/driver","FailedBuild":"github.com/hvdrun/hvdrun/driver"}
+{"Action":"pass","Package":"github.com/hvdrun/hvdrun"}
+`
+	o, text := digested(t, events)
+	if o.passed != 1 || o.failed != 3 || o.skipped != 1 || o.packages != 4 {
+		t.Errorf("%+v", o)
+	}
+	for _, want := range []string{
+		"ok       . (race)\n", "FAIL     plan (race)\n",
+		"== FAILED: plan TestA\nplan_test.go:7: wrong\nto repeat it:\n    A=b go test -count=1 -race -run '^TestA$' ./plan\n",
+		"== FAILED: notify\npanic: test timed out\nto repeat it:\n    A=b go test -count=1 -race ./notify\n",
+		"== FAILED: driver\ndriver.go:3: undefined: x\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("printed\n%s\nwithout\n%s", text, want)
+		}
+	}
+}
+
+func TestTail(t *testing.T) {
+	var short, long tail
+	short.add("all")
+	if short.String() != "all" {
+		t.Errorf("%q", short.String())
+	}
+	for range 10000 {
+		long.add("line of ten\n")
+	}
+	long.add("the end")
+	if text := long.String(); len(text) > 2*keptOutput || !strings.HasPrefix(text, "line of ten") ||
+		!strings.HasSuffix(text, "the end") || !strings.Contains(text, " bytes are left out") {
+		t.Errorf("%d bytes: %.40q … %q", len(text), text, text[len(text)-40:])
+	}
+}
+
+// TestUnder: the processor time of grandchildren counts, and a process that is left behind is
+// killed and named. The form of the command that is tested is another process, since it waits for
+// all of its children.
+func TestUnder(t *testing.T) {
+	if os.Getenv("CHECK_UNDER") != "" {
+		os.Exit(under(os.Args[len(os.Args)-2], []string{"sh", "-c", os.Args[len(os.Args)-1]}, 50*time.Millisecond))
+	}
+	for name, c := range map[string]struct {
+		script string
+		code   int
+		says   string
+		least  float64
+	}{
+		"well":   {"exit 0", 0, "", 0},
+		"fails":  {"exit 3", 3, "", 0},
+		"killed": {"kill -9 $$", 1, "ended by signal killed", 0},
+		"works":  {"(setsid sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done' &)", 0, "", 0.02},
+		"left":   {"trap '' TERM; (setsid sleep 1000 &)", 1, "left behind:\n\t", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "usage")
+			cmd := exec.Command(os.Args[0], "-test.run=^TestUnder$", "--", file, c.script)
+			cmd.Env = append(os.Environ(), "CHECK_UNDER=1")
+			pipe, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(pipe)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait() // its exit status is compared
+			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(text), c.says) {
+				t.Errorf("exit status %d, want %d:\n%s", code, c.code, text)
+			}
+			all, err := readUsage(file, "/")
+			if err != nil || len(all) != 1 || all[0].Seconds < c.least || (name == "left") != (len(all[0].Left) == 1) {
+				t.Errorf("%+v, %v", all, err)
+			}
+		})
+	}
+}
+
+func TestChoose(t *testing.T) {
+	chosen, err := choose([]string{"torch", "slurm"})
+	if err != nil || len(chosen) != 2 || chosen[1].name != "slurm" {
+		t.Errorf("%v, %v", chosen, err)
+	}
+	if _, err := choose([]string{"torhc"}); err == nil || !strings.Contains(err.Error(), `no part "torhc"`) {
+		t.Error(err)
+	}
+}

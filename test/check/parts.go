@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/test/report"
+)
+
+// part is a proof of check all: a target of the Makefile.
+type part struct {
+	name string
+	args []string // of make
+	what string
+	// lacks says why the part cannot run here, or is "". Nil: it can run anywhere.
+	lacks func() string
+}
+
+// parts are the proofs, the quick ones first.
+var parts = []part{
+	{"fresh", []string{"fresh"}, "generated code and the list of licences are what their generators write", nil},
+	{"cross", []string{"cross"}, "everything compiles for arm64, and without cgo", nil},
+	{"tests", []string{"test"}, "all tests, all rounds, under the race detector", nil},
+	{"frameworks", []string{"frameworks"}, "the modules of frameworks and their examples", nil},
+	{"kubernetes-plugin", []string{"kubernetes"}, "the plugin for Kubernetes, all rounds", nil},
+	{"net", []string{"check-net"}, "jobs over hosts that are network namespaces", needsNamespaces},
+	{"torch", []string{"check-torch"}, "PyTorch programs by hvdrun torchrun", needsRoot},
+	{"slurm", []string{"check-slurm"}, "jobs that ask a real Slurm for nodes", needsRoot},
+	{"metrics", []string{"check-metrics"}, "a real Prometheus scrapes a job", needsRoot},
+	{"page", []string{"check-page"}, "the page in a browser", needsRoot},
+	{"kubernetes", []string{"check-kubernetes"}, "jobs on a real API server, with Kueue", needsRoot},
+	{"deb", []string{"check-deb"}, "the Debian package, in a fresh Debian", needsRoot},
+	{"systemd", []string{"check-systemd"}, "the package's units, under systemd", needsRoot},
+	{"container", []string{"check-container"}, "the container's image", needsRoot},
+	{"drivers", []string{"chaos-drivers"}, "a job whose driver is killed 100 times", nil},
+	{"commits", []string{"chaos-commits"}, "workers killed at 500 moments of a commit", nil},
+	{"steps", []string{"chaos-steps"}, "workers, spares and hvdrun killed in 50 jobs", nil},
+	{"prove", []string{"prove"}, "random jobs and programs of collectives, PROVE of each", nil},
+	{"recovery", []string{"bench-recovery"}, "recovery from deaths, and growth, measured", nil},
+	{"scale", []string{"bench-scale"}, "a driver with 100, 300 and 1,000 workers", nil},
+	{"fuzz", []string{"fuzz", "FUZZTIME=5s"}, "parsers of foreign bytes, 5 s each", nil},
+	{"gpu", []string{"gpu-check"}, "collectives on GPUs", needsGPU},
+}
+
+func needsRoot() string {
+	if os.Geteuid() != 0 {
+		return "needs root, to install packages"
+	}
+	return ""
+}
+
+func needsNamespaces() string {
+	if err := exec.Command("unshare", "--net", "true").Run(); err != nil {
+		return "network namespaces cannot be made here"
+	}
+	return ""
+}
+
+func needsGPU() string {
+	if _, err := os.Stat("/dev/nvidiactl"); err != nil {
+		return "there is no GPU here"
+	}
+	return ""
+}
+
+// all runs parts, all of them where none is named, and prints a line for each and a table at last.
+// It goes on after a failure.
+func all(ctx context.Context, names []string) error {
+	chosen, err := choose(names)
+	if err != nil {
+		return err
+	}
+	logs := filepath.Join("bin", "check-all")
+	if err := os.MkdirAll(logs, 0o777); err != nil {
+		return err
+	}
+	table := report.Table{{"part", "verdict", "wall s", "processor s", "what"}}
+	failed := 0
+	for _, p := range chosen {
+		verdict, wall, processor := p.run(ctx, filepath.Join(logs, p.name+".txt"))
+		if strings.HasPrefix(verdict, "FAILED") {
+			failed++
+		}
+		fmt.Printf("%-18s %s: %.0f s, %.0f processor seconds\n", p.name, verdict, wall.Seconds(), processor.Seconds())
+		table.Add(p.name, verdict, int(wall.Seconds()), int(processor.Seconds()), p.what)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	fmt.Printf("\n%s\n", table.Text())
+	if failed > 0 {
+		return fmt.Errorf("%d parts failed; their outputs are in %s", failed, logs)
+	}
+	return ctx.Err()
+}
+
+func choose(names []string) ([]part, error) {
+	if len(names) == 0 {
+		return parts, nil
+	}
+	var chosen []part
+	for _, name := range names {
+		i := slices.IndexFunc(parts, func(p part) bool { return p.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no part %q; go run ./test/check parts lists them", name)
+		}
+		chosen = append(chosen, parts[i])
+	}
+	return chosen, nil
+}
+
+// run runs a part, and writes its output to a file, the end of which it prints when the part fails.
+func (p part) run(ctx context.Context, path string) (verdict string, wall, processor time.Duration) {
+	if p.lacks != nil {
+		if why := p.lacks(); why != "" {
+			return "left out: " + why, 0, 0
+		}
+	}
+	start, before := time.Now(), processorTime()
+	err := p.write(ctx, path)
+	wall, processor = time.Since(start), processorTime()-before
+	if err == nil {
+		return "ok", wall, processor
+	}
+	if text, readErr := os.ReadFile(path); readErr == nil {
+		lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+		fmt.Printf("\n== FAILED: %s\n%s\nto repeat it:\n    make %s\nits output: %s\n\n", p.name,
+			strings.Join(lines[max(0, len(lines)-40):], "\n"), strings.Join(p.args, " "), path)
+	}
+	return fmt.Sprintf("FAILED (%v)", err), wall, processor
+}
+
+func (p part) write(ctx context.Context, path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	cmd := command(ctx, "make", append([]string{"--no-print-directory"}, p.args...)...)
+	cmd.Stdout, cmd.Stderr = f, f
+	cmd.WaitDelay = time.Minute // a part that ends leaves nobody behind who writes
+	err = cmd.Run()
+	if state := cmd.ProcessState; state != nil && state.Sys().(syscall.WaitStatus).Signaled() && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return errors.Join(err, f.Close())
+}
