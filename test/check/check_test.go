@@ -117,26 +117,27 @@ func TestTail(t *testing.T) {
 // killed and named. The form of the command that is tested is another process, since it waits for
 // all of its children.
 func TestUnder(t *testing.T) {
-	if os.Getenv("CHECK_UNDER") != "" {
-		os.Exit(under(os.Args[len(os.Args)-2], []string{"sh", "-c", os.Args[len(os.Args)-1]}, 50*time.Millisecond))
+	if grace, err := time.ParseDuration(os.Getenv("CHECK_UNDER")); err == nil {
+		os.Exit(under(os.Args[len(os.Args)-2], []string{"sh", "-c", os.Args[len(os.Args)-1]}, grace))
 	}
 	for name, c := range map[string]struct {
 		script string
 		code   int
 		says   string
 		least  float64
+		grace  string
 	}{
-		"well":   {"exit 0", 0, "", 0},
-		"fails":  {"exit 3", 3, "", 0},
-		"killed": {"kill -9 $$", 1, "ended by signal killed", 0},
-		"works":  {"(setsid sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done' &)", 0, "", 0.02},
-		"left":   {"trap '' TERM; (setsid sleep 1000 &)", 1, "left behind:\n\t", 0},
+		"well":   {"exit 0", 0, "", 0, "1h"},
+		"fails":  {"exit 3", 3, "", 0, "1h"},
+		"killed": {"kill -9 $$", 1, "ended by signal killed", 0, "1h"},
+		"works":  {"(setsid sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done' &)", 0, "", 0.02, "1h"},
+		"left":   {"trap '' TERM; (setsid sleep 1000 &)", 1, "left behind:\n\t", 0, "0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "usage")
 			cmd := exec.Command(os.Args[0], "-test.run=^TestUnder$", "--", file, c.script)
-			cmd.Env = append(os.Environ(), "CHECK_UNDER=1")
+			cmd.Env = append(os.Environ(), "CHECK_UNDER="+c.grace)
 			pipe, err := cmd.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)

@@ -79,8 +79,8 @@ type suite struct {
 	process int      // how many packages are compiled and tested at a time
 }
 
-// run runs the tests, prints a line for each package, and returns what they came to. An error is one
-// of running go test at all.
+// run runs the tests, prints a line for each package, and returns what they came to. An error is
+// one of running go test at all.
 func (s suite) run(ctx context.Context, out *printer, under string) (outcome, error) {
 	if len(s.dirs) == 0 {
 		return outcome{}, nil
