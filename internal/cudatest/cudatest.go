@@ -18,9 +18,23 @@ import (
 // makes sums of float32 wrong by a bit. Without a C compiler the test is skipped.
 func Library(t testing.TB, flags ...string) string {
 	t.Helper()
-	folder := t.TempDir()
-	t.Setenv("FAKECUDA_FOLDER", folder)
-	return build(t, folder, "libfakecuda.so.1", "fakecuda.c", flags)
+	t.Setenv("FAKECUDA_FOLDER", memoryFolder(t))
+	return build(t, t.TempDir(), "libfakecuda.so.1", "fakecuda.c", flags)
+}
+
+// memoryFolder returns a folder for the files that are the device's memory: where files are memory,
+// if there is such a place, because a disk makes each allocation dear.
+func memoryFolder(t testing.TB) string {
+	folder, err := os.MkdirTemp("/dev/shm", "hvdrun-fakecuda-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(folder); err != nil {
+			t.Error(err)
+		}
+	})
+	return folder
 }
 
 // NCCL builds a library that stands in for NCCL over a driver of [Library], to be given as

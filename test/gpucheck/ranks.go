@@ -224,7 +224,7 @@ func holds[T collective.Element](ctx context.Context, t kernel.Type, what string
 func (s *seat) measure(ctx context.Context, g *collective.Group) ([]speed, error) {
 	sizes, budget := []int{4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20}, 1.0
 	if s.Options.Quick {
-		sizes, budget = []int{4 << 10, 256 << 10}, 0.1
+		sizes, budget = []int{4 << 10, 256 << 10}, 0.01
 	}
 	v, err := cuda.Alloc[float32](s.device, sizes[len(sizes)-1]/4)
 	if err != nil {
