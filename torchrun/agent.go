@@ -28,7 +28,8 @@ type Config struct {
 	RunID, Role string
 	// Workers is how many run on this node, at least 1.
 	Workers int
-	// MaxRestarts is how many restarts there may be because of failures of this node's workers.
+	// MaxRestarts is how many restarts there may be because of failures of workers, of all nodes
+	// together: a round in which any fail counts once.
 	MaxRestarts int
 	// Command is the program and its arguments, in which ${local_rank} stands for the local rank,
 	// and Name what reports call it; empty: Command[0].
@@ -217,8 +218,9 @@ const leaveTimeout = 10 * time.Second
 
 // run runs rounds.
 func (a *Agent) run(ctx context.Context) error {
+	failed := false
 	for {
-		g, err := a.start(ctx)
+		g, err := a.start(ctx, failed)
 		if err != nil {
 			return err
 		}
@@ -227,6 +229,7 @@ func (a *Agent) run(ctx context.Context) error {
 			a.barrier(ctx)
 		}
 		failures := g.failures
+		failed = len(failures) > 0
 		g.stop(context.Cause(ctx))
 		switch {
 		case err != nil:
@@ -240,14 +243,16 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 }
 
-// start meets the other nodes and starts the workers.
-func (a *Agent) start(ctx context.Context) (*group, error) {
+// start meets the other nodes and starts the workers. failed: workers of this node have failed in
+// the last round.
+func (a *Agent) start(ctx context.Context, failed bool) (*group, error) {
 	since := a.now()
-	round, err := a.cfg.Rendezvous.Next(ctx)
+	round, err := a.cfg.Rendezvous.Next(ctx, failed)
 	if err != nil {
 		return nil, fmt.Errorf("torchrun: rendezvous: %w", err)
 	}
 	a.place = place{round: round}
+	a.machine.begin(round.Restarts)
 	a.lasted("RENDEZVOUS", since)
 	since = a.now()
 	if a.place.ranks, err = a.rank(ctx, round); err != nil {
@@ -262,7 +267,7 @@ func (a *Agent) start(ctx context.Context) (*group, error) {
 	a.place.host = host
 	a.place.port, _ = strconv.Atoi(port)
 	a.cfg.Log.Infof("torchrun: round %d: node %d of %d, ranks %d to %d of %d, restart %d of %d", round.Number, round.Rank, round.World,
-		a.place.ranks.Base, a.place.ranks.Base+a.cfg.Workers-1, a.place.ranks.World, a.machine.restarts(), a.cfg.MaxRestarts)
+		a.place.ranks.Base, a.place.ranks.Base+a.cfg.Workers-1, a.place.ranks.World, round.Restarts, a.cfg.MaxRestarts)
 	g, err := a.startWorkers(ctx, s)
 	if err != nil {
 		return nil, err

@@ -89,7 +89,7 @@ type nowhere struct{ Single }
 
 var errNowhere = errors.New("nowhere to meet")
 
-func (*nowhere) Next(context.Context) (Round, error) { return Round{}, errNowhere }
+func (*nowhere) Next(context.Context, bool) (Round, error) { return Round{}, errNowhere }
 
 func TestScenarioA5(t *testing.T) {
 	a := newAgent(t, Config{Rendezvous: &nowhere{}})
@@ -140,7 +140,7 @@ type recorded struct {
 	changesWanted int
 }
 
-func (r *recorded) Next(ctx context.Context) (Round, error) {
+func (r *recorded) Next(ctx context.Context, failed bool) (Round, error) {
 	r.mu.Lock()
 	r.rounds++
 	if r.changesWanted > 0 {
@@ -151,7 +151,7 @@ func (r *recorded) Next(ctx context.Context) (Round, error) {
 		r.change = nil
 	}
 	r.mu.Unlock()
-	return r.Single.Next(ctx)
+	return r.Single.Next(ctx, failed)
 }
 
 func (r *recorded) Changed() <-chan struct{} {
@@ -336,7 +336,7 @@ func TestScenarioA17(t *testing.T) {
 type lonely struct{ Single }
 
 func (*lonely) store() KV {
-	r, _ := new(Single).Next(context.Background())
+	r, _ := new(Single).Next(context.Background(), false)
 	return r.Store
 }
 

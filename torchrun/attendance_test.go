@@ -37,7 +37,7 @@ func meetPair(t *testing.T) (nodes [2]*Dynamic, rounds [2]Round) {
 		nodes[i] = &Dynamic{Handler: h, Peers: peers}
 		all.Go(func() {
 			var err error
-			if rounds[i], err = nodes[i].Next(t.Context()); err != nil {
+			if rounds[i], err = nodes[i].Next(t.Context(), false); err != nil {
 				t.Error(err)
 			}
 		})
@@ -134,7 +134,7 @@ func TestRoundEnds(t *testing.T) {
 		var all sync.WaitGroup
 		for i, d := range nodes {
 			all.Go(func() {
-				r, err := d.Next(t.Context())
+				r, err := d.Next(t.Context(), false)
 				if err != nil || r.Rank != i || r.World != 2 {
 					t.Errorf("%+v, %v", r, err)
 				}

@@ -26,9 +26,16 @@ type Dynamic struct {
 }
 
 // Next implements Rendezvous.
-func (d *Dynamic) Next(ctx context.Context) (Round, error) {
+func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 	d.endWatch()
-	r, err := d.Handler.Next(ctx)
+	var err error
+	if failed {
+		err = d.Handler.Fail(ctx)
+	}
+	var r dynamic.Round
+	if err == nil {
+		r, err = d.Handler.Next(ctx)
+	}
 	if errors.Is(err, dynamic.ErrClosed) {
 		return Round{}, fmt.Errorf("%w: %w", ErrClosed, err)
 	}
@@ -55,7 +62,7 @@ func (d *Dynamic) Next(ctx context.Context) (Round, error) {
 	for i, m := range r.Members {
 		agents[i] = m.Info
 	}
-	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: kv, Agents: agents}, nil
+	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Restarts: r.Restarts, Store: kv, Agents: agents}, nil
 }
 
 func (d *Dynamic) endWatch() {

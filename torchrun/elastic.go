@@ -156,7 +156,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 // meet takes part in the rounds until side ends.
 func (r *elasticRun) meet() {
 	for {
-		round, err := r.Rendezvous.Next(r.side)
+		round, err := r.Rendezvous.Next(r.side, false)
 		if err != nil {
 			if r.side.Err() == nil && !errors.Is(err, ErrClosed) { // closed: the job has ended
 				r.failed <- err

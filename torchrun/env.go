@@ -44,7 +44,7 @@ func (a *Agent) environment(p place, local int, w paths, incarnation string) []s
 	number("ROLE_WORLD_SIZE", p.ranks.RoleWorld)
 	set("MASTER_ADDR", p.host)
 	number("MASTER_PORT", p.port)
-	number("TORCHELASTIC_RESTART_COUNT", a.machine.restarts())
+	number("TORCHELASTIC_RESTART_COUNT", p.round.Restarts)
 	number("TORCHELASTIC_MAX_RESTARTS", c.MaxRestarts)
 	set("TORCHELASTIC_RUN_ID", c.RunID)
 	set("TORCHELASTIC_USE_AGENT_STORE", "True")

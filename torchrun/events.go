@@ -62,7 +62,7 @@ func (a *Agent) event(name string, fill func(*Event)) {
 	now := a.now()
 	e := Event{Name: name, Source: "AGENT", Time: float64(now.UnixMicro()) / 1e6, Metadata: Metadata{
 		RunID: a.cfg.RunID, GroupRank: a.place.round.Rank, GroupWorld: a.place.round.World, Role: a.cfg.Role, Hostname: a.cfg.Host,
-		State: a.machine.state, TotalTime: now.Sub(a.begun).Seconds(), Backend: a.cfg.Backend, Restarts: a.machine.restarts(),
+		State: a.machine.state, TotalTime: now.Sub(a.begun).Seconds(), Backend: a.cfg.Backend, Restarts: a.place.round.Restarts,
 	}}
 	if fill != nil {
 		fill(&e)
@@ -103,7 +103,7 @@ func (a *Agent) metrics() {
 			if retries {
 				name = "run_" + o + "_with_retries"
 			}
-			if o == outcome && retries == (a.machine.restarts() > 0) {
+			if o == outcome && retries == (a.place.round.Restarts > 0) {
 				value = 1
 			}
 			put(name, value)

@@ -48,7 +48,7 @@ func (a *Agent) startWorkers(ctx context.Context, s roundStore) (*group, error) 
 	inner, g.cancel = context.WithCancel(context.WithoutCancel(ctx)) // stop ends it, with the signal
 	started := make(chan struct{}, a.cfg.Workers)
 	for local := range a.cfg.Workers {
-		p, err := a.logs.paths(a.machine.restarts(), local)
+		p, err := a.logs.paths(a.place.round.Restarts, local)
 		w := &worker{local: local, incarnation: newIncarnation(), paths: p}
 		if w.warm = a.warm[local]; w.warm != nil {
 			a.warm[local] = nil

@@ -67,7 +67,7 @@ func nextOf(t *testing.T, nodes []*member, world int) {
 	var all sync.WaitGroup
 	for i, d := range nodes {
 		all.Go(func() {
-			r, err := d.Next(t.Context())
+			r, err := d.Next(t.Context(), false)
 			if err == nil && r.World != world {
 				err = fmt.Errorf("node %d of %d; want %d", r.Rank, r.World, world)
 			}
@@ -142,7 +142,7 @@ func TestHostOfStoreReturns(t *testing.T) {
 		}
 		nextOf(t, nodes[1:], 3)
 	})
-	r, err := back.Next(t.Context())
+	r, err := back.Next(t.Context(), false)
 	others.Wait()
 	if err != nil || r.World != 3 || r.Rank != 2 {
 		t.Errorf("%+v, %v", r, err)

@@ -168,8 +168,7 @@ func TestParseStreams(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	a := newAgent(t, Config{Rendezvous: new(Single), Workers: 2, MaxRestarts: 5, Role: "trainer", VirtualLocalRank: true,
 		Env: []string{"TORCH_NCCL_ASYNC_ERROR_HANDLING=0", "CUDA_VISIBLE_DEVICES=4,7", "RANK=99", "OTHER=kept"}})
-	a.machine.left = 3
-	p := place{round: Round{Rank: 1, World: 2}, ranks: Ranks{4, 6, 3, 5}, host: "127.0.0.1", port: 1234}
+	p := place{round: Round{Rank: 1, World: 2, Restarts: 2}, ranks: Ranks{4, 6, 3, 5}, host: "127.0.0.1", port: 1234}
 	env := a.environment(p, 1, paths{errorFile: "/e"}, "life")
 	for name, want := range map[string]string{
 		"LOCAL_RANK": "0", "RANK": "5", "GROUP_RANK": "1", "ROLE_RANK": "4", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "6",
@@ -187,7 +186,7 @@ func TestEnvironment(t *testing.T) {
 // TestScenarioA9: a node for which there is no place ends without an error.
 type dismissed struct{ Single }
 
-func (*dismissed) Next(context.Context) (Round, error) { return Round{}, dynamic.ErrDismissed }
+func (*dismissed) Next(context.Context, bool) (Round, error) { return Round{}, dynamic.ErrDismissed }
 
 func TestScenarioA9(t *testing.T) {
 	if err := newAgent(t, Config{Rendezvous: &dismissed{}}).Run(t.Context()); err != nil {
@@ -242,7 +241,7 @@ func TestScenarioA14(t *testing.T) {
 }
 
 // meeting returns an agent of a dynamic rendezvous.
-func meeting(t *testing.T, s store.Store, least, most int, f launch.Launcher) *Agent {
+func meeting(t *testing.T, s store.Store, least, most, workers int, f launch.Launcher) *Agent {
 	t.Helper()
 	peers, err := NewPeers(make([]byte, 32), "test", "127.0.0.1", discard())
 	if err == nil {
@@ -257,7 +256,7 @@ func meeting(t *testing.T, s store.Store, least, most int, f launch.Launcher) *A
 		t.Fatal(err)
 	}
 	d := &Dynamic{Handler: h, End: peers.Close}
-	return newAgent(t, Config{Rendezvous: d, Peers: peers, Launcher: f})
+	return newAgent(t, Config{Rendezvous: d, Peers: peers, Launcher: f, Workers: workers, MaxRestarts: 3})
 }
 
 // TestScenarioA15: a job of one to three nodes grows to three; one leaves, and the others go on.
@@ -279,7 +278,7 @@ func TestScenarioA15(t *testing.T) {
 	}
 	ends := make(chan error, 3)
 	start := func(ctx context.Context) {
-		a := meeting(t, s, 1, 3, f)
+		a := meeting(t, s, 1, 3, 1, f)
 		go func() { ends <- a.Run(ctx) }()
 	}
 	start(t.Context())

@@ -9,9 +9,9 @@ import (
 
 // Rendezvous is where agents meet. Its methods are called by one goroutine at a time.
 type Rendezvous interface {
-	// Next leaves the present round, and blocks until the node has a place in another one. Its
-	// error is final.
-	Next(ctx context.Context) (Round, error)
+	// Next leaves the present round, and blocks until the node has a place in another one. failed
+	// says that workers of this node have failed in the present one. Its error is final.
+	Next(ctx context.Context, failed bool) (Round, error)
 	// Changed returns a channel that is closed when nodes wait to join the present round, or one
 	// of it has gone.
 	Changed() <-chan struct{}
@@ -28,6 +28,9 @@ type Round struct {
 	Number int
 	// Rank is from 0 to World-1.
 	Rank, World int
+	// Restarts is how many rounds before have failed, on whichever nodes: all nodes of the round
+	// have the same number, since the keys of programs in the store may contain it.
+	Restarts int
 	// Store is shared by the nodes of the round, and by them alone.
 	Store KV
 	// Agents are where the agents of a dynamic rendezvous listen for each other, by rank; nil: it
@@ -87,18 +90,21 @@ func (w within) Add(ctx context.Context, key string, n int64) (int64, error) {
 
 // Single is the rendezvous of a job of one node. The zero value is ready.
 type Single struct {
-	mu    sync.Mutex
-	round int
+	mu              sync.Mutex
+	round, restarts int
 }
 
 // Next implements Rendezvous.
-func (s *Single) Next(ctx context.Context) (Round, error) {
+func (s *Single) Next(ctx context.Context, failed bool) (Round, error) {
 	if err := context.Cause(ctx); err != nil {
 		return Round{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := Round{Number: s.round, World: 1, Store: memoryKV{new(tcpstore.Store)}}
+	if failed {
+		s.restarts++
+	}
+	r := Round{Number: s.round, World: 1, Restarts: s.restarts, Store: memoryKV{new(tcpstore.Store)}}
 	s.round++
 	return r, nil
 }

@@ -35,11 +35,15 @@ var errUnknown = errors.New("torchrun: the state of the workers is not known")
 // machine decides. It is pure.
 type machine struct {
 	state State
-	// max is how many restarts there may be because of failures, and left how many are left.
+	// max is how many restarts there may be because of failures, and left how many are left, of the
+	// job as a whole.
 	max, left int
 }
 
 func newMachine(max int) machine { return machine{state: Init, max: max, left: max} }
+
+// begin takes how many restarts there were before a round, because of failures on any node.
+func (m *machine) begin(restarts int) { m.left = max(0, m.max-restarts) }
 
 // see takes what is seen of the workers, and whether the nodes have changed: some wait to join, or
 // one has gone.
@@ -53,7 +57,7 @@ func (m *machine) see(seen State, changed bool) (action, error) {
 			m.state = Failed
 			return giveUp, nil
 		}
-		m.left--
+		m.left-- // until the next round tells
 		return restart, nil
 	case Healthy:
 		if changed {
@@ -63,9 +67,6 @@ func (m *machine) see(seen State, changed bool) (action, error) {
 	}
 	return giveUp, errUnknown
 }
-
-// restarts returns how many restarts there were because of failures.
-func (m *machine) restarts() int { return m.max - m.left }
 
 // flakiness returns how much of the restarts was needed, in percent; 100 for a failure.
 func (m *machine) flakiness() int {

@@ -47,7 +47,7 @@ type Static struct {
 const retryPause = 200 * time.Millisecond
 
 // Next implements Rendezvous.
-func (s *Static) Next(ctx context.Context) (Round, error) {
+func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 	s.endWatch()
 	timeout := s.Timeout
 	if timeout == 0 {
@@ -56,6 +56,12 @@ func (s *Static) Next(ctx context.Context) (Round, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
 		fmt.Errorf("not all of %d nodes have come within %v (rdzv_conf timeout)", s.Nodes, timeout))
 	defer cancel()
+	if failed {
+		// Where the store is lost, the next one begins to count anew, for all nodes.
+		if err := s.fail(ctx); err != nil {
+			s.Log.Debugf("torchrun: %v", err)
+		}
+	}
 	for {
 		r, err := s.arrive(ctx)
 		switch {
@@ -144,7 +150,40 @@ func (s *Static) arrive(ctx context.Context) (r Round, err error) {
 	for i := 0; i < s.Nodes && err == nil; i++ {
 		_, err = s.kv.Get(ctx, s.here(s.round, i))
 	}
-	return Round{Number: s.round, Rank: s.Node, World: s.Nodes, Store: within{s.kv, "round/" + strconv.Itoa(s.round) + "/"}}, err
+	r = Round{Number: s.round, Rank: s.Node, World: s.Nodes, Store: within{s.kv, "round/" + strconv.Itoa(s.round) + "/"}}
+	if err == nil {
+		r.Restarts, err = s.restarts(ctx, r.Store)
+	}
+	return r, err
+}
+
+// restarts returns the round's number of restarts. The node with rank 0 reads it for all, before
+// any of them can fail in this round.
+func (s *Static) restarts(ctx context.Context, of KV) (int, error) {
+	const key = "restarts"
+	if s.Node == 0 {
+		n, err := s.kv.Add(ctx, key, 0)
+		if err == nil {
+			err = of.Set(ctx, key, strconv.AppendInt(nil, n, 10))
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	text, err := of.Get(ctx, key)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(string(text))
+}
+
+// fail counts one restart for the last round, unless another node has.
+func (s *Static) fail(ctx context.Context) error {
+	n, err := s.kv.Add(ctx, "failed/"+strconv.Itoa(s.round), 1)
+	if err == nil && n == 1 {
+		_, err = s.kv.Add(ctx, "restarts", 1)
+	}
+	return err
 }
 
 func (s *Static) began(round int) string { return "began/" + strconv.Itoa(round) }

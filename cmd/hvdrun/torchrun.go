@@ -86,7 +86,7 @@ func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&f.id, "rdzv-id", "none", "name of the job, the same on all nodes")
 	fs.StringVar(&f.conf, "rdzv-conf", "", "k=v,…: key_file, insecure, timeout, join_timeout, last_call_timeout, close_timeout and others of torchrun")
 	fs.BoolVar(&f.standalone, "standalone", false, "a job of this node alone; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored")
-	fs.IntVar(&f.maxRestarts, "max-restarts", 0, "restarts because of failures of this node's workers; 0: none")
+	fs.IntVar(&f.maxRestarts, "max-restarts", 0, "restarts because of failures of workers, of all nodes together; 0: none")
 	fs.Float64Var(&f.monitorInterval, "monitor-interval", 0.1, "taken for compatibility: the end of a worker is acted on at once")
 	fs.StringVar(&f.startMethod, "start-method", "spawn", "taken for compatibility: spawn, fork or forkserver")
 	fs.StringVar(&f.eventLog, "event-log-handler", "null", "what becomes of events: null, or console for a line of JSON each on stderr")

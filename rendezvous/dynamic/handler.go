@@ -50,7 +50,7 @@ type Round struct {
 	// Rank is this node's among the Members, which are in the order of their ranks.
 	Rank    int
 	Members []Member
-	// Restarts counts the calls of CountRestart of all nodes.
+	// Restarts is how many rounds before have failed. It is the same for all Members.
 	Restarts int
 	// Store has the values of this round alone.
 	Store store.Store
@@ -258,20 +258,12 @@ func (r *Round) compare(s *State, self NodeDesc) Change {
 	return c
 }
 
-// CountRestart adds one to the restarts of the run and returns how many there are now.
-func (h *Handler) CountRestart(ctx context.Context) (int, error) {
+// Fail says that workers of the last round that Next has returned have failed: where that is still
+// this node's, the next one has one restart more, however many nodes say so.
+func (h *Handler) Fail(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for {
-		if _, err := h.holder.sync(ctx); err != nil {
-			return 0, err
-		}
-		h.holder.current().Restarts++
-		h.holder.markDirty()
-		if kept, err := h.holder.sync(ctx); err != nil || kept {
-			return h.holder.current().Restarts, err
-		}
-	}
+	return h.do(ctx, failOp, operation{"saying that workers have failed", h.cfg.Close})
 }
 
 // Leave takes this node out of the run, which goes on without it: nobody waits for it.

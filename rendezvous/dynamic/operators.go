@@ -19,6 +19,7 @@ const (
 	removeFromRedundancyList
 	markComplete
 	markClosed
+	markFailed
 	syncState    // look again later
 	errorClosed  // give up: the run is closed
 	errorTimeout // give up: the operation has taken too long
@@ -70,6 +71,17 @@ func closeOp(v view) action {
 		return errorTimeout
 	}
 	return markClosed
+}
+
+// failOp ends once the round has failed, or the node is in none: it was taken for dead.
+func failOp(v view) action {
+	switch {
+	case !v.participates() || !v.state.Complete || v.state.Failed:
+		return finish
+	case v.late():
+		return errorTimeout
+	}
+	return markFailed
 }
 
 // exitOp ends once the node does not participate.
@@ -215,6 +227,8 @@ func (s *State) apply(a action, node NodeDesc, info string, now time.Time, set *
 		s.complete(set)
 	case markClosed:
 		s.Closed = true
+	case markFailed:
+		s.Failed = true
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	recordVersion = 1
+	recordVersion = 2
 	maxAddr       = 255
 	// maxInfo bounds what a node tells the others, in bytes.
 	maxInfo = 512
@@ -61,7 +61,10 @@ type State struct {
 	LastRanks map[NodeDesc]int
 	// Infos are what participants tell each other.
 	Infos map[NodeDesc]string
-	// Restarts counts the failures for which the workers of the run were started again.
+	// Failed: workers of the round have failed, on whichever of its nodes.
+	Failed bool
+	// Restarts counts the rounds that have failed, and stays while a round lasts: all nodes that are
+	// in a complete round see the same.
 	Restarts int
 }
 
@@ -88,6 +91,7 @@ const (
 	isComplete = 1 << iota
 	isClosed
 	hasDeadline
+	hasFailed
 )
 
 // nodes returns all nodes of the record, in order.
@@ -132,6 +136,9 @@ func (s *State) Encode() []byte {
 	}
 	if !s.Deadline.IsZero() {
 		flags |= hasDeadline
+	}
+	if s.Failed {
+		flags |= hasFailed
 	}
 	b = append(b, flags)
 	b = binary.AppendUvarint(b, uint64(s.Round))
@@ -192,10 +199,10 @@ func Decode(b []byte) (*State, error) {
 	}
 	r := &recordReader{Reader: bytes.NewReader(b)}
 	if version := r.byte(); version != recordVersion {
-		return nil, fmt.Errorf("%w: version %d", ErrCorrupt, version)
+		return nil, fmt.Errorf("%w: its version is %d, and this program's %d", ErrCorrupt, version, recordVersion)
 	}
 	flags := r.byte()
-	s.Complete, s.Closed = flags&isComplete != 0, flags&isClosed != 0
+	s.Complete, s.Closed, s.Failed = flags&isComplete != 0, flags&isClosed != 0, flags&hasFailed != 0
 	s.Round, s.Restarts = r.number(), r.number()
 	if flags&hasDeadline != 0 {
 		s.Deadline = r.time()
@@ -302,6 +309,10 @@ func (s *State) epilogue(set *Settings) {
 	case s.Complete && len(s.Participants) == 0:
 		s.Complete = false
 		s.Round++
+		if s.Failed {
+			s.Failed = false
+			s.Restarts++
+		}
 	case !s.Complete && len(s.Participants) < set.MinNodes:
 		s.Deadline = time.Time{}
 	}

@@ -847,29 +847,73 @@ func TestRanksAreKept(t *testing.T) {
 	}
 }
 
-// TestRestartsAreCounted: by all nodes together.
+// TestRestartsAreCounted: a round that has failed counts once, however many of its nodes say so, and
+// all nodes of the next one see the same number, although one of them fails again at once.
 func TestRestartsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &store.Memory{}
 		handlers := []*Handler{handler(t, m, *settings(3, 3)), handler(t, m, *settings(3, 3)), handler(t, m, *settings(3, 3))}
-		var counting sync.WaitGroup
-		for _, h := range handlers {
-			counting.Go(func() {
-				for range 5 {
-					if _, err := h.CountRestart(t.Context()); err != nil {
+		want := 0
+		for _, failing := range []int{1, 3, 0, 2} {
+			var early sync.WaitGroup
+			rounds := together(t, handlers...)
+			for i, r := range rounds {
+				if r.Restarts != want {
+					t.Errorf("round %d: node %d sees %d restarts, and not %d", r.Number, i, r.Restarts, want)
+				}
+			}
+			for _, h := range handlers[:failing] {
+				early.Go(func() {
+					if err := h.Fail(t.Context()); err != nil {
 						t.Error(err)
 					}
-				}
-			})
-		}
-		counting.Wait()
-		if r := together(t, handlers...); r[0].Restarts != 15 {
-			t.Errorf("%d restarts", r[0].Restarts)
+				})
+			}
+			early.Wait()
+			if failing > 0 {
+				want++
+			}
 		}
 		for _, h := range handlers {
 			h.Stop()
 		}
 	})
+}
+
+// TestRestartsOfARound: they do not change while it lasts, and a node that has left it adds none.
+func TestRestartsOfARound(t *testing.T) {
+	a, b := NodeDesc{"a", 1, 0}, NodeDesc{"b", 1, 0}
+	set := settings(2, 2)
+	now := time.Unix(100, 0)
+	s := NewState()
+	s.Restarts = 4
+	for _, n := range []NodeDesc{a, b} {
+		s.apply(addToParticipants, n, "", now, set)
+	}
+	see := func(n NodeDesc) action {
+		return failOp(view{node: n, state: s, settings: set, now: now, clock: now, deadline: now})
+	}
+	if got := see(a); !s.Complete || got != markFailed {
+		t.Fatalf("%v, complete %v", got, s.Complete)
+	}
+	s.apply(markFailed, a, "", now, set)
+	if got := see(b); got != finish || s.Restarts != 4 {
+		t.Errorf("%v, %d restarts", got, s.Restarts)
+	}
+	s.apply(removeFromParticipants, a, "", now, set)
+	if s.Restarts != 4 || s.Round != 0 {
+		t.Errorf("%d restarts in round %d", s.Restarts, s.Round)
+	}
+	s.apply(removeFromParticipants, b, "", now, set)
+	if s.Restarts != 5 || s.Round != 1 || s.Failed {
+		t.Errorf("%d restarts in round %d, failed %v", s.Restarts, s.Round, s.Failed)
+	}
+	s.apply(addToParticipants, b, "", now, set)
+	for _, n := range []NodeDesc{a, b} {
+		if got := see(n); got != finish {
+			t.Errorf("%v of the round before: %v", n, got)
+		}
+	}
 }
 
 // TestClocksDiffer: a node whose clock is an hour off is not taken for dead, since heartbeats have
