@@ -75,3 +75,24 @@ func killOne(t *testing.T, w *workers, victim int) {
 		t.Error("the dead can connect")
 	}
 }
+
+// TestErr: the ranks of a host know that one of them has given up as soon as it has; a group that
+// works has no error.
+func TestErr(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 4)
+	w.hosts = "aabb"
+	groups := w.connect(t, 4)
+	for rank, g := range groups {
+		if err := g.Err(); err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	groups[0].Abort(errors.New("enough"))
+	var a *collective.AbortedError
+	if err := groups[1].Err(); !errors.As(err, &a) || !slices.Equal(a.Dead, []int{0}) {
+		t.Errorf("rank 1: %v", err)
+	}
+	if err := (*collective.Group)(nil).Err(); err != nil {
+		t.Error(err)
+	}
+}

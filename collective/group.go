@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
 const lingers = 200 // yields
@@ -234,6 +236,23 @@ func (g *Group) failAs(n notice) {
 	}
 }
 
+// Err is why the group has failed, as its next operation would return it; nil while it has not, and
+// for a nil Group. Once another rank of this host has given up an operation, and may write to its
+// tensors again, it is not nil here, where the ranks share memory. It may be called from any
+// goroutine, and waits for at most a second until the reason is known.
+func (g *Group) Err() error {
+	if g == nil {
+		return nil
+	}
+	if err := g.err(); err != nil {
+		return err
+	}
+	if h := g.host.Load(); h != nil && h.member.Aborted() {
+		return h.outcome(context.Background(), descriptor{}, shm.ErrAborted)
+	}
+	return nil
+}
+
 func (g *Group) err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -306,6 +325,11 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	}
 	if err == nil {
 		err = c.flush()
+	}
+	// Ranks of one host reduce each other's tensors where they lie, and send the sums to other
+	// hosts. They look for an abort in between; this is a second look, by those that receive them.
+	if err == nil && g.levels != nil {
+		err = g.Err()
 	}
 	if err = c.end(err); err == nil && invalid != nil {
 		return d.refuse(invalid)

@@ -206,7 +206,10 @@ func (w *ipcBackend) combine(ctx context.Context, t kernel.Type, op collective.O
 			return err
 		}
 	}
-	return collective.Barrier(ctx, w.group)
+	if err := collective.Barrier(ctx, w.group); err != nil {
+		return err
+	}
+	return w.group.Err() // an aborted rank may have written to its vector while it was read
 }
 
 func (w *ipcBackend) copy(to, from uint64, n int) error {

@@ -215,6 +215,11 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 	ranges := func(i int) []copyRange { return []copyRange{{address: at(vectors[me], all[i]), n: all[i].n * size}} }
 	j := transfer{count: len(all), down: ranges, up: ranges, step: func(i int, b []byte) error {
 		b = b[:all[i].n*size]
+		// The other ranks of this host write to their vectors again once they are aborted, and may
+		// have done so while those were combined.
+		if err := w.local.group.Err(); err != nil {
+			return err
+		}
 		if err := onHost[t].allReduce(ctx, all[i].owners, b, sum); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package shm
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"testing"
 	"unsafe"
@@ -140,5 +141,72 @@ func TestTensorBeyondRegion(t *testing.T) {
 	})
 	if errs[0] == nil || errs[1] != nil {
 		t.Error(errs)
+	}
+}
+
+// TestDirectAfterAbort: a member that is aborted returns, and its caller changes its data, while
+// another one reads that for the last time. The other one does not take what it has read for a
+// result.
+func TestDirectAfterAbort(t *testing.T) {
+	const n = 8 << 20
+	for name, operate := range map[string]func(m *Member, data []byte, combine func(dst, a, b []byte)) error{
+		"AllReduce": func(m *Member, data []byte, combine func(dst, a, b []byte)) error {
+			return m.AllReduce(background, Desc{1}, data, &Reduction{Size: 1, Combine: combine})
+		},
+		"Reduce": func(m *Member, data []byte, combine func(dst, a, b []byte)) error {
+			return m.Reduce(background, Desc{1}, data, 2, &Reduction{Size: 1, Combine: combine})
+		},
+		"Fold": func(m *Member, data []byte, combine func(dst, a, b []byte)) error {
+			half := n / 2
+			f := &Folding{Size: 1, Operands: []Operand{{0, 0}, {1, 0}}, Most: 1,
+				Block: func(target []byte, operands [][]byte) { combine(target, operands[0], operands[1]) }}
+			done, err := m.Fold(background, Desc{1}, [][]byte{data[:half]}, data[half:], f)
+			if !done && err == nil {
+				err = errors.New("was not done where the operands lie")
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			members := gathering(t, 2, nil)
+			defer leave(t, members)
+			data := [2][]byte{}
+			for i := range data {
+				var err error
+				if data[i], err = Alloc(n); err != nil {
+					t.Fatal(err)
+				}
+				defer Free(data[i])
+				for j := range data[i] {
+					data[i][j] = 1
+				}
+			}
+			inLast, goOn := make(chan bool), make(chan bool)
+			last := uintptr(unsafe.Pointer(&data[1][n-1]))
+			combine := func(dst, a, b []byte) {
+				if uintptr(unsafe.Pointer(&dst[len(dst)-1])) == last { // the last block of the last round
+					close(inLast)
+					<-goOn
+				}
+				for i := range dst {
+					dst[i] = a[i] + b[i]
+				}
+			}
+			ends := [2]chan error{make(chan error, 1), make(chan error, 1)}
+			for i, m := range members {
+				go func() { ends[i] <- operate(m, data[i], combine) }()
+			}
+			<-inLast
+			members[0].Abort()
+			<-ends[0]
+			for j := range data[0] {
+				data[0][j] = 77
+			}
+			close(goOn)
+			wantErr(t, <-ends[1], ErrAborted)
+			if data[1][n-1] != 78 {
+				t.Errorf("the last byte is %d: what was changed has not been read", data[1][n-1])
+			}
+		})
 	}
 }

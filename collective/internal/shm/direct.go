@@ -150,12 +150,16 @@ func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction)
 }
 
 // reduceOwn reduces this member's part straight from the others' data into its own. Nothing else
-// becomes of their data before they have arrived at the next operation, with this member.
+// becomes of their data before they have arrived at the next operation, with this member, unless
+// they are aborted, for which it looks after its last read.
 func (m *Member) reduceOwn(r *Reduction) error {
 	last := m.roundsOf(len(m.dst[0]))
 	var err error
 	for t := 0; t < last && err == nil; t++ {
 		err = m.reduceDirect(t, r)
+	}
+	if err == nil && m.aborted() {
+		err = ErrAborted
 	}
 	m.finish(last)
 	clear(m.regions.tensors)

@@ -185,6 +185,14 @@ func (m *Member) Abort() {
 	}
 }
 
+// Aborted reports whether operations return [ErrAborted]. It may be called from any goroutine; after
+// Close it is false.
+func (m *Member) Aborted() bool {
+	m.life.RLock()
+	defer m.life.RUnlock()
+	return !m.closed && m.aborted()
+}
+
 // Gone says that another member has called Close, or will, and calls no more operations: those that
 // need it, the one under way too, return a [*LeftError]. What it has called before can still be
 // finished. It may be called from any goroutine; after Close it does nothing.
