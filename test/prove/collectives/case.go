@@ -37,16 +37,24 @@ type subset struct {
 
 // disturbance is a disturbance of a rank at a step.
 type disturbance struct {
-	Rank, Step int    // step −1: before the rank connects
-	Kind       string // late or stop
+	Rank, Step int    // step −1: before the rank connects, for late and stop
+	Kind       string // late, stop, abort or cancel
 	After      int    `json:",omitempty"` // microseconds after the start of the step
-	For        int    // milliseconds
+	For        int    `json:",omitempty"` // milliseconds; for late and stop
 }
 
 const (
-	late = "late" // the rank begins the step later
-	stop = "stop" // its process is suspended by SIGSTOP and continued
+	late   = "late"   // the rank begins the step later
+	stop   = "stop"   // its process is suspended by SIGSTOP and continued
+	abort  = "abort"  // the rank aborts the group of all ranks
+	cancel = "cancel" // the context of its operations ends
 )
+
+// aborts reports whether a rank ends the groups of all ranks, whose operations may fail then. What
+// succeeds nevertheless has the right result.
+func (p *program) aborts() bool {
+	return slices.ContainsFunc(p.Disturbed, func(d disturbance) bool { return d.Kind == abort || d.Kind == cancel })
+}
 
 // step is an operation of all ranks of a group, repeated Times times.
 type step struct {
@@ -292,7 +300,11 @@ func (p *program) String() string {
 		fmt.Fprintf(&b, "  step %d: %s\n", i, &p.Steps[i])
 	}
 	for _, d := range p.Disturbed {
-		fmt.Fprintf(&b, "  rank %d: %s for %d ms, %d µs after the beginning of step %d\n", d.Rank, d.Kind, d.For, d.After, d.Step)
+		fmt.Fprintf(&b, "  rank %d: %s", d.Rank, d.Kind)
+		if d.For > 0 {
+			fmt.Fprintf(&b, " for %d ms", d.For)
+		}
+		fmt.Fprintf(&b, ", %d µs after the beginning of step %d\n", d.After, d.Step)
 	}
 	return b.String()
 }

@@ -309,11 +309,12 @@ func (c *crew) wrong(class string, step int, text string) {
 func (c *crew) judge() {
 	steps := c.program.Steps
 	last := len(steps) - 1
+	aborts := c.program.aborts()
 	ends := last >= 0 && steps[last].Wrong != nil && steps[last].Wrong.Rank >= 0
 	for _, consequence := range []bool{false, true} {
 		for _, m := range c.ranks {
 			v := m.verdict
-			if v == nil || v.Class == "" || (v.Class == classAborted) != consequence {
+			if v == nil || v.Class == "" || (v.Class == classAborted) != consequence || consequence && aborts {
 				continue
 			}
 			if ends && v.Step == last && (v.Class == classMismatch || c.mayDiffer(m.rank, last, v.Class)) {

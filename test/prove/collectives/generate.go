@@ -13,6 +13,7 @@ const (
 	usualBytes = 512 << 20
 	mostBytes  = 2 << 30
 	mostSteps  = 10
+	abortBytes = 256 << 20 // of the step in which a rank ends the groups
 )
 
 // dice is a seeded random generator.
@@ -68,7 +69,26 @@ func generate(seed uint64) *program {
 		}
 		p.Disturbed = append(p.Disturbed, x)
 	}
+	if d.chance(15) {
+		p.abort(d)
+	}
 	return p.tidy()
+}
+
+// abort has a rank end the groups during a step, which is often one that ranks of a host reduce
+// where their tensors lie.
+func (p *program) abort(d dice) {
+	x := disturbance{Rank: d.IntN(p.ranks()), Step: d.IntN(len(p.Steps)), Kind: pick(d, []int{3, 1}, abort, cancel), After: d.IntN(1 + 1<<d.IntN(18))}
+	if d.chance(60) {
+		s := step{Do: pick(d, []int{3, 1, 1}, allReduce, async, grouped), Type: one(d, types), Op: one(d, []string{"sum", "average", "max"}), Alloc: true,
+			Times: 1 + d.IntN(4)}
+		s.Count = min(32<<20, abortBytes/p.ranks()/s.Times) / widthOf(s.Type)
+		if s.several() {
+			s.Tensors, s.Count = []int{s.Count}, 0
+		}
+		p.Steps[x.Step] = s
+	}
+	p.Disturbed = append(p.Disturbed, x)
 }
 
 // connect draws the connections between ranks.

@@ -42,7 +42,7 @@ func TestGenerate(t *testing.T) {
 	}
 	want := slices.Concat(operations, types, []string{"sum", "average", "min", "max", "product", "adasum", "shared memory",
 		"shared memory and TCP", "shared memory and TLS", "TCP", "TLS", "in a subset", "in the background", "blocking", "refused on one",
-		"refused on all", late, stop, "0: 0 B", "1: to 64 B", "2: to 64 KiB", "3: to 1 MiB", "4: to 16 MiB", "5: to 64 MiB", "6: to 256 MiB"})
+		"refused on all", late, stop, abort, cancel, "0: 0 B", "1: to 64 B", "2: to 64 KiB", "3: to 1 MiB", "4: to 16 MiB", "5: to 64 MiB", "6: to 256 MiB"})
 	for _, ways := range []map[string][]string{waysWrong, waysInvalid} {
 		for do, all := range ways {
 			for _, how := range all {
@@ -53,6 +53,22 @@ func TestGenerate(t *testing.T) {
 	for _, what := range want {
 		if !seen[what] {
 			t.Errorf("no program has %q", what)
+		}
+	}
+}
+
+// TestJudgeAborts: where a rank ends the groups, the others may fail for that, and for nothing else.
+func TestJudgeAborts(t *testing.T) {
+	for _, c := range []struct {
+		kind, class, want string
+	}{
+		{late, classAborted, classAborted}, {abort, classAborted, ""}, {cancel, classAborted, ""}, {abort, classWrong, classWrong},
+		{abort, classOther, classOther}, {abort, "", ""},
+	} {
+		p := &program{Hosts: []int{2}, Steps: []step{{Do: barrier, Times: 1}}, Disturbed: []disturbance{{Kind: c.kind}}}
+		r := &crew{program: p, ranks: []*member{{verdict: &verdict{Class: classAborted}}, {verdict: &verdict{Class: c.class}}}}
+		if r.judge(); r.outcome.Class != c.want {
+			t.Errorf("%s, a rank's error %q: judged %q", c.kind, c.class, r.outcome.Class)
 		}
 	}
 }

@@ -6,7 +6,7 @@
 //
 // A seed determines a program (generate.go): hosts (addresses 127.0.0.1, 127.0.0.2, …), ranks,
 // their connections, the steps of all ranks, and disturbances: small socket buffers, busy loops,
-// suspended processes, late ranks. Results are compared bit by bit with those of one process
+// suspended processes, late ranks, ranks that end the groups. Results are compared bit by bit with those of one process
 // (reference.go); invalid calls must be refused on every rank. A program in which no rank makes
 // progress (ticks.go) hangs: each rank's activity, connections and stacks are reported, and the
 // program is shrunk (shrink.go) to one that can be repeated with -program.

@@ -48,7 +48,7 @@ type turnOf[T collective.Element] struct {
 
 func performOf[T collective.Element](p *performer) error {
 	s := p.step
-	t := &turnOf[T]{performer: p, ctx: context.Background(), op: opOf(s.Op)}
+	t := &turnOf[T]{performer: p, ctx: p.ctx, op: opOf(s.Op)}
 	if s.Wrong != nil {
 		return t.refused()
 	}
@@ -66,10 +66,25 @@ func performOf[T collective.Element](p *performer) error {
 	}()
 	for t.turn = range s.Times {
 		if err := t.once(); err != nil {
+			spoil(t.room...)
 			return fmt.Errorf("turn %d: %w", t.turn, err)
 		}
 	}
 	return nil
+}
+
+// spoil overwrites tensors, as the caller of an operation may once that has returned an error: no
+// other rank may take what it reads there for a result.
+func spoil[T collective.Element](tensors ...[]T) {
+	for _, data := range tensors {
+		if len(data) == 0 {
+			continue
+		}
+		data[0] = fromFloat[T](77)
+		for done := 1; done < len(data); done *= 2 {
+			copy(data[done:], data[:done])
+		}
+	}
 }
 
 func room[T collective.Element](count int, alloc bool) ([]T, error) {
@@ -518,13 +533,28 @@ func (t *turnOf[T]) inBackground() error {
 	for _, i := range order {
 		handles[i] = collective.AllReduceAsyncWith(t.ctx, t.g, t.name(i), data[i], t.op, o)
 	}
-	var first error
-	for _, h := range handles {
-		if err := h.Wait(); first == nil {
-			first = err
+	return t.settle(handles, data, everybody(t.g.Size()))
+}
+
+// settle waits for operations in the background, and checks the results of those that succeed, also
+// where others fail.
+func (t *turnOf[T]) settle(handles []*collective.Handle, data [][]T, ranks []int) error {
+	errs := make([]error, len(handles))
+	for i, h := range handles {
+		if errs[i] = h.Wait(); errs[i] != nil {
+			spoil(data[i])
 		}
 	}
-	return t.judgeAll(first, data, everybody(t.g.Size()))
+	var first error
+	for i, err := range errs {
+		if err = t.judge(err, data[i], i, t.step.Compress, ranks); err == nil {
+			continue
+		}
+		if first == nil || classOf(err) == classWrong && classOf(first) != classWrong {
+			first = fmt.Errorf("tensor %d: %w", i, err)
+		}
+	}
+	return first
 }
 
 // remote is a vector that only its own methods can access.
@@ -560,13 +590,7 @@ func (t *turnOf[T]) elsewhere() error {
 	for i := range data {
 		vectors[i] = collective.Elsewhere{Name: t.name(i), Type: kernelTypes[t.step.Type], Count: len(data[i]), Work: &remote[T]{data[i], t.op}}
 	}
-	var first error
-	for _, h := range collective.AllReduceElsewhere(t.ctx, t.g, t.op, vectors...) {
-		if err := h.Wait(); first == nil {
-			first = err
-		}
-	}
-	return t.judgeAll(first, data, everybody(t.g.Size()))
+	return t.settle(collective.AllReduceElsewhere(t.ctx, t.g, t.op, vectors...), data, everybody(t.g.Size()))
 }
 
 // join makes some ranks join while the others still reduce.
@@ -583,13 +607,7 @@ func (t *turnOf[T]) join() error {
 		for _, i := range t.order() {
 			handles[i] = collective.AllReduceAsync(t.ctx, t.g, t.name(i), data[i], t.op)
 		}
-		var first error
-		for _, h := range handles {
-			if err := h.Wait(); first == nil {
-				first = err
-			}
-		}
-		if err := t.judgeAll(first, data, working); err != nil {
+		if err := t.settle(handles, data, working); err != nil {
 			return err
 		}
 	}

@@ -74,6 +74,9 @@ func (w *wrongResult) Error() string { return w.text }
 // errAccepted: an invalid call was not refused.
 var errAccepted = errors.New("an invalid call was not refused")
 
+// errSeeded is why a program has a rank abort the group.
+var errSeeded = errors.New("the program wants it so")
+
 func classOf(err error) string {
 	var w *wrongResult
 	var m *collective.MismatchError
@@ -86,7 +89,7 @@ func classOf(err error) string {
 		return classAccepted
 	case errors.As(err, &m):
 		return classMismatch
-	case errors.Is(err, collective.ErrAborted):
+	case errors.Is(err, collective.ErrAborted), errors.Is(err, context.Canceled):
 		return classAborted
 	}
 	return classOther
@@ -96,7 +99,9 @@ func classOf(err error) string {
 type actor struct {
 	duty
 	groups []*collective.Group // by number; nil: this rank is not in it
-	at     atomic.Int64        // the last step that began
+	ctx    context.Context     // of its operations
+	cancel context.CancelFunc
+	at     atomic.Int64 // the last step that began
 
 	sayMu sync.Mutex
 	out   *json.Encoder
@@ -123,6 +128,8 @@ func asRank() error {
 	in := json.NewDecoder(os.Stdin)
 	a := &actor{out: json.NewEncoder(os.Stdout), lanes: map[laneKey]chan func(){}}
 	a.at.Store(-1)
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	defer a.cancel()
 	if err := in.Decode(&a.duty); err != nil {
 		return err
 	}
@@ -292,6 +299,15 @@ func (a *actor) disturb(step int) {
 		case d.Rank != a.Rank || d.Step != step:
 		case d.Kind == late:
 			time.Sleep(time.Duration(d.For) * time.Millisecond)
+		case d.Kind == abort || d.Kind == cancel:
+			go func() {
+				time.Sleep(time.Duration(d.After) * time.Microsecond)
+				if d.Kind == cancel {
+					a.cancel()
+				} else {
+					a.groups[0].Abort(errSeeded)
+				}
+			}()
 		default:
 			go func() {
 				time.Sleep(time.Duration(d.After) * time.Microsecond)

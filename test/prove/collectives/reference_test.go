@@ -80,7 +80,7 @@ func TestSmallPrograms(t *testing.T) {
 		c := &crew{program: p}
 		var all sync.WaitGroup
 		for rank, g := range collective.Local(p.ranks()) {
-			a := &actor{duty: duty{p, rank, "", nil}, out: json.NewEncoder(io.Discard), lanes: map[laneKey]chan func(){}, groups: []*collective.Group{g}}
+			a := &actor{ctx: t.Context(), duty: duty{p, rank, "", nil}, out: json.NewEncoder(io.Discard), lanes: map[laneKey]chan func(){}, groups: []*collective.Group{g}}
 			c.ranks = append(c.ranks, &member{rank: rank, verdict: &a.verdict})
 			all.Go(func() {
 				if err := a.divide(); err != nil {
