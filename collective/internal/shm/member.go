@@ -185,8 +185,8 @@ func (m *Member) Abort() {
 	}
 }
 
-// Aborted reports whether operations return [ErrAborted]. It may be called from any goroutine; after
-// Close it is false.
+// Aborted reports whether operations return [ErrAborted]. It may be called from any goroutine;
+// after Close it is false.
 func (m *Member) Aborted() bool {
 	m.life.RLock()
 	defer m.life.RUnlock()

@@ -57,7 +57,8 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// TestJudgeAborts: where a rank ends the groups, the others may fail for that, and for nothing else.
+// TestJudgeAborts: where a rank ends the groups, the others may fail for that, and for nothing
+// else.
 func TestJudgeAborts(t *testing.T) {
 	for _, c := range []struct {
 		kind, class, want string

@@ -6,10 +6,11 @@
 //
 // A seed determines a program (generate.go): hosts (addresses 127.0.0.1, 127.0.0.2, …), ranks,
 // their connections, the steps of all ranks, and disturbances: small socket buffers, busy loops,
-// suspended processes, late ranks, ranks that end the groups. Results are compared bit by bit with those of one process
-// (reference.go); invalid calls must be refused on every rank. A program in which no rank makes
-// progress (ticks.go) hangs: each rank's activity, connections and stacks are reported, and the
-// program is shrunk (shrink.go) to one that can be repeated with -program.
+// suspended processes, late ranks, ranks that end the groups and write to their tensors at once.
+// Results are compared bit by bit with those of one process (reference.go); invalid calls must be
+// refused on every rank. A program in which no rank makes progress (ticks.go) hangs: each rank's
+// activity, connections and stacks are reported, and the program is shrunk (shrink.go) to one that
+// can be repeated with -program.
 //
 // Exit status: 0 success; 1 a program failed; 2 invalid flags; 130 interrupted.
 package main
