@@ -48,13 +48,27 @@ func (e *ParseError) Error() string {
 // A line may be blank, may end in CRLF, and may contain a comment, from a # at its beginning or
 // after white space to its end. A line without slots has defaultSlots; if that is negative, such a
 // line is an error. A host of 0 slots is known but takes no workers. A host that is listed twice
-// with the same slots counts once, at its first position; with different slots it is an error. A
-// bare IPv6 address is accepted only if its last part cannot be a number of slots. An empty text is
-// an empty list.
+// with the same slots counts once, at its first position; with different slots it is an error.
+// Names that differ only in case are one host, as it is first written. A bare IPv6 address is
+// accepted only if its last part cannot be a number of slots. An empty text is an empty list.
 //
 // Every error is a *ParseError. The caller owns the result.
 func ParseHosts(text string, defaultSlots int) ([]Host, error) {
+	return parseLines(text, newListing(defaultSlots, "on line"))
+}
+
+// ParseHostfile parses a hostfile: the format of ParseHosts, but the slots of a host that is listed
+// again are added up, as mpirun does. Batch systems write such files, a line for each slot.
+func ParseHostfile(text string, defaultSlots int) ([]Host, error) {
 	b := newListing(defaultSlots, "on line")
+	b.sums = true
+	return parseLines(text, b)
+}
+
+func parseLines(text string, b *listing) ([]Host, error) {
+	if strings.HasPrefix(text, "\xff\xfe") || strings.HasPrefix(text, "\xfe\xff") {
+		return nil, &ParseError{Line: 1, Text: shorten(text), Reason: "the text is in UTF-16; UTF-8 is wanted"}
+	}
 	text = strings.TrimPrefix(text, "\ufeff") // byte order mark
 	number := 0
 	for line := range strings.SplitSeq(text, "\n") {
@@ -71,12 +85,17 @@ func ParseHosts(text string, defaultSlots int) ([]Host, error) {
 }
 
 // ParseHostList parses the hosts of a command line: items separated by commas, each in the format
-// of a line of ParseHosts without comments. Empty items are errors. Every error is a *ParseError
-// with the item's number.
+// of a line of ParseHostfile without comments. A comma may follow the last item; other empty items
+// are errors. Every error is a *ParseError with the item's number.
 func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 	b := newListing(defaultSlots, "in item")
+	b.sums = true
 	number := 0
-	for item := range strings.SplitSeq(list, ",") {
+	items := strings.Split(list, ",")
+	if last := len(items) - 1; last > 0 && strings.TrimSpace(items[last]) == "" {
+		items = items[:last]
+	}
+	for _, item := range items {
 		number++
 		reason := "missing host"
 		if words := strings.Fields(item); len(words) > 0 {
@@ -94,6 +113,7 @@ func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 // use.
 func CheckHosts(hosts []Host) error {
 	b := newListing(-1, "as host")
+	b.exact = true
 	for i, h := range hosts {
 		reason := nameFault(h.Name)
 		switch {
@@ -105,7 +125,7 @@ func CheckHosts(hosts []Host) error {
 		default:
 			before := len(b.hosts)
 			if reason = b.keep(i+1, h); reason == "" && len(b.hosts) == before {
-				reason = fmt.Sprintf("listed before, as host %d", b.seen[h.Name])
+				reason = fmt.Sprintf("listed before, as host %d", b.seen[h.Name].number)
 			}
 		}
 		if reason != "" {
@@ -126,18 +146,36 @@ func withoutComment(line string) string {
 	return line
 }
 
+// SameButCase returns two names of hosts that differ only in case, or "" twice where there are
+// none. They are one machine wherever names are those of DNS.
+func SameButCase(hosts []Host) (first, second string) {
+	seen := make(map[string]string, len(hosts))
+	for _, h := range hosts {
+		folded := strings.ToLower(h.Name)
+		if before, again := seen[folded]; again && before != h.Name {
+			return before, h.Name
+		}
+		seen[folded] = h.Name
+	}
+	return "", ""
+}
+
 // listing collects hosts. Its methods return why a host is refused, or "".
 type listing struct {
 	defaultSlots int
 	where        string // what the numbers count, such as "on line"
+	sums         bool   // the slots of a host that is listed again are added up
+	exact        bool   // names that differ in case are different hosts
 	hosts        []Host
-	seen         map[string]int // number of the line or item of a host
-	slots        map[string]int
+	seen         map[string]place
 	total        int
 }
 
+// place is where a host is in a listing: the number of its line or item, and its index in hosts.
+type place struct{ number, at int }
+
 func newListing(defaultSlots int, where string) *listing {
-	return &listing{defaultSlots: defaultSlots, where: where, seen: map[string]int{}, slots: map[string]int{}}
+	return &listing{defaultSlots: defaultSlots, where: where, seen: map[string]place{}}
 }
 
 // add adds the host in the words of a line. There must be at least one word.
@@ -146,13 +184,22 @@ func (b *listing) add(number int, words []string) string {
 	if reason != "" {
 		return reason
 	}
-	for _, word := range words[1:] {
+	for i, word := range words[1:] {
 		key, value, found := strings.Cut(word, "=")
 		switch {
+		case key == "slots" && (!found || value == "" && i+2 < len(words)):
+			return "blanks around the = of slots=n; leave them out"
+		case !found && isNumber(word) && len(words) > 2:
+			return fmt.Sprintf("%q after the host is not of the form slots=n; "+
+				`of a file of Grid Engine, give what awk '{print $1":"$2}' "$PE_HOSTFILE" prints`, word)
+		case !found && HasSlots(word):
+			return fmt.Sprintf("%q after the host is not of the form slots=n; other hosts follow after a comma (-H) or on their own line", shorten(word))
 		case !found:
 			return fmt.Sprintf("%q after the host is not of the form slots=n", shorten(word))
+		case key == "max_slots" || key == "max-slots":
+			return fmt.Sprintf("%q is not known; leave it out: a host never has more workers than slots=n says", key)
 		case key != "slots":
-			return fmt.Sprintf("%q is not known; only slots=n may follow a host", shorten(key))
+			return fmt.Sprintf("%q is not known; only slots=n may follow a host: leave it out", shorten(key))
 		case slots != "":
 			return "slots given twice"
 		case value == "":
@@ -170,24 +217,44 @@ func (b *listing) add(number int, words []string) string {
 	return b.keep(number, Host{Name: name, Slots: n})
 }
 
-// keep appends the host unless it is listed already.
+// HasSlots returns whether the word is a host with a number of slots, such as node1:2. No command
+// has such a name.
+func HasSlots(word string) bool {
+	name, slots, reason := splitSlots(word)
+	return reason == "" && isNumber(slots) && nameFault(name) == ""
+}
+
+// keep appends the host, or does what is due where it is listed already.
 func (b *listing) keep(number int, h Host) string {
-	if first, again := b.seen[h.Name]; again {
-		if b.slots[h.Name] != h.Slots {
-			return fmt.Sprintf("host %s has %d slots here but %d %s %d", h.Name, h.Slots, b.slots[h.Name], b.where, first)
+	key := h.Name
+	if !b.exact {
+		key = strings.ToLower(key)
+	}
+	before, again := b.seen[key]
+	if again && !b.sums {
+		if had := b.hosts[before.at].Slots; had != h.Slots {
+			return fmt.Sprintf("host %s has %d slots here but %d %s %d", h.Name, h.Slots, had, b.where, before.number)
 		}
 		return ""
 	}
 	if b.total += h.Slots; b.total > maxTotalSlots {
 		return fmt.Sprintf("more than %d slots in all", maxTotalSlots)
 	}
-	b.seen[h.Name], b.slots[h.Name] = number, h.Slots
+	if again {
+		kept := &b.hosts[before.at]
+		if kept.Slots += h.Slots; kept.Slots > MaxSlots {
+			return tooManySlots + " together with those before"
+		}
+		return ""
+	}
+	b.seen[key] = place{number, len(b.hosts)}
 	b.hosts = append(b.hosts, h)
 	return ""
 }
 
 const (
 	noNumber     = "slots are not a number"
+	colonsHint   = "two colons, where host:slots has one; a port is given by --ssh-port, or by Port in ssh's configuration"
 	bracketsHint = "an IPv6 address and its slots are written [address]:slots"
 )
 
@@ -241,7 +308,12 @@ func splitSlots(word string) (name, slots, reason string) {
 	name, slots = word[:last], word[last+1:]
 	if strings.Contains(name, ":") {
 		// fe80::1:4 may be an address, or fe80::1 with 4 slots: it is ambiguous.
-		if !isV6(word) || isV6(name) && isNumber(slots) {
+		switch {
+		case strings.Count(word, ":") == 2 && !strings.Contains(word, "::") && !strings.ContainsAny(word, ",["):
+			return "", "", colonsHint // no IPv6 address has two colons that are apart
+		case strings.ContainsAny(word, ",["):
+			return "", "", nameFault(word[strings.IndexAny(word, ",["):])
+		case !isV6(word) || isV6(name) && isNumber(slots):
 			return "", "", bracketsHint
 		}
 		return word, "", ""
@@ -264,7 +336,7 @@ func nameFault(name string) string {
 	v6 := isV6(name)
 	for _, r := range name {
 		if !(isAlnum(r) || strings.ContainsRune(".-_", r) || v6 && strings.ContainsRune(":%", r)) {
-			return fmt.Sprintf("%q is not allowed in a host name", r)
+			return fmt.Sprintf("%q is not allowed in a host name%s", r, instead[r])
 		}
 	}
 	if first := rune(name[0]); !v6 && !isAlnum(first) && first != '_' {
@@ -272,6 +344,17 @@ func nameFault(name string) string {
 	}
 	return ""
 }
+
+// instead tells what to do in place of a character that is not allowed in a name.
+var instead = map[rune]string{
+	'@': "; the user is given by User in ssh's configuration, or by --ssh-command 'ssh -l USER'",
+	'[': rangeHint,
+	']': rangeHint,
+	',': "; a list with commas is given to -H; a file has a host on each line",
+	0:   "; is the text in UTF-16? UTF-8 is wanted",
+}
+
+const rangeHint = "; a range of names is written out, a name on each line: scontrol show hostnames 'node[01-04]' prints them"
 
 func isAlnum(r rune) bool {
 	return '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'

@@ -39,6 +39,7 @@ func TestParseHosts(t *testing.T) {
 		{"HF-01 hostfile", "172.31.32.7 slots=8\n172.31.33.9  slots=8\n", hosts{{Name: "172.31.32.7", Slots: 8}, {Name: "172.31.33.9", Slots: 8}}},
 		{"twice the same", "a:2\nb:1\na:2\n", hosts{{Name: "a", Slots: 2}, {Name: "b", Slots: 1}}},
 		{"twice the same by default", "a\na:4\na slots=4\n", hosts{{Name: "a", Slots: 4}}},
+		{"case", "Node1:2\nb:1\nnode1:2\n", hosts{{Name: "Node1", Slots: 2}, {Name: "b", Slots: 1}}},
 		{"all characters", "_Node-7.rack_2:1", hosts{{Name: "_Node-7.rack_2", Slots: 1}}},
 		{"most slots", "a:65536", hosts{{Name: "a", Slots: plan.MaxSlots}}},
 	} {
@@ -67,7 +68,10 @@ var refused = []struct{ line, reason string }{
 	{"a:65537", "more than 65536 slots"},
 	{"a:99999999999999999999", "more than 65536 slots"},
 	{":3", "no name"},
-	{"a:1:2", "[address]:slots"},
+	{"a:1:2", "two colons"},
+	{"node1:2222:4", "--ssh-port"},
+	{"localhost:server2:2", "two colons"},
+	{"node1:2,node2:2", "a host on each line"},
 	{"fe80::1:4", "[address]:slots"},
 	{"1:2:3:4:5:6:7:8:4", "[address]:slots"},
 	{"[::1]4", "[address]:slots"},
@@ -79,15 +83,26 @@ var refused = []struct{ line, reason string }{
 	{"[::1]:x", "not a number"},
 	{"a b", `"b"`},
 	{"a : 2", `":"`},
-	{"a slots=2 max_slots=4", `"max_slots"`},
+	{"a slots=2 max_slots=4", `"max_slots" is not known; leave it out`},
+	{"a slots=2 max-slots=4", `"max-slots" is not known; leave it out`},
+	{"a slots=2 cpus=4", "leave it out"},
+	{"a slots = 2", "leave them out"},
+	{"a slots =2", "leave them out"},
+	{"a slots= 2", "leave them out"},
+	{"a:2 b:2", "a comma (-H)"},
+	{"node01 4 all.q@node01 UNDEFINED", "$PE_HOSTFILE"},
+	{"node[01-04]", "scontrol show hostnames"},
+	{"node[01-04]:8", "scontrol show hostnames"},
 	{"a slots=2 slots=2", "twice"},
 	{"a:2 slots=2", "twice"},
 	{"-oProxyCommand", `'-'`},
 	{".", `'.'`},
-	{"user@a:2", `'@'`},
+	{"user@a:2", `'@' is not allowed in a host name; the user is given by User in ssh's configuration`},
+	{"alice@192.0.2.10 slots=2", "ssh"},
 	{"a#1:2", `'#'`},
 	{"a/b", `'/'`},
 	{"a\x00b", `'\x00'`},
+	{"a\x00:\x001\x00", "UTF-16"},
 	{"bücher", `'ü'`},
 	{"\xff", "name"},
 	{"a,b", `','`},
@@ -161,8 +176,8 @@ func TestParseErrorQuotesLittle(t *testing.T) {
 }
 
 func TestParseHostList(t *testing.T) {
-	got, err := plan.ParseHostList("a:2, b ,[::1]:3,c slots=5,a:2", 4)
-	if want := (hosts{{Name: "a", Slots: 2}, {Name: "b", Slots: 4}, {Name: "::1", Slots: 3}, {Name: "c", Slots: 5}}); err != nil || !slices.Equal(got, want) {
+	got, err := plan.ParseHostList("a:2, b ,[::1]:3,c slots=5,A:2", 4)
+	if want := (hosts{{Name: "a", Slots: 4}, {Name: "b", Slots: 4}, {Name: "::1", Slots: 3}, {Name: "c", Slots: 5}}); err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v; want %v", got, err, want)
 	}
 	for _, c := range []struct {
@@ -171,10 +186,14 @@ func TestParseHostList(t *testing.T) {
 		reason string
 	}{
 		{"", 1, "missing host"},
-		{"a:2,", 2, "missing host"},
+		{",", 1, "missing host"},
+		{",a", 1, "missing host"},
+		{"a:2,,", 2, "missing host"},
 		{"a:2,,b", 2, "missing host"},
 		{"a:2,b:x", 2, "not a number"},
-		{"a:2,b:1,a:3", 3, "in item 1"},
+		{"a:65536,b:1,a:1", 3, "more than 65536 slots together"},
+		{"node[01-04,07]", 1, "scontrol show hostnames"},
+		{"a:2 b:2", 1, "a comma (-H)"},
 		{"a #b", 1, `"#b"`},
 	} {
 		_, err := plan.ParseHostList(c.list, 1)
@@ -184,6 +203,59 @@ func TestParseHostList(t *testing.T) {
 		}
 		if err != nil && !strings.Contains(err.Error(), "item ") {
 			t.Errorf("%v names no item", err)
+		}
+	}
+}
+
+// A list that a program has joined may end with a comma.
+func TestParseHostListTakesACommaAtItsEnd(t *testing.T) {
+	for _, list := range []string{"a:2,b:1,", "a:2,b:1, "} {
+		got, err := plan.ParseHostList(list, 1)
+		if want := (hosts{{Name: "a", Slots: 2}, {Name: "b", Slots: 1}}); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %v, %v; want %v", list, got, err, want)
+		}
+	}
+}
+
+// Batch systems write a line for each slot, as $PBS_NODEFILE has it.
+func TestParseHostfileAddsUp(t *testing.T) {
+	for _, text := range []string{"a\na\nb\nb\n", "a\nb\na\nb\n", "a:1\nb\nA slots=1\nB:1 # again\n"} {
+		got, err := plan.ParseHostfile(text, 1)
+		if want := (hosts{{Name: "a", Slots: 2}, {Name: "b", Slots: 2}}); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
+		}
+	}
+	var parse *plan.ParseError
+	if _, err := plan.ParseHostfile("a:65535\na\na\n", 1); !errors.As(err, &parse) || parse.Line != 3 {
+		t.Errorf("65537 slots: got %v; want an error at line 3", err)
+	}
+	if _, err := plan.ParseHostfile("\xff\xfea\x00\n\x00", 1); !errors.As(err, &parse) || !strings.Contains(parse.Reason, "UTF-16") {
+		t.Errorf("got %v; want an error that names UTF-16", err)
+	}
+}
+
+func TestSameButCase(t *testing.T) {
+	for _, c := range []struct {
+		hosts         hosts
+		first, second string
+	}{
+		{nil, "", ""},
+		{hosts{{Name: "a"}, {Name: "b"}}, "", ""},
+		{hosts{{Name: "gpu02"}, {Name: "b"}, {Name: "GPU02"}}, "gpu02", "GPU02"},
+	} {
+		if first, second := plan.SameButCase(c.hosts); first != c.first || second != c.second {
+			t.Errorf("%v: %q, %q; want %q, %q", c.hosts, first, second, c.first, c.second)
+		}
+	}
+}
+
+func TestHasSlots(t *testing.T) {
+	for word, want := range map[string]bool{
+		"127.0.0.3:1": true, "node2:2": true, "[::1]:2": true,
+		"node2": false, "./train": false, "a:b": false, "python3": false, "::1": false, "C:\\x": false, "": false,
+	} {
+		if got := plan.HasSlots(word); got != want {
+			t.Errorf("HasSlots(%q) = %v", word, got)
 		}
 	}
 }

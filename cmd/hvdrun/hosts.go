@@ -93,7 +93,7 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.origin("hostfile"), err)
 		}
-		if hosts, err = plan.ParseHosts(data, s.defaultSlots()); err != nil {
+		if hosts, err = plan.ParseHostfile(data, s.defaultSlots()); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", s.origin("hostfile"), s.hostfile, err)
 		}
 		if len(hosts) == 0 {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,12 +69,25 @@ func TestSize(t *testing.T) {
 	}
 }
 
+// A blank in place of a comma makes a host the command, which is told.
+func TestHostsWithBlanks(t *testing.T) {
+	s, err := loadArgs(t, "-np 1 -H 127.0.0.1:1", nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &program{stderr: io.Discard}
+	if err := p.runJob(t.Context(), &s, []string{"127.0.0.3:1", "python3"}, nil); err == nil || !strings.Contains(err.Error(), "separated by commas") {
+		t.Errorf("%v", err)
+	}
+}
+
 // Horovod's HF-01.
 func TestHostfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	for _, c := range []struct{ text, want string }{
 		{"172.31.32.7 slots=8\n172.31.33.9 slots=8\n", "[172.31.32.7:8 172.31.33.9:8]"},
 		{"\n# ours\na:1\r\nb\n", "[a:1 b:5]"},
+		{"a\nb\na\nb\n", "[a:10 b:10]"},
 		{"a slots=x\n", "--hostfile: " + path + ": plan: line 1"},
 		{"# none\n", "--hostfile: " + path + " names no host"},
 	} {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,6 +37,10 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string, c *
 	fixed, err := s.fixedHosts()
 	if err != nil {
 		return err
+	}
+	if s.hosts != "" && plan.HasSlots(command[0]) {
+		return fmt.Errorf("%s: %q, which follows the hosts, would be the command: hosts are separated by commas, without blanks: -H %s,%[2]s",
+			s.origin("hosts"), command[0], s.hosts)
 	}
 	size, err := s.size(fixed)
 	if err != nil {
@@ -101,8 +106,12 @@ func (s *settings) checkCommand(program string) error {
 	}
 	_, err := exec.LookPath(program)
 	if errors.Is(err, exec.ErrNotFound) && !strings.Contains(program, "/") { // launch.Local looks there too
-		if _, hereErr := exec.LookPath(here); hereErr == nil {
+		_, hereErr := exec.LookPath(here)
+		switch {
+		case hereErr == nil:
 			return nil
+		case errors.Is(hereErr, fs.ErrPermission):
+			return fmt.Errorf("the command cannot be run: %w (it is there: make it executable by chmod +x %s)", hereErr, here)
 		}
 	}
 	if err != nil && !errors.Is(err, exec.ErrDot) {
