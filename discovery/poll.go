@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,7 +39,8 @@ type Poll struct {
 	// that is passed on. It is called from one goroutine at a time and must not block. Nil: it is
 	// not called.
 	Stands func()
-	// Log takes failures and recoveries. Nil: logrus.StandardLogger().
+	// Log takes failures and recoveries: of failures in a row those that differ from the one
+	// before, and else the first, second, fourth, eighth and so on. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
@@ -184,15 +186,16 @@ func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(c
 
 // keeper holds the last good list.
 type keeper struct {
-	found     func([]plan.Host)
-	stands    func() // may be nil
-	log       logrus.FieldLogger
-	known     bool
-	last      []plan.Host
-	confirmed time.Time // when the source last stood by the list
-	failures  int       // since then
-	settle    *settle   // nil: every list counts as it is
-	kept      int       // hosts that still count, though the list lacks them
+	found      func([]plan.Host)
+	stands     func() // may be nil
+	log        logrus.FieldLogger
+	known      bool
+	last       []plan.Host
+	confirmed  time.Time // when the source last stood by the list
+	failures   int       // since then
+	complained complaint
+	settle     *settle // nil: every list counts as it is
+	kept       int     // hosts that still count, though the list lacks them
 }
 
 // take checks a list and hands it on where it is news.
@@ -203,7 +206,7 @@ func (k *keeper) take(hosts []plan.Host) error {
 	if k.failures > 0 {
 		k.log.WithField("failures", k.failures).Info("discovery: the source answers again")
 	}
-	k.failures, k.confirmed = 0, time.Now()
+	k.failures, k.complained, k.confirmed = 0, complaint{}, time.Now()
 	if k.stands != nil {
 		k.stands()
 	}
@@ -212,6 +215,9 @@ func (k *keeper) take(hosts []plan.Host) error {
 		return nil
 	}
 	k.known, k.last = true, hosts
+	if first, second := plan.SameButCase(hosts); first != "" {
+		k.log.Warnf("discovery: the hosts %s and %s differ in case only: if they are one machine, it gets the workers of both", first, second)
+	}
 	k.found(slices.Clone(hosts))
 	return nil
 }
@@ -237,10 +243,35 @@ func checkList(hosts []plan.Host) error {
 	return nil
 }
 
-// failed logs a failure and returns the age of the list that stays.
+// complaint is which failure of a row was logged last.
+type complaint struct {
+	text string // without digits: ports and counters do not make another failure of it
+	next int    // failures in a row until it is logged again
+}
+
+// due returns whether the failure with that number in its row is to be logged: where its text
+// changes, and otherwise each time that there are twice as many.
+func (c *complaint) due(err error, number int) bool {
+	text := strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return -1
+		}
+		return r
+	}, err.Error())
+	if text == c.text && number < c.next {
+		return false
+	}
+	c.text, c.next = text, 2*number
+	return true
+}
+
+// failed logs a failure, if it is due, and returns the age of the list that stays.
 func (k *keeper) failed(err error) time.Duration {
 	k.failures++
 	age := time.Since(k.confirmed)
+	if !k.complained.due(err, k.failures) {
+		return age
+	}
 	k.log.WithError(err).WithField("age", age.Round(time.Millisecond)).WithField("failures", k.failures).
 		Warn("discovery: failed; the last list of hosts stays")
 	return age

@@ -191,6 +191,34 @@ func TestPollLaterFailureKeepsTheList(t *testing.T) {
 	})
 }
 
+// What fails all night fills no log; what fails in another way is told at once.
+func TestPollLogsALastingFailureEverMoreSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := []answer{{hosts: "a:1"}}
+		for i := range 1000 {
+			answers = append(answers, answer{err: fmt.Errorf("connection %d refused", i)})
+		}
+		answers = append(answers, answer{err: errDown}, answer{err: errDown})
+		h := poll(Poll{Source: &asked{answers: answers}}, 1002500*time.Millisecond)
+		if got := h.messages(logrus.WarnLevel); len(h.failures) != 1002 || len(got) != 10+1 {
+			t.Errorf("%d failures, %d lines: %q", len(h.failures), len(got), got)
+		}
+		if last := h.log.LastEntry().Data; last["failures"] != 1001 || !errors.Is(last[logrus.ErrorKey].(error), errDown) {
+			t.Errorf("the last line says %v", last)
+		}
+	})
+}
+
+func TestPollWarnsOfNamesThatDifferInCase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &asked{answers: []answer{{hosts: "gpu02:1 b:1 GPU02:1"}, {hosts: "gpu02:1 b:1 GPU02:1"}, {hosts: "b:1"}}}
+		h := poll(Poll{Source: source}, 10*time.Second)
+		if got := h.messages(logrus.WarnLevel); len(got) != 1 || !strings.Contains(got[0], "gpu02 and GPU02 differ in case") {
+			t.Errorf("warnings: %q", got)
+		}
+	})
+}
+
 func TestPollNeedsNobodyToHearOfFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, _ := logtest.NewNullLogger()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -123,6 +124,8 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	switch {
 	case len(out) > maxScriptOutput:
 		return nil, fmt.Errorf("discovery: script killed: %w", errTooMuchOutput)
+	case err != nil && proc.ExplainCommand(s.Command) != "":
+		return nil, fmt.Errorf("discovery: script %w: %s: %s", err, strings.Fields(s.Command)[0], proc.ExplainCommand(s.Command))
 	case err != nil && last != "":
 		return nil, fmt.Errorf("discovery: script %w: %s", err, last)
 	case err != nil:

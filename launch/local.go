@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -77,12 +76,7 @@ func fork(path string, s Spec, files []uintptr) (*proc.Tree, error) {
 		c.Mark = plan.EnvIncarnation + "=" + s.Incarnation
 	}
 	tree, err := proc.Fork(c)
-	if errors.Is(err, syscall.ENOENT) {
-		if _, statErr := os.Stat(inDir(s.Dir, path)); statErr == nil {
-			err = fmt.Errorf("its interpreter is missing: %w", err)
-		}
-	}
-	return tree, s.As.Explain(err, s.Dir, path)
+	return tree, s.As.Explain(proc.ExplainStart(err, inDir(s.Dir, path)), s.Dir, path)
 }
 
 // lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it,

@@ -58,7 +58,7 @@ func TestStartErrorText(t *testing.T) {
 		{launch.Spec{Command: []string{"true"}, Dir: "/no/such"},
 			`launch: cannot start "true": working directory: stat /no/such: no such file or directory`},
 		{launch.Spec{Command: []string{noInterpreter}},
-			fmt.Sprintf(`launch: cannot start %q: its interpreter is missing: no such file or directory`, noInterpreter)},
+			fmt.Sprintf(`launch: cannot start %q: its interpreter /no/such/interpreter is missing: no such file or directory`, noInterpreter)},
 		{launch.Spec{Command: []string{"true", "a\x00b"}}, `launch: cannot start "true": invalid argument`},
 	} {
 		err := launch.Local{}.Run(t.Context(), test.spec, nil)

@@ -20,7 +20,8 @@ const (
 )
 
 // LocalHosts returns for each of the hosts whether its name or address stands for this machine:
-// localhost, loopback addresses, its own name, and all that resolves to one of its addresses. It
+// localhost, loopback addresses, its own name, also the first part of that alone where no other
+// machine is found by it, and all that resolves to one of its addresses. It
 // resolves the names side by side, and blocks for 10 seconds at most: names that are not resolved
 // by then, or within 2 seconds each, are not this machine's. When ctx ends it returns its cause at
 // once.
@@ -98,13 +99,15 @@ func (o own) has(ctx context.Context, host string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
-	addrs, _ := o.resolve(ctx, "ip", host) // none: it is not ours
+	addrs, _ := o.resolve(ctx, "ip", host)
 	for _, addr := range addrs {
 		if o.is(addr) {
 			return true
 		}
 	}
-	return false
+	// The first part of the own name, where no name service has it for another machine.
+	short, _, _ := strings.Cut(o.name, ".")
+	return len(addrs) == 0 && short != "" && strings.EqualFold(host, short)
 }
 
 func (o own) is(addr netip.Addr) bool {

@@ -71,6 +71,23 @@ func TestLocalHosts(t *testing.T) {
 	}
 }
 
+// The first part of the own name is this machine, unless a name service knows another one by it.
+func TestShortNameIsLocal(t *testing.T) {
+	found := map[string][]netip.Addr{"rack": {netip.MustParseAddr("192.0.2.7")}}
+	resolve := func(_ context.Context, _, host string) ([]netip.Addr, error) { return found[host], nil }
+	for _, c := range []struct {
+		own, host string
+		want      bool
+	}{
+		{"gpu-box-77.unknown", "gpu-box-77", true}, {"gpu-box-77.unknown", "GPU-Box-77", true}, {"gpu-box-77.unknown", "gpu-box-7", false},
+		{"rack.example", "rack", false}, {"", "", false}, {".x", "x", false},
+	} {
+		if got := (own{name: c.own, resolve: resolve}).has(t.Context(), c.host); got != c.want {
+			t.Errorf("%q on %q: %v", c.host, c.own, got)
+		}
+	}
+}
+
 func TestIsLocal(t *testing.T) {
 	own, err := os.Hostname()
 	if err != nil {

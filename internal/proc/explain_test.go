@@ -1,0 +1,53 @@
+package proc
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// What the kernel refuses to start is explained by the file's first line.
+func TestExplainStart(t *testing.T) {
+	for name, c := range map[string]struct{ text, want string }{
+		"CRLF":           {"#!/bin/sh\r\necho\r\n", "end in CR LF"},
+		"no interpreter": {"#! /no/such/perl -w\nx\n", "its interpreter /no/such/perl is missing"},
+		"no first line":  {"echo hi\n", "no first line such as #!/bin/sh"},
+		"another ELF":    {"\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 100), "for another processor"},
+		"empty":          {"", "no first line such as #!/bin/sh"},
+	} {
+		path := filepath.Join(t.TempDir(), "program")
+		if err := os.WriteFile(path, []byte(c.text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		cause := exec.Command(path).Run()
+		err := ExplainStart(cause, path)
+		if err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, cause) {
+			t.Errorf("%s: %v; want %q", name, err, c.want)
+		}
+	}
+	if err := ExplainStart(syscall.ENOENT, "/no/such/program"); err != syscall.ENOENT {
+		t.Errorf("a program that is not there: %v", err)
+	}
+	if err := ExplainStart(nil, "/bin/sh"); err != nil {
+		t.Errorf("no error: %v", err)
+	}
+}
+
+func TestExplainCommand(t *testing.T) {
+	crlf := filepath.Join(t.TempDir(), "crlf.sh")
+	if err := os.WriteFile(crlf, []byte("#!/bin/bash\r\necho localhost:1\r\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if why := ExplainCommand(crlf + " --all"); !strings.Contains(why, `its interpreter "/bin/bash\r" is missing`) {
+		t.Errorf("CRLF: %q", why)
+	}
+	for _, command := range []string{"", "cat hosts", "/bin/sh -c x", "/no/such/program"} {
+		if why := ExplainCommand(command); why != "" {
+			t.Errorf("%q: %q", command, why)
+		}
+	}
+}
