@@ -24,7 +24,7 @@ func TestUser(t *testing.T) {
 		"github.com/me/hvdrun/data.Load": true, "github.com/hvdrun/hvdrun/examples/ring/model.Step": true,
 		"runtime.gopark": false, "sync.(*Mutex).Lock": false, "internal/poll.(*FD).Read": false, "os.Open": false,
 		"github.com/hvdrun/hvdrun/elastic.Run": false, "github.com/hvdrun/hvdrun.x": false, "runtime/pprof.writeGoroutine": false,
-		"": false, "_cgo_1234_Cfunc_read": false, "golang.org/x/sys/unix.Read": true,
+		"": false, "_cgo_1234_Cfunc_read": false, "golang.org/x/sys/unix.Read": false,
 		"google.golang.org/grpc.(*Server).Serve": false, "golang.org/x/net/http2.readFrameHeader": false, "google.golang.org/grpcx.F": true,
 	} {
 		if got := (Frame{Func: name}).User(); got != want {
