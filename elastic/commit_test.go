@@ -1,16 +1,19 @@
 package elastic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
+	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
@@ -395,4 +398,24 @@ func milliseconds(f func()) float64 {
 	began := time.Now()
 	f()
 	return float64(time.Since(began)) / 1e6
+}
+
+// TestCommitOfOneRank: where one rank commits while another computes, all are told that one of the
+// operations that do not fit is that of Commit.
+func TestCommitOfOneRank(t *testing.T) {
+	workers := stillWorld(t, 2, 0)
+	for rank, err := range errorsOf(2, func(r int) error {
+		data := []float64{1, 2}
+		s := NewState(workers[r], Tensor("data", data))
+		return Run(t.Context(), s, func(ctx context.Context) error {
+			if r == 0 {
+				return s.Commit()
+			}
+			return collective.AllReduce(ctx, workers[r].Group(), data, collective.Sum)
+		})
+	}) {
+		if err == nil || !strings.Contains(err.Error(), "(rank 0 is in Commit or CheckHostUpdates") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
 }

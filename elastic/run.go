@@ -124,10 +124,27 @@ func (r *runner) run() error {
 		case r.trained() && errors.Is(err, ErrFinished):
 			return nil
 		default:
-			return err
+			return explained(err)
 		}
 		err = r.reset(err)
 	}
+}
+
+// explained says what an operation is that the program did not call itself, where ranks have called
+// operations that do not fit together.
+func explained(err error) error {
+	var m *collective.MismatchError
+	if !errors.As(err, &m) {
+		return err
+	}
+	for i, rank := range m.Ranks {
+		// The agreement is one word, or, with audits of the state, all of State.word.
+		if call := m.Calls[i]; call == "AllReduce of 1 uint64 (max)" || call == "AllReduce of 4 uint64 (max)" {
+			return fmt.Errorf("%w (rank %d is in Commit or CheckHostUpdates, which agree by that operation: "+
+				"all ranks must call them equally often)", err, rank)
+		}
+	}
+	return err
 }
 
 // goesOn reports whether training continues in another world after err.

@@ -233,7 +233,7 @@ func theJob(env []string, name string) (*jobDir, error) {
 		case err != nil && !errors.Is(err, fs.ErrNotExist) || d.about.Ended != nil:
 		case is:
 			running = append(running, d)
-		default:
+		case d.keyLost() == nil:
 			left = append(left, d)
 		}
 	}
@@ -246,11 +246,11 @@ func theJob(env []string, name string) (*jobDir, error) {
 	case 1:
 		return left[0], nil
 	}
-	var names []string
+	var which strings.Builder
 	for _, d := range left {
-		names = append(names, d.about.RunID)
+		fmt.Fprintf(&which, "\n  %s  begun %s  %s", d.about.RunID, d.about.Begun.Local().Format(time.DateTime), shortCommand(d.about.Command))
 	}
-	return nil, fmt.Errorf("which of the jobs? %s", strings.Join(names, " "))
+	return nil, fmt.Errorf("which of the jobs?%s", which.String())
 }
 
 // errNoDriver reports that a job is there, and no driver of it.

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,7 +21,8 @@ const (
 	jobResumable jobState = "resumable" // its driver is gone
 	jobDone      jobState = "done"
 	jobFailed    jobState = "failed"
-	jobBroken    jobState = "broken" // its journal cannot be read
+	jobStopped   jobState = "stopped" // by a person or a signal
+	jobBroken    jobState = "broken"  // its journal cannot be read
 )
 
 // jobLine is one job of the list.
@@ -94,11 +96,13 @@ func (d *jobDir) line() jobLine {
 	case job.Running:
 		l.State = jobRunning
 	case d.about.Ended != nil && (err != nil || !job.Finished):
-		l.State, l.Message, l.Workers = jobFailed, "stopped without its driver", 0
+		l.State, l.Message, l.Workers = jobStopped, "stopped without its driver", 0
 	case err != nil:
 		l.State, l.Message = jobBroken, err.Error()
 	case job.Finished && job.Result == nil:
 		l.State = jobDone
+	case job.Finished && errors.As(job.Result, new(stopSignal)):
+		l.State, l.Message = jobStopped, strings.TrimPrefix(job.Result.Error(), "driver: ")
 	case job.Finished:
 		l.State, l.Message = jobFailed, strings.TrimPrefix(job.Result.Error(), "driver: ")
 	default:

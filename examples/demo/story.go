@@ -81,10 +81,11 @@ func (t *teller) did(format string, args ...any) { t.say(">>", format, args...) 
 
 // show prints an observation.
 func (t *teller) show(o observation) {
-	if o.event != nil {
-		t.say(" *", "%v", *o.event)
-	} else {
+	switch {
+	case o.event == nil:
 		t.say("  ", "%s", o.line)
+	case o.event.Name != "audit": // who has asked for what is no part of the story
+		t.say(" *", "%v", *o.event)
 	}
 }
 

@@ -117,14 +117,18 @@ func train(ctx context.Context, w *elastic.Worker, m *network.Model, set *datase
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
 		for steps.Epoch() < o.epochs {
 			began, epoch := time.Now(), steps.Epoch()
-			if err := steps.Step(ctx, backward, apply); err != nil {
+			err := steps.Step(ctx, backward, apply)
+			// A step that finds that the hosts have changed is complete: it may end an epoch.
+			if err == nil || errors.As(err, new(*elastic.HostsUpdatedError)) {
+				show.step(w, epoch, at)
+				if steps.Epoch() > epoch {
+					show.epoch(w, epoch, at)
+				}
+			}
+			if err != nil {
 				return err // unchanged: Run handles it
 			}
 			time.Sleep(o.stepTime - time.Since(began))
-			show.step(w, epoch, at)
-			if steps.Epoch() > epoch {
-				show.epoch(w, epoch, at)
-			}
 		}
 		return nil
 	})

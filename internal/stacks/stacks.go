@@ -102,10 +102,10 @@ func (f Frame) Package() string {
 }
 
 // beneath are modules in whose code goroutines of every worker are.
-var beneath = []string{"google.golang.org/grpc", "golang.org/x/net"}
+var beneath = []string{"google.golang.org/grpc", "golang.org/x/net", "golang.org/x/sys", "github.com/ebitengine/purego"}
 
 // User reports whether the frame is of the user's own code: neither of Go's library nor of hvdrun,
-// nor of what speaks gRPC for hvdrun.
+// nor of what speaks gRPC and calls the system for hvdrun.
 func (f Frame) User() bool {
 	pkg := f.Package()
 	first, _, _ := strings.Cut(pkg, "/")

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -168,5 +172,58 @@ func TestChoose(t *testing.T) {
 	}
 	if _, err := choose([]string{"torhc"}); err == nil || !strings.Contains(err.Error(), `no part "torhc"`) {
 		t.Error(err)
+	}
+}
+
+// TestGoroutinesAreRaced: a package that starts goroutines has a line of its own in the table, so
+// that somebody has decided whether its tests run under the race detector.
+func TestGoroutinesAreRaced(t *testing.T) {
+	b, err := parseBudget(budgetText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join("..", "..")
+	starts := map[string]bool{}
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		name := d.Name()
+		if err != nil || d.IsDir() {
+			if err == nil && (name == "testdata" || name == "bin" || strings.HasPrefix(name, ".") && len(name) > 2) {
+				return fs.SkipDir
+			}
+			if _, statErr := os.Stat(filepath.Join(path, "go.mod")); err == nil && statErr == nil && path != root {
+				return fs.SkipDir // another module
+			}
+			return err
+		}
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") || strings.HasSuffix(name, ".pb.go") {
+			return nil
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		ast.Inspect(f, func(n ast.Node) bool {
+			if _, is := n.(*ast.GoStmt); is {
+				starts[dir] = true
+			}
+			if s, is := n.(*ast.SelectorExpr); is && s.Sel.Name == "Go" {
+				starts[dir] = true
+			}
+			return true
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir := range starts {
+		tests, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, has := b.lines[dir]; !has && len(tests) > 0 {
+			t.Errorf("%s starts goroutines, and has no line in budget.txt that says whether its tests run under the race detector", dir)
+		}
 	}
 }

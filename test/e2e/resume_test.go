@@ -239,7 +239,7 @@ func TestJobFolder(t *testing.T) {
 	if out, err := hvdrun(r, "resume", filepath.Base(folder)[:6]); err == nil || !strings.Contains(out, "the job has ended") {
 		t.Errorf("resume of a job that has ended: %v, %s", err, out)
 	}
-	if out, err := hvdrun(r, "jobs", "--json"); err != nil || !strings.Contains(out, `"state": "failed"`) {
+	if out, err := hvdrun(r, "jobs", "--json"); err != nil || !strings.Contains(out, `"state": "stopped"`) {
 		t.Errorf("jobs: %v, %s", err, out)
 	}
 }

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// TestTheJob: who names no job means the one that runs or can be taken over; dead ones are not in
+// question.
+func TestTheJob(t *testing.T) {
+	state, keys := privateDir(t), privateDir(t)
+	env := []string{"XDG_STATE_HOME=" + state, "HOME=" + state}
+	add := func(name string, about jobFile) {
+		t.Helper()
+		d := &jobDir{path: filepath.Join(state, "hvdrun", "jobs", name), about: about}
+		d.about.Version, d.about.RunID, d.about.Command = jobFileVersion, name, []string{"train", name}
+		if err := safefile.MakeDir(d.path, safefile.Private); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.write(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := time.Now()
+	add("ended", jobFile{Ended: &ended})
+	add("dead1", jobFile{Boot: bootID()}) // its key was in the memory of its hvdrun
+	add("dead2", jobFile{Boot: bootID(), Keys: filepath.Join(keys, "gone")})
+	if d, err := theJob(env, ""); err == nil || !strings.HasPrefix(err.Error(), "no job runs") {
+		t.Errorf("%+v, %v", d, err)
+	}
+	add("left1", jobFile{Host: "other", Boot: "theirs", Keys: keys})
+	if d, err := theJob(env, ""); err != nil || d.about.RunID != "left1" {
+		t.Errorf("%+v, %v", d, err)
+	}
+	add("left2", jobFile{Host: "other", Boot: "theirs", Keys: keys})
+	_, err := theJob(env, "")
+	if err == nil || !strings.Contains(err.Error(), "\n  left1  begun ") || !strings.HasSuffix(err.Error(), "  train left2") ||
+		strings.Contains(err.Error(), "dead") {
+		t.Error(err)
+	}
+}
