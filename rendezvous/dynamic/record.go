@@ -63,8 +63,8 @@ type State struct {
 	Infos map[NodeDesc]string
 	// Failed: workers of the round have failed, on whichever of its nodes.
 	Failed bool
-	// Restarts counts the rounds that have failed, and stays while a round lasts: all nodes that are
-	// in a complete round see the same.
+	// Restarts counts the rounds that have failed, and stays while a round lasts: all nodes of a
+	// complete round see the same.
 	Restarts int
 }
 

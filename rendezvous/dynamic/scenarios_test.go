@@ -847,8 +847,8 @@ func TestRanksAreKept(t *testing.T) {
 	}
 }
 
-// TestRestartsAreCounted: a round that has failed counts once, however many of its nodes say so, and
-// all nodes of the next one see the same number, although one of them fails again at once.
+// TestRestartsAreCounted: a round that has failed counts once, however many of its nodes say so,
+// and all nodes of the next one see the same number, although one of them fails again at once.
 func TestRestartsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &store.Memory{}
