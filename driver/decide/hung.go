@@ -222,8 +222,14 @@ func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.
 // commit at which to leave this one.
 func (m *Machine) remindOfReset(now time.Time) {
 	m.reminded = true
-	if m.resetFrom.IsZero() {
+	switch {
+	case !m.resetFrom.IsZero():
+	case m.announced&plan.Removed != 0:
 		m.remindOf(func(w *Worker) bool { return w.phase == training && !w.wanted }, "leave at a commit", "", 0)
+		return
+	default:
+		m.remindOf(func(w *Worker) bool { return w.phase == training },
+			"commit (state.Commit): new workers wait to be let in", "", 0)
 		return
 	}
 	// Members that have left have closed their connections, so the others know. If they pretend to

@@ -99,7 +99,7 @@ type loss struct {
 
 // transition is the progress from the current world to the next one.
 type transition struct {
-	removeFrom   time.Time        // since when members have to leave at a commit
+	changeFrom   time.Time        // since when members have to leave this world at a commit, for whichever change
 	resetFrom    time.Time        // when the first member left the world
 	leftFor      job.Cause        // why it is left, as far as that is known
 	shortFrom    time.Time        // since when the job waits for slots

@@ -81,7 +81,7 @@ type savedLoss struct {
 }
 
 type savedTransition struct {
-	RemoveFrom time.Time   `json:"remove_from,omitzero"`
+	ChangeFrom time.Time   `json:"remove_from,omitzero"`
 	ResetFrom  time.Time   `json:"reset_from,omitzero"`
 	Cause      job.Cause   `json:"cause,omitempty"`
 	ShortFrom  time.Time   `json:"short_from,omitzero"`
@@ -213,7 +213,7 @@ func (m *Machine) save() snapshot {
 			Entry: m.entry.save(), Trains: m.trains, Jam: m.jam,
 			savedLoss: savedLoss{Dead: m.dead, Told: m.told, Sought: m.sought, DeadFrom: m.deadFrom, Given: m.given},
 			savedTransition: savedTransition{
-				RemoveFrom: m.removeFrom, ResetFrom: m.resetFrom, Cause: m.leftFor, ShortFrom: m.shortFrom, Short: m.short,
+				ChangeFrom: m.changeFrom, ResetFrom: m.resetFrom, Cause: m.leftFor, ShortFrom: m.shortFrom, Short: m.short,
 				Reminded: m.reminded, Unready: m.startFailed, Bad: saveFailed(m.firstFailure), Went: m.leftCleanly,
 			},
 		},
@@ -262,7 +262,7 @@ func (m *Machine) load(s snapshot) (err error) {
 		entry: s.Entry.load(), trains: s.Trains, jam: s.Jam,
 		loss: loss{dead: s.Dead, told: s.Told, sought: s.Sought, deadFrom: s.DeadFrom, given: s.Given},
 		transition: transition{
-			removeFrom: s.RemoveFrom, resetFrom: s.ResetFrom, leftFor: s.Cause, shortFrom: s.ShortFrom, short: s.Short,
+			changeFrom: s.ChangeFrom, resetFrom: s.ResetFrom, leftFor: s.Cause, shortFrom: s.ShortFrom, short: s.Short,
 			reminded: s.Reminded, startFailed: s.Unready, firstFailure: s.Bad.failed(), leftCleanly: s.Went,
 		},
 	}

@@ -642,10 +642,11 @@ func (m *Machine) announce(now time.Time) {
 	if change == m.announced || len(members) == 0 {
 		return
 	}
-	if change&plan.Removed == 0 {
-		m.removeFrom = time.Time{}
-	} else if m.announced&plan.Removed == 0 {
-		m.removeFrom = now
+	switch {
+	case change == 0:
+		m.changeFrom = time.Time{}
+	case change&^m.announced != 0: // the log names those who are late for this change too
+		m.changeFrom, m.reminded = now, false
 	}
 	m.announced = change
 	m.seq++

@@ -96,7 +96,7 @@ func (m *Machine) lateFrom() time.Time {
 	if !m.resetFrom.IsZero() {
 		return m.resetFrom
 	}
-	return m.removeFrom
+	return m.changeFrom
 }
 
 // waitsForStarts are waits whose deadlines need no action beyond the reconcile of each step. They
@@ -149,7 +149,7 @@ func (m *Machine) waitsForDone(each func(wait)) {
 // clocks returns the start times of all waits, which resume shifts.
 func (m *Machine) clocks() []*time.Time {
 	all := []*time.Time{
-		&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom, &m.startsFrom, &m.deadFrom,
+		&m.joined, &m.shortFrom, &m.resetFrom, &m.changeFrom, &m.doneFrom, &m.endFrom, &m.startsFrom, &m.deadFrom,
 		&m.partings.from,
 	}
 	for _, w := range m.workers {
