@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,7 +142,7 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 	h := &Handle{name: name, data: bytesOf(data), request: request{dtype: typeOf[T](), op: op, compression: o.Compression,
 		count: uint64(len(data)), prescale: scale(o.Prescale), postscale: scale(o.Postscale)}}
 	h.err = checkName(name)
-	err := op.check(h.request.dtype)
+	err := cmp.Or(checkReduced[T](), op.check(h.request.dtype))
 	switch {
 	case err != nil:
 	case math.IsNaN(o.Prescale) || math.IsNaN(o.Postscale):

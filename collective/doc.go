@@ -5,7 +5,11 @@
 // worker processes over TCP, or from [Local], in one process. Every rank calls the same operations
 // in the same order; each call blocks until its result is complete on this rank. One operation at a
 // time runs on a group: a second one at the same time is refused with [ErrBusy] and disturbs
-// nothing.
+// nothing. That guards one rank against itself alone: goroutines that take turns on a group are not
+// noticed, although nothing makes their turns the same on all ranks. What looks alike there
+// (lengths, types, operations) is combined, and the wrong tensor gets the result. Goroutines call
+// one group's operations in an order that the program fixes, use groups of their own
+// ([Group.Subset]), or [AllReduceAsync], which goes by names.
 //
 // # What goes wrong, and how it is told
 //

@@ -8,7 +8,9 @@ import (
 )
 
 // Element is what collectives compute with. [Float16] and [BFloat16] are reduced as floating point
-// numbers; any other type over uint16, one made from them included, is an integer.
+// numbers; any other type over uint16 is an integer. Where such a type looks like a floating point
+// number of another package, by its name or a method Float32, reductions of it are refused:
+// [AsFloat16] and [AsBFloat16] turn its slices into what is reduced.
 type Element interface {
 	~float32 | ~float64 | ~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64
 }
@@ -33,6 +35,32 @@ func ToBFloat16(f float32) BFloat16 { return BFloat16(kernel.ToBFloat16(f)) }
 
 // Float32 is exact.
 func (h BFloat16) Float32() float32 { return kernel.FromBFloat16(uint16(h)) }
+
+// AsFloat16 is data as Float16s, without a copy. It is for other types of IEEE 754 half-precision
+// numbers.
+func AsFloat16[T ~uint16](data []T) []Float16 { return reinterpreted[Float16](data) }
+
+// AsBFloat16 is data as BFloat16s, without a copy.
+func AsBFloat16[T ~uint16](data []T) []BFloat16 { return reinterpreted[BFloat16](data) }
+
+// AsUint16 is data as integers, without a copy.
+func AsUint16[T ~uint16](data []T) []uint16 { return reinterpreted[uint16](data) }
+
+func reinterpreted[To, T ~uint16](data []T) []To {
+	return unsafe.Slice((*To)(unsafe.Pointer(unsafe.SliceData(data))), len(data))
+}
+
+// checkReduced refuses elements that would be reduced as what they are not.
+func checkReduced[T Element]() error {
+	if unsafe.Sizeof(*new(T)) != 2 {
+		return nil
+	}
+	switch any(*new(T)).(type) {
+	case int16, uint16, Float16, BFloat16:
+		return nil
+	}
+	return kernel.CheckAlien(reflect.TypeFor[T]())
+}
 
 func typeOf[T Element]() kernel.Type {
 	switch any(*new(T)).(type) {

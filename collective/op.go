@@ -97,9 +97,13 @@ func (a descriptor) divide(b []byte, n int) { kernel.Divide(a.dtype)(b, n) }
 
 // Combine sets dst[i] to a[i] combined with b[i], by the same arithmetic as reductions combine what
 // two ranks have, a being the lower one's; Average adds. All have the same length, and dst may be a
-// or b. It panics where lengths differ and for Adasum and ops that there are not.
+// or b. It panics where lengths differ, for elements that AllReduce refuses, and for Adasum and
+// ops that there are not.
 func Combine[T Element](dst, a, b []T, op Op) {
 	t := typeOf[T]()
+	if err := checkReduced[T](); err != nil {
+		panic("collective: " + err.Error())
+	}
 	if op == Adasum || op.check(t) != nil || len(a) != len(dst) || len(b) != len(dst) {
 		panic(fmt.Sprintf("collective: %v of %d and %d elements into %d", op, len(a), len(b), len(dst)))
 	}

@@ -32,22 +32,29 @@ import (
 //
 // After the first three, data is undefined and the group is of no use any more.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
-	return g.allReduceBytes(ctx, typeOf[T](), op, bytesOf(data))
+	return g.allReduceChecked(ctx, typeOf[T](), op, bytesOf(data), checkReduced[T]())
 }
 
 // allReduceBytes is AllReduce of bytes that hold elements of a type.
 func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data []byte) error {
+	return g.allReduceChecked(ctx, t, op, data, nil)
+}
+
+func (g *Group) allReduceChecked(ctx context.Context, t kernel.Type, op Op, data []byte, invalid error) error {
+	if invalid == nil {
+		invalid = op.check(t)
+	}
 	d := descriptor{action: allReduceAction, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
 	if g != nil {
 		d.algorithm = g.algorithm()
 	}
 	if h := g.inMemory(); h != nil && d.algorithm.shares() {
 		if op == Adasum {
-			return h.adasumShared(ctx, d, op.check(t), data)
+			return h.adasumShared(ctx, d, invalid, data)
 		}
-		return h.allReduceShared(ctx, d, op.check(t), data)
+		return h.allReduceShared(ctx, d, invalid, data)
 	}
-	return g.run(ctx, d, op.check(t), func(c *call) error { return c.allReduceSockets(data) })
+	return g.run(ctx, d, invalid, func(c *call) error { return c.allReduceSockets(data) })
 }
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.

@@ -1,15 +1,20 @@
 package collective
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // The operations here put their results into memory of the caller, and take none for data. Lengths
-// are equal on all ranks, which otherwise get a [*MismatchError].
+// are equal on all ranks, which otherwise get a [*MismatchError]. Memory that overlaps is refused:
+// on every rank with an error that says so where all ranks do it, with a [*MismatchError] where some
+// do.
 
 // AllGatherInto is [AllGather] of as many elements of each rank: those of rank r begin at element
 // r·len(data) of all, which has room for just all ranks'. Data may be this rank's part of all, and
@@ -18,11 +23,12 @@ func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) erro
 	d := descriptor{action: allGatherIntoAction, dtype: typeOf[T](), count: uint64(len(data))}
 	invalid := checkInto(g, "result", len(all), len(data))
 	parts := into{bytesOf(all), len(bytesOf(data))}
+	if g != nil && invalid == nil && !same(parts.of(g.rank), bytesOf(data)) {
+		invalid = checkApart(bytesOf(all), bytesOf(data))
+	}
 	if h := g.inMemory(); h != nil {
-		if invalid == nil {
-			kernel.Copy(parts.of(g.rank), bytesOf(data))
-		}
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			kernel.Copy(parts.of(g.rank), bytesOf(data))
 			return m.AllGather(ctx, call, parts.of(g.rank), parts.place(h.ranks))
 		})
 	}
@@ -39,10 +45,12 @@ func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) erro
 // the result and does not overlap with data.
 func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T, op Op) error {
 	d := descriptor{action: reduceScatterAction, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
-	invalid := op.checkParts(d.dtype)
+	invalid := cmp.Or(checkReduced[T](), op.checkParts(d.dtype))
 	if g != nil {
 		if lo, hi := kernel.Split(len(data), g.size, g.rank); len(part) != hi-lo {
 			invalid = fmt.Errorf("a result of %d elements for a part of %d", len(part), hi-lo)
+		} else if invalid == nil {
+			invalid = checkApart(bytesOf(part), bytesOf(data))
 		}
 	}
 	if h := g.inMemory(); h != nil {
@@ -64,13 +72,14 @@ func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) er
 		if invalid = checkInto(g, "input", len(data), each); invalid == nil {
 			invalid = checkInto(g, "result", len(result), each)
 		}
+		if invalid == nil {
+			invalid = checkApart(bytesOf(result), bytesOf(data))
+		}
 		from, to = into{bytesOf(data), len(bytesOf(data)) / g.size}, into{bytesOf(result), len(bytesOf(data)) / g.size}
 	}
 	if h := g.inMemory(); h != nil {
-		if invalid == nil {
-			kernel.Copy(to.of(g.rank), from.of(g.rank))
-		}
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			kernel.Copy(to.of(g.rank), from.of(g.rank))
 			return m.AllToAll(ctx, call, from.by(h.ranks), to.place(h.ranks))
 		})
 	}
@@ -89,6 +98,23 @@ func checkInto(g *Group, what string, length, each int) error {
 	}
 	return nil
 }
+
+// checkApart refuses a result that overlaps with its input, which would be written to before it is
+// read.
+func checkApart(result, input []byte) error {
+	a, b := uintptr(unsafe.Pointer(unsafe.SliceData(result))), uintptr(unsafe.Pointer(unsafe.SliceData(input)))
+	if a < b+uintptr(len(input)) && b < a+uintptr(len(result)) {
+		return errOverlap
+	}
+	return nil
+}
+
+// same reports whether both are the same memory.
+func same(a, b []byte) bool {
+	return len(a) == len(b) && unsafe.SliceData(a) == unsafe.SliceData(b)
+}
+
+var errOverlap = errors.New("the result overlaps with the input")
 
 // into is memory with a part for every rank, all of the same number of bytes.
 type into struct {

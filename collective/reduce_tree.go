@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -18,7 +19,7 @@ import (
 //
 // Each rank has the values of some nodes (parts[i] that of node i of those it has in p), each the
 // combination of the leaves under it by the same rule; p is the same on all ranks. All parts and
-// results have the same length; parts stay as they are, and result, which overlaps with none, is
+// results have the same length; parts stay as they are, and result, which must overlap with none, is
 // set to the root's value on every rank. Op is any but Adasum; Average is the sum divided by the
 // number of leaves. Each rank's parts travel once, so the fewer nodes there are, the less it costs;
 // where all is on one host and of [Alloc], ranks read each other's parts where they lie. It blocks
@@ -28,12 +29,12 @@ func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][
 	for i := range parts {
 		own[i] = bytesOf(parts[i])
 	}
-	return g.reduceTree(ctx, typeOf[T](), p, own, bytesOf(result), op)
+	return g.reduceTree(ctx, typeOf[T](), p, own, bytesOf(result), op, checkReduced[T]())
 }
 
-func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, parts [][]byte, result []byte, op Op) error {
+func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, parts [][]byte, result []byte, op Op, invalid error) error {
 	d := descriptor{action: reduceTreeAction, dtype: t, reduce: op, count: uint64(len(result) / t.Size())}
-	invalid := op.check(t)
+	invalid = cmp.Or(invalid, op.check(t))
 	if op == Adasum {
 		invalid = fmt.Errorf("%v is not for the leaves of a tree", op)
 	}
@@ -43,7 +44,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 		invalid = fmt.Errorf("no partials of %d ranks", g.size)
 	default:
 		d.root = int32(crc32.Update(p.digest, crc32.IEEETable, binary.AppendUvarint(nil, d.count)))
-		invalid = checkTreeParts(p.counts[g.rank], parts, len(result), t)
+		invalid = checkTreeParts(p.counts[g.rank], parts, result, t)
 	}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
@@ -74,13 +75,16 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	})
 }
 
-func checkTreeParts(nodes int, parts [][]byte, length int, t kernel.Type) error {
+func checkTreeParts(nodes int, parts [][]byte, result []byte, t kernel.Type) error {
 	if len(parts) != nodes {
 		return fmt.Errorf("%d parts of a rank that has %d nodes", len(parts), nodes)
 	}
 	for i, p := range parts {
-		if len(p) != length {
-			return fmt.Errorf("part %d has %d elements, the result %d", i, len(p)/t.Size(), length/t.Size())
+		if len(p) != len(result) {
+			return fmt.Errorf("part %d has %d elements, the result %d", i, len(p)/t.Size(), len(result)/t.Size())
+		}
+		if err := checkApart(result, p); err != nil {
+			return err
 		}
 	}
 	return nil

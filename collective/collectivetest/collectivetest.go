@@ -796,6 +796,7 @@ func testInvalid(t *testing.T, newGroups NewGroups) {
 			return collective.AllReduceAsync(ctx, g, "integers", []int64{1}, collective.Adasum).Wait()
 		},
 	}
+	invalid = append(append(invalid, overlapping()...), ofOthersHalves()...)
 	for i, f := range invalid {
 		for rank, err := range Each(t, groups, f) {
 			if err == nil || errors.Is(err, collective.ErrAborted) || !strings.HasPrefix(err.Error(), "collective: ") {
@@ -804,6 +805,69 @@ func testInvalid(t *testing.T, newGroups NewGroups) {
 		}
 	}
 	checkReduce[int64](t, groups, 10, collective.Sum)
+}
+
+// overlapping are calls whose results overlap with their inputs.
+func overlapping() []call {
+	return []call{
+		func(ctx context.Context, g *collective.Group) error {
+			x := make([]int8, 6*g.Size())
+			return collective.AllGatherInto(ctx, g, x[6*g.Rank()+1:][:5], x[:5*g.Size()])
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			x := make([]int8, 5*g.Size())
+			other := (g.Rank() + 1) % g.Size()
+			return collective.AllGatherInto(ctx, g, x[5*other:][:5], x)
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			x := make([]int8, 2*g.Size())
+			return collective.ReduceScatterInto(ctx, g, x, x[:2], collective.Sum)
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			x := make([]int8, 2*g.Size())
+			return collective.AllToAllInto(ctx, g, x, x)
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			x := make([]int8, 3*g.Size()-1)
+			return collective.AllToAllInto(ctx, g, x[:g.Size()], x[g.Size()-1:][:g.Size()])
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			held := make([][]collective.Node, g.Size())
+			for rank := range held {
+				held[rank] = []collective.Node{{Index: rank}}
+			}
+			p, err := collective.NewPartials(g.Size(), held)
+			if err != nil {
+				return err
+			}
+			x := make([]int8, 8)
+			return collective.ReduceTree(ctx, g, p, [][]int8{x[:5]}, x[3:], collective.Sum)
+		},
+	}
+}
+
+// Types of other packages for 16-bit floating point numbers, as a name or a method says.
+type (
+	otherFloat16 uint16
+	brain        uint16
+)
+
+func (b brain) Float32() float32 { return collective.BFloat16(b).Float32() }
+
+// ofOthersHalves are reductions of such numbers.
+func ofOthersHalves() []call {
+	return []call{
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduce(ctx, g, make([]otherFloat16, 3), collective.Sum)
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduceAsync(ctx, g, "brains", make([]brain, 3), collective.Average).Wait()
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			_, err := collective.ReduceScatter(ctx, g, make([]brain, 6), collective.Max)
+			return err
+		},
+	}
 }
 
 // all runs one of each operation.

@@ -71,6 +71,8 @@ func submit[T collective.Element](ctx context.Context, g *collective.Group, name
 	var err error
 	if g == nil {
 		err = errNoGroup
+	} else if alien := checkReduced[T](); alien != nil { // as it is on all ranks
+		err = fmt.Errorf("cuda: %w", alien)
 	} else { // the group's engine refuses invalid operations, on all ranks
 		for i, s := range tensors {
 			v := &submission{device: s.device, kind: typeOf[T](), op: op, address: s.address, n: s.n}

@@ -396,7 +396,10 @@ func (w *ncclBackend) ncclWords(t kernel.Type, op collective.Op) (nccl.Type, ncc
 	typ, typed := ncclTypes[t]
 	what, able := ncclOps[op]
 	whole := t != kernel.Float16 && t != kernel.BFloat16 && t != kernel.Float32 && t != kernel.Float64
-	if op == collective.Average && whole { // NCCL does not specify how integers are rounded
+	switch {
+	case op == collective.Average && whole: // NCCL does not specify how integers are rounded
+		able = false
+	case (op == collective.Min || op == collective.Max) && !whole: // NCCL prefers a number to a NaN
 		able = false
 	}
 	return typ, what, typed && able && w.active.Load()

@@ -20,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 	"github.com/hvdrun/hvdrun/internal/cudatest"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 	"github.com/hvdrun/hvdrun/internal/nccl"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -710,6 +711,25 @@ func TestNCCLProcesses(t *testing.T) {
 			}
 			for _, name := range left {
 				os.Remove(name)
+			}
+		}
+	}
+}
+
+// TestNCCLWords: NCCL gets what it does as this package says: no average of integers, and no
+// minimum or maximum of floating point numbers, of which it drops a NaN.
+func TestNCCLWords(t *testing.T) {
+	w := &ncclBackend{}
+	w.active.Store(true)
+	for typ := range kernel.Types {
+		if _, known := ncclTypes[typ]; !known {
+			continue
+		}
+		whole := typ >= kernel.Int8 && typ <= kernel.Uint64
+		for op, want := range map[collective.Op]bool{collective.Sum: true, collective.Product: true, collective.Average: !whole,
+			collective.Min: whole, collective.Max: whole, collective.Adasum: false} {
+			if _, _, able := w.ncclWords(typ, op); able != want {
+				t.Errorf("%v of %v by NCCL: %v", op, typ, able)
 			}
 		}
 	}

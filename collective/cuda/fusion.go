@@ -33,7 +33,7 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 	}
 	if !fits {
 		for _, v := range all {
-			if err := d.allReduceSlice(ctx, lane, v.kind, v.op, v.address, v.n, v.ready); err != nil {
+			if err := d.allReduceSlice(ctx, lane, reduction(v.kind, v.op, v.n), v.address, v.ready); err != nil {
 				return err
 			}
 		}
@@ -47,7 +47,7 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 		if err := s.settle(ctx); err != nil {
 			return err
 		}
-		if err := d.allReduceSlice(ctx, lane, first.kind, first.op, bucket, n, nil); err != nil {
+		if err := d.allReduceSlice(ctx, lane, reduction(first.kind, first.op, n), bucket, nil); err != nil {
 			return err
 		}
 		if err := d.do(func() error { return s.scatter(bucket, all) }); err != nil {

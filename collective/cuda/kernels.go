@@ -139,6 +139,15 @@ func typeOf[T collective.Element]() kernel.Type {
 	return kernel.OfKind(reflect.TypeFor[T]().Kind())
 }
 
+// checkReduced refuses elements that would be reduced as what they are not.
+func checkReduced[T collective.Element]() error {
+	switch any(*new(T)).(type) {
+	case collective.Float16, collective.BFloat16:
+		return nil
+	}
+	return kernel.CheckAlien(reflect.TypeFor[T]())
+}
+
 // hasKernels reports whether there are kernels for a type.
 func hasKernels(t kernel.Type) bool {
 	switch t {

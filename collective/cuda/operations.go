@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,8 @@ func (o Options) event() (*Event, error) {
 // under [collective.Strict]. With several hosts ([BackendHosts]) the ranks of each host are
 // combined in their order, and the results of the hosts in that of the group's algorithm; staged,
 // all are in that. Under Strict the bits are the same by all of these. By NCCL they are NCCL's, the
-// same on all ranks but perhaps others in another world, and where operands are NaN its own.
+// same on all ranks but perhaps others in another world; Min and Max of floating point numbers never
+// go by NCCL, which drops NaNs.
 // [collective.Adasum] is refused. After an error the slice is undefined.
 func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) error {
 	return AllReduceWith(ctx, g, s, op, Options{})
@@ -53,15 +55,21 @@ func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Grou
 			return err
 		}
 		defer ready.Close()
-		return s.device.allReduceSlice(ctx, g, typeOf[T](), op, s.address, s.n, ready)
+		c := reduction(typeOf[T](), op, s.n)
+		c.invalid = cmp.Or(checkReduced[T](), c.invalid)
+		return s.device.allReduceSlice(ctx, g, c, s.address, ready)
 	})
 }
 
-// allReduceSlice combines n elements at an address of each rank once the event has occurred, if
+// reduction is an AllReduce of n elements.
+func reduction(t kernel.Type, op collective.Op, n int) call {
+	return call{what: allReduceAction, kind: t, op: op, n: n, invalid: refuse(op)}
+}
+
+// allReduceSlice combines elements at an address of each rank once the event has occurred, if
 // there is one.
-func (d *Device) allReduceSlice(ctx context.Context, g *collective.Group, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error {
-	c := call{what: allReduceAction, kind: t, op: op, n: n, invalid: refuse(op)}
-	if err := d.agree(ctx, g, c); err != nil || n == 0 {
+func (d *Device) allReduceSlice(ctx context.Context, g *collective.Group, c call, address uint64, ready *Event) error {
+	if err := d.agree(ctx, g, c); err != nil || c.n == 0 {
 		return err
 	}
 	if g.Size() == 1 {
@@ -74,7 +82,7 @@ func (d *Device) allReduceSlice(ctx context.Context, g *collective.Group, t kern
 	if err != nil {
 		return err
 	}
-	return b.allReduce(ctx, t, op, address, n, ready)
+	return b.allReduce(ctx, c.kind, c.op, address, c.n, ready)
 }
 
 // Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an
@@ -147,7 +155,7 @@ func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Grou
 	var part *Slice[T]
 	d := s.device
 	err := d.together(g, func() error {
-		c := call{what: reduceScatterAction, kind: typeOf[T](), op: op, n: s.n, invalid: refuse(op)}
+		c := call{what: reduceScatterAction, kind: typeOf[T](), op: op, n: s.n, invalid: cmp.Or(checkReduced[T](), refuse(op))}
 		if err := d.agree(ctx, g, c); err != nil {
 			return err
 		}

@@ -85,7 +85,7 @@ func call[T collective.Element](p *performer, s *step) error {
 		_, err = collective.ReduceScatter(t.ctx, p.g, data, t.op)
 	case tree:
 		partials, parts := halves(p.g, s.Count, func(int) []T { return data })
-		return collective.ReduceTree(t.ctx, p.g, partials, parts, data, t.op)
+		return collective.ReduceTree(t.ctx, p.g, partials, parts, make([]T, len(data)), t.op)
 	case allToAll:
 		parts := make([][]T, p.g.Size())
 		if s.surplus {

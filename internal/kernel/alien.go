@@ -1,0 +1,27 @@
+package kernel
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// alienNames are what names of types of 16-bit floating point numbers contain, in lower case.
+var alienNames = []string{"float", "half", "bf16", "fp16", "f16"}
+
+// CheckAlien refuses a type over uint16 of another package that holds 16-bit floating point
+// numbers, as its name or a method Float32 says: its elements would be reduced as integers.
+func CheckAlien(t reflect.Type) error {
+	if t.Kind() != reflect.Uint16 || t == reflect.TypeFor[uint16]() {
+		return nil
+	}
+	_, alien := t.MethodByName("Float32")
+	for _, name := range alienNames {
+		alien = alien || strings.Contains(strings.ToLower(t.Name()), name)
+	}
+	if !alien {
+		return nil
+	}
+	return fmt.Errorf("elements of %v would be reduced as integers: hand over collective.AsFloat16(data) or collective.AsBFloat16(data), "+
+		"or collective.AsUint16(data) if they are integers", t)
+}
