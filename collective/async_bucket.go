@@ -121,7 +121,7 @@ func (e *engine) reduce(b *bucket) error {
 		op = Sum
 	}
 	if len(data) > 0 {
-		if err := e.lane.allReduceBytes(context.Background(), b.wire, op, data); err != nil {
+		if err := e.lane.allReduceBytes(context.Background(), b.wire, op, data, nil); err != nil {
 			return err
 		}
 	}

@@ -575,7 +575,7 @@ func (e *engine) vote(news bool) (asked, error) {
 			e.votes = append(e.votes, 0, 1)
 		}
 	}
-	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, Min, e.votes)
+	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, Min, e.votes, nil)
 	e.awaited = false
 	for i := nameVotes; i < len(e.votes); i += 2 {
 		e.awaited = e.awaited || e.votes[i] == 0 && e.votes[i+1] == 0

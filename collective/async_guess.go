@@ -126,7 +126,7 @@ func (e *engine) guessApart(b *bucket, ready bool) (data []byte, right bool, err
 	}
 	setCount(count, b.wire, b.op, 1, ready)
 	e.mark(1)
-	err = e.lane.allReduceBytes(context.Background(), b.wire, b.op, all)
+	err = e.lane.allReduceBytes(context.Background(), b.wire, b.op, all, nil)
 	return data, counted(count, b.wire, b.op, e.g.size), err
 }
 

@@ -71,7 +71,7 @@ func AllReduceCompressed(ctx context.Context, g *Group, data []float32, op Op, c
 	}
 	wire := (*buffer)[:len(data)*t.Size()]
 	kernel.Narrow(t)(wire, bytesOf(data))
-	if err := g.allReduceBytes(ctx, t, op, wire); err != nil {
+	if err := g.allReduceBytes(ctx, t, op, wire, nil); err != nil {
 		return err
 	}
 	kernel.Widen(t)(bytesOf(data), wire)

@@ -32,15 +32,11 @@ import (
 //
 // After the first three, data is undefined and the group is of no use any more.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
-	return g.allReduceChecked(ctx, typeOf[T](), op, bytesOf(data), checkReduced[T]())
+	return g.allReduceBytes(ctx, typeOf[T](), op, bytesOf(data), checkReduced[T]())
 }
 
-// allReduceBytes is AllReduce of bytes that hold elements of a type.
-func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data []byte) error {
-	return g.allReduceChecked(ctx, t, op, data, nil)
-}
-
-func (g *Group) allReduceChecked(ctx context.Context, t kernel.Type, op Op, data []byte, invalid error) error {
+// allReduceBytes is AllReduce of bytes that hold elements of a type; invalid is why they are refused.
+func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data []byte, invalid error) error {
 	if invalid == nil {
 		invalid = op.check(t)
 	}

@@ -13,8 +13,8 @@ import (
 
 // The operations here put their results into memory of the caller, and take none for data. Lengths
 // are equal on all ranks, which otherwise get a [*MismatchError]. Memory that overlaps is refused:
-// on every rank with an error that says so where all ranks do it, with a [*MismatchError] where some
-// do.
+// on every rank with an error that says so where all ranks do it, with a [*MismatchError] where
+// some do.
 
 // AllGatherInto is [AllGather] of as many elements of each rank: those of rank r begin at element
 // r·len(data) of all, which has room for just all ranks'. Data may be this rank's part of all, and

@@ -19,7 +19,7 @@ import (
 //
 // Each rank has the values of some nodes (parts[i] that of node i of those it has in p), each the
 // combination of the leaves under it by the same rule; p is the same on all ranks. All parts and
-// results have the same length; parts stay as they are, and result, which must overlap with none, is
+// results have the same length; parts stay as they are, and result, which overlaps with none, is
 // set to the root's value on every rank. Op is any but Adasum; Average is the sum divided by the
 // number of leaves. Each rank's parts travel once, so the fewer nodes there are, the less it costs;
 // where all is on one host and of [Alloc], ranks read each other's parts where they lie. It blocks
