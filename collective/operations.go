@@ -35,7 +35,8 @@ func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error 
 	return g.allReduceBytes(ctx, typeOf[T](), op, bytesOf(data), checkReduced[T]())
 }
 
-// allReduceBytes is AllReduce of bytes that hold elements of a type; invalid is why they are refused.
+// allReduceBytes is AllReduce of bytes that hold elements of a type; invalid is why they are
+// refused.
 func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data []byte, invalid error) error {
 	if invalid == nil {
 		invalid = op.check(t)
