@@ -17,8 +17,9 @@ const (
 	HelloVersion = 1
 	// maxHello bounds a hello and an answer, in bytes.
 	maxHello = 64 << 10
-	// maxNoise bounds what else a remote shell may print before the answer.
-	maxNoise = 256 << 10
+	// maxNoise bounds what else a remote shell may print before the answer: far beyond any message
+	// of the day.
+	maxNoise = 16 << 20
 	// readyMark begins the line that answers a hello.
 	readyMark = "hvdrun-agent-ready "
 )

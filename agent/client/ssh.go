@@ -27,7 +27,8 @@ const (
 	endTimeout = 5 * time.Second
 )
 
-// The lines by which our scripts on a host answer, besides readyMark.
+// The marks by which our scripts on a host answer, besides readyMark. The scripts make them of two
+// parts, lest a shell that prints its command seems to answer.
 const (
 	lacksMark  = "hvdrun-lacks "
 	copiedMark = "hvdrun-copied"
@@ -37,24 +38,24 @@ const (
 // startScript runs the program $1 of the cache if its checksum is $2, or says that it is not there
 // and what machine this is. Like all that the remote user's shell, whichever that is, has to pass
 // on, it is one line without single quotes.
-const startScript = `f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
+const startScript = `m=hvdrun-; f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
 	`if [ -x "$f" ] && s=$(sha256sum "$f") && [ "${s%% *}" = "$2" ]; then exec "$f" agent --job; fi; ` +
-	`echo "` + lacksMark + `$(uname -s) $(uname -m)"`
+	`echo "${m}lacks $(uname -s) $(uname -m)"`
 
 // installedScript runs the program $1, which a person has installed.
 const installedScript = `exec "$1" agent --job`
 
 // copyScript puts what comes on stdin into the cache as $1, if it has the checksum $2. Programs
 // that were not brought for a month are removed.
-const copyScript = `umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
-	`mkdir -p "$d" || { echo "` + failedMark + `directory"; exit; }; ` +
+const copyScript = `m=hvdrun-; umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
+	`mkdir -p "$d" || { echo "${m}failed directory"; exit; }; ` +
 	`t="$d/.$1.$$"; trap "rm -f \"$t\"" EXIT; trap "exit 1" HUP INT TERM; ` +
-	`{ cat >"$t" && chmod 700 "$t"; } || { echo "` + failedMark + `copy"; exit; }; ` +
-	`s=$(sha256sum "$t") || { echo "` + failedMark + `copy"; exit; }; s="${s%% *}"; ` +
-	`[ "$s" = "$2" ] || { echo "its checksum is $s" >&2; echo "` + failedMark + `copy"; exit; }; ` +
-	`mv -f "$t" "$d/$1" || { echo "` + failedMark + `copy"; exit; }; ` +
-	`[ -x "$d/$1" ] || { echo "nothing can be run in $d" >&2; echo "` + failedMark + `directory"; exit; }; ` +
-	`find "$d" -type f -name "hvdrun-*" -mtime +30 -exec rm -f {} + ; echo "` + copiedMark + `"`
+	`{ cat >"$t" && chmod 700 "$t"; } || { echo "${m}failed copy"; exit; }; ` +
+	`s=$(sha256sum "$t") || { echo "${m}failed copy"; exit; }; s="${s%% *}"; ` +
+	`[ "$s" = "$2" ] || { echo "its checksum is $s" >&2; echo "${m}failed copy"; exit; }; ` +
+	`mv -f "$t" "$d/$1" || { echo "${m}failed copy"; exit; }; ` +
+	`[ -x "$d/$1" ] || { echo "nothing can be run in $d" >&2; echo "${m}failed directory"; exit; }; ` +
+	`find "$d" -type f -name "hvdrun-*" -mtime +30 -exec rm -f {} + ; echo "${m}copied"`
 
 // SSH starts job agents on other machines by the system's ssh, so that its configuration, its agent
 // and its known hosts hold. It never prompts. The agents outlive the connection,
@@ -280,23 +281,44 @@ func failedAnswer(host, answer string, stderr *tail) error {
 	return &HostError{host, Stage(strings.TrimSpace(stage)), errors.New(why)}
 }
 
-// readAnswer returns the first line that is an answer. What shells print besides is noise, of which
-// the last line is kept.
+var marks = []string{readyMark, lacksMark, copiedMark, failedMark}
+
+// errTooMuchNoise is of a shell that does not come to our command.
+var errTooMuchNoise = fmt.Errorf("its shell has printed more than %d MiB before an answer", maxNoise>>20)
+
+// readAnswer returns the first answer: a mark, wherever in a line it is, and the rest of its line.
+// What shells print besides is noise, which may end without a newline; its last line is kept.
 func readAnswer(r io.Reader) (answer, noise string, err error) {
-	lines := bufio.NewReaderSize(io.LimitReader(r, maxNoise), maxHello)
+	limited := &io.LimitedReader{R: r, N: maxNoise}
+	in := bufio.NewReader(limited)
+	var line []byte // or the latest part of it
+	answers := false
 	for {
-		line, err := lines.ReadSlice('\n')
-		text := strings.TrimRight(string(line), "\r\n")
-		for _, mark := range []string{readyMark, lacksMark, copiedMark, failedMark} {
-			if err == nil && strings.HasPrefix(text, mark) {
-				return text, noise, nil
+		b, err := in.ReadByte()
+		ends := err != nil || b == '\n'
+		if ends && answers && err == nil {
+			return strings.TrimRight(string(line), "\r"), noise, nil
+		}
+		if ends || len(line) == maxHello { // a longer line is no answer
+			if text := bytes.TrimSpace(line); len(text) > 0 {
+				noise = string(text[:min(len(text), 200)])
 			}
+			line, answers = line[:copy(line, line[max(0, len(line)-len(readyMark)):])], false
 		}
-		if strings.TrimSpace(text) != "" {
-			noise = text[:min(len(text), 200)]
-		}
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+		switch {
+		case err == io.EOF && limited.N <= 0:
+			return "", noise, errTooMuchNoise
+		case err != nil:
 			return "", noise, err
+		case ends:
+			line = line[:0]
+			continue
+		}
+		line = append(line, b)
+		for _, mark := range marks {
+			if !answers && b == mark[len(mark)-1] && bytes.HasSuffix(line, []byte(mark)) {
+				line, answers = append(line[:0], mark...), true
+			}
 		}
 	}
 }
@@ -350,6 +372,8 @@ func diagnose(host, stderr, noise string, waitErr, readErr error) error {
 		return &HostError{host, stageConnect, errors.New(last)}
 	}
 	switch {
+	case readErr == errTooMuchNoise:
+		return &HostError{host, stageCommand, fmt.Errorf("%w: %q; its start-up files must print nothing for commands", readErr, noise)}
 	case last != "":
 		return &HostError{host, stageCommand, errors.New(last)}
 	case noise != "":

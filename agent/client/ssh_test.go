@@ -139,7 +139,7 @@ func TestCopyIsChecked(t *testing.T) {
 // What a login shell prints before the answer does no harm, and an ssh that hangs is given up.
 func TestAnswers(t *testing.T) {
 	ready := `hvdrun-agent-ready {"Version":1,"PID":7,"Port":99,"Addresses":["10.0.0.1"]}`
-	s := remote(t, `[ "$last" != b ] || { echo hostname c.example; exit; }; cat >/dev/null; echo Welcome; head -c 100000 /dev/zero; echo; echo '`+ready+`'`)
+	s := remote(t, `[ "$last" != b ] || { echo hostname c.example; exit; }; cat >/dev/null; echo Welcome; head -c 100000 /dev/zero; printf "\\033]0;me@b\\007"; echo '`+ready+`'`)
 	s.Hvdrun = "/opt/hvdrun"
 	got, err := s.Start(t.Context(), "b", Hello{})
 	if err != nil || got.PID != 7 || strings.Join(got.Endpoints(), " ") != "c.example:99 10.0.0.1:99" {
@@ -164,6 +164,60 @@ func TestAnswers(t *testing.T) {
 	defer cancel()
 	if _, err := hangs.Start(ctx, "b", Hello{}); err == nil || !strings.Contains(err.Error(), "no longer wanted") {
 		t.Errorf("one that hangs: %v", err)
+	}
+}
+
+// An answer is found whatever a shell prints before it, and with or without a newline between them.
+func TestReadAnswer(t *testing.T) {
+	answers := []string{readyMark + `{"Version":1,"Port":5}`, lacksMark + "Linux x86_64", copiedMark, failedMark + "copy"}
+	for name, before := range map[string]string{
+		"nothing": "", "a line": "Welcome\n", "CRLF": "Welcome\r\n\r\n", "a title": "\x1b]0;user@node1\a", "tput": "\x1b(B\x1b[m",
+		"a prompt": "Loading modules... ", "CR": "a\rb", "half a mark": "hvdrun-", "half of another": "hvdrun-agent-readyhvdrun-failed",
+		"a megabyte of lines":   strings.Repeat("############\n", 100_000),
+		"a line of a megabyte":  strings.Repeat("#", 1<<20),
+		"a line of the bound":   strings.Repeat("#", maxHello-1),
+		"one more":              strings.Repeat("#", maxHello),
+		"a mark over the bound": strings.Repeat("#", maxHello-5),
+		"no UTF-8":              "\xff\xfe",
+	} {
+		for _, answer := range answers {
+			for _, end := range []string{"\n", "\r\n", "\nbye\n"} {
+				got, noise, err := readAnswer(strings.NewReader(before + answer + end))
+				if got != answer || err != nil || len(noise) > 200 {
+					t.Fatalf("%s: %q: %q, %q, %v", name, answer, got, noise, err)
+				}
+			}
+		}
+	}
+	if got, noise, err := readAnswer(strings.NewReader("Welcome\nhvdrun-copied")); got != "" || noise != "hvdrun-copied" || err != io.EOF {
+		t.Errorf("a line without an end: %q, %q, %v", got, noise, err)
+	}
+	long := readyMark + strings.Repeat("x", maxHello)
+	if got, _, err := readAnswer(strings.NewReader(long + "\n" + copiedMark + "\n")); got != copiedMark || err != nil {
+		t.Errorf("an answer that is too long, and another: %q, %v", got, err)
+	}
+	_, noise, err := readAnswer(endless{})
+	if said := diagnose("b", "", noise, nil, err).Error(); !strings.Contains(said, "more than 16 MiB") || !strings.Contains(said, "start-up files") {
+		t.Errorf("a shell that never ends to print: %s", said)
+	}
+}
+
+// endless prints lines.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = "yes\n"[i%4]
+	}
+	return len(p), nil
+}
+
+// A shell that prints the command that it is given has not answered.
+func TestEchoedCommandIsNoAnswer(t *testing.T) {
+	for _, script := range []string{startScript, copyScript, installedScript} {
+		if got, _, err := readAnswer(strings.NewReader("+ " + script + "\n")); got != "" {
+			t.Errorf("%q is taken for an answer, %v", got, err)
+		}
 	}
 }
 
@@ -193,6 +247,7 @@ func FuzzReadAnswer(f *testing.F) {
 	f.Add([]byte("Welcome\n" + readyMark + `{"Version":1,"Port":5}` + "\n"))
 	f.Add([]byte(lacksMark + "Linux x86_64\n"))
 	f.Add([]byte(failedMark))
+	f.Add([]byte("\x1b]0;me\a" + copiedMark + "\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		answer, noise, err := readAnswer(strings.NewReader(string(said)))
 		if (answer == "") != (err != nil) || len(answer) > maxHello || len(noise) > 200 {
