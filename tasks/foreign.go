@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"unicode/utf8"
 )
 
 // ErrAttemptLost is for functions of a Family: an error that wraps it says that what ran the task
@@ -55,8 +56,8 @@ func Foreign[R any](family, name string, like any) (*Func[R], error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("tasks: function %q: %w", name, err)
-	case name == "" || len(name) > maxForeign:
-		return nil, fmt.Errorf("tasks: a function of the family %s: a name has 1 to %d bytes", family, maxForeign)
+	case name == "" || len(name) > maxForeign || !utf8.ValidString(name):
+		return nil, fmt.Errorf("tasks: a function of the family %s: a name has 1 to %d bytes, and is UTF-8", family, maxForeign)
 	}
 	f.name = family + ":" + name
 	return &Func[R]{fn: f}, nil

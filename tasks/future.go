@@ -78,7 +78,7 @@ func (t *pending) Cancel() {
 	defer t.pool.mu.Unlock()
 	if !t.ended() {
 		t.cancelled = true
-		t.pool.send(16, t.cancel)
+		t.pool.send(nil, t.cancel)
 	}
 }
 
@@ -263,7 +263,7 @@ func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 		if t := a.task; t != nil && a.ref == nil {
 			switch {
 			case t.err != nil:
-				return e, &DependencyError{f.name, t.err.Error()}
+				return e, &DependencyError{f.name, t.dependsOn()}
 			case t.result == nil || t.result.GetSize() > 0:
 				all.Args[i] = &wire.TaskArg{Task: t.n}
 				e.needs = append(e.needs, t.n)
@@ -291,6 +291,22 @@ func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 	}
 	e.args, err = proto.Marshal(all)
 	return e, err
+}
+
+// dependsOn is the text of a task that depends on this one, which has failed.
+func (t *pending) dependsOn() string {
+	var chain *DependencyError
+	var own *FunctionError
+	text := t.err.Error()
+	switch {
+	case errors.As(t.err, &chain):
+		return chain.Text
+	case errors.Is(t.err, ErrCancelled):
+		return queue.DependsOn(t.fn.name, t.n, queue.Cancelled, "")
+	case errors.As(t.err, &own):
+		text = own.Text
+	}
+	return queue.DependsOn(t.fn.name, t.n, queue.Failed, text)
 }
 
 // spill stores an argument.

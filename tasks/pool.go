@@ -14,8 +14,10 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -155,8 +157,8 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	}
 	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
 	host, _ := os.Hostname()
-	l.Send(0, func(m *wire.ToTasks) {
-		m.Hello = &wire.TasksHello{Session: p.session, Host: host, Pid: uint32(os.Getpid())}
+	l.Say(func(m *wire.ToTasks) {
+		m.Hello = &wire.TasksHello{Session: p.session, Host: queue.Cut(host, 200), Pid: uint32(os.Getpid())}
 	})
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	r := link.NewReader(conn)
@@ -183,16 +185,7 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	if p.cfg.Window > 0 {
 		p.window = min(p.window, p.cfg.Window)
 	}
-	l.Send(0, func(m *wire.ToTasks) { m.Groups = append(m.Groups, p.groups...) })
-	if len(p.asked) > 0 {
-		l.Send(0, func(m *wire.ToTasks) { m.Status = true })
-	}
-	for id, h := range p.puts {
-		l.Send(48, func(m *wire.ToTasks) { m.Puts = append(m.Puts, &wire.PutValue{Value: id[:], Size: uint64(h.size)}) })
-	}
-	for _, w := range p.wonder {
-		l.Send(len(w.what), func(m *wire.ToTasks) { m.Explain = append(m.Explain, w.what) })
-	}
+	p.introduce()
 	if !welcome.GetKnown() {
 		for _, t := range p.tasks {
 			if t.submit == nil {
@@ -210,21 +203,43 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		if p.tasks[t.GetN()] == nil && end == nil {
 			p.remaking[t.GetN()] = true
 		}
-		l.Send(sizeOf(t)+len(end.GetInlined()), func(m *wire.ToTasks) { // in one message, since it may need what is unknown
-			if m.Submits = append(m.Submits, t); end != nil {
-				m.Ends = append(m.Ends, &wire.TaskTold{N: t.GetN(), Result: end})
-			}
+		part := &wire.ToTasks{Submits: []*wire.SubmitTask{t}} // in one message, since it may need what is unknown
+		if end != nil {
+			part.Ends = []*wire.TaskTold{{N: t.GetN(), Result: end}}
+		}
+		p.send(part, func(m *wire.ToTasks) {
+			m.Submits, m.Ends = append(m.Submits, part.GetSubmits()...), append(m.Ends, part.GetEnds()...)
 		})
 	}
 	for n, end := range ends {
-		l.Send(64+len(end.GetInlined()), func(m *wire.ToTasks) { m.Ends = append(m.Ends, &wire.TaskTold{N: n, Result: end}) })
+		told := &wire.TaskTold{N: n, Result: end}
+		p.send(told, func(m *wire.ToTasks) { m.Ends = append(m.Ends, told) })
 	}
 	for _, t := range p.tasks {
 		if t.cancelled {
-			l.Send(16, t.cancel)
+			p.send(nil, t.cancel)
 		}
 	}
 	return conn, r, nil
+}
+
+// introduce says over a new connection what tasks refer to, and asks again what people have asked;
+// the lock is held.
+func (p *Pool) introduce() {
+	for _, g := range p.groups {
+		p.include(g, func(m *wire.ToTasks) { m.Groups = append(m.Groups, g) })
+	}
+	if len(p.asked) > 0 {
+		p.include(nil, func(m *wire.ToTasks) { m.Status = true })
+	}
+	for id, h := range p.puts {
+		v := &wire.PutValue{Value: id[:], Size: uint64(h.size)}
+		p.include(v, func(m *wire.ToTasks) { m.Puts = append(m.Puts, v) })
+	}
+	for _, w := range p.wonder {
+		p.include(&wire.ToTasks{Explain: []string{w.what}}, func(m *wire.ToTasks) { m.Explain = append(m.Explain, w.what) })
+	}
+	p.link.Push()
 }
 
 // ends returns what has become of tasks that are arguments of those which are not over. The
@@ -262,8 +277,6 @@ func (p *Pool) repeated(ends map[uint64]*wire.TaskResult) (all []*wire.SubmitTas
 	slices.Reverse(all)
 	return all
 }
-
-func sizeOf(s *wire.SubmitTask) int { return 48 + len(s.GetArgs()) }
 
 // refusedError is the scheduler's answer that another try is in vain.
 type refusedError struct{ why string }
@@ -362,7 +375,7 @@ func (p *Pool) release(all []uint64) {
 	if len(all) == 0 || p.link == nil {
 		return
 	}
-	p.link.Put(8*len(all), func(m *wire.ToTasks) { m.Releases = append(m.Releases, all...) })
+	p.include(&wire.ToTasks{Releases: all}, func(m *wire.ToTasks) { m.Releases = append(m.Releases, all...) })
 	if !p.due {
 		p.due = true
 		p.soon.Reset(releaseWithin)
@@ -400,7 +413,7 @@ func (p *Pool) keep(t *pending) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		delete(p.kept, n)
-		p.send(8, func(m *wire.ToTasks) { m.Releases = append(m.Releases, n) })
+		p.send(nil, func(m *wire.ToTasks) { m.Releases = append(m.Releases, n) })
 	}, t.n)
 }
 
@@ -425,9 +438,19 @@ func (p *Pool) end(t *pending, r *wire.TaskResult, err error) []func() {
 }
 
 // send sends where there is a connection; the next one repeats what counts. The lock is held.
-func (p *Pool) send(bytes int, add func(*wire.ToTasks)) {
-	if p.link != nil {
-		p.link.Send(bytes, add)
+func (p *Pool) send(part proto.Message, add func(*wire.ToTasks)) {
+	if p.include(part, add); p.link != nil {
+		p.link.Push()
+	}
+}
+
+// include is send of what may wait for what is sent next. It is within its bounds.
+func (p *Pool) include(part proto.Message, add func(*wire.ToTasks)) {
+	if p.link == nil {
+		return
+	}
+	if err := p.link.Put(part, add); err != nil {
+		p.cfg.Log.WithError(err).Error("tasks: the scheduler cannot be told")
 	}
 }
 
@@ -462,7 +485,7 @@ func (p *Pool) Close() error {
 	p.mu.Lock()
 	closed := p.failed != nil
 	if !closed {
-		p.send(0, func(m *wire.ToTasks) { m.Left = true })
+		p.send(nil, func(m *wire.ToTasks) { m.Left = true })
 	}
 	l, c := p.link, p.spare
 	p.spare = nil
@@ -480,8 +503,32 @@ func (p *Pool) Close() error {
 	return nil
 }
 
+// checkSubmit returns an error where a task or its options are larger than may be.
+func checkSubmit(s *wire.SubmitTask, o *options) error {
+	needs := len(s.GetOptions().GetNeeds()) + len(s.GetOptions().GetValues())
+	switch size := proto.Size(s); {
+	case needs > link.MaxNeeds:
+		return fmt.Errorf("%d arguments are results of tasks or stored values; at most %d may be", needs, link.MaxNeeds)
+	case size > link.MaxSubmit:
+		return fmt.Errorf("the task has %d bytes; at most %d may be sent", size, link.MaxSubmit)
+	case !isName(o.prefer):
+		return fmt.Errorf("the host %.20q… of Prefer has %d bytes, or is not UTF-8; at most %d", o.prefer, len(o.prefer), link.MaxName)
+	case len(o.demand) > link.MaxAmounts-1:
+		return fmt.Errorf("%d resources; at most %d", len(o.demand), link.MaxAmounts-1)
+	}
+	for name := range o.demand {
+		if !isName(name) {
+			return fmt.Errorf("the resource %.20q… has %d bytes, or is not UTF-8; at most %d", name, len(name), link.MaxName)
+		}
+	}
+	return nil
+}
+
+// isName returns whether a text may be the name of something.
+func isName(text string) bool { return len(text) <= link.MaxName && utf8.ValidString(text) }
+
 // group returns the number of the group of a function's tasks with these options; the lock is held.
-func (p *Pool) group(f *function, o *options) uint32 {
+func (p *Pool) group(f *function, o *options) (uint32, error) {
 	demand := o.demand
 	if _, ok := demand["cpu"]; !ok {
 		demand = maps.Clone(demand)
@@ -493,6 +540,10 @@ func (p *Pool) group(f *function, o *options) uint32 {
 	d := queue.MakeDemand(demand)
 	key := f.name + " " + d.String()
 	i, ok := p.index[key]
+	if !ok && len(p.groups) >= link.MaxFunctions {
+		return 0, fmt.Errorf("tasks: %s: the pool has submitted %d kinds of tasks, which differ in their functions or their needs; there may be no more",
+			f.name, len(p.groups))
+	}
 	if !ok {
 		g := &wire.TaskGroup{Function: f.wire()}
 		for _, a := range d {
@@ -501,9 +552,9 @@ func (p *Pool) group(f *function, o *options) uint32 {
 		i = uint32(len(p.groups))
 		p.groups = append(p.groups, g)
 		p.index[key] = i
-		p.send(64, func(m *wire.ToTasks) { m.Groups = append(m.Groups, g) })
+		p.send(g, func(m *wire.ToTasks) { m.Groups = append(m.Groups, g) })
 	}
-	return i
+	return i, nil
 }
 
 // submit sends a task, once there is room in the window.
@@ -562,20 +613,26 @@ func (p *Pool) add(t *pending, o *options, in []input) error {
 	} else if err != nil {
 		return err
 	}
-	p.last++
-	t.n, t.needs, t.spills = p.last, e.keep, e.spills
-	t.submit = &wire.SubmitTask{N: t.n, Group: p.group(t.fn, o), Priority: o.priority, Args: e.args}
+	submit := &wire.SubmitTask{N: p.last + 1, Priority: o.priority, Args: e.args}
 	if len(e.needs) > 0 || len(e.values) > 0 || o.prefer != "" || o.retries != 0 || o.again || o.limit > 0 || o.pin != 0 {
-		t.submit.Options = &wire.TaskOptions{
+		submit.Options = &wire.TaskOptions{
 			Prefer: o.prefer, Pin: o.pin, Needs: e.needs, Values: e.values, Retries: uint32(queue.DefaultRetries + o.retries), Again: o.again,
 			LimitMs: uint64((o.limit + time.Millisecond - 1).Milliseconds()),
 		}
 	}
+	if err := checkSubmit(submit, o); err != nil {
+		return fmt.Errorf("tasks: %s: %w", t.fn.name, err)
+	}
+	if submit.Group, err = p.group(t.fn, o); err != nil {
+		return err
+	}
+	p.last++
+	t.submit, t.n, t.needs, t.spills = submit, p.last, e.keep, e.spills
 	p.tasks[t.n] = t
 	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler writes nothing down
 		p.unaccepted = p.repeated(nil)
 	}
 	p.unaccepted = append(p.unaccepted, t.submit)
-	p.send(sizeOf(t.submit), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
+	p.send(t.submit, func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
 	return nil
 }

@@ -145,7 +145,8 @@ func (p *Pool) hold(id blob.ID, size int64) {
 	if h == nil {
 		h = &holding{size: size}
 		p.puts[id] = h
-		p.send(48, func(m *wire.ToTasks) { m.Puts = append(m.Puts, &wire.PutValue{Value: id[:], Size: uint64(size)}) })
+		v := &wire.PutValue{Value: id[:], Size: uint64(size)}
+		p.send(v, func(m *wire.ToTasks) { m.Puts = append(m.Puts, v) })
 	}
 	h.users++
 }
@@ -165,6 +166,6 @@ func (p *Pool) drop(id blob.ID) {
 	}
 	if h.users--; h.users == 0 {
 		delete(p.puts, id)
-		p.send(40, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, id[:]) })
+		p.send(nil, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, id[:]) })
 	}
 }

@@ -93,7 +93,7 @@ func (h *shelf) provide(conn net.Conn) (addr string, stored [][]byte) {
 	if err != nil {
 		h.cfg.Log.WithError(err).Debug("tasks: listing the store")
 	}
-	for _, id := range all[:min(len(all), mostStored)] {
+	for _, id := range all[:min(len(all), link.MaxHeld)] {
 		stored = append(stored, id[:])
 	}
 	if h.cfg.credentials == nil {
@@ -115,9 +115,6 @@ func (h *shelf) provide(conn net.Conn) (addr string, stored [][]byte) {
 	}
 	return h.listener.Addr().String(), stored
 }
-
-// mostStored bounds what a worker tells of its host's store when it connects.
-const mostStored = 100_000
 
 // serve provides values for others.
 func (h *shelf) serve(ln *identity.Listener) {

@@ -22,7 +22,7 @@ func (p *Pool) Status(ctx context.Context) (s Status, err error) {
 		return s, err
 	}
 	p.asked = append(p.asked, answer)
-	p.send(8, func(m *wire.ToTasks) { m.Status = true })
+	p.send(nil, func(m *wire.ToTasks) { m.Status = true })
 	p.mu.Unlock()
 	select {
 	case text := <-answer:
@@ -57,6 +57,9 @@ type question struct {
 // Explain asks the scheduler why tasks do not run: those with a number, of which each client may
 // have one, or those of a function that are not over. It returns at most 20.
 func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err error) {
+	if !isName(what) {
+		return nil, fmt.Errorf("tasks: %.20q… is not the name of a function", what)
+	}
 	answer := make(chan []byte, 1)
 	p.mu.Lock()
 	if err := p.failed; err != nil {
@@ -64,7 +67,7 @@ func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err
 		return nil, err
 	}
 	p.wonder = append(p.wonder, question{what, answer})
-	p.send(8, func(m *wire.ToTasks) { m.Explain = append(m.Explain, what) })
+	p.send(&wire.ToTasks{Explain: []string{what}}, func(m *wire.ToTasks) { m.Explain = append(m.Explain, what) })
 	p.mu.Unlock()
 	select {
 	case text := <-answer:

@@ -157,6 +157,11 @@ func newWorker(cfg ServeConfig) (*worker, error) {
 	if cfg.Host == "" {
 		cfg.Host, _ = os.Hostname()
 	}
+	for _, name := range append(slices.Collect(maps.Keys(cfg.Offers)), cfg.Host, cfg.Name) {
+		if !isName(name) {
+			return nil, fmt.Errorf("tasks: the name %.20q… of the worker, its host or a resource has %d bytes, or is not UTF-8; at most %d", name, len(name), link.MaxName)
+		}
+	}
 	w := &worker{cfg: cfg, session: newSession(), rank: rank, offers: map[string]int64{}, groups: map[uint32]*offered{}}
 	for name, n := range cfg.Offers {
 		w.offers[name] = int64(n*queue.Unit + 0.5)
@@ -193,10 +198,11 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	var m wire.FromTasks
 	// An agent that carries the connection bounds what it takes before the scheduler has spoken,
 	// and a hello may be larger. So an empty message asks the scheduler to speak first.
-	l.Send(0, func(*wire.ToTasks) {})
+	l.Say(func(*wire.ToTasks) {})
 	if err = r.Read(&m); err == nil && m.GetRefused() == "" {
-		l.Send(0, func(m *wire.ToTasks) { m.Hello = h })
-		err = r.Read(&m)
+		if err = l.Send(h, func(m *wire.ToTasks) { m.Hello = h }); err == nil {
+			err = r.Read(&m)
+		}
 	}
 	if !stop() {
 		err = errors.Join(ctx.Err(), err)
@@ -252,7 +258,7 @@ func (w *worker) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
 		left := w.leaving // in order
 		w.mu.Unlock()
 		if left {
-			l.Put(16, func(m *wire.ToTasks) { m.Left = true })
+			l.Say(func(m *wire.ToTasks) { m.Left = true })
 		}
 		l.Flush()
 		return
@@ -263,11 +269,11 @@ func (w *worker) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
 	} else {
 		w.acknowledge(m.GetHeard())
 	}
-	again := slices.Clone(w.unheard)
-	l.Send(0, func(m *wire.ToTasks) {
-		m.Dones = append(m.Dones, again...)
-		m.Leaving = w.leaving
-	})
+	for _, d := range w.unheard {
+		w.put(d, func(m *wire.ToTasks) { m.Dones = append(m.Dones, d) })
+	}
+	leaving := w.leaving
+	l.Say(func(m *wire.ToTasks) { m.Leaving = leaving })
 	w.mu.Unlock()
 	w.take(m)
 }
@@ -354,7 +360,7 @@ func (w *worker) leave(grace time.Duration) {
 	w.mu.Lock()
 	w.silent = true
 	if w.link != nil {
-		w.link.Send(16, func(m *wire.ToTasks) { m.Left = true })
+		w.link.Say(func(m *wire.ToTasks) { m.Left = true })
 	}
 	w.mu.Unlock()
 	w.stopAll()
@@ -389,11 +395,22 @@ func (w *worker) stopAll() {
 	}
 }
 
+// say says some numbers.
 func (w *worker) say(add func(*wire.ToTasks)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.link != nil {
-		w.link.Send(16, add)
+		w.link.Say(add)
+	}
+}
+
+// put has something said with what is said next; the lock is held. It is within its bounds.
+func (w *worker) put(part proto.Message, add func(*wire.ToTasks)) {
+	if w.link == nil {
+		return
+	}
+	if err := w.link.Put(part, add); err != nil {
+		w.cfg.Log.WithError(err).Error("tasks: the scheduler cannot be told")
 	}
 }
 
@@ -505,7 +522,7 @@ func (w *worker) answer(a *wire.LeaseAsk) {
 		reply.Granted, reply.Why = false, "it leaves"
 	case w.cfg.Admit != nil:
 		if err := w.cfg.Admit(of.GetFunction().GetName()); err != nil {
-			reply.Granted, reply.Why = false, err.Error()
+			reply.Granted, reply.Why = false, queue.Cut(err.Error(), link.MaxWhy)
 		}
 	}
 	if reply.Granted {
@@ -515,8 +532,8 @@ func (w *worker) answer(a *wire.LeaseAsk) {
 		}
 		w.groups[a.GetGroup()] = &offered{fn: f, demand: queue.MakeDemand(demand)}
 	}
-	if w.link != nil {
-		w.link.Send(32, func(m *wire.ToTasks) { m.Leases = append(m.Leases, reply) })
+	if w.put(reply, func(m *wire.ToTasks) { m.Leases = append(m.Leases, reply) }); w.link != nil {
+		w.link.Push()
 	}
 }
 
@@ -531,7 +548,7 @@ func (w *worker) giveBack(of *wire.Attempt) {
 		w.drop(w.queued[i])
 	}
 	if w.link != nil {
-		w.link.Send(32, func(m *wire.ToTasks) {
+		w.link.Say(func(m *wire.ToTasks) {
 			if i >= 0 {
 				m.Returned = append(m.Returned, of)
 			} else {
@@ -621,8 +638,8 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 		return
 	}
 	w.unheard = append(w.unheard, done)
-	if w.link != nil {
-		w.link.Send(64+len(result.GetInlined()), func(m *wire.ToTasks) { m.Dones = append(m.Dones, done) })
+	if w.put(done, func(m *wire.ToTasks) { m.Dones = append(m.Dones, done) }); w.link != nil {
+		w.link.Push()
 	}
 	w.begin()
 }
@@ -633,12 +650,14 @@ func (w *worker) confirm(ctx context.Context, a *attempt) {
 	l := w.link
 	w.mu.Unlock()
 	if l != nil {
-		l.Send(32, func(m *wire.ToTasks) { m.Begun = append(m.Begun, a.push.GetOf()) })
+		l.Say(func(m *wire.ToTasks) { m.Begun = append(m.Begun, a.push.GetOf()) })
 		_ = l.Written(ctx) // where it ends, the task ends as well
 	}
 }
 
+// failed is the result of a task that has failed. A text may be of any size.
 func failed(f queue.Failure, text string) *wire.TaskResult {
+	text = queue.Cut(text, link.MaxText)
 	return &wire.TaskResult{State: uint32(queue.Failed), Failure: uint32(f), Text: text}
 }
 

@@ -64,7 +64,11 @@ type ToTasks struct {
 	// And for why tasks do not run: those with a number, or of a function.
 	Explain []string `protobuf:"bytes,30,rep,name=explain,proto3" json:"explain,omitempty"`
 	// A worker begins these now, whose pushes ask for it.
-	Begun         []*Attempt `protobuf:"bytes,31,rep,name=begun,proto3" json:"begun,omitempty"`
+	Begun []*Attempt `protobuf:"bytes,31,rep,name=begun,proto3" json:"begun,omitempty"`
+	// A worker's attempts whose functions wait for other tasks: their processors are for others meanwhile. And those that have
+	// waited, and take theirs again.
+	Waits         []*Attempt `protobuf:"bytes,32,rep,name=waits,proto3" json:"waits,omitempty"`
+	Waited        []*Attempt `protobuf:"bytes,33,rep,name=waited,proto3" json:"waited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -253,6 +257,20 @@ func (x *ToTasks) GetBegun() []*Attempt {
 	return nil
 }
 
+func (x *ToTasks) GetWaits() []*Attempt {
+	if x != nil {
+		return x.Waits
+	}
+	return nil
+}
+
+func (x *ToTasks) GetWaited() []*Attempt {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
+
 // FromTasks is what the scheduler has to say.
 type FromTasks struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -278,7 +296,11 @@ type FromTasks struct {
 	// To a client: its tasks up to this number are written down, so that it need not repeat them.
 	Accepted uint64 `protobuf:"varint,13,opt,name=accepted,proto3" json:"accepted,omitempty"`
 	// To a worker: results that are arguments of tasks that follow, and do not fit into the messages of these.
-	Results       []*ResultFor `protobuf:"bytes,14,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*ResultFor `protobuf:"bytes,14,rep,name=results,proto3" json:"results,omitempty"`
+	// To a client: how many bytes its tasks may have that are not over. 0: what was said before, or any number.
+	WindowBytes uint64 `protobuf:"varint,15,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
+	// To a client: what its user should know, such as that no worker has a function.
+	Warnings      []string `protobuf:"bytes,16,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -418,6 +440,20 @@ func (x *FromTasks) GetResults() []*ResultFor {
 	return nil
 }
 
+func (x *FromTasks) GetWindowBytes() uint64 {
+	if x != nil {
+		return x.WindowBytes
+	}
+	return 0
+}
+
+func (x *FromTasks) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 type TasksHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Made by the peer; random, not 0.
@@ -439,7 +475,9 @@ type TasksHello struct {
 	// By which people know it; empty: by host and pid.
 	Name string `protobuf:"bytes,20,opt,name=name,proto3" json:"name,omitempty"`
 	// It answers PushTask.confirm.
-	Confirms      bool `protobuf:"varint,21,opt,name=confirms,proto3" json:"confirms,omitempty"`
+	Confirms bool `protobuf:"varint,21,opt,name=confirms,proto3" json:"confirms,omitempty"`
+	// It says of an attempt that it was told to stop when it has ended (dones), or that it had not begun (returned).
+	SaysEnded     bool `protobuf:"varint,22,opt,name=says_ended,json=saysEnded,proto3" json:"says_ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -561,6 +599,13 @@ func (x *TasksHello) GetName() string {
 func (x *TasksHello) GetConfirms() bool {
 	if x != nil {
 		return x.Confirms
+	}
+	return false
+}
+
+func (x *TasksHello) GetSaysEnded() bool {
+	if x != nil {
+		return x.SaysEnded
 	}
 	return false
 }
@@ -2558,7 +2603,7 @@ var File_tasks_proto protoreflect.FileDescriptor
 
 const file_tasks_proto_rawDesc = "" +
 	"\n" +
-	"\vtasks.proto\x12\thvdrun.v1\"\xa0\x06\n" +
+	"\vtasks.proto\x12\thvdrun.v1\"\xf6\x06\n" +
 	"\aToTasks\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.hvdrun.v1.TasksHelloR\x05hello\x12,\n" +
 	"\x06groups\x18\x02 \x03(\v2\x14.hvdrun.v1.TaskGroupR\x06groups\x12'\n" +
@@ -2582,7 +2627,9 @@ const file_tasks_proto_rawDesc = "" +
 	"\x06status\x18\x12 \x01(\bR\x06status\x12\x1a\n" +
 	"\btransfer\x18\x13 \x01(\bR\btransfer\x12\x18\n" +
 	"\aexplain\x18\x1e \x03(\tR\aexplain\x12(\n" +
-	"\x05begun\x18\x1f \x03(\v2\x12.hvdrun.v1.AttemptR\x05begun\"\xac\x04\n" +
+	"\x05begun\x18\x1f \x03(\v2\x12.hvdrun.v1.AttemptR\x05begun\x12(\n" +
+	"\x05waits\x18  \x03(\v2\x12.hvdrun.v1.AttemptR\x05waits\x12*\n" +
+	"\x06waited\x18! \x03(\v2\x12.hvdrun.v1.AttemptR\x06waited\"\xeb\x04\n" +
 	"\tFromTasks\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.hvdrun.v1.TasksWelcomeR\awelcome\x12'\n" +
 	"\x04told\x18\x02 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04told\x12*\n" +
@@ -2600,7 +2647,9 @@ const file_tasks_proto_rawDesc = "" +
 	"\texplained\x18\x1e \x03(\fR\texplained\x12\x18\n" +
 	"\arefused\x18\f \x01(\tR\arefused\x12\x1a\n" +
 	"\baccepted\x18\r \x01(\x04R\baccepted\x12.\n" +
-	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\"\xfa\x02\n" +
+	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\x12!\n" +
+	"\fwindow_bytes\x18\x0f \x01(\x04R\vwindowBytes\x12\x1a\n" +
+	"\bwarnings\x18\x10 \x03(\tR\bwarnings\"\x99\x03\n" +
 	"\n" +
 	"TasksHello\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
@@ -2616,7 +2665,9 @@ const file_tasks_proto_rawDesc = "" +
 	" \x01(\rR\x04rank\x12\x16\n" +
 	"\x06beside\x18\v \x01(\bR\x06beside\x12\x12\n" +
 	"\x04name\x18\x14 \x01(\tR\x04name\x12\x1a\n" +
-	"\bconfirms\x18\x15 \x01(\bR\bconfirms\"b\n" +
+	"\bconfirms\x18\x15 \x01(\bR\bconfirms\x12\x1d\n" +
+	"\n" +
+	"says_ended\x18\x16 \x01(\bR\tsaysEnded\"b\n" +
 	"\fTasksWelcome\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\rR\x04term\x12\x14\n" +
@@ -2825,45 +2876,47 @@ var file_tasks_proto_depIdxs = []int32{
 	20, // 9: hvdrun.v1.ToTasks.leases:type_name -> hvdrun.v1.LeaseAnswer
 	13, // 10: hvdrun.v1.ToTasks.missing:type_name -> hvdrun.v1.MissingValue
 	14, // 11: hvdrun.v1.ToTasks.begun:type_name -> hvdrun.v1.Attempt
-	3,  // 12: hvdrun.v1.FromTasks.welcome:type_name -> hvdrun.v1.TasksWelcome
-	17, // 13: hvdrun.v1.FromTasks.told:type_name -> hvdrun.v1.TaskTold
-	18, // 14: hvdrun.v1.FromTasks.values:type_name -> hvdrun.v1.ValueAt
-	19, // 15: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
-	21, // 16: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
-	14, // 17: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
-	23, // 18: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
-	22, // 19: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
-	4,  // 20: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
-	5,  // 21: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
-	14, // 22: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
-	4,  // 23: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
-	5,  // 24: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
-	8,  // 25: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
-	10, // 26: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
-	14, // 27: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
-	15, // 28: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
-	15, // 29: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
-	6,  // 30: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
-	14, // 31: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
-	17, // 32: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
-	18, // 33: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
-	14, // 34: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
-	17, // 35: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
-	14, // 36: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
-	27, // 37: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
-	6,  // 38: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
-	28, // 39: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
-	29, // 40: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
-	30, // 41: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
-	31, // 42: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
-	32, // 43: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
-	7,  // 44: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
-	15, // 45: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
-	46, // [46:46] is the sub-list for method output_type
-	46, // [46:46] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	14, // 12: hvdrun.v1.ToTasks.waits:type_name -> hvdrun.v1.Attempt
+	14, // 13: hvdrun.v1.ToTasks.waited:type_name -> hvdrun.v1.Attempt
+	3,  // 14: hvdrun.v1.FromTasks.welcome:type_name -> hvdrun.v1.TasksWelcome
+	17, // 15: hvdrun.v1.FromTasks.told:type_name -> hvdrun.v1.TaskTold
+	18, // 16: hvdrun.v1.FromTasks.values:type_name -> hvdrun.v1.ValueAt
+	19, // 17: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
+	21, // 18: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
+	14, // 19: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
+	23, // 20: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
+	22, // 21: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
+	4,  // 22: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
+	5,  // 23: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
+	14, // 24: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
+	4,  // 25: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
+	5,  // 26: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
+	8,  // 27: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
+	10, // 28: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
+	14, // 29: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
+	15, // 30: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
+	15, // 31: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
+	6,  // 32: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
+	14, // 33: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
+	17, // 34: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
+	18, // 35: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
+	14, // 36: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
+	17, // 37: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
+	14, // 38: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
+	27, // 39: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
+	6,  // 40: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
+	28, // 41: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
+	29, // 42: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
+	30, // 43: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
+	31, // 44: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
+	32, // 45: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
+	7,  // 46: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
+	15, // 47: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
+	48, // [48:48] is the sub-list for method output_type
+	48, // [48:48] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_tasks_proto_init() }

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// recordAt is the size of a record, as it is estimated, beyond which another one begins.
+	// recordAt is the size of a record beyond which another one begins. A record with a single part
+	// may be larger: see the bounds of package link.
 	recordAt = 1 << 20
 	// mostUnwritten is how many bytes wait for a disk that takes none; then they are given up, and
 	// a snapshot is written instead when the disk takes something again.
@@ -47,8 +48,8 @@ type book struct {
 	s       *Scheduler
 	path    string
 	records []*wire.TasksRecord // to be written; the last one grows
-	size    int                 // of the last one, about
-	waiting int                 // of all, about
+	size    int                 // of the last one
+	waiting int                 // of all
 	acks    map[*peer]ack       // when they are written
 	tells   []queue.ID          // tasks of which clients are told then
 	telling bool                // they are told now
@@ -75,12 +76,14 @@ func (s *Scheduler) begin(path string, j *journal.Journal) {
 	go s.book.write()
 }
 
-// note adds to the record that is written next; the lock is held. bytes is about how much.
-func (s *Scheduler) note(bytes int, add func(*wire.TasksRecord)) {
+// note adds to the record that is written next; the lock is held. part is what add adds, by which
+// it is measured; nil: some numbers.
+func (s *Scheduler) note(part proto.Message, add func(*wire.TasksRecord)) {
 	b := s.book
 	if b == nil || b.lost {
 		return
 	}
+	bytes := partSize(part)
 	if n := len(b.records); n == 0 || b.size+bytes > recordAt {
 		b.records = append(b.records, &wire.TasksRecord{})
 		b.size = 0
@@ -91,6 +94,14 @@ func (s *Scheduler) note(bytes int, add func(*wire.TasksRecord)) {
 		b.records, b.size, b.waiting, b.lost = nil, 0, 0, true
 	}
 	b.poke()
+}
+
+// partSize returns how many bytes a part of a record has, at most; nil: some numbers.
+func partSize(part proto.Message) int {
+	if part == nil {
+		return 64
+	}
+	return 16 + proto.Size(part)
 }
 
 func (b *book) poke() {
@@ -151,9 +162,9 @@ func (p *peer) acknowledge(a ack) {
 	switch {
 	case p.link == nil:
 	case p.worker:
-		p.put(8, func(m *wire.FromTasks) { m.Heard = a.heard })
+		p.put(nil, func(m *wire.FromTasks) { m.Heard = a.heard })
 	default:
-		p.link.Put(8, func(m *wire.FromTasks) { m.Accepted = a.accepted })
+		_ = p.link.Put(nil, func(m *wire.FromTasks) { m.Accepted = a.accepted })
 		p.owe(a.accepted)
 	}
 }
@@ -311,62 +322,86 @@ func (b *book) compact() error {
 // snapshot yields records of all that is known.
 func (b *book) snapshot(yield func([]byte) bool) {
 	s := b.s
+	var all pages
 	s.mu.Lock()
-	first := &wire.TasksRecord{}
-	for i := 0; s.q.GroupAt(i) != nil; i++ {
-		first.Groups = append(first.Groups, groupOf(s.q.GroupAt(i)))
-	}
-	for _, p := range s.peers {
-		if p.worker {
-			continue
-		}
-		first.Clients = append(first.Clients, clientOf(p))
-		for id := range p.puts {
-			_, size := s.q.Holders(id)
-			first.Uses = append(first.Uses, &wire.TaskUse{Client: p.session, Value: id[:], Size: uint64(size), Put: true})
-		}
-	}
+	s.firstPages(&all)
 	ids := s.q.All()
 	s.mu.Unlock()
-	for r := first; ; {
-		text, err := proto.Marshal(r)
-		if err != nil || len(text) > 0 && !yield(text) {
-			return
+	for {
+		for _, r := range all.records {
+			text, err := proto.Marshal(r)
+			if err != nil || len(text) > 0 && !yield(text) {
+				return
+			}
 		}
 		if len(ids) == 0 {
 			return
 		}
-		r = &wire.TasksRecord{}
+		all = pages{}
 		s.mu.Lock()
-		size := 0
-		for i := 0; i < slice && len(ids) > 0 && size < recordAt; i++ {
-			size += s.noteAll(r, ids[0])
+		for i := 0; i < slice && len(ids) > 0 && len(all.records) < 2; i++ {
+			s.noteAll(&all, ids[0])
 			ids = ids[1:]
 		}
 		s.mu.Unlock()
 	}
 }
 
+// pages are records of which none is larger than recordAt, unless it has a single part.
+type pages struct {
+	records []*wire.TasksRecord
+	size    int // of the last one
+}
+
+// add adds a part.
+func (p *pages) add(part proto.Message, add func(*wire.TasksRecord)) {
+	bytes := partSize(part)
+	if len(p.records) == 0 || p.size+bytes > recordAt {
+		p.records, p.size = append(p.records, &wire.TasksRecord{}), 0
+	}
+	p.size += bytes
+	add(p.records[len(p.records)-1])
+}
+
+// firstPages adds what a snapshot has before the tasks; the lock is held.
+func (s *Scheduler) firstPages(to *pages) {
+	for i := 0; s.q.GroupAt(i) != nil; i++ {
+		g := groupOf(s.q.GroupAt(i))
+		to.add(g, func(r *wire.TasksRecord) { r.Groups = append(r.Groups, g) })
+	}
+	for _, p := range s.peers {
+		if p.worker {
+			continue
+		}
+		c := clientOf(p)
+		to.add(c, func(r *wire.TasksRecord) { r.Clients = append(r.Clients, c) })
+		for id := range p.puts {
+			_, size := s.q.Holders(id)
+			use := &wire.TaskUse{Client: p.session, Value: id[:], Size: uint64(size), Put: true}
+			to.add(use, func(r *wire.TasksRecord) { r.Uses = append(r.Uses, use) })
+		}
+	}
+}
+
 // noteAll adds all that is to be known of a task; the lock is held.
-func (s *Scheduler) noteAll(r *wire.TasksRecord, id queue.ID) (bytes int) {
+func (s *Scheduler) noteAll(to *pages, id queue.ID) {
 	t, ok := s.q.Saved(id)
 	if !ok {
-		return 0
+		return
 	}
 	sub := submitOf(t.Task)
-	r.Submits = append(r.Submits, sub)
-	bytes = 32 + len(t.Spec)
+	to.add(sub, func(r *wire.TasksRecord) { r.Submits = append(r.Submits, sub) })
 	if t.Tries > 0 || len(t.Killers) > 0 {
-		r.Losses = append(r.Losses, &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers})
+		loss := &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers}
+		to.add(loss, func(r *wire.TasksRecord) { r.Losses = append(r.Losses, loss) })
 	}
 	if t.Result.State.Over() {
-		r.Overs = append(r.Overs, &wire.TaskOver{Client: id.Client, N: id.N, Result: wireResult(t.Result)})
-		bytes += len(t.Result.Value)
+		over := &wire.TaskOver{Client: id.Client, N: id.N, Result: wireResult(t.Result)}
+		to.add(over, func(r *wire.TasksRecord) { r.Overs = append(r.Overs, over) })
 	}
 	if t.Released {
-		r.Releases = append(r.Releases, &wire.TaskName{Client: id.Client, N: id.N})
+		to.add(nil, func(r *wire.TasksRecord) { r.Releases = append(r.Releases, &wire.TaskName{Client: id.Client, N: id.N}) })
 	}
-	return bytes
 }
 
 func submitOf(t queue.Task) *wire.TaskSubmitted {
@@ -408,16 +443,14 @@ func clientOf(p *peer) *wire.TaskClient {
 func (s *Scheduler) noteOvers() {
 	for _, id := range s.q.Over {
 		if r, ok := s.q.Result(id); ok {
-			s.note(48+len(r.Value)+len(r.Text), func(m *wire.TasksRecord) {
-				m.Overs = append(m.Overs, &wire.TaskOver{Client: id.Client, N: id.N, Result: wireResult(r)})
-			})
+			over := &wire.TaskOver{Client: id.Client, N: id.N, Result: s.sharedResult(r)}
+			s.note(over, func(m *wire.TasksRecord) { m.Overs = append(m.Overs, over) })
 		}
 	}
 	for _, id := range s.q.Losses {
 		if t, ok := s.q.Saved(id); ok {
-			s.note(64, func(m *wire.TasksRecord) {
-				m.Losses = append(m.Losses, &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers})
-			})
+			loss := &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers}
+			s.note(loss, func(m *wire.TasksRecord) { m.Losses = append(m.Losses, loss) })
 		}
 	}
 	s.q.Over, s.q.Losses = s.q.Over[:0], s.q.Losses[:0]

@@ -64,7 +64,7 @@ func connectTo(t *testing.T, s *Scheduler, h *wire.TasksHello) *wired {
 			w.news <- m
 		}
 	})
-	w.l.Send(0, func(m *wire.ToTasks) { m.Hello = h })
+	w.l.Say(func(m *wire.ToTasks) { m.Hello = h })
 	t.Cleanup(w.end)
 	return w
 }
@@ -74,7 +74,7 @@ func (w *wired) end() {
 	w.wg.Wait()
 }
 
-func (w *wired) say(add func(*wire.ToTasks)) { w.l.Send(100, add) }
+func (w *wired) say(add func(*wire.ToTasks)) { w.l.Say(add) }
 
 // until blocks until a message satisfies is.
 func (w *wired) until(is func(*wire.FromTasks) bool) {
@@ -258,7 +258,8 @@ func TestDiskFull(t *testing.T) {
 	args := make([]byte, 100<<10)
 	const n = 1000 // more than may wait
 	for i := range uint64(n) {
-		c.l.Send(len(args), func(m *wire.ToTasks) { m.Submits = append(m.Submits, &wire.SubmitTask{N: i + 2, Args: args}) })
+		sub := &wire.SubmitTask{N: i + 2, Args: args}
+		_ = c.l.Send(sub, func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) })
 	}
 	if !follow.Poll(func() bool {
 		s.mu.Lock()

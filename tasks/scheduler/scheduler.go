@@ -102,6 +102,7 @@ type Scheduler struct {
 	training map[string]bool // incarnations of workers that have a place in a world
 	held     bool            // tasks of the journal wait for workers that may have them
 	events   *teller
+	shared   *wire.TaskResult // of tasks that have failed for the same one
 }
 
 // peer is a client or a worker; it outlives its connections.
@@ -201,10 +202,15 @@ func (s *Scheduler) Close() {
 
 var errClosed = errors.New("scheduler: closed")
 
-// put has something sent to the peer when the lock is given back.
-func (p *peer) put(bytes int, add func(*wire.FromTasks)) {
-	p.link.Put(bytes, add)
+// put has something sent to the peer when the lock is given back. part is what add adds; nil: some
+// numbers. It returns false where it is too large to be sent.
+func (p *peer) put(part proto.Message, add func(*wire.FromTasks)) bool {
+	err := p.link.Put(part, add)
+	if err != nil {
+		p.s.cfg.Log.WithError(err).Errorf("tasks: %s cannot be told", p.name)
+	}
 	p.touch()
+	return err == nil
 }
 
 // touch has what was put be sent when the lock is given back.
@@ -269,7 +275,7 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	defer l.Close()
 	p, err := s.attach(from, m.GetHello(), l)
 	if err != nil {
-		l.Send(0, func(out *wire.FromTasks) { out.Refused = err.Error() })
+		l.Say(func(out *wire.FromTasks) { out.Refused = queue.Cut(err.Error(), link.MaxWhy) })
 		l.Flush()
 		return err
 	}
@@ -306,7 +312,8 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), host: h.GetHost(), pid: h.GetPid()}
 		s.peers[p.session] = p
 		if !p.worker {
-			s.note(64, func(m *wire.TasksRecord) { m.Clients = append(m.Clients, clientOf(p)) })
+			client := clientOf(p)
+			s.note(client, func(m *wire.TasksRecord) { m.Clients = append(m.Clients, client) })
 		}
 	}
 	if old := p.link; old != nil {
@@ -326,7 +333,7 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
 	}
 	p.link, p.since, p.groups, p.untold = l, time.Now(), nil, 0
-	l.Send(64, func(m *wire.FromTasks) {
+	l.Say(func(m *wire.FromTasks) {
 		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
 		m.Heard, m.Accepted = p.durable.heard, p.durable.accepted
 	})
@@ -340,21 +347,25 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 	return p, nil
 }
 
-// bounds of what a hello may have.
-const (
-	maxFunctions = 10_000
-	maxHeld      = 100_000
-	maxName      = 255
-)
-
 func checkHello(h *wire.TasksHello) error {
 	switch {
-	case len(h.GetFunctions()) > maxFunctions || len(h.GetHeld()) > maxHeld || len(h.GetOffers()) > 100 || len(h.GetStored()) > maxHeld:
+	case len(h.GetFunctions()) > link.MaxFunctions || len(h.GetHeld()) > link.MaxHeld || len(h.GetOffers()) > link.MaxAmounts ||
+		len(h.GetStored()) > link.MaxHeld:
 		return errors.New("scheduler: a hello with more than there may be")
-	case len(h.GetHost()) > maxName || len(h.GetName()) > maxName || len(h.GetValues()) > maxName:
+	case len(h.GetHost()) > link.MaxName || len(h.GetName()) > link.MaxName || len(h.GetValues()) > link.MaxName || longName(h.GetOffers()):
 		return errors.New("scheduler: a hello with a name that is too long")
 	}
+	for _, f := range h.GetFunctions() {
+		if len(f.GetName()) > link.MaxName {
+			return errors.New("scheduler: a hello with a function whose name is too long")
+		}
+	}
 	return nil
+}
+
+// longName returns whether a name of a resource is longer than may be.
+func longName(of []*wire.Amount) bool {
+	return slices.ContainsFunc(of, func(a *wire.Amount) bool { return len(a.GetName()) > link.MaxName })
 }
 
 func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
@@ -440,7 +451,7 @@ func (s *Scheduler) giveUp(p *peer) {
 			s.cfg.Log.Warnf("tasks: client %s is gone: its %d tasks are cancelled", p.name, len(ids))
 		}
 		s.endClient(now, p)
-		s.note(16, func(m *wire.TasksRecord) { m.Gone = append(m.Gone, p.session) })
+		s.note(nil, func(m *wire.TasksRecord) { m.Gone = append(m.Gone, p.session) })
 	}
 	s.act()
 }
@@ -545,7 +556,7 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	s.hasStored(p, m.GetStored(), false)
 	for _, d := range m.GetDones() {
 		p.heard++
-		p.untold += 64 + len(d.GetResult().GetInlined())
+		p.untold += proto.Size(d)
 		r, held, ran := resultOf(d.GetResult()), heldOf(d.GetOf()), time.Duration(min(d.GetRanUs(), maxRan))*time.Microsecond
 		if r.Size > 0 {
 			s.storedHere(now, r.Object)
@@ -586,7 +597,7 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 		case a.GetTry() != 0:
 			s.q.SentOn(now, id, g, a.GetTry())
 		default:
-			s.q.Refused(now, id, g, a.GetWhy())
+			s.q.Refused(now, id, g, queue.Cut(a.GetWhy(), link.MaxWhy))
 		}
 	}
 	if m.GetLeaving() {
@@ -600,11 +611,15 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 
 func resultOf(r *wire.TaskResult) queue.Result {
 	out := queue.Result{
-		State: queue.State(r.GetState()), Failure: queue.Failure(r.GetFailure()), Text: r.GetText(),
+		State: queue.State(r.GetState()), Failure: queue.Failure(r.GetFailure()), Text: queue.Cut(r.GetText(), link.MaxText),
 		Value: r.GetInlined(), Size: int64(r.GetSize()),
 	}
 	if !out.State.Over() || out.State > queue.Cancelled {
 		out = queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: "its worker has reported no result"}
+	}
+	if n := len(out.Value); n > link.MaxInlined {
+		out = queue.Result{State: queue.Failed, Failure: queue.ByUser,
+			Text: fmt.Sprintf("its result of %d bytes was not stored; at most %d may be sent", n, link.MaxInlined)}
 	}
 	if out.State != queue.Succeeded || out.Size <= 0 { // only a stored result has a name
 		out.Size = 0
@@ -616,13 +631,15 @@ func resultOf(r *wire.TaskResult) queue.Result {
 
 func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	for _, g := range m.GetGroups() {
-		if len(p.groups) >= maxFunctions || len(g.GetFunction().GetName()) > maxName {
+		if len(p.groups) >= link.MaxFunctions || len(g.GetFunction().GetName()) > link.MaxName || len(g.GetDemand()) > link.MaxAmounts ||
+			longName(g.GetDemand()) {
 			return errors.New("scheduler: too many groups, or too long a name")
 		}
 		of := s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand()))
 		p.groups = append(p.groups, of)
 		for ; s.groups <= of.Index; s.groups++ {
-			s.note(64, func(m *wire.TasksRecord) { m.Groups = append(m.Groups, groupOf(of)) })
+			group := groupOf(of)
+			s.note(group, func(m *wire.TasksRecord) { m.Groups = append(m.Groups, group) })
 		}
 	}
 	if err := s.putBy(now, p, m.GetPuts()); err != nil {
@@ -636,7 +653,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	}
 	for _, n := range m.GetReleases() {
 		s.q.Release(now, queue.ID{Client: p.session, N: n})
-		s.note(20, func(m *wire.TasksRecord) { m.Releases = append(m.Releases, &wire.TaskName{Client: p.session, N: n}) })
+		s.note(nil, func(m *wire.TasksRecord) { m.Releases = append(m.Releases, &wire.TaskName{Client: p.session, N: n}) })
 	}
 	s.unputBy(p, m.GetUnputs())
 	if m.GetStatus() {
@@ -648,14 +665,14 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		if err != nil {
 			return err
 		}
-		p.put(len(text), func(out *wire.FromTasks) { out.Status = text })
+		p.put(&wire.FromTasks{Status: text}, func(out *wire.FromTasks) { out.Status = text })
 	}
 	for _, what := range m.GetExplain() {
 		text, err := json.Marshal(s.explain(now, what))
 		if err != nil {
 			return err
 		}
-		p.put(len(text), func(out *wire.FromTasks) { out.Explained = append(out.Explained, text) })
+		p.put(&wire.FromTasks{Explained: [][]byte{text}}, func(out *wire.FromTasks) { out.Explained = append(out.Explained, text) })
 	}
 	if m.GetLeft() {
 		p.left = true
@@ -681,7 +698,11 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
 			Options: options, Spec: t.GetArgs(),
 		}
-		if r, ended := ends[t.GetN()]; ended {
+		if why := tooLarge(t); why != "" {
+			t.Args, t.Options, task.Spec, task.Options, options = nil, nil, nil, nil, nil
+			s.q.SubmitEnded(now, task, queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: why})
+			delete(ends, t.GetN())
+		} else if r, ended := ends[t.GetN()]; ended {
 			s.q.SubmitEnded(now, task, r)
 			delete(ends, t.GetN())
 		} else {
@@ -693,9 +714,8 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 			}
 		}
 		p.accepted = max(p.accepted, t.GetN())
-		s.note(48+len(t.GetArgs()), func(m *wire.TasksRecord) {
-			m.Submits = append(m.Submits, &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t})
-		})
+		sub := &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t}
+		s.note(sub, func(m *wire.TasksRecord) { m.Submits = append(m.Submits, sub) })
 	}
 	if len(m.GetSubmits()) > 0 {
 		s.ackLater(p)
@@ -704,6 +724,20 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 		s.q.Ended(now, queue.ID{Client: p.session, N: n}, r)
 	}
 	return nil
+}
+
+// tooLarge returns why a task is refused; "": it is not.
+func tooLarge(t *wire.SubmitTask) string {
+	needs := len(t.GetOptions().GetNeeds()) + len(t.GetOptions().GetValues())
+	switch size := proto.Size(t); {
+	case size > link.MaxSubmit:
+		return fmt.Sprintf("the task has %d bytes; at most %d may be sent", size, link.MaxSubmit)
+	case needs > link.MaxNeeds:
+		return fmt.Sprintf("%d of its arguments are results or stored values; at most %d may be", needs, link.MaxNeeds)
+	case len(t.GetOptions().GetPrefer()) > link.MaxName:
+		return "the name of the host that it prefers is too long"
+	}
+	return ""
 }
 
 // explain explains tasks, by their number or their function.
@@ -751,10 +785,10 @@ func optionsOf(client uint64, o *wire.TaskOptions) *queue.Options {
 
 // act carries out what the queue wants done, and sets the timer; the lock is held.
 func (s *Scheduler) act() {
-	out := s.q.Out
-	for i := 0; i < len(out); i++ {
-		s.actOn(out[i])
+	for i := 0; i < len(s.q.Out); i++ { // what is done may add to it
+		s.actOn(s.q.Out[i])
 	}
+	out := s.q.Out
 	clear(out)
 	s.q.Out = out[:0]
 	if cap(out) > 1<<16 {
@@ -782,16 +816,20 @@ func (s *Scheduler) actOn(a queue.Action) {
 	}
 	switch a.What {
 	case queue.Push:
-		push, bytes := s.pushOf(p, a)
-		p.put(64+bytes, func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) })
+		push := s.pushOf(p, a)
+		if !p.put(push, func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) }) {
+			s.q.Done(time.Now(), a.Worker, queue.Held{ID: a.Task, Attempt: a.Attempt},
+				queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: "it is too large to be sent to a worker"}, 0)
+		}
 	case queue.Ask:
-		p.put(64, func(m *wire.FromTasks) { m.Asks = append(m.Asks, askOf(a.Group)) })
+		ask := askOf(a.Group)
+		p.put(ask, func(m *wire.FromTasks) { m.Asks = append(m.Asks, ask) })
 	case queue.EndLease:
-		p.put(8, func(m *wire.FromTasks) { m.LeaseEnds = append(m.LeaseEnds, uint32(a.Group.Index)) })
+		p.put(nil, func(m *wire.FromTasks) { m.LeaseEnds = append(m.LeaseEnds, uint32(a.Group.Index)) })
 	case queue.TakeBack:
-		p.put(32, func(m *wire.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
+		p.put(nil, func(m *wire.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
 	case queue.Stop:
-		p.put(32, func(m *wire.FromTasks) {
+		p.put(nil, func(m *wire.FromTasks) {
 			m.Stops = append(m.Stops, &wire.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
 		})
 	case queue.Tell:
@@ -812,20 +850,20 @@ func (s *Scheduler) tell(p *peer, id queue.ID) {
 	case r.State == queue.Failed:
 		s.failed(p, id, r)
 	}
-	p.put(64+len(r.Value), func(m *wire.FromTasks) {
-		m.Told = append(m.Told, &wire.TaskTold{N: id.N, Result: wireResult(r)})
-	})
+	told := &wire.TaskTold{N: id.N, Result: s.sharedResult(r)}
+	p.put(told, func(m *wire.FromTasks) { m.Told = append(m.Told, told) })
 }
 
-// mostWithTask bounds the results that are sent with a task; others are sent before it.
-const mostWithTask = 10 << 20
-
-// pushOf returns what a worker is told of a task, and about its size.
-func (s *Scheduler) pushOf(p *peer, a queue.Action) (push *wire.PushTask, bytes int) {
-	push = &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
-	bytes = len(push.GetArgs())
+// pushOf returns what a worker is told of a task.
+func (s *Scheduler) pushOf(p *peer, a queue.Action) *wire.PushTask {
+	push := &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
+	bytes := 0
 	o := s.q.OptionsOf(a.Task)
 	push.LimitMs = uint64(o.TimeLimit.Milliseconds())
+	most := mostAt // addresses of a value
+	if len(o.Needs)+len(o.Objects) > fewValues {
+		most = 1
+	}
 	for _, id := range o.Needs {
 		r, ok := s.q.Result(id)
 		if !ok {
@@ -833,21 +871,33 @@ func (s *Scheduler) pushOf(p *peer, a queue.Action) (push *wire.PushTask, bytes 
 		}
 		told := &wire.TaskTold{N: id.N, Result: wireResult(r)}
 		if r.Size > 0 {
-			push.Values = append(push.Values, s.valueAt(r.Object))
+			push.Values = append(push.Values, s.valueAt(r.Object, most))
 		}
-		if bytes+len(r.Value) > mostWithTask {
-			p.put(64+len(r.Value), func(m *wire.FromTasks) {
-				m.Results = append(m.Results, &wire.ResultFor{Of: push.GetOf(), Result: told})
-			})
+		size := proto.Size(told)
+		if bytes+size > link.MaxResults {
+			before := &wire.ResultFor{Of: push.GetOf(), Result: told}
+			p.put(before, func(m *wire.FromTasks) { m.Results = append(m.Results, before) })
 			continue
 		}
-		bytes += 64 + len(r.Value)
+		bytes += size
 		push.Results = append(push.Results, told)
 	}
 	for _, id := range o.Objects {
-		push.Values = append(push.Values, s.valueAt(id))
+		push.Values = append(push.Values, s.valueAt(id, most))
 	}
-	return push, bytes + 64*len(push.GetValues())
+	return push
+}
+
+// sharedResult is wireResult; tasks that fail one after another for the same one share theirs,
+// which is not changed. The lock is held.
+func (s *Scheduler) sharedResult(r queue.Result) *wire.TaskResult {
+	if r.Failure != queue.Dependency {
+		return wireResult(r)
+	}
+	if s.shared == nil || s.shared.GetText() != r.Text {
+		s.shared = wireResult(r)
+	}
+	return s.shared
 }
 
 func wireResult(r queue.Result) *wire.TaskResult {

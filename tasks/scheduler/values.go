@@ -27,8 +27,9 @@ const (
 	valuesDial = 5 * time.Second
 	// mostPuts bounds the stored values that a client needs.
 	mostPuts = 1_000_000
-	// mostAt bounds the addresses that a worker is told for a value.
-	mostAt = 8
+	// mostAt bounds the addresses that a worker is told for a value, of no more than fewValues.
+	mostAt    = 8
+	fewValues = 1000
 	// beside is the name of the store beside the scheduler, among those of hosts.
 	beside = ""
 )
@@ -176,9 +177,8 @@ func (s *Scheduler) putBy(now time.Time, p *peer, puts []*wire.PutValue) error {
 		}
 		p.puts[object] = true
 		s.q.Use(object, int64(v.GetSize()))
-		s.note(64, func(m *wire.TasksRecord) {
-			m.Uses = append(m.Uses, &wire.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true})
-		})
+		use := &wire.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true}
+		s.note(use, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, use) })
 		s.storedHere(now, object)
 		s.claim(object)
 	}
@@ -191,7 +191,8 @@ func (s *Scheduler) unputBy(p *peer, all [][]byte) {
 		if id, ok := blob.ParseID(b); ok && p.puts[queue.Object(id)] {
 			delete(p.puts, queue.Object(id))
 			s.q.Unput(queue.Object(id))
-			s.note(48, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, &wire.TaskUse{Client: p.session, Value: b}) })
+			use := &wire.TaskUse{Client: p.session, Value: b}
+			s.note(use, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, use) })
 		}
 	}
 }
@@ -208,22 +209,25 @@ func (s *Scheduler) drop(a queue.Action) {
 	}
 	for _, p := range s.hosts[a.Host] {
 		if p.link != nil {
-			p.put(40, func(m *wire.FromTasks) { m.Drops = append(m.Drops, a.Object[:]) })
+			p.put(nil, func(m *wire.FromTasks) { m.Drops = append(m.Drops, a.Object[:]) })
 		}
 	}
 }
 
-// valueAt returns where a value is; the lock is held.
-func (s *Scheduler) valueAt(id queue.Object) *wire.ValueAt {
+// valueAt returns where a value is, with at most so many addresses; the lock is held.
+func (s *Scheduler) valueAt(id queue.Object, most int) *wire.ValueAt {
 	hosts, size := s.q.Holders(id)
 	at := &wire.ValueAt{Value: id[:], Size: uint64(size)}
 	for _, h := range hosts {
+		if len(at.GetAt()) >= most {
+			break
+		}
 		if h == beside {
 			at.At = append(at.At, "")
 			continue
 		}
 		for _, p := range s.hosts[h] {
-			if p.values != "" && len(at.GetAt()) < mostAt {
+			if p.values != "" {
 				at.At = append(at.At, p.values)
 				break // the workers of a host have the same store
 			}
@@ -276,7 +280,7 @@ func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error 
 	s := r.s
 	s.mu.Lock()
 	there := s.q.Want(time.Now(), queue.Object(id))
-	addrs := s.valueAt(queue.Object(id)).GetAt()
+	addrs := s.valueAt(queue.Object(id), mostAt).GetAt()
 	s.act()
 	s.unlock()
 	if !there {

@@ -22,10 +22,10 @@ import (
 // MaxFrame bounds a message in bytes.
 const MaxFrame = 64 << 20
 
-// flushAt is the size of pending bytes, as their senders estimate it, at which they wait.
+// flushAt is the size of pending bytes at which their senders wait.
 const flushAt = 1 << 20
 
-// sealAt is the size of a message, as its senders estimate it, beyond which another one begins.
+// sealAt is the size of a message beyond which another one begins.
 const sealAt = 16 << 20
 
 // ErrClosed is returned after Close.
@@ -44,7 +44,7 @@ type Link[M proto.Message] struct {
 	some    bool
 	writing bool
 	raw     syscall.RawConn // nil: of no use
-	bytes   int             // about so many are pending, or sealed
+	bytes   int             // at most so many are pending, or sealed
 	last    int             // of those, pending
 	err     error
 	news    sync.Cond
@@ -65,13 +65,42 @@ func New[M proto.Message](conn net.Conn, make_ func() M) *Link[M] {
 	return l
 }
 
-// Put calls add with the message that goes out next, after Push. bytes is about how many it adds.
-// Put does not block for the peer. add is not called once the link is broken.
-func (l *Link[M]) Put(bytes int, add func(M)) {
+// TooLargeError is returned for what does not fit into a message.
+type TooLargeError struct{ Bytes int }
+
+// Error says how large it is.
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("link: a message of %d bytes; at most %d", e.Bytes, MaxFrame)
+}
+
+// around is how many bytes a message has around a part; small is the most that a part of numbers
+// has.
+const (
+	around = 16
+	small  = 64
+)
+
+// sizeOf returns how many bytes a part has in a message, at most.
+func sizeOf(part proto.Message) int {
+	if part == nil {
+		return small
+	}
+	return around + proto.Size(part)
+}
+
+// Put calls add with the message that goes out next, after Push. part is what add adds to it, by
+// which it is measured; nil: some numbers. A part that does not fit into a message is a
+// *TooLargeError: add is not called, nor once the link is broken, which is no error. Put does not
+// block for the peer.
+func (l *Link[M]) Put(part proto.Message, add func(M)) error {
+	bytes := sizeOf(part)
+	if bytes > MaxFrame {
+		return &TooLargeError{bytes}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
-		return
+		return nil
 	}
 	if l.some && l.last+bytes > sealAt {
 		l.sealed = append(l.sealed, sealed[M]{l.pending, l.last})
@@ -81,6 +110,7 @@ func (l *Link[M]) Put(bytes int, add func(M)) {
 	l.bytes += bytes
 	l.last += bytes
 	l.some = true
+	return nil
 }
 
 // Push sends what was Put. It does not block for the peer.
@@ -99,10 +129,14 @@ func (l *Link[M]) Push() {
 	l.mu.Unlock()
 }
 
+// Say is Send of some numbers, which fit.
+func (l *Link[M]) Say(add func(M)) { _ = l.Send(nil, add) }
+
 // Send is Put and Push.
-func (l *Link[M]) Send(bytes int, add func(M)) {
-	l.Put(bytes, add)
+func (l *Link[M]) Send(part proto.Message, add func(M)) error {
+	err := l.Put(part, add)
 	l.Push()
+	return err
 }
 
 // mostInPlace is how many bytes the caller of Push writes: handing them to another goroutine would
@@ -264,7 +298,7 @@ func Frame(b []byte, m proto.Message) ([]byte, error) {
 	b, err := (proto.MarshalOptions{}).MarshalAppend(append(b, 0, 0, 0, 0), m)
 	n := len(b) - at - 4
 	if err == nil && n > MaxFrame {
-		err = fmt.Errorf("link: a message of %d bytes; at most %d", n, MaxFrame)
+		err = &TooLargeError{n}
 	}
 	if err == nil {
 		binary.LittleEndian.PutUint32(b[at:], uint32(n))
@@ -289,7 +323,7 @@ func (r *Reader) Read(m proto.Message) error {
 	}
 	n := int(binary.LittleEndian.Uint32(head[:]))
 	if n > MaxFrame {
-		return fmt.Errorf("link: a message of %d bytes; at most %d", n, MaxFrame)
+		return &TooLargeError{n}
 	}
 	r.buf = r.buf[:0]
 	for len(r.buf) < n {

@@ -50,7 +50,9 @@ func TestOrder(t *testing.T) {
 				if i%100 == 99 {
 					sub.Args = large
 				}
-				l.Send(len(sub.Args), func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) })
+				if err := l.Send(sub, func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) }); err != nil {
+					t.Error(err)
+				}
 				if err := l.Wait(t.Context()); err != nil {
 					t.Error(err)
 				}
@@ -89,7 +91,7 @@ func TestStuckPeer(t *testing.T) {
 	near, _ := pair(t)
 	l := New(near, empty)
 	for range 100 {
-		l.Send(1<<20, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, make([]byte, 1<<20)) })
+		_ = l.Send(&wire.ToTasks{Unputs: [][]byte{make([]byte, 1<<20)}}, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, make([]byte, 1<<20)) })
 	}
 	if l.Pending() == 0 {
 		t.Error("nothing is pending")
@@ -106,7 +108,7 @@ func TestStuckPeer(t *testing.T) {
 	if err := l.Written(t.Context()); err != nil { // and does not block
 		t.Errorf("of a closed link Written returned %v", err)
 	}
-	l.Send(1, func(*wire.ToTasks) { t.Error("a closed link takes messages") })
+	l.Say(func(*wire.ToTasks) { t.Error("a closed link takes messages") })
 }
 
 // TestWritten: what was sent is in the connection then, also where another goroutine writes it.
@@ -114,7 +116,7 @@ func TestWritten(t *testing.T) {
 	near, far := net.Pipe()
 	l := New(near, empty)
 	defer l.Close()
-	l.Send(1<<20, func(m *wire.ToTasks) { m.Wants = append(m.Wants, make([]byte, 1<<20)) })
+	l.Say(func(m *wire.ToTasks) { m.Wants = append(m.Wants, make([]byte, 1<<20)) })
 	read := make(chan error, 1)
 	var came sync.WaitGroup
 	came.Go(func() { read <- NewReader(far).Read(empty()) })

@@ -11,9 +11,11 @@ package queue
 
 import (
 	"container/heap"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // ID names a task: its client, and a number that the client gives.
@@ -260,6 +262,8 @@ type Queue struct {
 	roomy   pool               // others that may have more
 	counts  [Cancelled + 1]int // tasks by state
 	retried int
+	// finished are tasks that have ended; those that need them are still to be told.
+	finished []finished
 	// suspended is how many tasks wait for Resume.
 	suspended int
 	// restored is how many tasks were restored that have not been over since: a client may have the
@@ -406,10 +410,52 @@ func (q *Queue) await(now time.Time, t *task) {
 	}
 }
 
-// depends is the result of a task that needs one which has failed.
+// depends is the result of a task that needs one which has failed. All tasks behind the one that
+// has failed first have the same text, in the same memory, however many there are.
 func depends(n *task) Result {
-	return Result{State: Failed, Failure: Dependency, Text: "the task of " + n.Group.Function + " whose result is an argument was " +
-		map[State]string{Failed: "failed: " + n.result.Text, Cancelled: "cancelled"}[n.state]}
+	text := n.result.Text
+	if n.state == Cancelled || n.result.Failure != Dependency {
+		text = DependsOn(n.Group.Name(), n.ID.N, n.state, text)
+	}
+	return Result{State: Failed, Failure: Dependency, Text: text}
+}
+
+// maxRoot bounds, in bytes, the text of a task in those of the tasks that depend on it: a hundred
+// thousand may.
+const maxRoot = 400
+
+// DependsOn is the text of a task that depends on one which has failed or was cancelled, whether
+// directly or through others.
+func DependsOn(function string, n uint64, state State, text string) string {
+	of := fmt.Sprintf("task %d of %s, on which it depends, ", n, function)
+	if state == Cancelled {
+		return of + "was cancelled"
+	}
+	return of + "has failed: " + Cut(text, maxRoot)
+}
+
+// Cut returns a text of at most so many bytes, and at least 50, which says how many more there
+// were. It is UTF-8, as texts of messages must be.
+func Cut(text string, most int) string {
+	const saying = 40 // bytes of what says so
+	if len(text) <= most {
+		return strings.ToValidUTF8(text, "?")
+	}
+	kept := most - saying
+	for kept > 0 && most-saying-kept < utf8.UTFMax && !utf8.RuneStart(text[kept]) {
+		kept--
+	}
+	return fmt.Sprintf("%s… (%d bytes more)", strings.ToValidUTF8(text[:kept], "?"), len(text)-kept)
+}
+
+// shareText has a task that fails for another share the other's text, which came from a journal or
+// a client.
+func (q *Queue) shareText(t *task, r *Result) {
+	for _, id := range t.Needs {
+		if n := q.tasks[id]; r.Failure == Dependency && n != nil && n.more != nil && n.result.Text == r.Text {
+			r.Text = n.result.Text
+		}
+	}
 }
 
 // ready puts a task into its line, and finds a worker for it.
@@ -485,6 +531,7 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	}
 	q.Over = append(q.Over, t.ID)
 	old := t.rest().old
+	q.shareText(t, &r)
 	q.move(t, r.State)
 	t.result, t.worker, t.again, t.old, t.early = r, nil, false, nil, nil
 	if r.Size > 0 {
@@ -492,12 +539,36 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	} else {
 		q.unneed(t)
 	}
-	waiters := t.waiters
-	t.waiters = nil
 	if !t.released {
 		q.do(Action{What: Tell, Task: t.ID})
 	}
-	for _, w := range waiters {
+	q.finished = append(q.finished, finished{t, t.waiters, old})
+	t.waiters = nil
+	if len(q.finished) > 1 {
+		return // a caller above goes on with it: chains are long
+	}
+	for i := 0; i < len(q.finished); i++ {
+		f := q.finished[i]
+		q.finished[i] = finished{}
+		q.follow(now, f)
+	}
+	if q.finished = q.finished[:0]; cap(q.finished) > 1<<16 {
+		q.finished = nil
+	}
+}
+
+// finished is a task that has ended, those that waited for it, and the stored result for whose sake
+// it ran.
+type finished struct {
+	*task
+	waiters []*task
+	old     *object
+}
+
+// follow goes on with the tasks that need one which has ended.
+func (q *Queue) follow(now time.Time, f finished) {
+	t, old := f.task, f.old
+	for _, w := range f.waiters {
 		q.supplied(now, w, t)
 	}
 	if old != nil {
@@ -513,6 +584,10 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 // supplied goes on with a task for which a result was missing.
 func (q *Queue) supplied(now time.Time, w, by *task) {
 	if w.state != Waiting {
+		return
+	}
+	if !by.state.Over() { // its stored result was lost meanwhile, and it runs again
+		by.waiters = append(by.waiters, w)
 		return
 	}
 	if by.state != Succeeded {

@@ -59,16 +59,28 @@ type WorkerStatus struct {
 	Trains bool `json:"trains,omitempty"`
 }
 
+// mostListed bounds the functions of a status, maxWhy the text of why tasks of one do not run, in
+// bytes.
+const (
+	mostListed = 2000
+	maxWhy     = 4 << 10
+)
+
 // Status returns what people want to see.
 func (q *Queue) Status(now time.Time) Status {
 	s := Status{Waiting: q.counts[Waiting], Ready: q.counts[Ready], Running: q.counts[Sent], Retried: q.retried, Suspended: q.suspended}
 	for _, g := range q.order {
+		if len(s.Functions) >= mostListed {
+			break
+		}
 		of := GroupStatus{Function: g.Name(), Demand: g.Demand.String(), Ready: g.waiting, PaceUS: g.pace.Microseconds()}
 		for _, w := range q.list {
 			of.Running += w.lease(g).sent
 		}
 		if of.Ready > 0 {
 			of.Why = q.explain(now, g)
+		} else if of.Running == 0 && len(q.order) > mostListed {
+			continue
 		}
 		s.Functions = append(s.Functions, of)
 	}
@@ -126,7 +138,7 @@ func (q *Queue) explain(now time.Time, g *Group) string {
 		all = append(all, fmt.Sprintf("%d %s: %s", n, map[bool]string{true: "worker", false: "workers"}[n == 1], text))
 	}
 	sort.Strings(all)
-	return strings.Join(all, "; ")
+	return Cut(strings.Join(all, "; "), maxWhy)
 }
 
 func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {

@@ -20,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
 const (
@@ -106,7 +107,7 @@ func (cfg *ServeConfig) answer(ctx context.Context, q *wire.ValueRequest) *wire.
 	case errors.Is(err, ErrLater):
 		return &wire.ValueReply{Later: true}
 	case err != nil:
-		return &wire.ValueReply{Failed: err.Error()}
+		return &wire.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}
 	}
 	return &wire.ValueReply{Data: data}
 }
@@ -118,7 +119,7 @@ func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.
 	}
 	w, err := cfg.Store.Create(int64(size))
 	if err != nil {
-		return &wire.ValueReply{Failed: err.Error()}, nil
+		return &wire.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}, nil
 	}
 	defer w.Abort()
 	if err := write(conn, &wire.ValueReply{}); err != nil {
@@ -141,11 +142,11 @@ func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.
 		}
 	}
 	if failed != nil {
-		return &wire.ValueReply{Failed: failed.Error()}, nil
+		return &wire.ValueReply{Failed: queue.Cut(failed.Error(), link.MaxWhy)}, nil
 	}
 	id, err := w.Commit()
 	if err != nil {
-		return &wire.ValueReply{Failed: err.Error()}, nil
+		return &wire.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}, nil
 	}
 	if cfg.Brought != nil && !cfg.Brought(id, int64(size)) {
 		return &wire.ValueReply{Later: true}, nil

@@ -1,0 +1,220 @@
+package scheduler
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
+)
+
+const (
+	hash = 32
+	// several is for what each part of a message has one of: the link begins another message, and
+	// the journal another record.
+	several = -1
+	maxKill = 200 // workers that were lost with a task: deaths of queue.Config.Poison
+)
+
+// largest is how long each text may be, in bytes, and how many elements each list may have.
+var largest = map[protoreflect.FullName]int{
+	"ToTasks.groups": several, "ToTasks.puts": several, "ToTasks.submits": several, "ToTasks.ends": several,
+	"ToTasks.cancels": several, "ToTasks.releases": several, "ToTasks.unputs": several, "ToTasks.wants": several,
+	"ToTasks.dones": several, "ToTasks.returned": several, "ToTasks.kept": several, "ToTasks.leases": several,
+	"ToTasks.stored": several, "ToTasks.missing": several, "ToTasks.explain": several, "ToTasks.begun": several,
+	"ToTasks.waits": several, "ToTasks.waited": several,
+
+	"FromTasks.told": several, "FromTasks.values": several, "FromTasks.asks": several, "FromTasks.pushes": several,
+	"FromTasks.take_back": several, "FromTasks.stops": several, "FromTasks.lease_ends": several, "FromTasks.drops": several,
+	"FromTasks.explained": several, "FromTasks.results": several, "FromTasks.warnings": several,
+	"FromTasks.status": link.MaxStatus, "FromTasks.refused": link.MaxWhy,
+
+	"TasksHello.host": link.MaxName, "TasksHello.functions": link.MaxFunctions, "TasksHello.offers": link.MaxAmounts,
+	"TasksHello.held": link.MaxHeld, "TasksHello.values": link.MaxName, "TasksHello.stored": link.MaxHeld, "TasksHello.name": link.MaxName,
+	"TasksWelcome.run":  255,
+	"TaskFunction.name": link.MaxName, "TaskFunction.hash": hash,
+	"Amount.name":      link.MaxName,
+	"TaskGroup.demand": link.MaxAmounts,
+
+	"SubmitTask.args": link.MaxSubmit, "TaskOptions.prefer": link.MaxName, "TaskOptions.needs": 0, "TaskOptions.values": 0, // among whole
+	"TaskResult.text": link.MaxText, "TaskResult.inlined": link.MaxInlined, "TaskResult.value": hash,
+	"PutValue.value": hash, "MissingValue.value": hash, "MissingValue.host": link.MaxName,
+	"ValueAt.value": hash, "ValueAt.at": 1,
+	"LeaseAnswer.why": link.MaxWhy,
+	"PushTask.args":   link.MaxSubmit, "PushTask.results": 0, "PushTask.values": link.MaxNeeds,
+
+	"ValueRequest.value": hash, "ValueRequest.data": transfer.Chunk,
+	"ValueReply.data": transfer.Chunk, "ValueReply.value": hash, "ValueReply.failed": link.MaxWhy,
+
+	"TasksRecord.clients": several, "TasksRecord.groups": several, "TasksRecord.uses": several, "TasksRecord.submits": several,
+	"TasksRecord.losses": several, "TasksRecord.overs": several, "TasksRecord.releases": several, "TasksRecord.gone": several,
+	"TaskClient.host": link.MaxName, "TaskClient.run_id": 255, "TaskClient.role": 255, "TaskClient.from_host": 255,
+	"TaskClient.incarnation": 255, "TaskClient.user": 255, "TaskClient.uid": 255,
+	"TaskUse.value": hash, "TaskLoss.killers": maxKill,
+}
+
+// whole is what is measured or counted as a whole.
+var whole = map[protoreflect.FullName]int{"SubmitTask": link.MaxSubmit}
+
+// more is what a message has besides: the results that PushTask has together.
+var more = map[protoreflect.FullName]int{"PushTask": link.MaxResults}
+
+// sizes returns how large a message may be by the table: all of it without its lists of several,
+// and the largest part of those.
+func sizes(t *testing.T, m protoreflect.MessageDescriptor) (all, part int) {
+	t.Helper()
+	name := protoreflect.FullName(strings.TrimPrefix(string(m.FullName()), "hvdrun.v1."))
+	for i := range m.Fields().Len() {
+		f := m.Fields().Get(i)
+		tag := protowire.SizeTag(f.Number())
+		one := protowire.SizeVarint(math.MaxUint64)
+		switch f.Kind() {
+		case protoreflect.MessageKind:
+			one, _ = sizes(t, f.Message())
+			one = protowire.SizeBytes(one)
+		case protoreflect.StringKind, protoreflect.BytesKind:
+			one = 0
+		}
+		field := protoreflect.FullName(string(name) + "." + string(f.Name()))
+		most, known := largest[field]
+		text := f.Kind() == protoreflect.StringKind || f.Kind() == protoreflect.BytesKind
+		switch {
+		case !known && (text || f.IsList()):
+			t.Errorf("%s has no bound in the table: what sends it must have one", field)
+		case most == several:
+			if text {
+				one = protowire.SizeBytes(link.MaxStatus)
+			}
+			part = max(part, tag+one)
+		case text && f.IsList():
+			all += most * (tag + protowire.SizeBytes(link.MaxName))
+		case text:
+			all += tag + protowire.SizeBytes(most)
+		case f.IsList():
+			all += most * (tag + one)
+		default:
+			all += tag + one
+		}
+	}
+	if most, ok := whole[name]; ok {
+		return most, part
+	}
+	return all + more[name], part
+}
+
+// TestLargestOfEachField: by the bounds of their fields, all messages and records fit, however they
+// are put together.
+func TestLargestOfEachField(t *testing.T) {
+	const maxRecord = 16 << 20 // of package journal
+	for _, c := range []struct {
+		m    proto.Message
+		most int
+	}{
+		{&wire.ToTasks{}, link.MaxFrame},
+		{&wire.FromTasks{}, link.MaxFrame},
+		{&wire.ValueRequest{}, link.MaxFrame},
+		{&wire.ValueReply{}, link.MaxFrame},
+		{&wire.TasksRecord{}, maxRecord},
+	} {
+		all, part := sizes(t, c.m.ProtoReflect().Descriptor())
+		name := c.m.ProtoReflect().Descriptor().Name()
+		t.Logf("%s: %d bytes at most, and with one part of several %d more, of %d", name, all, part, c.most)
+		if all > c.most || part+64 > c.most {
+			t.Errorf("%s may have %d bytes, or a part of %d; at most %d", name, all, part, c.most)
+		}
+	}
+	for field := range largest {
+		name, _, _ := strings.Cut(string(field), ".")
+		d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName("hvdrun.v1." + string(field)))
+		if err != nil || d == nil {
+			t.Errorf("the table has %s, which %s has not", field, name)
+		}
+	}
+	j, err := journal.Create(t.TempDir()+"/j", "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	_, part := sizes(t, (&wire.TasksRecord{}).ProtoReflect().Descriptor())
+	if err := j.Append(make([]byte, part+64)); err != nil {
+		t.Errorf("the journal does not take the largest record: %v", err)
+	}
+}
+
+// TestTooLarge: a text of any size arrives, cut, and what is larger than may be is refused once;
+// the connection goes on.
+func TestTooLarge(t *testing.T) {
+	s := New(Config{Run: "r", Log: silent()})
+	defer s.Close()
+	w, c := connectTo(t, s, aWorker), connectTo(t, s, aClient)
+	submit := func(n uint64, args []byte) {
+		sub := &wire.SubmitTask{N: n, Args: args}
+		if err := c.l.Send(sub, func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) }); err != nil {
+			t.Error(err)
+		}
+	}
+	told := func(n uint64) (r *wire.TaskResult) {
+		c.until(func(m *wire.FromTasks) bool {
+			for _, told := range m.GetTold() {
+				if told.GetN() == n {
+					r = told.GetResult()
+				}
+			}
+			return r != nil
+		})
+		return r
+	}
+	c.say(func(m *wire.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
+	submit(1, make([]byte, link.MaxSubmit+1))
+	if r := told(1); queue.State(r.GetState()) != queue.Failed || !strings.Contains(r.GetText(), "at most 12582912 may be sent") {
+		t.Errorf("a task that is too large has become %v", r)
+	}
+	for n, c := range []struct {
+		result *wire.TaskResult
+		want   string
+	}{
+		{&wire.TaskResult{State: 4, Failure: 1, Text: strings.Repeat("x", 50<<20)}, "bytes more)"},
+		{&wire.TaskResult{State: 3, Inlined: make([]byte, 50<<20)}, "its result of 52428800 bytes was not stored"},
+	} {
+		submit(uint64(n+2), nil)
+		w.answer(c.result)
+		if r := told(uint64(n + 2)); !strings.Contains(r.GetText(), c.want) || len(r.GetText()) > link.MaxText {
+			t.Errorf("a result of %d bytes has become one of %d with %.100q", proto.Size(c.result), proto.Size(r), r.GetText())
+		}
+	}
+	var large *link.TooLargeError
+	done := &wire.TaskDone{Result: &wire.TaskResult{Inlined: make([]byte, link.MaxFrame)}}
+	if err := w.l.Send(done, func(*wire.ToTasks) { t.Error("it is sent") }); !errors.As(err, &large) {
+		t.Errorf("what fits into no message is sent: %v", err)
+	}
+}
+
+// answer answers the next task of a worker.
+func (w *wired) answer(r *wire.TaskResult) {
+	w.t.Helper()
+	w.until(func(m *wire.FromTasks) bool {
+		for _, a := range m.GetAsks() {
+			w.say(func(m *wire.ToTasks) {
+				m.Leases = append(m.Leases, &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true})
+			})
+		}
+		for _, p := range m.GetPushes() {
+			d := &wire.TaskDone{Of: p.GetOf(), Result: r}
+			if err := w.l.Send(d, func(m *wire.ToTasks) { m.Dones = append(m.Dones, d) }); err != nil {
+				w.t.Error(err)
+			}
+			return true
+		}
+		return false
+	})
+}
