@@ -112,22 +112,22 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 		stderr.SetReadDeadline(late)
 		ended <- err
 	}()
-	lastLine := make(chan string, 1)
-	go func() { lastLine <- s.logLines(stderr) }()
+	why := make(chan string, 1)
+	go func() { why <- s.logLines(stderr) }()
 
 	out, readErr := io.ReadAll(io.LimitReader(stdout, maxScriptOutput+1))
 	if len(out) > maxScriptOutput {
 		cancel(errTooMuchOutput)
 	}
 	err = <-ended
-	last := <-lastLine
+	said := <-why
 	switch {
 	case len(out) > maxScriptOutput:
 		return nil, fmt.Errorf("discovery: script killed: %w", errTooMuchOutput)
 	case err != nil && proc.ExplainCommand(s.Command) != "":
 		return nil, fmt.Errorf("discovery: script %w: %s: %s", err, strings.Fields(s.Command)[0], proc.ExplainCommand(s.Command))
-	case err != nil && last != "":
-		return nil, fmt.Errorf("discovery: script %w: %s", err, last)
+	case err != nil && said != "":
+		return nil, fmt.Errorf("discovery: script %w: %s", err, said)
 	case err != nil:
 		return nil, fmt.Errorf("discovery: script %w", err)
 	case errors.Is(readErr, os.ErrDeadlineExceeded):
@@ -139,18 +139,21 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	return out, nil
 }
 
-// logLines logs the script's stderr until the pipe ends, and returns its last line.
-func (s Script) logLines(stderr io.Reader) (last string) {
+// logLines logs the script's stderr until the pipe ends, and returns the line that says why it
+// fails, if it does.
+func (s Script) logLines(stderr io.Reader) (why string) {
 	log := s.Log.WithField("script", s.Command)
 	r := bufio.NewReaderSize(stderr, maxStderrLine)
+	var words proc.LastWords
 	for {
 		line, more, err := r.ReadLine()
 		if err != nil {
-			return last
+			return words.Why()
 		}
 		if len(line) > 0 {
-			last = string(line)
-			log.Info("discovery: script says: " + last)
+			log.Info("discovery: script says: " + string(line))
+			words.Write(line)
+			words.Write([]byte("\n"))
 		}
 		for more && err == nil { // the rest of a line that is too long
 			_, more, err = r.ReadLine()

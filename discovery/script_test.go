@@ -107,6 +107,7 @@ func TestScriptErrors(t *testing.T) {
 	}{
 		{"exit status", "echo a; exit 3", []string{"exited with status 3"}},
 		{"last line of stderr", "echo first >&2; echo the reason >&2; exit 1", []string{"exited with status 1", ": the reason"}},
+		{"a crash", "printf 'panic: the reason\\n\\ngoroutine 1 [running]:\\nmain.main()\\n' >&2; exit 2", []string{": panic: the reason"}},
 		{"signal", "kill -9 $$", []string{"was killed by signal 9 (killed)"}},
 		{"no such command", "/nowhere/at-all", []string{"exited with status 127", "/nowhere/at-all"}},
 		{"parse", "echo a:1; echo; echo b:x", []string{"line 3", `"b:x"`}},

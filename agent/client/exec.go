@@ -61,8 +61,8 @@ func (Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error) 
 		switch {
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
-		case stderr.last() != "":
-			err = errors.New(stderr.last())
+		case stderr.why() != "":
+			err = errors.New(stderr.why())
 		case errors.Is(err, io.EOF) && waitErr != nil:
 			err = fmt.Errorf("%s: %w", path, waitErr)
 		}

@@ -274,7 +274,7 @@ func failedAnswer(host, answer string, stderr *tail) error {
 	if !failed {
 		return nil
 	}
-	why := stderr.last()
+	why := stderr.why()
 	if why == "" {
 		why = "its shell does not say why"
 	}

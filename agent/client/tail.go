@@ -3,12 +3,15 @@ package client
 import (
 	"strings"
 	"sync"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// tail keeps the end of what is written.
+// tail keeps the end of what is written, and the line that says why its writer fails.
 type tail struct {
-	mu   sync.Mutex
-	text []byte
+	mu    sync.Mutex
+	text  []byte
+	words proc.LastWords
 }
 
 const tailSize = 8 << 10
@@ -16,6 +19,7 @@ const tailSize = 8 << 10
 func (t *tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.words.Write(b)
 	t.text = append(t.text, b...)
 	if n := len(t.text) - tailSize; n > 0 {
 		t.text = t.text[n:]
@@ -27,6 +31,13 @@ func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(t.text)
+}
+
+// why returns the line that says why the writer fails; empty: there is none.
+func (t *tail) why() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.words.Why()
 }
 
 // last returns the last line that is not empty.

@@ -1,0 +1,38 @@
+package proc
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestLastWords: the reason of a failure is the line that says it, in whatever pieces it comes.
+func TestLastWords(t *testing.T) {
+	stack := "\n\ngoroutine 1 [running]:\nmain.main()\n\t/src/main.go:7 +0x1d\nexit status 2\n"
+	for _, c := range []struct{ said, why string }{
+		{"", ""},
+		{"\n \r\n", ""},
+		{"warning: old\nno such host\n\n", "no such host"},
+		{"progress 1\rprogress 2", "progress 2"},
+		{"starting\npanic: assignment to entry in nil map" + stack, "panic: assignment to entry in nil map"},
+		{"panic: first\n\tpanic: second" + stack, "panic: first"},
+		{"runtime: program exceeds 10000-thread limit\nfatal error: thread exhaustion" + stack + strings.Repeat("r8 0x0\n", 9999),
+			"fatal error: thread exhaustion"},
+		{"Traceback (most recent call last):\n  File \"x.py\", line 1, in <module>\n    f()\nKeyError: 'a'\n\nDuring handling of the above " +
+			"exception, another exception occurred:\n\nTraceback (most recent call last):\n  File \"x.py\", line 3\nValueError: no a\ncleaning up\n",
+			"ValueError: no a"},
+		{"do not panic: it is fine\nno memory", "no memory"},
+		{strings.Repeat("x", 3*mostWords) + "\nend", "end"},
+	} {
+		for _, size := range []int{1, 7, len(c.said) + 1} {
+			var w LastWords
+			for rest := c.said; rest != ""; {
+				n := min(size, len(rest))
+				w.Write([]byte(rest[:n]))
+				rest = rest[n:]
+			}
+			if w.Why() != c.why {
+				t.Errorf("%.60q in pieces of %d: %q, not %q", c.said, size, w.Why(), c.why)
+			}
+		}
+	}
+}
