@@ -18,27 +18,17 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // root is the repository, as seen from here.
 const root = ".."
 
-// limit bounds a command of a page, which takes a fraction of a second on an idle machine.
-const limit = 5 * time.Minute
-
-var temp string // for the programs; TestMain removes it
+var temp string // for the programs
 
 func TestMain(m *testing.M) {
-	var err error
-	if temp, err = os.MkdirTemp("", "hvdrun-docs-"); err != nil {
-		panic(err)
-	}
-	code := m.Run()
-	if err := os.RemoveAll(temp); err != nil {
-		panic(err)
-	}
-	os.Exit(code)
+	os.Exit(sandbox.Run(m, func(dir string) error { temp = dir; return nil }))
 }
 
 // page is a file of Markdown.
@@ -128,38 +118,39 @@ var bin = sync.OnceValues(func() (string, error) {
 	if len(loops) != 1 {
 		return "", fmt.Errorf("README.md has %d blocks of Go, not its training loop alone", len(loops))
 	}
-	source, dir := filepath.Join(temp, "train.go"), filepath.Join(temp, "bin")
+	dir := filepath.Join(temp, "bin")
+	var programs []string
+	for _, name := range []string{"cmd/hvdrun", "examples/hello", "examples/digits", "examples/evaluate"} {
+		programs = append(programs, "github.com/hvdrun/hvdrun/"+name)
+	}
+	if err := sandbox.Build(dir, programs...); err != nil {
+		return "", err
+	}
+	source := filepath.Join(temp, "train.go")
 	if err := os.WriteFile(source, []byte(loops[0].text), 0o600); err != nil {
 		return "", err
 	}
-	for _, args := range [][]string{
-		{"-o", dir + "/", "./cmd/hvdrun", "./examples/hello", "./examples/digits", "./examples/evaluate"},
-		{"-o", filepath.Join(temp, "train"), source},
-	} {
-		cmd := exec.Command("go", append([]string{"build"}, args...)...)
-		cmd.Dir = root
-		// The pages' programs need neither cgo nor the race detector of the tests.
-		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("go build %v: %w\n%s", args, err, out)
-		}
+	cmd := exec.Command("go", "build", "-ldflags=-w", "-o", filepath.Join(temp, "train"), source)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
 	}
 	return dir, nil
 })
 
-// sandbox is a folder in which the commands of a page find what they name.
-type sandbox struct {
+// folder is one in which the commands of a page find what they name.
+type folder struct {
 	dir string
 	env []string
 }
 
-func newSandbox(t *testing.T) sandbox {
+func newFolder(t *testing.T) folder {
 	t.Helper()
 	programs, err := bin()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := sandbox{dir: t.TempDir()}
+	s := folder{dir: t.TempDir()}
 	for name, to := range map[string]string{"bin": programs, "train": filepath.Join(temp, "train")} {
 		if err := os.Symlink(to, filepath.Join(s.dir, name)); err != nil {
 			t.Fatal(err)
@@ -172,23 +163,20 @@ func newSandbox(t *testing.T) sandbox {
 	if err := os.Mkdir(filepath.Join(s.dir, "run"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// A program under the race detector would otherwise sleep for a second before it exits.
 	s.env = append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"), "HOME="+s.dir,
-		"XDG_STATE_HOME="+filepath.Join(s.dir, "state"), "XDG_RUNTIME_DIR="+filepath.Join(s.dir, "run"),
-		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=10")
+		"XDG_STATE_HOME="+filepath.Join(s.dir, "state"), "XDG_RUNTIME_DIR="+filepath.Join(s.dir, "run"))
 	return s
 }
 
-// command returns a command of the sandbox, which the end of the test kills with all that it has
+// command returns a command of the folder, which the end of the test kills with all that it has
 // started.
-func (s sandbox) command(t *testing.T, name string, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+func (s folder) command(t *testing.T, name string, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Env = s.dir, s.env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 10 * time.Second // the agents of a driver that has died keep its output open
 	return cmd
 }
 
@@ -218,7 +206,7 @@ func TestCommands(t *testing.T) {
 		n += len(all)
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			s := newSandbox(t)
+			s := newFolder(t)
 			for _, b := range all {
 				at := fmt.Sprintf("%s:%d", p.name, b.line)
 				switch b.info {
@@ -241,7 +229,7 @@ func TestCommands(t *testing.T) {
 }
 
 // run runs a block by bash; of make, only the target is looked for.
-func (s sandbox) run(t *testing.T, at, text string) {
+func (s folder) run(t *testing.T, at, text string) {
 	t.Helper()
 	var script strings.Builder
 	for line := range strings.Lines(text) {
@@ -273,7 +261,7 @@ func checkTarget(t *testing.T, at, line string) bool {
 }
 
 // runWithJob runs a block while a job trains, and stops the job if the block does not.
-func (s sandbox) runWithJob(t *testing.T, at, text string) {
+func (s folder) runWithJob(t *testing.T, at, text string) {
 	t.Helper()
 	events, theirs, err := os.Pipe()
 	if err != nil {
@@ -305,7 +293,7 @@ func (s sandbox) runWithJob(t *testing.T, at, text string) {
 }
 
 // checkFlags has hvdrun parse each of its commands in a block, by asking for help besides.
-func (s sandbox) checkFlags(t *testing.T, at, text string) {
+func (s folder) checkFlags(t *testing.T, at, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
 		if checkTarget(t, at, line) {
@@ -340,7 +328,7 @@ func withHelp(words []string) []string {
 
 func TestFlagsAreChecked(t *testing.T) {
 	t.Parallel()
-	s := newSandbox(t)
+	s := newFolder(t)
 	for _, line := range []string{"-np 2 --min-npp 1 ./train", "check -H a:1 --nothing", "drain --force a", "resume --all", "cluster serve c --nothing", "submit kubernetes --nothing"} {
 		if out, err := s.command(t, "bin/hvdrun", withHelp(strings.Fields(line))...).CombinedOutput(); err == nil {
 			t.Errorf("hvdrun %s is accepted:\n%s", line, out)
@@ -351,7 +339,7 @@ func TestFlagsAreChecked(t *testing.T) {
 // TestLoop: the training loop of the README trains.
 func TestLoop(t *testing.T) {
 	t.Parallel()
-	out, err := newSandbox(t).command(t, "./train").CombinedOutput()
+	out, err := newFolder(t).command(t, "./train").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "y = 1.00 + 3.00 x") {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -370,7 +358,7 @@ var foreign = []string{"--no-kill", "--worker-names", "--partition", "--gres", "
 // TestFlags: each flag that a page names is hvdrun's, or one of horovodrun that is refused.
 func TestFlags(t *testing.T) {
 	t.Parallel()
-	s := newSandbox(t)
+	s := newFolder(t)
 	help := func(args ...string) string {
 		out, err := s.command(t, "bin/hvdrun", append(args, "--help")...).Output()
 		if err != nil {
@@ -412,7 +400,7 @@ func TestFlags(t *testing.T) {
 }
 
 // takes tells whether hvdrun knows another name of a flag, or refuses it as horovodrun's.
-func (s sandbox) takes(t *testing.T, flag string) bool {
+func (s folder) takes(t *testing.T, flag string) bool {
 	out, err := s.command(t, "bin/hvdrun", flag+"=1", "--help").CombinedOutput()
 	return err == nil || strings.Contains(string(out), "of horovodrun is not taken")
 }
