@@ -218,7 +218,7 @@ func (p *program) orderOf(ctx context.Context, d *jobDir, c control.Command) err
 }
 
 // theJob returns the job that a person means, which is the only one that runs where nothing is
-// said; where none runs, the only one whose driver is gone.
+// said; where none runs, the only one whose driver is gone, if possible one that can be resumed.
 func theJob(env []string, name string) (*jobDir, error) {
 	if name != "" {
 		return findJob(env, name)
@@ -227,7 +227,7 @@ func theJob(env []string, name string) (*jobDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	var running, left []*jobDir
+	var running, left, dead []*jobDir
 	for _, d := range all {
 		switch is, err := journal.Locked(d.journal()); {
 		case err != nil && !errors.Is(err, fs.ErrNotExist) || d.about.Ended != nil:
@@ -235,10 +235,15 @@ func theJob(env []string, name string) (*jobDir, error) {
 			running = append(running, d)
 		case d.keyLost() == nil:
 			left = append(left, d)
+		default:
+			dead = append(dead, d)
 		}
 	}
-	if len(running) > 0 {
+	switch {
+	case len(running) > 0:
 		left = running
+	case len(left) == 0 && len(dead) == 1: // what can be told of it is more than that no job runs
+		left = dead
 	}
 	switch len(left) {
 	case 0:

@@ -155,8 +155,8 @@ func (d *digest) take(e event) {
 	if dir == "" {
 		dir = "."
 	}
+	key := [2]string{e.Package, e.Test}
 	top, _, isSub := strings.Cut(e.Test, "/")
-	key := [2]string{e.Package, top}
 	switch e.Action {
 	case "build-output":
 		if d.builds[e.ImportPath] == nil {
@@ -167,16 +167,17 @@ func (d *digest) take(e event) {
 		if strings.HasPrefix(e.Output, "=== ") {
 			return
 		}
-		if d.outputs[key] == nil {
-			d.outputs[key] = &tail{}
-		}
-		d.outputs[key].add(e.Output)
+		d.add(key, e.Output)
 	case "pass", "skip", "fail":
-		if isSub {
-			return
-		}
 		if e.Test == "" {
 			d.ended(dir, e)
+			return
+		}
+		if isSub {
+			if e.Action == "fail" { // its output is told with that of the test
+				d.add([2]string{e.Package, top}, d.output(key))
+			}
+			delete(d.outputs, key)
 			return
 		}
 		switch e.Action {
@@ -190,6 +191,13 @@ func (d *digest) take(e event) {
 		}
 		delete(d.outputs, key)
 	}
+}
+
+func (d *digest) add(key [2]string, output string) {
+	if d.outputs[key] == nil {
+		d.outputs[key] = &tail{}
+	}
+	d.outputs[key].add(output)
 }
 
 func (d *digest) output(key [2]string) string {
