@@ -14,16 +14,19 @@ import (
 )
 
 // Run selects the cases of a run: those of the seeds from Seed on, in order, until For has passed;
-// with One, only the first. A seed determines its case.
+// with Cases, that many of them whatever the time; with One, only the first. A seed determines its
+// case.
 type Run struct {
-	For  time.Duration // no case begins later; 0: no bound
-	Seed uint64
-	One  bool
+	For   time.Duration // no case begins later; 0: no bound
+	Cases int           // 0: no bound
+	Seed  uint64
+	One   bool
 }
 
-// Flags defines -for, -seed and -one. The default seed is random and short.
+// Flags defines -for, -cases, -seed and -one. The default seed is random and short.
 func (r *Run) Flags(f *flag.FlagSet) {
 	f.DurationVar(&r.For, "for", 10*time.Minute, "time in which cases begin; 0: no limit")
+	f.IntVar(&r.Cases, "cases", 0, "number of cases, in place of -for; 0: as many as begin in that time")
 	f.Uint64Var(&r.Seed, "seed", uint64(rand.Uint32()), "seed of the first case, incremented for each further case")
 	f.BoolVar(&r.One, "one", false, "run only the first case")
 }
@@ -33,7 +36,26 @@ func (r *Run) More(number int, passed time.Duration) bool {
 	if r.One {
 		return number == 0
 	}
+	if r.Cases > 0 {
+		return number < r.Cases
+	}
 	return r.For <= 0 || passed < r.For
+}
+
+// Failure is a case that has failed, as it is printed: what was wrong, how to repeat it, and where
+// everything that is known of it lies.
+type Failure struct {
+	Room  string // folder of the program below test/prove
+	Seed  uint64
+	Case  string // in a line
+	What  string
+	Files string // folder
+}
+
+// String formats a block of lines.
+func (f Failure) String() string {
+	return fmt.Sprintf("FAILED seed %d: %s\n  %s\n  repeat it by:  make prove ROOM=%s SEED=%d\n  its files are: %s\n",
+		f.Seed, f.Case, strings.ReplaceAll(strings.TrimSpace(f.What), "\n", "\n  "), f.Room, f.Seed, f.Files)
 }
 
 // Tally counts the cases of a run. The zero value is empty. It is not safe for concurrent use.

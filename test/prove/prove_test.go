@@ -18,10 +18,20 @@ func TestMore(t *testing.T) {
 		{Run{}, 5, time.Hour, true},
 		{Run{For: time.Minute, One: true}, 0, 0, true},
 		{Run{For: time.Minute, One: true}, 1, 0, false},
+		{Run{For: time.Minute, Cases: 3}, 2, time.Hour, true},
+		{Run{For: time.Minute, Cases: 3}, 3, 0, false},
 	} {
 		if got := c.run.More(c.number, c.passed); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+	}
+}
+
+func TestFailure(t *testing.T) {
+	got := Failure{Room: "jobs", Seed: 9, Case: "scale workers=64", What: "exit status 1\nprocesses are left\n", Files: "/tmp/x/9"}.String()
+	want := "FAILED seed 9: scale workers=64\n  exit status 1\n  processes are left\n  repeat it by:  make prove ROOM=jobs SEED=9\n  its files are: /tmp/x/9\n"
+	if got != want {
+		t.Errorf("%q", got)
 	}
 }
 

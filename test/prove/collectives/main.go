@@ -2,6 +2,7 @@
 // by real processes on several hosts of this machine and disturbed.
 //
 //	go run ./test/prove/collectives -for 10m
+//	go run ./test/prove/collectives -cases 20
 //	go run ./test/prove/collectives -seed 17 -one
 //
 // A seed determines a program (generate.go): hosts (addresses 127.0.0.1, 127.0.0.2, …), ranks,
@@ -23,10 +24,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/test/prove"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // Bounds on shrinking.
@@ -66,12 +69,18 @@ func start() int {
 		fmt.Fprintln(os.Stderr, "collectives: nothing but flags")
 		return 2
 	}
-	var err error
+	g.temp = os.TempDir()
+	leave, err := sandbox.Enter()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "collectives:", err)
+		return 1
+	}
 	if *file != "" {
 		err = g.doFile(ctx, *file, *times)
 	} else {
 		err = g.doSeeds(ctx)
 	}
+	err = errors.Join(err, leave())
 	g.tally.Print(os.Stdout)
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -90,6 +99,7 @@ type trials struct {
 	run                 prove.Run
 	keep, show, verbose bool
 	tally               prove.Tally
+	temp                string // for the files of failures, which outlive the sandbox
 	narrowTold          bool
 }
 
@@ -153,12 +163,31 @@ func (g *trials) do(ctx context.Context, p *program) error {
 		return nil
 	}
 	g.tally.Fail(p.Seed, o.Class+": "+o.Text)
-	fmt.Printf("seed %d FAILED after %v: %s: %s\n%s%s", p.Seed, time.Since(began).Round(time.Millisecond), o.Class, o.Text, p, o.Details)
-	fmt.Printf("repeat it by: ROOM=collectives SEED=%d make prove\n", p.Seed)
+	files, err := g.write(p, o)
+	if err != nil {
+		return err
+	}
+	fmt.Print(prove.Failure{
+		Room: "collectives", Seed: p.Seed, Case: fmt.Sprintf("%d ranks, after %v", p.ranks(), time.Since(began).Round(time.Millisecond)),
+		What: o.Class + ": " + o.Text, Files: files,
+	})
 	if !g.keep && g.tally.Failures() <= shrunkCases {
 		return g.shrink(ctx, p, o)
 	}
 	return nil
+}
+
+// write writes the program of a failure and what is known of its ranks into a folder of its own.
+func (g *trials) write(p *program, o outcome) (folder string, err error) {
+	text, err := json.Marshal(p)
+	if err != nil {
+		return "", err
+	}
+	if folder, err = os.MkdirTemp(g.temp, fmt.Sprintf("hvdrun-prove-collectives-%d-", p.Seed)); err != nil {
+		return "", err
+	}
+	return folder, errors.Join(os.WriteFile(filepath.Join(folder, "program"), text, 0o666),
+		os.WriteFile(filepath.Join(folder, "report"), fmt.Appendf(nil, "%s: %s\n%s%s", o.Class, o.Text, p, o.Details), 0o666))
 }
 
 // shrink finds a smaller program that fails in the same way, and reports it.
@@ -181,12 +210,11 @@ func (g *trials) shrink(ctx context.Context, p *program, o outcome) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	text, err := json.Marshal(small)
+	files, err := g.write(small, last)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("the smallest of %d runs that fails: %s: %s\n%s%s", runs, last.Class, last.Text, small, last.Details)
-	fmt.Printf("repeat it by: echo '%s' >/tmp/program && go run ./test/prove/collectives -program /tmp/program -times 10\n", text)
+	fmt.Printf("  the smallest of %d runs that fails: %s: %s\n  repeat it by:  go run ./test/prove/collectives -program %s/program -times 10\n", runs, last.Class, last.Text, files)
 	return nil
 }
 

@@ -176,8 +176,24 @@ func (j *job) gone(ctx context.Context, limit time.Duration, pids ...int) error 
 	return err
 }
 
-// ask runs a subcommand of hvdrun for this job. It must return in time, successfully or not.
+// name returns what subcommands call the job: others of the user may run.
+func (j *job) name() (string, error) {
+	if id := j.RunID(); id != "" {
+		return id, nil
+	}
+	return j.Folder() // no worker has started yet
+}
+
+// ask runs a subcommand of hvdrun for this job, which it names after the first word. It must return
+// in time, successfully or not.
 func (j *job) ask(ctx context.Context, args ...string) (string, int, error) {
+	if args[0] != "jobs" {
+		name, err := j.name()
+		if err != nil {
+			return "", -1, err
+		}
+		args = slices.Insert(slices.Clone(args), 1, name)
+	}
 	ctx, cancel := context.WithTimeout(ctx, answer)
 	defer cancel()
 	out, err := j.Subcommand(ctx, args...).CombinedOutput()

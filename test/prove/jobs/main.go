@@ -6,7 +6,7 @@
 //	go run ./test/prove/jobs -for 5m -seed 17     the seeds 17, 18 …
 //	go run ./test/prove/jobs -seed 17 -one        only seed 17
 //	go run ./test/prove/jobs -for 5m -kind disk   only cases of a kind
-//	go run ./test/prove/jobs -for 1m -small       only cheap cases
+//	go run ./test/prove/jobs -cases 3 -small      three cases, only cheap ones
 //
 // A seed determines its case, apart from the scheduling of processes. After each case, these must
 // hold: the job has ended with the right status, or has continued to train; nothing hangs, measured
@@ -14,10 +14,12 @@
 // of the job's processes, or of processes that they started, remains; every command has answered.
 //
 // Cases that need root, namespaces or cgroups are skipped where these are not available. A failed
-// case is reported with its seed, the end of its log, its events, and the command that repeats it;
-// its files and the stacks of its processes are kept. The program continues with the next case and
-// exits with 1 at the end. On SIGINT or SIGTERM it ends all processes that it has started and
-// releases its resources; mounts are in its own namespace.
+// case is reported with its seed, its errors, the end of its output, and the command that repeats
+// it; its files and the stacks of its processes are kept. The program continues with the next case
+// and exits with 1 at the end. Jobs have a home, a runtime folder and a folder for temporary files
+// of their own, which are removed at the end, and none of the variables of other jobs. On SIGINT or
+// SIGTERM it ends all processes that it has started and releases its resources; mounts are in its
+// own namespace.
 package main
 
 import (
@@ -36,6 +38,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/prove"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func main() {
@@ -91,7 +94,7 @@ func (p *prover) wants(s setup) bool {
 	return (p.kind == "" || p.kind == s.Kind) && (!p.small || s.small())
 }
 
-func (p *prover) run(ctx context.Context) error {
+func (p *prover) run(ctx context.Context) (err error) {
 	if p.kind != "" && !slices.ContainsFunc(kinds, func(k kind) bool { return k.name == p.kind }) {
 		return fmt.Errorf("%q is not a kind of case; the kinds are: %s", p.kind, names())
 	}
@@ -99,10 +102,15 @@ func (p *prover) run(ctx context.Context) error {
 		p.print()
 		return nil
 	}
-	var err error
+	// The files of cases that fail outlive the sandbox.
 	if p.dir, err = os.MkdirTemp("", "hvdrun-prove-jobs-"); err != nil {
 		return err
 	}
+	leave, err := sandbox.Enter()
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(p.dir))
+	}
+	defer func() { err = errors.Join(err, leave()) }()
 	if p.programs, err = follow.Build(ctx, p.dir); err != nil {
 		return errors.Join(err, os.RemoveAll(p.dir))
 	}
@@ -148,22 +156,32 @@ func (p *prover) try(ctx context.Context, s setup, k kind) {
 	}
 	took := time.Since(began)
 	p.tally.add(s, took, t.jobs, err)
-	verdict := "ok"
-	if err != nil {
-		verdict = "FAILED"
-	}
-	fmt.Printf("%-6s seed %-5d %-10s %6.1f s  %s%s\n", verdict, s.Seed, s.Kind, took.Seconds(), s, t.notes)
 	if err == nil {
+		fmt.Printf("%-6s seed %-5d %-10s %6.1f s  %s%s\n", "ok", s.Seed, s.Kind, took.Seconds(), s, t.notes)
 		return
 	}
-	fmt.Printf("  %s\n", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	fmt.Print(prove.Failure{
+		Room: "jobs", Seed: s.Seed, Case: fmt.Sprintf("%s, after %.1f s: %s%s", s.Kind, took.Seconds(), s, t.notes), What: t.story(err), Files: t.dir,
+	})
+}
+
+// shown is the number of lines of a job's output that a failure shows.
+const shown = 10
+
+// story returns the errors of a case and, for each job, the end of its output before the stacks,
+// without the records of the audit.
+func (t *trial) story(err error) string {
+	words := []string{err.Error()}
 	for _, j := range t.jobs {
-		fmt.Printf("  the end of %s:\n%s\n", j.OutputPath(), j.Tail)
-		for _, e := range j.Events[max(0, len(j.Events)-20):] {
-			fmt.Printf("  %s %s\n", e.Time.Format("15:04:05.000"), e)
+		lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(j.Tail), "\n"), func(line string) bool {
+			return strings.Contains(line, "audit=") || strings.Contains(line, `"audit":`)
+		})
+		words = append(words, "the end of "+j.OutputPath()+":")
+		for _, line := range lines[max(0, len(lines)-shown):] {
+			words = append(words, "  "+line)
 		}
 	}
-	fmt.Printf("  its files are in %s; go run ./test/prove/jobs -seed %d -one repeats it\n", t.dir, s.Seed)
+	return strings.Join(words, "\n")
 }
 
 func names() string {

@@ -110,8 +110,8 @@ func playHome(ctx context.Context, t *trial) error {
 	if !strings.Contains(out, id[:8]) {
 		return fmt.Errorf("hvdrun jobs does not tell of job %s:\n%s", id, out)
 	}
-	for _, words := range [][]string{{"status", id}, {"stop", id}} {
-		if _, err := j.must(ctx, words...); err != nil {
+	for _, word := range []string{"status", "stop"} {
+		if _, err := j.must(ctx, word); err != nil {
 			return err
 		}
 	}

@@ -79,7 +79,11 @@ func (j *job) submit(ctx context.Context) (<-chan error, error) {
 	if j.trial.Kind == "model" {
 		how = "-model"
 	}
-	cmd := j.Subcommand(ctx, "tasks", "run", j.trial.programs.Tasker, how, fmt.Sprint(n), "-seed", fmt.Sprint(j.trial.Seed), "-lasts", j.trial.Pause.String())
+	name, err := j.name()
+	if err != nil {
+		return nil, err
+	}
+	cmd := j.Subcommand(ctx, "tasks", "run", "--job", name, j.trial.programs.Tasker, how, fmt.Sprint(n), "-seed", fmt.Sprint(j.trial.Seed), "-lasts", j.trial.Pause.String())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
