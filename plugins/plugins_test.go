@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,16 +20,19 @@ import (
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
 // build builds a plugin and returns its path.
 func build(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if out, err := exec.Command("go", "build", "-o", path, "./"+name).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	dir := t.TempDir()
+	if err := sandbox.Build(dir, "github.com/hvdrun/hvdrun/plugins/"+name); err != nil {
+		t.Fatal(err)
 	}
-	return path
+	return filepath.Join(dir, name)
 }
 
 func start(t *testing.T, path string, settings map[string]string) *plugin.Plugin {

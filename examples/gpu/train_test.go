@@ -17,7 +17,10 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 	"github.com/hvdrun/hvdrun/internal/cudatest"
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
 func TestNoDriver(t *testing.T) {
 	if err := run(t.Context(), options{driver: "/nowhere/libcuda.so.1"}); !errors.Is(err, cuda.ErrUnavailable) {
@@ -60,11 +63,8 @@ func TestTrainAlone(t *testing.T) {
 func TestTrainUnderFailure(t *testing.T) {
 	library := cudatest.Library(t)
 	dir := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator),
-		"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/examples/gpu")
-	build.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	if err := sandbox.Build(dir, "github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/examples/gpu"); err != nil {
+		t.Fatal(err)
 	}
 	command := []string{filepath.Join(dir, "gpu"), "-driver", library, "-epochs", "8", "-hidden", "16", "-microbatches", "4", "-batch", "16", "-lr", "0.05", "-digest"}
 	alone, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput()
