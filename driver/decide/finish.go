@@ -55,14 +55,27 @@ func (m *Machine) windDown(now time.Time) {
 	}
 	m.finished = true
 	m.result = m.withUnwritten(m.result)
-	message := ""
+	message := m.remark()
 	if m.result != nil {
 		message = m.result.Error()
+	}
+	if m.result == nil && message != "" {
+		m.log(Warn, "%s", message)
 	}
 	m.account(now)
 	m.emit(now, job.JobDone, field("status", job.ExitStatus(m.result)), field("message", message),
 		field("goodput", m.ledger.until(now)))
 	m.do(FinishJob{m.result})
+}
+
+// remark says what is remarkable about a job that has succeeded: its programs may each have trained
+// for itself, or not at all. Empty: nothing.
+func (m *Machine) remark() string {
+	if m.result != nil || !m.leftCleanly || !m.joined.IsZero() || len(m.ran) < 2 {
+		return ""
+	}
+	return fmt.Sprintf("%d programs have ended with status 0, and none has joined the others: each ran alone. To join, a program of "+
+		"hvdrun's library needs the environment that hvdrun gives it (env -i, sudo and containers drop it), and stays in the foreground", len(m.ran))
 }
 
 // checkAlive ends the job when no worker is left that can continue it.

@@ -83,6 +83,9 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 	if m.state == "" { // before the first input
 		s.State = job.Waiting
 	}
+	if m.finished {
+		s.Message = m.remark()
+	}
 	if m.result != nil {
 		s.Message = strings.TrimPrefix(m.result.Error(), "driver: ")
 	}
