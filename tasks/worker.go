@@ -182,7 +182,7 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
 	h := &wire.TasksHello{
 		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
-		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside, Confirms: true,
+		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside, Confirms: true, SaysEnded: true,
 	}
 	h.Values, h.Stored = w.shelf.provide(conn)
 	for _, name := range slices.Sorted(maps.Keys(w.offers)) {
@@ -576,8 +576,19 @@ func (w *worker) stop(of *wire.Attempt) {
 			return
 		case !a.ended:
 			w.drop(a)
+			w.returned(of)
 			return
+		default:
+			return // which the scheduler is told
 		}
+	}
+	w.returned(of)
+}
+
+// returned says that an attempt is not here; the lock is held.
+func (w *worker) returned(of *wire.Attempt) {
+	if w.link != nil {
+		w.link.Say(func(m *wire.ToTasks) { m.Returned = append(m.Returned, of) })
 	}
 }
 

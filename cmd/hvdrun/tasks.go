@@ -169,6 +169,14 @@ func printTasks(out io.Writer, s tasks.Status) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	for _, k := range s.Workers {
+		for _, t := range k.Stopped {
+			if _, err := fmt.Fprintf(out, "\nworker %s: task %d of %s, cancelled, has not ended for %v\n", k.Name, t.N, t.Function,
+				(time.Duration(t.ForMS) * time.Millisecond).Round(time.Second)); err != nil {
+				return err
+			}
+		}
+	}
 	for _, f := range s.Functions {
 		if f.Why != "" {
 			if _, err := fmt.Fprintf(out, "\n%s: %d tasks do not run: %s\n", f.Function, f.Ready, f.Why); err != nil {

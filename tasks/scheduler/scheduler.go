@@ -369,7 +369,7 @@ func longName(of []*wire.Amount) bool {
 }
 
 func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
-	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}, Confirms: h.GetConfirms()}
+	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}, Confirms: h.GetConfirms(), SaysEnded: h.GetSaysEnded()}
 	for _, f := range h.GetFunctions() {
 		w.Functions[functionKey(f)] = true
 	}

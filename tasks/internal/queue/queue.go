@@ -213,6 +213,7 @@ type task struct {
 	lacked   uint8 // attempts that found a stored argument nowhere
 	taking   bool  // it has been asked for, to run elsewhere
 	unsure   bool  // its worker is to say when it begins it, and has not
+	stopped  bool  // it stands for an attempt that was told to stop, and is no task any more
 	released bool  // the client needs the result no more
 	again    bool  // it runs for the sake of its stored result alone
 	// suspended: it was restored, and has not been resumed. restored: and it has not been over
@@ -668,8 +669,7 @@ func (q *Queue) Ended(now time.Time, id ID, r Result) {
 func (q *Queue) end(now time.Time, t *task, force bool, r Result) {
 	if t.state == Sent {
 		w := t.worker
-		q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: force})
-		q.unsend(t)
+		q.stop(now, t, force)
 		q.begin(now, w)
 		defer q.fill(now, w)
 	}

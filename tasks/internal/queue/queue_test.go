@@ -76,7 +76,7 @@ func (s *sim) join() {
 func (s *sim) asWorker(w *simWorker) Worker {
 	return Worker{
 		ID: w.id, Name: fmt.Sprint("w", w.id), Host: w.host, Functions: map[string]bool{"f": true, "g": w.id%2 == 0 || s.calm},
-		Offers: map[string]int64{"cpu": 2 * Unit, "gpu": Unit}, Confirms: w.id%3 > 0,
+		Offers: map[string]int64{"cpu": 2 * Unit, "gpu": Unit}, Confirms: w.id%3 > 0, SaysEnded: w.id%2 > 0,
 	}
 }
 
@@ -231,7 +231,7 @@ func (s *sim) anywhere(o Object) bool {
 func (s *sim) end(w *simWorker, left bool) {
 	if real := s.q.workers[w.id]; real != nil && !left {
 		for _, t := range real.sent[:real.running] {
-			if !s.unsure[Held{t.ID, t.attempt}] {
+			if !t.stopped && !s.unsure[Held{t.ID, t.attempt}] {
 				s.tasks[t.ID].begun++
 			}
 		}

@@ -57,6 +57,17 @@ type WorkerStatus struct {
 	Leaving bool   `json:"leaving,omitempty"`
 	// Trains: it has a place in a world, and runs no tasks meanwhile.
 	Trains bool `json:"trains,omitempty"`
+	// Stopped are attempts of tasks that were cancelled, or whose time is up, and whose functions
+	// have not ended. They keep what they take of the worker until then.
+	Stopped []StoppedStatus `json:"stopped,omitempty"`
+}
+
+// StoppedStatus tells of an attempt that was told to stop and has not ended.
+type StoppedStatus struct {
+	Function string `json:"function"`
+	N        uint64 `json:"n"`
+	// ForMS is how long ago it was told, in milliseconds.
+	ForMS int64 `json:"for_ms"`
 }
 
 // mostListed bounds the functions of a status, maxWhy the text of why tasks of one do not run, in
@@ -87,7 +98,7 @@ func (q *Queue) Status(now time.Time) Status {
 	for _, w := range q.list {
 		s.Workers = append(s.Workers, WorkerStatus{
 			ID: w.ID, Rank: w.Rank, Name: w.Name, Host: w.Host, Offers: MakeDemand(w.Offers).String(), Running: w.running, Ahead: len(w.sent) - w.running,
-			Done: w.done, Leaving: w.leaving, Trains: w.trains,
+			Done: w.done, Leaving: w.leaving, Trains: w.trains, Stopped: w.stoppedStatus(now),
 		})
 	}
 	s.Offered = q.offered()
@@ -160,6 +171,9 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 		return "has refused: " + l.why
 	case l.state == leaseAsked:
 		return fmt.Sprintf("has been asked for a lease %v ago", now.Sub(l.at).Round(time.Millisecond))
+	case w.stopped > 0 && !w.mayHave(q, g):
+		s := w.stoppedStatus(now)[0]
+		return fmt.Sprintf("is busy with a cancelled task of %s, which has not ended for %v", s.Function, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
 	case !w.mayHave(q, g):
 		return "is busy"
 	}

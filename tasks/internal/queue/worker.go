@@ -21,6 +21,8 @@ type Worker struct {
 	Offers map[string]int64
 	// Confirms: it says when it begins a task, where the Action asks for it.
 	Confirms bool
+	// SaysEnded: it says of an attempt that it was told to stop when that has ended.
+	SaysEnded bool
 }
 
 // worker is a worker and where it stands.
@@ -37,6 +39,7 @@ type worker struct {
 	in      *pool     // the idle or the roomy
 	place   int       // there
 	done    int
+	stopped int // of sent, attempts that were told to stop and have not ended
 }
 
 // lease is a worker's permission to send it tasks of a group.
@@ -81,13 +84,16 @@ func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 		q.workers[wk.ID] = w
 		q.list = append(q.list, w)
 	}
-	w.Functions, w.Confirms = wk.Functions, wk.Confirms
+	w.Functions, w.Confirms, w.SaysEnded = wk.Functions, wk.Confirms, wk.SaysEnded
 	q.unheard(now, w, held)
 	for _, h := range held {
 		t := q.tasks[h.ID]
 		if t != nil && t.state == Sent && t.worker == w && t.attempt == h.Attempt {
 			t.unsure = false
 			continue
+		}
+		if w.stoppedAttempt(h) != nil {
+			t = nil
 		}
 		if t == nil || t.state != Ready && !t.suspended || t.Pin != 0 && t.Pin != wk.ID {
 			q.do(Action{What: Stop, Worker: w.ID, Task: h.ID, Attempt: h.Attempt, Force: true})
@@ -115,8 +121,9 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	}
 	for _, t := range slices.Clone(w.sent) {
 		if t.taking = false; !has[Held{t.ID, t.attempt}] {
-			q.unsend(t)
-			q.retry(now, t)
+			if q.unsend(t); !t.stopped {
+				q.retry(now, t)
+			}
 		}
 	}
 	q.begin(now, w)
@@ -142,7 +149,9 @@ func (q *Queue) remove(now time.Time, id uint64, lost bool) {
 	sent, running := w.sent, w.running
 	w.sent, w.running = nil, 0
 	for i, t := range sent {
-		t.worker = nil
+		if t.worker = nil; t.stopped {
+			continue
+		}
 		if lost && i < running && !t.unsure {
 			q.lostAttempt(now, t, w)
 		} else {
@@ -219,11 +228,10 @@ func (q *Queue) Train(now time.Time, id uint64, trains bool) {
 
 // takeAway has a task of a worker run elsewhere. Whatever the worker says of it is refused.
 func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
-	if t.worker != w || t.state != Sent {
+	if t.worker != w || t.state != Sent || t.stopped {
 		return
 	}
-	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: true})
-	q.unsend(t)
+	q.stop(now, t, true)
 	if t.Pin == w.ID && w.trains {
 		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker trains"})
 		return
@@ -420,6 +428,9 @@ func (w *worker) hasRoom(q *Queue) bool {
 }
 
 func (w *worker) mayHave(q *Queue, g *Group) bool {
+	if w.stopped > 0 && !g.Demand.fits(w.free, 1) {
+		return false // it would wait for what may never end
+	}
 	return len(w.sent) < q.cfg.Depth && w.lease(g).sent < q.depth(w, g)
 }
 
@@ -516,6 +527,9 @@ func (q *Queue) unsend(t *task) {
 		t.Group.Demand.take(w.free, -1)
 	}
 	w.lease(t.Group).sent--
+	if t.stopped {
+		w.stopped--
+	}
 	if t.taking {
 		w.asked--
 		t.taking = false
@@ -531,6 +545,7 @@ func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Du
 			q.has(now, o, w.Host)
 			q.drop(o)
 		}
+		q.stoppedEnded(now, worker, h)
 		return
 	}
 	w, g := t.worker, t.Group
@@ -573,6 +588,7 @@ func (q *Queue) Returned(now time.Time, worker uint64, all []Held) {
 	for _, h := range all {
 		t := q.tasks[h.ID]
 		if t == nil || t.state != Sent || t.attempt != h.Attempt || t.worker != w {
+			q.stoppedEnded(now, worker, h)
 			continue
 		}
 		q.unsend(t)
@@ -592,7 +608,7 @@ func (q *Queue) Kept(worker uint64, h Held) {
 }
 
 func (q *Queue) takeBack(now time.Time, w *worker, t *task) {
-	if t.taking {
+	if t.taking || t.stopped {
 		return
 	}
 	t.taking = true
@@ -620,7 +636,7 @@ func (q *Queue) balance(now time.Time, idle *worker) {
 	queued := most.sent[most.running:]
 	for i, n := len(queued)-1, (len(queued)+1)/2; i >= 0 && n > 0; i-- {
 		t := queued[i]
-		if t.Pin != 0 || !idle.serves(t.Group) || !t.Group.Demand.fits(idle.free, 1) {
+		if t.Pin != 0 || t.stopped || !idle.serves(t.Group) || !t.Group.Demand.fits(idle.free, 1) {
 			continue
 		}
 		switch idle.lease(t.Group).state {
@@ -664,10 +680,12 @@ func (q *Queue) Tick(now time.Time) {
 		if w.asked > 0 && q.passed(now, w.askedAt.Add(leaseReply)) {
 			q.silent(now, w)
 		}
+		if w.stopped > 0 {
+			q.tickStopped(now, w)
+		}
 		for _, t := range slices.Clone(w.sent[:w.running]) {
 			if t.TimeLimit > 0 && t.more != nil && !t.began.IsZero() && t.worker == w && q.passed(now, t.began.Add(t.TimeLimit)) {
-				q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: true})
-				q.unsend(t)
+				q.stop(now, t, true)
 				q.finish(now, t, Result{State: Failed, Failure: TimedOut, Text: fmt.Sprintf("it ran for longer than %v", t.TimeLimit)})
 				q.begin(now, w)
 				q.fill(now, w)
