@@ -119,10 +119,23 @@ check-page: ## test the page in a browser, and make its pictures anew; as root i
 	$(call bring,chromium:chromium/fonts-dejavu-core)
 	$(GO) -C $(BROWSER) test -count=1 -timeout 30m . -shots $(CURDIR)/docs $(ARGS)
 
-check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch; ARGS go to go test
+# Another Debian's torch runs in a chroot, which is made once (20 minutes on a slow machine, 3 GB).
+DEBIAN = $(CURDIR)/bin/.debian/$(SUITE)
+ifdef SUITE
+check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch, with SUITE=trixie that of another Debian (from MIRROR); ARGS go to go test
+	$(call bring,debootstrap:debootstrap)
+	@test -e $(DEBIAN)/ready || { rm -rf $(DEBIAN) && mkdir -p $(DEBIAN) && \
+		debootstrap --variant=minbase $(SUITE) $(DEBIAN) $(MIRROR) >$(DEBIAN).log 2>&1 && \
+		cp /etc/resolv.conf $(DEBIAN)/etc/ && \
+		chroot $(DEBIAN) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch >>$(DEBIAN).log 2>&1 && \
+		touch $(DEBIAN)/ready; } || { tail $(DEBIAN).log >&2; exit 1; }
+	DEBIAN_ROOT=$(DEBIAN) $(GO) test -count=1 -timeout 20m -v $(ARGS) ./test/torch -python $(CURDIR)/test/torch/python
+else
+check-torch:
 	$(call bring,/usr/lib/python3/dist-packages/torch:python3-torch)
 	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./rendezvous/tcpstore
 	$(GO) test -race -count=1 -timeout 20m $(ARGS) ./test/torch ./torchrun
+endif
 
 demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes
 	$(GO) -C examples/gomlx test -tags training -count=1 -timeout 1h -v -run TestFashionMNIST $(ARGS) .

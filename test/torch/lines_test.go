@@ -3,25 +3,53 @@ package torch
 import (
 	"bufio"
 	"io"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// lines are those that workers write, as they come.
-type lines struct{ in *bufio.Reader }
+// event is what a worker tells.
+type event struct {
+	at                               float64 // seconds since 1970
+	name, rank, world, restart, step string
+}
 
-func newLines(r io.Reader) *lines { return &lines{bufio.NewReader(r)} }
+// parse returns the event of a line, if it is one.
+func parse(line string) (e event, ok bool) {
+	f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+	if len(f) != 7 {
+		return e, false
+	}
+	at, err := strconv.ParseFloat(f[0], 64)
+	return event{at, f[1], f[3], f[4], f[5], f[6]}, err == nil
+}
+
+// lines are those that workers write, as they come.
+type lines struct {
+	in   *bufio.Reader
+	last float64 // when the last event was that has come out
+}
+
+func newLines(r io.Reader) *lines { return &lines{in: bufio.NewReader(r)} }
 
 // await blocks until a worker has made a step in a world of that size.
 func (l *lines) await(t *testing.T, world string) {
+	t.Helper()
+	l.until(t, func(e event) bool { return e.name == "step" && e.world == world })
+}
+
+func (l *lines) until(t *testing.T, is func(event) bool) {
 	t.Helper()
 	for {
 		line, err := l.in.ReadString('\n')
 		if err != nil {
 			t.Fatal(err)
 		}
-		if fields := strings.Split(strings.TrimSpace(line), "\t"); len(fields) == 7 && fields[1] == "step" && fields[4] == world {
-			return
+		if e, ok := parse(line); ok {
+			l.last = e.at
+			if is(e) {
+				return
+			}
 		}
 	}
 }

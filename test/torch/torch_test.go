@@ -2,10 +2,9 @@ package torch
 
 import (
 	"bytes"
-	"context"
 	"errors"
+	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,44 +12,49 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/test/etcdserver"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-const python = "/usr/bin/python3"
+// python is the interpreter that has torch; make check-torch SUITE=trixie gives that of another
+// Debian.
+var python = flag.String("python", "/usr/bin/python3", "the `program` that has torch")
 
 // hvdrun is the program, which TestMain builds.
 var hvdrun string
 
 func TestMain(m *testing.M) {
-	os.Exit(run(m))
+	flag.Parse()
+	os.Exit(sandbox.Run(m, func(dir string) error {
+		hvdrun = filepath.Join(dir, "hvdrun")
+		if out, err := exec.Command("go", "build", "-o", hvdrun, "../../cmd/hvdrun").CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	}))
 }
 
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "hvdrun-torch-")
-	if err != nil {
-		panic(err)
-	}
-	defer os.RemoveAll(dir)
-	hvdrun = filepath.Join(dir, "hvdrun")
-	if out, err := exec.Command("go", "build", "-o", hvdrun, "../../cmd/hvdrun").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+// version is that of torch; empty: there is none.
+var version = sync.OnceValue(func() string {
+	out, _ := exec.Command(*python, "-c", "import torch; print(torch.__version__)").Output()
+	return strings.TrimSpace(string(out))
+})
 
 func needTorch(t *testing.T) {
 	t.Helper()
-	if _, err := os.Stat("/usr/lib/python3/dist-packages/torch"); err != nil {
-		t.Skip("python3-torch is not installed: PyTorch programs are NOT run (make check-torch brings it)")
+	if version() == "" {
+		t.Skipf("%s has no torch: PyTorch programs are NOT run (make check-torch brings it)", *python)
 	}
+	t.Logf("torch %s", version())
 }
 
 // torchrun returns the command, with the Python that has torch.
 func torchrun(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), hvdrun, append([]string{"torchrun"}, args...)...)
-	cmd.Env = append(os.Environ(), "PYTHON_EXEC="+python, "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1",
-		"XDG_STATE_HOME="+filepath.Join(filepath.Dir(hvdrun), "state"))
+	cmd.Env = append(os.Environ(), "PYTHON_EXEC="+*python, "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	return cmd
 }
@@ -79,89 +83,213 @@ func TestKilledWorker(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	secondLife(t, log, 2, string(out))
+}
+
+// secondLife checks that all ranks have made the last of ten steps in the life after the first.
+func secondLife(t *testing.T, log string, world int, out string) {
+	t.Helper()
+	text, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
 	last := map[string]bool{}
-	for _, e := range events(t, log) {
-		if e[1] == "step" && e[5] == "1" && e[6] == "9" {
-			last[e[3]] = true
+	killed, next := 0.0, 0.0
+	for line := range strings.Lines(string(text)) {
+		e, ok := parse(line)
+		switch {
+		case !ok:
+		case e.restart != "0" && e.restart != "1":
+			t.Errorf("a worker was told that there were %s restarts", e.restart)
+		case e.name == "kill":
+			killed = e.at
+		case e.name == "step" && e.restart == "1" && next == 0:
+			next = e.at
+		case e.name == "step" && e.restart == "1" && e.step == "9":
+			last[e.rank] = true
 		}
 	}
-	if len(last) != 2 {
+	t.Logf("the next step after %.1f s", next-killed)
+	if len(last) != world {
 		t.Errorf("ranks that have made the last step of the second life: %v\n%s", last, out)
 	}
 }
 
-// events returns the lines of a worker's log, by fields.
-func events(t *testing.T, path string) (all [][]string) {
+// job is one of several nodes on this machine.
+type job struct {
+	t    *testing.T
+	args []string
+	net  string // of this job's nodes
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	out  bytes.Buffer // of all nodes
+}
+
+// Write takes what a node says.
+func (j *job) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.out.Write(b)
+}
+
+// backends are the ways in which nodes meet.
+var backends = []string{"c10d", "etcd", "static"}
+
+// newJob returns a job whose nodes meet by the backend, and whose workers run worker.py with args.
+// The caller must wait for the nodes.
+func newJob(t *testing.T, backend, nodes string, args ...string) *job {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	network, err := sandbox.Net()
+	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t"); len(fields) == 7 {
-			all = append(all, fields)
+	j := &job{t: t, net: network, args: []string{"--nnodes", nodes, "--rdzv-backend", backend, "--max-restarts", "1"}}
+	endpoint := network + "1:29400"
+	switch backend {
+	case "static":
+		j.args = append(j.args, "--master-addr", network+"1", "--master-port", "29500")
+	case "etcd":
+		s, err := etcdserver.Start(t.Context(), t.TempDir(), network+"1")
+		if errors.Is(err, etcdserver.ErrMissing) {
+			t.Skip(err)
 		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Stop)
+		endpoint = s.Endpoint
+		fallthrough
+	default:
+		j.args = append(j.args, "--rdzv-endpoint", endpoint, "--rdzv-id", "test", "--rdzv-conf", "last_call_timeout=1")
 	}
-	return all
+	j.args = append(j.args, args...)
+	return j
+}
+
+// node is one that runs.
+type node struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+// start starts a node. Want is its exit status, 0 or that of the signal that it is sent.
+func (j *job) start(number int, want syscall.Signal) *node {
+	j.t.Helper()
+	more := []string{"--local-addr", fmt.Sprint(j.net, number+1), "--node-rank", fmt.Sprint(number)}
+	cmd := torchrun(j.t, append(more, j.args...)...)
+	cmd.Stdout, cmd.Stderr = j, j
+	if err := cmd.Start(); err != nil {
+		j.t.Fatal(err)
+	}
+	n := &node{cmd, make(chan struct{})}
+	j.wg.Go(func() {
+		defer close(n.ended)
+		err := cmd.Wait()
+		code := cmd.ProcessState.ExitCode()
+		switch {
+		case want == syscall.SIGKILL && cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == want:
+		case want == 0 && code == 0, want != 0 && code == 128+int(want):
+		default:
+			j.t.Errorf("node %d: %v; want signal %d\n%s", number, err, want, &j.out)
+		}
+	})
+	return n
+}
+
+// send sends a node a signal.
+func (n *node) send(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := n.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestKilledWorkerOfTwoNodes: one of four workers on two nodes kills itself. All of the next life
+// find each other, and go to the end.
+func TestKilledWorkerOfTwoNodes(t *testing.T) {
+	needTorch(t)
+	for _, backend := range backends {
+		t.Run(backend, func(t *testing.T) {
+			log := filepath.Join(t.TempDir(), "log")
+			j := newJob(t, backend, "2", "--nproc-per-node", "2", "worker.py", log, "10", "3", "2")
+			j.start(0, 0)
+			j.start(1, 0)
+			j.wg.Wait()
+			secondLife(t, log, 4, j.out.String())
+		})
+	}
+}
+
+// fifo returns a pipe with a name, and the lines that come out of it.
+func fifo(t *testing.T) (path string, in *lines) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "log")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return path, newLines(f)
 }
 
 // TestNodesComeAndGo: a job of one to two nodes grows when another comes, and goes on alone when
 // that leaves.
 func TestNodesComeAndGo(t *testing.T) {
 	needTorch(t)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoint := ln.Addr().String()
-	ln.Close()
-	dir := t.TempDir()
-	log := filepath.Join(dir, "log")
-	if err := syscall.Mkfifo(log, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	fifo, err := os.OpenFile(log, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fifo.Close()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	start := func(name string) *exec.Cmd {
-		cmd := torchrun(t, "--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test",
-			"--rdzv-conf", "last_call_timeout=1", "--local-addr", "127.0.0.1", "worker.py", log, "1000000")
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		over := make(chan struct{})
-		wg.Go(func() {
-			select {
-			case <-ctx.Done():
-				_ = cmd.Process.Signal(syscall.SIGTERM)
-			case <-over:
-			}
-		})
-		wg.Go(func() {
-			err := cmd.Wait()
-			close(over)
-			if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {
-				t.Errorf("%s: %v\n%s", name, err, &out)
-			}
-		})
-		return cmd
-	}
-	in := newLines(fifo)
-	start("first")
+	log, in := fifo(t)
+	j := newJob(t, "c10d", "1:2", "worker.py", log, "1000000")
+	first := j.start(0, syscall.SIGTERM)
 	in.await(t, "1")
-	second := start("second")
+	second := j.start(1, syscall.SIGTERM)
 	in.await(t, "2")
-	if err := second.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	second.send(t, syscall.SIGTERM)
+	<-second.ended
 	in.await(t, "1")
-	cancel()
+	first.send(t, syscall.SIGTERM)
+	j.wg.Wait()
+}
+
+// TestKilledNode: a node is killed, once the one at the endpoint, which has the store, and once the
+// other. With a fixed number of nodes it is started again; else the job goes on without.
+func TestKilledNode(t *testing.T) {
+	needTorch(t)
+	for _, backend := range backends {
+		for killed, name := range []string{"at the endpoint", "another"} {
+			t.Run(backend+"/"+name, func(t *testing.T) {
+				log, in := fifo(t)
+				nodes := "1:2"
+				if backend == "static" {
+					nodes = "2"
+				}
+				j := newJob(t, backend, nodes, "worker.py", log, "1000000")
+				ends := []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}
+				ends[killed] = syscall.SIGKILL
+				running := []*node{j.start(0, ends[0])}
+				if backend != "static" {
+					in.await(t, "1") // it has the store
+				}
+				running = append(running, j.start(1, ends[1]))
+				in.await(t, "2")
+				at := float64(time.Now().UnixMicro()) / 1e6
+				running[killed].send(t, syscall.SIGKILL)
+				<-running[killed].ended
+				if backend == "static" {
+					running[killed] = j.start(killed, syscall.SIGTERM)
+					in.until(t, func(e event) bool { return e.name == "start" })
+					in.await(t, "2")
+				} else {
+					running = []*node{running[1-killed]}
+					in.await(t, "1")
+				}
+				t.Logf("the next step after %.1f s", in.last-at)
+				for _, n := range running {
+					n.send(t, syscall.SIGTERM)
+				}
+				j.wg.Wait()
+			})
+		}
+	}
 }
