@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -41,6 +42,9 @@ type Spec struct {
 	Env []string
 	// Dir is the working directory; empty is that of the driver.
 	Dir string
+	// Stdin, if not nil, is what the process reads, which is not read here; nil: nothing. Local
+	// alone heeds it.
+	Stdin *os.File
 	// Stdout and Stderr receive the output as it comes; nil throws it away. Each is written by one
 	// goroutine at a time, but both at the same time. Run waits for a Write that blocks. After a
 	// Write that fails the rest is thrown away.

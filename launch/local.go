@@ -34,7 +34,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if err != nil {
 		return NewStartError(s, err)
 	}
-	out, err := newPipes(s.Stdout, s.Stderr, s.As)
+	out, err := newPipes(s.Stdin, s.Stdout, s.Stderr, s.As)
 	if err != nil {
 		return NewStartError(s, err)
 	}

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -35,13 +36,13 @@ type copier struct {
 
 // newPipes makes the pipes of a process that runs as the user, who may open them again by their
 // paths in /proc; nil: it is this process's.
-func newPipes(stdout, stderr io.Writer, as *User) (*pipes, error) {
+func newPipes(stdin *os.File, stdout, stderr io.Writer, as *User) (*pipes, error) {
 	p := &pipes{done: make(chan struct{})}
-	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	in, err := openStdin(stdin)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: os.DevNull, Err: err}
+		return nil, err
 	}
-	p.child = append(p.child, uintptr(null))
+	p.child = append(p.child, uintptr(in))
 	for _, w := range []io.Writer{stdout, stderr} {
 		if w == nil {
 			w = io.Discard
@@ -63,6 +64,27 @@ func newPipes(stdout, stderr io.Writer, as *User) (*pipes, error) {
 		}
 	}
 	return p, nil
+}
+
+// openStdin returns a descriptor of what a process reads; nil: nothing.
+func openStdin(stdin *os.File) (fd int, err error) {
+	if stdin == nil {
+		fd, err = unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			err = &os.PathError{Op: "open", Path: os.DevNull, Err: err}
+		}
+		return fd, err
+	}
+	raw, err := stdin.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var derr error
+	err = raw.Control(func(own uintptr) { fd, derr = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(err, derr); err != nil {
+		return -1, fmt.Errorf("stdin: %w", err)
+	}
+	return fd, nil
 }
 
 func (p *pipes) closeChild() {

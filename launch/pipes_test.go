@@ -11,7 +11,7 @@ import (
 // other end stays open.
 func TestLastWordsAreReadAfterTheBound(t *testing.T) {
 	var out strings.Builder
-	p, err := newPipes(&out, nil, nil)
+	p, err := newPipes(nil, &out, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -37,6 +37,8 @@ type Config struct {
 	Name    string
 	// Env is what workers inherit, as NAME=value.
 	Env []string
+	// Stdin, if not nil, is what the workers read, all from the same file.
+	Stdin *os.File
 	// Prestart, if not empty, is code in Python such as "import torch": interpreters run it while a
 	// round lasts, and become the workers of the next one. Command must be Python with a file or a
 	// module.
@@ -228,8 +230,7 @@ func (a *Agent) run(ctx context.Context) error {
 		if do == finish && err == nil {
 			a.barrier(ctx)
 		}
-		failures := g.failures
-		failed = len(failures) > 0
+		failed = len(g.failures) > 0
 		g.stop(context.Cause(ctx))
 		switch {
 		case err != nil:
@@ -238,7 +239,7 @@ func (a *Agent) run(ctx context.Context) error {
 		case do == finish:
 			return nil
 		case do == giveUp:
-			return &FailedError{Command: a.cfg.Name, Host: a.cfg.Host, Failures: failures}
+			return &FailedError{Command: a.cfg.Name, Host: a.cfg.Host, Failures: g.failures}
 		}
 	}
 }
@@ -382,8 +383,7 @@ func (a *Agent) exited(g *group, w *worker) State {
 		w.ended = true
 		if w.end != nil {
 			seen = Failed
-			f := newFailure(a.place.ranks.Base+w.local, w.local, w.pid, w.end, w.paths.errorFile, w.at)
-			g.failures = append(g.failures, f)
+			f := g.fail(w)
 			a.cfg.Log.Errorf("torchrun: rank %d (local rank %d, pid %d) has failed with exit code %d", f.Rank, f.LocalRank, f.PID, f.ExitCode)
 			a.workerEvent("torchelastic.worker.status.FAILED", Failed, w)
 		} else {
@@ -398,7 +398,6 @@ func (a *Agent) exited(g *group, w *worker) State {
 			w = nil
 		}
 	}
-	slices.SortFunc(g.failures, func(a, b Failure) int { return a.Rank - b.Rank })
 	return seen
 }
 

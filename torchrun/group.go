@@ -3,6 +3,8 @@ package torchrun
 import (
 	"context"
 	"errors"
+	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -89,6 +91,7 @@ func (g *group) spec(w *worker) launch.Spec {
 		Slot:        plan.SlotID{Host: a.cfg.Host, Index: w.local},
 		Command:     arguments(a.cfg.Command, w.local),
 		Env:         a.environment(a.place, w.local, w.paths, w.incarnation),
+		Stdin:       a.cfg.Stdin,
 		Grace:       a.cfg.ShutdownTimeout,
 		Signal:      func() syscall.Signal { return g.signal },
 		CoreLimit:   launch.UnlimitedCore,
@@ -137,8 +140,10 @@ func (g *group) finish(w *worker, err error, ended func()) {
 }
 
 // stop ends the workers that are left, by the signal of the cause or by SIGTERM, and blocks until
-// they are gone, and their store with them.
+// they are gone, and their store with them. Workers that had failed before are among the failures
+// then.
 func (g *group) stop(cause error) {
+	since := g.agent.now()
 	if cause != nil && g.agent.cfg.SignalOf != nil {
 		g.signal = g.agent.cfg.SignalOf(cause)
 	}
@@ -147,10 +152,32 @@ func (g *group) stop(cause error) {
 	for _, w := range g.workers {
 		if !w.ended {
 			w.ended = true
+			g.judge(w, since)
 			g.agent.workerEvent("torchelastic.worker.status.TERMINATED", stateTerminated, w)
 		}
 	}
 	g.store.close()
+}
+
+// judge takes note of the failure of a worker that was on its way out when the workers were stopped
+// at that time: it had exited, or written its error file.
+func (g *group) judge(w *worker, since time.Time) {
+	if w.end == nil {
+		return
+	}
+	written, err := os.Lstat(w.paths.errorFile)
+	if !w.at.Before(since) && (err != nil || !written.ModTime().Before(since)) {
+		return
+	}
+	g.fail(w)
+}
+
+// fail takes note of the failure of a worker.
+func (g *group) fail(w *worker) Failure {
+	f := newFailure(g.agent.place.ranks.Base+w.local, w.local, w.pid, w.end, w.paths.errorFile, w.at)
+	g.failures = append(g.failures, f)
+	slices.SortFunc(g.failures, func(a, b Failure) int { return a.Rank - b.Rank })
+	return f
 }
 
 // holds returns whether a process is one of the workers, or below one.

@@ -173,11 +173,14 @@ func (f *torchFlags) command(args, env []string) ([]string, error) {
 	return append([]string{python, "-u"}, args...), nil
 }
 
-// pairs returns --rdzv-conf.
-func (f *torchFlags) pairs() (map[string]string, error) {
-	known := []string{"key_file", "insecure", "rank", "timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout",
-		"keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "use_libuv", "protocol", "cacert", "cert", "key"}
-	conf := make(map[string]string)
+// confKeys are those of --rdzv-conf that have an effect here or in torchrun.
+var confKeys = []string{"key_file", "insecure", "rank", "timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout",
+	"keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "use_libuv", "protocol", "cacert", "cert", "key"}
+
+// pairs returns --rdzv-conf, and the keys of it that are not known: they have no effect, as with
+// torchrun.
+func (f *torchFlags) pairs() (conf map[string]string, others []string, err error) {
+	conf = make(map[string]string)
 	for part := range strings.SplitSeq(f.conf, ",") {
 		if strings.TrimSpace(part) == "" {
 			continue
@@ -185,14 +188,14 @@ func (f *torchFlags) pairs() (map[string]string, error) {
 		key, value, ok := strings.Cut(part, "=")
 		key = strings.TrimSpace(key)
 		if !ok || value == "" {
-			return nil, fmt.Errorf("--rdzv-conf: %q is not key=value", part)
+			return nil, nil, fmt.Errorf("--rdzv-conf: %q is not key=value", part)
 		}
-		if !slices.Contains(known, key) {
-			return nil, fmt.Errorf("--rdzv-conf: there is no %q; known are %s", key, strings.Join(known, ", "))
+		if !slices.Contains(confKeys, key) {
+			others = append(others, strconv.Quote(key))
 		}
 		conf[key] = strings.TrimSpace(value)
 	}
-	return conf, nil
+	return conf, others, nil
 }
 
 // check refuses values that say what is not done.

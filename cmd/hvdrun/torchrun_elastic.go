@@ -255,7 +255,7 @@ func keep(conn net.Conn, start driverStart, at torchrun.Seat) error {
 
 // key returns the key of the job's nodes, and the file that has it.
 func (f *torchFlags) key(env []string) (key []byte, path string, err error) {
-	conf, err := f.pairs()
+	conf, _, err := f.pairs()
 	switch {
 	case err != nil:
 	case isInsecure(conf):

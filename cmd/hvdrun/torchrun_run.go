@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
@@ -169,6 +171,14 @@ func (p *program) runTorchAgent(ctx context.Context, f *torchFlags, cfg torchrun
 	cfg.Hurry = hurry
 	stopped := p.watchTorchStop(ctx, log, sync.OnceFunc(func() { close(hurry) }), cfg.ShutdownTimeout)
 	defer stopped()
+	const old = "NCCL_ASYNC_ERROR_HANDLING"
+	if _, is := lookup(cfg.Env, old); !is && !f.noPython && gpus() > 0 && before22(torchVersion(ctx, cfg.Command[0])) {
+		cfg.Env = append(slices.Clone(cfg.Env), old+"=1")
+	}
+	// Workers are in process groups of their own, which a terminal would stop as they read.
+	if in, is := p.stdin.(*os.File); is && !term.IsTerminal(int(in.Fd())) {
+		cfg.Stdin = in
+	}
 	agent, err := torchrun.New(cfg)
 	if err != nil {
 		return err
@@ -181,6 +191,23 @@ func (p *program) runTorchAgent(ctx context.Context, f *torchFlags, cfg torchrun
 		return runError{err}
 	}
 	return nil
+}
+
+// torchVersion returns the version of torch that a Python has; empty: it is not known. It does not
+// import torch.
+func torchVersion(ctx context.Context, python string) string {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	out, _ := exec.CommandContext(ctx, python, "-c", "from importlib.metadata import version; print(version('torch'))").Output()
+	return strings.TrimSpace(string(out))
+}
+
+// before22 returns whether a version of torch is known and before 2.2. These read another variable
+// than later ones, which warn where they find the older.
+func before22(version string) bool {
+	var major, minor int
+	n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor)
+	return n == 2 && (major < 2 || major == 2 && minor < 2)
 }
 
 // watchTorchStop logs that the workers are being stopped, and kills them at the second signal. The
@@ -251,9 +278,12 @@ func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Confi
 	if err != nil {
 		return err
 	}
-	conf, err := f.pairs()
+	conf, others, err := f.pairs()
 	if err != nil {
 		return err
+	}
+	if len(others) > 0 {
+		cfg.Log.Warnf("torchrun: --rdzv-conf: not known, and without effect: %s; known are %s", strings.Join(others, ", "), strings.Join(confKeys, ", "))
 	}
 	switch {
 	case f.standalone:

@@ -82,7 +82,6 @@ func TestTorchrunRefuses(t *testing.T) {
 		"--nproc-per-node xpu":                        "Intel",
 		"--rdzv-backend etcd-v2":                      "--rdzv-backend",
 		"--rdzv-conf join":                            "not key=value",
-		"--rdzv-conf jion_timeout=3":                  `there is no "jion_timeout"`,
 		"--start-method exec":                         "--start-method",
 		"--numa-binding node":                         "numactl",
 		"--logs-specs mine":                           "--logs-specs",
@@ -132,5 +131,25 @@ func TestTorchrunWordsStay(t *testing.T) {
 	got, err := normalize(words, []string{torchrunName})
 	if err != nil || !slices.Equal(got, words) {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestTorchrunConf: keys that are not known are left aside, as torchrun does.
+func TestTorchrunConf(t *testing.T) {
+	f, _, err := torchCommand(t, nil, "--rdzv-conf='jion_timeout=5,timeout=7,x=y'")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, others, err := f.pairs()
+	if err != nil || conf["timeout"] != "7" || !slices.Equal(others, []string{`"'jion_timeout"`, `"x"`}) {
+		t.Errorf("%v, %v, %v", conf, others, err)
+	}
+}
+
+func TestTorchBefore22(t *testing.T) {
+	for version, want := range map[string]bool{"1.13.0a0": true, "2.1.2+cu121": true, "2.2.0": false, "2.14.1": false, "10.0": false, "": false, "x": false} {
+		if before22(version) != want {
+			t.Errorf("%q: %v", version, !want)
+		}
 	}
 }
