@@ -37,6 +37,9 @@ type Config struct {
 	Name    string
 	// Env is what workers inherit, as NAME=value.
 	Env []string
+	// StoreAddrs are further addresses of loopback, host:port, where the workers of a job of one node
+	// reach their store: those that programs name themselves.
+	StoreAddrs []string
 	// Stdin, if not nil, is what the workers read, all from the same file.
 	Stdin *os.File
 	// Prestart, if not empty, is code in Python such as "import torch": interpreters run it while a
@@ -143,7 +146,11 @@ func New(cfg Config) (*Agent, error) {
 		}
 	}
 	a.store = func(ctx context.Context, round Round) (roundStore, error) {
-		return openStore(ctx, round, cfg.Peers, proc.OwnPeer, cfg.Log)
+		s, err := openStore(ctx, round, cfg.Peers, proc.OwnPeer, cfg.Log)
+		if err == nil && round.World == 1 {
+			s.also(cfg.StoreAddrs)
+		}
+		return s, err
 	}
 	return a, nil
 }

@@ -2,10 +2,18 @@ package torchrun
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"net"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // TestStdin: workers read what the agent was given to read.
@@ -52,5 +60,43 @@ sleep 100`, func(c *Config) { c.Env = append(c.Env, "PIPE="+t.TempDir()+"/writte
 	}
 	if report := failed.Report(); !strings.Contains(report, "rank      : 1") || strings.Contains(report, "NO_OTHER_FAILURES") {
 		t.Error(report)
+	}
+}
+
+// TestStoreAddrs: workers of one node find their store also where the command line names it, in
+// each round.
+func TestStoreAddrs(t *testing.T) {
+	network, err := sandbox.Net()
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := identity.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := net.JoinHostPort(network+"1", strconv.Itoa(port))
+	f := &fake{}
+	f.life = func(ctx context.Context, s launch.Spec) error {
+		conn, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		c, err := tcpstore.NewClient(conn, false)
+		if err == nil {
+			defer c.Close()
+			_, err = c.Add(ctx, "k", 1)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		if count, _ := lookup(s.Env, "TORCHELASTIC_RESTART_COUNT"); count == "0" {
+			return &launch.ExitError{Code: 1}
+		}
+		return nil
+	}
+	a := newAgent(t, Config{Rendezvous: new(Single), Launcher: f, MaxRestarts: 1, StoreAddrs: []string{at}})
+	if err := a.Run(t.Context()); err != nil || len(f.specs) != 2 {
+		t.Errorf("%v, %d workers", err, len(f.specs))
 	}
 }

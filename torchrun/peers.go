@@ -308,7 +308,7 @@ type workerStore struct {
 
 // openStore makes the store of a round: it is that of the node with rank 0, which the others
 // forward their workers to.
-func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (roundStore, error) {
+func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*workerStore, error) {
 	s := &workerStore{log: log, admit: admit, conns: make(map[net.Conn]bool), end: func() {}}
 	number := uint64(round.Number) + 1
 	switch {
@@ -347,6 +347,15 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 	}
 	s.wg.Go(func() { acceptAll(s.ln, &s.wg, s.accept) })
 	return s, nil
+}
+
+// also has the store listen at further addresses, which other programs may have.
+func (s *workerStore) also(addrs []string) {
+	for _, addr := range addrs {
+		if _, err := s.ln.Open(addr); err != nil {
+			s.log.Warnf("torchrun: the workers' store cannot be reached at %s, which the command line names: %v", addr, err)
+		}
+	}
 }
 
 func (s *workerStore) addr() string { return s.ln.Addr().String() }

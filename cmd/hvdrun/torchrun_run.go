@@ -52,6 +52,7 @@ func (p *program) torchConfig(ctx context.Context, f *torchFlags, args []string)
 		return cfg, err
 	}
 	cfg.Name = args[0]
+	cfg.StoreAddrs = f.storeAddrs(args[1:])
 	if cfg.Command, err = f.command(args, p.env); err != nil {
 		return cfg, err
 	}
@@ -191,6 +192,39 @@ func (p *program) runTorchAgent(ctx context.Context, f *torchFlags, cfg torchrun
 		return runError{err}
 	}
 	return nil
+}
+
+// storeAddrs returns the addresses of loopback where programs look for the store by themselves: by
+// init_method=tcp://host:port, with --master-addr and --master-port or another port that the
+// script's arguments name.
+func (f *torchFlags) storeAddrs(args []string) (addrs []string) {
+	take := func(host, port string) {
+		n, err := strconv.ParseUint(port, 10, 16)
+		addr, aerr := netip.ParseAddr(host)
+		switch {
+		case err != nil || n == 0:
+			return
+		case host == "localhost":
+			addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		case aerr != nil || !addr.IsLoopback():
+			return
+		}
+		if at := netip.AddrPortFrom(addr, uint16(n)).String(); !slices.Contains(addrs, at) {
+			addrs = append(addrs, at)
+		}
+	}
+	if !f.standalone && strconv.Itoa(f.masterPort) != staticPort {
+		take(f.masterAddr, strconv.Itoa(f.masterPort))
+	}
+	for _, arg := range args {
+		if _, url, is := strings.Cut(arg, "tcp://"); is {
+			url, _, _ = strings.Cut(url, "?")
+			if host, port, err := net.SplitHostPort(strings.TrimRight(url, "/")); err == nil {
+				take(host, port)
+			}
+		}
+	}
+	return addrs
 }
 
 // torchVersion returns the version of torch that a Python has; empty: it is not known. It does not

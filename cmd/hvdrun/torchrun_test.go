@@ -153,3 +153,21 @@ func TestTorchBefore22(t *testing.T) {
 		}
 	}
 }
+
+// TestTorchrunStoreAddrs: where programs look for the store by themselves.
+func TestTorchrunStoreAddrs(t *testing.T) {
+	for line, want := range map[string][]string{
+		"a.py": nil,
+		"--master-addr localhost --master-port 29597 a.py --init_method=tcp://localhost:29597": {"127.0.0.1:29597"},
+		"--standalone --master-port 7 a.py --dist-url tcp://127.0.0.1:29598?rank=0":            {"127.0.0.1:29598"},
+		"a.py tcp://192.0.2.1:7 tcp://localhost:0 tcp://localhost tcp://[::1]:9":               {"[::1]:9"},
+	} {
+		f, left, err := torchCommand(t, nil, strings.Fields(line)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.storeAddrs(left[1:]); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+	}
+}

@@ -115,6 +115,35 @@ func secondLife(t *testing.T, log string, world int, out string) {
 	}
 }
 
+// TestInitMethod: programs that name the store's port themselves find it.
+func TestInitMethod(t *testing.T) {
+	needTorch(t)
+	script := filepath.Join(t.TempDir(), "init.py")
+	if err := os.WriteFile(script, []byte(`import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+one = torch.ones(1)
+dist.all_reduce(one)
+assert one.item() == 2
+print("both have met")
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, flags := range map[string][]string{"standalone": {"--standalone"}, "static": {"--master_addr=localhost", "--master_port=PORT"}} {
+		t.Run(name, func(t *testing.T) {
+			port, err := etcdserver.FreePort()
+			if err != nil {
+				t.Fatal(err)
+			}
+			line := strings.ReplaceAll(strings.Join(flags, " ")+" --nproc-per-node 2 "+script+" tcp://localhost:PORT", "PORT", port)
+			out, err := torchrun(t, strings.Fields(line)...).CombinedOutput()
+			if err != nil || strings.Count(string(out), "both have met") != 2 {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
 // job is one of several nodes on this machine.
 type job struct {
 	t    *testing.T
