@@ -3,10 +3,14 @@ package tasks
 import (
 	"context"
 	"crypto/sha256"
+	"encoding"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"reflect"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -104,16 +108,50 @@ func newFunction(name string, fn any, result reflect.Type) (*function, error) {
 	return f, nil
 }
 
-// typeNames are the types of a function's arguments and its result, with their packages.
+// typeNames are the types of a function's arguments and its result, with their packages, and with
+// what gob sends of structs: a field that one process has and the other has not would be lost.
 func typeNames(f *function) string {
 	text := ""
 	for _, t := range append(append([]reflect.Type{}, f.in...), f.more, f.out) {
 		if t != nil {
-			text += t.PkgPath() + "|" + t.String()
+			text += t.PkgPath() + "|" + t.String() + shapeOf(t, map[reflect.Type]bool{})
 		}
 		text += ";"
 	}
 	return text
+}
+
+// shapeOf are the fields of the structs that a type has: names and types, in the order of the names.
+// Types that encode themselves have none, nor has one of seen, to which it is added.
+func shapeOf(t reflect.Type, seen map[reflect.Type]bool) (text string) {
+	if below := refOf(t); below != nil {
+		t = below
+	}
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array:
+		return shapeOf(t.Elem(), seen)
+	case reflect.Map:
+		return shapeOf(t.Key(), seen) + shapeOf(t.Elem(), seen)
+	case reflect.Struct:
+	default:
+		return ""
+	}
+	if seen[t] || encodesItself(t) {
+		return ""
+	}
+	seen[t] = true
+	fields := slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return len(f.Index) > 1 || !f.IsExported() })
+	slices.SortFunc(fields, func(a, b reflect.StructField) int { return strings.Compare(a.Name, b.Name) })
+	for _, f := range fields {
+		text += f.Name + " " + f.Type.String() + shapeOf(f.Type, seen) + ","
+	}
+	return "{" + text + "}"
+}
+
+// encodesItself returns whether values of a struct, or pointers to them, say how they are encoded.
+func encodesItself(t reflect.Type) bool {
+	p := reflect.PointerTo(t)
+	return p.Implements(reflect.TypeFor[encoding.BinaryMarshaler]()) || p.Implements(reflect.TypeFor[gob.GobEncoder]())
 }
 
 // wire returns how the function is named to the scheduler.

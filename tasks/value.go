@@ -24,12 +24,12 @@ const (
 	asGob
 )
 
-// encode encodes a value.
+// encode encodes a value. A nil pointer is one.
 func encode(v reflect.Value) ([]byte, error) {
-	if !v.IsValid() {
+	if !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return []byte{asNothing}, nil
 	}
-	if m, ok := v.Interface().(encoding.BinaryMarshaler); ok && !(v.Kind() == reflect.Pointer && v.IsNil()) {
+	if m, ok := v.Interface().(encoding.BinaryMarshaler); ok {
 		b, err := m.MarshalBinary()
 		return append([]byte{asBinary}, b...), err
 	}
