@@ -14,7 +14,8 @@ const (
 	Sum Op = iota + 1
 	// Average is the sum divided by the number of ranks. For integers the sum wraps around and the
 	// division truncates towards zero; for floating point the division is done once, on the
-	// finished sum.
+	// finished sum. That of Float16, also of compressed operations, is infinite above 65504 in
+	// magnitude: AsyncOptions.Prescale divides before.
 	Average
 	// Min takes the smaller value; −0 is smaller than +0. A NaN on any rank makes the result NaN on
 	// every rank.

@@ -32,8 +32,8 @@ type Status struct {
 	Since time.Time `json:"since"`
 	Begun time.Time `json:"begun"`
 	Last  time.Time `json:"last_event"`
-	// Message is why the job ends or has ended; empty if it succeeded, unless its workers have never
-	// met.
+	// Message is why the job ends or has ended; empty if it succeeded, unless its workers have
+	// never met.
 	Message string `json:"message,omitempty"`
 	// Journal is the error that keeps the driver from writing its journal; empty: none.
 	Journal string `json:"journal,omitempty"`

@@ -150,3 +150,39 @@ func TestDivideByMany(t *testing.T) {
 		t.Errorf("−7/2 and 7/2 are %v", truncated)
 	}
 }
+
+// TestDivideIntegers: the reciprocal gives what a division gives, for all numbers of 8 and 16 bits,
+// and for those of 32 where it is closest to another.
+func TestDivideIntegers(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 5, 7, 10, 64, 127, 128, 255, 256, 641, 32767, 32768, 65535, 65536, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32, 1 << 40} {
+		var a []int8
+		var b []uint8
+		var c []int16
+		var d []uint16
+		var e []int32
+		var f []uint32
+		for v := range 1 << 16 {
+			a, b, c, d = append(a, int8(v)), append(b, uint8(v)), append(c, int16(v)), append(d, uint16(v))
+			near := uint32(n*(v+1) - 1 + v%2) // a multiple of n, or one less
+			e, f = append(e, int32(near), -int32(near)), append(f, near, -near)
+		}
+		e, f = append(e, -1<<31, 1<<31-1), append(f, 0, 1<<32-1)
+		checkDivide(t, Int8, a, n)
+		checkDivide(t, Uint8, b, n)
+		checkDivide(t, Int16, c, n)
+		checkDivide(t, Uint16, d, n)
+		checkDivide(t, Int32, e, n)
+		checkDivide(t, Uint32, f, n)
+	}
+}
+
+func checkDivide[T int8 | uint8 | int16 | uint16 | int32 | uint32](t *testing.T, of Type, v []T, n int) {
+	t.Helper()
+	got := slices.Clone(v)
+	Divide(of)(bytesOf(got), n)
+	for i := range v {
+		if want := T(int64(v[i]) / int64(n)); got[i] != want {
+			t.Fatalf("%v: %d / %d is %d, not %d", of, v[i], n, got[i], want)
+		}
+	}
+}

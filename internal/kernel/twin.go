@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"math"
+	"math/bits"
 	"unsafe"
 )
 
@@ -247,17 +248,46 @@ func divideFloats[T float32 | float64](d []T, n T) {
 	}
 }
 
-// divideSigned divides as int64, since the number of ranks need not fit T.
+// divideSigned divides as int64, since the number of ranks need not fit T. What has no more than 32
+// bits is multiplied by a reciprocal, which takes a fraction of the time and is exact.
 func divideSigned[T int8 | int16 | int32 | int64](d []T, n int64) {
-	for i := range d {
-		d[i] = T(int64(d[i]) / n)
+	m, exact := reciprocal(uint64(n), unsafe.Sizeof(*new(T)))
+	if !exact {
+		for i := range d {
+			d[i] = T(int64(d[i]) / n)
+		}
+		return
+	}
+	for i, v := range d {
+		x := int64(v)
+		sign := x >> 63
+		q, _ := bits.Mul64(uint64((x^sign)-sign), m)
+		d[i] = T((int64(q) ^ sign) - sign)
 	}
 }
 
 func divideUnsigned[T uint8 | uint16 | uint32 | uint64](d []T, n uint64) {
-	for i := range d {
-		d[i] = T(uint64(d[i]) / n)
+	m, exact := reciprocal(n, unsafe.Sizeof(*new(T)))
+	if !exact {
+		for i := range d {
+			d[i] = T(uint64(d[i]) / n)
+		}
+		return
 	}
+	for i, v := range d {
+		q, _ := bits.Mul64(uint64(v), m)
+		d[i] = T(q)
+	}
+}
+
+// reciprocal is m, 2^64/n rounded up, if the upper half of x·m is x/n rounded down for all x of so
+// many bytes: m·n exceeds 2^64 by less than n, so that the error of x·m/2^64 is less than
+// x/2^64, which is less than the 1/n that x/n lacks at least to the next integer.
+func reciprocal(n uint64, bytes uintptr) (m uint64, exact bool) {
+	if bytes > 4 || n < 2 || n > math.MaxUint32 {
+		return 0, false
+	}
+	return math.MaxUint64/n + 1, true
 }
 
 func scaleFloats[T float32 | float64](d []T, factor T) {
