@@ -102,7 +102,7 @@ func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *iden
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterAgentServer(r, service{srv: srv}) }
 	release := func() { srv.close(errShutdown) }
 	srv.recordStrangers(ln)
-	err := wire.Serve(ctx, ln, creds.ServerTLS(identity.Driver), register, release)
+	err := wire.ServeUpTo(ctx, wire.MaxStart, ln, creds.ServerTLS(identity.Driver), register, release)
 	srv.close(errShutdown)
 	srv.wg.Wait()
 	if err != nil {

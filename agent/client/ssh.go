@@ -112,7 +112,7 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 	for brought := false; ; brought = true {
 		answer, err := s.run(ctx, answerTimeout, host, bytes.NewReader(hello), startScript, own.name(), own.sum)
 		if err != nil {
-			return Ready{}, err
+			return Ready{}, misfit(err, own.name())
 		}
 		machine, lacks := strings.CutPrefix(answer, lacksMark)
 		switch {
@@ -152,6 +152,23 @@ func fits(machine string) error {
 	}
 	return fmt.Errorf("the host is a %s %s, and this hvdrun is for %s/%s: install hvdrun there, and say where (--remote-hvdrun PATH)",
 		system, processor, runtime.GOOS, runtime.GOARCH)
+}
+
+// misfit returns the error of a host on which the program was found a moment ago, with what to do
+// where it cannot be run there.
+func misfit(err error, name string) error {
+	var at *HostError
+	if !errors.As(err, &at) || at.Stage != stageCommand {
+		return err
+	}
+	said := at.Err.Error()
+	for _, words := range []string{"not found", "No such file", "no such file", "annot execute", "Exec format", "ermission denied"} {
+		if strings.Contains(said, words) && (strings.Contains(said, name) || strings.Contains(said, "GLIBC")) {
+			return &HostError{at.Host, at.Stage, fmt.Errorf("%w: this hvdrun, which was brought there, does not fit the host's C library: "+
+				"build it with CGO_ENABLED=0, which needs none, or install a hvdrun there, and say where (--remote-hvdrun PATH)", at.Err)}
+		}
+	}
+	return err
 }
 
 // bring copies this program to the host's cache.

@@ -102,6 +102,22 @@ func TestFits(t *testing.T) {
 	}
 }
 
+// A program that was brought and cannot be run needs another C library, which no shell says.
+func TestMisfit(t *testing.T) {
+	for said, want := range map[string]bool{
+		"hvdrun: exec: line 0: /root/.cache/hvdrun/hvdrun-8938: not found":                                           true,
+		"hvdrun: 1: exec: /home/a/.cache/hvdrun/hvdrun-8938: No such file or directory":                              true,
+		"/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found (required by /a/.cache/hvdrun/hvdrun-8938)": true,
+		"sha256sum: not found": false,
+		"no port is free":      false,
+	} {
+		err := misfit(&HostError{"b", stageCommand, errors.New(said)}, "hvdrun-8938")
+		if got := strings.Contains(err.Error(), "--remote-hvdrun"); got != want || !strings.Contains(err.Error(), said) {
+			t.Errorf("%q: %v", said, err)
+		}
+	}
+}
+
 // remote is a command in place of ssh: it runs the last of its arguments by a shell here, as on a
 // host with that home.
 func remote(t *testing.T, text string) *SSH {

@@ -246,8 +246,9 @@ func newWorker(s launch.Spec) (*worker, error) {
 	for _, entry := range s.Env {
 		m.Environment = append(m.Environment, []byte(entry))
 	}
-	if n := proto.Size(m); n > wire.MaxMessage-1024 {
-		return nil, fmt.Errorf("command and environment have %d bytes; an agent takes %d", n, wire.MaxMessage-1024)
+	if n := proto.Size(m); n > wire.MaxStart-1024 {
+		return nil, fmt.Errorf("command and environment have %d bytes, and Linux starts no program with more than %d: "+
+			"leave variables out (in Kubernetes by enableServiceLinks: false, else by env -u NAME)", n, 6<<20)
 	}
 	ended := s.Ended
 	if ended == nil {

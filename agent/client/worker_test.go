@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
@@ -108,6 +109,20 @@ func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
 		}
 		if want := map[bool]int{true: 1}[knows]; asked != want {
 			t.Errorf("knows %v: asked %d times", knows, asked)
+		}
+	}
+}
+
+// Environments are taken up to what Linux takes, and what is larger is refused with the remedy.
+func TestLargeEnvironments(t *testing.T) {
+	for size, fits := range map[int]bool{1 << 20: true, 2 << 20: true, 6<<20 - 4096: true, 7 << 20: false} {
+		spec := launch.Spec{Incarnation: "i", Command: []string{"/bin/true"}, Env: []string{"A=" + strings.Repeat("x", size)}}
+		w, err := newWorker(spec)
+		if (err == nil) != fits || err != nil && !strings.Contains(err.Error(), "enableServiceLinks") {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+		if err == nil && proto.Size(w.start) > wire.MaxStart {
+			t.Errorf("%d bytes make a message of %d", size, proto.Size(w.start))
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -90,8 +89,9 @@ func WriteTelling(
 			_ = os.Remove(f.Name()) // if this fails, a later sweep removes it
 		}
 	}()
-	// The lock tells sweep that the writer is alive.
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	// The lock tells sweep that the writer is alive. Where there are no locks, sweep removes
+	// nothing.
+	if err := safefile.TryLock(f); err != nil && !errors.Is(err, safefile.ErrNoLocks) {
 		return err
 	}
 	if err := Encode(&settling{f: f, progress: progress}, about, tensors, blobs); err != nil {
@@ -158,7 +158,7 @@ func sweep(dir string) {
 		if err != nil {
 			continue
 		}
-		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+		if safefile.TryLock(f) == nil {
 			_ = os.Remove(path)
 		}
 		_ = f.Close()

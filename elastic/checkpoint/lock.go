@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
@@ -58,8 +57,8 @@ func Acquire(dir string, owner Owner) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
-	case errors.Is(err, syscall.EWOULDBLOCK):
+	switch err := safefile.TryLock(f); {
+	case errors.Is(err, safefile.ErrLocked):
 		defer f.Close()
 		text, err := io.ReadAll(io.LimitReader(f, maxOwner))
 		if err != nil {

@@ -41,7 +41,7 @@ func (s *Store) Create(size int64) (*Writer, error) {
 	}
 	f, err := safefile.Create(filepath.Join(s.dir, unfinished+rand.Text()), safefile.Private)
 	if err == nil {
-		if err = errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), f.Truncate(size)); err != nil {
+		if err = errors.Join(safefile.TryLock(f), f.Truncate(size)); err != nil {
 			err = errors.Join(err, os.Remove(f.Name()), f.Close())
 		}
 	}

@@ -135,7 +135,7 @@ func (d *Dir) Update(change func(*State) error) error {
 	}
 	defer lock.Close()
 	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
-		return fmt.Errorf("cluster: locking %s: %w", lock.Name(), err)
+		return fmt.Errorf("cluster: %w", safefile.LockError(lock.Name(), err))
 	}
 	s, err := d.read()
 	if err != nil {

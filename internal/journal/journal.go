@@ -168,7 +168,7 @@ func (j *Journal) begin(visit func([]byte) error) error {
 // lock locks the file until the process ends.
 func lock(f *os.File) error {
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+	if err = safefile.LockError(f.Name(), err); errors.Is(err, safefile.ErrLocked) {
 		return ErrLocked
 	}
 	return err
@@ -183,7 +183,7 @@ func Locked(path string) (bool, error) {
 	defer f.Close()
 	is := unix.Flock_t{Type: unix.F_WRLCK}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &is); err != nil {
-		return false, fmt.Errorf("journal: %w", err)
+		return false, fmt.Errorf("journal: %w", safefile.LockError(path, err))
 	}
 	return is.Type != unix.F_UNLCK, nil
 }

@@ -23,6 +23,10 @@ import (
 // MaxMessage bounds, in bytes, a message to a server.
 const MaxMessage = 1 << 20
 
+// MaxStart bounds, in bytes, a message to an agent, which has a worker's command and environment:
+// Linux takes 6 MiB of them at most.
+const MaxStart = 6<<20 + 64<<10
+
 const (
 	// maxReply bounds a message from a verified server, such as the world of thousands of workers.
 	maxReply = 16 << 20
@@ -79,13 +83,21 @@ type Raw struct {
 func Serve(
 	ctx context.Context, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(), raw ...Raw,
 ) error {
+	return ServeUpTo(ctx, MaxMessage, ln, tlsConf, register, release, raw...)
+}
+
+// ServeUpTo is Serve with another bound for a message, in bytes, which is looked at before memory
+// is taken for it.
+func ServeUpTo(
+	ctx context.Context, most int, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(), raw ...Raw,
+) error {
 	tlsConf = tlsConf.Clone()
 	for _, r := range raw {
 		tlsConf.NextProtos = append(tlsConf.NextProtos, r.Protocol)
 	}
 	who := &dispatching{TransportCredentials: proving{credentials.NewTLS(tlsConf), ln}, ctx: ctx, raw: raw}
 	defer who.running.Wait()
-	return serve(ctx, ln, who, register, release)
+	return serve(ctx, most, ln, who, register, release)
 }
 
 // dispatching are credentials that give connections of other protocols away.
@@ -124,12 +136,12 @@ func (d *dispatching) Clone() credentials.TransportCredentials { return d }
 
 // serve serves peers accepted by the credentials.
 func serve(
-	ctx context.Context, ln Listener, who credentials.TransportCredentials,
+	ctx context.Context, most int, ln Listener, who credentials.TransportCredentials,
 	register func(grpc.ServiceRegistrar), release func(),
 ) error {
 	gs := grpc.NewServer(
 		grpc.Creds(who),
-		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxRecvMsgSize(most),
 		grpc.MaxConcurrentStreams(streams),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(handshakeTimeout),
