@@ -35,6 +35,9 @@ that a client needs. Functions are those that the job's program has registered a
 the way to the scheduler is encrypted: whoever is the scheduler, or between, chooses what is called and with what. It ends
 with the job.
 
+The scheduler must be Scaler 1.7.14: one of 1.8 or 1.9 ends at the first message of another version, and a later one is no
+peer of it. scaler_scheduler's package tells its version (pip show scaler).
+
 ` + whichJob,
 		Example:               "  hvdrun tasks scaler-worker --address tcp://10.0.0.5:2345",
 		Args:                  cobra.MaximumNArgs(1),

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -245,8 +247,11 @@ func Probe(ctx context.Context, address string, within time.Duration) error {
 			}
 		}
 	}
-	if cause := context.Cause(ctx); cause != nil {
+	switch cause := context.Cause(ctx); {
+	case cause != nil:
 		err = cause
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		err = fmt.Errorf("%w: it may be Scaler 1.8 or later, which ends at such a message; 1.7.14 is wanted", err)
 	}
 	return fmt.Errorf("scaler: no scheduler at %s: %w", address, err)
 }
