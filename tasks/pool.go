@@ -345,6 +345,9 @@ func (p *Pool) listen(r *link.Reader) error {
 			p.answered(text)
 		}
 		p.explained(m.GetExplained())
+		for _, text := range m.GetWarnings() {
+			p.cfg.Log.Warn("tasks: " + text)
+		}
 		var released []uint64
 		var after []func()
 		p.mu.Lock()

@@ -630,6 +630,7 @@ func resultOf(r *wire.TaskResult) queue.Result {
 }
 
 func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
+	l := p.link
 	for _, g := range m.GetGroups() {
 		if len(p.groups) >= link.MaxFunctions || len(g.GetFunction().GetName()) > link.MaxName || len(g.GetDemand()) > link.MaxAmounts ||
 			longName(g.GetDemand()) {
@@ -637,6 +638,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		}
 		of := s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand()))
 		p.groups = append(p.groups, of)
+		time.AfterFunc(unservedAfter, func() { s.warnUnserved(p, l, of) })
 		for ; s.groups <= of.Index; s.groups++ {
 			group := groupOf(of)
 			s.note(group, func(m *wire.TasksRecord) { m.Groups = append(m.Groups, group) })
@@ -678,6 +680,22 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		p.left = true
 	}
 	return nil
+}
+
+// unservedAfter is how long after a client has submitted the first task of a function it is told
+// that no worker can run it.
+const unservedAfter = 5 * time.Second
+
+// warnUnserved tells a client, over a connection, why no worker can run its tasks of a group.
+func (s *Scheduler) warnUnserved(p *peer, l *link.Link[*wire.FromTasks], g *queue.Group) {
+	s.mu.Lock()
+	defer s.unlock()
+	if s.closed || p.link != l {
+		return
+	}
+	if why := queue.Cut(s.q.Unserved(time.Now(), g), link.MaxWhy); why != "" {
+		p.put(&wire.FromTasks{Warnings: []string{why}}, func(m *wire.FromTasks) { m.Warnings = append(m.Warnings, why) })
+	}
 }
 
 // submitted adds the tasks of a client, and what it knows to have become of them.

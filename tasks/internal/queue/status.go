@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -150,6 +151,15 @@ func (q *Queue) explain(now time.Time, g *Group) string {
 	}
 	sort.Strings(all)
 	return Cut(strings.Join(all, "; "), maxWhy)
+}
+
+// Unserved says why no worker that is there can run tasks of a group which are ready; "": one can,
+// or none is ready.
+func (q *Queue) Unserved(now time.Time, g *Group) string {
+	if g.waiting == 0 || slices.ContainsFunc(q.list, func(w *worker) bool { return w.serves(g) }) {
+		return ""
+	}
+	return fmt.Sprintf("%d tasks of %s (%s) do not run: %s", g.waiting, g.Name(), g.Demand, q.explain(now, g))
 }
 
 func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {

@@ -1,0 +1,56 @@
+package scheduler
+
+import (
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+)
+
+// TestUnserved: a client is told after 5 s that no worker has the function of its tasks.
+func TestUnserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{Run: "r", Log: silent()})
+		connect := func(h *wire.TasksHello) (*link.Link[*wire.ToTasks], chan *wire.FromTasks) {
+			near, far := net.Pipe()
+			go func() { _ = s.Handle(t.Context(), far, identity.Subject{Role: identity.Worker}) }()
+			l := link.New(near, func() *wire.ToTasks { return &wire.ToTasks{} })
+			news := make(chan *wire.FromTasks, 100)
+			go func() {
+				for r := link.NewReader(near); ; {
+					m := &wire.FromTasks{}
+					if r.Read(m) != nil {
+						return
+					}
+					news <- m
+				}
+			}()
+			l.Say(func(m *wire.ToTasks) { m.Hello = h })
+			return l, news
+		}
+		other := &wire.TasksHello{Session: 9, Worker: true, Host: "worker", Functions: []*wire.TaskFunction{{Name: "g", Hash: []byte("12345678")}},
+			Offers: oneGroup.GetDemand()}
+		w, _ := connect(other)
+		c, news := connect(aClient)
+		began := time.Now()
+		c.Say(func(m *wire.ToTasks) {
+			m.Groups = append(m.Groups, oneGroup)
+			m.Submits = append(m.Submits, &wire.SubmitTask{N: 1})
+		})
+		for m := range news {
+			if len(m.GetWarnings()) > 0 {
+				if text := m.GetWarnings()[0]; text != "1 tasks of f (cpu=1) do not run: 1 worker: has no such function" || time.Since(began) != unservedAfter {
+					t.Errorf("after %v: %s", time.Since(began), text)
+				}
+				break
+			}
+		}
+		w.Close()
+		c.Close()
+		s.Close()
+	})
+}
