@@ -208,13 +208,13 @@ func (w *wired) answer(r *wire.TaskResult) {
 				m.Leases = append(m.Leases, &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true})
 			})
 		}
-		for _, p := range m.GetPushes() {
-			d := &wire.TaskDone{Of: p.GetOf(), Result: r}
-			if err := w.l.Send(d, func(m *wire.ToTasks) { m.Dones = append(m.Dones, d) }); err != nil {
-				w.t.Error(err)
-			}
-			return true
+		if len(m.GetPushes()) == 0 {
+			return false
 		}
-		return false
+		d := &wire.TaskDone{Of: m.GetPushes()[0].GetOf(), Result: r}
+		if err := w.l.Send(d, func(m *wire.ToTasks) { m.Dones = append(m.Dones, d) }); err != nil {
+			w.t.Error(err)
+		}
+		return true
 	})
 }
