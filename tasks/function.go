@@ -121,8 +121,8 @@ func typeNames(f *function) string {
 	return text
 }
 
-// shapeOf are the fields of the structs that a type has: names and types, in the order of the names.
-// Types that encode themselves have none, nor has one of seen, to which it is added.
+// shapeOf are the fields of the structs that a type has: names and types, in the order of the
+// names. Types that encode themselves have none, nor has one of seen, to which it is added.
 func shapeOf(t reflect.Type, seen map[reflect.Type]bool) (text string) {
 	if below := refOf(t); below != nil {
 		t = below

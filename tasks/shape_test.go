@@ -21,7 +21,8 @@ func shapeIn[A any](t *testing.T) string {
 	return shape
 }
 
-// TestShapeIsHashed: a struct of the same name with other fields is another type, also below others.
+// TestShapeIsHashed: a struct of the same name with other fields is another type, also below
+// others.
 func TestShapeIsHashed(t *testing.T) {
 	older := func() (direct, below, ref string) {
 		type point struct{ X, Y float64 }

@@ -37,8 +37,8 @@ type Config struct {
 	Name    string
 	// Env is what workers inherit, as NAME=value.
 	Env []string
-	// StoreAddrs are further addresses of loopback, host:port, where the workers of a job of one node
-	// reach their store: those that programs name themselves.
+	// StoreAddrs are further addresses of loopback, host:port, where the workers of a job of one
+	// node reach their store: those that programs name themselves.
 	StoreAddrs []string
 	// Stdin, if not nil, is what the workers read, all from the same file.
 	Stdin *os.File

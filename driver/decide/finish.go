@@ -74,8 +74,8 @@ func (m *Machine) remark() string {
 	if m.result != nil || !m.leftCleanly || !m.joined.IsZero() || len(m.ran) < 2 {
 		return ""
 	}
-	return fmt.Sprintf("%d programs have ended with status 0, and none has joined the others: each ran alone. To join, a program of "+
-		"hvdrun's library needs the environment that hvdrun gives it (env -i, sudo and containers drop it), and stays in the foreground", len(m.ran))
+	return fmt.Sprintf("%d programs have ended with status 0, and none has joined the others: each ran alone. A program of hvdrun's "+
+		"library joins where it has hvdrun's environment (env -i, sudo and containers drop it) and stays in the foreground", len(m.ran))
 }
 
 // checkAlive ends the job when no worker is left that can continue it.
