@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -259,7 +260,7 @@ func (srv *server) attach(
 	case !known:
 		var err error
 		if s, err = srv.begin(driver, id, lease); err != nil {
-			return nil, nil, status.Error(codes.Unavailable, err.Error())
+			return nil, nil, cannot(err)
 		}
 	}
 	heard, answer := m.GetHeard(), &wire.Attached{}
@@ -271,7 +272,7 @@ func (srv *server) attach(
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}
 	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
-		return nil, nil, status.Error(codes.Unavailable, err.Error())
+		return nil, nil, cannot(err)
 	}
 	s.knowsDying = m.GetKnowsDying()
 	if taken {
@@ -280,6 +281,17 @@ func (srv *server) attach(
 	s.by, s.term = by, m.GetTerm()
 	s.attach(l, heard)
 	return s, answer, nil
+}
+
+// cannot returns why a session cannot begin: UNAVAILABLE where the same may succeed a moment later,
+// FAILED_PRECONDITION where something about the host has to change first.
+func cannot(err error) error {
+	for _, passes := range []error{unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.EADDRINUSE, unix.EINTR} {
+		if errors.Is(err, passes) {
+			return status.Errorf(codes.Unavailable, "%s: %v", client.CannotBegin, err)
+		}
+	}
+	return status.Errorf(codes.FailedPrecondition, "%s: %v", client.CannotBegin, err)
 }
 
 // begin begins a session; the lock is held.

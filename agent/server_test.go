@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,7 +19,9 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -718,4 +721,55 @@ func TestUnreachableAgent(t *testing.T) {
 		t.Error(err)
 	}
 	wantRefused(t, l.Run(t.Context(), s, nil), "closed")
+}
+
+// A host on which a session cannot begin says so: at once where that lasts, and where it may pass
+// after a lease, with a line before that.
+func TestSessionThatCannotBegin(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		err   error
+		fails int // calls that fail
+		lease time.Duration
+		want  []string // of the error; none: the worker runs
+	}{
+		{"lasting", unix.ENOENT, math.MaxInt, longLease, []string{"it cannot begin a session: proc: guard: no such file"}},
+		{"passing", unix.EAGAIN, 2, longLease, nil},
+		{"never passing", unix.EAGAIN, math.MaxInt, 300 * time.Millisecond, []string{"it cannot begin a session: proc: guard: resource temporarily"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, 1)
+			calls := 0
+			h.mu.Lock()
+			h.guard = func(session, cgroups string) (io.Closer, error) {
+				if calls++; calls <= c.fails {
+					return nil, fmt.Errorf("proc: guard: %w", c.err)
+				}
+				return startGuard(session, cgroups)
+			}
+			h.inspect = Facts{Version: "test"}.inspector(credentials(t, testKey, "blue", identity.Subject{Role: identity.Agent, Host: "a"}))
+			h.mu.Unlock()
+			log, said := logtest.NewNullLogger()
+			a := client.New(client.Config{
+				Credentials: driverOf(t, "begin"), Log: log, Lease: c.lease, Find: func(string) (string, bool) { return h.addr, true },
+			})
+			defer a.Close()
+			s, _ := script(t, 0, "exit 0")
+			err := a.Run(t.Context(), s, nil)
+			_, inspectErr := a.Inspect(t.Context(), "a")
+			if c.want == nil {
+				if err != nil || inspectErr != nil {
+					t.Errorf("%v; %v", err, inspectErr)
+				}
+				if e := said.AllEntries(); len(e) == 0 || e[0].Level != logrus.WarnLevel || !strings.Contains(e[0].Message, "resource temporarily") {
+					t.Errorf("the log has %v", e)
+				}
+				return
+			}
+			wantRefused(t, err, append(c.want, "the agent at "+h.addr+": ")...)
+			if failed, ok := errors.AsType[*client.HostError](inspectErr); !ok || !strings.Contains(failed.Error(), c.want[0]) {
+				t.Errorf("it is described, with the error %v", inspectErr)
+			}
+		})
+	}
 }

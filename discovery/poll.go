@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -186,16 +186,15 @@ func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(c
 
 // keeper holds the last good list.
 type keeper struct {
-	found      func([]plan.Host)
-	stands     func() // may be nil
-	log        logrus.FieldLogger
-	known      bool
-	last       []plan.Host
-	confirmed  time.Time // when the source last stood by the list
-	failures   int       // since then
-	complained complaint
-	settle     *settle // nil: every list counts as it is
-	kept       int     // hosts that still count, though the list lacks them
+	found     func([]plan.Host)
+	stands    func() // may be nil
+	log       logrus.FieldLogger
+	known     bool
+	last      []plan.Host
+	confirmed time.Time // when the source last stood by the list
+	failures  retry.Row // since then
+	settle    *settle   // nil: every list counts as it is
+	kept      int       // hosts that still count, though the list lacks them
 }
 
 // take checks a list and hands it on where it is news.
@@ -203,10 +202,10 @@ func (k *keeper) take(hosts []plan.Host) error {
 	if err := checkList(hosts); err != nil {
 		return err
 	}
-	if k.failures > 0 {
-		k.log.WithField("failures", k.failures).Info("discovery: the source answers again")
+	if failures := k.failures.Ended(); failures > 0 {
+		k.log.WithField("failures", failures).Info("discovery: the source answers again")
 	}
-	k.failures, k.complained, k.confirmed = 0, complaint{}, time.Now()
+	k.confirmed = time.Now()
 	if k.stands != nil {
 		k.stands()
 	}
@@ -243,36 +242,13 @@ func checkList(hosts []plan.Host) error {
 	return nil
 }
 
-// complaint is which failure of a row was logged last.
-type complaint struct {
-	text string // without digits: ports and counters do not make another failure of it
-	next int    // failures in a row until it is logged again
-}
-
-// due returns whether the failure with that number in its row is to be logged: where its text
-// changes, and otherwise each time that there are twice as many.
-func (c *complaint) due(err error, number int) bool {
-	text := strings.Map(func(r rune) rune {
-		if '0' <= r && r <= '9' {
-			return -1
-		}
-		return r
-	}, err.Error())
-	if text == c.text && number < c.next {
-		return false
-	}
-	c.text, c.next = text, 2*number
-	return true
-}
-
 // failed logs a failure, if it is due, and returns the age of the list that stays.
 func (k *keeper) failed(err error) time.Duration {
-	k.failures++
 	age := time.Since(k.confirmed)
-	if !k.complained.due(err, k.failures) {
+	if !k.failures.Failed(time.Now(), err) {
 		return age
 	}
-	k.log.WithError(err).WithField("age", age.Round(time.Millisecond)).WithField("failures", k.failures).
+	k.log.WithError(err).WithField("age", age.Round(time.Millisecond)).WithField("failures", k.failures.Failures()).
 		Warn("discovery: failed; the last list of hosts stays")
 	return age
 }

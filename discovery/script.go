@@ -100,7 +100,7 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	}
 	defer stderr.Close()
 
-	cmd := exec.Command("sh", "-c", s.Command)
+	cmd := exec.Command("/bin/sh", "-c", s.Command)
 	cmd.Env = append(os.Environ(), s.Env...)
 	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
 	ended := make(chan error, 1)

@@ -43,8 +43,8 @@ type Route struct {
 	Trip time.Duration
 }
 
-// Inspect asks the agent of the host, which it starts where there is none, what the host is like.
-// Its errors are *HostError where the agent could not be started.
+// Inspect asks the agent of the host, which it starts where there is none, what the host is like,
+// and begins a session there. Its errors are *HostError where one of the two could not be done.
 func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	s, err := a.session(ctx, host, false)
 	if err != nil {
@@ -77,7 +77,13 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 		}
 		return nil
 	})
-	return in, err
+	if err != nil {
+		return in, err
+	}
+	if err := s.begun(ctx); err != nil {
+		return in, &HostError{Host: s.host, Stage: stageCommand, Err: err}
+	}
+	return in, nil
 }
 
 // Reachable asks the agent of the host whether it reaches those of others. It returns, for each of

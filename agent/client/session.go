@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -41,9 +43,17 @@ const (
 	findNew = time.Second
 	// looksPerBeat is how often a stream is looked at meanwhile.
 	looksPerBeat = 4
+	// tellEvery is the shortest time between two lines about streams that fail for the same reason.
+	tellEvery = 5 * time.Second
 	// stdoutStream is the number of stdout on the wire; stderr has the next.
 	stdoutStream = 1
 )
+
+// CannotBegin begins what an agent answers that cannot begin a session.
+const CannotBegin = "it cannot begin a session"
+
+// refusal is why an agent that answers has begun no session.
+type refusal struct{ error }
 
 // errStale tells Run that its session ended before the worker was asked for, and that another
 // session may do better.
@@ -67,12 +77,13 @@ type session struct {
 	mu      sync.Mutex
 	workers map[string]*worker // by incarnation
 	inbox
-	before   *predecessor // the driver before this one; nil: there was none, or the session is new
-	term     uint64       // the driver's number among those of the run
-	port     int64        // where the driver listens, as the stream's other end knows it
-	contact  time.Time    // when the agent last sent something
-	looks    int          // how often the stream was found silent since
-	attached bool         // ever
+	before   *predecessor  // the driver before this one; nil: there was none, or the session is new
+	term     uint64        // the driver's number among those of the run
+	port     int64         // where the driver listens, as the stream's other end knows it
+	contact  time.Time     // when the agent last sent something
+	looks    int           // how often the stream was found silent since
+	attached bool          // ever
+	decided  chan struct{} // closed when it is attached for the first time, or over
 	// knowsLook: the agent understands the message.
 	knowsLook bool
 	over      error         // set: nothing comes of the session any more
@@ -111,6 +122,7 @@ func newSession(a *Agents, p place) *session {
 		log:     a.cfg.Log.WithFields(logrus.Fields{"host": p.host, "agent": p.addr}),
 		workers: make(map[string]*worker),
 		contact: time.Now(),
+		decided: make(chan struct{}),
 		wake:    make(chan struct{}, 1),
 	}
 }
@@ -168,7 +180,9 @@ func (s *session) finish() {
 // of this process: what an agent has started does not outlive it.
 func (s *session) serve(ctx context.Context) {
 	var reason error // of the last try that was not cut short
+	failures := retry.Row{Least: tellEvery}
 	for {
+		before := s.heardAt()
 		err := s.stream(ctx)
 		if ctx.Err() != nil || s.isFinished() {
 			s.lose(errors.New("the launcher was closed"))
@@ -178,6 +192,9 @@ func (s *session) serve(ctx context.Context) {
 			reason = err
 		}
 		if why, over := s.hopeless(reason); why != nil {
+			if refused(reason) {
+				why = &refusal{why}
+			}
 			s.lose(why)
 			switch {
 			case s.kill != nil:
@@ -190,9 +207,35 @@ func (s *session) serve(ctx context.Context) {
 		if errors.Is(err, errMoved) {
 			continue
 		}
-		s.log.Debugf("agent: the stream to the agent broke, and is made anew: %v", err)
+		s.tellOf(reason, &failures, !s.heardAt().Equal(before))
 		pauseFor(ctx, s.beat/5)
 	}
+}
+
+// tellOf logs why there is no stream. One that broke is made anew at once as a rule; one that an
+// agent refuses is not.
+func (s *session) tellOf(err error, failures *retry.Row, carried bool) {
+	if carried {
+		failures.Ended()
+	}
+	s.mu.Lock()
+	quiet := s.attached && time.Since(s.contact) < s.a.cfg.Lease/4
+	s.mu.Unlock()
+	if quiet {
+		s.log.Debugf("agent: the stream to the agent broke, and is made anew: %v", err)
+		return
+	}
+	if now := time.Now(); failures.Failed(now, err) {
+		s.log.Warnf("agent: no stream to the agent, %d failures in %v, trying again: %s",
+			failures.Failures(), failures.For(now).Round(time.Second), status.Convert(err).Message())
+	}
+}
+
+// heardAt returns when the agent last sent something.
+func (s *session) heardAt() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.contact
 }
 
 // fence has the agent kill its workers, which have been given up, or finds out that it is gone.
@@ -234,16 +277,26 @@ func (s *session) hopeless(err error) (why error, over bool) {
 	silent := time.Since(s.contact)
 	s.mu.Unlock()
 	switch status.Code(err) {
-	case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument:
+	case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument, codes.FailedPrecondition:
 		return errors.New(status.Convert(err).Message()), true
 	}
 	switch {
 	case errors.Is(err, errNoAnswer), s.process != nil && silent >= patientLeases*s.a.cfg.Lease && s.wanted() && s.gone() == nil:
 		return fmt.Errorf("%w for %v", errNoAnswer, silent.Round(time.Millisecond)), false
+	case s.process != nil && silent >= s.a.cfg.Lease && refused(err):
+		return fmt.Errorf("for %v %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
 	case s.process == nil && silent >= s.a.cfg.Lease:
 		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
 	}
 	return s.gone(), false
+}
+
+// refused returns whether an agent has answered that it cannot begin the session. Then it is not
+// starved.
+func refused(err error) bool {
+	code := status.Code(err)
+	return (code == codes.Unavailable || code == codes.FailedPrecondition) &&
+		strings.HasPrefix(status.Convert(err).Message(), CannotBegin)
 }
 
 // gone returns an error where others know that the agent is not there any more, or that another is
@@ -261,6 +314,7 @@ func (s *session) lose(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over = why
+	s.decide()
 	if len(s.workers) > 0 {
 		s.log.Warnf("agent: the agent is lost, and its %d workers with it: %v", len(s.workers), why)
 	}
@@ -345,10 +399,32 @@ func (s *session) heardFrom(answer *wire.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached, s.contact, s.looks = true, time.Now(), 0
+	s.decide()
 	s.knowsLook = answer.GetKnowsLook()
 	if s.takesOver() {
 		s.takenOver(answer)
 	}
+}
+
+// decide records that it is known whether the session has begun; the lock is held.
+func (s *session) decide() {
+	select {
+	case <-s.decided:
+	default:
+		close(s.decided)
+	}
+}
+
+// begun blocks until the session has begun, or returns why it has not.
+func (s *session) begun(ctx context.Context) error {
+	select {
+	case <-s.decided:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.over
 }
 
 // talk sends what there is to send, and beats, until the stream is broken. It receives from broken,

@@ -37,9 +37,10 @@ const (
 
 // startScript runs the program $1 of the cache if its checksum is $2, or says that it is not there
 // and what machine this is. Like all that the remote user's shell, whichever that is, has to pass
-// on, it is one line without single quotes.
-const startScript = `m=hvdrun-; f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
-	`if [ -x "$f" ] && s=$(sha256sum "$f") && [ "${s%% *}" = "$2" ]; then exec "$f" agent --job; fi; ` +
+// on, it is one line without single quotes. Programs are also sought where systems have them, for
+// the user's start-up files may leave PATH empty; what is started has it as it was.
+const startScript = `m=hvdrun-; p=$PATH; PATH="$p:/usr/local/bin:/usr/bin:/bin"; f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
+	`if [ -x "$f" ] && s=$(sha256sum "$f") && [ "${s%% *}" = "$2" ]; then PATH=$p exec "$f" agent --job; fi; ` +
 	`echo "${m}lacks $(uname -s) $(uname -m)"`
 
 // installedScript runs the program $1, which a person has installed.
@@ -47,7 +48,7 @@ const installedScript = `exec "$1" agent --job`
 
 // copyScript puts what comes on stdin into the cache as $1, if it has the checksum $2. Programs
 // that were not brought for a month are removed.
-const copyScript = `m=hvdrun-; umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
+const copyScript = `m=hvdrun-; PATH="$PATH:/usr/local/bin:/usr/bin:/bin"; umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
 	`mkdir -p "$d" || { echo "${m}failed directory"; exit; }; ` +
 	`t="$d/.$1.$$"; trap "rm -f \"$t\"" EXIT; trap "exit 1" HUP INT TERM; ` +
 	`{ cat >"$t" && chmod 700 "$t"; } || { echo "${m}failed copy"; exit; }; ` +
@@ -147,8 +148,11 @@ func parseReady(host, answer string) (Ready, error) {
 func fits(machine string) error {
 	system, processor, _ := strings.Cut(strings.TrimSpace(machine), " ")
 	arch := map[string]string{"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}[processor]
-	if strings.ToLower(system) == runtime.GOOS && arch == runtime.GOARCH {
+	switch {
+	case strings.ToLower(system) == runtime.GOOS && arch == runtime.GOARCH:
 		return nil
+	case processor == "":
+		return errors.New("its shell finds no program uname: install hvdrun there, and say where (--remote-hvdrun PATH)")
 	}
 	return fmt.Errorf("the host is a %s %s, and this hvdrun is for %s/%s: install hvdrun there, and say where (--remote-hvdrun PATH)",
 		system, processor, runtime.GOOS, runtime.GOARCH)

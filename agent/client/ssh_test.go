@@ -1,7 +1,10 @@
 package client
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -98,6 +101,44 @@ func TestFits(t *testing.T) {
 	for _, machine := range []string{"", "Linux", "Darwin arm64", "Linux riscv64", "FreeBSD amd64"} {
 		if fits(machine) == nil {
 			t.Errorf("%q fits", machine)
+		}
+	}
+	if err := fits(" \n"); !strings.Contains(err.Error(), "no program uname") { // of a shell that finds none
+		t.Error(err)
+	}
+}
+
+// TestScriptsNeedNoPath: a user's start-up files may leave PATH empty. What is started has it so.
+func TestScriptsNeedNoPath(t *testing.T) {
+	for _, path := range []string{"", "/nonexistent"} {
+		home := t.TempDir()
+		run := func(script string, in []byte, args ...string) (answer string) {
+			cmd := exec.Command("/bin/sh", append([]string{"-c", script, "hvdrun"}, args...)...)
+			cmd.Env, cmd.Stdin, cmd.Stderr = []string{"HOME=" + home, "PATH=" + path}, bytes.NewReader(in), t.Output()
+			out, err := cmd.StdoutPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, _, _ = readAnswer(out)
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+			return answer
+		}
+		program := []byte("#!/bin/sh\necho \"hvdrun-agent-ready $PATH.\"\n")
+		sum := sha256.Sum256(program)
+		args := []string{"hvdrun-test", hex.EncodeToString(sum[:])}
+		if answer := run(startScript, nil, args...); fits(strings.TrimPrefix(answer, lacksMark)) != nil {
+			t.Fatalf("PATH=%s: %q", path, answer)
+		}
+		if answer := run(copyScript, program, args...); answer != copiedMark {
+			t.Fatalf("PATH=%s: %q", path, answer)
+		}
+		if answer := run(startScript, nil, args...); answer != readyMark+path+"." {
+			t.Errorf("PATH=%s: %q", path, answer)
 		}
 	}
 }

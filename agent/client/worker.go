@@ -292,6 +292,9 @@ func (s *session) lostError(ctx context.Context, spec launch.Spec, w *worker, wh
 	case attached:
 		return errStale
 	}
+	if _, answers := why.(*refusal); answers {
+		return launch.NewStartError(spec, fmt.Errorf("the agent at %s: %w", s.addr, why))
+	}
 	return launch.NewStartError(spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
 }
 

@@ -6,47 +6,92 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// guardScript waits for the end of its input and kills all processes that carry the entry $1, until
-// two looks in a row find none: one look can miss a process that is just being started. Where the
-// input ends without a line, its writer has died: then all cgroups whose paths begin with one of
-// the other arguments are emptied too.
-const guardScript = `
-told=
-while read -r line; do told=$line; done
-mark=$1
-shift
-[ -z "$told" ] || set --
-for prefix; do
-	for c in "$prefix"*; do [ ! -d "$c" ] || echo 1 >"$c/cgroup.kill"; done
-done 2>/dev/null
-leave() {
-	status=$1
-	shift
-	for prefix; do rmdir "$prefix"*; done 2>/dev/null
-	exit "$status"
+// guardScript waits for the end of its input. Where that ends without a line, its writer has died,
+// and the writer's own program, which is descriptor 3, does the rest: see init. A shell waits in
+// less memory than that program.
+const guardScript = `while read -r line; do exit 0; done; exec /proc/self/fd/3 "$@"`
+
+// sweepWord is the first argument of a program that a guard runs.
+const sweepWord = "hvdrun-guard-sweep"
+
+// A guard looks for processes so often at most, with that pause.
+const (
+	guardLooks = 200
+	guardPause = 10 * time.Millisecond
+)
+
+// A guard runs the program of the process that is gone, whichever it is. Its arguments are then
+// sweepWord, the mark, and what the paths of cgroups begin with.
+func init() {
+	if len(os.Args) < 3 || os.Args[1] != sweepWord {
+		return
+	}
+	var cgroups []string
+	for _, prefix := range os.Args[3:] {
+		found, _ := filepath.Glob(prefix + "*") // the pattern is well-formed
+		cgroups = append(cgroups, found...)
+	}
+	for _, path := range cgroups {
+		_ = (&cgroup{path: path}).kill() // fails where it is gone
+	}
+	err := sweep(os.Args[2])
+	for _, path := range cgroups {
+		_ = unix.Rmdir(path) // the next process of hvdrun sweeps what stays
+	}
+	if err != nil {
+		os.Exit(1)
+	}
+	os.Exit(0)
 }
-quiet=0 look=0
-while :; do
-	found=$(grep -lszxF -e "$mark" /proc/[0-9]*/environ)
-	if [ -z "$found" ]; then
-		quiet=$((quiet + 1))
-		[ "$quiet" -lt 2 ] || leave 0 "$@"
-	else
-		quiet=0
-		for f in $found; do
-			f=${f#/proc/}
-			kill -KILL "${f%/environ}"
-		done
-	fi
-	look=$((look + 1))
-	[ "$look" -lt 200 ] || leave 1 "$@"
-	sleep 0.01
-done
-`
+
+// sweep kills all processes that carry the entry, until two looks in a row find none: one look can
+// miss a process that is just being started.
+func sweep(mark string) error {
+	quiet, left := 0, false
+	for range guardLooks {
+		var unclear bool
+		if left, unclear = killMarked(mark); left || unclear {
+			quiet = 0
+		} else if quiet++; quiet == 2 {
+			return nil
+		}
+		time.Sleep(guardPause)
+	}
+	if left {
+		return fmt.Errorf("processes with %s are left", mark)
+	}
+	return nil
+}
+
+// killMarked kills the processes that carry the entry now. It returns whether there were some, and
+// whether that is unclear of others.
+func killMarked(mark string) (found, unclear bool) {
+	for _, pid := range processIDs() {
+		carried, unknown := carries(pid, mark)
+		unclear = unclear || unknown
+		if !carried {
+			continue
+		}
+		found = true
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it is gone, or the next look finds it
+		}
+		if carried, _ := carries(pid, mark); carried { // it is the same process
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+		_ = unix.Close(fd)
+	}
+	return found, unclear
+}
 
 var markPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
@@ -61,10 +106,10 @@ type Guard struct {
 }
 
 // StartGuard starts the guard of the processes with that variable, such as HVD_RUN_ID and a run's
-// id. Both are made of letters, digits, "_" and "-". It needs /bin/sh and grep. The caller must
-// call Close, and must not carry the mark itself. Cgroups that begin with one of the prefixes (see
-// CgroupsBelow) are emptied as well, and so are those that this process makes without being told
-// where.
+// id. Both are made of letters, digits, "_" and "-". It needs /bin/sh and nothing of PATH. The
+// caller must call Close, and must not carry the mark itself. Cgroups that begin with one of the
+// prefixes (see CgroupsBelow) are emptied as well, and so are those that this process makes without
+// being told where.
 func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	mark := variable + "=" + value
 	if !markPattern.MatchString(variable) || !markPattern.MatchString(value) {
@@ -73,15 +118,17 @@ func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	if carried, _ := carries(os.Getpid(), mark); carried {
 		return nil, fmt.Errorf("proc: guard: this process itself was started with %s", mark)
 	}
-	if _, err := exec.LookPath("grep"); err != nil {
-		return nil, fmt.Errorf("proc: guard: %w", err)
+	own, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, fmt.Errorf("proc: guard: this program: %w", err)
 	}
-	args := append([]string{"-c", guardScript, "hvdrun-guard", mark}, prefixes...)
-	if own := cgroupPrefix(); own != "" {
-		args = append(args, own)
+	defer own.Close()
+	args := append([]string{"-c", guardScript, "hvdrun-guard", sweepWord, mark}, prefixes...)
+	if prefix := cgroupPrefix(); prefix != "" {
+		args = append(args, prefix)
 	}
 	g := &Guard{mark: mark, shell: exec.Command("/bin/sh", args...)}
-	g.shell.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	g.shell.Env, g.shell.ExtraFiles = []string{}, []*os.File{own}
 	g.shell.Dir = "/"
 	pipe, err := g.shell.StdinPipe()
 	if err != nil {
@@ -101,14 +148,10 @@ func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 func (g *Guard) Close() error { return g.close() }
 
 func (g *Guard) finish() error {
+	err := sweep(g.mark)
 	_, _ = io.WriteString(g.pipe, "close\n") // fails where the guard itself is gone
 	_ = g.pipe.Close()
-	err := WaitSession(g.shell)
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit) && exit.ExitCode() == 1:
-		return fmt.Errorf("proc: guard: processes with %s are left", g.mark)
-	case err != nil:
+	if err := errors.Join(err, WaitSession(g.shell)); err != nil {
 		return fmt.Errorf("proc: guard: %w", err)
 	}
 	return nil

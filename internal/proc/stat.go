@@ -91,21 +91,28 @@ func parentOf(pid int) (int, bool) {
 
 // processes returns the parents of all living processes.
 func processes() map[int]int {
+	parents := make(map[int]int)
+	for _, pid := range processIDs() {
+		if parent, ok := parentOf(pid); ok {
+			parents[pid] = parent
+		}
+	}
+	return parents
+}
+
+func processIDs() (pids []int) {
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return nil
 	}
 	defer proc.Close()
 	names, _ := proc.Readdirnames(-1)
-	parents := make(map[int]int, len(names))
 	for _, name := range names {
 		if pid, err := strconv.Atoi(name); err == nil {
-			if parent, ok := parentOf(pid); ok {
-				parents[pid] = parent
-			}
+			pids = append(pids, pid)
 		}
 	}
-	return parents
+	return pids
 }
 
 // below returns the parents of the living processes below the roots, and of the roots; false where

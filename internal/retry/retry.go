@@ -1,0 +1,59 @@
+// Package retry decides which of the failures of a loop that tries again are told to a person: the
+// first, each of another kind, and others ever more seldom.
+package retry
+
+import (
+	"strings"
+	"time"
+)
+
+// Row is a row of failures of one thing that is tried again and again. The zero value is empty. It
+// reads no clock and is for one goroutine.
+type Row struct {
+	// Least is the shortest time between two failures of one kind that are told.
+	Least time.Duration
+
+	failures int
+	since    time.Time // the first
+	kind     string
+	next     int // the number of failures at which one of the kind is told again
+	told     time.Time
+}
+
+// Failed adds a failure, and returns whether it is to be told: where it is the first, where its
+// text differs from the last one's in more than digits, and otherwise each time that there are
+// twice as many. Ports and counters do not make another failure of it.
+func (r *Row) Failed(now time.Time, err error) (tell bool) {
+	if r.failures++; r.failures == 1 {
+		r.since = now
+	}
+	kind := strings.Map(func(c rune) rune {
+		if '0' <= c && c <= '9' {
+			return -1
+		}
+		return c
+	}, err.Error())
+	if kind == r.kind && (r.failures < r.next || now.Sub(r.told) < r.Least) {
+		return false
+	}
+	r.kind, r.next, r.told = kind, 2*r.failures, now
+	return true
+}
+
+// Failures is their number.
+func (r *Row) Failures() int { return r.failures }
+
+// For is how long ago the first one was; 0: there is none.
+func (r *Row) For(now time.Time) time.Duration {
+	if r.failures == 0 {
+		return 0
+	}
+	return now.Sub(r.since)
+}
+
+// Ended ends the row, because what was tried has succeeded, and returns how many failures it had.
+func (r *Row) Ended() (failures int) {
+	failures = r.failures
+	*r = Row{Least: r.Least}
+	return failures
+}

@@ -1,0 +1,43 @@
+package retry_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
+)
+
+func TestRow(t *testing.T) {
+	begin := time.Unix(1, 0)
+	for _, c := range []struct {
+		least time.Duration
+		err   func(i int) error
+		want  string
+	}{
+		{0, func(int) error { return errors.New("refused") }, "[1 2 4 8 16 32]"},
+		{0, func(i int) error { return fmt.Errorf("port %d refused", i) }, "[1 2 4 8 16 32]"},
+		{5 * time.Second, func(int) error { return errors.New("refused") }, "[1 6 12 24]"},
+		{5 * time.Second, func(i int) error { return fmt.Errorf("refused by %c", 'a'+i/10) }, "[1 6 10 20 30]"},
+	} {
+		row, told := retry.Row{Least: c.least}, []int{}
+		for i := 1; i <= 39; i++ {
+			if row.Failed(begin.Add(time.Duration(i)*time.Second), c.err(i)) {
+				told = append(told, i)
+			}
+		}
+		if fmt.Sprint(told) != c.want {
+			t.Errorf("told of %v, not of %s", told, c.want)
+		}
+		if n, d := row.Failures(), row.For(begin.Add(40*time.Second)); n != 39 || d != 39*time.Second {
+			t.Errorf("%d failures in %v", n, d)
+		}
+		if n := row.Ended(); n != 39 || row.Failures() != 0 || row.For(begin) != 0 || row.Least != c.least {
+			t.Errorf("%d failures have ended; %+v", n, row)
+		}
+		if !row.Failed(begin, c.err(39)) {
+			t.Error("the first of a new row is not told")
+		}
+	}
+}
