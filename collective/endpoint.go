@@ -68,6 +68,9 @@ type Config struct {
 	// for that. Nil: there are none.
 	Visited func(net.Conn)
 
+	// Network is where the other ranks are. The zero value is the kernel's.
+	Network identity.Network
+
 	// Of asynchronous operations:
 	FusionThreshold int           // bytes up to which tensors are reduced as one; 0: 64 MiB; the smallest of all ranks counts
 	CycleTime       time.Duration // longest that an operation waits for others to be fused with; 0: 1 ms; negative: not at all
@@ -163,7 +166,7 @@ func listen(cfg Config) (*identity.Listener, []string, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("collective: %w", err)
 	}
-	ln := identity.Data.Listener()
+	ln := identity.Data.On(cfg.Network).Listener()
 	addrs, err := open(ln, at, cfg.Interfaces)
 	if err != nil {
 		ln.Close()
@@ -331,7 +334,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	f := newFamily(p.Generation, n)
 	f.key = p.Key
 	f.settings = settings{
-		own: f.own, hosts: p.Hosts, addrs: p.Addrs, self: p.Rank, hurried: e.survived(&p), encrypted: e.cfg.Encrypt, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally,
+		own: f.own, hosts: p.Hosts, addrs: p.Addrs, self: p.Rank, hurried: e.survived(&p), undriven: e.cfg.Encrypt || e.cfg.Network.Dial != nil, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally,
 		algorithm: e.cfg.Algorithm, dataConns: e.cfg.Connections, mesh: e.mesh,
 		tuning: tuning{fusion: e.cfg.FusionThreshold, cycle: e.cfg.CycleTime, stall: e.cfg.StallWarning, log: e.logStall},
 	}

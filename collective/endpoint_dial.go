@@ -216,6 +216,17 @@ func (r *race) run(cancel func()) (won attempt) {
 	return won
 }
 
+// dialRaw connects to one address.
+func (e *Endpoint) dialRaw(ctx context.Context, addr string) (net.Conn, error) {
+	if dial := e.cfg.Network.Dial; dial != nil {
+		ctx, cancel := context.WithTimeout(ctx, dialBound)
+		defer cancel()
+		return dial(ctx, addr)
+	}
+	d := net.Dialer{Timeout: dialBound, KeepAliveConfig: keepAlive}
+	return d.DialContext(ctx, "tcp", addr)
+}
+
 // dialOne dials one address. It calls connected, unless that is nil, when the peer's kernel has
 // answered; the proof follows.
 func (e *Endpoint) dialOne(
@@ -224,8 +235,7 @@ func (e *Endpoint) dialOne(
 	if e.dialOnce != nil {
 		return nil, e.dialOnce()
 	}
-	d := net.Dialer{Timeout: dialBound, KeepAliveConfig: keepAlive}
-	raw, err := d.DialContext(ctx, "tcp", addr)
+	raw, err := e.dialRaw(ctx, addr)
 	if errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
 		return nil, fmt.Errorf("%w: %w", errNoRoute, err) // a link that has just come back is in that state for a moment
 	}

@@ -117,7 +117,7 @@ func Squeeze(t testing.TB, groups []*Group, from, to int) {
 		l := groups[end.rank].tcp.links[end.peer]
 		squeeze := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, end.option, 16<<10) }
 		var err error
-		if l.data.encrypted() {
+		if l.data.undriven() {
 			fd, e := l.data.duplicate()
 			err = errors.Join(e, squeeze(fd), unix.Close(fd))
 		} else {

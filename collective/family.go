@@ -85,7 +85,7 @@ type settings struct {
 	self        int                              // this rank
 	own         func() map[netip.Addr]cards.Card // addresses of this host
 	hurried     bool                             // a route has just broken: those that do not answer are not waited for
-	encrypted   bool                             // the connections are
+	undriven    bool                             // operations do not drive the connections
 	onlySockets bool                             // this rank shares no memory
 	log         logrus.FieldLogger
 	timeline    Timeline                             // nil: none

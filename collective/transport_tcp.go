@@ -79,7 +79,12 @@ type conn struct {
 	raw      net.Conn // the socket
 }
 
-func (c *conn) encrypted() bool { return c.Conn != c.raw }
+// undriven reports whether goroutines read and write the connection, not operations: it is
+// encrypted, or no socket of the kernel.
+func (c *conn) undriven() bool {
+	_, socket := c.raw.(syscall.Conn)
+	return !socket || c.Conn != c.raw
+}
 
 // duplicate returns another descriptor of the socket, which the caller must close.
 func (c *conn) duplicate() (fd int, err error) {
@@ -299,10 +304,10 @@ func (p *tcpPath) install(peer, name int, c *conn) {
 	l := p.links[peer]
 	if channel >= firstExtraChannel {
 		l.more[channel-firstExtraChannel] = c
-		if c.encrypted() {
+		if c.undriven() {
 			l.serveStrand(channel - firstExtraChannel)
 		}
-	} else if channel == dataChannel && c.encrypted() {
+	} else if channel == dataChannel && c.undriven() {
 		l.data = c
 		if l.near {
 			l.serve()
@@ -340,7 +345,7 @@ func (p *tcpPath) arrived(l *link) bool {
 	}
 	switch {
 	case l.lacking > 0:
-	case l.data.encrypted():
+	case l.data.undriven():
 		l.serve()
 		l.unfold()
 	default:

@@ -101,7 +101,7 @@ func (p *tcpPath) takeOver() {
 		if l == nil || !l.near {
 			continue
 		}
-		if l.data.encrypted() {
+		if l.data.undriven() {
 			l.unfold()
 			continue // all are
 		}
@@ -110,7 +110,7 @@ func (p *tcpPath) takeOver() {
 			here++
 		}
 	}
-	if p.g.family.encrypted {
+	if p.g.family.undriven {
 		return
 	}
 	p.oversubscribed = here > runtime.GOMAXPROCS(0)

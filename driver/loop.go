@@ -201,7 +201,15 @@ func (l *loop) listenForWorkers() (*identity.Listener, error) {
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
 		listen = router.ListenAddr()
 	}
-	return identity.Rendezvous.Listen(listen)
+	return identity.Rendezvous.On(l.network()).Listen(listen)
+}
+
+// network returns where the workers are. Those of a test may be on one of its own, with the driver.
+func (l *loop) network() identity.Network {
+	if own, ok := l.cfg.Launcher.(interface{ Network() identity.Network }); ok {
+		return own.Network()
+	}
+	return identity.Network{}
 }
 
 // serve sets up the job's services and runs the loop.
@@ -224,7 +232,7 @@ func (l *loop) serve(ctx context.Context) error {
 	server := rendezvous.NewServer(rendezvous.ServerConfig{
 		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
 	})
-	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log, Delivered: l.delivered()})
+	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log, Delivered: l.delivered(), Network: l.network()})
 	l.meet, l.push = server, push
 	for _, id := range l.m.Incarnations() { // the previous driver's
 		server.Admit(id)

@@ -55,9 +55,10 @@ const (
 // Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
 // program starts afterwards cannot take part in the job.
 func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
-	own := plan.OwnWorker
+	own, network := plan.OwnWorker, identity.Network{}
 	if l := fakeproc.From(ctx); l != nil {
 		own = func() (plan.Worker, bool, error) { return plan.WorkerFromEnv(l.Lookup) }
+		network = l.Network
 	}
 	env, started, err := own()
 	if err != nil {
@@ -65,7 +66,7 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	}
 	var m meeting = solo{}
 	if started {
-		if m, err = newDriven(env); err != nil {
+		if m, err = newDriven(env, network); err != nil {
 			return nil, err
 		}
 	}
@@ -374,7 +375,7 @@ type driven struct {
 
 // newDriven opens the worker's two listeners, for notifications and for its peers. join sends their
 // addresses to the driver.
-func newDriven(env plan.Worker) (_ *driven, err error) {
+func newDriven(env plan.Worker, network identity.Network) (_ *driven, err error) {
 	creds, err := identity.Decode(env.Credentials)
 	if err != nil {
 		return nil, fmt.Errorf("elastic: credentials: %w", err)
@@ -393,7 +394,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		return nil, fmt.Errorf("elastic: %s=%s: %w", plan.EnvListen, env.Listen, err)
 	}
 	d.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{
-		Addr: env.DriverAddr, Credentials: creds, Widen: func() ([]string, error) { return d.endpoint.Widen() },
+		Addr: env.DriverAddr, Credentials: creds, Network: network, Widen: func() ([]string, error) { return d.endpoint.Widen() },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)
@@ -408,6 +409,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		Connections: env.Connections,
 		Log:         logrus.StandardLogger(),
 		Visited:     d.visited,
+		Network:     network,
 		Backend: func(generation uint64, backend string) {
 			if chosen := d.chosen.Load(); chosen != nil {
 				(*chosen)(generation, backend)
@@ -427,7 +429,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	if d.endpoint, err = collective.Listen(data); err != nil {
 		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Client.Close())
 	}
-	listener, err := identity.Notify.Listen(netip.AddrPortFrom(local, 0).String())
+	listener, err := identity.Notify.On(network).Listen(netip.AddrPortFrom(local, 0).String())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("elastic: notifications: %w", err), d.endpoint.Close(), d.Client.Close())
 	}

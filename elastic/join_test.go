@@ -168,7 +168,7 @@ func TestDrivenJob(t *testing.T) {
 	var mu sync.Mutex
 	var run func(name string, index int)
 	run = func(name string, index int) {
-		m, err := newDriven(d.env(name, index))
+		m, err := newDriven(d.env(name, index), identity.Network{})
 		if err != nil {
 			t.Error(err)
 			return
@@ -267,7 +267,7 @@ func TestLossIsTold(t *testing.T) {
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index))
+			m, err := newDriven(d.env(name, index), identity.Network{})
 			if err == nil {
 				workers[index], err = newWorker(context.Background(), m)
 			}
@@ -299,14 +299,14 @@ func TestLossIsTold(t *testing.T) {
 // a worker often gets the report in the next one only.
 func TestLossWhileConnecting(t *testing.T) {
 	d := newTestDriver(t, "a", "b", "c")
-	silent, err := newDriven(d.env("c", 2))
+	silent, err := newDriven(d.env("c", 2), identity.Network{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index))
+			m, err := newDriven(d.env(name, index), identity.Network{})
 			if err != nil {
 				t.Error(err)
 				return
@@ -346,7 +346,7 @@ func TestDeathBeforeConnect(t *testing.T) {
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index))
+			m, err := newDriven(d.env(name, index), identity.Network{})
 			if err != nil {
 				t.Error(err)
 				return
@@ -365,7 +365,7 @@ func TestDeathBeforeConnect(t *testing.T) {
 			}
 		})
 	}
-	m, err := newDriven(d.env("c", 2))
+	m, err := newDriven(d.env("c", 2), identity.Network{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -426,7 +426,7 @@ func TestInitRefusesABadEnvironment(t *testing.T) {
 	} {
 		env := d.env("a", 0)
 		change(&env)
-		if _, err := newDriven(env); err == nil || !strings.HasPrefix(err.Error(), name) {
+		if _, err := newDriven(env, identity.Network{}); err == nil || !strings.HasPrefix(err.Error(), name) {
 			t.Errorf("%s…: %v", name, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -52,7 +53,7 @@ func TestAskedToLeave(t *testing.T) {
 			t.Fatal("the program does not get its signal")
 		}
 	}
-	m, err := newDriven(d.env("a", 0))
+	m, err := newDriven(d.env("a", 0), identity.Network{})
 	if err != nil {
 		t.Fatal(err)
 	}

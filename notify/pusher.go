@@ -31,6 +31,8 @@ type PusherConfig struct {
 	// Delivered is called with the time from Push until a target has acknowledged the update, from
 	// the goroutines of targets. It must not block. Nil: it is not called.
 	Delivered func(after time.Duration)
+	// Network is where the targets are. The zero value is the kernel's.
+	Network identity.Network
 }
 
 // Target is a worker and the address of its notification service, host:port.
@@ -227,7 +229,7 @@ func signal(ch chan<- struct{}) {
 func (p *Pusher) serve(run context.Context, t *target) {
 	defer t.forget()
 	defer context.AfterFunc(run, t.forget)()
-	conn, err := wire.NewClient(t.Addr, p.cfg.Credentials.ClientTLS(t.Subject), maxRetry)
+	conn, err := wire.NewClientBy(p.cfg.Network.Dial, t.Addr, p.cfg.Credentials.ClientTLS(t.Subject), maxRetry)
 	if err != nil {
 		p.cfg.Log.Errorf("notify: %v cannot be notified: %v", t.Subject, err)
 		return

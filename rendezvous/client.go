@@ -50,6 +50,8 @@ type ClientConfig struct {
 	// returns all that it has. Join calls it, at most once, when the driver asks for that, and
 	// joins with these addresses. Nil: the driver does not ask.
 	Widen func() ([]string, error)
+	// Network is where the driver is. The zero value is the kernel's.
+	Network identity.Network
 }
 
 // Client is a worker's connection to the driver. It stays open between calls. Its methods are safe
@@ -78,7 +80,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		cfg.Patience = defaultPatience
 	}
 	tlsConf := cfg.Credentials.ClientTLS(identity.Subject{Role: identity.Driver})
-	conn, err := wire.NewClient(cfg.Addr, tlsConf, maxPause)
+	conn, err := wire.NewClientBy(cfg.Network.Dial, cfg.Addr, tlsConf, maxPause)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -54,6 +55,8 @@ type Config struct {
 	// slot of a killed worker is excluded for 10 ms, at most a second. If Log is nil, nothing is
 	// logged.
 	Driver driver.Config
+
+	network identity.Network // of the driver and the workers
 }
 
 // Job is a running job. Its methods may be called concurrently.

@@ -8,9 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
-
-	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
@@ -87,13 +86,8 @@ func (l *loop) worker(ctx context.Context) error {
 
 func start(t *testing.T, l *loop, cfg elastictest.Config) *elastictest.Job {
 	t.Helper()
-	// The check for leaks waits, because timers of a dismissed worker run for a second.
-	t.Cleanup(func() { goleak.VerifyNone(t) })
 	l.t, cfg.Worker = t, l.worker
-	if cfg.Limit == 0 {
-		cfg.Limit = 5 * time.Minute
-	}
-	job := elastictest.Start(cfg)
+	job := begin(cfg)
 	t.Cleanup(func() {
 		if err := job.Stop(); err != nil && !t.Failed() {
 			t.Error(err)
@@ -121,29 +115,31 @@ func wait(t *testing.T, job *elastictest.Job) {
 
 // Hosts are added, drained and removed, and the worlds follow.
 func TestHosts(t *testing.T) {
-	var l loop
-	job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
-	await(t, job, elastictest.Size(2))
-	job.AddHost("b", 1)
-	await(t, job, elastictest.Size(3))
-	job.AddHost("b", 2)
-	await(t, job, elastictest.Size(4))
-	job.RemoveHost("a")
-	await(t, job, func(s elastictest.Status) bool {
-		return s.World.Size() == 2 && s.Commits > 0 && s.World.Slots[0].Host == "b"
+	inTime(t, func(t *testing.T) {
+		var l loop
+		job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
+		await(t, job, elastictest.Size(2))
+		job.AddHost("b", 1)
+		await(t, job, elastictest.Size(3))
+		job.AddHost("b", 2)
+		await(t, job, elastictest.Size(4))
+		job.RemoveHost("a")
+		await(t, job, func(s elastictest.Status) bool {
+			return s.World.Size() == 2 && s.Commits > 0 && s.World.Slots[0].Host == "b"
+		})
+		job.AddHost("c", 1)
+		await(t, job, elastictest.Size(3))
+		job.DrainHost("b")
+		await(t, job, func(s elastictest.Status) bool {
+			return s.World.Size() == 1 && s.Commits > 0 && s.World.Slots[0].SlotID == plan.SlotID{Host: "c"}
+		})
+		l.enough.Store(true)
+		wait(t, job)
+		await(t, job, func(s elastictest.Status) bool { return s.Started == 5 && s.Ended == 5 && s.Killed == 0 })
+		if l.returned != 5 {
+			t.Errorf("%d functions have returned, want all five", l.returned)
+		}
 	})
-	job.AddHost("c", 1)
-	await(t, job, elastictest.Size(3))
-	job.DrainHost("b")
-	await(t, job, func(s elastictest.Status) bool {
-		return s.World.Size() == 1 && s.Commits > 0 && s.World.Slots[0].SlotID == plan.SlotID{Host: "c"}
-	})
-	l.enough.Store(true)
-	wait(t, job)
-	await(t, job, func(s elastictest.Status) bool { return s.Started == 5 && s.Ended == 5 && s.Killed == 0 })
-	if l.returned != 5 {
-		t.Errorf("%d functions have returned, want all five", l.returned)
-	}
 }
 
 // A worker dies at each kind of moment: the job continues, no commit is lost, and the dead worker
@@ -167,94 +163,102 @@ func TestDeaths(t *testing.T) {
 		{elastictest.Moment{Rank: 0, Phase: elastictest.Leaving, Commit: 20}, nil},
 	} {
 		t.Run(c.death.String(), func(t *testing.T) {
-			l := loop{steps: 20}
-			if c.meet != nil {
-				l.steps = 0
-			}
-			job := start(t, &l, elastictest.Config{
-				Hosts: []plan.Host{{Name: "a", Slots: 1}, {Name: "b", Slots: 1}}, Deaths: []elastictest.Moment{c.death},
-			})
-			if c.meet != nil {
-				await(t, job, elastictest.Size(2))
-				c.meet(job)
-			}
-			await(t, job, func(s elastictest.Status) bool { return s.Killed == 1 })
-			if c.meet != nil {
-				await(t, job, elastictest.Size(3)) // another worker has its slot
-				l.enough.Store(true)
-			}
-			wait(t, job)
-			await(t, job, func(s elastictest.Status) bool {
-				if s.Ended != s.Started {
-					t.Errorf("%+v", s)
+			inTime(t, func(t *testing.T) {
+				l := loop{steps: 20}
+				if c.meet != nil {
+					l.steps = 0
 				}
-				if l.returned > s.Started-1 {
-					t.Errorf("%d functions of %d have returned, though one was killed", l.returned, s.Started)
+				job := start(t, &l, elastictest.Config{
+					Hosts: []plan.Host{{Name: "a", Slots: 1}, {Name: "b", Slots: 1}}, Deaths: []elastictest.Moment{c.death},
+				})
+				if c.meet != nil {
+					await(t, job, elastictest.Size(2))
+					c.meet(job)
 				}
-				return true
+				await(t, job, func(s elastictest.Status) bool { return s.Killed == 1 })
+				if c.meet != nil {
+					await(t, job, elastictest.Size(3)) // another worker has its slot
+					l.enough.Store(true)
+				}
+				wait(t, job)
+				await(t, job, func(s elastictest.Status) bool {
+					if s.Ended != s.Started {
+						t.Errorf("%+v", s)
+					}
+					if l.returned > s.Started-1 {
+						t.Errorf("%d functions of %d have returned, though one was killed", l.returned, s.Started)
+					}
+					return true
+				})
 			})
 		})
 	}
 }
 
 func TestKillRanks(t *testing.T) {
-	var l loop
-	job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 3}}})
-	for range 6 {
-		await(t, job, elastictest.Size(3))
-		if !job.Kill(0) {
-			t.Error("there is no rank 0")
+	inTime(t, func(t *testing.T) {
+		var l loop
+		job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 3}}})
+		for range 6 {
+			await(t, job, elastictest.Size(3))
+			if !job.Kill(0) {
+				t.Error("there is no rank 0")
+			}
 		}
-	}
-	if job.Kill(3) || job.Kill(-1) {
-		t.Error("there is such a rank")
-	}
-	await(t, job, elastictest.Size(3))
-	await(t, job, func(s elastictest.Status) bool { return s.Killed == 6 })
-	l.enough.Store(true)
-	wait(t, job)
+		if job.Kill(3) || job.Kill(-1) {
+			t.Error("there is such a rank")
+		}
+		await(t, job, elastictest.Size(3))
+		await(t, job, func(s elastictest.Status) bool { return s.Killed == 6 })
+		l.enough.Store(true)
+		wait(t, job)
+	})
 }
 
 // A worker dies by a call in its own function, and At receives all moments.
 func TestDie(t *testing.T) {
-	var died, seen atomic.Int32
-	job := elastictest.Start(elastictest.Config{
-		Hosts: []plan.Host{{Name: "a", Slots: 2}},
-		At:    func(m elastictest.Moment) bool { seen.Add(1); return false },
-		Worker: func(ctx context.Context) error {
-			w, err := elastic.Init(ctx)
-			if err != nil {
-				return err
-			}
-			defer w.Close()
-			return elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
-				if w.Rank() == 1 && died.Add(1) == 1 {
-					elastictest.Die(ctx)
-					t.Error("the dead go on")
+	inTime(t, func(t *testing.T) {
+		var died, seen atomic.Int32
+		job := begin(elastictest.Config{
+			Hosts: []plan.Host{{Name: "a", Slots: 2}},
+			At:    func(m elastictest.Moment) bool { seen.Add(1); return false },
+			Worker: func(ctx context.Context) error {
+				w, err := elastic.Init(ctx)
+				if err != nil {
+					return err
 				}
-				return nil
-			})
-		},
+				defer w.Close()
+				return elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
+					if w.Rank() == 1 && died.Add(1) == 1 {
+						elastictest.Die(ctx)
+						t.Error("the dead go on")
+					}
+					return nil
+				})
+			},
+		})
+		wait(t, job)
+		await(t, job, func(s elastictest.Status) bool { return s.Killed == 1 })
+		if died.Load() < 1 || seen.Load() < 10 {
+			t.Errorf("%d deaths of rank 1 were tried, %d moments seen", died.Load(), seen.Load())
+		}
 	})
-	wait(t, job)
-	await(t, job, func(s elastictest.Status) bool { return s.Killed == 1 })
-	if died.Load() < 1 || seen.Load() < 10 {
-		t.Errorf("%d deaths of rank 1 were tried, %d moments seen", died.Load(), seen.Load())
-	}
 }
 
 // Stopped workers leave together, and no goroutine remains.
 func TestStop(t *testing.T) {
-	var l loop
-	job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
-	await(t, job, elastictest.Commit(5))
-	if err := job.Stop(); err != nil {
-		t.Error(err)
-	}
-	if err := job.Wait(); driver.Status(err) != 128+15 {
-		t.Error(err)
-	}
-	await(t, job, func(s elastictest.Status) bool { return s.Ended == 2 && s.Killed == 0 })
+	inTime(t, func(t *testing.T) {
+		var l loop
+		job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
+		await(t, job, elastictest.Commit(5))
+		if err := job.Stop(); err != nil {
+			t.Error(err)
+		}
+		if err := job.Wait(); driver.Status(err) != 128+15 {
+			t.Error(err)
+		}
+		await(t, job, func(s elastictest.Status) bool { return s.Ended == 2 && s.Killed == 0 })
+	})
 }
 
 // The result of a job includes its failures.
@@ -291,7 +295,8 @@ func TestFailures(t *testing.T) {
 			nil, []string{"limit of 8s", "a:0 is rank 0, training", "a:1 is rank 1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := elastictest.Start(c.cfg).Wait()
+			var err error
+			synctest.Test(t, func(*testing.T) { err = elastictest.Start(c.cfg.InMemory(*firstSeed)).Wait() })
 			if err == nil || c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("%v", err)
 			}

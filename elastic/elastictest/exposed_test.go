@@ -6,8 +6,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
@@ -45,47 +43,48 @@ func (p *scribbled) Sync(ctx context.Context, g *collective.Group, root int) err
 
 // Writes of other ranks to a restored part are undone before training continues.
 func TestExposed(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) })
-	const steps = 20
-	var hit atomic.Int64
-	job := elastictest.Start(elastictest.Config{
-		Hosts:  []plan.Host{{Name: "a", Slots: 1}, {Name: "b", Slots: 1}, {Name: "c", Slots: 1}},
-		Deaths: []elastictest.Moment{{Rank: 0, Phase: elastictest.Committed, Commit: 7}},
-		Worker: func(ctx context.Context) error {
-			w, err := elastic.Init(ctx)
-			if err != nil {
-				return err
-			}
-			defer w.Close()
-			part, step := &scribbled{hit: &hit}, int64(0)
-			state := elastic.NewState(w, part, elastic.Value("step", &step))
-			state.OnReset(func() error {
-				if part.live != part.saved {
-					return fmt.Errorf("on a reset the part is %d, and saved %d", part.live, part.saved)
+	inTime(t, func(t *testing.T) {
+		const steps = 20
+		var hit atomic.Int64
+		job := begin(elastictest.Config{
+			Hosts:  []plan.Host{{Name: "a", Slots: 1}, {Name: "b", Slots: 1}, {Name: "c", Slots: 1}},
+			Deaths: []elastictest.Moment{{Rank: 0, Phase: elastictest.Committed, Commit: 7}},
+			Worker: func(ctx context.Context) error {
+				w, err := elastic.Init(ctx)
+				if err != nil {
+					return err
 				}
-				return nil
-			})
-			return elastic.Run(ctx, state, func(ctx context.Context) error {
-				for step < steps {
-					if part.live != step {
-						return fmt.Errorf("the part is %d in step %d", part.live, step)
+				defer w.Close()
+				part, step := &scribbled{hit: &hit}, int64(0)
+				state := elastic.NewState(w, part, elastic.Value("step", &step))
+				state.OnReset(func() error {
+					if part.live != part.saved {
+						return fmt.Errorf("on a reset the part is %d, and saved %d", part.live, part.saved)
 					}
-					if err := collective.Barrier(ctx, w.Group()); err != nil {
-						return err
+					return nil
+				})
+				return elastic.Run(ctx, state, func(ctx context.Context) error {
+					for step < steps {
+						if part.live != step {
+							return fmt.Errorf("the part is %d in step %d", part.live, step)
+						}
+						if err := collective.Barrier(ctx, w.Group()); err != nil {
+							return err
+						}
+						step, part.live = step+1, part.live+1
+						if err := state.Commit(); err != nil {
+							return err
+						}
 					}
-					step, part.live = step+1, part.live+1
-					if err := state.Commit(); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		},
+					return nil
+				})
+			},
+		})
+		if err := job.Wait(); err != nil {
+			t.Error(err)
+		}
+		if hit.Load() == 0 {
+			t.Error("nobody restored")
+		}
 	})
-	if err := job.Wait(); err != nil {
-		t.Error(err)
-	}
-	if hit.Load() == 0 {
-		t.Error("nobody restored")
-	}
 }

@@ -86,72 +86,74 @@ func newcomersFetch(t *testing.T, options ...elastic.InitOption) {
 		{"source syncs", elastictest.Moment{Rank: 1, Phase: elastictest.Syncing}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			log, lines := logtest.NewNullLogger()
-			log.SetLevel(logrus.DebugLevel)
-			var mu sync.Mutex
-			sums := map[int64]int{}
-			fetching, joined, old := 0, 0, 0
-			if len(options) > 0 {
-				old = first // those of the first world come to the same point
-			}
-			died := c.death == elastictest.Moment{}
-			grown, waiting := make(chan struct{}), make(chan struct{})
-			var once sync.Once
-			job := elastictest.Start(elastictest.Config{
-				Hosts:  []plan.Host{{Name: "a", Slots: first}},
-				Driver: driver.Config{Log: log},
-				Worker: func(ctx context.Context) error {
-					weights, err := trainLarge(ctx, steps, first, options...)
-					if err == nil {
+			inTime(t, func(t *testing.T) {
+				log, lines := logtest.NewNullLogger()
+				log.SetLevel(logrus.DebugLevel)
+				var mu sync.Mutex
+				sums := map[int64]int{}
+				fetching, joined, old := 0, 0, 0
+				if len(options) > 0 {
+					old = first // those of the first world come to the same point
+				}
+				died := c.death == elastictest.Moment{}
+				grown, waiting := make(chan struct{}), make(chan struct{})
+				var once sync.Once
+				job := begin(elastictest.Config{
+					Hosts:  []plan.Host{{Name: "a", Slots: first}},
+					Driver: driver.Config{Log: log},
+					Worker: func(ctx context.Context) error {
+						weights, err := trainLarge(ctx, steps, first, options...)
+						if err == nil {
+							mu.Lock()
+							defer mu.Unlock()
+							sum := int64(0)
+							for _, v := range weights {
+								sum += v
+							}
+							sums[sum]++
+						}
+						return err
+					},
+					At: func(m elastictest.Moment) bool {
+						if m.Rank == 0 && m.Phase == elastictest.Saving && m.Commit == 10 {
+							once.Do(func() { close(grown) })
+							<-waiting // until new workers have fetched the state
+						}
 						mu.Lock()
 						defer mu.Unlock()
-						sum := int64(0)
-						for _, v := range weights {
-							sum += v
+						switch {
+						case m.Rank == -1 && m.Phase == elastictest.Fetching:
+							fetching++
+						case m.Rank == -1 && m.Phase == elastictest.Joining:
+							if joined++; joined == first+newcomers {
+								close(waiting)
+							}
 						}
-						sums[sum]++
-					}
-					return err
-				},
-				At: func(m elastictest.Moment) bool {
-					if m.Rank == 0 && m.Phase == elastictest.Saving && m.Commit == 10 {
-						once.Do(func() { close(grown) })
-						<-waiting // until new workers have fetched the state
-					}
-					mu.Lock()
-					defer mu.Unlock()
-					switch {
-					case m.Rank == -1 && m.Phase == elastictest.Fetching:
-						fetching++
-					case m.Rank == -1 && m.Phase == elastictest.Joining:
-						if joined++; joined == first+newcomers {
-							close(waiting)
+						if died || fetching <= old || m.Rank != c.death.Rank || m.Phase != c.death.Phase {
+							return false
 						}
-					}
-					if died || fetching <= old || m.Rank != c.death.Rank || m.Phase != c.death.Phase {
-						return false
-					}
-					died = true
-					return true
-				},
-			})
-			<-grown
-			job.AddHost("b", newcomers)
-			if err := job.Wait(); err != nil {
-				t.Error(err)
-			}
-			if !died || len(sums) != 1 || sums[steps] == 0 {
-				t.Errorf("died: %v, sums: %v", died, sums)
-			}
-			fetched := 0
-			for _, e := range lines.AllEntries() {
-				if strings.Contains(e.Message, "fetched commit ") {
-					fetched++
+						died = true
+						return true
+					},
+				})
+				<-grown
+				job.AddHost("b", newcomers)
+				if err := job.Wait(); err != nil {
+					t.Error(err)
 				}
-			}
-			if fetched < newcomers {
-				t.Errorf("%d of %d newcomers fetched the state", fetched, newcomers)
-			}
+				if !died || len(sums) != 1 || sums[steps] == 0 {
+					t.Errorf("died: %v, sums: %v", died, sums)
+				}
+				fetched := 0
+				for _, e := range lines.AllEntries() {
+					if strings.Contains(e.Message, "fetched commit ") {
+						fetched++
+					}
+				}
+				if fetched < newcomers {
+					t.Errorf("%d of %d newcomers fetched the state", fetched, newcomers)
+				}
+			})
 		})
 	}
 }
@@ -159,48 +161,50 @@ func newcomersFetch(t *testing.T, options ...elastic.InitOption) {
 // A newcomer that computes with others before Run enters the world for that, as in the job's first
 // world.
 func TestGroupBeforeRun(t *testing.T) {
-	const first = 2
-	var mu sync.Mutex
-	sizes := map[int]int{}
-	job := elastictest.Start(elastictest.Config{
-		Hosts: []plan.Host{{Name: "a", Slots: first}},
-		Worker: func(ctx context.Context) error {
-			w, err := elastic.Init(ctx)
-			if err != nil {
-				return err
-			}
-			defer w.Close()
-			if w.Host() == "b" {
-				before, g := w.Generation(), w.Group()
-				if before != 0 || g.Size() != first+1 || w.Generation() == 0 || w.Group() != g {
-					return fmt.Errorf("generation %d, a group of %d in %d", before, g.Size(), w.Generation())
+	inTime(t, func(t *testing.T) {
+		const first = 2
+		var mu sync.Mutex
+		sizes := map[int]int{}
+		job := begin(elastictest.Config{
+			Hosts: []plan.Host{{Name: "a", Slots: first}},
+			Worker: func(ctx context.Context) error {
+				w, err := elastic.Init(ctx)
+				if err != nil {
+					return err
 				}
-			} else if err := collective.Barrier(ctx, w.Group()); err != nil {
-				return err
-			}
-			step := 0
-			state := elastic.NewState(w, elastic.Value("step", &step))
-			return elastic.Run(ctx, state, func(context.Context) error {
-				for ; step < 10 || w.Size() == first; step++ {
-					if err := state.Commit(); err != nil {
-						return err
+				defer w.Close()
+				if w.Host() == "b" {
+					before, g := w.Generation(), w.Group()
+					if before != 0 || g.Size() != first+1 || w.Generation() == 0 || w.Group() != g {
+						return fmt.Errorf("generation %d, a group of %d in %d", before, g.Size(), w.Generation())
 					}
+				} else if err := collective.Barrier(ctx, w.Group()); err != nil {
+					return err
 				}
-				mu.Lock()
-				defer mu.Unlock()
-				sizes[w.Size()]++
-				return nil
-			})
-		},
+				step := 0
+				state := elastic.NewState(w, elastic.Value("step", &step))
+				return elastic.Run(ctx, state, func(context.Context) error {
+					for ; step < 10 || w.Size() == first; step++ {
+						if err := state.Commit(); err != nil {
+							return err
+						}
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					sizes[w.Size()]++
+					return nil
+				})
+			},
+		})
+		if err := job.Await(elastictest.Commit(3)); err != nil {
+			t.Fatal(err)
+		}
+		job.AddHost("b", 1)
+		if err := job.Wait(); err != nil {
+			t.Error(err)
+		}
+		if sizes[first+1] != first+1 {
+			t.Errorf("sizes: %v", sizes)
+		}
 	})
-	if err := job.Await(elastictest.Commit(3)); err != nil {
-		t.Fatal(err)
-	}
-	job.AddHost("b", 1)
-	if err := job.Wait(); err != nil {
-		t.Error(err)
-	}
-	if sizes[first+1] != first+1 {
-		t.Errorf("sizes: %v", sizes)
-	}
 }

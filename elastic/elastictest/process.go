@@ -34,6 +34,9 @@ func (launcher) ListenAddr() string                { return identity.ListenLoopb
 func (launcher) Listening(int)                     {}
 func (launcher) HostAddr(h string) (string, error) { return h, nil }
 
+// Network returns where the driver and the workers are.
+func (l launcher) Network() identity.Network { return l.job.cfg.network }
+
 // Run implements launch.Launcher. It returns when the worker has ended for the others; its
 // goroutine may still run.
 func (l launcher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
@@ -94,6 +97,7 @@ func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
 		Lookup:  func(name string) (string, bool) { value, ok := env[name]; return value, ok },
 		Log:     log.WithField("worker", s.Slot.String()),
 		Reached: p.reached,
+		Network: j.cfg.network,
 	}
 	ctx, cancel := context.WithCancel(fakeproc.With(context.Background(), p.fake))
 	p.cancel = cancel

@@ -33,7 +33,7 @@ func TestAnySchedule(t *testing.T) {
 	for i := range *schedules {
 		seed := *firstSeed + uint64(i)
 		s := newSchedule(seed)
-		s.run()
+		inTime(t, func(*testing.T) { s.run() })
 		for _, wrong := range s.wrong {
 			t.Errorf("seed %d: %s", seed, wrong)
 		}
@@ -54,6 +54,7 @@ func TestAnySchedule(t *testing.T) {
 
 // schedule is a random job and the test's record of it.
 type schedule struct {
+	seed uint64
 	plan struct {
 		epochs, n, batch, every int
 		async, setEpoch, late   bool
@@ -97,7 +98,7 @@ type entry struct{ H, commits uint64 }
 
 func newSchedule(seed uint64) *schedule {
 	dice := rand.New(rand.NewPCG(seed, 7))
-	s := &schedule{moments: make(map[string]int), hosts: make(map[string]bool), holders: make(map[plan.SlotID]bool), ledger: map[uint64]int{1: 0},
+	s := &schedule{seed: seed, moments: make(map[string]int), hosts: make(map[string]bool), holders: make(map[plan.SlotID]bool), ledger: map[uint64]int{1: 0},
 		entered: make(map[uint64]entry), committed: make(map[uint64]uint64), happened: make(map[string]int)}
 	p := &s.plan
 	p.epochs, p.n, p.batch, p.every = 1+dice.IntN(3), 40+dice.IntN(160), 1+dice.IntN(2), 1+dice.IntN(3)
@@ -126,10 +127,10 @@ func (s *schedule) errorf(format string, args ...any) {
 
 func (s *schedule) run() {
 	s.mu.Lock()
-	s.job = elastictest.Start(elastictest.Config{
-		Worker: s.worker, Hosts: s.plan.hosts, At: s.at, Limit: 5 * time.Minute,
+	s.job = elastictest.Start(timed(s.seed, elastictest.Config{
+		Worker: s.worker, Hosts: s.plan.hosts, At: s.at,
 		Driver: driver.Config{Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
-	})
+	}))
 	s.mu.Unlock()
 	err := s.job.Wait()
 	s.mu.Lock()

@@ -30,11 +30,10 @@ func TestReplay(t *testing.T) {
 	for i := range *stepSchedules {
 		seed := *firstSeed + uint64(i)
 		s := newReplaySchedule(seed)
-		want := s.undisturbed(t)
 		log, lines := logtest.NewNullLogger()
 		log.SetLevel(logrus.DebugLevel)
 		s.log = log
-		s.run(t)
+		want := s.both(t)
 		for _, got := range s.ends {
 			if !slices.Equal(bitsOf(got.weights), bitsOf(want.weights)) || !slices.Equal(got.used, want.used) {
 				t.Error("other weights than those of an undisturbed run")
@@ -85,8 +84,7 @@ func TestLastStep(t *testing.T) {
 		log, lines := logtest.NewNullLogger()
 		log.SetLevel(logrus.DebugLevel)
 		s.log = log
-		want := s.undisturbed(t)
-		s.run(t)
+		want := s.both(t)
 		for _, got := range s.ends {
 			if !slices.Equal(bitsOf(got.weights), bitsOf(want.weights)) || !slices.Equal(got.used, want.used) {
 				t.Errorf("seed %d: other weights than those of an undisturbed run", seed)
@@ -186,12 +184,12 @@ var errEnds = errors.New("the end")
 func TestReplayOrNot(t *testing.T) {
 	for _, c := range stepLoops {
 		t.Run(c.name, func(t *testing.T) {
-			entered := c.grows(t)
-			for range 9 { // between the newcomer's last step and the world's end can be several
+			entered := c.grows(t, *firstSeed)
+			for i := range uint64(9) { // between the newcomer's last step and the world's end can be several
 				if entered || !c.replays {
 					break
 				}
-				entered = c.grows(t)
+				entered = c.grows(t, *firstSeed+1+i)
 			}
 			if entered != c.replays && !c.either {
 				t.Errorf("a newcomer has come by the steps of others: %v", entered)
@@ -201,34 +199,37 @@ func TestReplayOrNot(t *testing.T) {
 }
 
 // grows runs a job that grows, and reports whether a newcomer has come by the steps of others.
-func (c stepLoop) grows(t *testing.T) bool {
-	log, lines := logtest.NewNullLogger()
-	log.SetLevel(logrus.DebugLevel)
-	joins := make(chan struct{})
-	joined := sync.OnceFunc(func() { close(joins) })
-	err := elastictest.Undisturbed(elastictest.Config{
-		Hosts: []plan.Host{{Name: "a", Slots: 1}}, Driver: driver.Config{Log: log},
-		At: func(m elastictest.Moment) bool {
-			if m.Slot.Host == "b" && m.Phase == elastictest.Joining {
-				joined()
+func (c stepLoop) grows(t *testing.T, seed uint64) (entered bool) {
+	inTime(t, func(t *testing.T) {
+		log, lines := logtest.NewNullLogger()
+		log.SetLevel(logrus.DebugLevel)
+		joins := make(chan struct{})
+		joined := sync.OnceFunc(func() { close(joins) })
+		err := elastictest.Undisturbed(timed(seed, elastictest.Config{
+			Hosts: []plan.Host{{Name: "a", Slots: 1}}, Driver: driver.Config{Log: log},
+			At: func(m elastictest.Moment) bool {
+				if m.Slot.Host == "b" && m.Phase == elastictest.Joining {
+					joined()
+				}
+				return false
+			},
+		}), func(ctx context.Context) (uint64, error) {
+			return c.train(ctx, joins)
+		}, func(job *elastictest.Job) error {
+			if err := job.Await(elastictest.Commit(10)); err != nil {
+				return err
 			}
-			return false
-		},
-	}, func(ctx context.Context) (uint64, error) {
-		return c.train(ctx, joins)
-	}, func(job *elastictest.Job) error {
-		if err := job.Await(elastictest.Commit(10)); err != nil {
-			return err
+			job.AddHost("b", 1)
+			return job.Await(elastictest.Size(2))
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-		job.AddHost("b", 1)
-		return job.Await(elastictest.Size(2))
+		entered = slices.ContainsFunc(lines.AllEntries(), func(e *logrus.Entry) bool {
+			return strings.Contains(e.Message, "by applying the steps of others")
+		})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slices.ContainsFunc(lines.AllEntries(), func(e *logrus.Entry) bool {
-		return strings.Contains(e.Message, "by applying the steps of others")
-	})
+	return entered
 }
 
 // train trains by steps, and returns a digest of the result. At step 20, of the worker on host a

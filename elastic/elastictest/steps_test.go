@@ -30,8 +30,7 @@ func TestSteps(t *testing.T) {
 	for i := range *stepSchedules {
 		seed := *firstSeed + uint64(i)
 		s := newStepSchedule(seed)
-		want := s.undisturbed(t)
-		s.run(t)
+		want := s.both(t)
 		for _, got := range s.ends {
 			if !slices.Equal(bitsOf(got.weights), bitsOf(want.weights)) {
 				t.Errorf("other weights than those of an undisturbed run")
@@ -138,24 +137,25 @@ func bitsOf(v []float32) (bits []uint32) {
 	return bits
 }
 
-// undisturbed returns what one worker computes.
-func (s *stepSchedule) undisturbed(t *testing.T) stepModel {
-	var m stepModel
-	job := elastictest.Start(elastictest.Config{Hosts: []plan.Host{{Name: "alone", Slots: 1}}, Worker: func(ctx context.Context) error {
-		var err error
-		m, err = s.train(ctx, nil)
-		return err
-	}})
-	if err := job.Wait(); err != nil {
-		t.Fatalf("seed %d, undisturbed: %v", s.seed, err)
-	}
-	return m
+// both runs the job, and returns what one worker computes that nothing disturbs.
+func (s *stepSchedule) both(t *testing.T) (want stepModel) {
+	inTime(t, func(t *testing.T) {
+		job := begin(elastictest.Config{Hosts: []plan.Host{{Name: "alone", Slots: 1}}, Worker: func(ctx context.Context) (err error) {
+			want, err = s.train(ctx, nil)
+			return err
+		}})
+		if err := job.Wait(); err != nil {
+			t.Fatalf("seed %d, undisturbed: %v", s.seed, err)
+		}
+		s.run(t)
+	})
+	return want
 }
 
 func (s *stepSchedule) run(t *testing.T) {
 	s.mu.Lock()
-	s.job = elastictest.Start(elastictest.Config{
-		Hosts: s.stepPlan.hosts, At: s.at, Limit: 2 * time.Minute,
+	s.job = elastictest.Start(timed(s.seed, elastictest.Config{
+		Hosts: s.stepPlan.hosts, At: s.at,
 		Driver: driver.Config{Log: s.log, Size: s.size(), Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
 		Worker: func(ctx context.Context) error {
 			m, err := s.train(ctx, s)
@@ -169,7 +169,7 @@ func (s *stepSchedule) run(t *testing.T) {
 			}
 			return err
 		},
-	})
+	}))
 	s.mu.Unlock()
 	if err := s.job.Wait(); err != nil {
 		t.Errorf("the job ended with %v", err)

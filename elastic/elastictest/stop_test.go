@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/elastic"
@@ -146,62 +144,64 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 		}, then: func(e *endless, _ *elastictest.Job) { e.fails.Store(4) }, want: errOwn},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := &endless{dir: filepath.Join(t.TempDir(), "kept")}
-			cfg := elastictest.Config{Hosts: hosts("abc"), Worker: e.train}
-			if c.job != nil {
-				c.job(e, &cfg)
-			}
-			job := elastictest.Start(cfg)
-			await(t, job, elastictest.Commit(3))
-			if c.then != nil {
-				c.then(e, job)
-			}
-			end := job.Stop
-			if c.want != nil {
-				end = job.Wait
-			}
-			if err := end(); !errors.Is(err, c.want) {
-				t.Errorf("%v, want %v", err, c.want)
-			}
-			e.kept(t)
+			inTime(t, func(t *testing.T) {
+				e := &endless{dir: filepath.Join(t.TempDir(), "kept")}
+				cfg := elastictest.Config{Hosts: hosts("abc"), Worker: e.train}
+				if c.job != nil {
+					c.job(e, &cfg)
+				}
+				job := begin(cfg)
+				await(t, job, elastictest.Commit(3))
+				if c.then != nil {
+					c.then(e, job)
+				}
+				end := job.Stop
+				if c.want != nil {
+					end = job.Wait
+				}
+				if err := end(); !errors.Is(err, c.want) {
+					t.Errorf("%v, want %v", err, c.want)
+				}
+				e.kept(t)
+			})
 		})
 	}
 }
 
 // A job whose last checkpoint cannot be written has failed.
 func TestLastCheckpointCannotBeWritten(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) })
 	for name, steps := range map[string]uint64{"stopped": 0, "done": 5} {
-		file := filepath.Join(t.TempDir(), "file")
-		e := &endless{dir: filepath.Join(t.TempDir(), "kept"), steps: steps}
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		var cut atomic.Bool
-		job := elastictest.Start(elastictest.Config{
-			Hosts: hosts("abc"), Worker: e.train,
-			At: func(m elastictest.Moment) bool {
-				if m.Phase == elastictest.Committed && m.Commit == 4 && cut.CompareAndSwap(false, true) {
-					// A file replaces the folder.
-					if err := errors.Join(os.Rename(e.dir, e.dir+".gone"), os.Rename(file, e.dir)); err != nil {
-						t.Error(err)
+		inTime(t, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "file")
+			e := &endless{dir: filepath.Join(t.TempDir(), "kept"), steps: steps}
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var cut atomic.Bool
+			job := begin(elastictest.Config{
+				Hosts: hosts("abc"), Worker: e.train,
+				At: func(m elastictest.Moment) bool {
+					if m.Phase == elastictest.Committed && m.Commit == 4 && cut.CompareAndSwap(false, true) {
+						// A file replaces the folder.
+						if err := errors.Join(os.Rename(e.dir, e.dir+".gone"), os.Rename(file, e.dir)); err != nil {
+							t.Error(err)
+						}
 					}
-				}
-				return false
-			},
+					return false
+				},
+			})
+			await(t, job, elastictest.Commit(5))
+			end := job.Wait
+			if steps == 0 {
+				end = job.Stop
+			}
+			err := end()
+			if !errors.Is(err, driver.ErrCheckpoint) || driver.Status(err) != 7 {
+				t.Errorf("%s: status %d: %v", name, driver.Status(err), err)
+			}
+			if stopped := errors.As(err, new(driver.StopSignal)); stopped != (steps == 0) {
+				t.Errorf("%s: %v", name, err)
+			}
 		})
-		await(t, job, elastictest.Commit(5))
-		end := job.Wait
-		if steps == 0 {
-			end = job.Stop
-		}
-		err := end()
-		if !errors.Is(err, driver.ErrCheckpoint) || driver.Status(err) != 7 {
-			t.Errorf("%s: status %d: %v", name, driver.Status(err), err)
-		}
-		if stopped := errors.As(err, new(driver.StopSignal)); stopped != (steps == 0) {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }

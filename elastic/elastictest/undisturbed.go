@@ -20,7 +20,7 @@ import (
 func Undisturbed(cfg Config, train func(ctx context.Context) (digest uint64, err error), disturb func(*Job) error) error {
 	var want uint64
 	alone := Start(Config{
-		Hosts: []plan.Host{{Name: "alone", Slots: 1}}, Limit: cfg.Limit,
+		Hosts: []plan.Host{{Name: "alone", Slots: 1}}, Limit: cfg.Limit, network: cfg.network,
 		Worker: func(ctx context.Context) (err error) {
 			want, err = train(ctx)
 			return err

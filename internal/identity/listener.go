@@ -11,10 +11,11 @@ import (
 // may listen on several addresses.
 type Listener struct {
 	*Pending
-	conns  chan *Conn
-	failed chan error
-	done   chan struct{} // closed by Close
-	wg     sync.WaitGroup
+	network Network
+	conns   chan *Conn
+	failed  chan error
+	done    chan struct{} // closed by Close
+	wg      sync.WaitGroup
 
 	mu      sync.Mutex
 	closed  bool
@@ -27,7 +28,11 @@ const acceptPause = 10 * time.Millisecond
 
 // Open listens on one more TCP address, and returns it with its port.
 func (l *Listener) Open(addr string) (net.Addr, error) {
-	socket, err := net.Listen("tcp", addr)
+	listen := l.network.Listen
+	if listen == nil {
+		listen = func(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
+	}
+	socket, err := listen(addr)
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,14 @@ type Bounds struct {
 	Bytes, Total int64
 	// Deadline is how long one may be without a proof.
 	Deadline time.Duration
+
+	network Network
+}
+
+// On returns the bounds for listeners of a network.
+func (b Bounds) On(n Network) Bounds {
+	b.network = n
+	return b
 }
 
 const (
@@ -184,5 +192,5 @@ func (b Bounds) Guard(ln net.Listener) *Listener {
 
 // Listener returns a listener that listens nowhere until Open.
 func (b Bounds) Listener() *Listener {
-	return &Listener{Pending: NewPending(b), conns: make(chan *Conn), failed: make(chan error), done: make(chan struct{})}
+	return &Listener{Pending: NewPending(b), network: b.network, conns: make(chan *Conn), failed: make(chan error), done: make(chan struct{})}
 }

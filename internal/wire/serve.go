@@ -245,21 +245,34 @@ func addrOf(a net.Addr) netip.Addr {
 // I/O until the first call or Connect. It stays open until Close; a broken connection is restored
 // by the next call, with pauses from 50 ms up to maxPause.
 func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.ClientConn, error) {
+	return NewClientBy(nil, addr, tlsConf, maxPause)
+}
+
+// dial connects to a TCP address, and has the kernel watch the connection.
+func dial(ctx context.Context, addr string) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: dialTimeout}
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	Watch(conn)
+	return watched{conn}, nil
+}
+
+// NewClientBy is NewClient with another way to connect; nil: as NewClient does.
+func NewClientBy(
+	by func(ctx context.Context, addr string) (net.Conn, error), addr string, tlsConf *tls.Config, maxPause time.Duration,
+) (*grpc.ClientConn, error) {
+	if by == nil {
+		by = dial
+	}
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(credentials.NewTLS(tlsConf)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxPause},
 			MinConnectTimeout: handshakeTimeout,
 		}),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			dialer := net.Dialer{Timeout: dialTimeout}
-			conn, err := dialer.DialContext(ctx, "tcp", addr)
-			if err != nil {
-				return nil, err
-			}
-			Watch(conn)
-			return watched{conn}, nil
-		}),
+		grpc.WithContextDialer(by),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: pingAfter, Timeout: answerAfter, PermitWithoutStream: true,
 		}),

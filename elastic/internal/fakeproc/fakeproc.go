@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -34,6 +35,8 @@ type Process struct {
 	Log logrus.FieldLogger
 	// Reached is called on the worker's goroutine at each Moment. It may block and may call Kill.
 	Reached func(Moment)
+	// Network is where it listens and connects. The zero value is the kernel's.
+	Network identity.Network
 
 	mu        sync.Mutex
 	over      bool

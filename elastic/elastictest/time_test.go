@@ -1,0 +1,36 @@
+package elastictest_test
+
+import (
+	"math"
+	"testing"
+	"testing/synctest"
+
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/elastic/elastictest"
+)
+
+// inTime runs a test of jobs. With -short it is in virtual time, and they are on a network in
+// memory; otherwise they are on the kernel's. No goroutine may remain.
+func inTime(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	if testing.Short() {
+		synctest.Test(t, test)
+		return
+	}
+	t.Cleanup(func() { goleak.VerifyNone(t) }) // it waits, because timers of a dismissed worker run for a second
+	test(t)
+}
+
+// timed returns the config for a job of inTime, which the test's own limit ends. The seed says how
+// long data is on its way, where time is virtual.
+func timed(seed uint64, cfg elastictest.Config) elastictest.Config {
+	cfg.Limit = math.MaxInt64
+	if testing.Short() {
+		return cfg.InMemory(seed)
+	}
+	return cfg
+}
+
+// begin starts a job of inTime.
+func begin(cfg elastictest.Config) *elastictest.Job { return elastictest.Start(timed(*firstSeed, cfg)) }
