@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -84,31 +85,45 @@ func checkAdasum[T collective.Element](t *testing.T, groups []*collective.Group,
 func CheckAdasumBits(t *testing.T, ways ...Way) {
 	for _, n := range sizes([]int{2, 3, 4, 5, 6, 7, 8}, 4, 7) {
 		want32, want64, want16 := map[int][]float32{}, map[int][]float64{}, map[int][]collective.Float16{}
+		inputs := make([][]float64, n)
+		for rank := range inputs {
+			r := rand.New(rand.NewPCG(uint64(rank), uint64(n)))
+			for i := range 70_001 {
+				inputs[rank] = append(inputs[rank], float64(i%7-3)/4+r.Float64()*2-1)
+			}
+		}
+		inputs32 := converted(inputs, func(v float64) float32 { return float32(v) })
+		inputs16 := converted(inputs, func(v float64) collective.Float16 { return collective.ToFloat16(float32(v)) })
 		for _, way := range ways {
 			groups := way.NewGroups(t, n)
 			for _, length := range []int{1, 2049, 4095, 4097, 8193, 45_000, 70_001} {
-				checkAdasumBits(t, way.Hosts, groups, length, want32, func(v float64) float32 { return float32(v) })
-				checkAdasumBits(t, way.Hosts, groups, length, want64, func(v float64) float64 { return v })
-				checkAdasumBits(t, way.Hosts, groups, length, want16,
-					func(v float64) collective.Float16 { return collective.ToFloat16(float32(v)) })
+				checkAdasumBits(t, way.Hosts, groups, length, want32, inputs32)
+				checkAdasumBits(t, way.Hosts, groups, length, want64, inputs)
+				checkAdasumBits(t, way.Hosts, groups, length, want16, inputs16)
 			}
 			closeAll(t, groups)
 		}
 	}
 }
 
+func converted[T collective.Element](inputs [][]float64, from func(float64) T) [][]T {
+	all := make([][]T, len(inputs))
+	for rank, input := range inputs {
+		for _, v := range input {
+			all[rank] = append(all[rank], from(v))
+		}
+	}
+	return all
+}
+
 // checkAdasumBits compares with what is wanted of a length; where nothing is yet, rank 0's result
 // is.
 func checkAdasumBits[T collective.Element](t *testing.T, hosts string, groups []*collective.Group, length int,
-	want map[int][]T, from func(float64) T) {
+	want map[int][]T, inputs [][]T) {
 	t.Helper()
 	got := make([][]T, len(groups))
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
-		r := rand.New(rand.NewPCG(uint64(g.Rank()), uint64(length)))
-		data := make([]T, length)
-		for i := range data {
-			data[i] = from(float64(i%7-3)/4 + r.Float64()*2 - 1)
-		}
+		data := slices.Clone(inputs[g.Rank()][:length])
 		got[g.Rank()] = data
 		return collective.AllReduce(ctx, g, data, collective.Adasum)
 	}))

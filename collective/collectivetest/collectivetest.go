@@ -436,9 +436,9 @@ func checkBytes(t *testing.T, groups []*collective.Group, lengths ...int) {
 func testLarge(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 2)
 	defer closeAll(t, groups)
-	length := 16<<20 + 3
-	if Raced {
-		length = 4<<20 + 3
+	length, size := 16<<20+3, 40<<20+1
+	if Raced || testing.Short() {
+		length, size = 4<<20+3, 10<<20+1
 	}
 	got := make([][]float32, len(groups))
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
@@ -447,8 +447,8 @@ func testLarge(t *testing.T, newGroups NewGroups) {
 		if err := collective.AllReduce(ctx, g, data, collective.Average); err != nil {
 			return err
 		}
-		all, err := collective.BroadcastBytes(ctx, g, make([]byte, (40<<20+1)*(1-g.Rank())), 0)
-		if err == nil && len(all) != 40<<20+1 {
+		all, err := collective.BroadcastBytes(ctx, g, make([]byte, size*(1-g.Rank())), 0)
+		if err == nil && len(all) != size {
 			err = fmt.Errorf("%d bytes", len(all))
 		}
 		return err
@@ -913,10 +913,18 @@ func CheckDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *colle
 		r := rand.New(rand.NewPCG(seed, 2))
 		n := 2 + r.IntN(4)
 		m := murder{t: t, seed: seed, groups: newGroups(t, n), victim: r.IntN(n), after: r.IntN(3000), kill: kill}
-		length := []int{10, 3000, 200_000}[r.IntN(3)]
+		length := []int{10, 3000, longest()}[r.IntN(3)]
 		m.check(func(ctx context.Context, g *collective.Group) error { return all(ctx, g, length) },
 			func(g *collective.Group) error { return collective.Barrier(context.Background(), g) })
 	}
+}
+
+// longest is the number of elements of the largest tensors that are reduced until a rank dies.
+func longest() int {
+	if testing.Short() {
+		return 80_000
+	}
+	return 200_000
 }
 
 // murder is the death of one rank at some moment of the work of all.

@@ -193,7 +193,7 @@ func CheckSubsetDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g 
 	lists := [][]int{{0, 1, 2, 3, 4}, {3, 1, 4}, {2, 0}}
 	for seed := range uint64(seeds) {
 		r := rand.New(rand.NewPCG(seed, 4))
-		victim, after, length := r.IntN(5), r.IntN(200), []int{10, 3000, 100_000}[r.IntN(3)]
+		victim, after, length := r.IntN(5), r.IntN(200), []int{10, 3000, longest() / 2}[r.IntN(3)]
 		groups := newGroups(t, 5)
 		sets := [][]*collective.Group{groups, subset(t, groups, lists[1]...), subset(t, groups, lists[2]...)}
 		var running sync.WaitGroup

@@ -32,6 +32,19 @@ type line struct {
 	pkg     string // the folder, or "*"
 	seconds float64
 	kind    kind
+	plain   []string // of a package of kind race: the tests that run plain
+}
+
+// flags are those with which the test binary of this package runs the tests of a kind.
+func (l line) flags(k kind) []string {
+	if len(l.plain) == 0 {
+		return nil
+	}
+	these := "^(" + strings.Join(l.plain, "|") + ")$"
+	if k == plain {
+		return []string{"-test.run=" + these}
+	}
+	return []string{"-test.skip=" + these}
 }
 
 // budget is the table of budget.txt. Its zero value allows nothing.
@@ -40,15 +53,25 @@ type budget struct {
 	lines map[string]line // by folder
 }
 
-// parseBudget reads lines of "folder seconds kind", and comments that begin with #.
+// parseBudget reads lines of "folder seconds kind", and comments that begin with #. A line that
+// begins with white space goes on with the one before: it has names of tests that run plain.
 func parseBudget(text string) (budget, error) {
 	b := budget{lines: map[string]line{}}
-	n := 0
+	n, last := 0, ""
 	for row := range strings.Lines(text) {
 		n++
 		row, _, _ = strings.Cut(row, "#")
 		fields := strings.Fields(row)
 		if len(fields) == 0 {
+			continue
+		}
+		if row[0] == ' ' || row[0] == '\t' {
+			if b.lines[last].kind != race {
+				return budget{}, fmt.Errorf("budget.txt:%d: tests that run plain, of what is not run under race", n)
+			}
+			l := b.lines[last]
+			l.plain = append(l.plain, fields...)
+			b.lines[last] = l
 			continue
 		}
 		if len(fields) != 3 {
@@ -71,6 +94,7 @@ func parseBudget(text string) (budget, error) {
 		} else {
 			b.lines[l.pkg] = l
 		}
+		last = l.pkg
 	}
 	if b.rest.pkg == "" {
 		return budget{}, errors.New("budget.txt: there is no line for *, all other packages")
@@ -83,15 +107,19 @@ func (b budget) of(dir string) line {
 	if l, is := b.lines[dir]; is {
 		return l
 	}
-	return line{dir, b.rest.seconds, b.rest.kind}
+	return line{pkg: dir, seconds: b.rest.seconds, kind: b.rest.kind}
 }
 
-// split sorts the folders of packages with tests by their kinds. A line without one is an error.
+// split sorts the folders of packages with tests by their kinds; one of which some tests run plain
+// has two. A line without a package is an error.
 func (b budget) split(dirs []string) (byKind map[kind][]string, err error) {
 	byKind = map[kind][]string{}
 	for _, dir := range dirs {
-		k := b.of(dir).kind
-		byKind[k] = append(byKind[k], dir)
+		l := b.of(dir)
+		byKind[l.kind] = append(byKind[l.kind], dir)
+		if len(l.plain) > 0 {
+			byKind[plain] = append(byKind[plain], dir)
+		}
 	}
 	for dir := range b.lines {
 		if !slices.Contains(dirs, dir) {
@@ -101,7 +129,8 @@ func (b budget) split(dirs []string) (byKind map[kind][]string, err error) {
 	return byKind, err
 }
 
-// readUsage reads what under has recorded; folders are those of root.
+// readUsage reads what under has recorded, and adds up the runs of each package; folders are those
+// of root.
 func readUsage(file, root string) (all []usage, err error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -118,6 +147,12 @@ func readUsage(file, root string) (all []usage, err error) {
 		}
 		if u.Dir, err = filepath.Rel(root, u.Dir); err != nil {
 			return nil, err
+		}
+		if i := slices.IndexFunc(all, func(has usage) bool { return has.Dir == u.Dir }); i >= 0 {
+			all[i].Seconds += u.Seconds
+			all[i].Wall += u.Wall
+			all[i].Left = append(all[i].Left, u.Left...)
+			continue
 		}
 		all = append(all, u)
 	}

@@ -184,8 +184,8 @@ func (c *checker) suites(ctx context.Context) ([]suite, error) {
 	}
 	short := []string{"-short", "-tags=" + tags, "-ldflags=-w"}
 	return []suite{
-		{name: "plain", args: short, env: pure, dirs: byKind[plain], process: 2},
-		{name: "race", args: append([]string{"-race", "-gcflags=all=-dwarf=false"}, short...), env: []string{"CGO_ENABLED=1"},
+		{kind: plain, args: short, env: pure, dirs: byKind[plain], process: 2},
+		{kind: race, args: append([]string{"-race", "-gcflags=all=-dwarf=false"}, short...), env: []string{"CGO_ENABLED=1"},
 			dirs: byKind[race], process: 2},
 	}, err
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -20,8 +21,8 @@ func TestParseBudget(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for dir, want := range map[string]line{"plan": {"plan", 4, plain}, "test/e2e": {"test/e2e", 80, plain}, "collective": {"collective", 9.5, race}} {
-		if got := b.of(dir); got != want {
+	for dir, want := range map[string]line{"plan": {"plan", 4, plain, nil}, "test/e2e": {"test/e2e", 80, plain, nil}, "collective": {"collective", 9.5, race, nil}} {
+		if got := b.of(dir); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %v, want %v", dir, got, want)
 		}
 	}
@@ -44,6 +45,8 @@ func TestParseBudget(t *testing.T) {
 		"* 4 plain\na 3 fast":           `no kind "fast"`,
 		"* 4 plain\n* 5 race":           "a second line for *",
 		"* 4 plain\na 1 race\na 2 race": "a second line for a",
+		"* 4 plain\n\tTestA":            "budget.txt:2: tests that run plain",
+		"a 4 plain\n TestA":             "budget.txt:2: tests that run plain",
 	} {
 		if _, err := parseBudget(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
@@ -51,17 +54,74 @@ func TestParseBudget(t *testing.T) {
 	}
 }
 
-// TestBudget: the table that is checked in can be read.
+// TestDivided: where a line has tests that run plain, the package runs twice, and each of its tests
+// once.
+func TestDivided(t *testing.T) {
+	b, err := parseBudget("* 4 plain\na 9 race\n\tTestTCP TestHosts # compute\n  TestSparse\nb 9 race\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	byKind, err := b.split([]string{"a", "b", "c"})
+	if err != nil || !slices.Equal(byKind[plain], []string{"a", "c"}) || !slices.Equal(byKind[race], []string{"a", "b"}) {
+		t.Errorf("%v, %v", byKind, err)
+	}
+	these := "^(TestTCP|TestHosts|TestSparse)$"
+	for k, want := range map[kind]string{plain: "-test.run=" + these, race: "-test.skip=" + these} {
+		if got := b.of("a").flags(k); !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %q, want %s", k, got, want)
+		}
+	}
+	for _, pkg := range []string{"b", "c"} {
+		if got := b.of(pkg).flags(b.of(pkg).kind); len(got) > 0 {
+			t.Errorf("%s: %q", pkg, got)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "usage")
+	for range 2 {
+		if err := record(file, usage{Dir: "/module/a", Seconds: 5, Wall: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, err := readUsage(file, "/module"); err != nil || len(b.exceeded(all)) != 1 || all[0].Wall != 2 {
+		t.Errorf("two runs of 5 s are %+v, %v", all, err)
+	}
+}
+
+// TestBudget: the table that is checked in can be read, and the tests that it names exist.
 func TestBudget(t *testing.T) {
-	if _, err := parseBudget(budgetText); err != nil {
-		t.Error(err)
+	b, err := parseBudget(budgetText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir, l := range b.lines {
+		var sources strings.Builder
+		files, err := filepath.Glob(filepath.Join("..", "..", dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources.Write(text)
+		}
+		for _, test := range l.plain {
+			if !strings.Contains(sources.String(), "func "+test+"(t *testing.T)") {
+				t.Errorf("%s has no test %s", dir, test)
+			}
+		}
+	}
+	flags, err := chosen(race) // of this package
+	if err != nil || len(flags) > 0 {
+		t.Errorf("%q, %v", flags, err)
 	}
 }
 
 func digested(t *testing.T, text string) (outcome, string) {
 	t.Helper()
 	var printed strings.Builder
-	s := suite{name: "race", args: []string{"-race"}, env: []string{"A=b"}}
+	s := suite{kind: race, args: []string{"-race"}, env: []string{"A=b"}}
 	d := digest{suite: s, out: &printer{w: &printed}, outputs: map[[2]string]*tail{}, builds: map[string]*tail{}}
 	if err := d.read(strings.NewReader(text)); err != nil {
 		t.Fatal(err)

@@ -3,10 +3,11 @@
 //	check              what every change must pass: make check
 //	check all [PART…]  all proofs that there are, or some: make check-all
 //	check parts        the parts of check all
-//	check under FILE PROGRAM [ARG…]
+//	check under FILE KIND PROGRAM [ARG…]
 //
-// The last form runs the tests of a package for the other two: it appends their processor time to
-// FILE, and fails if they leave a process behind.
+// The last form runs the tests of a package for the other two, those of a kind of run where
+// budget.txt divides them: it appends their processor time to FILE, and fails if they leave a
+// process behind.
 //
 // Nothing is decided by the clock: a package fails when it takes more processor time than its line
 // in budget.txt allows, a quantity that other load of the machine changes little.
@@ -25,8 +26,8 @@ func main() {
 	if len(args) > 0 {
 		verb, args = args[0], args[1:]
 	}
-	if verb == "under" && len(args) > 1 {
-		os.Exit(under(args[0], args[1:], guards))
+	if verb == "under" && len(args) > 2 {
+		os.Exit(underKind(args[0], kind(args[1]), args[2:]))
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()

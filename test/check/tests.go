@@ -72,7 +72,7 @@ func (t *tail) String() string {
 
 // suite is one run of go test.
 type suite struct {
-	name    string
+	kind    kind
 	args    []string // of go test, without packages
 	env     []string // added to the environment
 	dirs    []string // of the packages
@@ -86,7 +86,7 @@ func (s suite) run(ctx context.Context, out *printer, under string) (outcome, er
 		return outcome{}, nil
 	}
 	args := slices.Concat([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=60m", fmt.Sprintf("-p=%d", s.process),
-		"-exec=" + under}, s.args)
+		"-exec=" + under + " " + string(s.kind)}, s.args)
 	for _, dir := range s.dirs {
 		args = append(args, "./"+dir)
 	}
@@ -226,7 +226,7 @@ func (d *digest) ended(dir string, e event) {
 		d.failures = append(d.failures, failure{dir, "", text, d.suite.repeat(dir, "")})
 	}
 	verdict := map[string]string{"pass": "ok", "skip": "no tests", "fail": "FAIL"}[e.Action]
-	d.out.line("%-8s %s (%s)", verdict, dir, d.suite.name)
+	d.out.line("%-8s %s (%s)", verdict, dir, d.suite.kind)
 	for k := range d.outputs {
 		if k[0] == e.Package {
 			delete(d.outputs, k)

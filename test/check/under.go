@@ -29,6 +29,41 @@ type usage struct {
 // guards is how long a process may outlive the tests: what guards another sees its end, and goes.
 const guards = 10 * time.Second
 
+// underKind runs under the tests that budget.txt gives to runs of a kind.
+func underKind(file string, k kind, args []string) int {
+	flags, err := chosen(k)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "check under:", err)
+		return 1
+	}
+	return under(file, append(args, flags...), guards)
+}
+
+// chosen returns the flags for the package whose folder is the current one.
+func chosen(k kind) ([]string, error) {
+	b, err := parseBudget(budgetText)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	root := dir
+	for {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			break
+		}
+		if parent := filepath.Dir(root); parent != root {
+			root = parent
+			continue
+		}
+		return nil, fmt.Errorf("%s is in no module", dir)
+	}
+	rel, err := filepath.Rel(root, dir)
+	return b.of(rel).flags(k), err
+}
+
 // under runs a test binary in the current folder, which is that of its package, appends what it
 // used to a file, and returns the exit status. All descendants of the tests become its children,
 // so that their time is counted, and none outlives them by more than grace.
