@@ -73,6 +73,8 @@ type Config struct {
 	Control string
 	// Tasks schedules tasks that workers run beside the job. Nil: there are none.
 	Tasks rendezvous.Tasks
+	// TasksStatus, if not nil, returns how they are doing, for the status. It must not block.
+	TasksStatus func() []string
 	// Traces is called with each trace of a reset, some seconds after the first commit of the next
 	// world or at the job's end, by one goroutine at a time. The job waits for it at its end only.
 	// Nil: not called.

@@ -62,6 +62,9 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	if err := <-taken; err != nil {
 		return nil, err
 	}
+	if l.cfg.TasksStatus != nil {
+		s.Tasks = l.cfg.TasksStatus()
+	}
 	s.Job, s.Driver, s.Begun = l.cfg.RunID, os.Getpid(), time.Unix(0, l.job.Begun).UTC()
 	return json.Marshal(s)
 }

@@ -29,6 +29,10 @@ var (
 	// ErrStoreFull is wrapped by the error of Put, or of Submit, where a store has no room for a
 	// value.
 	ErrStoreFull = errors.New("tasks: the store is full")
+	// ErrQueueFull is wrapped where the scheduler has no memory: by the error of Submit, besides
+	// that of its context, which ended while Submit waited for room, and by that of a task for
+	// whose result there was none.
+	ErrQueueFull = errors.New("tasks: the scheduler has no room")
 	// ErrGone is wrapped where a stored value is on no host any more, and cannot be made again.
 	ErrGone = errors.New("tasks: a stored value is lost")
 )
@@ -72,6 +76,8 @@ func failure(f *function, r *wire.TaskResult) error {
 		return fmt.Errorf("%w: %w: %s: %s", ErrPoison, ErrWorkerLost, f.name, r.GetText())
 	case queue.Gone:
 		return fmt.Errorf("%w: %s: %s", ErrGone, f.name, r.GetText())
+	case queue.Full:
+		return fmt.Errorf("%w: %s: %s", ErrQueueFull, f.name, r.GetText())
 	case queue.TimedOut:
 		return fmt.Errorf("%w: %s: %s", ErrTimeLimit, f.name, r.GetText())
 	}

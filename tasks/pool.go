@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -81,12 +82,16 @@ type Pool struct {
 	connects   int             // hellos so far
 	remaking   map[uint64]bool // over, and repeated at the last of them for the sake of their results
 	window     int
-	room       chan struct{}   // closed when there may be room in the window again
-	asked      []chan<- []byte // for the status
-	wonder     []question      // that have no answer
-	failed     error           // nothing comes of it any more
-	soon       *time.Timer     // sends what was put for the scheduler
-	due        bool            // soon will fire
+	// mostBytes is how many bytes of tasks that are not over the scheduler takes; 0: any number.
+	// bytes is how many they have, and short how many that may have least for which Submit waits.
+	mostBytes, bytes, short int64
+
+	room   chan struct{}   // closed when there may be room in the window again
+	asked  []chan<- []byte // for the status
+	wonder []question      // that have no answer
+	failed error           // nothing comes of it any more
+	soon   *time.Timer     // sends what was put for the scheduler
+	due    bool            // soon will fire
 }
 
 // pending is a task as its client knows it.
@@ -98,6 +103,7 @@ type pending struct {
 	needs  []any            // what it has for arguments: tasks and refs, which must stay; nil when it is over
 	spills []blob.ID        // arguments that were stored for it
 	result *wire.TaskResult // nil until it is over
+	cost   int64            // bytes that it takes of the scheduler until then
 	err    error            // it is over, and has not succeeded
 	over   chan struct{}    // closed then; nil: nobody waits
 	after  []func()         // called then
@@ -180,6 +186,8 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	}()
 	p.link = l
 	p.accept(first.GetAccepted())
+	p.mostBytes = 0
+	p.mayHave(first.GetWindowBytes())
 	welcome := first.GetWelcome()
 	p.window = int(welcome.GetWindow())
 	if p.cfg.Window > 0 {
@@ -352,6 +360,7 @@ func (p *Pool) listen(r *link.Reader) error {
 		var after []func()
 		p.mu.Lock()
 		p.accept(m.GetAccepted())
+		p.mayHave(m.GetWindowBytes())
 		for _, t := range m.GetTold() {
 			delete(p.remaking, t.GetN())
 			switch {
@@ -431,9 +440,9 @@ func (p *Pool) end(t *pending, r *wire.TaskResult, err error) []func() {
 	if t.over != nil {
 		close(t.over)
 	}
-	if len(p.tasks) == p.window-1 {
-		close(p.room)
-		p.room = make(chan struct{})
+	p.bytes -= t.cost
+	if len(p.tasks) == p.window-1 || p.short > 0 && p.hasRoom(p.short) {
+		p.again()
 	}
 	after := t.after
 	t.after = nil
@@ -467,12 +476,31 @@ func (p *Pool) fail(err error) {
 	for _, t := range p.tasks {
 		after = append(after, p.end(t, nil, err)...)
 	}
-	close(p.room)
-	p.room = make(chan struct{})
+	p.again()
 	p.mu.Unlock()
 	for _, f := range after {
 		f()
 	}
+}
+
+// mayHave notes how many bytes the scheduler takes; 0: what it said before. The lock is held.
+func (p *Pool) mayHave(bytes uint64) {
+	if bytes > 0 {
+		p.mostBytes = int64(min(bytes, math.MaxInt64))
+	}
+	if p.short > 0 && p.hasRoom(p.short) {
+		p.again()
+	}
+}
+
+// hasRoom returns whether the scheduler takes so many bytes more; the lock is held.
+func (p *Pool) hasRoom(more int64) bool { return p.mostBytes == 0 || p.bytes+more <= p.mostBytes }
+
+// again has those try again that wait for room; the lock is held.
+func (p *Pool) again() {
+	p.short = 0
+	close(p.room)
+	p.room = make(chan struct{})
 }
 
 // Err returns why nothing more can come of the pool: it was closed, or the scheduler was out of
@@ -569,29 +597,18 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 	t := &pending{pool: p, fn: f}
 	for {
 		p.mu.Lock()
-		var room chan struct{}
-		if len(p.tasks) >= p.window {
-			room = p.room
-		}
-		switch {
-		case p.failed != nil:
-			err = p.failed
-		case room == nil:
+		if err = p.failed; err == nil {
 			err = p.add(t, o, in)
 		}
-		l := p.link
+		l, room := p.link, p.room
 		p.mu.Unlock()
 		var large *spillError
 		switch {
 		case errors.As(err, &large):
 			err = p.spill(ctx, in, large.arg)
+		case errors.Is(err, errNoRoom):
+			err = p.waitFor(ctx, room, f)
 		case err != nil:
-		case room != nil:
-			select {
-			case <-room:
-			case <-ctx.Done():
-				err = ctx.Err()
-			}
 		case l != nil:
 			return t, l.Wait(ctx)
 		default:
@@ -604,9 +621,41 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 	}
 }
 
+// errNoRoom has Submit wait.
+var errNoRoom = errors.New("tasks: there is no room")
+
+// roomWarnedAfter is how long Submit waits for room in the scheduler's memory before its user is
+// told.
+const roomWarnedAfter = 5 * time.Second
+
+// waitFor waits for room.
+func (p *Pool) waitFor(ctx context.Context, room <-chan struct{}, f *function) error {
+	warn := time.NewTimer(roomWarnedAfter)
+	defer warn.Stop()
+	for {
+		select {
+		case <-room:
+			return nil
+		case <-warn.C:
+			p.mu.Lock()
+			bytes, most, short := p.bytes, p.mostBytes, p.short > 0
+			p.mu.Unlock()
+			if short {
+				p.cfg.Log.Warnf("tasks: Submit of %s waits: %d bytes of tasks of this program are not over, and the scheduler takes %d now "+
+					"(--tasks-memory); hvdrun tasks shows who has how many", f.name, bytes, most)
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("%w for a task of %s: %w", ErrQueueFull, f.name, ctx.Err())
+		}
+	}
+}
+
 // add sends a task; the lock is held. The error is a *spillError where an argument must be stored
-// first.
+// first, and errNoRoom where as many tasks are not over as may be.
 func (p *Pool) add(t *pending, o *options, in []input) error {
+	if len(p.tasks) >= p.window {
+		return errNoRoom
+	}
 	e, err := p.encodeInputs(t.fn, in)
 	var missing *DependencyError
 	if errors.As(err, &missing) {
@@ -629,7 +678,16 @@ func (p *Pool) add(t *pending, o *options, in []input) error {
 	if submit.Group, err = p.group(t.fn, o); err != nil {
 		return err
 	}
+	cost := int64(queue.TaskCost + proto.Size(submit))
+	if !p.hasRoom(cost) {
+		if p.short == 0 || cost < p.short {
+			p.short = cost
+		}
+		return errNoRoom
+	}
 	p.last++
+	p.bytes += cost
+	t.cost = cost
 	t.submit, t.n, t.needs, t.spills = submit, p.last, e.keep, e.spills
 	p.tasks[t.n] = t
 	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler writes nothing down

@@ -693,8 +693,11 @@ func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	case err != nil:
 		return failed(queue.ByUser, err.Error())
 	}
-	size := lengthOf(value)
-	if size-1 < inlineLimit {
+	size, limit := lengthOf(value), inlineLimit
+	if n := int(a.push.GetInline()); n > 0 {
+		limit = min(limit, n)
+	}
+	if size-1 < limit {
 		return &wire.TaskResult{State: uint32(queue.Succeeded), Inlined: slices.Concat(value...)}
 	}
 	id, err := w.shelf.put(ctx, value)

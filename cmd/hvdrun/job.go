@@ -296,7 +296,7 @@ func (s *settings) serveSides(cfg *driver.Config, j jobRun, to *tracks, log *log
 		closeMetrics()
 		return nil, err
 	}
-	cfg.Tasks, cfg.TaskEvents = side, taskEvents
+	cfg.Tasks, cfg.TaskEvents, cfg.TasksStatus = side, taskEvents, side.Summary
 	endMembers := s.rememberMembers(j.dir, cfg, log)
 	return func() {
 		endMembers()

@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
 // settings are what a person has set, by flags, variables or a file.
@@ -28,6 +29,7 @@ type settings struct {
 	minNP, maxNP int
 	spares       int
 	tasksOnly    bool
+	tasksMemory  int64 // bytes; 0: the default
 	restart      restartSettings
 	sourceSettings
 	slurm     slurmSettings
@@ -145,6 +147,16 @@ var table = slices.Concat(
 		{name: "tasks-only", def: "false",
 			usage: "the workers run tasks (see hvdrun tasks) and do not train: nobody waits for them to join a world",
 			set:   onOff(func(s *settings) *bool { return &s.tasksOnly })},
+		{name: "tasks-memory", arg: "BYTES", unset: "an eighth of the machine's, 128MiB to 2GiB",
+			usage: "memory of hvdrun that tasks and their results may take (512MiB); programs that submit more wait",
+			set: func(s *settings, text string) error {
+				n, err := parseBytes(text)
+				if err == nil && (n < scheduler.LeastMemory || n > math.MaxInt64) {
+					err = fmt.Errorf("%q is less than 128MiB, or too much", text)
+				}
+				s.tasksMemory = int64(n)
+				return err
+			}},
 		{name: "spares", arg: "N", def: "0",
 			usage: "workers beyond the most (-np, where --max-np is not given) that wait with the state to take a lost one's place",
 			set: func(s *settings, text string) (err error) {

@@ -239,6 +239,9 @@ func (d *jobDir) picture(s control.Status) string {
 			fmt.Fprintf(&b, "waiting for %s, %v left\n", escapeCell(fmt.Sprint(w.For)), round(max(0, w.Until.Sub(s.Time))))
 		}
 	}
+	for _, line := range s.Tasks {
+		fmt.Fprintf(&b, "%s\n", escapeCell(line))
+	}
 	if s.Driver == 0 && s.State != control.Done && s.State != control.Failed {
 		if err := d.keyLost(); err != nil && d.about.Version == jobFileVersion {
 			fmt.Fprintf(&b, "it cannot be resumed: %v\n", err)

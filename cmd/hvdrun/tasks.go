@@ -143,6 +143,22 @@ func printTasks(out io.Writer, s tasks.Status) error {
 	if s.Journal != "" {
 		fmt.Fprintf(w, "the journal cannot be written: %s\n", s.Journal)
 	}
+	if m := s.Memory; m != nil && m.Used > 0 {
+		fmt.Fprintf(w, "%s of %s of memory (--tasks-memory) are taken\n", mebibytes(m.Used), mebibytes(m.Most))
+		if len(m.Clients) > 0 {
+			fmt.Fprint(w, "\nCLIENT\tTASKS\tTAKES\tNOT READ\n")
+		}
+		for _, c := range m.Clients {
+			name := c.Name
+			if c.Gone {
+				name += " (gone)"
+			}
+			if c.Paused {
+				name += " (reads no results: its tasks wait)"
+			}
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", name, c.Tasks, mebibytes(c.Bytes), mebibytes(c.Unread))
+		}
+	}
 	if len(s.Functions) > 0 {
 		fmt.Fprint(w, "\nFUNCTION\tNEEDS\tRUNNING\tREADY\tTAKES\n")
 	}
@@ -169,12 +185,9 @@ func printTasks(out io.Writer, s tasks.Status) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	for _, k := range s.Workers {
-		for _, t := range k.Stopped {
-			if _, err := fmt.Fprintf(out, "\nworker %s: task %d of %s, cancelled, has not ended for %v\n", k.Name, t.N, t.Function,
-				(time.Duration(t.ForMS) * time.Millisecond).Round(time.Second)); err != nil {
-				return err
-			}
+	for _, line := range s.Lasting() {
+		if _, err := fmt.Fprintf(out, "\n%s\n", line); err != nil {
+			return err
 		}
 	}
 	for _, f := range s.Functions {
@@ -186,6 +199,8 @@ func printTasks(out io.Writer, s tasks.Status) error {
 	}
 	return nil
 }
+
+func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
 func (p *program) tasksRunCommand() *cobra.Command {
 	var job, invitation string
@@ -274,7 +289,7 @@ func (s *settings) openTasks(
 	if err != nil {
 		return nil, err
 	}
-	cfg := scheduler.Config{Run: s.runID, Credentials: creds, Repeated: copied, Log: log, Event: func(e scheduler.Event) {
+	cfg := scheduler.Config{Run: s.runID, Credentials: creds, Repeated: copied, Memory: s.tasksMemory, Log: log, Event: func(e scheduler.Event) {
 		select {
 		case events <- taskEvent(e):
 		default: // the driver is busy, and these are not worth waiting for

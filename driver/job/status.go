@@ -53,6 +53,8 @@ type Status struct {
 	// Hosts are the listed hosts, oldest first, then other hosts that still have workers.
 	Hosts []Host `json:"hosts"`
 	Waits []Wait `json:"waits"`
+	// Tasks says how the tasks are doing that run on the job's workers, a line each.
+	Tasks []string `json:"tasks,omitempty"`
 	// Events are the last events, oldest first, as in the events file.
 	Events []json.RawMessage `json:"events"`
 }

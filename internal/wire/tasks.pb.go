@@ -1721,7 +1721,9 @@ type PushTask struct {
 	Values  []*ValueAt `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
 	LimitMs uint64     `protobuf:"varint,6,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"`
 	// The worker says that it begins the task before it does: workers were lost with it.
-	Confirm       bool `protobuf:"varint,7,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	Confirm bool `protobuf:"varint,7,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	// A result of so many bytes or more is stored, not sent. 0: as many as usual.
+	Inline        uint32 `protobuf:"varint,8,opt,name=inline,proto3" json:"inline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1803,6 +1805,13 @@ func (x *PushTask) GetConfirm() bool {
 		return x.Confirm
 	}
 	return false
+}
+
+func (x *PushTask) GetInline() uint32 {
+	if x != nil {
+		return x.Inline
+	}
+	return 0
 }
 
 // ResultFor is the result of a task that is an argument of an attempt.
@@ -2743,7 +2752,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x18\n" +
 	"\agranted\x18\x02 \x01(\bR\agranted\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\x12\x10\n" +
-	"\x03try\x18\x04 \x01(\x04R\x03try\"\xe8\x01\n" +
+	"\x03try\x18\x04 \x01(\x04R\x03try\"\x80\x02\n" +
 	"\bPushTask\x12\"\n" +
 	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
@@ -2751,7 +2760,8 @@ const file_tasks_proto_rawDesc = "" +
 	"\aresults\x18\x04 \x03(\v2\x13.hvdrun.v1.TaskToldR\aresults\x12*\n" +
 	"\x06values\x18\x05 \x03(\v2\x12.hvdrun.v1.ValueAtR\x06values\x12\x19\n" +
 	"\blimit_ms\x18\x06 \x01(\x04R\alimitMs\x12\x18\n" +
-	"\aconfirm\x18\a \x01(\bR\aconfirm\"\\\n" +
+	"\aconfirm\x18\a \x01(\bR\aconfirm\x12\x16\n" +
+	"\x06inline\x18\b \x01(\rR\x06inline\"\\\n" +
 	"\tResultFor\x12\"\n" +
 	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12+\n" +
 	"\x06result\x18\x02 \x01(\v2\x13.hvdrun.v1.TaskToldR\x06result\"D\n" +

@@ -73,6 +73,7 @@ func (t *teller) event(now time.Time, e Event) {
 var failures = map[queue.Failure]string{
 	queue.ByUser: "function", queue.Lost: "worker lost", queue.Poison: "poison", queue.Dependency: "dependency",
 	queue.TimedOut: "time limit", queue.Gone: "value lost", queue.NoMember: "worker gone",
+	queue.Full: "memory",
 }
 
 // failed tells that a task has failed; the lock is held.

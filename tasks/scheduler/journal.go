@@ -50,6 +50,7 @@ type book struct {
 	records []*wire.TasksRecord // to be written; the last one grows
 	size    int                 // of the last one
 	waiting int                 // of all
+	writing int                 // of those that are written now
 	acks    map[*peer]ack       // when they are written
 	tells   []queue.ID          // tasks of which clients are told then
 	telling bool                // they are told now
@@ -90,7 +91,8 @@ func (s *Scheduler) note(part proto.Message, add func(*wire.TasksRecord)) {
 	}
 	add(b.records[len(b.records)-1])
 	b.size += bytes
-	if b.waiting += bytes; b.waiting > mostUnwritten && b.why != nil { // commit does so for what was before
+	b.waiting += bytes
+	if b.waiting > mostUnwritten && b.why != nil || int64(b.waiting) > s.cfg.Memory { // commit does so for what was before
 		b.records, b.size, b.waiting, b.lost = nil, 0, 0, true
 	}
 	b.poke()
@@ -233,6 +235,7 @@ func (b *book) commit() bool {
 	s.mu.Lock()
 	records, acks, tells, lost, waiting := b.records, b.acks, b.tells, b.lost, b.waiting
 	b.records, b.size, b.waiting, b.acks, b.tells, b.lost = nil, 0, 0, map[*peer]ack{}, nil, false
+	b.writing = waiting
 	s.mu.Unlock()
 	if len(records) == 0 && len(acks) == 0 && len(tells) == 0 && !lost {
 		return true
@@ -240,6 +243,7 @@ func (b *book) commit() bool {
 	written, err := b.append(records, lost)
 	s.mu.Lock()
 	defer s.unlock()
+	b.writing = 0
 	b.tell(tells)
 	if err != nil {
 		if b.why == nil {
@@ -494,6 +498,7 @@ func Open(cfg Config) (*Scheduler, error) {
 	defer s.unlock()
 	s.q.Out, s.q.Over, s.q.Losses = nil, nil, nil // nobody is there to be told
 	for s.q.GroupAt(s.groups) != nil {
+		s.besides += costOfGroup(groupOf(s.q.GroupAt(s.groups)))
 		s.groups++
 	}
 	for _, p := range s.peers {
@@ -590,7 +595,7 @@ func (r *replay) submitted(sub *wire.TaskSubmitted) error {
 	}
 	s.q.Restore(queue.Task{
 		ID: queue.ID{Client: p.session, N: t.GetN()}, Group: g, Priority: t.GetPriority(),
-		Options: optionsOf(p.session, t.GetOptions()), Spec: t.GetArgs(),
+		Options: optionsOf(p.session, t.GetOptions()), Spec: t.GetArgs(), Cost: costOf(t),
 	})
 	return nil
 }

@@ -38,6 +38,9 @@ type Config struct {
 	ClientGrace time.Duration
 	// Silence is how long a worker may say nothing before it counts as lost. 0: 30 s.
 	Silence time.Duration
+	// Memory is how many bytes the tasks of all clients and their results may take. 0: an eighth
+	// of the machine's memory, and 2 GiB at most.
+	Memory int64
 	// Journal is the path of a file in which tasks and results are written down. Empty: they are in
 	// memory alone.
 	Journal string
@@ -100,6 +103,8 @@ type Scheduler struct {
 	book     *book           // nil: there is no journal
 	groups   int             // that are noted there
 	training map[string]bool // incarnations of workers that have a place in a world
+	told     int64           // what was used when clients were told what their tasks may take
+	besides  int64           // bytes of what is not of tasks
 	held     bool            // tasks of the journal wait for workers that may have them
 	events   *teller
 	shared   *wire.TaskResult // of tasks that have failed for the same one
@@ -121,6 +126,7 @@ type peer struct {
 	puts     map[queue.Object]bool // of a client
 	accepted uint64                // the number of a client's last task
 	durable  ack                   // what it need not repeat
+	window   int64                 // what a client was told that its tasks may take
 	told     uint64                // of durable.accepted, what a client was sent at the latest
 	owed     bool                  // it is in s.owing
 	heard    uint64                // dones of a worker
@@ -149,12 +155,15 @@ func New(cfg Config) *Scheduler {
 	if cfg.Silence <= 0 {
 		cfg.Silence = defaultSilence
 	}
+	if cfg.Memory <= 0 {
+		cfg.Memory = defaultMemory()
+	}
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
 	// Attempts of another scheduler of the job, which died, have other numbers.
 	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
-	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, events: newTeller(cfg.Event)}
+	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, events: newTeller(cfg.Event)}
 	s.mu.Lock() // which the timers take
 	s.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.timer.Stop()
@@ -279,6 +288,9 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 		l.Flush()
 		return err
 	}
+	if !p.worker {
+		r.Most = link.MaxClient
+	}
 	for {
 		if err = s.take(p, l, &m); err != nil {
 			break
@@ -288,6 +300,12 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 		}
 	}
 	s.detach(p, l, err)
+	var greedy greedyError
+	if errors.As(err, &greedy) {
+		_ = conn.SetDeadline(time.Now().Add(lastWords)) // it may not read
+		l.Say(func(out *wire.FromTasks) { out.Refused = err.Error() })
+		l.Flush()
+	}
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
@@ -308,6 +326,8 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		return nil, errClosed
 	case known && (p.from != from || p.worker != h.GetWorker()):
 		return nil, errors.New("scheduler: the session is of another process")
+	case !known && !h.GetWorker() && s.clients() >= mostClients:
+		return nil, fmt.Errorf("scheduler: %d clients are connected; there may be no more", mostClients)
 	case !known:
 		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), host: h.GetHost(), pid: h.GetPid()}
 		s.peers[p.session] = p
@@ -333,9 +353,10 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
 	}
 	p.link, p.since, p.groups, p.untold = l, time.Now(), nil, 0
+	p.window = s.windowOf(p)
 	l.Say(func(m *wire.FromTasks) {
 		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
-		m.Heard, m.Accepted = p.durable.heard, p.durable.accepted
+		m.Heard, m.Accepted, m.WindowBytes = p.durable.heard, p.durable.accepted, uint64(p.window)
 	})
 	if p.worker {
 		p.heard = p.durable.heard // the others come again
@@ -466,6 +487,8 @@ func (s *Scheduler) endClient(now time.Time, p *peer) {
 	for id := range p.puts {
 		s.q.Unput(id)
 	}
+	s.besides -= putCost * int64(len(p.puts))
+	p.puts = nil
 }
 
 // leaveHost forgets that a worker is one of its host; the lock is held.
@@ -557,7 +580,7 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	for _, d := range m.GetDones() {
 		p.heard++
 		p.untold += proto.Size(d)
-		r, held, ran := resultOf(d.GetResult()), heldOf(d.GetOf()), time.Duration(min(d.GetRanUs(), maxRan))*time.Microsecond
+		r, held, ran := s.bounded(resultOf(d.GetResult())), heldOf(d.GetOf()), time.Duration(min(d.GetRanUs(), maxRan))*time.Microsecond
 		if r.Size > 0 {
 			s.storedHere(now, r.Object)
 		}
@@ -641,6 +664,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		time.AfterFunc(unservedAfter, func() { s.warnUnserved(p, l, of) })
 		for ; s.groups <= of.Index; s.groups++ {
 			group := groupOf(of)
+			s.besides += costOfGroup(group)
 			s.note(group, func(m *wire.TasksRecord) { m.Groups = append(m.Groups, group) })
 		}
 	}
@@ -663,6 +687,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		if s.book != nil && s.book.why != nil {
 			status.Journal = s.book.why.Error()
 		}
+		status.Memory = s.memory()
 		text, err := json.Marshal(status)
 		if err != nil {
 			return err
@@ -714,10 +739,14 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 		options := optionsOf(p.session, t.GetOptions())
 		task := queue.Task{
 			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
-			Options: options, Spec: t.GetArgs(),
+			Options: options, Spec: t.GetArgs(), Cost: costOf(t),
+		}
+		if err := s.room(p, int64(task.Cost)); err != nil {
+			return err
 		}
 		if why := tooLarge(t); why != "" {
 			t.Args, t.Options, task.Spec, task.Options, options = nil, nil, nil, nil, nil
+			task.Cost = queue.TaskCost
 			s.q.SubmitEnded(now, task, queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: why})
 			delete(ends, t.GetN())
 		} else if r, ended := ends[t.GetN()]; ended {
@@ -737,6 +766,7 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 	}
 	if len(m.GetSubmits()) > 0 {
 		s.ackLater(p)
+		s.tellWindow(p)
 	}
 	for n, r := range ends {
 		s.q.Ended(now, queue.ID{Client: p.session, N: n}, r)
@@ -813,6 +843,7 @@ func (s *Scheduler) act() {
 		s.q.Out = nil
 	}
 	s.noteOvers()
+	s.tellWindows()
 	if next := s.q.Next; !s.closed && !next.IsZero() && (s.tick.IsZero() || next.Before(s.tick)) {
 		s.tick = next
 		s.timer.Reset(time.Until(next))
@@ -875,6 +906,9 @@ func (s *Scheduler) tell(p *peer, id queue.ID) {
 // pushOf returns what a worker is told of a task.
 func (s *Scheduler) pushOf(p *peer, a queue.Action) *wire.PushTask {
 	push := &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
+	if s.used() > s.cfg.Memory/4*3 {
+		push.Inline = inlineShort
+	}
 	bytes := 0
 	o := s.q.OptionsOf(a.Task)
 	push.LimitMs = uint64(o.TimeLimit.Milliseconds())

@@ -176,6 +176,7 @@ func (s *Scheduler) putBy(now time.Time, p *peer, puts []*wire.PutValue) error {
 			p.puts = map[queue.Object]bool{}
 		}
 		p.puts[object] = true
+		s.besides += putCost
 		s.q.Use(object, int64(v.GetSize()))
 		use := &wire.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true}
 		s.note(use, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, use) })
@@ -190,6 +191,7 @@ func (s *Scheduler) unputBy(p *peer, all [][]byte) {
 	for _, b := range all {
 		if id, ok := blob.ParseID(b); ok && p.puts[queue.Object(id)] {
 			delete(p.puts, queue.Object(id))
+			s.besides -= putCost
 			s.q.Unput(queue.Object(id))
 			use := &wire.TaskUse{Client: p.session, Value: b}
 			s.note(use, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, use) })

@@ -12,6 +12,8 @@ const (
 	MaxName = 255
 	// MaxSubmit bounds a task as its client submits it.
 	MaxSubmit = 12 << 20
+	// MaxClient bounds a message of a client: others go into the next.
+	MaxClient = sealAt + around
 	// MaxNeeds bounds the number of the arguments of a task that are results or stored values.
 	MaxNeeds = 100_000
 	// MaxInlined bounds a result that is not stored.

@@ -66,11 +66,11 @@ func New[M proto.Message](conn net.Conn, make_ func() M) *Link[M] {
 }
 
 // TooLargeError is returned for what does not fit into a message.
-type TooLargeError struct{ Bytes int }
+type TooLargeError struct{ Bytes, Most int }
 
 // Error says how large it is.
 func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("link: a message of %d bytes; at most %d", e.Bytes, MaxFrame)
+	return fmt.Sprintf("link: a message of %d bytes; at most %d", e.Bytes, e.Most)
 }
 
 // around is how many bytes a message has around a part; small is the most that a part of numbers
@@ -95,7 +95,7 @@ func sizeOf(part proto.Message) int {
 func (l *Link[M]) Put(part proto.Message, add func(M)) error {
 	bytes := sizeOf(part)
 	if bytes > MaxFrame {
-		return &TooLargeError{bytes}
+		return &TooLargeError{bytes, MaxFrame}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -298,7 +298,7 @@ func Frame(b []byte, m proto.Message) ([]byte, error) {
 	b, err := (proto.MarshalOptions{}).MarshalAppend(append(b, 0, 0, 0, 0), m)
 	n := len(b) - at - 4
 	if err == nil && n > MaxFrame {
-		err = &TooLargeError{n}
+		err = &TooLargeError{n, MaxFrame}
 	}
 	if err == nil {
 		binary.LittleEndian.PutUint32(b[at:], uint32(n))
@@ -308,12 +308,16 @@ func Frame(b []byte, m proto.Message) ([]byte, error) {
 
 // Reader reads messages from a connection.
 type Reader struct {
-	r   *bufio.Reader
-	buf []byte
+	// Most bounds a message in bytes. NewReader sets MaxFrame.
+	Most int
+	r    *bufio.Reader
+	buf  []byte
 }
 
 // NewReader returns a Reader.
-func NewReader(conn io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(conn, 64<<10)} }
+func NewReader(conn io.Reader) *Reader {
+	return &Reader{Most: MaxFrame, r: bufio.NewReaderSize(conn, 64<<10)}
+}
 
 // Read reads the next message into m, which is reset first. Memory is taken as bytes come.
 func (r *Reader) Read(m proto.Message) error {
@@ -322,8 +326,8 @@ func (r *Reader) Read(m proto.Message) error {
 		return err
 	}
 	n := int(binary.LittleEndian.Uint32(head[:]))
-	if n > MaxFrame {
-		return &TooLargeError{n}
+	if n > r.Most {
+		return &TooLargeError{n, r.Most}
 	}
 	r.buf = r.buf[:0]
 	for len(r.buf) < n {

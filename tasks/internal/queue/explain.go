@@ -110,13 +110,21 @@ func (q *Queue) sizeOf(id Object) int64 {
 func (q *Queue) whyReady(now time.Time, t *task) string {
 	earlier := 0
 	for _, g := range q.order {
-		for _, l := range g.lines {
-			for _, other := range l.tasks {
-				if before(other, t) {
-					earlier++
+		for _, s := range g.shares {
+			if q.paused(s.client) {
+				continue
+			}
+			for _, l := range s.lines {
+				for _, other := range l.tasks {
+					if before(other, t) {
+						earlier++
+					}
 				}
 			}
 		}
+	}
+	if a := q.account(t.ID.Client); q.paused(a) {
+		return fmt.Sprintf("its client has %d bytes of results that it has not taken, and gets more when it has", a.unread)
 	}
 	why := ""
 	if earlier > 0 {

@@ -180,8 +180,10 @@ func (q *Queue) rebuild(now time.Time, o *object, depth int) {
 	q.retried++
 	o.again = true
 	m.again, m.depth, m.old = true, uint8(depth), o
+	q.charge(m, -1)
 	q.move(m, Waiting)
 	m.result = Result{}
+	q.charge(m, 1)
 	q.await(now, m)
 }
 

@@ -58,6 +58,7 @@ const (
 	TimedOut           // it has run for longer than it may
 	Gone               // a stored value that it needs is nowhere, and cannot be made again
 	NoMember           // the worker that it is for is gone
+	Full               // there was no memory for its result
 )
 
 // Result is what became of a task.
@@ -76,6 +77,7 @@ type Task struct {
 	ID       ID
 	Group    *Group // by Queue.Group
 	Priority int32  // greater runs first
+	Cost     int32  // how many bytes it takes while it is not over
 	// Options are what most tasks do without; nil: the defaults.
 	*Options
 	// Spec is what the caller of this package needs to send the task.
@@ -113,6 +115,8 @@ type Config struct {
 	Depth int
 	// Rebuilds bounds how deep lost results are made again. 0: 16.
 	Rebuilds int
+	// Unread is how many bytes of results a client may have to take; then its tasks wait. 0: any.
+	Unread int64
 }
 
 const (
@@ -155,10 +159,10 @@ type Group struct {
 	Function string
 	Family   string // of its function, as workers name it; "": it has none
 	Demand   Demand
-	Index    int              // among all groups, from 0
-	lines    map[string]*line // by the host that they prefer; pinned: "#" and the worker
-	waiting  int              // tasks in the lines
-	pace     time.Duration    // moving average of the time that a task runs; 0: unknown
+	Index    int               // among all groups, from 0
+	shares   map[uint64]*share // by the client
+	waiting  int               // tasks that are ready
+	pace     time.Duration     // moving average of the time that a task runs; 0: unknown
 }
 
 // line is a heap of ready tasks.
@@ -267,6 +271,8 @@ type Queue struct {
 	finished []finished
 	// suspended is how many tasks wait for Resume.
 	suspended int
+	accounts  map[uint64]*account // by the client
+	bytes     int64               // of all of them
 	// restored is how many tasks were restored that have not been over since: a client may have the
 	// result of each.
 	restored int
@@ -293,7 +299,7 @@ func New(cfg Config) *Queue {
 	}
 	return &Queue{
 		cfg: cfg, tasks: map[ID]*task{}, groups: map[groupKey]*Group{}, workers: map[uint64]*worker{},
-		objects: map[Object]*object{},
+		objects: map[Object]*object{}, accounts: map[uint64]*account{},
 	}
 }
 
@@ -311,7 +317,7 @@ func (q *Queue) Group(function string, d Demand) *Group {
 	key := groupKey{function, d.key()}
 	g := q.groups[key]
 	if g == nil {
-		g = &Group{Function: function, Family: familyOf(function), Demand: d, Index: len(q.order), lines: map[string]*line{}}
+		g = &Group{Function: function, Family: familyOf(function), Demand: d, Index: len(q.order), shares: map[uint64]*share{}}
 		q.groups[key] = g
 		q.order = append(q.order, g)
 	}
@@ -359,10 +365,17 @@ func (q *Queue) add(s Task) *task {
 		s.Options = &defaults
 	}
 	t := &task{Task: s, order: q.last}
-	q.tasks[s.ID] = t
-	q.counts[Waiting]++
-	q.need(t)
+	q.insert(t)
 	return t
+}
+
+// insert adds a task, which waits.
+func (q *Queue) insert(t *task) {
+	q.tasks[t.ID] = t
+	q.counts[Waiting]++
+	q.account(t.ID.Client).tasks++
+	q.charge(t, 1)
+	q.need(t)
 }
 
 // need counts the task as one that needs its arguments.
@@ -470,12 +483,18 @@ func (q *Queue) ready(now time.Time, t *task) {
 		return
 	}
 	q.move(t, Ready)
+	of := t.Group.shares[t.ID.Client]
+	if of == nil {
+		of = &share{client: q.account(t.ID.Client), lines: map[string]*line{}}
+		t.Group.shares[t.ID.Client] = of
+	}
 	name := q.lineOf(t)
-	if t.in = t.Group.lines[name]; t.in == nil {
+	if t.in = of.lines[name]; t.in == nil {
 		t.in = &line{name: name}
-		t.Group.lines[name] = t.in
+		of.lines[name] = t.in
 	}
 	heap.Push(t.in, t)
+	of.waiting++
 	t.Group.waiting++
 	q.offer(now, t)
 }
@@ -506,8 +525,12 @@ func (q *Queue) lineOf(t *task) string {
 // leave removes a ready task from its line.
 func (q *Queue) leave(t *task) {
 	heap.Remove(t.in, int(t.place))
+	of := t.Group.shares[t.ID.Client]
 	if t.in.Len() == 0 {
-		delete(t.Group.lines, t.in.name)
+		delete(of.lines, t.in.name)
+	}
+	if of.waiting--; of.waiting == 0 {
+		delete(t.Group.shares, t.ID.Client)
 	}
 	t.in = nil
 	t.Group.waiting--
@@ -516,7 +539,13 @@ func (q *Queue) leave(t *task) {
 // move counts a change of a task's state.
 func (q *Queue) move(t *task, to State) {
 	q.counts[t.state]--
+	if t.state == Sent {
+		q.account(t.ID.Client).sent--
+	}
 	t.state = to
+	if to == Sent {
+		q.account(t.ID.Client).sent++
+	}
 	q.counts[to]++
 }
 
@@ -533,8 +562,13 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	q.Over = append(q.Over, t.ID)
 	old := t.rest().old
 	q.shareText(t, &r)
+	q.charge(t, -1)
 	q.move(t, r.State)
 	t.result, t.worker, t.again, t.old, t.early = r, nil, false, nil, nil
+	if r.Size == 0 {
+		t.Spec = nil // it does not run again
+	}
+	q.charge(t, 1)
 	if r.Size > 0 {
 		q.made(t, r) // and what it needs is kept, so that it can be made again
 	} else {
@@ -623,8 +657,14 @@ func (q *Queue) forget(t *task) {
 	if !t.state.Over() || !t.released || t.users > 0 || q.tasks[t.ID] != t {
 		return
 	}
+	q.charge(t, -1)
 	delete(q.tasks, t.ID)
 	q.counts[t.state]--
+	if a := q.account(t.ID.Client); a.tasks > 1 {
+		a.tasks--
+	} else {
+		delete(q.accounts, t.ID.Client)
+	}
 	if t.result.Size > 0 {
 		q.unmade(t)
 		q.unneed(t)
@@ -638,7 +678,14 @@ func (q *Queue) Release(now time.Time, id ID) {
 	if t == nil || t.released {
 		return
 	}
+	a := q.account(id.Client)
+	paused := q.paused(a)
+	q.charge(t, -1)
 	t.released = true
+	q.charge(t, 1)
+	if paused && !q.paused(a) {
+		defer q.goOn(now, id.Client)
+	}
 	if !t.state.Over() && t.users == 0 {
 		q.Cancel(now, id, false)
 		return
@@ -669,7 +716,11 @@ func (q *Queue) Ended(now time.Time, id ID, r Result) {
 func (q *Queue) end(now time.Time, t *task, force bool, r Result) {
 	if t.state == Sent {
 		w := t.worker
-		q.stop(now, t, force)
+		why := "cancelled"
+		if r.State != Cancelled {
+			why = "over"
+		}
+		q.stop(now, t, force, why)
 		q.begin(now, w)
 		defer q.fill(now, w)
 	}

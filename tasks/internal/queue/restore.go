@@ -76,11 +76,9 @@ func (q *Queue) Restore(s Task) {
 		s.Options = &defaults
 	}
 	t := &task{Task: s, order: q.last, suspended: true, restored: true}
-	q.tasks[s.ID] = t
-	q.counts[Waiting]++
 	q.suspended++
 	q.restored++
-	q.need(t)
+	q.insert(t)
 }
 
 // RestoreOver says what had become of a restored task.

@@ -21,8 +21,31 @@ type Status struct {
 	Suspended int `json:"suspended,omitempty"`
 	// Journal says what is wrong with the journal; empty: nothing.
 	Journal string `json:"journal,omitempty"`
+	// Memory is what tasks take, in bytes, where it is bounded.
+	Memory *Memory `json:"memory,omitempty"`
 	// Offered are the functions that workers have, by name.
 	Offered []Offered `json:"offered,omitempty"`
+}
+
+// Memory is how many bytes tasks and their results take of the scheduler, and of how many.
+type Memory struct {
+	Used int64 `json:"used"`
+	Most int64 `json:"most"`
+	// Clients are those that take most, in that order.
+	Clients []ClientStatus `json:"clients,omitempty"`
+}
+
+// ClientStatus tells of a client.
+type ClientStatus struct {
+	Name  string `json:"name"`
+	Tasks int    `json:"tasks"`
+	Bytes int64  `json:"bytes"`
+	// Unread are bytes of results that it has not taken. Paused: they are so many that its tasks
+	// wait.
+	Unread int64 `json:"unread,omitempty"`
+	Paused bool  `json:"paused,omitempty"`
+	// Gone: it has no connection.
+	Gone bool `json:"gone,omitempty"`
 }
 
 // Offered is a function that workers have.
@@ -67,6 +90,8 @@ type WorkerStatus struct {
 type StoppedStatus struct {
 	Function string `json:"function"`
 	N        uint64 `json:"n"`
+	// Why it was told so: it was cancelled, its time is up, or it runs again elsewhere.
+	Why string `json:"why,omitempty"`
 	// ForMS is how long ago it was told, in milliseconds.
 	ForMS int64 `json:"for_ms"`
 }
@@ -77,6 +102,17 @@ const (
 	mostListed = 2000
 	maxWhy     = 4 << 10
 )
+
+// Lasting says, a line each, what has not ended that was told to.
+func (s Status) Lasting() (all []string) {
+	for _, w := range s.Workers {
+		for _, t := range w.Stopped {
+			all = append(all, fmt.Sprintf("worker %s: task %d of %s, %s, has not ended for %v", w.Name, t.N, t.Function, t.Why,
+				(time.Duration(t.ForMS)*time.Millisecond).Round(time.Second)))
+		}
+	}
+	return all
+}
 
 // Status returns what people want to see.
 func (q *Queue) Status(now time.Time) Status {
@@ -183,7 +219,7 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 		return fmt.Sprintf("has been asked for a lease %v ago", now.Sub(l.at).Round(time.Millisecond))
 	case w.stopped > 0 && !w.mayHave(q, g):
 		s := w.stoppedStatus(now)[0]
-		return fmt.Sprintf("is busy with a cancelled task of %s, which has not ended for %v", s.Function, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
+		return fmt.Sprintf("is busy with a task of %s, %s, which has not ended for %v", s.Function, s.Why, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
 	case !w.mayHave(q, g):
 		return "is busy"
 	}

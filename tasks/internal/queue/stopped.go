@@ -11,8 +11,8 @@ const stoppedSoon = 50 * time.Millisecond
 
 // stop tells the worker of a task to end its attempt, and takes the task from it. The attempt keeps
 // its place and what it takes of the worker until the worker says that it has ended: its function
-// may not heed its context.
-func (q *Queue) stop(now time.Time, t *task, force bool) {
+// may not heed its context. why is for people.
+func (q *Queue) stop(now time.Time, t *task, force bool, why string) {
 	w := t.worker
 	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: force})
 	if !w.SaysEnded {
@@ -21,7 +21,7 @@ func (q *Queue) stop(now time.Time, t *task, force bool) {
 	}
 	w.sent[slices.Index(w.sent, t)] = &task{
 		Task: Task{ID: t.ID, Group: t.Group, Options: &defaults}, state: Sent, worker: w, attempt: t.attempt, stopped: true,
-		more: &more{began: now},
+		more: &more{began: now, result: Result{Text: why}},
 	}
 	w.stopped++
 	if t.taking {
@@ -75,7 +75,7 @@ func (q *Queue) tickStopped(now time.Time, w *worker) {
 func (w *worker) stoppedStatus(now time.Time) (all []StoppedStatus) {
 	for _, t := range w.sent {
 		if t.stopped {
-			all = append(all, StoppedStatus{Function: t.Group.Name(), N: t.ID.N, ForMS: now.Sub(t.began).Milliseconds()})
+			all = append(all, StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()})
 		}
 	}
 	return all

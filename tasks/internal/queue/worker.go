@@ -159,9 +159,11 @@ func (q *Queue) remove(now time.Time, id uint64, lost bool) {
 		}
 	}
 	for _, g := range q.order {
-		if l := g.lines[pinned(id)]; l != nil {
-			for _, t := range slices.Clone(l.tasks) {
-				q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker is gone"})
+		for _, s := range g.shares {
+			if l := s.lines[pinned(id)]; l != nil {
+				for _, t := range slices.Clone(l.tasks) {
+					q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker is gone"})
+				}
 			}
 		}
 	}
@@ -231,7 +233,7 @@ func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 	if t.worker != w || t.state != Sent || t.stopped {
 		return
 	}
-	q.stop(now, t, true)
+	q.stop(now, t, true, "taken elsewhere")
 	if t.Pin == w.ID && w.trains {
 		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker trains"})
 		return
@@ -441,7 +443,7 @@ func (q *Queue) next(now time.Time, w *worker) (best *task) {
 		if g.waiting == 0 || !w.serves(g) || !w.mayHave(q, g) {
 			continue
 		}
-		t := g.first(w, w.running == len(w.sent))
+		t := q.first(g, w, w.running == len(w.sent))
 		if t == nil || best != nil && !before(t, best) {
 			continue
 		}
@@ -463,10 +465,30 @@ func before(a, b *task) bool {
 }
 
 // first returns the group's first task for a worker: of those for it or its host or for any, and if
-// it is idle of all.
-func (g *Group) first(w *worker, idle bool) (best *task) {
+// it is idle of all. Clients that have much to read are passed over.
+func (q *Queue) first(g *Group, w *worker, idle bool) (best *task) {
+	for _, s := range g.shares {
+		if q.paused(s.client) {
+			continue
+		}
+		if t := s.first(w, false); t != nil && (best == nil || before(t, best)) {
+			best = t
+		}
+	}
+	for _, s := range g.shares {
+		if best != nil || !idle {
+			break
+		}
+		if !q.paused(s.client) {
+			best = s.first(w, true)
+		}
+	}
+	return best
+}
+
+func (s *share) first(w *worker, any bool) (best *task) {
 	look := func(name string) {
-		if l := g.lines[name]; l != nil && (best == nil || before(l.tasks[0], best)) {
+		if l := s.lines[name]; l != nil && (best == nil || before(l.tasks[0], best)) {
 			best = l.tasks[0]
 		}
 	}
@@ -474,11 +496,11 @@ func (g *Group) first(w *worker, idle bool) (best *task) {
 	if w.Host != "" {
 		look(w.Host)
 	}
-	if len(g.lines) > 0 {
+	if len(s.lines) > 0 {
 		look(pinned(w.ID))
 	}
-	if best == nil && idle {
-		for name := range g.lines {
+	if best == nil && any {
+		for name := range s.lines {
 			if name == "" || name[0] != '#' {
 				look(name)
 			}
@@ -685,7 +707,7 @@ func (q *Queue) Tick(now time.Time) {
 		}
 		for _, t := range slices.Clone(w.sent[:w.running]) {
 			if t.TimeLimit > 0 && t.more != nil && !t.began.IsZero() && t.worker == w && q.passed(now, t.began.Add(t.TimeLimit)) {
-				q.stop(now, t, true)
+				q.stop(now, t, true, "whose time is up")
 				q.finish(now, t, Result{State: Failed, Failure: TimedOut, Text: fmt.Sprintf("it ran for longer than %v", t.TimeLimit)})
 				q.begin(now, w)
 				q.fill(now, w)
