@@ -24,8 +24,8 @@ const (
 	// unreadShare is the share of the memory, one in so many, that results of a client may have
 	// that it has not taken.
 	unreadShare = 16
-	// tellShare is the change of what is used, one in so many of the memory, after which clients are
-	// told again.
+	// tellShare is the change of what is used, one in so many of the memory, after which clients
+	// are told again.
 	tellShare = 64
 	// overdraft is by how much a client may exceed what it was told: it may be on its way.
 	overdraft = 8 << 20
