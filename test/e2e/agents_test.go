@@ -49,8 +49,7 @@ func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size in
 			return committed
 		})
 		if err != nil {
-			res, _ := r.Wait()
-			t.Fatalf("%v\n%s", err, res.Story())
+			t.Fatal(err)
 		}
 		return world
 	}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/internal/audit"
@@ -51,34 +50,16 @@ func records(t *testing.T, path string) (all []audit.Record) {
 func TestAudit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	keys, agentLog := filepath.Join(dir, "cluster"), filepath.Join(dir, "agent.log")
+	keys := filepath.Join(dir, "cluster")
 	if out, err := exec.Command(binaries.Hvdrun, "cluster", "init", keys).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	background := func(stderr string, args ...string) {
-		t.Helper()
-		cmd := exec.Command(binaries.Hvdrun, args...)
-		f, err := os.Create(stderr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		cmd.Stderr = f
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill() // fails where it has ended
-			_ = cmd.Wait()
-		})
-	}
-	net := fmt.Sprintf("127.79.%d.%d", os.Getpid()/250%250, 1+os.Getpid()%250)
-	background(filepath.Join(dir, "serve.log"), "cluster", "serve", keys, "--listen", net+":7945")
-	background(agentLog, "agent", "--enroll", net+":7945", "--token-file", filepath.Join(keys, "token"), "--state-dir", filepath.Join(dir, "a"),
+	net := address()
+	background(t, "cluster", "serve", keys, "--listen", net+":7945")
+	_, agentLog := background(t, "agent", "--enroll", net+":7945", "--token-file", filepath.Join(keys, "token"), "--state-dir", filepath.Join(dir, "a"),
 		"--name", "a", "--slots", "1", "--bind", net+":7946", "--log-format", "json")
 	source := []string{"--gossip-join", net + ":7946", "--cluster", keys, "--gossip-bind", "127.0.0.1:0"}
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		out, err := exec.Command(binaries.Hvdrun, append([]string{"discover"}, source...)...).CombinedOutput()
 		return err == nil && strings.Contains(string(out), "agent")
 	}) {

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -121,7 +120,7 @@ func TestStopWithoutADriver(t *testing.T) {
 	if out, err := hvdrun(r, "stop"); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	if left := r.AwaitGone(follow.Patience); len(left) > 0 {
+	if left := r.AwaitGone(0); len(left) > 0 {
 		t.Errorf("there are still %q", left)
 	}
 	res, err := r.Wait()

@@ -2,12 +2,10 @@ package e2e
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/test/follow"
@@ -27,23 +25,10 @@ func TestEnrolledCluster(t *testing.T) {
 		}
 		return string(out)
 	}
-	background := func(args ...string) *exec.Cmd {
-		t.Helper()
-		cmd := exec.Command(binaries.Hvdrun, args...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill() // fails where it has ended
-			_ = cmd.Wait()
-		})
-		return cmd
-	}
 	hvdrun("cluster", "init", keys)
-	net := fmt.Sprintf("127.78.%d.%d", os.Getpid()/250%250, 1+os.Getpid()%250)
+	net := address()
 	seed := net + ":7946"
-	background("cluster", "serve", keys, "--listen", net+":7945", "--agent-life", "30s", "--pause", "200ms")
+	background(t, "cluster", "serve", keys, "--listen", net+":7945", "--agent-life", "30s", "--pause", "200ms")
 	certificate := func(host string) []byte {
 		text, err := os.ReadFile(filepath.Join(dir, host, "agent.pem"))
 		if err != nil {
@@ -56,12 +41,12 @@ func TestEnrolledCluster(t *testing.T) {
 		if name == "b" {
 			bind = "127.0.0.1:0"
 		}
-		background("agent", "--enroll", net+":7945", "--token-file", filepath.Join(keys, "token"), "--state-dir", filepath.Join(dir, name),
+		background(t, "agent", "--enroll", net+":7945", "--token-file", filepath.Join(keys, "token"), "--state-dir", filepath.Join(dir, name),
 			"--name", name, "--slots", "1", "--join", seed, "--bind", bind)
 	}
 	source := []string{"--gossip-join", seed, "--cluster", keys, "--gossip-bind", "127.0.0.1:0"}
 	var out []byte
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		var err error
 		out, err = exec.Command(binaries.Hvdrun, append([]string{"discover"}, source...)...).CombinedOutput()
 		return err == nil && strings.Count(string(out), "agent") == 2
@@ -78,7 +63,7 @@ func TestEnrolledCluster(t *testing.T) {
 		t.Errorf("the rotation says %q", said)
 	}
 	for host, before := range first {
-		if !follow.Poll(func() bool { return !bytes.Equal(certificate(host), before) }) {
+		if !follow.Await(t, func() bool { return !bytes.Equal(certificate(host), before) }) {
 			t.Errorf("the certificate of %s is not renewed", host)
 		}
 	}
@@ -103,20 +88,11 @@ func TestDriverIsTheSeed(t *testing.T) {
 	if out, err := exec.Command(binaries.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	seed := fmt.Sprintf("127.80.%d.%d:7946", os.Getpid()/250%250, 1+os.Getpid()%250)
+	seed := address() + ":7946"
 	agents := map[string]*exec.Cmd{}
 	for _, name := range []string{"a", "b"} {
-		cmd := exec.Command(binaries.Hvdrun, "agent", "--key-file", key, "--join", seed, "--name", name, "--slots", "1",
+		agents[name], _ = background(t, "agent", "--key-file", key, "--join", seed, "--name", name, "--slots", "1",
 			"--bind", "127.0.0.1:0", "--drain-timeout", "10m")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill() // fails where it has ended
-			_ = cmd.Wait()
-		})
-		agents[name] = cmd
 	}
 	r := start(t, Job{
 		Flags:   append(flags("-np", "2", "--min-np", "1"), "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", seed),

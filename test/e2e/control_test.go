@@ -53,7 +53,7 @@ func slots(s control.Status) string {
 func awaitSlots(t *testing.T, r *Running, want string, args ...string) control.Status {
 	t.Helper()
 	var s control.Status
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		s = statusOf(t, r, args...)
 		return slots(s) == want
 	}) {
@@ -100,8 +100,7 @@ func awaitWorld(t *testing.T, r *Running, after uint64, size int) (generation ui
 		return generation != 0
 	})
 	if err != nil {
-		res, _ := r.Wait()
-		t.Fatalf("a world of %d after generation %d: %v\n%s", size, after, err, res.Story())
+		t.Fatalf("a world of %d after generation %d: %v", size, after, err)
 	}
 	return generation
 }
@@ -257,11 +256,6 @@ func TestControlOfAnotherDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			next.Kill()
-		}
-	})
 	if err := next.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "resumed") == 1 }); err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +302,7 @@ func TestWatch(t *testing.T) {
 	}
 	until := func(what string, lines func() string, n int) {
 		t.Helper()
-		if !follow.Poll(func() bool { return strings.Count(lines(), what) >= n }) {
+		if !follow.Await(t, func() bool { return strings.Count(lines(), what) >= n }) {
 			t.Fatalf("%s is not told %d times:\n%s", what, n, lines())
 		}
 	}

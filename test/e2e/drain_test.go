@@ -35,8 +35,7 @@ func world(t *testing.T, r *Running, after uint64, size int) (found Event) {
 		return false
 	})
 	if err != nil {
-		res, _ := r.Wait()
-		t.Fatalf("%v\n%s", err, res.Story())
+		t.Fatal(err)
 	}
 	return found
 }
@@ -72,15 +71,14 @@ func inOrder(t *testing.T, res Result, causes ...string) {
 
 func awaitOutput(t *testing.T, r *Running, enough func(text string) bool) {
 	t.Helper()
-	var text []byte
-	if !follow.Poll(func() (ok bool) {
-		var err error
-		if text, err = os.ReadFile(r.OutputPath()); err != nil {
+	if err := r.Until(t.Context(), "output", func() bool {
+		text, err := os.ReadFile(r.OutputPath())
+		if err != nil {
 			t.Fatal(err)
 		}
 		return enough(string(text))
-	}) {
-		t.Fatalf("what was waited for is not printed:\n%s", text)
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -350,7 +348,7 @@ func TestClusterAgentAskedToLeave(t *testing.T) {
 	if out, err := exec.Command(binaries.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	seed := fmt.Sprintf("127.77.%d.%d:7946", os.Getpid()/250%250, 1+os.Getpid()%250)
+	seed := address() + ":7946"
 	agents := make(map[string]*exec.Cmd)
 	for _, name := range []string{"a", "b"} {
 		args := []string{"agent", "--key-file", key, "--name", name, "--slots", "2", "--join", seed, "--bind"}
@@ -359,20 +357,11 @@ func TestClusterAgentAskedToLeave(t *testing.T) {
 		} else {
 			args = append(args, "127.0.0.1:0")
 		}
-		cmd := exec.Command(binaries.Hvdrun, args...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		agents[name] = cmd
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill() // fails where it has ended
-			_ = cmd.Wait()
-		})
+		agents[name], _ = background(t, args...)
 	}
 	discover := []string{"discover", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"}
 	var out []byte
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		var err error
 		out, err = exec.Command(binaries.Hvdrun, discover...).CombinedOutput()
 		return err == nil && strings.Count(string(out), "agent") == 2

@@ -2,23 +2,23 @@ package e2e
 
 import (
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // TestEvaluate: the checkpoints of a training are evaluated, some of them by the spare, which is
 // examples/evaluate.
 func TestEvaluate(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "evaluate")
-	build := exec.CommandContext(t.Context(), "go", append(append([]string{"build"}, buildFlags...), "-o", program, "github.com/hvdrun/hvdrun/examples/evaluate")...)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	dir := t.TempDir()
+	if err := sandbox.Build(dir, "github.com/hvdrun/hvdrun/examples/evaluate"); err != nil {
+		t.Fatal(err)
 	}
 	r := start(t, Job{
 		Flags:   flags("-np", "2", "--min-np", "1", "--spares", "1", "-H", on(hostA, 3)),
-		Command: []string{program, "-dir", filepath.Join(t.TempDir(), "checkpoints"), "-epochs", "6", "-every", "200ms", "-step-time", "10ms"},
+		Command: []string{filepath.Join(dir, "evaluate"), "-dir", filepath.Join(dir, "checkpoints"), "-epochs", "6", "-every", "200ms", "-step-time", "10ms"},
 	})
 	res, err := r.Wait()
 	if err != nil || res.Hung || len(res.Left) > 0 {

@@ -74,23 +74,14 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 	if err := os.WriteFile(limited, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r, err := follow.Programs{Hvdrun: limited, Trainer: binaries.Trainer}.Start(Job{
-		Dir:     t.TempDir(),
+	r := follow.Programs{Hvdrun: limited, Trainer: binaries.Trainer}.Test(t, Job{
 		Flags:   []string{"-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "1,1", "--discovery-interval", "100ms", "--log-level", "debug"},
 		Stages:  []Stage{{Hosts: on(hostA, 2)}},
 		Trainer: []string{"-hold", "5", "-steps", "10"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			r.Kill()
-		}
-	})
 	awaitStep(t, r, 5)
 	var workers []int
-	err = r.AwaitEvents(t.Context(), func(events []Event) bool {
+	err := r.AwaitEvents(t.Context(), func(events []Event) bool {
 		workers = nil
 		for _, e := range events {
 			if e.Name == "worker_started" {
@@ -121,7 +112,7 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 				follow.CommandLine(pid), before.descriptors, before.kilobytes, connections, at, now.descriptors, now.kilobytes)
 			// A listener may hold a quarter, and an agent passes each connection of a worker on. A
 			// connection that has given way is open until its reader has noticed.
-			if !follow.Poll(func() bool { now = usageOf(pid); return now.descriptors <= descriptors*3/4 }) {
+			if !follow.Await(t, func() bool { now = usageOf(pid); return now.descriptors <= descriptors*3/4 }) {
 				t.Errorf("process %d has %d of %d descriptors", pid, now.descriptors, descriptors)
 			}
 			// Not of programs with the race detector, for which nobody asks for a large flood.
@@ -131,7 +122,7 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 			for _, c := range conns {
 				c.Close()
 			}
-			if !follow.Poll(func() bool { return usageOf(pid).descriptors <= before.descriptors+descriptors/16 }) {
+			if !follow.Await(t, func() bool { return usageOf(pid).descriptors <= before.descriptors+descriptors/16 }) {
 				t.Errorf("process %d has %d descriptors long after the flood, and had %d", pid, usageOf(pid).descriptors, before.descriptors)
 			}
 		}

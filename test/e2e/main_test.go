@@ -5,11 +5,16 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -39,18 +44,45 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", parallel); err != nil { // a flag of the command line, parsed later, overrides it
 		panic(err)
 	}
-	dir, err := os.MkdirTemp("", "hvdrun-e2e-")
+	os.Exit(sandbox.Run(m, func(dir string) (err error) {
+		if network, err = sandbox.Net(); err != nil {
+			return err
+		}
+		binaries, err = follow.Build(context.Background(), dir, buildFlags...)
+		return err
+	}))
+}
+
+// network is the prefix of the addresses that no other process has.
+var network string
+
+var lastAddress atomic.Uint32
+
+// address returns one of them, for a test that listens on fixed ports.
+func address() string { return fmt.Sprint(network, lastAddress.Add(1)%254+1) }
+
+// background starts hvdrun beside the job, with its log in a new file. It ends with the test.
+func background(t *testing.T, args ...string) (cmd *exec.Cmd, log string) {
+	t.Helper()
+	cmd = exec.Command(binaries.Hvdrun, args...)
+	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
-		panic(err)
+		t.Fatal(err)
 	}
-	if binaries, err = follow.Build(context.Background(), dir, buildFlags...); err != nil {
-		panic(err)
+	defer f.Close()
+	cmd.Stdout, cmd.Stderr = f, f
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
-	code := m.Run()
-	if err := os.RemoveAll(dir); err != nil {
-		panic(err)
-	}
-	os.Exit(code)
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // fails where it has ended
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("hvdrun %s\n%s", args[0], follow.Tail(f.Name(), 2000))
+		}
+	})
+	return cmd, f.Name()
 }
 
 // flags are hvdrun's flags in all jobs: frequent discovery, and no return of failed slots unless a
@@ -71,17 +103,7 @@ func on(hosts ...any) string {
 // start starts a job that t waits for.
 func start(t *testing.T, j Job) *Running {
 	t.Helper()
-	j.Dir = t.TempDir()
-	r, err := binaries.Start(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			r.Kill()
-		}
-	})
-	return r
+	return binaries.Test(t, j)
 }
 
 // finish waits for the job's end and checks the invariants of every job.
@@ -91,13 +113,8 @@ func finish(t *testing.T, r *Running, status, steps int) Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("job in %s\n%s", r.Dir, res.Story())
-		}
-	})
 	if res.Hung {
-		t.Fatal("the job was hung, and was killed")
+		t.Fatal("the job has not ended at the limit of the run of tests, and was killed")
 	}
 	if res.Status != status {
 		t.Errorf("exit status %d, want %d", res.Status, status)

@@ -53,7 +53,7 @@ func buildOutside(t *testing.T) (program string) {
 	if inventory.program == "" {
 		dir := filepath.Join(filepath.Dir(binaries.Hvdrun), "outside")
 		outside(t, dir)
-		golang(t, dir, "build", "-o", "inventory", ".")
+		golang(t, dir, "build", "-ldflags=-w", "-o", "inventory", ".")
 		inventory.program = filepath.Join(dir, "inventory")
 	}
 	program = filepath.Join(t.TempDir(), "inventory")
@@ -68,8 +68,7 @@ func TestModuleOutside(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	outside(t, dir)
-	golang(t, dir, "vet", ".")
-	golang(t, dir, "test", ".")
+	golang(t, dir, "test", "-vet=all", "-ldflags=-w", ".")
 }
 
 // list atomically writes the plugin's list of machines, in the format of on.
@@ -163,7 +162,7 @@ func TestPluginDiesWithDriver(t *testing.T) {
 	if _, err := r.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if left := r.AwaitGone(follow.Patience); len(left) > 0 {
+	if left := r.AwaitGone(0); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
 }

@@ -25,12 +25,8 @@ type prometheus struct {
 }
 
 // startPrometheus starts Debian's Prometheus with the rules of deploy, and ends it with the test.
-func startPrometheus(t *testing.T, target string) *prometheus {
+func startPrometheus(t *testing.T, path, target string) *prometheus {
 	t.Helper()
-	path, err := exec.LookPath("prometheus")
-	if err != nil {
-		t.Skip("a scrape by Prometheus is NOT tested: there is no prometheus (make check-metrics brings it)")
-	}
 	rules, err := filepath.Abs("../../deploy/prometheus/hvdrun.rules.yml")
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +62,7 @@ scrape_configs:
 		}
 	})
 	p := &prometheus{t: t}
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		for _, addr := range follow.Listening(cmd.Process.Pid) {
 			p.url = "http://" + addr.String()
 		}
@@ -109,7 +105,7 @@ func (p *prometheus) query(expression string) (value float64, found bool) {
 func (p *prometheus) await(expression string, holds func(float64) bool) {
 	p.t.Helper()
 	value, found := 0.0, false
-	if !follow.Poll(func() bool {
+	if !follow.Await(p.t, func() bool {
 		value, found = p.query(expression)
 		return found && holds(value)
 	}) {
@@ -120,6 +116,10 @@ func (p *prometheus) await(expression string, holds func(float64) bool) {
 // TestPrometheus: a real Prometheus scrapes the driver of a real job, finds all that the job has
 // lived through, keeps histograms as native ones, and takes the rules.
 func TestPrometheus(t *testing.T) {
+	path, err := exec.LookPath("prometheus")
+	if err != nil || testing.Short() {
+		t.Skip("a scrape by Prometheus is NOT tested: make check-metrics does, and brings it")
+	}
 	t.Parallel()
 	r := controlled(t, "--metrics-listen", "127.0.0.1:0")
 	log, err := os.ReadFile(r.OutputPath())
@@ -130,7 +130,7 @@ func TestPrometheus(t *testing.T) {
 	if found == nil {
 		t.Fatalf("the log does not say where metrics are served:\n%s", log)
 	}
-	p := startPrometheus(t, string(found[1]))
+	p := startPrometheus(t, path, string(found[1]))
 	is := func(want float64) func(float64) bool { return func(v float64) bool { return v == want } }
 	more := func(than float64) func(float64) bool { return func(v float64) bool { return v > than } }
 	p.await("up", is(1))
@@ -168,7 +168,7 @@ func TestPrometheus(t *testing.T) {
 		}
 	}
 	healthy := 0
-	follow.Poll(func() bool {
+	follow.Await(t, func() bool {
 		healthy = 0
 		if json.Unmarshal([]byte(p.get("/api/v1/rules")), &rules) != nil {
 			return false

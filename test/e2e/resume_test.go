@@ -26,8 +26,7 @@ func awaitStep(t *testing.T, r *Running, step int) {
 		return slices.ContainsFunc(lines, func(l steplog.Line) bool { return l.Step >= step })
 	})
 	if err != nil {
-		res, _ := r.Wait()
-		t.Fatalf("%v\n%s", err, res.Story())
+		t.Fatal(err)
 	}
 }
 
@@ -38,11 +37,6 @@ func resume(t *testing.T, r *Running) *Running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			next.Kill()
-		}
-	})
 	return next
 }
 
@@ -96,7 +90,7 @@ func awaitGrowth(t *testing.T, r *Running, step int) {
 	t.Helper()
 	last := 0
 	follower := steplog.Follow[steplog.Line](r.StepLogPath())
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		lines, err := follower.Next()
 		if err != nil {
 			t.Fatal(err)

@@ -22,17 +22,7 @@ import (
 // server starts an ssh server that ends with the test.
 func server(t *testing.T) *SSHD {
 	t.Helper()
-	s, err := StartSSHD(t.Context(), t.TempDir(), "127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		s.Stop()
-		if t.Failed() {
-			t.Log(s.Log())
-		}
-	})
-	return s
+	return StartSSHD(t, address())
 }
 
 // client returns the ssh command that reaches the hosts.
@@ -94,8 +84,7 @@ func TestSSHShowsNoSecret(t *testing.T) {
 		Trainer: []string{"-steps", "100000", "-step-time", "10ms"},
 	})
 	if err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool { return len(lines) > 10 }); err != nil {
-		res, _ := r.Wait()
-		t.Fatalf("%v\n%s", err, res.Story())
+		t.Fatal(err)
 	}
 	secret := ""
 	agents := 0
@@ -176,7 +165,7 @@ func TestSSHSays(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.host == "stranger" {
-				text := fmt.Sprintf("Host stranger\n  HostName 127.0.0.1\n  Port %d\n  StrictHostKeyChecking yes\n  UserKnownHostsFile %s/known\n", unknown.Port, dir)
+				text := fmt.Sprintf("Host stranger\n  HostName %s\n  Port %d\n  StrictHostKeyChecking yes\n  UserKnownHostsFile %s/known\n", unknown.addr, sshdPort, dir)
 				if err := os.WriteFile(filepath.Join(dir, "ssh_config"), []byte(text), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -210,14 +199,13 @@ func TestSSHDriverKilled(t *testing.T) {
 		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-orphan"},
 	})
 	if err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool { return len(lines) > 10 }); err != nil {
-		res, _ := r.Wait()
-		t.Fatalf("%v\n%s", err, res.Story())
+		t.Fatal(err)
 	}
 	if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	<-r.Ended()
-	if left := r.AwaitGone(follow.Patience); len(left) > 0 {
+	if left := r.AwaitGone(0); len(left) > 0 {
 		t.Errorf("after hvdrun was killed there are still %q", left)
 	}
 	if _, err := r.Wait(); err != nil {
@@ -227,7 +215,7 @@ func TestSSHDriverKilled(t *testing.T) {
 	if len(programs) != 1 {
 		t.Fatalf("in the cache: %q", programs)
 	}
-	if !follow.Poll(func() bool { return len(follow.Processes(programs[0])) == 0 }) {
+	if !follow.Await(t, func() bool { return len(follow.Processes(programs[0])) == 0 }) {
 		t.Fatalf("the agent is left: %v", follow.Processes(programs[0]))
 	}
 }
@@ -296,7 +284,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("no line %q", line)
 		}
 	}
-	if !follow.Poll(func() bool { return len(follow.Processes(cached(t, s)...)) == 0 }) {
+	if !follow.Await(t, func() bool { return len(follow.Processes(cached(t, s)...)) == 0 }) {
 		t.Fatal("agents are left")
 	}
 }

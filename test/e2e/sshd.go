@@ -1,16 +1,13 @@
 package e2e
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
+	"testing"
 
 	"github.com/hvdrun/hvdrun/test/follow"
 )
@@ -20,46 +17,66 @@ type SSHD struct {
 	// Dir contains the keys, the configurations and the server's log. Cache is the cache directory
 	// of its users.
 	Dir, Cache string
-	// Port is the server's port.
-	Port int
 
 	addr string
 	cmd  *exec.Cmd
-	done chan error
+	done chan struct{} // closed when it has ended
 }
 
 // sshdPath is the path of sshd on Debian.
 const sshdPath = "/usr/sbin/sshd"
 
-// StartSSHD starts a server at the address, with its files in dir, which must be empty. The words
-// of before precede its command, for example to enter a network namespace. The caller must call
-// Stop.
-func StartSSHD(ctx context.Context, dir, addr string, before ...string) (*SSHD, error) {
-	s := &SSHD{Dir: dir, Cache: filepath.Join(dir, "cache"), addr: addr, done: make(chan error, 1)}
+// sshdPort is where servers listen, each at an address of its own.
+const sshdPort = 2222
+
+// StartSSHD starts a server at an address that has no other, and stops it after the test. The words
+// of before precede its command, for example to enter a network namespace.
+func StartSSHD(t *testing.T, addr string, before ...string) *SSHD {
+	t.Helper()
+	dir := t.TempDir()
+	s := &SSHD{Dir: dir, Cache: filepath.Join(dir, "cache"), addr: addr, done: make(chan struct{})}
+	if err := s.start(before); err != nil {
+		t.Fatalf("e2e: sshd: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // with its connections
+		<-s.done
+		if t.Failed() {
+			t.Logf("the ssh server at %s\n%s", addr, s.log())
+		}
+	})
+	if !follow.Await(t, func() bool {
+		select {
+		case <-s.done:
+			return true
+		default:
+			return strings.Contains(s.log(), "Server listening")
+		}
+	}) || s.cmd.ProcessState != nil {
+		t.Fatalf("e2e: sshd does not listen: %v", s.cmd.ProcessState)
+	}
+	return s
+}
+
+func (s *SSHD) start(before []string) error {
 	for _, name := range []string{"host", "user", "other"} {
-		out, err := exec.CommandContext(ctx, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, name)).CombinedOutput()
+		out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(s.Dir, name)).CombinedOutput()
 		if err != nil {
-			return nil, fmt.Errorf("e2e: ssh-keygen: %w: %s", err, out)
+			return fmt.Errorf("ssh-keygen: %w: %s", err, out)
 		}
 	}
-	public, err := os.ReadFile(filepath.Join(dir, "user.pub"))
+	public, err := os.ReadFile(filepath.Join(s.Dir, "user.pub"))
 	if err != nil {
-		return nil, fmt.Errorf("e2e: %w", err)
+		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "authorized"), public, 0o600); err != nil {
-		return nil, fmt.Errorf("e2e: %w", err)
+	if err := os.WriteFile(filepath.Join(s.Dir, "authorized"), public, 0o600); err != nil {
+		return err
 	}
 	if os.Getuid() == 0 {
 		if err := os.MkdirAll("/run/sshd", 0o755); err != nil { // sshd requires it
-			return nil, fmt.Errorf("e2e: %w", err)
+			return err
 		}
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("e2e: %w", err)
-	}
-	s.Port = ln.Addr().(*net.TCPAddr).Port
-	ln.Close()
 	config := fmt.Sprintf(`Port %d
 ListenAddress %s
 HostKey %s/host
@@ -72,49 +89,28 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 MaxStartups 64
 LogLevel INFO
-`, s.Port, addr, dir, dir, s.Cache)
-	path := filepath.Join(dir, "sshd_config")
+`, sshdPort, s.addr, s.Dir, s.Dir, s.Cache)
+	path := filepath.Join(s.Dir, "sshd_config")
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		return nil, fmt.Errorf("e2e: %w", err)
+		return err
 	}
-	words := append(before[:len(before):len(before)], sshdPath, "-D", "-f", path, "-E", filepath.Join(dir, "log"))
+	words := append(before[:len(before):len(before)], sshdPath, "-D", "-f", path, "-E", filepath.Join(s.Dir, "log"))
 	s.cmd = exec.Command(words[0], words[1:]...)
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := s.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("e2e: %w", err)
+		return err
 	}
-	go func() { s.done <- s.cmd.Wait() }()
-	return s, s.await(ctx)
-}
-
-// await blocks until the server listens.
-func (s *SSHD) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, follow.Patience)
-	defer cancel()
-	for !strings.Contains(s.Log(), "Server listening") {
-		select {
-		case <-ctx.Done():
-			s.Stop()
-			return fmt.Errorf("e2e: sshd does not listen: %s", s.Log())
-		case err := <-s.done:
-			s.done <- err
-			return fmt.Errorf("e2e: sshd: %w: %s", errors.Join(err), s.Log())
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+	go func() {
+		_ = s.cmd.Wait() // ProcessState has it
+		close(s.done)
+	}()
 	return nil
 }
 
-// Log returns the server's log.
-func (s *SSHD) Log() string {
+// log returns the server's log.
+func (s *SSHD) log() string {
 	b, _ := os.ReadFile(filepath.Join(s.Dir, "log"))
 	return string(b)
-}
-
-// Stop ends the server and its connections.
-func (s *SSHD) Stop() {
-	_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
-	s.done <- <-s.done
 }
 
 // Host is a host in the client's configuration.
@@ -135,12 +131,12 @@ func Client(dir string, hosts ...Host) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("e2e: %w", err)
 		}
-		fmt.Fprintf(&known, "[%s]:%d %s", h.Server.addr, h.Server.Port, key)
+		fmt.Fprintf(&known, "[%s]:%d %s", h.Server.addr, sshdPort, key)
 		fmt.Fprintf(&config, "Host %s\n", h.Name)
 		for _, line := range h.More { // ssh uses the first value of an option
 			fmt.Fprintf(&config, "  %s\n", line)
 		}
-		fmt.Fprintf(&config, "  HostName %s\n  Port %d\n", h.Server.addr, h.Server.Port)
+		fmt.Fprintf(&config, "  HostName %s\n  Port %d\n", h.Server.addr, sshdPort)
 		if !strings.Contains(strings.Join(h.More, " "), "IdentityFile") { // ssh uses all of these
 			fmt.Fprintf(&config, "  IdentityFile %s/user\n", h.Server.Dir)
 		}

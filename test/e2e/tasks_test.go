@@ -28,7 +28,7 @@ func serveTasks(t *testing.T, workers int, hosts string) *Running {
 		Flags:   flags("-np", strconv.Itoa(workers), "--min-np", "1", "-H", hosts, "--orphan-timeout", "10m"),
 		Command: []string{binaries.Tasker},
 	})
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		out, _ := r.Subcommand(t.Context(), "tasks").Output()
 		return strings.Count(string(out), "cpu=") >= workers
 	}) {
@@ -252,7 +252,7 @@ func TestTasksClientKilled(t *testing.T) {
 		Workers                 []struct{ Done int }
 	}
 	var s status
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		s = status{}
 		out, err := r.Subcommand(t.Context(), "tasks", "--json").Output()
 		return err == nil && json.Unmarshal(out, &s) == nil && len(s.Workers) > 0 && s.Waiting+s.Ready+s.Running == 0
@@ -280,7 +280,7 @@ func TestTasksGateway(t *testing.T) {
 	if err := gateway.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		_, err := os.Stat(invitation)
 		return err == nil
 	}) {

@@ -119,7 +119,7 @@ func (term *terminal) sees(words ...string) {
 	term.t.Helper()
 	last, from := "", 0
 	looks := 0
-	if follow.Poll(func() bool {
+	if follow.Await(term.t, func() bool {
 		if looks++; looks%50 == 1 {
 			_, from = term.written(0)
 			term.width = 80 + (term.width+1)%2
@@ -154,7 +154,7 @@ func (term *terminal) leaves(status int) {
 	if err != nil || *modes != term.modes {
 		term.t.Errorf("the terminal's modes are %+v, %v; before they were %+v", modes, err, term.modes)
 	}
-	if !follow.Poll(func() bool {
+	if !follow.Await(term.t, func() bool {
 		term.mu.Lock()
 		defer term.mu.Unlock()
 		all := string(term.text)

@@ -56,7 +56,7 @@ func torchNodes(t *testing.T, backend, endpoint string, trainer ...string) *node
 			<-one.done
 		}
 		left := func() []int { return follow.Processes(n.dir) }
-		if !follow.Poll(func() bool { return len(left()) == 0 }) {
+		if !follow.Await(t, func() bool { return len(left()) == 0 }) {
 			t.Errorf("left behind: %v", left())
 		}
 		if t.Failed() {
@@ -75,7 +75,7 @@ func (n *nodes) start() *node {
 	one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(n.dir, "state"), "XDG_RUNTIME_DIR="+n.dir,
 		"HVD_BLACKLIST_COOLDOWN_RANGE=1,1", "HVD_AGENT_TIMEOUT=30s") // nodes wait for processors too
 	one.cmd.Stdout, one.cmd.Stderr = &one.out, &one.out
-	one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := one.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func (n *nodes) start() *node {
 // await blocks until a line of the steplog is what is waited for, and returns it.
 func (n *nodes) await(what string, is func(steplog.Line) bool) (found steplog.Line) {
 	n.t.Helper()
-	ok := follow.Poll(func() bool {
+	ok := follow.Await(n.t, func() bool {
 		more, err := n.log.Next()
 		if err != nil {
 			n.t.Fatal(err)
@@ -142,7 +142,7 @@ func (n *nodes) drivers() map[*node]int {
 func (n *nodes) driver() (*node, int) {
 	n.t.Helper()
 	var all map[*node]int
-	if !follow.Poll(func() bool { all = n.drivers(); return len(all) == 1 }) {
+	if !follow.Await(n.t, func() bool { all = n.drivers(); return len(all) == 1 }) {
 		n.t.Fatalf("%d nodes have a driver", len(all))
 	}
 	for one, pid := range all {
@@ -154,7 +154,7 @@ func (n *nodes) driver() (*node, int) {
 // over waits for a node's end.
 func (n *nodes) over(one *node) {
 	n.t.Helper()
-	if !follow.Poll(func() bool {
+	if !follow.Await(n.t, func() bool {
 		select {
 		case <-one.done:
 			return true
@@ -175,17 +175,6 @@ func (n *nodes) end(one *node, status int) {
 	}
 }
 
-// freeAddr returns an address of loopback that nobody listened on.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 func (n *nodes) check(steps int) {
 	n.t.Helper()
 	more, err := n.log.Next()
@@ -203,13 +192,13 @@ func (n *nodes) check(steps int) {
 // of the others go on each time, and are not started again.
 func TestElasticNodes(t *testing.T) {
 	t.Parallel()
-	testElasticNodes(t, "c10d", freeAddr(t))
+	testElasticNodes(t, "c10d", address()+":29400")
 }
 
 // TestElasticNodesWithEtcd is the same for nodes that meet in etcd.
 func TestElasticNodesWithEtcd(t *testing.T) {
 	t.Parallel()
-	server, err := etcdserver.Start(t.Context(), t.TempDir(), "127.0.0.1")
+	server, err := etcdserver.Start(t.Context(), t.TempDir(), address())
 	if errors.Is(err, etcdserver.ErrMissing) {
 		t.Skip(err)
 	}
@@ -246,7 +235,7 @@ func testElasticNodes(t *testing.T, backend, endpoint string) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if !follow.Poll(func() bool { _, next := n.driver(); return next != pid }) {
+	if !follow.Await(n.t, func() bool { _, next := n.driver(); return next != pid }) {
 		t.Fatal("no other driver")
 	}
 	last := n.lines[len(n.lines)-1].Step
@@ -288,7 +277,7 @@ func TestElasticNodesEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := torchNodes(t, "c10d", freeAddr(t), c.trainer...)
+			n := torchNodes(t, "c10d", address()+":29400", c.trainer...)
 			for range 3 {
 				n.start()
 			}
@@ -312,7 +301,7 @@ func TestElasticNodesEnd(t *testing.T) {
 // TestElasticNodeAlone: where no other node is left, a node that is asked to stop stops the job.
 func TestElasticNodeAlone(t *testing.T) {
 	t.Parallel()
-	n := torchNodes(t, "c10d", freeAddr(t), "-steps", "1000000")
+	n := torchNodes(t, "c10d", address()+":29400", "-steps", "1000000")
 	n.flags = append(n.flags, "--nnodes", "1:2")
 	one := n.start()
 	n.world(2, 0)

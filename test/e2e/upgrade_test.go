@@ -63,15 +63,11 @@ func TestUpgrade(t *testing.T) {
 	const steps = 80
 	old := binaries
 	old.Hvdrun = earlierHvdrun(t)
-	r, err := old.Start(Job{
-		Dir: t.TempDir(),
+	r := old.Test(t, Job{
 		Flags: []string{"-np", "4", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 2), "--orphan-timeout", "10m",
 			"--discovery-interval", "50ms", "--blacklist-cooldown-range", "0.1,0.1"},
 		Trainer: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms", "-gate", "20=without", "-gate", "40=resumed", "-gate", "60=replaced"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	awaitStep(t, r, 20)
 	r.KillDriver()
 	mark(t, r, "without")
@@ -84,17 +80,11 @@ func TestUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			next.Kill()
-		}
-	})
 	await := func(what string, n int) {
 		t.Helper()
 		err := next.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, what) == n })
 		if err != nil {
-			res, _ := next.Wait()
-			t.Fatalf("%s: %v\n%s", what, err, res.Story())
+			t.Fatalf("%s: %v", what, err)
 		}
 	}
 	await("resumed", 1)

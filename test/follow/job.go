@@ -13,21 +13,27 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // Programs are the programs of a job.
 type Programs struct{ Hvdrun, Trainer, Tasker string }
 
-// Build compiles them into a directory and blocks until that is done.
+// Build puts them into a directory and blocks until that is done. Without flags of go build they
+// are those that other tests and proving grounds share (sandbox.Build).
 func Build(ctx context.Context, dir string, buildFlags ...string) (Programs, error) {
-	args := append([]string{"build"}, buildFlags...)
-	args = append(args, "-o", dir+string(filepath.Separator),
-		"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/test/trainer",
-		"github.com/hvdrun/hvdrun/test/tasker")
-	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
-		return Programs{}, fmt.Errorf("follow: go build: %w\n%s", err, out)
+	packages := []string{"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/test/trainer",
+		"github.com/hvdrun/hvdrun/test/tasker"}
+	programs := Programs{filepath.Join(dir, "hvdrun"), filepath.Join(dir, "trainer"), filepath.Join(dir, "tasker")}
+	if len(buildFlags) == 0 {
+		return programs, sandbox.Build(dir, packages...)
 	}
-	return Programs{filepath.Join(dir, "hvdrun"), filepath.Join(dir, "trainer"), filepath.Join(dir, "tasker")}, nil
+	args := slices.Concat([]string{"build"}, buildFlags, []string{"-o", dir + string(filepath.Separator)}, packages)
+	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
+		return programs, fmt.Errorf("follow: go build: %w\n%s", err, out)
+	}
+	return programs, nil
 }
 
 // Job is a job to run.
@@ -60,8 +66,9 @@ type Job struct {
 	// Marks are entries of the environment or arguments of further processes of the job.
 	Marks []string
 	// Still is the time without progress after which all processes dump their stacks and are
-	// killed. 0: [Patience]. Progress is a step or an event, output of a Command, and a change of
-	// what Progress returns, if it is set. The whole job has no time limit.
+	// killed. 0: [Patience]; a job of a test has no such limit. Progress is a step or an event,
+	// output of a Command, and a change of what Progress returns, if it is set. The whole job has
+	// no time limit.
 	Still    time.Duration
 	Progress func() int64
 }

@@ -3,6 +3,7 @@ package follow
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Processes returns the living processes of the job: those with its tag or marks, or with its run
@@ -33,13 +36,62 @@ func (r *Running) Left() (left []string) {
 }
 
 // AwaitGone blocks until no process of the job remains, at most for the limit, and returns the
-// remaining ones. It kills nothing.
+// remaining ones. The limit of a job of a test is that of the run. It kills nothing.
 func (r *Running) AwaitGone(limit time.Duration) (left []string) {
-	poll(limit, func() bool {
-		left = r.Left()
-		return len(left) == 0
-	})
-	return left
+	r.awaitGone(limit, func(int) bool { return true })
+	return r.Left()
+}
+
+// awaitGone blocks until no process of the job remains for which is returns true, or until the
+// limit.
+func (r *Running) awaitGone(limit time.Duration, is func(pid int) bool) {
+	var over <-chan struct{}
+	if r.test != nil {
+		over = r.test.limit
+	} else {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		over = ctx.Done()
+	}
+	for {
+		pids := slices.DeleteFunc(r.Processes(), func(pid int) bool { return !is(pid) })
+		if len(pids) == 0 {
+			return
+		}
+		for _, pid := range pids {
+			if !awaitEnd(pid, over) {
+				return
+			}
+		}
+	}
+}
+
+// awaitEnd blocks until a process has ended, and returns false if over is closed before.
+func awaitEnd(pid int, over <-chan struct{}) bool {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return true // it has ended
+	}
+	defer unix.Close(fd)
+	for {
+		const look = 100 // ms, in which a closed channel is noticed
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, look)
+		switch {
+		case n > 0 || err != nil && !errors.Is(err, unix.EINTR):
+			return true
+		case closed(over):
+			return false
+		}
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // Kill kills all processes of the job and returns when they have ended, or after [killing] where
@@ -68,7 +120,7 @@ func (r *Running) strike(s syscall.Signal) int {
 func (r *Running) Stacks() { r.dump.Do(r.stacks) }
 
 func (r *Running) stacks() {
-	r.Tail = tail(r.OutputPath(), 3000)
+	r.Tail = Tail(r.OutputPath(), 3000)
 	f, err := os.Create(filepath.Join(r.Dir, "processes"))
 	if err != nil {
 		return
@@ -97,8 +149,8 @@ func (r *Running) stacks() {
 	}
 }
 
-// tail returns the end of a file.
-func tail(path string, n int64) string {
+// Tail returns the end of a file.
+func Tail(path string, n int64) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return err.Error()

@@ -37,18 +37,21 @@ type Running struct {
 	hung     atomic.Bool
 	dump     sync.Once
 	wg       sync.WaitGroup
+	test     *test // nil: no test's
 }
 
 // Start starts the job. The caller must call Wait or Kill.
-func (p Programs) Start(j Job) (*Running, error) {
+func (p Programs) Start(j Job) (*Running, error) { return p.start(j, nil) }
+
+func (p Programs) start(j Job, by *test) (*Running, error) {
 	args, err := j.args(p)
 	if err != nil {
 		return nil, err
 	}
-	if j.Still == 0 {
+	if j.Still == 0 && by == nil {
 		j.Still = Patience
 	}
-	r := &Running{Job: j, View: newView(j), Tag: "TESTBED_JOB=" + rand.Text(), programs: p}
+	r := &Running{Job: j, View: newView(j), Tag: "TESTBED_JOB=" + rand.Text(), programs: p, test: by}
 	if err := r.begin(args); err != nil {
 		return nil, err
 	}
@@ -85,7 +88,7 @@ func (r *Running) Resume(folder string) (next *Running, err error) {
 // ResumeAs starts another hvdrun for the job, perhaps of another machine: with the directories of
 // j, and with these arguments of hvdrun resume. The job's own hvdrun may still run.
 func (r *Running) ResumeAs(j Job, p Programs, args ...string) (*Running, error) {
-	next := &Running{Job: j, View: r.View, Tag: r.Tag, programs: p}
+	next := &Running{Job: j, View: r.View, Tag: r.Tag, programs: p, test: r.test}
 	if err := next.begin(append([]string{"resume"}, args...)); err != nil {
 		return nil, err
 	}
@@ -128,29 +131,46 @@ func (r *Running) begin(args []string) error {
 	}
 	r.PID = cmd.Process.Pid
 	r.wg.Go(r.watch)
+	if r.test != nil {
+		r.test.t.Cleanup(func() { r.test.end(r) })
+	}
 	return nil
 }
 
 // watch ends a job that hangs.
 func (r *Running) watch() {
+	if r.test != nil {
+		select {
+		case <-r.ended:
+			return
+		case <-r.test.limit:
+		}
+	} else if !r.awaitStillness() {
+		return
+	}
+	r.hung.Store(true)
+	r.Stacks()
+	r.Kill()
+}
+
+// awaitStillness blocks until the job has made no progress for so long that it hangs, and returns
+// false if hvdrun ends before.
+func (r *Running) awaitStillness() bool {
 	s := stillness{limit: r.Still}
 	ticks := time.NewTicker(look / 2)
 	defer ticks.Stop()
 	for last := time.Now(); ; {
 		select {
 		case <-r.ended:
-			return
+			return false
 		case <-ticks.C:
 		}
 		now := time.Now()
 		if s.hung(r.moved(), now.Sub(last)) {
-			break
+			return true
 		}
 		last = now
 	}
-	r.hung.Store(true)
-	r.Stacks()
-	r.Kill()
 }
 
 // Ended is closed when hvdrun has ended.
@@ -183,8 +203,8 @@ func (r *Running) Status() int {
 }
 
 // Until blocks until a condition holds, about which it asks each time it has read what the job has
-// written. It returns an error if hvdrun or ctx ends first, or if the job goes on for [Endless]
-// without it. what says what is waited for.
+// written. It returns an error if hvdrun or ctx ends first, or, for a job of no test, if the job
+// goes on for [Endless] without it. what says what is waited for.
 func (r *Running) Until(ctx context.Context, what string, holds func() bool) error {
 	s := stillness{limit: Endless}
 	for last := time.Now(); ; {
@@ -196,12 +216,12 @@ func (r *Running) Until(ctx context.Context, what string, holds func() bool) err
 		case holds():
 			return nil
 		case over && r.hung.Load():
-			return fmt.Errorf("waiting for %s: the job has made no progress for %v, and was killed", what, r.Still)
+			return fmt.Errorf("waiting for %s: %s, and the job was killed", what, r.why())
 		case over:
 			return fmt.Errorf("waiting for %s: hvdrun has ended with status %d", what, r.Status())
 		}
 		now := time.Now()
-		if s.hung(0, now.Sub(last)) {
+		if r.test == nil && s.hung(0, now.Sub(last)) {
 			return fmt.Errorf("waiting for %s: the job has gone on without it for %v", what, Endless)
 		}
 		last = now
@@ -209,6 +229,14 @@ func (r *Running) Until(ctx context.Context, what string, holds func() bool) err
 			return fmt.Errorf("waiting for %s: %w", what, err)
 		}
 	}
+}
+
+// why says why the job counted as hung.
+func (r *Running) why() string {
+	if r.test != nil {
+		return "the limit of the run of tests is near"
+	}
+	return fmt.Sprintf("there was no progress for %v", r.Still)
 }
 
 // AwaitLines blocks until enough returns true for the whole steplog. It returns an error if the job
@@ -223,10 +251,15 @@ func (r *Running) AwaitEvents(ctx context.Context, enough func([]Event) bool) er
 }
 
 // Subcommand returns a subcommand of hvdrun in the job's environment. Its process is not the job's,
-// and is killed after [Endless].
+// and is killed after [Endless], or when the job of a test comes to its limit.
 func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(ctx, Endless)
-	context.AfterFunc(ctx, cancel)
+	if r.test != nil {
+		ctx = r.test.bound(ctx)
+	} else {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, Endless)
+		context.AfterFunc(ctx, cancel)
+	}
 	cmd := exec.CommandContext(ctx, r.programs.Hvdrun, args...)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = r.environment(), r.Dir, time.Second
 	return cmd
@@ -236,7 +269,8 @@ func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
 type Result struct {
 	// Status is hvdrun's exit status; see [Running.Status].
 	Status int
-	// Hung: the job made no progress for [Job].Still and was killed.
+	// Hung: the job made no progress for [Job].Still, or a test's came to the limit of the run, and
+	// was killed.
 	Hung bool
 	// Output is hvdrun's whole output.
 	Output string
@@ -266,8 +300,9 @@ func (r *Running) Wait() (Result, error) {
 	var exit *exec.ExitError
 	if !errors.As(r.err, &exit) || exit.Exited() {
 		r.awaitFarAgents()
-		res.Left = r.Left()
-		r.strike(syscall.SIGKILL)
+		if res.Left = r.Left(); len(res.Left) > 0 {
+			r.strike(syscall.SIGKILL)
+		}
 	}
 	return res, nil
 }
@@ -278,20 +313,38 @@ func (r *Running) awaitFarAgents() {
 	if !slices.Contains(r.Flags, "--ssh-command") {
 		return
 	}
-	Poll(func() bool {
-		return !slices.ContainsFunc(r.Processes(), func(pid int) bool { return strings.HasSuffix(CommandLine(pid), " agent --job") })
-	})
+	r.awaitGone(Patience, func(pid int) bool { return strings.HasSuffix(CommandLine(pid), " agent --job") })
 }
 
-// Story returns everything that the job has written, as text.
+// What a story has at most: the last steps, events and lines of output. Everything is in the job's
+// directory.
+const (
+	toldSteps  = 5
+	toldEvents = 40
+	toldLines  = 30
+	toldLine   = 300 // bytes of a line of output
+)
+
+// Story returns the last of what the job has done and written, as text.
 func (res Result) Story() string {
 	var s strings.Builder
-	for _, l := range res.Lines {
-		fmt.Fprintf(&s, "%d %-5s step %-3d %-7s generation %d rank %d of %d (first %d) %s pid %d\n",
-			l.Time, l.Event, l.Step, l.Outcome, l.Generation, l.Rank, l.Size, l.First, l.Where(), l.PID)
+	fmt.Fprintf(&s, "exit status %d\n", res.Status)
+	for _, l := range last(res.Lines, toldSteps) {
+		fmt.Fprintf(&s, "step %-3d %-5s %-7s generation %d rank %d of %d (first %d) %s pid %d\n",
+			l.Step, l.Event, l.Outcome, l.Generation, l.Rank, l.Size, l.First, l.Where(), l.PID)
 	}
-	for _, e := range res.Events {
-		fmt.Fprintf(&s, "%d %s\n", e.Time.UnixNano(), e)
+	events := slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name == "audit" })
+	for _, e := range last(events, toldEvents) {
+		fmt.Fprintf(&s, "%s %s\n", e.Time.Local().Format("15:04:05.000"), e)
 	}
-	return s.String() + res.Output
+	lines := slices.Collect(strings.Lines(res.Output))
+	for _, line := range last(lines, toldLines) {
+		if line = strings.TrimSuffix(line, "\n"); len(line) > toldLine {
+			line = line[:toldLine] + "…"
+		}
+		s.WriteString(line + "\n")
+	}
+	return s.String()
 }
+
+func last[E any](all []E, n int) []E { return all[max(0, len(all)-n):] }

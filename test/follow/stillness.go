@@ -55,9 +55,8 @@ func (r *Running) moved() int64 {
 	return n
 }
 
-// Poll calls done until it returns true, at most for [Patience], and returns its last result. A
-// call that takes long, such as one that reads all of /proc, is followed by a longer pause, so that
-// what is waited for has the processor.
+// Poll calls done until it returns true, at most for [Patience], and returns its last result. Tests
+// use [Await].
 func Poll(done func() bool) bool { return poll(Patience, done) }
 
 func poll(limit time.Duration, done func() bool) bool {
@@ -67,7 +66,7 @@ func poll(limit time.Duration, done func() bool) bool {
 		if done() {
 			return true
 		}
-		time.Sleep(max(5*time.Millisecond, 10*time.Since(asked)))
+		time.Sleep(pause(asked))
 		now := time.Now()
 		if s.hung(0, now.Sub(last)) {
 			return false

@@ -25,7 +25,8 @@ func Enter() (leave func() error, err error) {
 		return nil, fmt.Errorf("sandbox: %w", err)
 	}
 	// The path is short: a unix socket's has at most 107 bytes.
-	dir, err := os.MkdirTemp("", "hvd")
+	outer = os.TempDir()
+	dir, err := os.MkdirTemp(outer, "hvd")
 	if err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
 	}
@@ -45,6 +46,23 @@ func Enter() (leave func() error, err error) {
 		return nil, errors.Join(fmt.Errorf("sandbox: %w", err), os.RemoveAll(dir))
 	}
 	return func() error { return os.RemoveAll(dir) }, nil
+}
+
+// outer is the folder for temporary files of who has entered the sandbox.
+var outer string
+
+// Keep moves a folder of the sandbox to where it stays when the sandbox is left, and returns its
+// new path.
+func Keep(path string) (kept string, err error) {
+	dir, err := os.MkdirTemp(outer, "hvd-kept-")
+	if err != nil {
+		return path, fmt.Errorf("sandbox: %w", err)
+	}
+	kept = filepath.Join(dir, filepath.Base(path))
+	if err := os.Rename(path, kept); err != nil {
+		return path, fmt.Errorf("sandbox: %w", err)
+	}
+	return kept, nil
 }
 
 // keepCaches names the folders of Go's caches, whose defaults depend on HOME.

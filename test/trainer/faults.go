@@ -108,7 +108,7 @@ func (f *faults) at(point string, n int) error {
 		}
 		for _, other := range f.all {
 			for !x.always && other.point == point && !f.marked(other) {
-				time.Sleep(waitPause)
+				time.Sleep(time.Millisecond)
 			}
 		}
 		if err := f.happen(x); err != nil {

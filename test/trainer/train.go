@@ -18,8 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// waitPause is the polling interval of waits.
-const waitPause = time.Millisecond
+// waitPause is the polling interval of waits, in which all workers take part.
+const waitPause = 10 * time.Millisecond
 
 // progress is the training state apart from the weights.
 type progress struct {

@@ -3,7 +3,6 @@
 package netns
 
 import (
-	"context"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,13 +18,11 @@ import (
 // job is a job over a cluster of agents, with the events observed so far.
 type job struct {
 	*follow.Running
-	t     *testing.T
-	seen  int // events that are over
-	ended bool
+	t    *testing.T
+	seen int // events that are over
 }
 
-// run starts an endless job whose driver is on the host "driver". It ends by [job.end] or is
-// killed.
+// run starts an endless job whose driver is on the host "driver".
 func (n *network) run(flags ...string) *job {
 	n.t.Helper()
 	return n.train([]string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}, flags...)
@@ -35,23 +32,10 @@ func (n *network) run(flags ...string) *job {
 func (n *network) train(trainer []string, flags ...string) *job {
 	n.t.Helper()
 	programs := follow.Programs{Hvdrun: n.hvdrun("driver"), Trainer: binaries.Trainer}
-	running, err := programs.Start(follow.Job{Dir: n.t.TempDir(),
+	return &job{t: n.t, Running: programs.Test(n.t, follow.Job{
 		Flags:   append(flags, "--log-level", "debug", "--drain-timeout", "5"),
-		Trainer: trainer})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	j := &job{Running: running, t: n.t}
-	n.t.Cleanup(func() {
-		if j.ended {
-			return
-		}
-		j.Kill()
-		if res, err := j.Wait(); err == nil {
-			n.t.Log(res.Story())
-		}
-	})
-	return j
+		Trainer: trainer,
+	})}
 }
 
 const endless = 1_000_000 // steps
@@ -65,13 +49,12 @@ func (j *job) end() {
 // endWith is end for workers with so many weights.
 func (j *job) endWith(weights int) {
 	j.t.Helper()
-	j.ended = true
 	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
 		j.t.Fatal(err)
 	}
 	res, err := j.Wait()
 	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
-		j.t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
+		j.t.Errorf("status %d, left %q, %v", res.Status, res.Left, err)
 	}
 	if err := steplog.Check(res.Lines, endless, weights); err != nil {
 		j.t.Error(err)
@@ -82,10 +65,8 @@ func (j *job) endWith(weights int) {
 // position moves behind it.
 func (j *job) await(what string, is func(follow.Event) bool) follow.Event {
 	j.t.Helper()
-	ctx, cancel := context.WithTimeout(j.t.Context(), 2*follow.Patience)
-	defer cancel()
 	var found follow.Event
-	err := j.AwaitEvents(ctx, func(all []follow.Event) bool {
+	err := j.AwaitEvents(j.t.Context(), func(all []follow.Event) bool {
 		for i := j.seen; i < len(all); i++ {
 			if is(all[i]) {
 				found, j.seen = all[i], i+1

@@ -3,7 +3,6 @@
 package netns
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -12,9 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 var binaries follow.Programs
@@ -29,18 +28,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "netns: ip is missing: install iproute2")
 		os.Exit(1)
 	}
-	dir, err := os.MkdirTemp("", "hvdrun-netns-")
-	if err != nil {
-		panic(err)
-	}
-	if binaries, err = follow.Build(context.Background(), dir, "-race"); err != nil {
-		panic(err)
-	}
-	code := m.Run()
-	if err := os.RemoveAll(dir); err != nil {
-		panic(err)
-	}
-	os.Exit(code)
+	os.Exit(sandbox.Run(m, func(dir string) (err error) {
+		binaries, err = follow.Build(context.Background(), dir, buildFlags...)
+		return err
+	}))
 }
 
 // network is namespaces on a bridge, which is in its own namespace, so that the machine's network
@@ -111,7 +102,6 @@ func (n *network) hvdrun(host string) string {
 type agent struct {
 	t    *testing.T
 	cmd  *exec.Cmd
-	out  bytes.Buffer
 	done chan error
 }
 
@@ -119,8 +109,14 @@ type agent struct {
 func (n *network) agent(host string, flags ...string) *agent {
 	n.t.Helper()
 	a := &agent{t: n.t, cmd: exec.Command(n.hvdrun(host), append([]string{"agent"}, flags...)...), done: make(chan error, 1)}
-	a.cmd.Stdout, a.cmd.Stderr = &a.out, &a.out
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	log := filepath.Join(n.t.TempDir(), "log")
+	f, err := os.Create(log)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer f.Close()
+	a.cmd.Stdout, a.cmd.Stderr = f, f
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := a.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
@@ -129,7 +125,7 @@ func (n *network) agent(host string, flags ...string) *agent {
 		a.cmd.Process.Kill()
 		<-a.done
 		if n.t.Failed() {
-			n.t.Logf("agent of %s\n%s", host, a.out.String())
+			n.t.Logf("agent of %s\n%s", host, follow.Tail(log, 2000))
 		}
 	})
 	return a
@@ -138,17 +134,15 @@ func (n *network) agent(host string, flags ...string) *agent {
 // listens waits until a TCP port on the host is open.
 func (n *network) listens(host string, port int) {
 	n.t.Helper()
-	for end := time.Now().Add(follow.Patience); ; <-time.After(5 * time.Millisecond) {
+	if !follow.Await(n.t, func() bool {
 		cmd := exec.Command("ip", "netns", "exec", n.space(host), "ss", "-Hltn", fmt.Sprintf("sport = :%d", port))
 		out, err := cmd.CombinedOutput()
-		switch {
-		case err != nil:
+		if err != nil {
 			n.t.Fatalf("%v: %v\n%s", cmd, err, out)
-		case len(out) > 0:
-			return
-		case time.Now().After(end):
-			n.t.Fatalf("nobody listens to port %d of %s", port, host)
 		}
+		return len(out) > 0
+	}) {
+		n.t.Fatalf("nobody listens to port %d of %s", port, host)
 	}
 }
 
@@ -163,13 +157,9 @@ func (a *agent) ask() {
 // wait waits until the agent has ended, with exit status 0.
 func (a *agent) wait() {
 	a.t.Helper()
-	select {
-	case err := <-a.done:
-		a.done <- nil
-		if err != nil {
-			a.t.Fatalf("%v\n%s", err, a.out.String())
-		}
-	case <-time.After(follow.Patience):
-		a.t.Fatal("the agent does not end")
+	err := <-a.done
+	a.done <- nil
+	if err != nil {
+		a.t.Fatalf("the agent: %v", err)
 	}
 }

@@ -93,7 +93,7 @@ func (n *network) cards(slow string, rates ...string) map[string]string {
 // says waits until the log has a text.
 func (j *job) says(text string) {
 	j.t.Helper()
-	if !follow.Poll(func() bool {
+	if !follow.Await(j.t, func() bool {
 		out, err := os.ReadFile(j.OutputPath())
 		return err == nil && strings.Contains(string(out), text)
 	}) {

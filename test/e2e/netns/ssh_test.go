@@ -17,17 +17,7 @@ import (
 // sshd starts an ssh server on the host and returns its client configuration.
 func (n *network) sshd(host, addr string) e2e.Host {
 	n.t.Helper()
-	s, err := e2e.StartSSHD(n.t.Context(), n.t.TempDir(), addr, "ip", "netns", "exec", n.space(host))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	n.t.Cleanup(func() {
-		s.Stop()
-		if n.t.Failed() {
-			n.t.Logf("ssh server of %s\n%s", host, s.Log())
-		}
-	})
-	return e2e.Host{Name: host, Server: s}
+	return e2e.Host{Name: host, Server: e2e.StartSSHD(n.t, addr, "ip", "netns", "exec", n.space(host))}
 }
 
 // steps waits until rank 0 has completed so many more steps.
@@ -106,7 +96,7 @@ func TestLinkOfASSHHost(t *testing.T) {
 	n.cable("b", "up")
 	j.world("a", "b")
 	t.Logf("it is back: the next world after %v", time.Since(since))
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		stat, err := os.ReadFile(old + "/stat")
 		return err != nil || strings.Contains(string(stat), ") Z ")
 	}) {

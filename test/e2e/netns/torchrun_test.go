@@ -49,7 +49,7 @@ func TestElasticNodeFallsSilent(t *testing.T) {
 				t.Logf("node %s\n%s", one.host, one.out.String())
 			}
 		}
-		if !follow.Poll(func() bool { return len(follow.Processes(dir)) == 0 }) {
+		if !follow.Await(t, func() bool { return len(follow.Processes(dir)) == 0 }) {
 			t.Errorf("left behind: %v", follow.Processes(dir))
 		}
 	})
@@ -61,7 +61,7 @@ func TestElasticNodeFallsSilent(t *testing.T) {
 			"-steps", strconv.Itoa(endless), "-step-time", "5ms")
 		one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, h), "XDG_RUNTIME_DIR="+dir)
 		one.cmd.Stdout, one.cmd.Stderr = &one.out, &one.out
-		one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		if err := one.cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func TestElasticNodeFallsSilent(t *testing.T) {
 	var lines []steplog.Line
 	await := func(what string, is func(steplog.Line) bool) (found steplog.Line) {
 		t.Helper()
-		if !follow.Poll(func() bool {
+		if !follow.Await(t, func() bool {
 			more, err := log.Next()
 			if err != nil {
 				t.Fatal(err)

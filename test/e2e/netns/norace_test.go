@@ -1,0 +1,5 @@
+//go:build netns && !race
+
+package netns
+
+var buildFlags []string

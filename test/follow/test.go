@@ -1,0 +1,97 @@
+package follow
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
+)
+
+// test is what a job's test has to do with it.
+type test struct {
+	t     *testing.T
+	limit <-chan struct{} // closed when waits give up
+	told  bool            // the story of the job is told
+}
+
+// Test starts a job of a test, in a folder of its own. The job ends with the test at the latest. It
+// has no limit but that of the run of tests, a little before which it is killed. If the test fails,
+// the end of the job's story is told, and its folder is kept.
+func (p Programs) Test(t *testing.T, j Job) *Running {
+	t.Helper()
+	limit := make(chan struct{})
+	if end, is := Limit(t); is {
+		timer := time.AfterFunc(time.Until(end), func() { close(limit) })
+		t.Cleanup(func() { timer.Stop() })
+	}
+	j.Dir = t.TempDir()
+	r, err := p.start(j, &test{t: t, limit: limit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// end is called for each hvdrun of the job after the test.
+func (test *test) end(r *Running) {
+	t := test.t
+	if !r.Over() || t.Failed() {
+		r.Kill()
+	}
+	if !t.Failed() || test.told {
+		return
+	}
+	test.told = true
+	res, err := r.Wait()
+	if err != nil {
+		t.Log(err)
+	}
+	kept, err := sandbox.Keep(r.Dir)
+	if err != nil {
+		t.Log(err)
+	}
+	t.Logf("the job's folder is kept: %s\n%s", kept, res.Story())
+}
+
+// bound returns a context that ends when waits give up.
+func (test *test) bound(ctx context.Context) context.Context {
+	end, is := Limit(test.t)
+	if !is {
+		return ctx
+	}
+	ctx, cancel := context.WithDeadline(ctx, end)
+	context.AfterFunc(ctx, cancel)
+	return ctx
+}
+
+// Limit returns when the waits of a test give up, a little before the limit of the run (go test
+// -timeout), so that they can say what they wait for. Without that limit there is none.
+func Limit(t *testing.T) (end time.Time, is bool) {
+	end, is = t.Deadline()
+	return end.Add(-farewell), is
+}
+
+// farewell is the time for stories before the limit of the run.
+const farewell = 20 * time.Second
+
+// Await calls done until it returns true. It returns false when the limit of the run is near. The
+// pauses are as those of [Poll].
+func Await(t *testing.T, done func() bool) bool {
+	end, bounded := Limit(t)
+	for {
+		asked := time.Now()
+		if done() {
+			return true
+		}
+		if bounded && time.Now().After(end) {
+			return false
+		}
+		time.Sleep(pause(asked))
+	}
+}
+
+// pause is the time until the next look at something, after one that has begun at a time: one that
+// takes long, such as that at all of /proc, is followed by a longer pause, so that what is waited
+// for has the processor.
+func pause(asked time.Time) time.Duration { return max(5*time.Millisecond, 10*time.Since(asked)) }
