@@ -201,23 +201,28 @@ prove: ## do random programs of collectives, then random jobs, each for PROVE (1
 		done; exit $$status; \
 	fi
 
-chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
-	@$(GO) run ./test/chaos $(ARGS)
+# A kind of random jobs alone, with what a target asks for in place of what its seeds say.
+KIND = $(GO) run ./test/prove/jobs -seed 1 -kind
+DRIVERS = $(KIND) drivers -cases 1 -drivers 100 -steps 20000
+RECOVERY = $(KIND) recovery -cases 1 -kills 200 -joins 40 -arrivals 20
 
-chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed, while workers die; ARGS go to the program
-	@$(GO) run ./test/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s $(ARGS)
+chaos: ## run 200 jobs under random SIGKILLs; ARGS go to the program
+	@$(KIND) chaos -cases 200 $(ARGS)
 
-chaos-commits: build ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
-	@$(GO) run ./test/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
+chaos-drivers: ## run a job whose driver is killed 100 times, and resumed, while workers die; ARGS go to the program
+	@$(DRIVERS) $(ARGS)
 
-chaos-steps: build ## kill workers, spares and hvdrun while 1 to 8 workers train by elastic.Steps, in 50 jobs; ARGS go to the program
-	@$(GO) run ./test/chaos -runs 50 -microbatches 8 -drivers 2 $(ARGS)
+chaos-commits: ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
+	@$(KIND) commits -cases 1 -commits 500 -state 2400000 $(ARGS)
 
-bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
-	@$(GO) run ./test/recovery $(ARGS)
+chaos-steps: ## kill workers, spares and hvdrun while 1 to 8 workers train by elastic.Steps, in 50 jobs; ARGS go to the program
+	@$(KIND) steps -cases 50 $(ARGS)
+
+bench-recovery: ## measure recovery from deaths and growth; ARGS go to the program
+	@$(RECOVERY) $(ARGS)
 
 bench-scale: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
-	@$(GO) run ./test/scale $(ARGS)
+	@$(KIND) scale -cases 1 -sizes 100,300,1000 -rounds 3 $(ARGS)
 
 gpu-programs: ## build what gpu-check runs into bin/gpu-check/, to be carried to a machine without Go
 	@echo "== build: bin/gpu-check/"
@@ -255,10 +260,10 @@ check-container: ## build the steps of deploy/container/Dockerfile, and run the 
 # make figures draws.
 measure: build ## measure what the README's figures show, into bin/figures/: 10 minutes on two quiet cores; then copy the tables into BENCHMARKS.md
 	@mkdir -p bin/figures
-	$(GO) run ./test/recovery -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt
-	$(GO) run ./test/recovery -kills 30 -joins 8 -arrivals 0 -ballast 256 -change none >bin/figures/recovery-256MB.txt
+	$(RECOVERY) -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt
+	$(RECOVERY) -kills 30 -joins 8 -arrivals 0 -ballast 256 -change none >bin/figures/recovery-256MB.txt
 	bin/hvdrun bench -np 2 --sizes 4,64KiB,1MiB,64MiB >bin/figures/bench.txt
-	$(GO) run ./test/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s >bin/figures/drivers.txt
+	$(DRIVERS) >bin/figures/drivers.txt
 	@ls -l bin/figures
 
 figures: ## draw docs/figures.svg anew from the tables of BENCHMARKS.md; make measure fills bin/figures/, make check-page the pictures

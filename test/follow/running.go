@@ -186,6 +186,9 @@ func (r *Running) Over() bool {
 	}
 }
 
+// Hung reports whether the job has made no progress for [Job].Still, for which it was killed.
+func (r *Running) Hung() bool { return r.hung.Load() }
+
 // Status returns the exit status of hvdrun, which must have ended: 128+n if signal n ended it, -1
 // if its process could not be awaited.
 func (r *Running) Status() int {

@@ -47,15 +47,20 @@ func (r *Run) More(number int, passed time.Duration) bool {
 type Failure struct {
 	Room  string // folder of the program below test/prove
 	Seed  uint64
-	Case  string // in a line
+	Args  []string // flags besides
+	Case  string   // in a line
 	What  string
 	Files string // folder
 }
 
 // String formats a block of lines.
 func (f Failure) String() string {
-	return fmt.Sprintf("FAILED seed %d: %s\n  %s\n  repeat it by:  make prove ROOM=%s SEED=%d\n  its files are: %s\n",
-		f.Seed, f.Case, strings.ReplaceAll(strings.TrimSpace(f.What), "\n", "\n  "), f.Room, f.Seed, f.Files)
+	args := ""
+	if len(f.Args) > 0 {
+		args = fmt.Sprintf(" ARGS='%s'", strings.Join(f.Args, " "))
+	}
+	return fmt.Sprintf("FAILED seed %d: %s\n  %s\n  repeat it by:  make prove ROOM=%s SEED=%d%s\n  its files are: %s\n",
+		f.Seed, f.Case, strings.ReplaceAll(strings.TrimSpace(f.What), "\n", "\n  "), f.Room, f.Seed, args, f.Files)
 }
 
 // Tally counts the cases of a run. The zero value is empty. It is not safe for concurrent use.

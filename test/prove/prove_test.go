@@ -33,6 +33,10 @@ func TestFailure(t *testing.T) {
 	if got != want {
 		t.Errorf("%q", got)
 	}
+	got = Failure{Room: "jobs", Args: []string{"-kills=20", "-joins=0"}}.String()
+	if want := "make prove ROOM=jobs SEED=0 ARGS='-kills=20 -joins=0'\n"; !strings.Contains(got, want) {
+		t.Errorf("%q has no %q", got, want)
+	}
 }
 
 func TestTally(t *testing.T) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,21 +18,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/report"
 	"github.com/hvdrun/hvdrun/test/steplog"
-)
-
-const (
-	// quiet is the time without a step, an event or output after which a job counts as hung.
-	quiet = 60 * time.Second
-	// barren is the time without a step, while steps are awaited, after which it counts as hung.
-	barren = 150 * time.Second
-	// patience is how long an endless job may train while something else is awaited.
-	patience = 120 * time.Second
-	// answer is the time limit of a command.
-	answer = 30 * time.Second
-	// lingering is how long a process may exist after the end of hvdrun: the kernel needs time to
-	// free much memory.
-	lingering = 10 * time.Second
 )
 
 // job is a job of a case. Its plan may be changed until start.
@@ -40,7 +28,7 @@ type job struct {
 	*follow.Running // nil until start
 	plan            follow.Job
 	trial           *trial
-	counted         atomic.Int64   // bytes of output that was read
+	counted         atomic.Int64   // bytes of output that was read: progress
 	before          []steplog.Line // lines of the case's first job, whose checkpoints this one resumes
 }
 
@@ -53,35 +41,37 @@ func (t *trial) job() (*job, error) {
 	}
 	j := &job{setup: s, trial: t}
 	j.plan = follow.Job{
-		Dir: t.dir, Env: []string{"GOTRACEBACK=all"}, Marks: []string{fmt.Sprintf("0.%015d", number), "PROVE_JOB=" + rand.Text()}, Still: quiet, Progress: j.output,
+		Dir: t.dir, Env: []string{"GOTRACEBACK=all"}, Marks: []string{fmt.Sprintf("0.%015d", number), "PROVE_JOB=" + rand.Text()}, Progress: j.counted.Load,
 		Flags: []string{"-np", strconv.Itoa(s.Workers), "--min-np", "1", "--blacklist-cooldown-range", "0.1,0.4",
 			"--log-level", "info", "-H", s.hostList()},
 	}
-	weights, ballast := s.State/4, int64(0)
-	if s.State >= 32<<20 { // checking weights bit by bit is slow
-		weights, ballast = 1<<18, s.State/1e6
+	weights, ballast := s.weights()
+	j.plan.Trainer = []string{"-log-all=" + strconv.FormatBool(s.Workers <= 16), "-steps", strconv.Itoa(j.steps()), "-size", strconv.Itoa(weights),
+		"-ballast", strconv.Itoa(ballast), "-ballast-change", cmp.Or(s.Change, "few"), "-step-time", s.StepTime.String(),
+		"-print", strconv.Itoa(s.Print), fmt.Sprintf("-async=%t", s.Async), "-microbatches", strconv.Itoa(s.Microbatches), fmt.Sprintf("-late=%t", s.Late)}
+	if s.Spares > 0 {
+		j.flag("--max-np", strconv.Itoa(s.Workers), "--spares", strconv.Itoa(s.Spares))
 	}
-	j.plan.Trainer = []string{"-log-all=" + strconv.FormatBool(s.Workers <= 16), "-steps", strconv.Itoa(j.steps()), "-size",
-		strconv.FormatInt(max(16, weights), 10), "-ballast", strconv.FormatInt(ballast, 10), "-step-time", s.Pause.String(),
-		"-print", strconv.Itoa(s.Print), "-async=" + strconv.FormatBool(s.Async)}
 	return j, nil
 }
 
-// output returns the bytes of hvdrun's output.
-func (j *job) output() int64 {
-	n := j.counted.Load()
-	if fi, err := os.Stat(j.plan.OutputPath()); err == nil {
-		n += fi.Size()
+// weights returns the number of weights and the MB of other state.
+func (s setup) weights() (n, ballast int) {
+	if s.State >= 32<<20 { // checking weights bit by bit is slow
+		return 1 << 18, s.Ballast + int(s.State/1e6)
 	}
-	return n
+	return int(max(16, s.State/4)), s.Ballast
 }
 
 // flag adds flags of hvdrun.
 func (j *job) flag(words ...string) { j.plan.Flags = append(j.plan.Flags, words...) }
 
 // source adds flags of hvdrun in place of -H.
-func (j *job) source(words ...string) {
-	at := slices.Index(j.plan.Flags, "-H")
+func (j *job) source(words ...string) { j.without("-H", words...) }
+
+// without adds flags of hvdrun in place of one.
+func (j *job) without(flag string, words ...string) {
+	at := slices.Index(j.plan.Flags, flag)
 	j.plan.Flags = append(slices.Delete(j.plan.Flags, at, at+2), words...)
 }
 
@@ -114,6 +104,13 @@ func (j *job) again(n int) {
 	}
 }
 
+// apart gives the job a folder of its own in that of the case.
+func (j *job) apart(name string) error {
+	dir, err := os.MkdirTemp(j.plan.Dir, name+".")
+	j.plan.Dir = dir
+	return err
+}
+
 // start starts hvdrun, which the case ends.
 func (j *job) start() (err error) {
 	if j.Running, err = j.trial.programs.Start(j.plan); err == nil {
@@ -130,51 +127,37 @@ func (j *job) train(ctx context.Context, steps int) error {
 	return j.trained(ctx, steps)
 }
 
-// until waits until a condition holds. It fails if hvdrun ends or the job makes no progress.
-func (j *job) until(ctx context.Context, what string, holds func() bool) error {
-	began := time.Now()
-	var late error
-	err := j.Until(ctx, what, func() bool {
-		switch {
-		case holds():
-			return true
-		case min(time.Since(j.Stepped), time.Since(began)) > barren:
-			late = fmt.Errorf("waiting for %s: the job hangs: no step for %v", what, barren)
-		case j.Steps == 0 && time.Since(began) > patience:
-			late = fmt.Errorf("waiting for %s: in vain for %v, while steps were made", what, patience)
-		}
-		return late != nil
-	})
-	return errors.Join(err, late)
-}
-
 // trained waits until n more steps have been completed in the newest world.
 func (j *job) trained(ctx context.Context, n int) error {
 	if err := j.Look(); err != nil {
 		return err
 	}
 	want := j.Step + n
-	return j.until(ctx, fmt.Sprintf("step %d", want), func() bool { return j.Step >= want })
+	return j.Until(ctx, fmt.Sprintf("step %d", want), func() bool { return j.Step >= want })
 }
 
 // later waits until a world after the generation has completed a step.
 func (j *job) later(ctx context.Context, generation uint64) error {
-	return j.until(ctx, fmt.Sprintf("a step after generation %d", generation), func() bool {
+	return j.Until(ctx, fmt.Sprintf("a step after generation %d", generation), func() bool {
 		return slices.ContainsFunc(j.Lines, func(l steplog.Line) bool { return l.Generation > generation && l.Event == steplog.Step })
 	})
 }
 
-// gone waits until hvdrun has reported the ends of these workers. More than limit is an error.
-func (j *job) gone(ctx context.Context, limit time.Duration, pids ...int) error {
+// gone waits until hvdrun has reported the end of this worker, which was killed right before.
+func (j *job) gone(ctx context.Context, pid int) error {
 	began := time.Now()
-	err := j.until(ctx, fmt.Sprintf("the ends of workers %v", pids), func() bool {
-		return !slices.ContainsFunc(pids, func(pid int) bool { return slices.Contains(j.Alive, pid) })
-	})
-	if took := time.Since(began); err == nil && took > limit {
-		err = fmt.Errorf("the deaths of workers %v were noticed after %v, more than %v", pids, took.Round(time.Millisecond), limit)
+	err := j.Until(ctx, fmt.Sprintf("the end of worker %d", pid), func() bool { return !slices.Contains(j.Alive, pid) })
+	if err == nil {
+		j.trial.timed(deaths, report.Row{Name: reported, Spread: report.Spread{time.Since(began)}})
 	}
 	return err
 }
+
+// The times of deaths that many kinds note.
+const (
+	deaths   = "From a worker's death to"
+	reported = "hvdrun's report"
+)
 
 // name returns what subcommands call the job: others of the user may run.
 func (j *job) name() (string, error) {
@@ -184,8 +167,8 @@ func (j *job) name() (string, error) {
 	return j.Folder() // no worker has started yet
 }
 
-// ask runs a subcommand of hvdrun for this job, which it names after the first word. It must return
-// in time, successfully or not.
+// ask runs a subcommand of hvdrun for this job, which it names after the first word. It must
+// return, successfully or not.
 func (j *job) ask(ctx context.Context, args ...string) (string, int, error) {
 	if args[0] != "jobs" {
 		name, err := j.name()
@@ -194,13 +177,11 @@ func (j *job) ask(ctx context.Context, args ...string) (string, int, error) {
 		}
 		args = slices.Insert(slices.Clone(args), 1, name)
 	}
-	ctx, cancel := context.WithTimeout(ctx, answer)
-	defer cancel()
 	out, err := j.Subcommand(ctx, args...).CombinedOutput()
 	var exit *exec.ExitError
 	switch {
-	case ctx.Err() != nil:
-		return string(out), -1, fmt.Errorf("hvdrun %s has not answered within %v", strings.Join(args, " "), answer)
+	case errors.As(err, &exit) && exit.ExitCode() < 0:
+		return string(out), -1, fmt.Errorf("hvdrun %s has not answered: %w", strings.Join(args, " "), errors.Join(err, ctx.Err()))
 	case errors.As(err, &exit):
 		return string(out), exit.ExitCode(), nil
 	}
@@ -233,14 +214,16 @@ func (j *job) end(ctx context.Context, statuses ...int) error {
 	if len(statuses) == 0 {
 		statuses = []int{0}
 	}
-	if err := j.until(ctx, "the end", j.Over); err != nil {
+	if err := j.Until(ctx, "the end", j.Over); err != nil {
 		return err
 	}
 	var errs []error
+	if j.Hung() {
+		errs = append(errs, fmt.Errorf("it hung: no progress for %v, and it was killed", j.Still))
+	}
 	if !slices.Contains(statuses, j.Status()) {
 		errs = append(errs, fmt.Errorf("exit status %d, want one of %v", j.Status(), statuses))
-	}
-	if left := j.AwaitGone(lingering); len(left) > 0 {
+	} else if left := j.AwaitGone(follow.Patience); len(left) > 0 {
 		errs = append(errs, fmt.Errorf("processes are left: %q", left))
 	}
 	return errors.Join(append(errs, j.Look(), j.checkStepLog())...)
@@ -249,12 +232,11 @@ func (j *job) end(ctx context.Context, statuses ...int) error {
 // beyond exceeds the generations of a case's first job.
 const beyond = 1 << 20
 
-// checkStepLog checks with steplog.Check that no commit is lost and no step is left out.
+// checkStepLog checks with steplog.Check that no commit is lost and no step is left out. Workers
+// that train by microbatches check their steps themselves, and enter worlds in the middle of one.
 func (j *job) checkStepLog() error {
-	at := slices.Index(j.Trainer, "-size")
-	n, err := strconv.Atoi(j.Trainer[at+1])
-	if err != nil {
-		return err
+	if j.Microbatches > 0 {
+		return nil
 	}
 	lines := slices.Clone(j.before)
 	for _, l := range j.Lines {
@@ -263,5 +245,6 @@ func (j *job) checkStepLog() error {
 		}
 		lines = append(lines, l)
 	}
-	return steplog.Check(lines, j.steps(), n)
+	weights, _ := j.weights()
+	return steplog.Check(lines, j.steps(), weights)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
 type kind struct {
@@ -20,6 +22,30 @@ var kinds = []kind{
 		s.Workers, s.Times = pick(d, 2, 3, 4, 6, 8, 16), 1+d.IntN(3)
 		s.How = pick(d, "kill", "segv", "abrt", "exit3", "oom")
 	}, playDeaths},
+	{"chaos", "workers are killed or asked to leave at random moments: rank 0, newcomers, several at once, during a recovery", nil,
+		func(_ *rand.Rand, _ int, s *setup) { disturbed(s, 400, 80*time.Millisecond) }, playChaos},
+	{"drivers", "the same, and hvdrun is killed and resumed", nil, func(d *rand.Rand, _ int, s *setup) {
+		s.Drivers = 2 + d.IntN(4)
+		disturbed(s, 200*s.Drivers, 80*time.Millisecond)
+	}, playChaos},
+	{"steps", "the same with spares, in training by elastic.Steps, whose sums depend on the order", nil, func(d *rand.Rand, _ int, s *setup) {
+		disturbed(s, 400, 80*time.Millisecond)
+		slots := 2 + d.IntN(7)
+		s.Spares = d.IntN(min(3, slots))
+		s.Workers, s.Microbatches, s.Drivers, s.Late = slots-s.Spares, 8, 2, d.IntN(2) == 0
+	}, playChaos},
+	{"commits", "workers, often rank 0, are killed while they commit", nil, func(d *rand.Rand, turn int, s *setup) {
+		disturbed(s, 300, 20*time.Millisecond)
+		s.State, s.Commits = []int64{240_000, 2_400_000}[turn%2], 5+d.IntN(20)
+	}, playCommits},
+	{"recovery", "how long training is interrupted when a worker is killed, a host is added, an agent is started", nil,
+		func(d *rand.Rand, turn int, s *setup) {
+			s.Workers, s.Hosts, s.State, s.StepTime, s.Async = 4, 2, 1<<10, time.Millisecond, false
+			s.DiscoveryInterval, s.Kills, s.Joins, s.Arrivals = 50*time.Millisecond, 1+d.IntN(4), 1+d.IntN(2), turn%2
+		}, playRecovery},
+	{"scale", "how a driver bears up to a thousand simulated workers", nil, func(d *rand.Rand, turn int, s *setup) {
+		*s = setup{Seed: s.Seed, Kind: s.Kind, Workers: []int{100, 1000, 300}[turn%3], Hosts: 1, Rounds: 1, State: 1 << 10}
+	}, playScale},
 	{"state", "a new worker receives a state of up to 2 GiB", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.Workers, s.Steps = 2+d.IntN(2), 20
 		s.State = []int64{1 << 10, 256 << 20, 2 << 30, 16 << 20, 1 << 30, 64 << 10}[turn%6]
@@ -28,12 +54,12 @@ var kinds = []kind{
 		s.Workers, s.State = 2, []int64{1 << 20, 1 << 30, 2 << 30}[turn%3]
 		s.How = pick(d, "segv", "abrt")
 	}, playCore},
-	{"scale", "64, 150 and 300 workers on one machine meet and train", nil, func(d *rand.Rand, turn int, s *setup) {
+	{"many", "64, 150 and 300 workers on one machine meet and train", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.Workers, s.Hosts, s.State = []int{150, 16, 300, 64}[turn%4], 1+d.IntN(8), 1<<10<<d.IntN(6)
 		if s.Steps, s.Times = 10, d.IntN(2); s.Times > 0 {
 			s.Steps = 0
 		}
-	}, playScale},
+	}, playMany},
 	{"stopped", "a worker, an agent or hvdrun is stopped by SIGSTOP", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.How, s.Times = pick(d, "worker", "worker for a moment", "agent", "hvdrun"), 1
 	}, playStopped},
@@ -88,14 +114,19 @@ var kinds = []kind{
 		s.Workers = max(3, s.Workers)
 	}, playFrozen},
 	{"tasks", "workers run tasks; they and hvdrun are killed, slots are drained", nil, func(d *rand.Rand, turn int, s *setup) {
-		s.Workers, s.Times, s.Pause = 2+d.IntN(7), 2+d.IntN(4), time.Duration(d.IntN(4))*time.Millisecond
+		s.Workers, s.Times, s.StepTime = 2+d.IntN(7), 2+d.IntN(4), time.Duration(d.IntN(4))*time.Millisecond
 		s.Steps = []int{5_000, 20_000, 1}[turn%3]
 	}, playTasks},
 	{"model", "tasks depend on each other, fail and are cancelled, while workers, agents and hvdrun are killed, and slots are drained", nil,
 		func(d *rand.Rand, turn int, s *setup) {
-			s.Workers, s.Times, s.Pause = 2+d.IntN(7), 5+d.IntN(20), time.Duration(d.IntN(4))*time.Millisecond
+			s.Workers, s.Times, s.StepTime = 2+d.IntN(7), 5+d.IntN(20), time.Duration(d.IntN(4))*time.Millisecond
 			s.Steps = []int{10_000, 3_000, 20_000}[turn%3]
 		}, playTasks},
+}
+
+// disturbed sets what jobs have in common whose workers are killed at any moment.
+func disturbed(s *setup, steps int, pause time.Duration) {
+	s.Workers, s.Hosts, s.State, s.Steps, s.StepTime, s.Pause, s.Ask = 4, 2, 4*steplog.Size, steps, 2*time.Millisecond, pause, 0.25
 }
 
 func isRoot(c can) bool    { return c.root }

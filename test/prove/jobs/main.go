@@ -16,10 +16,14 @@
 // Cases that need root, namespaces or cgroups are skipped where these are not available. A failed
 // case is reported with its seed, its errors, the end of its output, and the command that repeats
 // it; its files and the stacks of its processes are kept. The program continues with the next case
-// and exits with 1 at the end. Jobs have a home, a runtime folder and a folder for temporary files
-// of their own, which are removed at the end, and none of the variables of other jobs. On SIGINT or
-// SIGTERM it ends all processes that it has started and releases its resources; mounts are in its
-// own namespace.
+// and exits with 1 at the end, after a table and the times that cases have measured, by which none
+// fails. Jobs have a home, a runtime folder and a folder for temporary files of their own, which
+// are removed at the end, and none of the variables of other jobs. On SIGINT or SIGTERM it ends all
+// processes that it has started and releases its resources; mounts are in its own namespace.
+//
+// Flags replace what a seed says of its case. With many repetitions, a kind is a measurement:
+//
+//	go run ./test/prove/jobs -kind recovery -cases 1 -kills 200 -joins 40
 package main
 
 import (
@@ -38,17 +42,32 @@ import (
 
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/prove"
+	"github.com/hvdrun/hvdrun/test/prove/jobs/internal/crowd"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func main() {
+	if err := start(); err != nil {
+		fmt.Fprintln(os.Stderr, "jobs:", err)
+		os.Exit(1)
+	}
+}
+
+func start() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
+	if role := os.Getenv(crowd.Role); role != "" {
+		return crowd.Play(ctx, role, os.Args[1:])
+	}
 	var p prover
 	p.Flags(flag.CommandLine)
+	p.given.define(flag.CommandLine)
 	flag.StringVar(&p.kind, "kind", "", "only cases of this kind")
 	flag.BoolVar(&p.small, "small", false, "only cheap cases")
 	flag.BoolVar(&p.list, "list", false, "print the kinds, and the cases that would be tried first")
+	flag.BoolVar(&p.keep, "keep", false, "keep the files of all cases")
+	flag.StringVar(&p.built, "programs", "", "folder of hvdrun, trainer and tasker, so that trees can be measured in turns; empty: built from this tree")
+	flag.StringVar(&p.tsv, "tsv", "", "file for all times that cases have measured")
 	unshared := flag.Bool("unshared", false, "the process already has its own mount namespace")
 	flag.Parse()
 	if p.can = look(); p.can.root && !*unshared && !p.list {
@@ -56,11 +75,7 @@ func main() {
 			fmt.Fprintln(os.Stderr, "jobs: without a mount namespace:", err)
 		}
 	}
-	if err := p.run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "jobs:", err)
-		stop()
-		os.Exit(1)
-	}
+	return p.run(ctx)
 }
 
 // unshare re-executes this program in its own mount namespace, whose mounts end with it.
@@ -82,6 +97,10 @@ type prover struct {
 	kind     string
 	small    bool
 	list     bool
+	keep     bool
+	built    string
+	tsv      string
+	given    setup // the fields whose flags are given
 	can      can
 	programs follow.Programs
 	help     string
@@ -111,7 +130,7 @@ func (p *prover) run(ctx context.Context) (err error) {
 		return errors.Join(err, os.RemoveAll(p.dir))
 	}
 	defer func() { err = errors.Join(err, leave()) }()
-	if p.programs, err = follow.Build(ctx, p.dir); err != nil {
+	if p.programs, err = p.build(ctx); err != nil {
 		return errors.Join(err, os.RemoveAll(p.dir))
 	}
 	help, err := exec.CommandContext(ctx, p.programs.Hvdrun, "--help").CombinedOutput()
@@ -122,20 +141,45 @@ func (p *prover) run(ctx context.Context) (err error) {
 	p.tally.began = time.Now()
 	p.tryAll(ctx)
 	fmt.Print(p.tally.String())
-	if n := len(p.tally.all().failed); n > 0 {
-		return fmt.Errorf("%d cases failed; their files are in %s", n, p.dir)
+	all := p.tally.all()
+	all.print(os.Stdout)
+	if p.tsv != "" {
+		err = all.write(p.tsv)
 	}
-	return errors.Join(context.Cause(ctx), os.RemoveAll(p.dir))
+	if n := len(all.failed); n > 0 {
+		return errors.Join(err, fmt.Errorf("%d cases failed; their files are in %s", n, p.dir))
+	}
+	if err = errors.Join(err, context.Cause(ctx)); p.keep && err == nil {
+		fmt.Println("kept:", p.dir)
+		return nil
+	}
+	return errors.Join(err, os.RemoveAll(p.dir))
+}
+
+// build returns the programs of jobs.
+func (p *prover) build(ctx context.Context) (follow.Programs, error) {
+	if p.built == "" {
+		return follow.Build(ctx, p.dir)
+	}
+	in := func(name string) string { return filepath.Join(p.built, name) }
+	return follow.Programs{Hvdrun: in("hvdrun"), Trainer: in("trainer"), Tasker: in("tasker")}, nil
+}
+
+// draw returns the case of a seed, with the fields that are given.
+func (p *prover) draw(seed uint64) (setup, kind) {
+	s, k := draw(seed)
+	s.replace(flag.CommandLine)
+	return s, k
 }
 
 // tryAll tries the selected cases until the time is over; with -one, the first.
 func (p *prover) tryAll(ctx context.Context) {
 	seed := p.Seed
 	for n := 0; p.More(n, time.Since(p.tally.began)) && ctx.Err() == nil; n++ {
-		s, k := draw(seed)
+		s, k := p.draw(seed)
 		for !p.wants(s) && !p.One {
 			seed++
-			s, k = draw(seed)
+			s, k = p.draw(seed)
 		}
 		seed++
 		if k.needs == nil || k.needs(p.can) {
@@ -148,31 +192,35 @@ func (p *prover) tryAll(ctx context.Context) {
 
 // try tries a case and prints the result.
 func (p *prover) try(ctx context.Context, s setup, k kind) {
-	t := &trial{setup: s, can: p.can, programs: p.programs, help: p.help, dir: filepath.Join(p.dir, fmt.Sprint(s.Seed))}
+	t := &trial{setup: s, can: p.can, programs: p.programs, help: p.help, dir: filepath.Join(p.dir, fmt.Sprint(s.Seed)), keep: p.keep}
 	began := time.Now()
 	err := t.try(ctx, k)
 	if ctx.Err() != nil {
 		return // an interrupted case is not a failure
 	}
 	took := time.Since(began)
-	p.tally.add(s, took, t.jobs, err)
+	p.tally.add(s, took, t.jobs, t.findings, err)
+	if len(t.counts) > 0 {
+		t.note("%s", &t.findings)
+	}
 	if err == nil {
-		fmt.Printf("%-6s seed %-5d %-10s %6.1f s  %s%s\n", "ok", s.Seed, s.Kind, took.Seconds(), s, t.notes)
+		fmt.Printf("%-6s seed %-5d %-10s %6.1f s  %s%s\n%s", "ok", s.Seed, s.Kind, took.Seconds(), s, t.notes, t.table)
 		return
 	}
 	fmt.Print(prove.Failure{
-		Room: "jobs", Seed: s.Seed, Case: fmt.Sprintf("%s, after %.1f s: %s%s", s.Kind, took.Seconds(), s, t.notes), What: t.story(err), Files: t.dir,
+		Room: "jobs", Seed: s.Seed, Args: s.replace(flag.CommandLine), Case: fmt.Sprintf("%s, after %.1f s: %s%s", s.Kind, took.Seconds(), s, t.notes), What: t.story(err), Files: t.dir,
 	})
 }
 
 // shown is the number of lines of a job's output that a failure shows.
 const shown = 10
 
-// story returns the errors of a case and, for each job, the end of its output before the stacks,
+// story returns the errors of a case and the end of the output of its last job before the stacks,
 // without the records of the audit.
 func (t *trial) story(err error) string {
 	words := []string{err.Error()}
-	for _, j := range t.jobs {
+	if n := len(t.jobs); n > 0 {
+		j := t.jobs[n-1]
 		lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(j.Tail), "\n"), func(line string) bool {
 			return strings.Contains(line, "audit=") || strings.Contains(line, `"audit":`)
 		})
@@ -198,7 +246,7 @@ func (p *prover) print() {
 		fmt.Printf("%-10s %s\n", k.name, k.about)
 	}
 	for seed := p.Seed; seed < p.Seed+uint64(3*len(kinds)); seed++ {
-		if s, _ := draw(seed); p.wants(s) {
+		if s, _ := p.draw(seed); p.wants(s) {
 			fmt.Printf("seed %-5d %-10s %s\n", seed, s.Kind, s)
 		}
 	}

@@ -9,7 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
+
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 // place is a case's resources on the machine besides processes. They are released at its end.
@@ -89,12 +90,12 @@ func (p *place) cgroup(controller, name string, settings map[string]string) (str
 	p.undo = append(p.undo, func() error {
 		// Killed processes leave it after a moment.
 		var err error
-		for range 200 {
-			if err = os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) {
-				return nil
+		follow.Poll(func() bool {
+			if err = os.Remove(path); errors.Is(err, os.ErrNotExist) {
+				err = nil
 			}
-			time.Sleep(20 * time.Millisecond)
-		}
+			return err == nil
+		})
 		return err
 	})
 	for file, value := range settings {

@@ -42,10 +42,14 @@ func playPrint(ctx context.Context, t *trial) error {
 		return err
 	}
 	counted := make(chan error, 1)
-	lines := make(map[string]int)
-	go func() { counted <- countPrinted(r, lines, j) }()
+	var lines map[string]int
+	go func() {
+		var err error
+		lines, err = countLines(r, "print", 0, func(n int) { j.counted.Add(int64(n)) })
+		counted <- err
+	}()
 	most := int64(0)
-	err = j.until(ctx, "the end", func() bool {
+	err = j.Until(ctx, "the end", func() bool {
 		most = max(most, peak(j.PID))
 		return j.Over()
 	})
@@ -71,24 +75,31 @@ func playPrint(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// countPrinted counts the lines of each worker. They must be in order and not repeated.
-func countPrinted(r io.Reader, lines map[string]int, j *job) error {
-	var wrong error
+// countLines returns the number of lines that each worker printed of what, which are numbered, and
+// tells read of the bytes that it reads. The lines must be in order, of which as many as twice may
+// be repeated at once.
+func countLines(r io.Reader, what string, twice int, read func(int)) (lines map[string]int, err error) {
+	lines = make(map[string]int)
+	repeated := make(map[string]int)
 	for s := bufio.NewScanner(r); s.Scan(); {
-		j.counted.Add(int64(len(s.Bytes())))
-		_, rest, ok := bytes.Cut(s.Bytes(), []byte("<stdout>:print of "))
-		if !ok {
+		read(len(s.Bytes()))
+		_, rest, ok := bytes.Cut(s.Bytes(), []byte("<stdout>:"+what+" of "))
+		worker, rest, whole := bytes.Cut(rest, []byte(": line "))
+		if !ok || !whole { // of another program, or of a worker that was killed in the middle of it
 			continue
 		}
-		worker, rest, _ := bytes.Cut(rest, []byte(": line "))
 		number, _, _ := bytes.Cut(rest, []byte(" "))
-		n, err := strconv.Atoi(string(number))
-		lines[string(worker)]++
-		if had := lines[string(worker)]; wrong == nil && (err != nil || n != had) {
-			wrong = fmt.Errorf("worker %s: line %q comes after %d others", worker, number, had-1)
+		n, nerr := strconv.Atoi(string(number))
+		switch id, had := string(worker), lines[string(worker)]; {
+		case nerr == nil && n == had+1:
+			lines[id] = n
+		case nerr == nil && n == had && repeated[id] < twice:
+			repeated[id]++
+		case err == nil:
+			err = fmt.Errorf("worker %s: line %q comes after line %d", worker, number, had)
 		}
 	}
-	return wrong
+	return lines, err
 }
 
 // playReader gives hvdrun a pipe for its output that is full from the start and never read.
@@ -296,7 +307,7 @@ func (t *trial) killsUnseen(ctx context.Context, j *job, n int) error {
 		trains := func(l steplog.Line) bool {
 			return l.Generation == j.Generation && l.Event == steplog.Step && l.Size > 1
 		}
-		err := j.until(ctx, "a world of two that train", func() bool {
+		err := j.Until(ctx, "a world of two that train", func() bool {
 			return len(j.Lines) > 0 && trains(j.Lines[len(j.Lines)-1]) && len(j.Ranks) > 1
 		})
 		if err != nil {
@@ -327,7 +338,7 @@ func (j *job) resume(ctx context.Context, pause time.Duration) error {
 		return err
 	}
 	j.Running = next
-	if err := j.until(ctx, "the word of the driver that resumes", func() bool { return j.Count("resumed") > resumed }); err != nil {
+	if err := j.Until(ctx, "the word of the driver that resumes", func() bool { return j.Count("resumed") > resumed }); err != nil {
 		return err
 	}
 	return j.trained(ctx, 3)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,15 +37,12 @@ func playInit(ctx context.Context, t *trial) error {
 		return err
 	}
 	dead := zombies(j.PID)
-	for end := time.Now().Add(lingering); len(dead) > 0; {
-		if time.Now().After(end) {
-			return fmt.Errorf("%d processes have ended and have not been reaped", len(dead))
-		}
-		if err := follow.Sleep(ctx, 100*time.Millisecond); err != nil {
-			return err
-		}
+	if !follow.Poll(func() bool {
 		now := zombies(j.PID)
 		dead = slices.DeleteFunc(dead, func(pid int) bool { return !slices.Contains(now, pid) })
+		return len(dead) == 0 || ctx.Err() != nil
+	}) {
+		return fmt.Errorf("%d processes have ended and have not been reaped", len(dead))
 	}
 	if _, err := j.must(ctx, "status"); err != nil {
 		return err
@@ -207,14 +205,15 @@ func playLinks(ctx context.Context, t *trial) error {
 			return err
 		}
 	}
-	key, seeds := filepath.Join(t.dir, "key"), strings.Join([]string{addrs["a"], addrs["b"], addrs["c"]}, ",")
-	if out, err := exec.CommandContext(ctx, t.programs.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {
-		return fmt.Errorf("hvdrun agent --generate-key: %w: %s", err, out)
+	seeds := strings.Join([]string{addrs["a"], addrs["b"], addrs["c"]}, ",")
+	key, err := t.key(ctx)
+	if err != nil {
+		return err
 	}
 	for _, h := range hosts {
 		words := append(n.on(h), t.programs.Hvdrun, "agent", "--key-file", key, "--label", "prove", "--name", h, "--slots", "2",
 			"--join", seeds, "--bind", addrs[h])
-		if err := t.background(ctx, j, h, words); err != nil {
+		if _, err := t.background(j, h, words); err != nil {
 			return err
 		}
 		if err := t.said(ctx, h, "gossip at"); err != nil {
@@ -259,7 +258,7 @@ func (j *job) cut(ctx context.Context, n *network, i int) error {
 	if err := n.cable(n.hosts[i], "down"); err != nil {
 		return err
 	}
-	err := j.until(ctx, "steps of the hosts that are not cut off", func() bool { return j.Generation > generation && j.World.Size == 4 })
+	err := j.Until(ctx, "steps of the hosts that are not cut off", func() bool { return j.Generation > generation && j.World.Size == 4 })
 	if err := errors.Join(err, j.trained(ctx, 10), n.cable(n.hosts[i], "up")); err != nil {
 		return err
 	}
@@ -268,20 +267,11 @@ func (j *job) cut(ctx context.Context, n *network, i int) error {
 
 // endAmong is end for a job on a cluster whose agents continue: only workers must have ended.
 func (j *job) endAmong(ctx context.Context, status int) error {
-	if err := j.until(ctx, "the end", j.Over); err != nil {
+	if err := j.Until(ctx, "the end", j.Over); err != nil {
 		return err
 	}
-	for end := time.Now().Add(lingering); ; {
-		left := j.processes(j.trial.programs.Trainer)
-		if len(left) == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("workers are left: %v", left)
-		}
-		if err := follow.Sleep(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
+	if !follow.Poll(func() bool { return len(j.processes(j.trial.programs.Trainer)) == 0 || ctx.Err() != nil }) {
+		return fmt.Errorf("workers are left: %v", j.processes(j.trial.programs.Trainer))
 	}
 	if j.Status() != status {
 		return fmt.Errorf("exit status %d, want %d", j.Status(), status)
@@ -289,12 +279,21 @@ func (j *job) endAmong(ctx context.Context, status int) error {
 	return errors.Join(j.Look(), j.checkStepLog())
 }
 
-// background starts a process of the job beside hvdrun; kill ends it. Its output goes to a file of
-// its name.
-func (t *trial) background(ctx context.Context, j *job, name string, words []string) error {
+// key writes a key of a cluster into a file and returns its path.
+func (t *trial) key(ctx context.Context) (string, error) {
+	path := filepath.Join(t.dir, "key")
+	if out, err := exec.CommandContext(ctx, t.programs.Hvdrun, "agent", "--generate-key", path).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("hvdrun agent --generate-key: %w: %s", err, out)
+	}
+	return path, nil
+}
+
+// background starts a process of the job beside hvdrun, whose output goes to a file of its name.
+// Stop makes it end by SIGTERM and waits for that; the end of the case kills it.
+func (t *trial) background(j *job, name string, words []string) (stop func() error, err error) {
 	out, err := os.Create(filepath.Join(t.dir, name+".output"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer out.Close()
 	cmd := exec.Command(words[0], words[1:]...)
@@ -302,16 +301,20 @@ func (t *trial) background(ctx context.Context, j *job, name string, words []str
 	cmd.Dir, cmd.Stdout, cmd.Stderr = t.dir, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
-		return err
+		return nil, err
 	}
-	done := make(chan struct{})
-	go func() { defer close(done); _ = cmd.Wait() }()
+	wait := sync.OnceValue(cmd.Wait)
 	t.undo = append(t.undo, func() error {
 		_ = cmd.Process.Kill() // it may have ended
-		<-done
+		_ = wait()             // by that
 		return nil
 	})
-	return ctx.Err()
+	return func() error {
+		if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), wait()); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	}, nil
 }
 
 // said waits until a background process has printed the text.

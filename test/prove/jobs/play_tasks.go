@@ -30,7 +30,7 @@ func playTasks(ctx context.Context, t *trial) error {
 	if err := j.start(); err != nil {
 		return err
 	}
-	if err := j.until(ctx, "the socket of tasks", func() bool {
+	if err := j.Until(ctx, "the socket of tasks", func() bool {
 		_, status, err := j.ask(ctx, "tasks")
 		return err == nil && status == 0
 	}); err != nil {
@@ -40,7 +40,7 @@ func playTasks(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	if err := j.until(ctx, "the client's first line", func() bool { return j.counted.Load() > 0 || len(ended) > 0 }); err != nil {
+	if err := j.Until(ctx, "the client's first line", func() bool { return j.counted.Load() > 0 || len(ended) > 0 }); err != nil {
 		return err
 	}
 	for range t.Times {
@@ -59,15 +59,15 @@ func playTasks(ctx context.Context, t *trial) error {
 	if _, err := j.must(ctx, "stop"); err != nil {
 		return err
 	}
-	if err := j.until(ctx, "the end", j.Over); err != nil {
+	if err := j.Until(ctx, "the end", j.Over); err != nil {
 		return err
 	}
 	if j.Status() != terminated {
 		return fmt.Errorf("exit status %d, want %d", j.Status(), terminated)
 	}
 	// An agent whose driver was killed before it had written down that the agent is there waits for
-	// another driver, in vain.
-	if left := j.AwaitGone(orphaned + lingering); len(left) > 0 {
+	// another driver, in vain, for less than this.
+	if left := j.AwaitGone(follow.Patience); len(left) > 0 {
 		return fmt.Errorf("processes are left: %q", left)
 	}
 	return nil
@@ -83,7 +83,7 @@ func (j *job) submit(ctx context.Context) (<-chan error, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := j.Subcommand(ctx, "tasks", "run", "--job", name, j.trial.programs.Tasker, how, fmt.Sprint(n), "-seed", fmt.Sprint(j.trial.Seed), "-lasts", j.trial.Pause.String())
+	cmd := j.Subcommand(ctx, "tasks", "run", "--job", name, j.trial.programs.Tasker, how, fmt.Sprint(n), "-seed", fmt.Sprint(j.trial.Seed), "-lasts", j.trial.StepTime.String())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
@@ -122,7 +122,7 @@ func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 			return j, err
 		}
 		j.Running = next
-		return j, j.until(ctx, "the socket of tasks", func() bool {
+		return j, j.Until(ctx, "the socket of tasks", func() bool {
 			_, status, err := j.ask(ctx, "tasks")
 			return err == nil && status == 0
 		})

@@ -1,44 +1,116 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"regexp"
 	"strings"
 	"time"
 )
 
-// setup is a case: its job and its disturbances. It depends on the seed only.
+// setup is a case: its job and its disturbances. It depends on the seed, and on the flags that
+// stand in for fields: is says what a field with a flag of its name is.
 type setup struct {
 	Seed    uint64
 	Kind    string
-	Workers int
-	Hosts   int           // addresses 127.0.0.1, 127.0.0.2 …, among which workers are distributed
-	State   int64         // bytes of each worker's state
-	Steps   int           // of training; 0: endless
-	Pause   time.Duration // of each step
-	Print   int           // MB of output of each worker
-	Listed  int           // further listed hosts, which are unusable
-	How     string        // variant of the kind
-	Times   int           // number of repetitions
-	After   time.Duration // time of the disturbance, from the job's start or its first step
-	Async   bool          // CommitAsync
+	Workers int `is:"number of workers"`
+	// Hosts are addresses 127.0.0.1, 127.0.0.2 …, among which workers are distributed.
+	Hosts        int           `is:"number of hosts"`
+	Spares       int           `is:"workers that wait for the end of another, besides"`
+	State        int64         `is:"bytes of each worker's state"`
+	Ballast      int           `is:"further MB of state"`
+	Change       string        `is:"what a step changes of those: none, few (numbers) or all"`
+	Steps        int           `is:"steps of training; 0: endless"`
+	StepTime     time.Duration `is:"time of a step besides communication; negative: a step computes for so long"`
+	Microbatches int           `is:"train by elastic.Steps of so many microbatches, a power of two"`
+	Late         bool          `is:"give elastic.Init the option Late"`
+	Async        bool          `is:"commit by CommitAsync"`
+	Print        int           `is:"MB of output of each worker"`
+	Listed       int           `is:"further listed hosts, which are unusable"`
+	How          string        `is:"variant of the kind"`
+	Times        int           `is:"number of repetitions"`
+	After        time.Duration `is:"time of the disturbance, from the job's start or its first step"`
+
+	Pause    time.Duration `is:"mean time between two kills"`
+	Ask      float64       `is:"share of workers that are asked to leave by SIGTERM instead of killed"`
+	Drivers  int           `is:"kills of hvdrun itself in a job"`
+	Commits  int           `is:"kills of one or two workers during commits, in as many jobs as needed"`
+	Kills    int           `is:"workers to kill, one after the other"`
+	Joins    int           `is:"times to add a host"`
+	Arrivals int           `is:"times to start an agent on another host"`
+	Beside   time.Duration `is:"with spares: kill as many again in jobs whose spares run tasks that take so long, in turns with the others; negative: that compute for so long"`
+	Ratio    float64       `is:"with -beside: fail if a median step takes more than so many times as long"`
+
+	DiscoveryInterval time.Duration `is:"pause between two runs of the discovery script"`
+
+	Sizes   string `is:"numbers of simulated workers, as 100,1000"`
+	Rounds  int    `is:"how often each of those is measured"`
+	Profile string `is:"file for a profile of the driver of simulated workers, of the last job"`
+	Verbose bool   `is:"print the log of that driver"`
+}
+
+// fields calls f with the name and the value of each field, and with what its flag is, if it has
+// one.
+func (s *setup) fields(f func(name, is string, v reflect.Value)) {
+	v := reflect.ValueOf(s).Elem()
+	for i := range v.NumField() {
+		field := v.Type().Field(i)
+		f(strings.ToLower(inner.ReplaceAllString(field.Name, "$1-$2")), field.Tag.Get("is"), v.Field(i))
+	}
+}
+
+var inner = regexp.MustCompile(`([a-z])([A-Z])`)
+
+// define defines the flags, which set fields of s.
+func (s *setup) define(f *flag.FlagSet) {
+	s.fields(func(name, is string, v reflect.Value) {
+		if is = "in place of what the seed says: " + is; v.Kind() == reflect.Uint64 || name == "kind" {
+			return
+		}
+		switch to := v.Addr().Interface().(type) {
+		case *int:
+			f.IntVar(to, name, 0, is)
+		case *int64:
+			f.Int64Var(to, name, 0, is)
+		case *bool:
+			f.BoolVar(to, name, false, is)
+		case *string:
+			f.StringVar(to, name, "", is)
+		case *float64:
+			f.Float64Var(to, name, 0, is)
+		case *time.Duration:
+			f.DurationVar(to, name, 0, is)
+		}
+	})
+}
+
+// replace replaces the fields whose flags are given, and returns those flags as they are given.
+func (s *setup) replace(f *flag.FlagSet) (given []string) {
+	f.Visit(func(set *flag.Flag) {
+		s.fields(func(name, is string, v reflect.Value) {
+			if is != "" && name == set.Name {
+				v.Set(reflect.ValueOf(set.Value.(flag.Getter).Get()))
+				given = append(given, "-"+name+"="+set.Value.String())
+			}
+		})
+	})
+	return given
 }
 
 // String lists the fields that are not zero.
 func (s setup) String() string {
 	var words []string
-	v := reflect.ValueOf(s)
-	for i := range v.NumField() {
-		name, f := v.Type().Field(i).Name, v.Field(i)
+	s.fields(func(name, _ string, v reflect.Value) {
 		switch {
-		case f.IsZero(), name == "Seed", name == "Kind":
-		case name == "State":
-			words = append(words, "state="+size(f.Int()))
+		case v.IsZero(), name == "seed", name == "kind":
+		case name == "state":
+			words = append(words, "state="+size(v.Int()))
 		default:
-			words = append(words, fmt.Sprintf("%s=%v", strings.ToLower(name), f.Interface()))
+			words = append(words, fmt.Sprintf("%s=%v", name, v.Interface()))
 		}
-	}
+	})
 	return strings.Join(words, " ")
 }
 
@@ -63,11 +135,15 @@ const (
 )
 
 // memory returns the size of the states in bytes.
-func (s setup) memory() int64 { return 2 * int64(s.Workers) * s.State }
+func (s setup) memory() int64 { return 2 * int64(s.Workers) * (s.State + int64(s.Ballast)*1e6) }
 
 // small reports whether the case is cheap.
 func (s setup) small() bool {
-	return s.Workers <= smallWorkers && s.State <= smallState && s.Print <= smallPrint && s.Listed <= smallListed
+	workers := s.Workers
+	if s.Kind == "scale" {
+		workers /= 8 // they are goroutines
+	}
+	return workers <= smallWorkers && s.State <= smallState && s.Print <= smallPrint && s.Listed <= smallListed
 }
 
 // draw returns the case of a seed. Kinds take turns, so that consecutive seeds cover all kinds;
@@ -77,7 +153,7 @@ func draw(seed uint64) (setup, kind) {
 	d := rand.New(rand.NewPCG(seed, 0x6a6f6273))
 	s := setup{
 		Seed: seed, Kind: k.name, Workers: 2 + d.IntN(5), Hosts: 1 + d.IntN(3), State: 1 << 10 << d.IntN(15),
-		Steps: 40 + d.IntN(80), Pause: time.Duration(2+d.IntN(8)) * time.Millisecond, Async: d.IntN(3) == 0,
+		Steps: 40 + d.IntN(80), StepTime: time.Duration(2+d.IntN(8)) * time.Millisecond, Async: d.IntN(3) == 0,
 		After: time.Duration(d.IntN(300)) * time.Millisecond,
 	}
 	if k.draw != nil {
@@ -96,7 +172,7 @@ func pick[T any](d *rand.Rand, from ...T) T { return from[d.IntN(len(from))] }
 // hostList returns the hosts with their slots in the format of -H.
 func (s setup) hostList() string {
 	var words []string
-	left := s.Workers
+	left := s.Workers + s.Spares
 	for i := range s.Hosts {
 		n := (left + s.Hosts - i - 1) / (s.Hosts - i)
 		left -= n
@@ -107,7 +183,7 @@ func (s setup) hostList() string {
 
 // slot returns the i-th slot in the format of a trainer's fault: rank i of an undisturbed world.
 func (s setup) slot(i int) string {
-	left := s.Workers
+	left := s.Workers + s.Spares
 	for h := range s.Hosts {
 		n := (left + s.Hosts - h - 1) / (s.Hosts - h)
 		if i < n {

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/test/report"
 )
 
 // TestSeedsDetermine: a seed determines its case, and consecutive seeds cover all kinds.
@@ -43,7 +47,7 @@ func TestCasesHaveBounds(t *testing.T) {
 			t.Errorf("no case of kind %q is small", k.name)
 		}
 	}
-	for _, n := range []int{1, 16, 64, 150, 300} {
+	for _, n := range []int{1, 16, 64, 150, 300, 1000} {
 		if !most[n] {
 			t.Errorf("no case has %d workers", n)
 		}
@@ -58,7 +62,7 @@ func TestLargeComesSoon(t *testing.T) {
 		s, _ := draw(seed + 1)
 		fmt.Fprintf(&text, "%s %s\n", s.Kind, s)
 	}
-	for _, want := range []string{"scale workers=300", "scale workers=150", "scale workers=64", "state=2GiB", "listed=10000", "print=",
+	for _, want := range []string{"many workers=300", "many workers=150", "many workers=64", "scale workers=1000", "state=2GiB", "listed=10000", "print=",
 		"how=job", "how=job without room", "how=checkpoints to the end", "how=events", "how=output", "how=checkpoints", "how=missing", "how=unwritable", "how=empty", "how=replaced",
 		"how=resume", "how=stop", "how=damaged", "how=orphans"} {
 		if !strings.Contains(text.String(), want) {
@@ -103,24 +107,48 @@ func TestSetupInWords(t *testing.T) {
 	}
 }
 
+// TestFlagsReplaceFields: what is given stands in for what the seed says, zeros too, and is printed
+// as it can be given again.
+func TestFlagsReplaceFields(t *testing.T) {
+	var given setup
+	f := flag.NewFlagSet("", flag.ContinueOnError)
+	given.define(f)
+	if err := f.Parse(strings.Fields("-steps 0 -step-time -5ms -state 4096 -how stop -async=true -ask 0.5")); err != nil {
+		t.Fatal(err)
+	}
+	s := setup{Seed: 3, Kind: "state", Workers: 2, Steps: 7}
+	words := s.replace(f)
+	want := setup{Seed: 3, Kind: "state", Workers: 2, StepTime: -5 * time.Millisecond, State: 4096, How: "stop", Async: true, Ask: 0.5}
+	if s != want {
+		t.Errorf("got %+v, want %+v", s, want)
+	}
+	if got := strings.Join(words, " "); got != "-ask=0.5 -async=true -how=stop -state=4096 -step-time=-5ms -steps=0" {
+		t.Errorf("the flags are %q", got)
+	}
+}
+
 // TestPrintedLinesAreCounted: lines that are lost, repeated or out of order are detected.
 func TestPrintedLinesAreCounted(t *testing.T) {
 	line := func(worker, n int) string { return fmt.Sprintf("[0]<stdout>:print of %d: line %d xxx\n", worker, n) }
 	for name, test := range map[string]struct {
-		text string
-		good bool
+		text  string
+		twice int
+		good  bool
 	}{
-		"in order": {line(7, 1) + line(8, 1) + "else\n" + line(7, 2) + line(8, 2), true},
-		"lost":     {line(7, 1) + line(7, 3), false},
-		"repeated": {line(7, 1) + line(7, 1), false},
-		"swapped":  {line(7, 2) + line(7, 1), false},
+		"in order":           {line(7, 1) + line(8, 1) + "else\n" + line(7, 2) + "[0]<stdout>:print of 7\n" + line(8, 2), 0, true},
+		"lost":               {line(7, 1) + line(7, 3) + line(7, 2), 0, false},
+		"repeated":           {line(7, 1) + line(7, 1) + line(7, 2), 0, false},
+		"may be repeated":    {line(7, 1) + line(7, 1) + line(7, 2), 1, true},
+		"repeated too often": {line(7, 1) + line(7, 1) + line(7, 1) + line(7, 2), 1, false},
+		"swapped":            {line(7, 2) + line(7, 1) + line(7, 2), 0, false},
 	} {
-		lines := make(map[string]int)
-		if err := countPrinted(strings.NewReader(test.text), lines, &job{}); (err == nil) != test.good {
+		read := 0
+		lines, err := countLines(strings.NewReader(test.text), "print", test.twice, func(n int) { read += n + len("\n") })
+		if (err == nil) != test.good {
 			t.Errorf("%s: %v", name, err)
 		}
-		if lines["7"] != 2 {
-			t.Errorf("%s: %v", name, lines)
+		if lines["7"] != 2 || read != len(test.text) {
+			t.Errorf("%s: %v, %d bytes", name, lines, read)
 		}
 	}
 }
@@ -129,10 +157,22 @@ func TestPrintedLinesAreCounted(t *testing.T) {
 func TestTally(t *testing.T) {
 	var all tally
 	s, _ := draw(uint64(rand.IntN(100)))
-	all.add(s, 0, nil, nil)
-	all.add(s, 0, nil, fmt.Errorf("wrong"))
+	var found findings
+	found.count("workers killed", 3)
+	found.count("resets", 0)
+	found.timed("From a death to", report.Row{Name: "report", Spread: report.Spread{time.Millisecond}}).targets = []report.Target{{Name: "median", Limit: time.Second}}
+	all.add(s, 0, nil, found, nil)
+	all.add(s, 0, nil, found, fmt.Errorf("wrong"))
 	all.skip(s)
 	if len(all.all().failed) != 1 || !strings.Contains(all.String(), fmt.Sprintf("seeds of those that failed: [%d]", s.Seed)) {
 		t.Errorf("%d failed\n%s", len(all.all().failed), all.String())
+	}
+	if text := all.String(); !strings.Contains(text, s.Kind+": 6 workers killed\n") {
+		t.Errorf("the counts are not added:\n%s", text)
+	}
+	var figures strings.Builder
+	if all.all().print(&figures); !strings.Contains(figures.String(), "From a death to") || !strings.Contains(figures.String(), "report                                    2 ") ||
+		!strings.Contains(figures.String(), "target median at most 1s: met") {
+		t.Errorf("the times are not added:\n%s", &figures)
 	}
 }

@@ -19,6 +19,7 @@ type row struct {
 	worlds, exits, steps    int
 	took                    time.Duration
 	failed                  []uint64 // seeds
+	findings
 }
 
 func (t *tally) row(s setup) *row {
@@ -33,8 +34,8 @@ func (t *tally) row(s setup) *row {
 
 func (t *tally) skip(s setup) { t.row(s).skipped++ }
 
-func (t *tally) add(s setup, took time.Duration, jobs []*job, err error) {
-	r := row{cases: 1, workers: s.Workers, state: s.State, took: took}
+func (t *tally) add(s setup, took time.Duration, jobs []*job, found findings, err error) {
+	r := row{cases: 1, workers: s.Workers, state: s.State, took: took, findings: found}
 	for _, j := range jobs {
 		r.worlds += j.Count("world_published")
 		r.exits += j.Exits
@@ -51,6 +52,7 @@ func (r *row) add(o *row) {
 	r.workers, r.state = max(r.workers, o.workers), max(r.state, o.state)
 	r.worlds, r.exits, r.steps, r.took = r.worlds+o.worlds, r.exits+o.exits, r.steps+o.steps, r.took+o.took
 	r.failed = append(r.failed, o.failed...)
+	r.findings.add(o.findings)
 }
 
 // all is the row of all cases.
@@ -79,6 +81,11 @@ func (t *tally) String() string {
 	all := t.all()
 	add("all", all)
 	text := "\n" + table.Text()
+	for _, k := range kinds {
+		if r := t.rows[k.name]; r != nil && r.cases > 1 && len(r.counts) > 0 {
+			text += fmt.Sprintf("%s: %s\n", k.name, &r.findings)
+		}
+	}
 	if len(all.failed) > 0 {
 		text += fmt.Sprintf("seeds of those that failed: %v\n", all.failed)
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/steplog"
@@ -25,10 +24,13 @@ type trial struct {
 	programs follow.Programs
 	help     string // output of hvdrun --help
 	dir      string
+	keep     bool // the case's files, though it has not failed
 	dice     *rand.Rand
 	jobs     []*job      // that have been started
 	failed   atomic.Bool // the case's files are kept
 	notes    string      // notes in the case's line
+	table    string      // printed after it
+	findings
 }
 
 // note adds to the case's line.
@@ -47,8 +49,8 @@ func (t *trial) try(ctx context.Context, k kind) error {
 	err := k.play(ctx, t)
 	if err != nil && ctx.Err() == nil {
 		t.failed.Store(true)
-		for _, j := range t.jobs {
-			j.Stacks()
+		if n := len(t.jobs); n > 0 {
+			t.jobs[n-1].Stacks()
 		}
 	}
 	for _, j := range t.jobs {
@@ -57,7 +59,7 @@ func (t *trial) try(ctx context.Context, k kind) error {
 	if cerr := t.close(); cerr != nil && err == nil {
 		err = fmt.Errorf("what the case had of the machine: %w", cerr)
 	}
-	if err == nil || ctx.Err() != nil {
+	if err == nil && !t.keep || ctx.Err() != nil {
 		_ = os.RemoveAll(t.dir) // its parent directory is removed at the end
 	}
 	return err
@@ -81,7 +83,7 @@ func (j *job) stop(ctx context.Context) error {
 
 // full waits until the wanted number of workers train in a world after the generation.
 func (j *job) full(ctx context.Context, generation uint64) error {
-	return j.until(ctx, fmt.Sprintf("a step of %d workers after generation %d", j.Workers, generation), func() bool {
+	return j.Until(ctx, fmt.Sprintf("a step of %d workers after generation %d", j.Workers, generation), func() bool {
 		return slices.ContainsFunc(j.Lines, func(l steplog.Line) bool {
 			return l.Generation > generation && l.Event == steplog.Step && l.Size == j.Workers
 		})
@@ -92,7 +94,7 @@ func (j *job) full(ctx context.Context, generation uint64) error {
 // the state, and waits until the others continue.
 func (t *trial) kills(ctx context.Context, j *job, n int) error {
 	for range n {
-		err := j.until(ctx, "a world of two that train", func() bool { return len(j.Holders()) > 1 && j.Generation == j.World.Generation })
+		err := j.Until(ctx, "a world of two that train", func() bool { return len(j.Holders()) > 1 && j.Generation == j.World.Generation })
 		if err != nil {
 			return err
 		}
@@ -101,7 +103,7 @@ func (t *trial) kills(ctx context.Context, j *job, n int) error {
 		if !j.strike(pid, syscall.SIGKILL) {
 			continue // it has just ended
 		}
-		if err := j.gone(ctx, noticed, pid); err != nil {
+		if err := j.gone(ctx, pid); err != nil {
 			return err
 		}
 		if err := j.later(ctx, generation); err != nil {
@@ -124,10 +126,6 @@ func (j *job) strike(pid int, s syscall.Signal) bool {
 	}
 	return false
 }
-
-// noticed is the limit from a death to hvdrun's report. On an idle machine it takes some
-// milliseconds.
-const noticed = 10 * time.Second
 
 // processes returns the job's processes whose command line begins with a program and words.
 func (j *job) processes(words ...string) []int {

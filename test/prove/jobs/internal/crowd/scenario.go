@@ -1,4 +1,4 @@
-package main
+package crowd
 
 import (
 	"context"
@@ -27,27 +27,29 @@ import (
 	"github.com/hvdrun/hvdrun/test/report"
 )
 
-// scenario is a job: it forms a world of so many workers, grows by a host and shrinks again, loses
+// Scenario is a job: it forms a world of so many workers, grows by a host and shrinks again, loses
 // a tenth of its workers at once, and is stopped.
-type scenario struct {
+type Scenario struct {
 	Workers int
-	Profile string
-	Verbose bool
+	Result  string // file for its [Sample]
+	Profile string // file for a profile of the driver's processor; empty: none
+	Verbose bool   // print the driver's log
 }
 
 const (
 	slotsPerHost = 8
-	// patience bounds each phase of a job.
-	patience = 2 * time.Minute
+	// starting is the longest that the driver waits for workers.
+	starting = 2 * time.Minute
 )
 
 // stage is a running job.
 type stage struct {
-	scenario
+	Scenario
 	source  source
 	workers *remote
 	lines   atomic.Int64
 	journal string
+	events  *json.Encoder
 
 	mu   sync.Mutex
 	seen map[driver.EventName][]time.Time
@@ -56,18 +58,16 @@ type stage struct {
 
 var errStop = errors.New("the measurement is over")
 
-// run runs the driver's process.
-func (sc scenario) run(ctx context.Context) (s sample, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*patience)
-	defer cancel()
+// run runs the driver's process, and writes its events to a file.
+func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err error) {
 	dir, err := os.MkdirTemp("", "hvdrun-scale-")
 	if err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	st := &stage{
-		scenario: sc, seen: make(map[driver.EventName][]time.Time), more: make(chan struct{}, 1),
-		journal: filepath.Join(dir, "journal"),
+		Scenario: sc, seen: make(map[driver.EventName][]time.Time), more: make(chan struct{}, 1),
+		journal: filepath.Join(dir, "journal"), events: json.NewEncoder(events),
 	}
 	if st.workers, err = startRemote(context.WithoutCancel(ctx)); err != nil {
 		return s, err
@@ -107,7 +107,7 @@ func journalSize(path string) (float64, error) {
 }
 
 // play runs the driver and measures it.
-func (st *stage) play(ctx context.Context) (s sample, err error) {
+func (st *stage) play(ctx context.Context) (s Sample, err error) {
 	st.source.set(hosts(st.Workers))
 	run, stop := context.WithCancelCause(ctx)
 	ended := make(chan error, 1)
@@ -140,7 +140,7 @@ func (st *stage) config() driver.Config {
 		Size:   driver.Size{NP: st.Workers, Min: 1, Elastic: true},
 		// The slots of dead workers stay excluded.
 		Blame:    driver.Blame{CooldownMin: time.Hour, CooldownMax: time.Hour},
-		Timeouts: driver.Timeouts{DiscoveryInterval: 10 * time.Millisecond, Start: patience, Join: patience},
+		Timeouts: driver.Timeouts{DiscoveryInterval: 10 * time.Millisecond, Start: starting, Join: starting},
 		Events:   st.note,
 	}
 }
@@ -152,7 +152,7 @@ func (st *stage) Levels() []logrus.Level { return logrus.AllLevels }
 func (st *stage) Fire(*logrus.Entry) error { st.lines.Add(1); return nil }
 
 // acts are the phases of the job.
-func (st *stage) acts(ctx context.Context, s *sample, began time.Time, cpu time.Duration) error {
+func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.Duration) error {
 	published, err := st.await(ctx, driver.WorldPublished, 1)
 	if err != nil {
 		return err
@@ -217,8 +217,6 @@ func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms
 
 // await returns when the event of that name happened for the nth time.
 func (st *stage) await(ctx context.Context, name driver.EventName, count int) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	for {
 		st.mu.Lock()
 		seen := st.seen[name]
@@ -234,11 +232,10 @@ func (st *stage) await(ctx context.Context, name driver.EventName, count int) (t
 	}
 }
 
-// note records an event. It also marshals it, as for an events file.
+// note records an event.
 func (st *stage) note(e driver.Event) {
-	_, err := json.Marshal(e)
-	if err != nil {
-		panic(err) // cannot happen: events marshal
+	if err := st.events.Encode(e); err != nil {
+		panic(err) // the file is one of the case's
 	}
 	st.mu.Lock()
 	st.seen[e.Name] = append(st.seen[e.Name], e.Time)
@@ -251,8 +248,6 @@ func (st *stage) note(e driver.Event) {
 
 // hear returns when all workers have received what is asked for.
 func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	for {
 		select {
 		case n := <-st.workers.told:
@@ -301,7 +296,7 @@ func processor() time.Duration {
 }
 
 // memory records this process's memory.
-func (s *sample) memory() error {
+func (s *Sample) memory() error {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -1,4 +1,4 @@
-package main
+package crowd
 
 import (
 	"bufio"
@@ -18,8 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// workers are the workers of a job.
-type workers struct {
+// crew is the workers of a job.
+type crew struct {
 	tell func(news)
 
 	mu      sync.Mutex
@@ -62,7 +62,7 @@ func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
 	defer cancel()
 	var mu sync.Mutex
 	enc := json.NewEncoder(out)
-	c := &workers{workers: make(map[string]*worker), tell: func(n news) {
+	c := &crew{workers: make(map[string]*worker), tell: func(n news) {
 		mu.Lock()
 		defer mu.Unlock()
 		if enc.Encode(n) != nil {
@@ -93,7 +93,7 @@ func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
 	}
 }
 
-func (c *workers) newWorker(ctx context.Context, o order) (*worker, error) {
+func (c *crew) newWorker(ctx context.Context, o order) (*worker, error) {
 	vars := make(map[string]string, len(o.Env))
 	for _, v := range o.Env {
 		name, value, _ := strings.Cut(v, "=")
@@ -119,7 +119,7 @@ func isStarted(started bool) error {
 }
 
 // end ends workers by a signal.
-func (c *workers) end(ids []string, with exit) {
+func (c *crew) end(ids []string, with exit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, id := range ids {
@@ -130,7 +130,7 @@ func (c *workers) end(ids []string, with exit) {
 }
 
 // kill ends workers as if killed; the others notice it at once, as peers in training do.
-func (c *workers) kill(ids []string) {
+func (c *crew) kill(ids []string) {
 	c.end(ids, exit(syscall.SIGKILL))
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +149,7 @@ func (w *world) leave(dead bool) {
 }
 
 // live runs a worker until its end.
-func (c *workers) live(w *worker) {
+func (c *crew) live(w *worker) {
 	err := c.train(w)
 	c.mu.Lock()
 	delete(c.workers, w.id)
@@ -166,7 +166,7 @@ func (c *workers) live(w *worker) {
 }
 
 // train joins world after world until the driver dismisses the worker.
-func (c *workers) train(w *worker) error {
+func (c *crew) train(w *worker) error {
 	credentials, err := identity.Decode(w.env.Credentials)
 	if err != nil {
 		return err
@@ -219,7 +219,7 @@ func (c *workers) train(w *worker) error {
 }
 
 // arrive records that the worker has received a world, and returns it.
-func (c *workers) arrive(w *worker, got rendezvous.Place) *world {
+func (c *crew) arrive(w *worker, got rendezvous.Place) *world {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.world == nil || c.world.generation < got.Generation {
@@ -242,7 +242,7 @@ func (c *workers) arrive(w *worker, got rendezvous.Place) *world {
 }
 
 // watch makes all members leave a world once each has received an update.
-func (c *workers) watch(ctx context.Context) {
+func (c *crew) watch(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	for {
@@ -262,7 +262,7 @@ func (c *workers) watch(ctx context.Context) {
 
 // heard returns the number of the last update of the current world that all its members have
 // received; 0: none.
-func (c *workers) heard() (seq uint64) {
+func (c *crew) heard() (seq uint64) {
 	if c.world == nil || len(c.world.members) < c.world.size {
 		return 0
 	}

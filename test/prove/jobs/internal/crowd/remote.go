@@ -1,4 +1,4 @@
-package main
+package crowd
 
 import (
 	"bufio"
@@ -61,7 +61,7 @@ type remoteWorker struct {
 }
 
 func startRemote(ctx context.Context) (*remote, error) {
-	cmd, err := self(ctx, roleWorkers)
+	cmd, err := self(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -14,7 +15,7 @@ import (
 type sample struct {
 	at         time.Time
 	generation uint64 // of the world that was disturbed
-	rank, pid  int    // of the worker that was killed
+	pid        int    // of the worker that was killed
 
 	// Times of intermediate events, 0 if not seen: of the driver, and of the last of all workers.
 	found   time.Duration // the driver has the new list of hosts
@@ -90,22 +91,22 @@ func (s *sample) next(lines []steplog.Line) (entered, stepped, firstStep time.Du
 }
 
 // death computes the recovery from a kill.
-func (s *sample) death(res follow.Result) {
-	s.observe(res.Events)
-	s.entered, s.stepped, _ = s.next(res.Lines)
+func (s *sample) death(j *job) {
+	s.observe(j.Events)
+	s.entered, s.stepped, _ = s.next(j.Lines)
 }
 
 // growth computes the transition to a larger world.
-func (s *sample) growth(res follow.Result) {
-	s.observe(res.Events)
-	s.entered, _, s.stepped = s.next(res.Lines)
+func (s *sample) growth(j *job) {
+	s.observe(j.Events)
+	s.entered, _, s.stepped = s.next(j.Lines)
 
 	from, to := s.at.UnixNano(), s.at.Add(s.stepped).UnixNano()
 	last := make(map[int]int64) // time of the last step of each old worker
 	var gaps, meanwhile report.Spread
 	longest := make(map[int]time.Duration)
 	ended := make(map[int]bool)
-	for _, l := range res.Lines {
+	for _, l := range j.Lines {
 		if at, known := last[l.PID]; known && l.Event == steplog.Enter && l.Generation == s.generation+1 {
 			s.still = max(s.still, time.Duration(l.Time-at))
 		}
@@ -132,12 +133,80 @@ func (s *sample) growth(res follow.Result) {
 	s.pause = slices.Max(append(slices.Collect(maps.Values(longest)), 0)) - gaps.Quantile(0.5)
 }
 
-// hear returns when the last worker of the disturbed world received the update.
-func (s *sample) hear(lines []steplog.Line) (heard time.Duration) {
-	for _, l := range lines {
+// hear computes when the last worker of the disturbed world received the update.
+func (s *sample) hear(j *job) {
+	for _, l := range j.Lines {
 		if l.Generation == s.generation && l.Outcome == steplog.Updated {
-			heard = max(heard, time.Duration(l.Time-s.at.UnixNano()))
+			s.heard = max(s.heard, time.Duration(l.Time-s.at.UnixNano()))
 		}
 	}
-	return heard
+}
+
+// rows collects the times of all samples that have them: from parts, and that of the whole.
+func rows(samples []sample, times []stage) (rows []report.Row) {
+	for i, at := range times {
+		r := report.Row{Name: at.name}
+		if i < len(times)-1 {
+			r.Name = "  " + r.Name
+		}
+		for _, x := range samples {
+			if d := at.of(x); d != 0 {
+				r.Spread = append(r.Spread, d)
+			}
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// stage is one of the times of a sample.
+type stage struct {
+	name string
+	of   func(sample) time.Duration
+}
+
+func (t *trial) tellDeaths(samples []sample, tasks bool) {
+	title := "From SIGKILL of one worker (a killer reads the clock right before kill(2)) to"
+	if tasks {
+		title = fmt.Sprintf("The same while spares run tasks of %v", t.Beside)
+	}
+	t.timed(title, rows(samples, []stage{
+		{"driver knows of the death", func(s sample) time.Duration { return s.exited }},
+		{"first survivor has come, or exit", func(s sample) time.Duration { return s.left }},
+		{"new world published", func(s sample) time.Duration { return s.world }},
+		{"all connected and synchronised", func(s sample) time.Duration { return s.entered }},
+		{"next step completed by all survivors", func(s sample) time.Duration { return s.stepped }},
+	})...).targets = []report.Target{
+		{Name: "median", Quantile: 0.5, Limit: 25 * time.Millisecond},
+		{Name: "p99", Quantile: 0.99, Limit: 150 * time.Millisecond},
+	}
+}
+
+func (t *trial) tellGrowths(from int, samples []sample) {
+	title := fmt.Sprintf("Growth from %d to %d workers: from the host's appearance in the script's output to", from, t.Workers)
+	t.timed(title, rows(samples, []stage{
+		{"driver has the new list", func(s sample) time.Duration { return s.found }},
+		{"newcomers started", func(s sample) time.Duration { return s.started }},
+		{"new workers have joined", func(s sample) time.Duration { return s.ready }},
+		{"workers notified", func(s sample) time.Duration { return s.told }},
+		{"first worker has come", func(s sample) time.Duration { return s.left }},
+		{"new world published", func(s sample) time.Duration { return s.world }},
+		{"all connected and synchronised", func(s sample) time.Duration { return s.entered }},
+		{"first step in the larger world", func(s sample) time.Duration { return s.stepped }},
+		{"pause outside of training", func(s sample) time.Duration { return s.still }},
+		{"median step before", func(s sample) time.Duration { return s.usual }},
+		{"median step while newcomers prepare", func(s sample) time.Duration { return s.step }},
+		{"pause of the old workers", func(s sample) time.Duration { return s.pause }},
+	})...).targets = []report.Target{{Name: "median", Quantile: 0.5, Limit: 20 * time.Millisecond}}
+}
+
+func (t *trial) tellArrivals(samples []sample) {
+	title := fmt.Sprintf("From the start of another agent, to %d workers over gossip, to", t.Workers)
+	t.timed(title, rows(samples, []stage{
+		{"driver has the new list", func(s sample) time.Duration { return s.found }},
+		{"newcomer started", func(s sample) time.Duration { return s.started }},
+		{"new worker has joined, workers notified", func(s sample) time.Duration { return s.told }},
+		{"first step in the larger world", func(s sample) time.Duration { return s.stepped }},
+		{"Commit has told all old workers", func(s sample) time.Duration { return s.heard }},
+	})...).targets = []report.Target{{Name: "median", Quantile: 0.5, Limit: time.Second}}
 }

@@ -1,0 +1,87 @@
+// Package crowd measures a driver of many workers.
+//
+// The driver is real, with a journal on disk, in its own process. Its workers are goroutines of
+// another process: they have credentials, join through the rendezvous client over TLS and run the
+// notification service, but compute nothing and are not connected to each other: all leave a world
+// together when each has received an update, or when some of them die. Both processes run on this
+// machine, so times include the workers' share; the driver's memory and CPU time are reported
+// separately.
+package crowd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"syscall"
+)
+
+// The processes of a job run the program that starts it, which calls [Play] when it finds Role in
+// its environment.
+const (
+	Role    = "HVDRUN_CROWD_ROLE"
+	Driver  = "driver" // with the arguments --events-file FILE --scenario JSON
+	workers = "workers"
+)
+
+// workersMemory is the heap size, in bytes, at which the workers' process begins to collect
+// garbage.
+const workersMemory = 2 << 30
+
+// Play runs the role of a process of a job.
+func Play(ctx context.Context, role string, args []string) error {
+	switch role {
+	case Driver:
+		return playDriver(ctx, args)
+	case workers:
+		// A real worker collects only its own garbage. The shared heap of all workers would be
+		// scanned again and again, at the expense of the driver's CPU time.
+		debug.SetGCPercent(-1)
+		debug.SetMemoryLimit(workersMemory)
+		return serveWorkers(ctx, os.Stdin, os.Stdout)
+	}
+	return fmt.Errorf("crowd: the role %q is unknown", role)
+}
+
+func playDriver(ctx context.Context, args []string) error {
+	f := flag.NewFlagSet(Driver, flag.ContinueOnError)
+	path := f.String("events-file", "", "file for the driver's events")
+	text := f.String("scenario", "", "the job in JSON")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	var sc Scenario
+	if err := json.Unmarshal([]byte(*text), &sc); err != nil {
+		return fmt.Errorf("crowd: %w", err)
+	}
+	events, err := os.Create(*path)
+	if err != nil {
+		return err
+	}
+	s, err := sc.run(ctx, events)
+	if err = errors.Join(err, events.Close()); err != nil {
+		return err
+	}
+	result, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(sc.Result, result, 0o666)
+}
+
+// self returns a command that runs this program as the workers; it ends with ctx.
+func self(ctx context.Context) (*exec.Cmd, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, exe)
+	cmd.Env = append(os.Environ(), Role+"="+workers)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd, nil
+}
