@@ -29,6 +29,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/launch/launchtest"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // patience is how long something that must happen is waited for.
@@ -49,7 +50,7 @@ func TestMain(m *testing.M) {
 	if err := proc.Adopt(); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(sandbox.Tests{M: m})
 }
 
 func quiet() *logrus.Logger {

@@ -21,9 +21,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(sandbox.Tests{M: m}) }
 
 // patience is how long a test waits for what must come. It is no measure of speed.
 const patience = 2 * time.Minute

@@ -3,22 +3,29 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"hvdrun": main, "toil": toil})
+	testscript.Main(sandbox.Tests{M: m}, map[string]func(){"hvdrun": main, "toil": toil})
 }
 
 // The scripts in testdata/script run the command as people do.
 func TestScripts(t *testing.T) {
+	network, err := sandbox.Net()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hosts atomic.Uint32
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
@@ -26,11 +33,10 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// A program under the race detector would otherwise wait a second before each exit 0.
 			env.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=10")
-			// An address that another copy of these tests, beside this one, does not use.
 			env.Setenv("XDG_STATE_HOME", filepath.Join(env.WorkDir, ".state"))
 			run := filepath.Join(env.WorkDir, ".run")
 			env.Setenv("XDG_RUNTIME_DIR", run)
-			env.Setenv("LOOPBACK", fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(255), 1+rand.IntN(254)))
+			env.Setenv("LOOPBACK", fmt.Sprint(network, hosts.Add(1)))
 			return os.Mkdir(run, 0o700)
 		},
 		Condition: func(name string) (bool, error) {

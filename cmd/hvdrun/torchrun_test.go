@@ -96,13 +96,14 @@ func TestTorchrunRefuses(t *testing.T) {
 		"--health-check-port 1 --health-check-addr h": "--health-check-addr",
 		"--master-port 70000":                         "--master-port",
 		"--nnodes 2 --node-rank 2":                    "--node-rank",
-		"--nnodes 2 --master-addr 192.0.2.1":          "hvdrun agent --generate-key",
-		"--nnodes 2 --master-addr 192.0.2.1 --rdzv-conf key_file=/none":                                      "key_file",
-		"--nnodes 2 --master-addr 192.0.2.1 --rdzv-conf key_file=/none,insecure=true":                        "give one of them",
-		"--nnodes 1:2 --rdzv-backend c10d":                                                                   "--rdzv-endpoint is missing",
-		"--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint 192.0.2.1:x":                                       "not host:port",
-		"--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint 192.0.2.1 --rdzv-conf is_host=maybe,insecure=true": "is_host",
-		"--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint 192.0.2.1 --rdzv-conf join_timeout=0":              "join_timeout",
+		// The route to another node depends on this machine: --local-addr spares the search.
+		"--nnodes 2 --local-addr 127.0.0.1 --master-addr 192.0.2.1":                                                                 "hvdrun agent --generate-key",
+		"--nnodes 2 --local-addr 127.0.0.1 --master-addr 192.0.2.1 --rdzv-conf key_file=/none":                                      "key_file",
+		"--nnodes 2 --local-addr 127.0.0.1 --master-addr 192.0.2.1 --rdzv-conf key_file=/none,insecure=true":                        "give one of them",
+		"--nnodes 1:2 --rdzv-backend c10d":                                                                                          "--rdzv-endpoint is missing",
+		"--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint 192.0.2.1:x":                                                              "not host:port",
+		"--nnodes 1:2 --rdzv-backend c10d --local-addr 127.0.0.1 --rdzv-endpoint 192.0.2.1 --rdzv-conf is_host=maybe,insecure=true": "is_host",
+		"--nnodes 1:2 --rdzv-backend c10d --local-addr 127.0.0.1 --rdzv-endpoint 192.0.2.1 --rdzv-conf join_timeout=0":              "join_timeout",
 	} {
 		f, _, err := torchCommand(t, nil, strings.Fields(line)...)
 		var cfg torchrun.Config

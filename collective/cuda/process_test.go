@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/cudatest"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 const workerVariable = "CUDA_TEST_WORKER"
@@ -31,8 +32,9 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Setenv(plan.EnvNCCLLibrary, "/nowhere/libnccl.so.2") // the machine's own does not go with the fakes
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(sandbox.Tests{M: m, Before: func(string) error {
+		return os.Setenv(plan.EnvNCCLLibrary, "/nowhere/libnccl.so.2") // the machine's own does not go with the fakes
+	}})
 }
 
 // TestLibrary: a driver's library is loaded, and called as its header says.

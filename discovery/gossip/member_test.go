@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -444,11 +444,19 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
+// quietAddr is an address at which nobody listens before the test does.
+func quietAddr(t *testing.T) string {
+	t.Helper()
+	network, err := sandbox.Net()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(network, "1:", DefaultPort)
+}
+
 // TestSeedsComeLater: an agent that may wait is let in when its seed is there.
 func TestSeedsComeLater(t *testing.T) {
-	// An address of this process's own, and a port that no listener is given by chance.
-	pid := os.Getpid()
-	seed := fmt.Sprintf("127.77.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort)
+	seed := quietAddr(t)
 	cfg := agentConfig("b", 1, seed)
 	cfg.KeepTrying = true
 	b := mustJoin(t, cfg)
@@ -472,8 +480,7 @@ func (c told) Write(p []byte) (int, error) {
 
 // TestObserverIsFirst: an observer with patience comes before its seed listens.
 func TestObserverIsFirst(t *testing.T) {
-	pid := os.Getpid()
-	seed := fmt.Sprintf("127.78.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort)
+	seed := quietAddr(t)
 	cfg := observerConfig(seed)
 	cfg.SeedPatience = time.Hour
 	told := make(told, 1)
@@ -493,8 +500,7 @@ func TestObserverIsFirst(t *testing.T) {
 // TestOwnSeed: an observer that is a seed itself begins with what the others know, and is let in
 // where there are no others.
 func TestOwnSeed(t *testing.T) {
-	pid := os.Getpid()
-	own := fmt.Sprintf("127.79.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort)
+	own := quietAddr(t)
 	a := mustJoin(t, agentConfig("a", 1))
 	mustJoin(t, agentConfig("b", 2, a.Addr()))
 	follow(t, NewSource(observerConfig(a.Addr()))).until("a:2 b:2")
@@ -508,7 +514,7 @@ func TestOwnSeed(t *testing.T) {
 	if addrs := s.Addrs(); len(addrs) != 2 || addrs[0] != a.Addr() {
 		t.Errorf("the agents are at %q, a at %s", addrs, a.Addr())
 	}
-	cfg = observerConfig("127.0.0.1:1", fmt.Sprintf("127.79.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort+1))
+	cfg = observerConfig("127.0.0.1:1", quietAddr(t))
 	cfg.BindAddr = cfg.Join[1]
 	mustJoin(t, cfg)
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery/plugin"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 const (
@@ -43,7 +44,7 @@ const (
 func TestMain(m *testing.M) {
 	mode := os.Getenv(modeVariable)
 	if mode == "" {
-		goleak.VerifyTestMain(m)
+		goleak.VerifyTestMain(sandbox.Tests{M: m})
 		return
 	}
 	if path := os.Getenv(heldVariable); path != "" {

@@ -296,7 +296,7 @@ func TestSweep(t *testing.T) {
 // existing checkpoints are intact. The limit on file sizes applies to a process, so the test uses
 // another one.
 func TestFullDisk(t *testing.T) {
-	const variable = "HVD_TEST_FULL_DISK"
+	const variable = "CHECKPOINT_TEST_FULL_DISK"
 	if dir := os.Getenv(variable); dir != "" {
 		about := sample
 		about.Commits = 8

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // programs builds hvdrun and this example once and returns their folder.
@@ -23,7 +25,6 @@ var programs = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	built = dir
 	for _, build := range []*exec.Cmd{
 		{Dir: "../..", Args: []string{"go", "build", "-o", dir + "/hvdrun", "./cmd/hvdrun"}},
 		{Dir: ".", Args: []string{"go", "build", "-o", dir + "/fashion", "."}},
@@ -41,15 +42,7 @@ var programs = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-var built string // folder of the programs, removed at the end; "": none
-
-func TestMain(m *testing.M) {
-	status := m.Run()
-	if built != "" {
-		_ = os.RemoveAll(built) // errors do not matter: it is temporary
-	}
-	os.Exit(status)
-}
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
 // outcome is the parsed output of a job.
 type outcome struct {

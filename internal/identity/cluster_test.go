@@ -141,7 +141,7 @@ func TestClusterKeyFile(t *testing.T) {
 	}
 
 	read := func(text string, mode os.FileMode) ([]byte, error) {
-		path := filepath.Join(dir, "other")
+		path := filepath.Join(t.TempDir(), "other")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

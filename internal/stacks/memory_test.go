@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 const victim = `package main
@@ -89,13 +90,7 @@ var built = sync.OnceValues(func() (string, error) {
 	return dir, cmd.Run()
 })
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if dir, err := built(); err == nil {
-		_ = os.RemoveAll(dir)
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
 // lineOf is the line of the victim that has a comment.
 func lineOf(mark string) string {

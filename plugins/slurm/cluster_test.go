@@ -25,10 +25,13 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery/plugin"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // patience is how long the daemons may take for one thing. It is no measure of speed.
 const patience = 2 * time.Minute
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
 // cluster is a real Slurm on this machine: a controller and some nodes n1, n2 …, each of them a
 // slurmd with two GPUs, which are other devices in truth. All of it lives in a folder and in
@@ -98,6 +101,7 @@ func (c *cluster) configure() {
 	}
 	host, _, _ = strings.Cut(host, ".")
 	ports := freePorts(c.t, c.nodes+1)
+	// Without EnableIPv6, the daemons find no address to listen at where there is only 127.0.0.1.
 	conf := fmt.Sprintf(`ClusterName=test
 SlurmctldHost=%[1]s(127.0.0.1)
 SlurmctldPort=%[2]d
@@ -119,6 +123,7 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+CommunicationParameters=EnableIPv6
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
 SlurmdParameters=config_overrides
 GresTypes=gpu
@@ -295,6 +300,15 @@ func (c *cluster) allocate(args ...string) (jobID string) {
 	return m[1]
 }
 
+// plugin builds the plugin and returns its path.
+func (c *cluster) plugin() string {
+	c.t.Helper()
+	if err := sandbox.Build(c.path("plugins"), "github.com/hvdrun/hvdrun/plugins/slurm"); err != nil {
+		c.t.Fatal(err)
+	}
+	return c.path("plugins/slurm")
+}
+
 // newReal returns a source that asks the cluster.
 func newReal(t *testing.T, values map[string]string, lookup func(string) (string, bool)) (*source, *bytes.Buffer) {
 	t.Helper()
@@ -420,8 +434,7 @@ func testRealNames(t *testing.T, c *cluster) {
 
 // testRealProcess runs the plugin as hvdrun does.
 func testRealProcess(t *testing.T, c *cluster) {
-	path := c.path("plugin")
-	c.do("go", "build", "-o", path, ".")
+	path := c.plugin()
 	log := logrus.New()
 	log.Out = io.Discard
 	id := c.allocate("--no-kill", "-N2", "--gres=gpu:1", "--nodelist=n[1-2]")

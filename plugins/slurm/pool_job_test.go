@@ -166,7 +166,6 @@ func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJ
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.do("go", "build", "-o", c.path("plugin"), ".")
 	t.Setenv("HOME", home)                                                  // for the key
 	script := fmt.Sprintf("#!/bin/sh\nshift\nexec sh '%s' \"$@\"\n", train) // without hvdrun, which is in HVDRUN
 	if err := os.WriteFile(c.path("driver"), []byte(script), 0o600); err != nil {
@@ -181,7 +180,7 @@ func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJ
 		Dir: c.path("job"), Wrap: append(run, c.path("driver")), Still: patience, Trainer: trainer,
 		Flags: []string{
 			"-np", "1", "--max-np", "2", "--log-level", "info", "--gossip-advertise", "127.0.0.1", "--slurm-args", "--partition=low --cpus-per-task=4",
-			"--discovery-plugin", c.path("plugin"), "--discovery-config", "interval=500ms",
+			"--discovery-plugin", c.plugin(), "--discovery-config", "interval=500ms",
 		},
 		Env: []string{"HVDRUN=" + programs.Hvdrun, "SBATCH_OUTPUT=" + c.path("agent-%j.out")},
 	})

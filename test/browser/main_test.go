@@ -15,13 +15,13 @@ import (
 
 	"github.com/hvdrun/hvdrun/dashboard"
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 var (
 	shots    = flag.String("shots", "", "folder for the screenshots of the documentation")
 	programs follow.Programs
 	chromium string // its path
-	temp     string
 )
 
 func TestMain(m *testing.M) {
@@ -36,20 +36,14 @@ func TestMain(m *testing.M) {
 		fmt.Println("the page is NOT tested in a browser: there is no chromium (make check-page brings it)")
 		os.Exit(0)
 	}
-	var err error
-	if temp, err = os.MkdirTemp("", "hvdrun-page-"); err != nil {
-		panic(err)
-	}
-	build := exec.Command("go", "-C", "../..", "build", "-o", temp+"/", "./cmd/hvdrun", "./test/trainer")
-	if out, err := build.CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("%v\n%s", err, out))
-	}
-	programs = follow.Programs{Hvdrun: filepath.Join(temp, "hvdrun"), Trainer: filepath.Join(temp, "trainer")}
-	code := m.Run()
-	if err := os.RemoveAll(temp); err != nil {
-		panic(err)
-	}
-	os.Exit(code)
+	os.Exit(sandbox.Run(m, func(dir string) error {
+		build := exec.Command("go", "-C", "../..", "build", "-o", dir+"/", "./cmd/hvdrun", "./test/trainer")
+		if out, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		programs = follow.Programs{Hvdrun: filepath.Join(dir, "hvdrun"), Trainer: filepath.Join(dir, "trainer")}
+		return nil
+	}))
 }
 
 // patience bounds a single wait for the browser, which takes a fraction of a second when the

@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 	"github.com/hvdrun/hvdrun/internal/nccl"
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // programVariable makes the test's binary the program.
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 	if program {
 		os.Exit(start())
 	}
-	os.Exit(m.Run())
+	os.Exit(sandbox.Run(m, nil))
 }
 
 // program is a run of gpucheck, whose processes are found by the library's directory in their

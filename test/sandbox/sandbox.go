@@ -65,19 +65,16 @@ func Keep(path string) (kept string, err error) {
 	return kept, nil
 }
 
-// keepCaches names the folders of Go's caches, whose defaults depend on HOME.
+// keepCaches names the folders of Go's caches, whose defaults depend on HOME. Without it, there are
+// none to keep.
 func keepCaches() error {
-	cache, err := os.UserCacheDir()
-	if err != nil && os.Getenv("GOCACHE") == "" {
-		return err
-	}
-	home, _ := os.UserHomeDir() // without one, the go command reports what it lacks
-	for _, v := range [][2]string{
-		{"GOCACHE", filepath.Join(cache, "go-build")}, {"GOPATH", filepath.Join(home, "go")},
-		{"STATICCHECK_CACHE", filepath.Join(cache, "staticcheck")},
+	cache, _ := os.UserCacheDir()
+	home, _ := os.UserHomeDir()
+	for _, v := range [][3]string{
+		{"GOCACHE", cache, "go-build"}, {"GOPATH", home, "go"}, {"STATICCHECK_CACHE", cache, "staticcheck"},
 	} {
-		if os.Getenv(v[0]) == "" {
-			if err := os.Setenv(v[0], v[1]); err != nil {
+		if os.Getenv(v[0]) == "" && v[1] != "" {
+			if err := os.Setenv(v[0], filepath.Join(v[1], v[2])); err != nil {
 				return err
 			}
 		}
@@ -106,6 +103,16 @@ func Run(m *testing.M, before func(dir string) error) int {
 	}
 	return code
 }
+
+// Tests runs the tests of a package in a sandbox, for functions that run tests themselves, such as
+// goleak.VerifyTestMain and testscript.Main.
+type Tests struct {
+	*testing.M
+	Before func(dir string) error // nil: nothing
+}
+
+// Run is as the function of the package.
+func (t Tests) Run() int { return Run(t.M, t.Before) }
 
 // Net reserves 254 addresses of the loopback interface, and returns what they have in common, as
 // "127.9.8.": no other process of this network namespace has them until this one ends.

@@ -1,0 +1,10 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
