@@ -85,7 +85,7 @@ func (s suite) run(ctx context.Context, out *printer, under string) (outcome, er
 	if len(s.dirs) == 0 {
 		return outcome{}, nil
 	}
-	args := slices.Concat([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=60m", fmt.Sprintf("-p=%d", s.process),
+	args := slices.Concat([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=20m", fmt.Sprintf("-p=%d", s.process),
 		"-exec=" + under + " " + string(s.kind)}, s.args)
 	for _, dir := range s.dirs {
 		args = append(args, "./"+dir)
