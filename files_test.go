@@ -21,12 +21,11 @@ var opening = map[string][]string{
 var openers = map[string]string{
 	"internal/safefile/safefile.go":      "the judged way",
 	"internal/safefile/folder.go":        "the judged way",
-	"internal/journal/journal.go":        "a folder, to have it on the disk",
+	"internal/safefile/sync.go":          "a folder, to have it on the disk",
 	"internal/wire/local.go":             "a folder, below which a socket is named",
 	"internal/proc/cgroup.go":            "the kernel's files of cgroups",
 	"internal/proc/explain.go":           "a program that the kernel has just refused to run, for its first line; it must be a regular file",
 	"collective/internal/shm/segment.go": "a descriptor of a peer, by the kernel; what it leads to is checked",
-	"elastic/checkpoint/dir.go":          "a folder, to have it on the disk",
 	"agent/client/build.go":              "this program, by the kernel's link to it",
 	"agent/client/ssh.go":                "this program, by the kernel's link to it",
 	"launch/prestart/prestart.go":        "a FIFO in a folder that it has just made",
@@ -60,6 +59,32 @@ func TestFilesAreJudged(t *testing.T) {
 		if !found[path] {
 			t.Errorf("%s opens nothing so: it needs no exception", path)
 		}
+	}
+}
+
+// lacking are calls that not every file system has. Package safefile knows which of their errors
+// say so, and what is done then. The method Sync of a file is one of them, which only readers find.
+var lacking = map[string][]string{
+	"golang.org/x/sys/unix": {"Flock", "FcntlFlock", "Fsync", "Fdatasync", "Renameat2"},
+	"syscall":               {"Flock", "FcntlFlock", "Fsync", "Fdatasync"},
+}
+
+// TestOnePackageLocksAndSyncs: nobody else calls what a file system may lack.
+func TestOnePackageLocksAndSyncs(t *testing.T) {
+	found := false
+	for _, s := range sources(t) {
+		inside := s.dir() == "internal/safefile"
+		if s.test() || under(s.dir(), "test") {
+			continue
+		}
+		for _, use := range uses(s.file, lacking) {
+			if found = found || inside; !inside {
+				t.Errorf("%s: %s: call it by internal/safefile", s.where(use.node), use.what)
+			}
+		}
+	}
+	if !found {
+		t.Error("internal/safefile calls none of them: this test looks for the wrong names")
 	}
 }
 

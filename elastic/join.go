@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -93,6 +94,7 @@ func newWorker(ctx context.Context, m meeting) (*Worker, error) {
 // newOutsider returns a worker of m that is in no world, in the given phase.
 func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
 	w := &Worker{meeting: m, log: logrus.StandardLogger(), fake: fakeproc.From(ctx)}
+	safefile.TellLacks(func(text string) { logrus.Warn(text) })
 	w.reports.ctx, w.reports.stop = context.WithCancel(context.Background())
 	if d, ok := m.(*driven); ok {
 		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // Exit statuses of the contract that are not the driver's.
@@ -301,5 +302,6 @@ func (p *program) logger(s *settings) *logrus.Logger {
 	} else {
 		log.SetFormatter(textFormat{journal: readByJournal(p.env, p.stderr)})
 	}
+	safefile.TellLacks(func(text string) { log.Warn(text) })
 	return log
 }

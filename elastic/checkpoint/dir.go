@@ -91,19 +91,19 @@ func WriteTelling(
 	}()
 	// The lock tells sweep that the writer is alive. Where there are no locks, sweep removes
 	// nothing.
-	if err := safefile.TryLock(f); err != nil && !errors.Is(err, safefile.ErrNoLocks) {
+	if _, err := safefile.TryOptionalLock(f, "checkpoints that are incomplete stay there"); err != nil {
 		return err
 	}
 	if err := Encode(&settling{f: f, progress: progress}, about, tensors, blobs); err != nil {
 		return err
 	}
-	if err := f.Sync(); err != nil {
+	if err := safefile.Sync(f); err != nil {
 		return err
 	}
 	if err := os.Rename(f.Name(), Path(dir, about.Commits)); err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), syncDir(dir))
+	return errors.Join(f.Close(), safefile.SyncDir(dir))
 }
 
 // settleEvery is the number of bytes that are sent to the disk at a time.
@@ -141,20 +141,12 @@ func (s *settling) settle() {
 	s.synced, s.begun = s.begun, s.end
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
 // sweep removes incomplete files whose writer has ended. Of those that are no regular files of this
 // user it opens none: a pipe would block it.
 func sweep(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, temporary))
 	for _, path := range left {
-		f, err := safefile.ReadOwn(path)
+		f, err := safefile.Update(path, 0, false)
 		if err != nil {
 			continue
 		}

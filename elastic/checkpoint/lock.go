@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -57,8 +56,9 @@ func Acquire(dir string, owner Owner) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	switch err := safefile.TryLock(f); {
-	case errors.Is(err, safefile.ErrLocked):
+	locked, err := safefile.TryOptionalLock(f, "no two jobs may write checkpoints into that folder")
+	switch {
+	case err != nil:
 		defer f.Close()
 		text, err := io.ReadAll(io.LimitReader(f, maxOwner))
 		if err != nil {
@@ -69,7 +69,7 @@ func Acquire(dir string, owner Owner) (*Lock, error) {
 			return nil, nil
 		}
 		return nil, &LockedError{Dir: dir, Owner: Owner{Job: job, Process: process}}
-	case err != nil:
+	case !locked:
 		return nil, f.Close()
 	}
 	// The lock is valid without the owner's name, for example if the disk is full.

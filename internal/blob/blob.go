@@ -174,13 +174,7 @@ func lockFile(path string, how int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), how)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
+	if err := safefile.Flock(f, how); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
@@ -134,8 +132,8 @@ func (d *Dir) Update(change func(*State) error) error {
 		return fmt.Errorf("cluster: %w", err)
 	}
 	defer lock.Close()
-	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
-		return fmt.Errorf("cluster: %w", safefile.LockError(lock.Name(), err))
+	if err := safefile.LockRange(lock, true); err != nil {
+		return fmt.Errorf("cluster: %w", err)
 	}
 	s, err := d.read()
 	if err != nil {

@@ -58,7 +58,7 @@ func GenerateClusterKey(path string) error {
 		return fmt.Errorf("identity: the cluster's key: %w", err)
 	}
 	_, err = f.WriteString(hex.EncodeToString(key[:]) + "\n")
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+	if err = errors.Join(err, safefile.Sync(f), f.Close()); err != nil {
 		return fmt.Errorf("identity: the cluster's key: %w", err)
 	}
 	return nil

@@ -33,8 +33,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -108,7 +106,7 @@ func Create(path, run string) (*Journal, error) {
 		j.seed, j.end = seed, int64(len(head))
 	}
 	if err == nil {
-		err = errors.Join(j.Sync(), syncDir(filepath.Dir(path)))
+		err = errors.Join(j.Sync(), safefile.SyncDir(filepath.Dir(path)))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", errors.Join(err, f.Close(), os.Remove(path)))
@@ -167,8 +165,8 @@ func (j *Journal) begin(visit func([]byte) error) error {
 
 // lock locks the file until the process ends.
 func lock(f *os.File) error {
-	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	if err = safefile.LockError(f.Name(), err); errors.Is(err, safefile.ErrLocked) {
+	err := safefile.LockRange(f, false)
+	if errors.Is(err, safefile.ErrLocked) {
 		return ErrLocked
 	}
 	return err
@@ -181,11 +179,11 @@ func Locked(path string) (bool, error) {
 		return false, fmt.Errorf("journal: %w", err)
 	}
 	defer f.Close()
-	is := unix.Flock_t{Type: unix.F_WRLCK}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &is); err != nil {
-		return false, fmt.Errorf("journal: %w", safefile.LockError(path, err))
+	locked, err := safefile.RangeLocked(f)
+	if err != nil {
+		return false, fmt.Errorf("journal: %w", err)
 	}
-	return is.Type != unix.F_UNLCK, nil
+	return locked, nil
 }
 
 // Append appends a record of 1 to maxRecord bytes in one system call. It does not keep payload.
@@ -220,7 +218,7 @@ func (j *Journal) Sync() error {
 	if j.broken != nil {
 		return j.broken
 	}
-	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
+	if err := safefile.SyncData(j.file); err != nil {
 		j.broken = fmt.Errorf("journal: %w", err)
 	}
 	return j.broken
@@ -409,13 +407,4 @@ func isEnd(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF 
 
 func sum(seed uint32, length, payload []byte) uint32 {
 	return crc32.Update(crc32.Update(seed, castagnoli, length), castagnoli, payload)
-}
-
-// syncDir syncs the entries of a directory to disk.
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

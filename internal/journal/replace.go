@@ -26,7 +26,7 @@ func (j *Journal) Replace(records iter.Seq[[]byte], sync bool) error {
 	}
 	end, seed, err := j.write(records)
 	if err == nil && sync {
-		err = unix.Fdatasync(int(j.next.Fd()))
+		err = safefile.SyncData(j.next)
 	}
 	if err != nil {
 		return fmt.Errorf("journal: writing the replacement: %w", err)
@@ -36,7 +36,7 @@ func (j *Journal) Replace(records iter.Seq[[]byte], sync bool) error {
 	}
 	j.end, j.seed, j.broken = end, seed, nil
 	if _, err = j.file.Seek(end, io.SeekStart); err == nil && sync {
-		err = syncDir(filepath.Dir(j.path))
+		err = safefile.SyncDir(filepath.Dir(j.path))
 	}
 	if err != nil {
 		j.broken = fmt.Errorf("journal: %w", err)
@@ -64,19 +64,16 @@ func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err e
 // swap gives the next file the journal's name. If the file system can exchange names, the old file
 // becomes the next one and keeps its reserved space.
 func (j *Journal) swap() error {
-	err := unix.Renameat2(unix.AT_FDCWD, j.path+spare, unix.AT_FDCWD, j.path, unix.RENAME_EXCHANGE)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) {
-		if err := os.Rename(j.path+spare, j.path); err != nil {
-			return err
-		}
-		_ = j.file.Close() // it has no name any more and is not used
-		j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, nil, 0
+	exchanged, err := safefile.Exchange(j.path+spare, j.path)
+	switch {
+	case err != nil:
+		return err
+	case exchanged:
+		j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, j.file, j.room
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, j.file, j.room
+	_ = j.file.Close() // it has no name any more and is not used
+	j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, nil, 0
 	return nil
 }
 

@@ -82,8 +82,12 @@ func killMarked(mark string) (found, unclear bool) {
 		}
 		found = true
 		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			continue // it is gone, or the next look finds it
+		switch {
+		case errors.Is(err, unix.ESRCH): // it is gone
+			continue
+		case err != nil: // a sandbox has no such call
+			_ = unix.Kill(pid, unix.SIGKILL)
+			continue
 		}
 		if carried, _ := carries(pid, mark); carried { // it is the same process
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)

@@ -18,25 +18,60 @@ var ErrLocked = errors.New("it is locked")
 // flock is the system call. Tests replace it.
 var flock = unix.Flock
 
-// TryLock locks the file as a whole, until it is closed, and does not block. Its error wraps
-// ErrLocked, or ErrNoLocks where there are none: a caller that can do without goes on.
-func TryLock(f *os.File) error {
+// TryLock locks the file as a whole, until it is closed, and does not block. The file must be open
+// for writing, which NFS asks for. The error wraps ErrLocked, or ErrNoLocks where there are none.
+func TryLock(f *os.File) error { return Flock(f, unix.LOCK_EX|unix.LOCK_NB) }
+
+// TryOptionalLock is TryLock for a caller that does without a lock where that fails, other than by
+// ErrLocked. That and its consequence are told then, see TellLacks.
+func TryOptionalLock(f *os.File, consequence string) (locked bool, err error) {
+	err = TryLock(f)
+	if errors.Is(err, ErrLocked) {
+		return false, err
+	}
+	if err != nil {
+		lack("locks", f.Name(), err, consequence)
+	}
+	return err == nil, nil
+}
+
+// Flock is the system call, with its flags, which are LOCK_SH, LOCK_EX and LOCK_NB. Its errors are
+// those of TryLock.
+func Flock(f *os.File, how int) error {
 	for {
-		if err := flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EINTR) {
-			return LockError(f.Name(), err)
+		if err := flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
+			return lockError(f.Name(), err)
 		}
 	}
 }
 
-// LockError returns what err, which a call that locks the file at path has returned, means. Nil
-// stays nil.
-func LockError(path string, err error) error {
+// LockRange locks a file for writing, as Flock does, by the other of Linux's two kinds of locks: it
+// is of the open file too, and works over NFS. With wait it blocks.
+func LockRange(f *os.File, wait bool) error {
+	how := unix.F_OFD_SETLK
+	if wait {
+		how = unix.F_OFD_SETLKW
+	}
+	_, err := retry(func() (int, error) { return 0, unix.FcntlFlock(f.Fd(), how, &unix.Flock_t{Type: unix.F_WRLCK}) })
+	return lockError(f.Name(), err)
+}
+
+// RangeLocked returns whether another open file has a lock by LockRange.
+func RangeLocked(f *os.File) (bool, error) {
+	is := unix.Flock_t{Type: unix.F_WRLCK}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &is)
+	return is.Type != unix.F_UNLCK, lockError(f.Name(), err)
+}
+
+// lockError returns what err, which a call that locks the file at path has returned, means. Nil
+// stays nil. Linux tells of another's lock by EAGAIN.
+func lockError(path string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES):
+	case errors.Is(err, unix.EAGAIN):
 		return fmt.Errorf("%s: %w", path, ErrLocked)
-	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOLCK), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+	case cannot(err):
 		return fmt.Errorf("locking %s: %w (%w): a folder on another file system is needed, or a mount option such as flock", path, ErrNoLocks, err)
 	}
 	return fmt.Errorf("locking %s: %w", path, err)

@@ -23,7 +23,7 @@ func TestTryLock(t *testing.T) {
 		locked bool
 	}{
 		{nil, nil, true},
-		{unix.EAGAIN, ErrLocked, false}, {unix.EACCES, ErrLocked, false},
+		{unix.EAGAIN, ErrLocked, false}, {unix.EACCES, ErrNoLocks, false}, {unix.EPERM, ErrNoLocks, false},
 		{unix.ENOSYS, ErrNoLocks, false}, {unix.ENOLCK, ErrNoLocks, false},
 		{unix.EOPNOTSUPP, ErrNoLocks, false}, {unix.EINVAL, ErrNoLocks, false},
 		{unix.EIO, nil, false}, {unix.EBADF, nil, false}, {unix.ESTALE, nil, false},

@@ -11,6 +11,9 @@
 // the same. Hard links to files of others are left to the kernel (fs.protected_hardlinks).
 //
 // Files are made by O_EXCL, and have the mode that is asked for whatever the umask is.
+//
+// It also calls what not every file system has: locks, syncs, and exchanges of names. It knows
+// which errors mean that, and does without where that is possible, which TellLacks tells.
 package safefile
 
 import (
@@ -160,14 +163,10 @@ func Replace(path string, text []byte, mode fs.FileMode) error {
 
 // ReplaceSynced is Replace for what must be on the disk when it returns.
 func ReplaceSynced(path string, text []byte, mode fs.FileMode) error {
-	if err := replace(path, text, mode, (*os.File).Sync); err != nil {
+	if err := replace(path, text, mode, Sync); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return SyncDir(filepath.Dir(path))
 }
 
 func replace(path string, text []byte, mode fs.FileMode, written func(*os.File) error) error {

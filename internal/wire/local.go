@@ -119,11 +119,18 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	ln.SetUnlinkOnClose(false) // the short path may be invalid by then
-	if err := os.Chmod(path, 0o600); err != nil {
+	// Not every file system has modes of sockets. In a folder of this user's own there is no need.
+	if err := os.Chmod(path, 0o600); err != nil && !private(filepath.Dir(path)) {
 		ln.Close()
 		return nil, err
 	}
 	return ln, nil
+}
+
+// private returns whether a folder is of this user, and only this user and root can enter it.
+func private(dir string) bool {
+	var is unix.Stat_t
+	return unix.Stat(dir, &is) == nil && int(is.Uid) == os.Geteuid() && is.Mode&0o077 == 0
 }
 
 // ServeLocalConns hands the connections of a unix socket to handle, each in a goroutine, until ctx
