@@ -56,7 +56,9 @@ type Config struct {
 	// logged.
 	Driver driver.Config
 
-	network identity.Network // of the driver and the workers
+	// network returns the network of a process, of which it tells the slot, or a zero one for the
+	// driver. Nil: all are on the kernel's.
+	network func(plan.SlotID) identity.Network
 }
 
 // Job is a running job. Its methods may be called concurrently.

@@ -2,41 +2,71 @@ package elastictest
 
 import (
 	"context"
+	"fmt"
 	"hash/crc64"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
-// InMemory returns the config of a job whose processes are on a network in memory, so that the job
-// can be in virtual time: it then passes while data is on its way, and while a worker is at a
-// moment. The seed determines how long each of that takes.
-func (cfg Config) InMemory(seed uint64) Config {
-	m := &memory{seed: seed, listeners: make(map[int]*memoryListener)}
-	cfg.network = identity.Network{Listen: m.listen, Dial: m.dial}
+// Network is a network in memory for a job in virtual time. Its seed determines how long data is on
+// its way. It never holds a sender back, since a goroutine that waits for room with a lock held
+// stops virtual time.
+type Network struct {
+	seed uint64
+
+	mu        sync.Mutex
+	counts    map[string]int // of the processes, listeners and connections of one name
+	listeners map[int]*memoryListener
+	conns     []*memoryConn // the accepting ends
+}
+
+// NewNetwork returns a network.
+func NewNetwork(seed uint64) *Network {
+	return &Network{seed: seed, counts: make(map[string]int), listeners: make(map[int]*memoryListener)}
+}
+
+// On returns the config of a job whose processes are on a network. A worker spends virtual time at
+// each moment too, so that it passes in a world of one worker.
+func (cfg Config) On(n *Network) Config {
+	cfg.network = func(slot plan.SlotID) identity.Network {
+		name := n.named(slot.String())
+		return identity.Network{
+			Listen: func(addr string) (net.Listener, error) { return n.listen(name, slot, addr) },
+			Dial:   func(ctx context.Context, addr string) (net.Conn, error) { return n.dial(ctx, name, slot, addr) },
+		}
+	}
 	at := cfg.At
 	cfg.At = func(now Moment) bool {
-		<-time.After(m.latency(crc64.Checksum([]byte(now.Slot.String()), crc64.MakeTable(crc64.ECMA))))
+		<-time.After(n.latency(now.Slot.String()))
 		return at != nil && at(now)
 	}
 	return cfg
 }
 
-// memory is a network in memory. It never holds a sender back, since a goroutine that waits for
-// room with a lock held stops virtual time.
-type memory struct {
-	seed uint64
+// InMemory is On a network of its own.
+func (cfg Config) InMemory(seed uint64) Config { return cfg.On(NewNetwork(seed)) }
 
-	mu        sync.Mutex
-	ports     int
-	listeners map[int]*memoryListener
+// Cut drops what a worker has sent over connections that another has opened, from what is on its way
+// now until the end of the connection, and reports whether there are any.
+func (n *Network) Cut(from, to plan.SlotID) (some bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, c := range n.conns {
+		if c.slot == from && c.peer == to {
+			some = c.out.cut() || some
+		}
+	}
+	return some
 }
 
 const (
@@ -45,37 +75,58 @@ const (
 	firstPort    = 10_000
 )
 
+// named returns a name that nothing else has, from one that does not depend on who comes first at
+// one moment.
+func (n *Network) named(name string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.counts[name]++
+	return fmt.Sprint(name, "#", n.counts[name])
+}
+
+// port returns a port that nothing else has.
+func (n *Network) port() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.counts[""]++
+	return firstPort + n.counts[""]
+}
+
 // latency returns a random time. It depends on who asks and when, so that it is the same whether
 // data is sent in one piece or in several at once.
-func (m *memory) latency(who uint64) time.Duration {
-	dice := rand.New(rand.NewPCG(m.seed^who<<16, uint64(time.Now().UnixNano())))
+func (n *Network) latency(who string) time.Duration {
+	dice := rand.New(rand.NewPCG(n.seed^crc64.Checksum([]byte(who), crc64.MakeTable(crc64.ECMA)), uint64(time.Now().UnixNano())))
 	return leastLatency + time.Duration(dice.Int64N(int64(mostLatency-leastLatency)))
 }
 
-func (m *memory) listen(addr string) (net.Listener, error) {
+func (n *Network) listen(process string, slot plan.SlotID, addr string) (net.Listener, error) {
 	at, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.ports++
-	l := &memoryListener{network: m, addr: net.TCPAddr{IP: at.Addr().AsSlice(), Port: firstPort + m.ports},
+	l := &memoryListener{network: n, slot: slot, name: n.named(process + " listens"), addr: net.TCPAddr{IP: at.Addr().AsSlice(), Port: n.port()},
 		conns: make(chan net.Conn, 1024), done: make(chan struct{})}
-	m.listeners[l.addr.Port] = l
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listeners[l.addr.Port] = l
 	return l, nil
 }
 
-func (m *memory) dial(ctx context.Context, addr string) (net.Conn, error) {
+func (n *Network) dial(ctx context.Context, process string, slot plan.SlotID, addr string) (net.Conn, error) {
 	at, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	m.ports++
-	own := firstPort + m.ports
-	m.mu.Unlock()
-	trip := time.NewTimer(m.latency(uint64(own)))
+	find := func() *memoryListener {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.listeners[int(at.Port())]
+	}
+	name := process + " to none"
+	if l := find(); l != nil {
+		name = n.named(process + " to " + l.name)
+	}
+	trip := time.NewTimer(n.latency(name))
 	defer trip.Stop()
 	select {
 	case <-trip.C:
@@ -83,16 +134,17 @@ func (m *memory) dial(ctx context.Context, addr string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: ctx.Err()}
 	}
 	refused := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
-	m.mu.Lock()
-	l := m.listeners[int(at.Port())]
-	m.mu.Unlock()
+	l := find()
 	if l == nil {
 		return nil, refused
 	}
-	local := net.TCPAddr{IP: l.addr.IP, Port: own}
-	there, back := newStream(m, uint64(own)<<1), newStream(m, uint64(own)<<1|1)
+	local := net.TCPAddr{IP: l.addr.IP, Port: n.port()}
+	there, back := newStream(n, name+" there"), newStream(n, name+" back")
 	near := &memoryConn{in: back, out: there, local: &local, remote: &l.addr}
-	far := &memoryConn{in: there, out: back, local: &l.addr, remote: &local}
+	far := &memoryConn{in: there, out: back, local: &l.addr, remote: &local, slot: l.slot, peer: slot}
+	n.mu.Lock()
+	n.conns = append(n.conns, far)
+	n.mu.Unlock()
 	select {
 	case <-l.done:
 		return nil, refused
@@ -102,7 +154,9 @@ func (m *memory) dial(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 type memoryListener struct {
-	network *memory
+	network *Network
+	slot    plan.SlotID
+	name    string
 	addr    net.TCPAddr
 	conns   chan net.Conn
 	done    chan struct{}
@@ -142,8 +196,8 @@ func (l *memoryListener) Close() error {
 
 // stream is one direction of a connection.
 type stream struct {
-	network *memory
-	number  uint64
+	network *Network
+	name    string
 
 	mu       sync.Mutex
 	changed  sync.Cond
@@ -151,6 +205,7 @@ type stream struct {
 	deadline time.Time // of reading
 	bound    *time.Timer
 	ended    bool // by its reader
+	dropping bool
 }
 
 // piece is data, or the end, that a stream delivers at a time.
@@ -160,8 +215,8 @@ type piece struct {
 	at   time.Time
 }
 
-func newStream(m *memory, number uint64) *stream {
-	s := &stream{network: m, number: number}
+func newStream(n *Network, name string) *stream {
+	s := &stream{network: n, name: name}
 	s.changed.L = &s.mu
 	return s
 }
@@ -170,15 +225,24 @@ func newStream(m *memory, number uint64) *stream {
 func (s *stream) send(p piece) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || len(s.pieces) > 0 && s.pieces[len(s.pieces)-1].end {
+	if s.ended || s.dropping && !p.end || len(s.pieces) > 0 && s.pieces[len(s.pieces)-1].end {
 		return
 	}
-	p.at = time.Now().Add(s.network.latency(s.number))
+	p.at = time.Now().Add(s.network.latency(s.name))
 	if n := len(s.pieces); n > 0 && p.at.Before(s.pieces[n-1].at) {
 		p.at = s.pieces[n-1].at
 	}
 	s.pieces = append(s.pieces, p)
 	time.AfterFunc(time.Until(p.at), s.wake)
+}
+
+// cut drops all but the end, and reports whether the stream has not ended.
+func (s *stream) cut() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropping = true
+	s.pieces = slices.DeleteFunc(s.pieces, func(p piece) bool { return !p.end })
+	return !s.ended && len(s.pieces) == 0
 }
 
 func (s *stream) wake() {
@@ -229,6 +293,7 @@ func (s *stream) end() {
 type memoryConn struct {
 	in, out       *stream
 	local, remote *net.TCPAddr
+	slot, peer    plan.SlotID // whose ends they are
 
 	mu       sync.Mutex
 	closed   bool

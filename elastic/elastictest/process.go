@@ -34,8 +34,15 @@ func (launcher) ListenAddr() string                { return identity.ListenLoopb
 func (launcher) Listening(int)                     {}
 func (launcher) HostAddr(h string) (string, error) { return h, nil }
 
-// Network returns where the driver and the workers are.
-func (l launcher) Network() identity.Network { return l.job.cfg.network }
+// Network returns that of the driver.
+func (l launcher) Network() identity.Network { return l.job.networkOf(plan.SlotID{}) }
+
+func (j *Job) networkOf(slot plan.SlotID) identity.Network {
+	if j.cfg.network == nil {
+		return identity.Network{}
+	}
+	return j.cfg.network(slot)
+}
 
 // Run implements launch.Launcher. It returns when the worker has ended for the others; its
 // goroutine may still run.
@@ -97,7 +104,7 @@ func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
 		Lookup:  func(name string) (string, bool) { value, ok := env[name]; return value, ok },
 		Log:     log.WithField("worker", s.Slot.String()),
 		Reached: p.reached,
-		Network: j.cfg.network,
+		Network: j.networkOf(s.Slot),
 	}
 	ctx, cancel := context.WithCancel(fakeproc.With(context.Background(), p.fake))
 	p.cancel = cancel

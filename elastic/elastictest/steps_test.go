@@ -72,8 +72,10 @@ type stepPlan struct {
 
 type stepSchedule struct {
 	stepPlan
-	job *elastictest.Job
-	log logrus.FieldLogger // nil: the standard one
+	job     *elastictest.Job
+	log     logrus.FieldLogger                                                      // nil: the standard one
+	network *elastictest.Network                                                    // nil: that of timed
+	passes  func(ctx context.Context, w *elastic.Worker, where string, step uint64) // called in a step; nil: not at all
 
 	mu       sync.Mutex
 	hosts    map[string]bool
@@ -140,21 +142,35 @@ func bitsOf(v []float32) (bits []uint32) {
 // both runs the job, and returns what one worker computes that nothing disturbs.
 func (s *stepSchedule) both(t *testing.T) (want stepModel) {
 	inTime(t, func(t *testing.T) {
-		job := begin(elastictest.Config{Hosts: []plan.Host{{Name: "alone", Slots: 1}}, Worker: func(ctx context.Context) (err error) {
-			want, err = s.train(ctx, nil)
-			return err
-		}})
-		if err := job.Wait(); err != nil {
-			t.Fatalf("seed %d, undisturbed: %v", s.seed, err)
-		}
+		want = s.alone(t)
 		s.run(t)
 	})
 	return want
 }
 
+// alone returns what one worker computes.
+func (s *stepSchedule) alone(t *testing.T) (m stepModel) {
+	cfg := elastictest.Config{Hosts: []plan.Host{{Name: "alone", Slots: 1}}, Worker: func(ctx context.Context) (err error) {
+		m, err = s.train(ctx, nil)
+		return err
+	}}
+	if err := elastictest.Start(s.timed(cfg)).Wait(); err != nil {
+		t.Fatalf("seed %d, undisturbed: %v", s.seed, err)
+	}
+	return m
+}
+
+// timed returns the config for a job of the schedule.
+func (s *stepSchedule) timed(cfg elastictest.Config) elastictest.Config {
+	if s.network != nil {
+		return cfg.On(s.network)
+	}
+	return timed(s.seed, cfg)
+}
+
 func (s *stepSchedule) run(t *testing.T) {
 	s.mu.Lock()
-	s.job = elastictest.Start(timed(s.seed, elastictest.Config{
+	s.job = elastictest.Start(s.timed(elastictest.Config{
 		Hosts: s.stepPlan.hosts, At: s.at,
 		Driver: driver.Config{Log: s.log, Size: s.size(), Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
 		Worker: func(ctx context.Context) error {
@@ -262,9 +278,13 @@ func (s *stepSchedule) train(ctx context.Context, disturbed *stepSchedule) (step
 		return stepModel{}, err
 	}
 	defer w.Close()
+	var steps *elastic.Steps[float32]
 	mayDie := func(where string) {
 		if disturbed == nil {
 			return
+		}
+		if disturbed.passes != nil {
+			disturbed.passes(ctx, w, where, steps.Applied())
 		}
 		disturbed.mu.Lock()
 		dies := disturbed.dies(plan.SlotID{Host: w.Host(), Index: w.Slot()}, where)
@@ -275,7 +295,7 @@ func (s *stepSchedule) train(ctx context.Context, disturbed *stepSchedule) (step
 	}
 	m := stepModel{weights: make([]float32, s.width), used: make([]float32, s.samples)}
 	momentum := make([]float32, s.width)
-	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{
+	steps = elastic.NewSteps[float32](w, elastic.StepsOptions{
 		Microbatches: s.microbatches, Balance: s.balance, Seed: int64(s.seed),
 		Batches: elastic.NewBatches(s.samples, elastic.SamplerOptions{Batch: s.batch, Shuffle: true, Seed: int64(s.seed)}),
 	}, s.width, s.samples)
