@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 	"github.com/hvdrun/hvdrun/test/follow"
 )
@@ -111,7 +112,7 @@ func TestResultLimits(t *testing.T) {
 		p.serve(ServeConfig{Host: "a"})
 		p.serve(ServeConfig{Host: "b"})
 		pool := p.connect(ConnectConfig{})
-		for _, size := range []int{0, 1, 102_399, 102_400, 102_401, 20 << 20} {
+		for _, size := range []int{0, 1, 102_399, 102_400, 102_401, 3 * transfer.Chunk / 2} {
 			f, err := makes.Submit(t.Context(), pool, size, byte(size))
 			if err != nil {
 				t.Fatal(err)
@@ -319,7 +320,11 @@ func TestNothingWritten(t *testing.T) {
 func TestManySources(t *testing.T) {
 	p := newSafePlace(t, scheduler.Config{})
 	pool := p.connect(ConnectConfig{})
-	value := bytes.Repeat([]byte("0123456789abcdef"), 4<<20)
+	chunks := 16
+	if testing.Short() {
+		chunks = 4
+	}
+	value := bytes.Repeat([]byte("0123456789abcdef"), chunks*transfer.Chunk/16)
 	r, err := Put(t.Context(), pool, value)
 	if err != nil {
 		t.Fatal(err)

@@ -183,8 +183,8 @@ func TestTooLarge(t *testing.T) {
 		result *wire.TaskResult
 		want   string
 	}{
-		{&wire.TaskResult{State: 4, Failure: 1, Text: strings.Repeat("x", 50<<20)}, "bytes more)"},
-		{&wire.TaskResult{State: 3, Inlined: make([]byte, 50<<20)}, "its result of 52428800 bytes was not stored"},
+		{&wire.TaskResult{State: 4, Failure: 1, Text: strings.Repeat("x", 13<<20)}, "bytes more)"},
+		{&wire.TaskResult{State: 3, Inlined: make([]byte, 13<<20)}, "its result of 13631488 bytes was not stored"},
 	} {
 		submit(uint64(n+2), nil)
 		w.answer(c.result)

@@ -208,8 +208,11 @@ func TestJournalIsBounded(t *testing.T) {
 	w := connectTo(t, s, aWorker)
 	c.say(func(m *wire.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
 	args := make([]byte, 1<<20)
-	const n = 200
-	for i := range uint64(n) {
+	n := uint64(200)
+	if testing.Short() {
+		n = leastCompacted/uint64(len(args)) + 6
+	}
+	for i := range n {
 		c.say(func(m *wire.ToTasks) { m.Submits = append(m.Submits, &wire.SubmitTask{N: i + 1, Args: args}) })
 		w.work(1)
 		c.until(func(m *wire.FromTasks) bool { return len(m.GetTold()) > 0 })
@@ -256,7 +259,7 @@ func TestDiskFull(t *testing.T) {
 	restore := sync.OnceFunc(func() { _ = unix.Setrlimit(unix.RLIMIT_FSIZE, &old) })
 	defer restore()
 	args := make([]byte, 100<<10)
-	const n = 1000 // more than may wait
+	const n = mostUnwritten/(100<<10) + 20
 	for i := range uint64(n) {
 		sub := &wire.SubmitTask{N: i + 2, Args: args}
 		_ = c.l.Send(sub, func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) })
