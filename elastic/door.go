@@ -402,7 +402,9 @@ func (d *door) enter() error {
 	d.synced = true
 	d.leave()
 	if d.failed != nil {
-		d.runner.state.commits = 0
+		if s := d.runner.state; !s.holds { // the sync may have failed after this rank had saved the state
+			s.commits = 0
+		}
 		return d.failed
 	}
 	return errRejoined

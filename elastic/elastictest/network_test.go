@@ -56,8 +56,8 @@ func (cfg Config) On(n *Network) Config {
 // InMemory is On a network of its own.
 func (cfg Config) InMemory(seed uint64) Config { return cfg.On(NewNetwork(seed)) }
 
-// Cut drops what a worker has sent over connections that another has opened, from what is on its way
-// now until the end of the connection, and reports whether there are any.
+// Cut drops what a worker has sent over connections that another has opened, from what is on its
+// way now until the end of the connection, and reports whether there are any.
 func (n *Network) Cut(from, to plan.SlotID) (some bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -222,6 +222,48 @@ var stepLoops = []stepLoop{
 // errEnds makes the training function return nil.
 var errEnds = errors.New("the end")
 
+// TestDeathAfterReplay: the only other worker dies once a newcomer, which has applied its steps, has
+// saved the state, while the rest of the sync is on its way: the newcomer goes on alone.
+func TestDeathAfterReplay(t *testing.T) {
+	nothing := stepLoops[0]
+	inTime(t, func(t *testing.T) {
+		saved, joins := make(chan struct{}), make(chan struct{})
+		save, joined := sync.OnceFunc(func() { close(saved) }), sync.OnceFunc(func() { close(joins) })
+		log, lines := logtest.NewNullLogger()
+		log.SetLevel(logrus.DebugLevel)
+		err := elastictest.Undisturbed(timed(*firstSeed, elastictest.Config{
+			Hosts: []plan.Host{{Name: "a", Slots: 1}}, Driver: driver.Config{Log: log},
+			At: func(m elastictest.Moment) bool {
+				switch {
+				case m.Phase == elastictest.Joining && m.Slot.Host == "b":
+					joined()
+				case m.Phase != elastictest.Synced || m.Generation != 2:
+				case m.Slot.Host == "b":
+					save()
+				default:
+					<-saved
+					return true
+				}
+				return false
+			},
+		}), func(ctx context.Context) (uint64, error) {
+			return nothing.train(ctx, joins)
+		}, func(job *elastictest.Job) error {
+			if err := job.Await(elastictest.Commit(10)); err != nil {
+				return err
+			}
+			job.AddHost("b", 1)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if !slices.ContainsFunc(lines.AllEntries(), func(e *logrus.Entry) bool { return strings.Contains(e.Message, "was killed") }) {
+			t.Error("no worker has died")
+		}
+	})
+}
+
 // TestReplayOrNot: a newcomer comes to the state of the others by their averages if the training
 // function allows it, and otherwise as it did; the results are the same bits. What the loop derives
 // from the position, in the state or not, has the right value in each step that is replayed.
