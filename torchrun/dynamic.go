@@ -79,6 +79,25 @@ func (d *Dynamic) Changed() <-chan struct{} { return d.changed }
 // Close implements Rendezvous.
 func (d *Dynamic) Close(ctx context.Context) error { return d.Handler.Close(ctx) }
 
+// statusKey is the key of the run's store that says with which exit status the job has ended.
+const statusKey = "status"
+
+// closeWith is Close for a job that has ended with an exit status, which nodes that come later have
+// from ended.
+func (d *Dynamic) closeWith(ctx context.Context, status int) error {
+	err := storeKV{d.Handler.Store()}.Set(ctx, statusKey, []byte(strconv.Itoa(status)))
+	return errors.Join(err, d.Close(ctx))
+}
+
+// ended returns the exit status of a job that a node has closed.
+func (d *Dynamic) ended(ctx context.Context) (status int, err error) {
+	e, err := d.Handler.Store().Get(ctx, statusKey)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(string(e.Value))
+}
+
 // Leave implements Rendezvous.
 func (d *Dynamic) Leave(ctx context.Context) error {
 	d.endWatch()

@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/journal/replica"
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 )
 
 const (
@@ -122,7 +123,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	r := &elasticRun{
 		Elastic: e, side: side, rounds: make(chan Round), failed: make(chan error, 3), joined: make(chan string, 1),
-		ended: make(chan int, 1), drove: make(chan outcome, 1), ceded: -1,
+		ended: make(chan int, 2), drove: make(chan outcome, 1), ceded: -1,
 	}
 	var answering sync.WaitGroup
 	e.Peers.answer(journalOf, func(conn net.Conn) {
@@ -141,7 +142,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 	bounded, release := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer release()
 	if err == nil && ctx.Err() == nil {
-		if cerr := e.Rendezvous.Close(bounded); cerr != nil {
+		if cerr := e.Rendezvous.closeWith(bounded, status); cerr != nil {
 			e.Log.Debugf("torchrun: closing the rendezvous: %v", cerr)
 		}
 	}
@@ -157,10 +158,15 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 func (r *elasticRun) meet() {
 	for {
 		round, err := r.Rendezvous.Next(r.side, false)
-		if err != nil {
-			if r.side.Err() == nil && !errors.Is(err, ErrClosed) { // closed: the job has ended
-				r.failed <- err
-			}
+		switch {
+		case err == nil:
+		case r.side.Err() != nil:
+			return
+		case errors.Is(err, ErrClosed), errors.Is(err, dynamic.ErrDismissed):
+			r.closed()
+			return
+		default:
+			r.failed <- err
 			return
 		}
 		select {
@@ -173,6 +179,19 @@ func (r *elasticRun) meet() {
 		case <-r.side.Done():
 			return
 		}
+	}
+}
+
+// closed tells how a job has ended that another node has closed: this one may never have had a
+// place in it, and has no copy then.
+func (r *elasticRun) closed() {
+	ctx, cancel := context.WithTimeout(r.side, leaveTimeout)
+	status, err := r.Rendezvous.ended(ctx)
+	cancel()
+	if err == nil {
+		r.ended <- status
+	} else if _, missing := r.node.Await(ctx, endedFile); missing != nil { // otherwise awaitEnd tells
+		r.failed <- fmt.Errorf("torchrun: the job has ended, and its exit status is not known: %w", err)
 	}
 }
 

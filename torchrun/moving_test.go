@@ -42,10 +42,11 @@ func meetAt(t *testing.T, count int, interval time.Duration) []*member {
 
 func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, interval time.Duration) *member {
 	t.Helper()
-	peers, err := NewPeers(key, "run", "127.0.0.1", discard())
+	peers, err := NewPeers(key, "run", "", discard())
 	if err != nil {
 		t.Fatal(err)
 	}
+	peers.Route = "127.0.0.1"
 	shared, end, err := peers.Meet(t.Context(), endpoint, host)
 	if err == nil && !host {
 		_, err = peers.Listen("127.0.0.1:0")

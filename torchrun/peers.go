@@ -1,6 +1,7 @@
 package torchrun
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -22,8 +23,11 @@ import (
 // Peers is how the agents of a job reach each other's stores: over TCP with mutual TLS, by
 // credentials that all derive from one key. It must be closed.
 type Peers struct {
-	// Host is the name or the address under which other nodes reach this one.
+	// Host is the name or the address under which other nodes reach this one. Empty: the address
+	// where it listens, or Route where it listens at all of them.
 	Host string
+	// Route is the address from which this machine reaches the others.
+	Route string
 
 	creds *identity.Credentials // nil: nobody is asked who it is
 	log   logrus.FieldLogger
@@ -227,8 +231,14 @@ func (p *Peers) addr() (string, error) {
 	if p.ln == nil {
 		return "", errors.New("torchrun: this node does not listen for others")
 	}
-	_, port, err := net.SplitHostPort(p.ln.Addr().String())
-	return net.JoinHostPort(p.Host, port), err
+	host, port, err := net.SplitHostPort(p.ln.Addr().String())
+	if err != nil {
+		return "", err
+	}
+	if at, err := netip.ParseAddr(host); err == nil && at.IsUnspecified() {
+		host = p.Route
+	}
+	return net.JoinHostPort(cmp.Or(p.Host, host), port), nil
 }
 
 // dial returns a connection to a store of another node.

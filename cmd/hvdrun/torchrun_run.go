@@ -362,10 +362,10 @@ func (f *torchFlags) where(ctx context.Context, port string) (host, addr string,
 
 // peers returns how this node reaches the others, with the key that all have.
 func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf map[string]string) (*torchrun.Peers, error) {
-	own := f.localAddr
+	route := ""
 	var err error
-	if own == "" {
-		if own, err = torchrun.OwnHost(host); err != nil {
+	if f.localAddr == "" {
+		if route, err = torchrun.OwnHost(host); err != nil {
 			return nil, runError{err}
 		}
 	}
@@ -390,7 +390,11 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 			"`hvdrun agent --generate-key FILE` makes; copy the file to each node and add key_file=FILE "+
 			"(insecure=true does without, as torchrun does, for networks that nobody else is on)", host)
 	}
-	return torchrun.NewPeers(key, cfg.RunID, own, cfg.Log)
+	peers, err := torchrun.NewPeers(key, cfg.RunID, f.localAddr, cfg.Log)
+	if err == nil {
+		peers.Route = route
+	}
+	return peers, err
 }
 
 // machineKey returns the key of jobs whose nodes are all on this machine: the user's own, which is

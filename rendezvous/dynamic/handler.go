@@ -114,6 +114,10 @@ func (h *Handler) newHolder(cache time.Duration) *storeHolder {
 // Node identifies this node.
 func (h *Handler) Node() NodeDesc { return h.node }
 
+// Store has the values of the run: those that all nodes share, in all rounds and after the last.
+// Their keys have no slash.
+func (h *Handler) Store() store.Store { return h.store }
+
 // do runs an operator; the lock is held.
 func (h *Handler) do(ctx context.Context, op operator, o operation) error {
 	return run(ctx, h.holder, h.node, h.cfg.Info, &h.cfg.Settings, op, o)

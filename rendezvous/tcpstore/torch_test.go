@@ -10,9 +10,12 @@ import (
 	"testing"
 )
 
-// python returns the Python that has torch, or skips the test.
+// python returns the Python that has torch, or skips the test: torch takes seconds to load.
 func python(t *testing.T) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("PyTorch's own store is NOT compared (make check-torch does)")
+	}
 	const path = "/usr/bin/python3"
 	if _, err := os.Stat("/usr/lib/python3/dist-packages/torch"); err != nil {
 		t.Skip("python3-torch is not installed: PyTorch's own store is NOT compared (make check-torch brings it)")
