@@ -278,6 +278,7 @@ func TestElasticNodesEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := torchNodes(t, "c10d", address()+":29400", c.trainer...)
+			n.flags = append(n.flags, "--nnodes", "3") // a third that came after the end would wait for a second
 			for range 3 {
 				n.start()
 			}
