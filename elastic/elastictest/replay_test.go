@@ -222,8 +222,8 @@ var stepLoops = []stepLoop{
 // errEnds makes the training function return nil.
 var errEnds = errors.New("the end")
 
-// TestDeathAfterReplay: the only other worker dies once a newcomer, which has applied its steps, has
-// saved the state, while the rest of the sync is on its way: the newcomer goes on alone.
+// TestDeathAfterReplay: the only other worker dies once a newcomer, which has applied its steps,
+// has saved the state, while the rest of the sync is on its way: the newcomer goes on alone.
 func TestDeathAfterReplay(t *testing.T) {
 	nothing := stepLoops[0]
 	inTime(t, func(t *testing.T) {
