@@ -7,7 +7,8 @@ import (
 
 // Algorithm is how an AllReduce is computed between processes that share no memory. Forcing one is
 // for measuring and for debugging; every rank of a group must have the same, otherwise its
-// AllReduces fail with a [*MismatchError].
+// AllReduces fail with a [*MismatchError]. An [Average] of [Float16] or [BFloat16] is always
+// Direct, since the others have no rank that sees all values of an element.
 type Algorithm uint8
 
 const (

@@ -10,15 +10,14 @@ type team struct {
 	me     int   // the place of this rank
 	size   int
 	divide int // what the result is divided by; 0: nothing
+
+	weights []int // by place: by what a mean has been divided there; nil: by nothing
 }
 
 // wholeTeam is the team of all ranks, with the division of an average.
 func (c *call) wholeTeam() team {
 	t := team{me: c.g.rank, size: c.g.size}
-	if c.desc.reduce == Average {
-		t.divide = c.g.size
-	}
-	return t
+	return c.dividing(t)
 }
 
 func (t *team) rank(place int) int {
@@ -63,6 +62,9 @@ func (c *call) allReduceFlat(t team, data []byte) error {
 	}
 	if c.g.family.segment == 0 {
 		c.segment = segmentFor(len(data) / t.size)
+	}
+	if c.desc.means() { // no other has all operands at hand
+		return c.allReduceDirect(t, data)
 	}
 	switch c.g.algorithm().over(t.size, len(data)) {
 	case Doubling:

@@ -116,17 +116,10 @@ func (e *engine) reduce(b *bucket) error {
 		data = e.copyIn(b)
 	}
 	e.mark(1)
-	op := b.op
-	if op == Average && e.contribute < e.g.size {
-		op = Sum
-	}
 	if len(data) > 0 {
-		if err := e.lane.allReduceBytes(context.Background(), b.wire, op, data, nil); err != nil {
+		if err := e.lane.allReduceBytes(context.Background(), b.wire, b.op, data, nil); err != nil {
 			return err
 		}
-	}
-	if op != b.op {
-		kernel.Divide(b.wire)(data, e.contribute)
 	}
 	e.mark(2)
 	e.copyOut(b, data)

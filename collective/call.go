@@ -29,6 +29,7 @@ type call struct {
 	segment    int // most bytes of a frame
 	sentBefore []int
 	posted     []*incoming
+	operands   [][]byte
 }
 
 func (c *call) begin(ctx context.Context, d descriptor) error {

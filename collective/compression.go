@@ -9,13 +9,14 @@ import (
 )
 
 // Compression is the form in which float32s go from rank to rank, and in which they are combined.
-// Half the bytes cost precision: every rank's data is rounded, and every partial result.
+// Half the bytes cost precision: every rank's data is rounded, and every partial result, but for
+// most of those of an [Average].
 type Compression uint8
 
 const (
 	// CompressNone leaves data as it is.
 	CompressNone Compression = iota
-	// CompressFloat16 rounds to [Float16]; what is above 65504 becomes infinite.
+	// CompressFloat16 rounds to [Float16]; what is above 65504 becomes infinite, data or sum.
 	CompressFloat16
 	// CompressBFloat16 rounds to [BFloat16]: the range of float32, 8 bits of precision.
 	CompressBFloat16

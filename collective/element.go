@@ -16,11 +16,12 @@ type Element interface {
 }
 
 // Float16 holds the bits of an IEEE 754 half-precision number. Reductions compute in float32 and
-// round each partial result to the nearest Float16, ties to even.
+// round each partial result to the nearest Float16, ties to even; [Average] rounds later. A [Sum]
+// above 65504 in magnitude is infinite.
 type Float16 uint16
 
 // BFloat16 holds the upper 16 bits of a float32. Reductions compute in float32 and round each
-// partial result to the nearest BFloat16, ties to even.
+// partial result to the nearest BFloat16, ties to even; [Average] rounds later.
 type BFloat16 uint16
 
 // ToFloat16 rounds to the nearest Float16, ties to even; what is too large becomes an infinity, NaN

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,6 +85,8 @@ type background struct {
 	begun    atomic.Uint64 // the one that this rank has begun last
 	peerLeft atomic.Bool   // a rank has left
 	changed  chan struct{} // one token: one of these has changed
+
+	contributors int // of an engine's own group: the ranks that have not joined; 0: all
 }
 
 func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
@@ -115,6 +118,9 @@ func (g *Group) Size() int {
 	}
 	return g.size
 }
+
+// contributing is the number of ranks that an average is of.
+func (g *Group) contributing() int { return cmp.Or(g.contributors, g.size) }
 
 // Generation is that of the world whose ranks the group connects; 0 for a group of [Local].
 func (g *Group) Generation() uint64 {

@@ -21,6 +21,7 @@ type hierarchy struct {
 	leaders     team    // the first ranks of all hosts, by host; this one may not be among them
 	crowded     bool    // ranks of a host share cores, so that waves do not overlap there
 	column      team    // the ranks with this one's place; of size 0 where the hosts have unequal numbers of ranks
+	weights     []int   // see team
 }
 
 func newHierarchy(hosts [][]int, rank int) *hierarchy {
@@ -29,6 +30,7 @@ func newHierarchy(hosts [][]int, rank int) *hierarchy {
 	equal := true
 	for _, ranks := range hosts {
 		equal = equal && len(ranks) == len(hosts[0])
+		h.weights = append(h.weights, fold(len(ranks)))
 	}
 	h.leaders = h.team(func(host int) int { return hosts[host][0] })
 	if equal {
@@ -39,7 +41,7 @@ func newHierarchy(hosts [][]int, rank int) *hierarchy {
 
 // team is one rank of each host, by host.
 func (h *hierarchy) team(rank func(host int) int) team {
-	t := team{size: len(h.hosts), me: h.here}
+	t := team{size: len(h.hosts), me: h.here, weights: h.weights}
 	for host := range h.hosts {
 		t.ranks = append(t.ranks, rank(host))
 	}

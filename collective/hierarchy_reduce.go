@@ -19,14 +19,14 @@ func (g *Group) hierarchical() bool {
 
 // allReduceHierarchical combines in the order of the ranks of each host, then in the order of the
 // hosts: no bit depends on an element's place, or on what else is reduced with it. The exception is
-// data of more than fewHosts hosts in a group that is not strict.
+// data of more than fewHosts hosts in a group that is not strict, but for means.
 func (c *call) allReduceHierarchical(data []byte) error {
 	switch {
 	case c.desc.reduce == Adasum:
 		return c.allReduceAdasum(data)
 	case len(data) <= throughOne:
 		return c.allReduceLeaders(data)
-	case len(c.g.levels.hosts) > fewHosts && !c.g.strict:
+	case len(c.g.levels.hosts) > fewHosts && !c.g.strict && !c.desc.means():
 		return c.allReduceRings(data)
 	}
 	return c.allReduceWaves(data)
@@ -59,7 +59,7 @@ func (c *call) allReduceLeaders(data []byte) error {
 // dividing has a team divide its results where they are averages of all ranks.
 func (c *call) dividing(t team) team {
 	if c.desc.reduce == Average {
-		t.divide = c.g.size
+		t.divide = c.g.contributing()
 	}
 	return t
 }

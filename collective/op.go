@@ -2,6 +2,7 @@ package collective
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -14,8 +15,10 @@ const (
 	Sum Op = iota + 1
 	// Average is the sum divided by the number of ranks. For integers the sum wraps around and the
 	// division truncates towards zero; for floating point the division is done once, on the
-	// finished sum. That of Float16, also of compressed operations, is infinite above 65504 in
-	// magnitude: AsyncOptions.Prescale divides before.
+	// finished sum. Values of [Float16] and [BFloat16], also those of compressed operations, are
+	// summed in float32 and rounded once, so that no sum is too large for them. Where ranks of a
+	// host share memory and there are several hosts, what a host has is rounded too, divided by the
+	// least power of two that is not less than the number of its ranks.
 	Average
 	// Min takes the smaller value; −0 is smaller than +0. A NaN on any rank makes the result NaN on
 	// every rank.
@@ -86,6 +89,14 @@ func (o Op) checkParts(t kernel.Type) error {
 // Adasum combines no elements.
 var kernels = [ops]kernel.Op{Sum: kernel.Sum, Average: kernel.Sum, Min: kernel.Min, Max: kernel.Max, Product: kernel.Product,
 	Adasum: kernel.Ops}
+
+// means reports whether the call is an average that [kernel.Mean] computes, from all operands at
+// once: one whose sums need not fit the type.
+func (a descriptor) means() bool { return a.reduce == Average && kernel.Narrow(a.dtype) != nil }
+
+// fold is what the sum of so many values is divided by on the way to a mean: it then fits their
+// type, and is rounded as the sum would be.
+func fold(values int) int { return 1 << bits.Len(uint(values-1)) }
 
 // combiner sets dst[i] to a[i] combined with b[i], a being of the lower ranks; see
 // [kernel.Combine]. The same code and operand order on every rank keep even NaN payloads equal.

@@ -168,6 +168,9 @@ func (c *call) combineFrom(t team, own, result []byte, first int, done func(part
 // combineAll combines one segment of all ranks, in their order. Until own has been used, which
 // result may be, results go to the first rank's slot.
 func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error {
+	if c.desc.means() && t.size > 1 {
+		return c.meanOfAll(t, result, own, posted)
+	}
 	combine := c.desc.combiner()
 	var before []byte
 	for from := range t.size {
@@ -192,5 +195,21 @@ func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error 
 		kernel.Copy(result, own)
 	}
 	t.finish(c, result)
+	return nil
+}
+
+// meanOfAll is combineAll of a mean.
+func (c *call) meanOfAll(t team, result, own []byte, posted []*incoming) error {
+	c.operands = slices.Grow(c.operands[:0], t.size)[:t.size]
+	for from := range t.size {
+		c.operands[from] = own
+		if from != t.me {
+			if err := c.wait(&posted[from].done); err != nil {
+				return err
+			}
+			c.operands[from] = posted[from].buf
+		}
+	}
+	kernel.Mean(c.desc.dtype, result, c.operands, t.weights, t.divide)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // Node is a range of leaves of a binary tree: those from Index·2^Level up to, but without,
@@ -28,6 +29,9 @@ func (n Node) Parent() Node { return Node{n.Level + 1, n.Index / 2} }
 // Sibling is the other half of its parent.
 func (n Node) Sibling() Node { return Node{n.Level, n.Index ^ 1} }
 
+// Left is its left half; its level is at least 1.
+func (n Node) Left() Node { return Node{n.Level - 1, 2 * n.Index} }
+
 // Root is the node that all leaves of a tree of so many are under.
 func Root(leaves int) Node { return Node{Level: bits.Len(uint(max(leaves, 1) - 1))} }
 
@@ -44,6 +48,37 @@ func Cover(first, end, leaves int) (nodes []Node) {
 	}
 	return nodes
 }
+
+// CombineNodes sets dst to the value of node n of a tree of so many leaves, from those of its
+// halves, as [ReduceTree] computes it with op. It is [Combine] but for an Average of [Float16] or
+// [BFloat16]. All have the same length, and dst may be left or right. It panics where Combine does,
+// and where one of the halves has no leaf.
+func CombineNodes[T Element](dst, left, right []T, n Node, leaves int, op Op) {
+	t := typeOf[T]()
+	if !(descriptor{dtype: t, reduce: op}).means() {
+		Combine(dst, left, right, op)
+		return
+	}
+	if n.Level == 0 || n.Left().Sibling().First() >= leaves {
+		panic(fmt.Sprintf("collective: node %d of level %d of %d leaves has one half", n.Index, n.Level, leaves))
+	}
+	m := mergeOf(n, leaves)
+	kernel.Mean(t, bytesOf(dst), [][]byte{bytesOf(left), bytesOf(right)}, m.weights[:], m.by)
+}
+
+// merge is how the means of a node's halves make its own.
+type merge struct {
+	weights [2]int
+	by      int
+}
+
+func mergeOf(n Node, leaves int) merge {
+	left := n.Left()
+	return merge{[2]int{left.fold(leaves), left.Sibling().fold(leaves)}, n.fold(leaves)}
+}
+
+// fold is what the sum of a node's leaves is divided by in its mean.
+func (n Node) fold(leaves int) int { return fold(n.End(leaves) - n.First()) }
 
 // Partials says which rank has the values of which nodes of a binary tree, for [ReduceTree]. It
 // does not change and may be used by several goroutines. The zero value is refused.
@@ -83,6 +118,7 @@ const mostLeaves = 1 << 24
 type program struct {
 	operands []operand     // in ascending order of their leaves
 	ops      []int         // an operand's number, or combineTop: combine the two values on top of the stack
+	merges   []merge       // how each of these is combined, where means are
 	depth    int           // most values on the stack
 	most     int           // the largest number of operands of a rank
 	members  []shm.Operand // the operands as package shm numbers them
@@ -146,11 +182,11 @@ func (c *compiler) visit(n Node) {
 		}
 		return
 	}
-	left := Node{n.Level - 1, 2 * n.Index}
+	left := n.Left()
 	c.visit(left)
 	if right := left.Sibling(); right.First() < c.leaves {
 		c.visit(right)
-		c.ops = append(c.ops, combineTop)
+		c.ops, c.merges = append(c.ops, combineTop), append(c.merges, mergeOf(n, c.leaves))
 		c.height--
 	}
 }
@@ -159,6 +195,7 @@ func (c *compiler) visit(n Node) {
 type folder struct {
 	*program
 	combine combiner
+	mean    kernel.Type // of the elements, where means are combined; 0: others are
 	stack   [][]byte
 	scratch [][]byte // by height
 	packed  []byte   // what is given or received, see foldGathered and foldPairs
@@ -201,8 +238,14 @@ func (r *room) take(n int) []byte {
 // folder returns the group's folder, which keeps its memory.
 func (g *Group) folder(p *Partials, d descriptor) *folder {
 	f := &g.folding
-	f.program, f.combine, f.atRoot = &p.order, d.combiner(), nil
-	if d.reduce == Average {
+	f.program, f.combine, f.mean, f.atRoot = &p.order, d.combiner(), 0, nil
+	switch whole := fold(p.leaves); {
+	case d.means():
+		f.mean = d.dtype
+		if whole > p.leaves {
+			f.atRoot = func(b []byte) { kernel.Mean(d.dtype, b, [][]byte{b}, []int{whole}, p.leaves) }
+		}
+	case d.reduce == Average:
 		f.atRoot = func(b []byte) { d.divide(b, p.leaves) }
 	}
 	f.finish = f.atRoot
@@ -215,6 +258,7 @@ func (g *Group) folder(p *Partials, d descriptor) *folder {
 // block sets target, of at most foldBlock bytes, to the value of the operands, which are as long.
 func (f *folder) block(target []byte, operands [][]byte) {
 	f.stack = f.stack[:0]
+	merged := 0
 	for i, op := range f.ops {
 		if op != combineTop {
 			f.stack = append(f.stack, operands[op])
@@ -225,7 +269,13 @@ func (f *folder) block(target []byte, operands [][]byte) {
 		if i < len(f.ops)-1 {
 			into = f.scratch[top-1][:len(target)]
 		}
-		f.combine(into, f.stack[top-1], f.stack[top])
+		if f.mean == 0 {
+			f.combine(into, f.stack[top-1], f.stack[top])
+		} else {
+			m := &f.merges[merged]
+			kernel.Mean(f.mean, into, f.stack[top-1:], m.weights[:], m.by)
+			merged++
+		}
 		f.stack[top-1] = into
 		f.stack = f.stack[:top]
 	}

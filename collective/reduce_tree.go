@@ -21,9 +21,11 @@ import (
 // combination of the leaves under it by the same rule; p is the same on all ranks. All parts and
 // results have the same length; parts stay as they are, and result, which overlaps with none, is
 // set to the root's value on every rank. Op is any but Adasum; Average is the sum divided by the
-// number of leaves. Each rank's parts travel once, so the fewer nodes there are, the less it costs;
-// where all is on one host and of [Alloc], ranks read each other's parts where they lie. It blocks
-// and fails as [AllReduce] does.
+// number of leaves. For an Average of [Float16] or [BFloat16] the value of a node is not the sum of
+// its leaves, which need not fit the type, but that divided by the least power of two that is not
+// less than their number; [CombineNodes] computes it. Each rank's parts travel once, so the fewer
+// nodes there are, the less it costs; where all is on one host and of [Alloc], ranks read each
+// other's parts where they lie. It blocks and fails as [AllReduce] does.
 func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][]T, result []T, op Op) error {
 	own := make([][]byte, len(parts))
 	for i := range parts {

@@ -372,9 +372,18 @@ func (h *host) reduction(t kernel.Type, op Op) *shm.Reduction {
 	r := &h.reductions[t][op]
 	if r.Combine == nil {
 		*r = shm.Reduction{Size: t.Size(), Combine: kernel.Combine(t, kernels[op])}
-		if n := h.g.size; op == Average && h.whole() {
+		if op == Average && h.whole() {
 			divide := kernel.Divide(t)
-			r.Finish = func(b []byte) { divide(b, n) }
+			r.Finish = func(b []byte) { divide(b, h.g.contributing()) }
+		}
+		if (descriptor{dtype: t, reduce: op}).means() {
+			r.Mean = func(dst []byte, operands [][]byte) {
+				by := fold(len(operands))
+				if h.whole() {
+					by = h.g.contributing()
+				}
+				kernel.Mean(t, dst, operands, nil, by)
+			}
 		}
 	}
 	return r

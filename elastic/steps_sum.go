@@ -257,7 +257,7 @@ func (s *Steps[T]) add(h held[T]) {
 			if h.node.Index%2 == 0 {
 				left, right = right, left
 			}
-			collective.Combine(left.flat, left.flat, right.flat, collective.Sum)
+			collective.CombineNodes(left.flat, left.flat, right.flat, up, leaves, collective.Average)
 			s.free = append(s.free, right)
 			h.sum = left
 		}

@@ -137,6 +137,7 @@ func testOps(t *testing.T, newGroups NewGroups) {
 				checkType[uint16](t, groups, 9001)
 				checkType[collective.Float16](t, groups, 64)
 				checkBytes(t, groups, 1, 1000, 1<<20, 3<<20+5)
+				CheckMeans(t, groups)
 				return
 			}
 			checkType[float32](t, groups, append(small, 5003, 140_001)...)
@@ -152,6 +153,7 @@ func testOps(t *testing.T, newGroups NewGroups) {
 			checkType[collective.Float16](t, groups, append(small, 4999)...)
 			checkType[collective.BFloat16](t, groups, append(small, 4999)...)
 			checkBytes(t, groups, 1, 1000, 1<<20, 3<<20+5)
+			CheckMeans(t, groups)
 		})
 	}
 }

@@ -249,19 +249,10 @@ func (m *Member) reduceDirect(t int, r *Reduction) error {
 // target is an operand too.
 func (m *Member) combineDirect(target []byte, at int, r *Reduction) {
 	n := len(target)
-	sum := m.own.out[0][:n]
-	first := m.regions.tensors[0][at : at+n]
-	for i := 1; i < m.members; i++ {
-		into := sum
-		if i == m.members-1 {
-			into = target
-		}
-		r.Combine(into, first, m.regions.tensors[i][at:at+n])
-		first = into
+	for i := range m.operands {
+		m.operands[i] = m.regions.tensors[i][at : at+n]
 	}
-	if r.Finish != nil {
-		r.Finish(target)
-	}
+	r.all(target, m.own.out[0][:n], m.operands)
 }
 
 // offset is where a member's part begins in data.

@@ -53,6 +53,33 @@ type Reduction struct {
 	Combine func(dst, a, b []byte)
 	// Finish, if not nil, is run once over each element of a finished reduction.
 	Finish func(b []byte)
+	// Mean, if not nil, stands for both where there are several members: it sets dst to what the
+	// operands of all members make, in their order. dst may be one of them.
+	Mean func(dst []byte, operands [][]byte)
+}
+
+// all sets dst to the reduction of the members' operands. Partial results go to partial, which may
+// be dst where that is no operand but the first or the second.
+func (r *Reduction) all(dst, partial []byte, operands [][]byte) {
+	last := len(operands) - 1
+	if r.Mean != nil && last > 0 {
+		r.Mean(dst, operands)
+		return
+	}
+	if last == 0 {
+		copy(dst, operands[0])
+	}
+	for i, first := 1, operands[0]; i <= last; i++ {
+		into := partial
+		if i == last {
+			into = dst
+		}
+		r.Combine(into, first, operands[i])
+		first = into
+	}
+	if r.Finish != nil {
+		r.Finish(dst)
+	}
 }
 
 // Member is this process's part in a segment, or one of them. Operations of one member must not
@@ -68,6 +95,7 @@ type Member struct {
 
 	regions  regions
 	lengths  []int
+	operands [][]byte // of the block under way, by member
 	src, dst [][]byte // of the operation under way, by member; kept for their memory
 
 	thread uintptr // see shortenSlices; 0: none yet
@@ -146,7 +174,7 @@ func (s *Segment) join(index int, lost func(index int)) (*Member, error) {
 		Segment:  s,
 		position: position{index: index, members: n, watched: watched(index, n), areas: make([]area, n)},
 		pace:     pace{oversubscribed: true, sleepFactor: 1, spin: spins},
-		lengths:  make([]int, n), src: make([][]byte, n), dst: make([][]byte, n),
+		lengths:  make([]int, n), operands: make([][]byte, n), src: make([][]byte, n), dst: make([][]byte, n),
 	}
 	for i := range m.areas {
 		m.areas[i] = s.layout.areaOf(s.memory, i)

@@ -55,15 +55,10 @@ func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byt
 		return err
 	}
 	m.in(Reducing)
-	if m.members > 1 {
-		r.Combine(data, m.cellOf(0).data[:n], m.cellOf(1).data[:n])
-		for i := 2; i < m.members; i++ {
-			r.Combine(data, data, m.cellOf(i).data[:n])
-		}
+	for i := range m.operands {
+		m.operands[i] = m.cellOf(i).data[:n]
 	}
-	if r.Finish != nil {
-		r.Finish(data)
-	}
+	r.all(data, data, m.operands)
 	return nil
 }
 
@@ -77,15 +72,10 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 		return err
 	}
 	m.in(Reducing)
-	if m.members > 1 {
-		r.Combine(data, m.areas[0].banks[turn][:n], m.areas[1].banks[turn][:n])
-		for i := 2; i < m.members; i++ {
-			r.Combine(data, data, m.areas[i].banks[turn][:n])
-		}
+	for i := range m.operands {
+		m.operands[i] = m.areas[i].banks[turn][:n]
 	}
-	if r.Finish != nil {
-		r.Finish(data)
-	}
+	r.all(data, data, m.operands)
 	return nil
 }
 
@@ -321,10 +311,7 @@ func (m *Member) reduce(ctx context.Context, t int, r *Reduction, gather bool) e
 func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	own := m.inRound(m.src[m.index], t)
 	if m.members == 1 {
-		copy(target, own)
-		if r.Finish != nil {
-			r.Finish(target)
-		}
+		r.all(target, target, [][]byte{own})
 		return
 	}
 	other := 0
@@ -333,15 +320,11 @@ func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	}
 	for lo := 0; lo < len(target); lo += block {
 		hi := min(lo+block, len(target))
-		first := m.operand(0, t, own)[lo:hi]
+		for i := range m.operands {
+			m.operands[i] = m.operand(i, t, own)[lo:hi]
+		}
 		sum := m.section(other, m.index, t)[lo:hi]
-		for i := 1; i < m.members; i++ {
-			r.Combine(sum, first, m.operand(i, t, own)[lo:hi])
-			first = sum
-		}
-		if r.Finish != nil {
-			r.Finish(sum)
-		}
+		r.all(sum, sum, m.operands)
 		copy(target[lo:hi], sum)
 		for i := other + 1; back && i < m.members; i++ {
 			if i != m.index {

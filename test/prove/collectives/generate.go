@@ -188,7 +188,7 @@ func (s *step) draw(d dice, size int, budget *int) {
 	case bytesOp:
 		s.Type = "uint8"
 	case tree:
-		s.Op = pick(d, []int{5, 1, 1}, "sum", "min", "max")
+		s.Op = pick(d, []int{4, 2, 1, 1}, "sum", "average", "min", "max")
 	case scatter:
 		s.Into = d.chance(50)
 	case allGather, allToAll:
@@ -200,7 +200,7 @@ func (s *step) draw(d dice, size int, budget *int) {
 		}
 		s.Scale = slices.Contains(floating, s.Type) && d.chance(20) && s.Op != "product"
 	}
-	if (s.Op == "sum" || s.Op == "average") && s.Compress == "" && !s.Scale {
+	if (s.Op == "sum" && s.Compress == "" || s.Op == "average") && !s.Scale {
 		s.Rough = slices.Contains(floating, s.Type) && d.chance(30)
 	}
 	if s.Do == barrier {

@@ -240,17 +240,17 @@ func (t *turnOf[T]) right(data []T, at, tensor int, compress string, ranks []int
 		}
 		return nil
 	}
-	return t.same(data, t.expected(inputs, t.hosts(ranks), compress), at, "")
+	return t.same(data, t.expected(inputs, t.seats(ranks), compress), at, "")
 }
 
 // inOrder reports whether sums are computed in the order of ranks, or of ranks and hosts.
 func (t *turnOf[T]) inOrder() bool {
-	return t.step.background() || t.Program.Algorithm == "strict" && t.step.Do == allReduce
+	return means[T](t.op) || t.op == collective.Average && t.step.Compress != "" || t.step.background() || t.Program.Algorithm == "strict" && t.step.Do == allReduce
 }
 
-// hosts returns the number of the host of each of some ranks of the step's group, in the order of
-// the hosts' first ranks there; nil where the group's operations do not combine host by host.
-func (t *turnOf[T]) hosts(ranks []int) []int {
+// seats returns where some ranks of the step's group are, hosts numbered in the order of their
+// first ranks there; nil where the group's operations do not combine host by host.
+func (t *turnOf[T]) seats(ranks []int) []seat {
 	if t.Program.Algorithm != "" && t.Program.Algorithm != "auto" {
 		return nil
 	}
@@ -271,15 +271,15 @@ func (t *turnOf[T]) hosts(ranks []int) []int {
 	if len(of) == len(numbers) {
 		return nil // no two ranks share memory
 	}
-	out := make([]int, len(ranks))
+	out := make([]seat, len(ranks))
 	for i, rank := range ranks {
-		out[i] = of[rank]
+		out[i] = seat{of[rank], here[t.Program.hostOf(t.Program.members(t.step.Group)[rank])], len(numbers)}
 	}
 	return out
 }
 
 // expected returns one period of the expected result.
-func (t *turnOf[T]) expected(inputs [][]T, hosts []int, compress string) []T {
+func (t *turnOf[T]) expected(inputs [][]T, seats []seat, compress string) []T {
 	before, after := t.scales()
 	for _, in := range inputs {
 		scale(in, before)
@@ -287,18 +287,18 @@ func (t *turnOf[T]) expected(inputs [][]T, hosts []int, compress string) []T {
 	var out []T
 	switch compress {
 	case "float16":
-		out = through[collective.Float16](t.op, inputs, hosts)
+		out = through[collective.Float16](t.op, inputs, seats)
 	case "bfloat16":
-		out = through[collective.BFloat16](t.op, inputs, hosts)
+		out = through[collective.BFloat16](t.op, inputs, seats)
 	default:
-		out = combineAll(t.op, inputs, hosts)
+		out = combineAll(t.op, inputs, seats)
 	}
 	scale(out, after)
 	return out
 }
 
 // through combines elements in another type, as compressed operations do.
-func through[W, T collective.Element](op collective.Op, inputs [][]T, hosts []int) []T {
+func through[W, T collective.Element](op collective.Op, inputs [][]T, seats []seat) []T {
 	narrow := make([][]W, len(inputs))
 	for i, in := range inputs {
 		for _, v := range in {
@@ -306,7 +306,7 @@ func through[W, T collective.Element](op collective.Op, inputs [][]T, hosts []in
 		}
 	}
 	var out []T
-	for _, v := range combineAll(op, narrow, hosts) {
+	for _, v := range combineAll(op, narrow, seats) {
 		out = append(out, fromFloat[T](toFloat(v)))
 	}
 	return out

@@ -39,6 +39,7 @@ func (p place) bits(i int) uint64 {
 type kind struct {
 	signed, product, rough bool
 	positive               bool // vectors have positive inner products
+	large                  bool // sums do not fit Float16, means do
 }
 
 // number returns element i of a vector: an integer so small that every partial result is exact in
@@ -48,6 +49,8 @@ func (p place) number(i int, k kind) float64 {
 	switch {
 	case k.positive:
 		return float64(1 + x%7)
+	case k.large:
+		return float64(int64(x>>40)-1<<23) / (1 << 9)
 	case k.rough:
 		return float64(int64(x>>40)-1<<23) / (1 << 24)
 	case k.product && k.signed:
@@ -62,7 +65,8 @@ func (p place) number(i int, k kind) float64 {
 
 // kindOf returns the kind of a step's inputs.
 func kindOf[T collective.Element](s *step) kind {
-	return kind{signed: T(0)-1 < 0 || floats[T](), product: s.Op == "product", positive: s.Op == "adasum", rough: s.Rough && floats[T]()}
+	return kind{signed: T(0)-1 < 0 || floats[T](), product: s.Op == "product", positive: s.Op == "adasum", rough: s.Rough && floats[T](),
+		large: s.Rough && s.Op == "average" && (s.Type == "float16" || s.Compress == "float16")}
 }
 
 // floats reports whether elements are floating-point numbers.
@@ -152,14 +156,21 @@ func divide[T collective.Element](v T, n int) T {
 	return T(uint64(v) / uint64(n))
 }
 
+// seat is where a rank is: the number of its host, how many ranks of the group that has, and how
+// many hosts there are.
+type seat struct{ host, ranks, hosts int }
+
 // combineAll combines one period of each rank: of the ranks of each host in their order, then of
-// the hosts. Hosts has the number of each rank's host; nil: all have one.
-func combineAll[T collective.Element](op collective.Op, inputs [][]T, hosts []int) []T {
+// the hosts. Seats are those of the ranks; nil: all are on one host.
+func combineAll[T collective.Element](op collective.Op, inputs [][]T, seats []seat) []T {
+	if means[T](op) {
+		return meanAll(inputs, seats)
+	}
 	sums := map[int][]T{}
 	for rank, in := range inputs {
 		host := 0
-		if hosts != nil {
-			host = hosts[rank]
+		if seats != nil {
+			host = seats[rank].host
 		}
 		sums[host] = combineVectors(op, sums[host], in)
 	}
@@ -171,6 +182,67 @@ func combineAll[T collective.Element](op collective.Op, inputs [][]T, hosts []in
 		for i := range out {
 			out[i] = divide(out[i], len(inputs))
 		}
+	}
+	return out
+}
+
+// means reports whether sums are computed in float32, and the mean is rounded.
+func means[T collective.Element](op collective.Op) bool {
+	return op == collective.Average && floats[T]() && unsafe.Sizeof(*new(T)) == 2
+}
+
+// meanAll is combineAll for these. What each host has is rounded too, where there are several.
+func meanAll[T collective.Element](inputs [][]T, seats []seat) []T {
+	if seats == nil || seats[0].hosts == 1 {
+		return quotient[T](sumSingle(inputs, 1), float32(len(inputs)))
+	}
+	of, ranks := map[int][][]T{}, map[int]int{}
+	for rank, s := range seats {
+		of[s.host], ranks[s.host] = append(of[s.host], inputs[rank]), s.ranks
+	}
+	var sum []float32
+	for _, host := range slices.Sorted(maps.Keys(of)) {
+		fold := foldOf(ranks[host])
+		here := sumSingle([][]T{quotient[T](sumSingle(of[host], 1), fold)}, fold)
+		if sum == nil {
+			sum = here
+			continue
+		}
+		for i := range sum {
+			sum[i] += here[i]
+		}
+	}
+	return quotient[T](sum, float32(len(inputs)))
+}
+
+// foldOf is the least power of two that is not less than n.
+func foldOf(n int) float32 {
+	fold := 1
+	for fold < n {
+		fold *= 2
+	}
+	return float32(fold)
+}
+
+// sumSingle is the sum of vectors in float32, times a factor.
+func sumSingle[T collective.Element](vectors [][]T, by float32) []float32 {
+	sum := make([]float32, len(vectors[0]))
+	for k, v := range vectors {
+		for i := range sum {
+			if x := float32(toFloat(v[i])) * by; k == 0 {
+				sum[i] = x
+			} else {
+				sum[i] += x
+			}
+		}
+	}
+	return sum
+}
+
+func quotient[T collective.Element](sum []float32, by float32) []T {
+	out := make([]T, len(sum))
+	for i, v := range sum {
+		out[i] = fromFloat[T](float64(v / by))
 	}
 	return out
 }

@@ -41,7 +41,7 @@ func (t *turnOf[T]) reduceTree() error {
 		return err
 	}
 	t.digest = digest(t.digest, result)
-	wrong := t.same(result, t.valueOf(collective.Root(leaves), leaves), 0, "")
+	wrong := t.same(result, t.rootOf(leaves), 0, "")
 	for i, n := range held[t.g.Rank()] {
 		wrong = errors.Join(wrong, t.same(parts[i], t.valueOf(n, leaves), 0, "a part"))
 	}
@@ -65,7 +65,30 @@ func (t *turnOf[T]) valueOf(n collective.Node, leaves int) []T {
 	if left.Sibling().First() >= leaves {
 		return t.valueOf(left, leaves)
 	}
-	return combineAll(t.op, [][]T{t.valueOf(left, leaves), t.valueOf(left.Sibling(), leaves)}, nil)
+	a, b := t.valueOf(left, leaves), t.valueOf(left.Sibling(), leaves)
+	if !means[T](t.op) {
+		return combineVectors(t.op, a, b)
+	}
+	fold := func(n collective.Node) float32 { return foldOf(n.End(leaves) - n.First()) }
+	sum, more := sumSingle([][]T{a}, fold(left)), sumSingle([][]T{b}, fold(left.Sibling()))
+	for i := range sum {
+		sum[i] += more[i]
+	}
+	return quotient[T](sum, fold(n))
+}
+
+// rootOf returns one period of the result.
+func (t *turnOf[T]) rootOf(leaves int) []T {
+	value := t.valueOf(collective.Root(leaves), leaves)
+	switch {
+	case means[T](t.op):
+		return quotient[T](sumSingle([][]T{value}, foldOf(leaves)), float32(leaves))
+	case t.op == collective.Average:
+		for i := range value {
+			value[i] = divide(value[i], leaves)
+		}
+	}
+	return value
 }
 
 // halves are partials of which each rank has one leaf.
