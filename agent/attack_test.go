@@ -27,6 +27,7 @@ import (
 	keeping "github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // robber has all that is on a host and all that a worker of it can read, and wants to run a command
@@ -66,7 +67,7 @@ func (r robber) enter(conf *tls.Config) error {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	ctx, cancel := context.WithDeadline(r.t.Context(), sandbox.Limit())
 	defer cancel()
 	stream, err := wire.NewAgentClient(conn).Session(ctx)
 	if err == nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // recorded are the records of a host's log, as JSON.
@@ -41,7 +42,7 @@ func (r *recorded) Write(b []byte) (int, error) {
 // await returns the first record that is wanted, which must come.
 func (r *recorded) await(t *testing.T, wanted func(audit.Record) bool) audit.Record {
 	t.Helper()
-	limit := time.After(patience)
+	limit := sandbox.Expired()
 	for {
 		r.mu.Lock()
 		text := r.buf.String()

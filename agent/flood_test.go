@@ -14,6 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // TestFloodOfForwarder: processes of the host that connect and say nothing, or no more than a
@@ -83,7 +84,7 @@ func TestFloodOfForwarder(t *testing.T) {
 		}
 	}
 	for _, c := range strangers[:100] {
-		c.SetReadDeadline(time.Now().Add(patience))
+		c.SetReadDeadline(sandbox.Limit())
 		if _, err := io.Copy(io.Discard, c); isTimeout(err) {
 			t.Fatal("a stranger that came first stays")
 		}

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // silentAddr returns an address of loopback where a connection is neither made nor refused.
@@ -47,7 +49,7 @@ func silentAddr(t *testing.T) netip.AddrPort {
 func awaitDial(t *testing.T, to netip.AddrPort) {
 	t.Helper()
 	far := fmt.Sprintf("0100007F:%04X 02 ", to.Port()) // 127.0.0.1, SYN_SENT
-	for limit := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+	for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
 		text, err := os.ReadFile("/proc/self/net/tcp")
 		if err != nil {
 			t.Fatal(err)

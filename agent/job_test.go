@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/launch/launchtest"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // inside starts job agents as goroutines of the test.
@@ -66,7 +67,7 @@ func (i *inside) Start(_ context.Context, host string, hello client.Hello) (clie
 		return r, nil
 	case err := <-i.ended:
 		return client.Ready{}, err
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		return client.Ready{}, errors.New("no answer")
 	}
 }
@@ -102,7 +103,7 @@ func (i *inside) over() error {
 	select {
 	case err := <-i.ended:
 		return err
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		i.t.Fatal("the agent does not end")
 		return nil
 	}
@@ -332,7 +333,7 @@ func TestForwarderAims(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = conn.SetDeadline(time.Now().Add(patience))
+		_ = conn.SetDeadline(sandbox.Limit())
 		fmt.Fprintln(conn, "hello")
 		answer, _ := bufio.NewReader(conn).ReadString('\n')
 		return conn, answer
@@ -375,7 +376,7 @@ func TestLogComesToTheDriver(t *testing.T) {
 	if err := l.Run(t.Context(), s, nil); err != nil {
 		t.Fatal(err)
 	}
-	limit := time.After(patience)
+	limit := sandbox.Expired()
 	for !strings.Contains(lines.String(), "slot 0: started process") {
 		select {
 		case <-lines.news:

@@ -13,6 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // cluster is a gossip cluster on loopback, and what a driver sees of it.
@@ -56,7 +57,7 @@ func newCluster(t *testing.T) *cluster {
 
 func (c *cluster) await(is func([]plan.Host) bool) {
 	c.t.Helper()
-	limit := time.After(patience)
+	limit := sandbox.Expired()
 	for {
 		select {
 		case hosts := <-c.lists:
@@ -82,7 +83,7 @@ func (c *cluster) run(cfg Config) (stop func() error) {
 		select {
 		case err := <-done:
 			return err
-		case <-time.After(patience):
+		case <-sandbox.Expired():
 			return errors.New("the agent does not end")
 		}
 	}
@@ -131,13 +132,13 @@ func TestRun(t *testing.T) {
 	}
 	select {
 	case bad <- []int{1}:
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		t.Fatal("the devices' health is not watched")
 	}
 	other, _ := script(t, 1, "exit 0")
-	begin = time.Now()
+	end := sandbox.Limit()
 	for n := 0; ; n++ { // until the report has come
-		if time.Since(begin) > patience {
+		if time.Now().After(end) {
 			t.Fatal("a slot whose device has failed is still used")
 		}
 		other.Incarnation = string(rune('A' + n%26))

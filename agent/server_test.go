@@ -32,9 +32,6 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// patience is how long something that must happen is waited for.
-const patience = 2 * time.Minute
-
 // longLease ends in no test, however long a busy machine keeps a driver from renewing it.
 const longLease = time.Minute
 
@@ -171,7 +168,7 @@ const sleeper = `exec 9>"$1"; setsid sleep 1000 & echo ready; exec sleep 1000`
 // gone waits until nobody holds the pipe that somebody held.
 func gone(t *testing.T, pipe *os.File) {
 	t.Helper()
-	_ = pipe.SetReadDeadline(time.Now().Add(patience))
+	_ = pipe.SetReadDeadline(sandbox.Limit())
 	if rest, err := io.ReadAll(pipe); err != nil || len(rest) > 0 {
 		t.Fatalf("somebody is left: %v (read %q)", err, rest)
 	}
@@ -225,7 +222,7 @@ func start(t *testing.T, l launch.Launcher, s launch.Spec) *running {
 
 func (r *running) awaitOutput(text string) {
 	r.t.Helper()
-	limit := time.After(patience)
+	limit := sandbox.Expired()
 	for !strings.Contains(r.stdout.String(), text) {
 		select {
 		case <-r.stdout.news:
@@ -242,7 +239,7 @@ func (r *running) wait() error {
 	select {
 	case err := <-r.ended:
 		return err
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		r.t.Fatal("Run does not return")
 		return nil
 	}
@@ -461,7 +458,7 @@ func TestLeaseRunsOut(t *testing.T) {
 // idle waits until the host has no sessions.
 func idle(t *testing.T, h *host) {
 	t.Helper()
-	limit := time.After(patience)
+	limit := sandbox.Expired()
 	for {
 		slots, sessions, news := h.busy()
 		if slots == 0 && sessions == 0 {

@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // unheard checks that no driver has ever been let in.
@@ -68,7 +69,7 @@ func TestStrangersAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 			defer cancel()
 			stream, err := wire.NewAgentClient(conn).Session(ctx)
 			if err == nil {
@@ -138,7 +139,7 @@ func TestReplayIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again.SetDeadline(time.Now().Add(patience))
+		again.SetDeadline(sandbox.Limit())
 		again.Write(words)
 		again.(*net.TCPConn).CloseWrite()
 		answer, err := io.ReadAll(again)
@@ -164,7 +165,7 @@ type peer struct {
 
 func speak(t *testing.T, conn *tls.Conn) *peer {
 	t.Helper()
-	conn.SetDeadline(time.Now().Add(patience))
+	conn.SetDeadline(sandbox.Limit())
 	if err := conn.HandshakeContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -285,7 +286,7 @@ func pushOut(t *testing.T, h *host) bool {
 		conns = append(conns, c)
 	}
 	for _, c := range conns[:identity.Drivers.Unproven] {
-		c.SetReadDeadline(begun.Add(patience))
+		c.SetReadDeadline(sandbox.Limit())
 		if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
 			t.Fatalf("a stranger among %d is let wait: %v", len(conns), err)
 		}
@@ -311,7 +312,7 @@ func FuzzStranger(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(sandbox.Limit())
 		c.Write(said)
 		c.(*net.TCPConn).CloseWrite()
 		answer, err := io.ReadAll(c)

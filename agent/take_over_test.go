@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // sever cuts the cable for good: whoever is at its end is dead for the agent.
@@ -27,7 +28,7 @@ func (c *cable) sever() {
 // unattached waits until the agent has noticed that the driver is gone.
 func (h *host) unattached(t *testing.T) {
 	t.Helper()
-	for limit := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+	for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
 		h.mu.Lock()
 		gone := true
 		for _, s := range h.sessions {
@@ -200,7 +201,7 @@ func TestTooMuchOutputWithoutDriver(t *testing.T) {
 	s.Resumed = true
 	var out, errs bytes.Buffer
 	s.Stdout, s.Stderr = &out, &errs
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 	defer cancel()
 	if err := l.Run(ctx, s, nil); err != nil {
 		t.Fatal(err)

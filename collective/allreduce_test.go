@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // TestUnsentFrames: no rank waits in shared memory for one that waits, over a rank of another host,
@@ -33,7 +33,7 @@ func TestUnsentFrames(t *testing.T) {
 			for _, s := range test.slow {
 				collective.Squeeze(t, groups, s[0], s[1])
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // of what does not end
+			ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 			defer cancel()
 			for rank, err := range collectivetest.Each(t, groups, func(_ context.Context, g *collective.Group) error {
 				defer g.Close()

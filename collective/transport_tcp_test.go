@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // TestSevered: a rank whose connections end without a word, at random moments, is named by all the
@@ -166,7 +167,7 @@ func TestOneIsLate(t *testing.T) {
 // waiting returns when a connection waits at e for a newer generation.
 func waiting(t *testing.T, e *collective.Endpoint) {
 	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
+	deadline := sandbox.Limit()
 	for collective.Waiting(e) == 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("no connection waits")
@@ -194,7 +195,7 @@ func TestOlderGeneration(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(2 * time.Minute))
+	conn.SetDeadline(sandbox.Limit())
 	var refused *identity.RefusedError
 	err = credentials(t, 1).ProveDial(conn, dataKey, identity.Hello{Generation: 6, From: 1, To: 0})
 	if !errors.As(err, &refused) || !strings.Contains(refused.Reason, "generation 6 is over") {
@@ -247,7 +248,7 @@ func TestStrangers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			conn.SetDeadline(time.Now().Add(2 * time.Minute))
+			conn.SetDeadline(sandbox.Limit())
 			if err := c.ProveDial(conn, key, h); err == nil {
 				t.Errorf("hello %d is welcome", i)
 			}

@@ -20,6 +20,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // helperScript makes this test's binary a process that only runs a script, for others to kill.
@@ -210,7 +211,7 @@ func TestScriptTimeoutKillsTheGroup(t *testing.T) {
 		if err == nil || got != nil || !strings.Contains(err.Error(), "killed: it took longer than "+timeout.String()) {
 			t.Fatalf("got %v, %v", got, err)
 		}
-		r.SetReadDeadline(time.Now().Add(2 * time.Minute))
+		r.SetReadDeadline(sandbox.Limit())
 		said, err := io.ReadAll(r) // the end comes only when nobody holds the FIFO
 		if err != nil {
 			t.Fatalf("somebody is left: %v", err)

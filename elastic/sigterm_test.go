@@ -16,6 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // leave answers a worker's request to leave as a driver does: it informs the members and dismisses
@@ -49,7 +50,7 @@ func TestAskedToLeave(t *testing.T) {
 		}
 		select {
 		case <-own:
-		case <-time.After(2 * time.Minute):
+		case <-sandbox.Expired():
 			t.Fatal("the program does not get its signal")
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/dirty"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // needWatch skips the test if the kernel does not support watching.
@@ -489,7 +490,7 @@ func TestWatchEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer watcher.Close()
-	deadline := time.Now().Add(2 * time.Minute)
+	deadline := sandbox.Limit()
 	for {
 		runtime.GC()
 		m, errs := watcher.Watch([][]byte{weights}, image.ChunkSize)

@@ -23,6 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -133,7 +134,7 @@ func take[T any](t testing.TB, what string, ch <-chan T) T {
 	select {
 	case v := <-ch:
 		return v
-	case <-time.After(2 * time.Minute):
+	case <-sandbox.Expired():
 		t.Fatalf("%s: nothing came", what)
 		panic("unreachable")
 	}
@@ -502,7 +503,7 @@ func TestStrangers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.SetDeadline(time.Now().Add(2 * time.Minute))
+		conn.SetDeadline(sandbox.Limit())
 		go io.WriteString(conn, said)
 		if answer, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) || len(answer) > 64 {
 			t.Errorf("plaintext was answered with %d bytes, %v", len(answer), err)

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 	"github.com/sirupsen/logrus"
@@ -113,7 +112,7 @@ func TestFile(t *testing.T) {
 			if got != want {
 				t.Errorf("found %q, want %q", got, want)
 			}
-		case <-time.After(2 * time.Minute):
+		case <-sandbox.Expired():
 			t.Fatalf("no list; want %q", want)
 		}
 	}

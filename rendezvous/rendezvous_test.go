@@ -28,6 +28,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -189,7 +190,7 @@ func take[T any](t testing.TB, what string, ch <-chan T) T {
 	select {
 	case v := <-ch:
 		return v
-	case <-time.After(2 * time.Minute):
+	case <-sandbox.Expired():
 		t.Fatalf("%s: nothing came", what)
 		panic("unreachable")
 	}
@@ -737,7 +738,7 @@ func TestStrangers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.SetDeadline(time.Now().Add(2 * time.Minute))
+		conn.SetDeadline(sandbox.Limit())
 		go io.WriteString(conn, said)
 		answer, err := io.ReadAll(conn) // ends because the server hangs up
 		if errors.Is(err, os.ErrDeadlineExceeded) || len(answer) > 64 {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -178,7 +179,7 @@ func get[R any](t *testing.T, f *Future[R], err error) R {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 	defer cancel()
 	r, err := f.Get(ctx)
 	if err != nil {

@@ -26,9 +26,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(sandbox.Tests{M: m}) }
 
-// patience is how long a test waits for what must come. It is no measure of speed.
-const patience = 2 * time.Minute
-
 func quiet() *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -91,14 +88,14 @@ func (s served) config(host, token string) Config {
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithDeadline(context.Background(), sandbox.Limit())
 	t.Cleanup(cancel)
 	return ctx
 }
 
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !is(); {
+	for end := sandbox.Limit(); !is(); {
 		if time.Now().After(end) {
 			t.Fatalf("it is not so that %s", what)
 		}

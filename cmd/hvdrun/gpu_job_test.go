@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/gpu"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // toil is a worker that trains until it is sent away.
@@ -98,7 +99,7 @@ type jobEvents struct {
 // await takes events until one is of the name and says all the words, as in "host=b".
 func (j *jobEvents) await(name driver.EventName, words ...string) {
 	j.t.Helper()
-	limit := time.After(2 * time.Minute)
+	limit := sandbox.Expired()
 	for {
 		select {
 		case e := <-j.all:
@@ -183,7 +184,7 @@ func TestJobLosesADevice(t *testing.T) {
 	j.await(driver.WorkerExited, "host=b", "slot=1", fmt.Sprintf("signal=%d", syscall.SIGKILL), "cause=failed")
 	j.await(driver.WorldPublished, "size=2")
 	j.await(driver.FirstCommit)
-	known, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+	known, stop := context.WithDeadline(t.Context(), sandbox.Limit())
 	defer stop()
 	err = source.WatchAgents(known, func(agents []gossip.Meta) {
 		if slices.ContainsFunc(agents, func(m gossip.Meta) bool { return m.Name == "b" && slices.Equal(m.BadSlots, []int{1}) }) {

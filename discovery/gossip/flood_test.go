@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/memberlist"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // pushState begins a stream that announces an encrypted message, which has to be read before it can
@@ -39,7 +40,7 @@ func flood(t *testing.T, addr string, streams int) {
 		}
 		sending.Go(func() {
 			defer c.Close()
-			c.SetDeadline(time.Now().Add(patience))
+			c.SetDeadline(sandbox.Limit())
 			c.Write(pushState("test", 2<<20))
 			c.Write(body)
 			var n net.Error

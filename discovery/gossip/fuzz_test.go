@@ -7,11 +7,11 @@ import (
 	"io"
 	"net"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/memberlist"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // FuzzStranger: whatever comes over TCP or UDP from somebody who has no key, a member knows nobody
@@ -39,7 +39,7 @@ func FuzzStranger(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer stream.Close()
-		stream.SetDeadline(time.Now().Add(patience))
+		stream.SetDeadline(sandbox.Limit())
 		stream.Write(said)
 		stream.(*net.TCPConn).CloseWrite()
 		answer, err := io.ReadAll(stream)

@@ -25,9 +25,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must come. It is no measure of speed.
-const patience = 2 * time.Minute
-
 var testKey = []byte("0123456789abcdef0123456789abcdef")
 
 func quiet() logrus.FieldLogger {
@@ -63,7 +60,7 @@ func (b *logBook) logger() logrus.FieldLogger {
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithDeadline(context.Background(), sandbox.Limit())
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -146,7 +143,7 @@ func text(hosts []plan.Host) string {
 // until waits for a list, and returns when it came and those that came before it.
 func (f *follower) until(want string) (at time.Time, before []string) {
 	f.t.Helper()
-	deadline := time.After(patience)
+	deadline := sandbox.Expired()
 	for {
 		select {
 		case hosts := <-f.lists:
@@ -605,7 +602,7 @@ func TestNewerAgentsAreLeftOut(t *testing.T) {
 		b.mu.Lock()
 		b.encoded = []byte{MetaVersion + 1, byte(len(b.encoded)), 'x'}
 		b.mu.Unlock()
-		if err := b.list.UpdateNode(patience); err != nil {
+		if err := b.list.UpdateNode(time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		f.until("a:2")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // The sizes of TestSimulation:
@@ -122,7 +123,7 @@ func (s *simulation) join() *Member {
 // listed waits for a list of so many hosts.
 func (s *simulation) listed(n int, since time.Time) time.Duration {
 	s.t.Helper()
-	deadline := time.After(patience)
+	deadline := sandbox.Expired()
 	last := -1
 	for last != n {
 		select {
@@ -138,7 +139,7 @@ func (s *simulation) listed(n int, since time.Time) time.Duration {
 // known waits until each agent knows so many others that live.
 func (s *simulation) known(n int, since time.Time) time.Duration {
 	s.t.Helper()
-	deadline := time.After(patience)
+	deadline := sandbox.Expired()
 	for _, m := range s.members {
 		for {
 			changed, known := m.changes(), m.agentsKnown()

@@ -24,10 +24,8 @@ import (
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
-
-// patience bounds waits for what must come.
-const patience = 2 * time.Minute
 
 // newPlugin returns this binary as a plugin, which the test closes at its end, and the log.
 func newPlugin(t testing.TB, mode string, settings map[string]string, change ...func(*plugin.Config)) (*plugin.Plugin, *logtest.Hook) {
@@ -67,7 +65,7 @@ func text(hosts []plan.Host) string {
 
 func discover(t *testing.T, p *plugin.Plugin) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 	defer cancel()
 	hosts, err := p.Discover(ctx)
 	return text(hosts), err
@@ -93,8 +91,8 @@ func receive[T any](t testing.TB, from <-chan T, what string) T {
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(patience):
-		t.Fatalf("%s: nothing in %v", what, patience)
+	case <-sandbox.Expired():
+		t.Fatalf("%s: nothing", what)
 	}
 	panic("unreachable")
 }
@@ -118,7 +116,7 @@ func held(t testing.TB) (entry string, gone func()) {
 	t.Cleanup(func() { pipe.Close() })
 	return heldVariable + "=" + path, func() {
 		t.Helper()
-		_ = pipe.SetReadDeadline(time.Now().Add(patience))
+		_ = pipe.SetReadDeadline(sandbox.Limit())
 		if _, err := io.ReadAll(pipe); err != nil {
 			t.Fatalf("a process is left: %v", err)
 		}
@@ -570,7 +568,7 @@ func TestOutputIsLogged(t *testing.T) {
 // awaitLogged waits for a line that is logged some time.
 func awaitLogged(t *testing.T, hook *logtest.Hook, part, want string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := sandbox.Limit(); ; {
 		if got := logged(hook, part); slices.Contains(got, want) {
 			return
 		} else if time.Now().After(deadline) {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 var update = flag.Bool("update", false, "rewrite the table of listeners in ARCHITECTURE.md")
@@ -81,7 +82,7 @@ func dial(t *testing.T, ln *identity.Listener, from string) (near net.Conn, far 
 // closed fails the test unless the other end closes the connection.
 func closed(t *testing.T, conn net.Conn) {
 	t.Helper()
-	conn.SetReadDeadline(time.Now().Add(time.Minute))
+	conn.SetReadDeadline(sandbox.Limit())
 	var n net.Error
 	if _, err := io.Copy(io.Discard, conn); errors.As(err, &n) && n.Timeout() {
 		t.Fatal("the connection stays open")

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 var hello = Hello{Generation: 3, From: 2, To: 1, Channel: 4, Lane: 5}
@@ -32,7 +34,7 @@ func pair(t testing.TB) (dialer, acceptor net.Conn) {
 		t.Fatal(err)
 	}
 	for _, c := range []net.Conn{dialer, acceptor} {
-		c.SetDeadline(time.Now().Add(2 * time.Minute))
+		c.SetDeadline(sandbox.Limit())
 		t.Cleanup(func() { c.Close() })
 	}
 	return dialer, acceptor

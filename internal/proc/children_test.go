@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // An inherited process that ends is reaped; one that this process has started itself is left to be
@@ -38,7 +40,7 @@ func TestReap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for limit := time.Now().Add(20 * time.Second); ; <-time.After(time.Millisecond) {
+	for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", orphan)); err != nil {
 			break
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 func configured(t *testing.T, values ...string) *source {
@@ -342,7 +343,7 @@ func TestEndsWithContext(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-	case <-time.After(2 * time.Minute):
+	case <-sandbox.Expired():
 		t.Error("still waiting for the answer")
 	}
 }

@@ -19,9 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
-
-const patience = 2 * time.Minute // for what must come; no test waits so long unless it fails
 
 func configured(t *testing.T, settings ...string) *source {
 	t.Helper()
@@ -97,7 +96,7 @@ func (w *watching) next(want string) {
 		}
 	case err := <-w.ended:
 		w.t.Fatalf("ended with %v, want %q", err, want)
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		w.t.Fatalf("no list; want %q", want)
 	}
 }
@@ -110,7 +109,7 @@ func (w *watching) fails() error {
 		w.t.Fatalf("found %q, want an error", got)
 	case err := <-w.ended:
 		return err
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		w.t.Fatal("no error")
 	}
 	return nil

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 const kubeconfigText = `apiVersion: v1
@@ -181,7 +183,7 @@ func TestClientCertificate(t *testing.T) {
 	})
 	again := time.NewTicker(50 * time.Millisecond) // client-go reads the files once a second
 	defer again.Stop()
-	late := time.After(patience)
+	late := sandbox.Expired()
 	for _, name := range []string{"ann", "bob"} {
 		issue(name)
 		for got := ""; got != name; {

@@ -18,9 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
-
-const patience = 2 * time.Minute
 
 func TestConformance(t *testing.T) {
 	with := func(t *testing.T, hosts []plan.Host) discovery.Discoverer {
@@ -105,7 +104,7 @@ func (w *watching) next() string {
 		return got
 	case err := <-w.ended:
 		w.t.Fatalf("stopped watching: %v", err)
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		w.t.Fatal("no list")
 	}
 	return ""
@@ -124,7 +123,7 @@ func (w *watching) end() error {
 	select {
 	case err := <-w.ended:
 		return err
-	case <-time.After(patience):
+	case <-sandbox.Expired():
 		w.t.Fatal("still watching")
 		return nil
 	}

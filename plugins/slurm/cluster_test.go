@@ -28,9 +28,6 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// patience is how long the daemons may take for one thing. It is no measure of speed.
-const patience = 2 * time.Minute
-
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
 // cluster is a real Slurm on this machine: a controller and some nodes n1, n2 …, each of them a
@@ -209,7 +206,7 @@ func (c *cluster) stop() {
 		syscall.Kill(-d.cmd.Process.Pid, syscall.SIGTERM)
 		select {
 		case <-d.ended:
-		case <-time.After(patience):
+		case <-sandbox.Expired():
 			syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL)
 			<-d.ended
 			if !c.t.Failed() { // a slurmd without its controller takes its time
@@ -255,14 +252,14 @@ func (c *cluster) tellLogs() {
 // await asks until it is so. A daemon that ends before is told.
 func (c *cluster) await(what string, so func() bool) {
 	c.t.Helper()
-	late := time.After(patience)
+	late := sandbox.Expired()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for !so() {
 		select {
 		case <-tick.C:
 		case <-late:
-			c.t.Fatalf("waited %v for %s", patience, what)
+			c.t.Fatalf("waited for %s", what)
 		}
 		for _, d := range c.daemons {
 			select {
@@ -278,7 +275,7 @@ func (c *cluster) await(what string, so func() bool) {
 // do runs a command to its end and returns all that it prints.
 func (c *cluster) do(program string, args ...string) string {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+	ctx, cancel := context.WithDeadline(c.t.Context(), sandbox.Limit())
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	if err != nil {
@@ -346,7 +343,7 @@ func testRealLife(t *testing.T, c *cluster) {
 	go func() { ended <- s.Watch(ctx, func(hosts []plan.Host) { lists <- text(hosts) }) }()
 	expect := func(want string) {
 		t.Helper()
-		late := time.After(patience)
+		late := sandbox.Expired()
 		for got := "nothing"; got != want; {
 			select {
 			case got = <-lists:

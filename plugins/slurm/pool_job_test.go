@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -177,7 +178,7 @@ func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJ
 	}
 	j := &elasticJob{cluster: c, t: t, hvdrun: programs.Hvdrun, started: time.Now()}
 	j.Running, err = programs.Start(follow.Job{
-		Dir: c.path("job"), Wrap: append(run, c.path("driver")), Still: patience, Trainer: trainer,
+		Dir: c.path("job"), Wrap: append(run, c.path("driver")), Still: time.Until(sandbox.Limit()), Trainer: trainer,
 		Flags: []string{
 			"-np", "1", "--max-np", "2", "--log-level", "info", "--gossip-advertise", "127.0.0.1", "--slurm-args", "--partition=low --cpus-per-task=4",
 			"--discovery-plugin", c.plugin(), "--discovery-config", "interval=500ms",

@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // aPool is a pool that workers of Scaler may join.
@@ -93,7 +94,7 @@ func (p *aPool) joins(name string, processors int) *guest {
 
 func (p *aPool) connects(id string) *guest {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
+	ctx, cancel := context.WithDeadline(p.t.Context(), sandbox.Limit())
 	defer cancel()
 	conn, err := zmtp.Dial(ctx, p.address, zmtp.Config{Role: zmtp.Dealer, Identity: []byte(id)})
 	if err != nil {

@@ -21,10 +21,8 @@ type test struct {
 func (p Programs) Test(t *testing.T, j Job) *Running {
 	t.Helper()
 	limit := make(chan struct{})
-	if end, is := Limit(t); is {
-		timer := time.AfterFunc(time.Until(end), func() { close(limit) })
-		t.Cleanup(func() { timer.Stop() })
-	}
+	timer := time.AfterFunc(time.Until(sandbox.Limit()), func() { close(limit) })
+	t.Cleanup(func() { timer.Stop() })
 	j.Dir = t.TempDir()
 	r, err := p.start(j, &test{t: t, limit: limit})
 	if err != nil {
@@ -56,35 +54,21 @@ func (test *test) end(r *Running) {
 
 // bound returns a context that ends when waits give up.
 func (test *test) bound(ctx context.Context) context.Context {
-	end, is := Limit(test.t)
-	if !is {
-		return ctx
-	}
-	ctx, cancel := context.WithDeadline(ctx, end)
+	ctx, cancel := context.WithDeadline(ctx, sandbox.Limit())
 	context.AfterFunc(ctx, cancel)
 	return ctx
 }
 
-// Limit returns when the waits of a test give up, a little before the limit of the run (go test
-// -timeout), so that they can say what they wait for. Without that limit there is none.
-func Limit(t *testing.T) (end time.Time, is bool) {
-	end, is = t.Deadline()
-	return end.Add(-farewell), is
-}
-
-// farewell is the time for stories before the limit of the run.
-const farewell = 20 * time.Second
-
 // Await calls done until it returns true. It returns false when the limit of the run is near. The
 // pauses are as those of [Poll].
 func Await(t *testing.T, done func() bool) bool {
-	end, bounded := Limit(t)
+	end := sandbox.Limit()
 	for {
 		asked := time.Now()
 		if done() {
 			return true
 		}
-		if bounded && time.Now().After(end) {
+		if time.Now().After(end) {
 			return false
 		}
 		time.Sleep(pause(asked))

@@ -168,7 +168,7 @@ func TestInterrupted(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.After(2 * time.Minute); len(left()) < 6; { // gpucheck, the check, and its four ranks
+	for deadline := sandbox.Expired(); len(left()) < 6; { // gpucheck, the check, and its four ranks
 		select {
 		case <-deadline:
 			t.Fatalf("%d processes: %s", len(left()), &said)

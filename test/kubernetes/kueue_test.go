@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/kubernetes"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // queues are Kueue's: what there is, for everyone, and the namespace's. The viewer's role is of
@@ -42,7 +42,7 @@ func quotaOf(agents int) string {
 // TestKueue runs a job whose agents Kueue admits: within a quota, with more of it, with less of it,
 // which its workers leave at a step boundary, and until it is done.
 func TestKueue(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), follow.Patience)
+	ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 	defer cancel()
 	kueue, err := cluster.StartKueue(ctx)
 	if errors.Is(err, kubernetes.ErrMissing) {

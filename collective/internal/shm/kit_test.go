@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/internal/kernel"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // gathering makes members of one process. The layout is the usual one if it is nil.
@@ -163,11 +164,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// within fails the whole test program with all stacks if f takes too long, since a member that
-// hangs cannot be stopped.
-func within(tb testing.TB, limit time.Duration, f func()) {
+// within ends the whole test program with all stacks if f has not returned near the limit of the
+// run, since a member that hangs cannot be stopped.
+func within(tb testing.TB, f func()) {
 	tb.Helper()
-	timer := time.AfterFunc(limit, func() { panic(tb.Name() + " hangs") })
+	timer := time.AfterFunc(time.Until(sandbox.Limit()), func() { panic(tb.Name() + " hangs") })
 	defer timer.Stop()
 	f()
 }
