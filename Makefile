@@ -60,7 +60,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-all check-page check-torch check-net check-metrics check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -173,6 +173,10 @@ check-metrics: ## check the alarms with Prometheus's own promtool, and have Prom
 	$(call bring,promtool:prometheus)
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
 	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./test/e2e
+
+check-calls: ## run jobs to which the kernel refuses a call, for each call and each error, and print what came of it; ARGS go to go test
+	@echo "== refused system calls"
+	@$(PURE) $(GO) test -vet=off -count=1 -v -run '^TestRefusedCalls$$' $(ARGS) ./test/calls -whole
 
 check-kubernetes: ## run jobs on a real API server, which it builds first with Kueue (6 minutes, once); needs root; ARGS go to go test
 	@echo "== Kubernetes: bin/kubernetes/"

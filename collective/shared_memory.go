@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,9 @@ var (
 )
 
 const noMemory = "collective: no shared memory with the other ranks of this host, sockets instead"
+
+// toldNoMemory: this process has warned. What keeps one group from shared memory keeps the next.
+var toldNoMemory atomic.Bool
 
 // host is the ranks of a group that share memory with this one.
 type host struct {
@@ -104,7 +108,7 @@ func (g *Group) share(ctx context.Context) error {
 	}
 	if refused != nil && !errors.Is(refused, errNotWanted) {
 		log := g.family.log.WithError(refused)
-		if errors.Is(refused, errNotShared) { // whose first rank has said why
+		if errors.Is(refused, errNotShared) || toldNoMemory.Swap(true) { // its first rank has said why, or an earlier group
 			log.Debug(noMemory)
 		} else {
 			log.Warn(noMemory)

@@ -1,10 +1,13 @@
 package proc
 
 import (
+	"errors"
+	"fmt"
 	"os/exec"
 	"runtime"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +55,19 @@ func lead(attr *syscall.SysProcAttr) {
 	attr.Setpgid, attr.Pdeathsig = true, syscall.SIGKILL
 }
 
+// explainFork returns err, with which a fork has failed on this thread, with the call that the
+// kernel refuses, if that is the one that lead asks for.
+func explainFork(err error) error {
+	var now int32
+	if unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&now)), 0, 0, 0) != nil {
+		return err
+	}
+	if refused := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(now), 0, 0, 0); refused != nil && errors.Is(err, refused) {
+		return fmt.Errorf("prctl(PR_SET_PDEATHSIG), which ends a process with its parent: %w", err)
+	}
+	return err
+}
+
 // start starts a child from a thread that stays until the child is reaped: the kernel sends the
 // parent-death signal when the thread that forked ends, not the process.
 func start(worker bool, fork func() (pid int, err error)) (*Child, error) {
@@ -61,7 +77,9 @@ func start(worker bool, fork func() (pid int, err error)) (*Child, error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := own.fork(worker, func() (pid int, err error) {
-			c.PID, err = fork()
+			if c.PID, err = fork(); err != nil {
+				err = explainFork(err)
+			}
 			return c.PID, err
 		})
 		forked <- err

@@ -31,6 +31,7 @@ var parts = []part{
 	{"tests", []string{"test"}, "all tests, all rounds, under the race detector", nil},
 	{"frameworks", []string{"frameworks"}, "the modules of frameworks and their examples", nil},
 	{"kubernetes-plugin", []string{"kubernetes"}, "the plugin for Kubernetes, all rounds", nil},
+	{"calls", []string{"check-calls"}, "jobs to which the kernel refuses a system call", nil},
 	{"net", []string{"check-net"}, "jobs over hosts that are network namespaces", needsNamespaces},
 	{"torch", []string{"check-torch"}, "PyTorch programs by hvdrun torchrun", needsRoot},
 	{"slurm", []string{"check-slurm"}, "jobs that ask a real Slurm for nodes", needsRoot},

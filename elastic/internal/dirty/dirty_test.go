@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"github.com/hvdrun/hvdrun/test/calls"
 )
 
 const asksFor = "WRITTEN_TEST_HELPER"
@@ -596,7 +598,7 @@ func TestProcessesThatAreStarted(t *testing.T) {
 func live(as string) int {
 	runtime.LockOSThread()
 	if name, denied := strings.CutPrefix(as, "deny "); denied {
-		if err := deny(name); err != nil {
+		if err := refusals[name].Enter(); err != nil {
 			fmt.Println(err)
 			return 1
 		}
@@ -633,40 +635,11 @@ func live(as string) int {
 	return 0
 }
 
-// deny makes a system call fail, as in sandboxes and on older kernels.
-func deny(name string) error {
-	calls := map[string]struct {
-		call, request uint32 // request: of ioctl
-		errno         unix.Errno
-	}{
-		"userfaultfd": {unix.SYS_USERFAULTFD, 0, unix.EPERM},
-		"ioctl api":   {unix.SYS_IOCTL, uint32(ioctlAPI), unix.EINVAL},
-		"ioctl scan":  {unix.SYS_IOCTL, uint32(ioctlScan), unix.ENOTTY},
-	}
-	c := calls[name]
-	const load, equal, give = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-	const allow, fail = 0x7fff0000, 0x00050000 // SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
-	filter := []unix.SockFilter{
-		{Code: load, K: 0},
-		{Code: equal, K: c.call, Jf: 3},
-		{Code: load, K: 24}, // lower half of the second argument
-		{Code: equal, K: c.request, Jf: 1},
-		{Code: give, K: fail | uint32(c.errno)},
-		{Code: give, K: allow},
-	}
-	if c.request == 0 {
-		filter = slices.Delete(filter, 2, 4)
-		filter[1].Jf = 1
-	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	const setFilter, allThreads = 1, 1
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, setFilter, allThreads, uintptr(unsafe.Pointer(&program))); errno != 0 {
-		return errno
-	}
-	return nil
+// refusals are system calls that fail, as in sandboxes and on older kernels.
+var refusals = map[string]calls.Refusal{
+	"userfaultfd": {Call: unix.SYS_USERFAULTFD, Errno: unix.EPERM},
+	"ioctl api":   {Call: unix.SYS_IOCTL, If: &calls.Argument{Index: 1, First: uint32(ioctlAPI), Last: uint32(ioctlAPI)}, Errno: unix.EINVAL},
+	"ioctl scan":  {Call: unix.SYS_IOCTL, If: &calls.Argument{Index: 1, First: uint32(ioctlScan), Last: uint32(ioctlScan)}, Errno: unix.ENOTTY},
 }
 
 // An unprivileged process can watch; if the system forbids it, Open or Watch returns an error.
