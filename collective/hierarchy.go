@@ -30,7 +30,7 @@ func newHierarchy(hosts [][]int, rank int) *hierarchy {
 	equal := true
 	for _, ranks := range hosts {
 		equal = equal && len(ranks) == len(hosts[0])
-		h.weights = append(h.weights, fold(len(ranks)))
+		h.weights = append(h.weights, kernel.Fold(len(ranks)))
 	}
 	h.leaders = h.team(func(host int) int { return hosts[host][0] })
 	if equal {

@@ -2,7 +2,6 @@ package collective
 
 import (
 	"fmt"
-	"math/bits"
 
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -93,10 +92,6 @@ var kernels = [ops]kernel.Op{Sum: kernel.Sum, Average: kernel.Sum, Min: kernel.M
 // means reports whether the call is an average that [kernel.Mean] computes, from all operands at
 // once: one whose sums need not fit the type.
 func (a descriptor) means() bool { return a.reduce == Average && kernel.Narrow(a.dtype) != nil }
-
-// fold is what the sum of so many values is divided by on the way to a mean: it then fits their
-// type, and is rounded as the sum would be.
-func fold(values int) int { return 1 << bits.Len(uint(values-1)) }
 
 // combiner sets dst[i] to a[i] combined with b[i], a being of the lower ranks; see
 // [kernel.Combine]. The same code and operand order on every rank keep even NaN payloads equal.

@@ -78,7 +78,7 @@ func mergeOf(n Node, leaves int) merge {
 }
 
 // fold is what the sum of a node's leaves is divided by in its mean.
-func (n Node) fold(leaves int) int { return fold(n.End(leaves) - n.First()) }
+func (n Node) fold(leaves int) int { return kernel.Fold(n.End(leaves) - n.First()) }
 
 // Partials says which rank has the values of which nodes of a binary tree, for [ReduceTree]. It
 // does not change and may be used by several goroutines. The zero value is refused.
@@ -239,7 +239,7 @@ func (r *room) take(n int) []byte {
 func (g *Group) folder(p *Partials, d descriptor) *folder {
 	f := &g.folding
 	f.program, f.combine, f.mean, f.atRoot = &p.order, d.combiner(), 0, nil
-	switch whole := fold(p.leaves); {
+	switch whole := kernel.Fold(p.leaves); {
 	case d.means():
 		f.mean = d.dtype
 		if whole > p.leaves {

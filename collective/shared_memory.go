@@ -382,7 +382,7 @@ func (h *host) reduction(t kernel.Type, op Op) *shm.Reduction {
 		}
 		if (descriptor{dtype: t, reduce: op}).means() {
 			r.Mean = func(dst []byte, operands [][]byte) {
-				by := fold(len(operands))
+				by := kernel.Fold(len(operands))
 				if h.whole() {
 					by = h.g.contributing()
 				}

@@ -25,6 +25,7 @@ type hostsBackend struct {
 	local          *ipcBackend
 	count          int    // of parts
 	own            []part // of these, this rank's
+	plain          bool   // all hosts have the same number of ranks, a power of two
 
 	failed []*staging // of what has failed, with which the device may not be done; guarded by device.mu
 }
@@ -48,9 +49,10 @@ func newHostsBackend(ctx context.Context, d *Device, g *collective.Group, all []
 	if err != nil {
 		return nil, err
 	}
-	w := &hostsBackend{stagingBackend: stagingBackend{d, g}}
+	w := &hostsBackend{stagingBackend: stagingBackend{d, g}, plain: true}
 	for _, ranks := range byHost {
 		w.count = max(w.count, len(ranks))
+		w.plain = w.plain && len(ranks) == len(byHost[0]) && kernel.Fold(len(ranks)) == len(ranks)
 	}
 	if err := w.meetOwners(ctx, byHost); err != nil {
 		return nil, err
@@ -208,8 +210,10 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 		}
 		return v.address + uint64(p.from*size)
 	}
-	sum := op
-	if op == collective.Average { // divided once the sum is complete
+	// An average is divided once the sum is complete. What the ranks of this host have of halves is
+	// divided by a power of two, as package collective does, so that it fits their type.
+	sum, mean := op, op == collective.Average && kernel.Narrow(t) != nil
+	if op == collective.Average && !mean {
 		sum = collective.Sum
 	}
 	ranges := func(i int) []copyRange { return []copyRange{{address: at(vectors[me], all[i]), n: all[i].n * size}} }
@@ -219,6 +223,9 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 		// have done so while those were combined.
 		if err := w.local.group.Err(); err != nil {
 			return err
+		}
+		if mean {
+			return w.meanOfHosts(ctx, t, all[i].owners, b)
 		}
 		if err := onHost[t].allReduce(ctx, all[i].owners, b, sum); err != nil {
 			return err
@@ -234,7 +241,9 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 			for rank, v := range vectors {
 				sources[rank] = at(v, all[i])
 			}
-			return w.device.launch(stream, combination(sum), t, over(t, all[i].n, []uint64{sources[me]}, sources...))
+			args := over(t, all[i].n, []uint64{sources[me]}, sources...)
+			args.number = divisor(t, kernel.Fold(len(vectors)))
+			return w.device.launch(stream, combination(sum), t, args)
 		}
 		j.after = func(i int, stream uintptr) error {
 			a, from := w.device.api, at(vectors[me], all[i])
@@ -251,6 +260,24 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 		return err
 	}
 	return collective.Barrier(ctx, w.local.group)
+}
+
+// meanOfHosts makes an average of halves of what each host has, divided by its [kernel.Fold].
+// Where hosts have unequal numbers of ranks, or no power of two, float32s go between them.
+func (w *hostsBackend) meanOfHosts(ctx context.Context, t kernel.Type, owners *collective.Group, b []byte) error {
+	if w.plain {
+		return onHost[t].allReduce(ctx, owners, b, collective.Average)
+	}
+	n := len(b) / t.Size()
+	wide := make([]byte, kernel.Float32.Size()*n)
+	kernel.Widen(t)(wide, b)
+	kernel.Scale(kernel.Float32)(wide, float64(kernel.Fold(w.local.group.Size())))
+	if err := onHost[kernel.Float32].allReduce(ctx, owners, wide, collective.Sum); err != nil {
+		return err
+	}
+	kernel.Divide(kernel.Float32)(wide, w.group.Size())
+	kernel.Narrow(t)(b, wide)
+	return nil
 }
 
 // runTransfer makes a transfer. Where it fails, parts of it may still read and write what belongs

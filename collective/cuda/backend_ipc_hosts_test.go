@@ -179,3 +179,37 @@ func TestHostsBytes(t *testing.T) {
 		})
 	}
 }
+
+// TestMeans: an average of halves whose sum does not fit their type is there by every backend,
+// whatever number of ranks a host has.
+func TestMeans(t *testing.T) {
+	for _, c := range []struct {
+		counts []int
+		config Config
+	}{
+		{[]int{4}, Config{}}, {[]int{3}, Config{Backend: BackendStaging}}, {[]int{2, 2}, Config{}}, {[]int{3, 3}, Config{}}, {[]int{1, 3}, Config{}},
+		{[]int{1, 1}, Config{Backend: BackendHosts}}, {[]int{2, 1}, Config{Backend: BackendStaging}},
+	} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			w := newHostsWorld(t, c.counts, c.config)
+			want := slices.Repeat([]collective.Float16{collective.ToFloat16(49152), 1, collective.ToFloat16(-49152)}, 500)
+			w.must(t, func(rank int, d *Device, g *collective.Group) error {
+				s := vector(t, d, want)
+				if err := AllReduce(t.Context(), g, s, collective.Average); err != nil {
+					return err
+				}
+				h := AllReduceAsync(t.Context(), g, "mean", s, collective.Average, Options{})
+				if err := h.Wait(); err != nil {
+					return err
+				}
+				got := values(t, s)
+				for i := range got {
+					if got[i] != want[i] && (want[i] != 1 || got[i] > 2) {
+						return fmt.Errorf("rank %d: element %d is %v, not %v", rank, i, got[i].Float32(), want[i].Float32())
+					}
+				}
+				return nil
+			})
+		})
+	}
+}

@@ -1,6 +1,9 @@
 package kernel
 
-import "sync"
+import (
+	"math/bits"
+	"sync"
+)
 
 // meanBlock is the number of halves that Mean has as float32s at once: all that it works on stays
 // in a core's first-level cache.
@@ -17,6 +20,11 @@ var meanRoom = sync.Pool{New: func() any { return new([2][4 * meanBlock]byte) }}
 func Mean(t Type, dst []byte, operands [][]byte, weights []int, n int) {
 	chosen.mean(t, dst, operands, weights, n)
 }
+
+// Fold is what a sum of so many values, at least one, is divided by that is rounded on the way to
+// their mean: the least power of two that is not less than their number. The quotient fits their
+// type, and is rounded as the sum would be.
+func Fold(values int) int { return 1 << bits.Len(uint(values-1)) }
 
 func (c *table) mean(t Type, dst []byte, operands [][]byte, weights []int, n int) {
 	for _, o := range operands {

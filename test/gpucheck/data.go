@@ -70,6 +70,10 @@ func exact(r *rand.Rand, t kernel.Type, n int) []byte {
 // reduce returns the ranks' vectors combined in rank order.
 func reduce(t kernel.Type, op collective.Op, vectors [][]byte) []byte {
 	all := slices.Clone(vectors[0])
+	if op == collective.Average && kernel.Narrow(t) != nil {
+		kernel.Mean(t, all, vectors, nil, len(vectors))
+		return all
+	}
 	for _, r := range reductions {
 		if r.op == op {
 			for _, v := range vectors[1:] {

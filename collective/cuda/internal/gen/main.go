@@ -155,6 +155,12 @@ func (w *writer) kernel(op operation) {
 func (w *writer) combine(op operation, label, offset string, lanes int) {
 	at := w.to("d", "ld.param.u64", "[%%base]")
 	sum := w.load(at, offset, lanes)
+	totals := make([]total, len(sum))
+	for lane := range sum {
+		if op.mean {
+			totals[lane] = w.kind.enter(w, sum[lane])
+		}
+	}
 	k := w.to("r", "mov.u32", "1")
 	place := w.to("d", "mov.u64", "%%base")
 	w.label(label + "_SOURCE")
@@ -164,15 +170,21 @@ func (w *writer) combine(op operation, label, offset string, lanes int) {
 	at = w.to("d", "ld.param.u64", "[%s]", place)
 	next := w.load(at, offset, lanes)
 	for lane := range sum {
-		if op.combine != nil {
+		switch {
+		case op.mean:
+			w.kind.add(w, totals[lane], next[lane])
+		case op.combine != nil:
 			w.put("mov.%s %s, %s", w.kind.bits, sum[lane], op.combine(w, sum[lane], next[lane]))
 		}
 	}
 	w.put("add.u32 %s, %s, 1", k, k)
 	w.put("bra %s_SOURCE", label)
 	w.label(label + "_WHOLE")
-	if op.finish != nil {
-		for lane := range sum {
+	for lane := range sum {
+		switch {
+		case op.mean:
+			sum[lane] = w.kind.leave(w, totals[lane])
+		case op.finish != nil:
 			sum[lane] = op.finish(w, sum[lane])
 		}
 	}

@@ -30,6 +30,7 @@ type operation struct {
 	prepare func(w *writer)                     // before all
 	combine func(w *writer, a, b string) string // a is of the lower place
 	finish  func(w *writer, a string) string    // of the result
+	mean    bool                                // of halves, instead of these: see kind.enter
 }
 
 var types = []kind{
@@ -81,7 +82,7 @@ func (t kind) floats() []operation {
 		{name: "product", combine: simple("mul.rn")},
 		{name: "min", combine: func(w *writer, a, b string) string { return t.extreme(w, a, b, "lt", "or") }},
 		{name: "max", combine: func(w *writer, a, b string) string { return t.extreme(w, a, b, "gt", "and") }},
-		{name: "average", combine: simple("add.rn"), prepare: t.number, finish: t.quotient},
+		{name: "average", combine: simple("add.rn"), prepare: t.number, finish: t.quotient, mean: t.half != nil},
 		{name: "scale", prepare: t.number, finish: t.scaled},
 	}
 }
@@ -173,6 +174,28 @@ func (t kind) quotient(w *writer, a string) string {
 	none := t.isNaN(w, x)
 	r := t.narrowed(w, w.to(t.computing(), "div.rn."+t.compute, "%s, %s", x, t.factor()))
 	return w.to(t.class, "selp."+t.bits, "%s, %s, %s", t.quieted(w, a), r, none)
+}
+
+// total is a sum of halves that is rounded when it is complete: a float32, and the half that the
+// result is where that is not a number.
+type total struct{ sum, none string }
+
+// enter begins with the first element.
+func (t kind) enter(w *writer, a string) total { return total{t.widened(w, a), t.quieted(w, a)} }
+
+// add adds the next one.
+func (t kind) add(w *writer, s total, b string) {
+	x := t.widened(w, b)
+	before := t.isNaN(w, s.sum)
+	none := w.to(t.class, "selp."+t.bits, "%s, %s, %s", t.quieted(w, b), t.constant(w, t.made), t.isNaN(w, x))
+	w.put("selp.%s %s, %s, %s, %s", t.bits, s.none, s.none, none, before)
+	w.put("add.rn.f32 %s, %s, %s", s.sum, s.sum, x)
+}
+
+// leave divides by the number of ranks.
+func (t kind) leave(w *writer, s total) string {
+	r := t.narrowed(w, w.to("r", "div.rn.f32", "%s, %s", s.sum, t.factor()))
+	return w.to(t.class, "selp."+t.bits, "%s, %s, %s", s.none, r, t.isNaN(w, s.sum))
 }
 
 // scaled multiplies by the factor. One that is not a number has been refused.
