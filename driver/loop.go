@@ -632,9 +632,17 @@ func (l *loop) start(a decide.StartWorker) {
 			}
 		})
 		var exit Exit
+		var ran []string
+		ask := func() {
+			if l.cfg.Tasks != nil && !exit.Unkillable && exit.Err == nil {
+				ran = l.cfg.Tasks.Ended(a.ID)
+			}
+		}
 		select {
 		case exit = <-all:
+			ask()
 		case exit = <-ended:
+			ask()
 			late := time.NewTimer(outputGrace)
 			defer late.Stop()
 			select {
@@ -644,7 +652,7 @@ func (l *loop) start(a decide.StartWorker) {
 				l.cfg.Log.Debugf("%v has ended; its output is still being written", a.Slot.SlotID)
 			}
 		}
-		l.post(decide.WorkerEnded{ID: a.ID, Exit: exit})
+		l.post(decide.WorkerEnded{ID: a.ID, Exit: exit, Ran: ran})
 	})
 }
 

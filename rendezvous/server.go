@@ -69,6 +69,9 @@ type Tasks interface {
 	Handle(ctx context.Context, conn net.Conn, from identity.Subject) error
 	// Expel says that the process of a worker has ended. It must not block.
 	Expel(incarnation string)
+	// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most
+	// 8. It blocks while what the process has said is read, 200 ms at most.
+	Ended(incarnation string) []string
 	// Train says which workers have a place in the current world. It must not block.
 	Train(incarnations []string)
 }

@@ -69,9 +69,16 @@ func TestPoison(t *testing.T) {
 		case <-f.Done():
 			t.Errorf("it is over before its worker %d: %v", i, f.Err(t.Context()))
 		}
-		s.Expel(name)
+		ran := make(chan []string)
+		go func() { ran <- s.Ended(name) }()
 		end(ErrVanished)
+		if got := <-ran; len(got) != 1 || got[0] != ends.Name() {
+			t.Errorf("when it ended, worker %s ran %v", name, got)
+		}
 		serving.Wait()
+	}
+	if ran := s.Ended("w0"); ran != nil {
+		t.Errorf("a process that has ended before runs %v", ran)
 	}
 	if err := f.Err(t.Context()); !errors.Is(err, ErrPoison) || !strings.Contains(err.Error(), "[w0 w1 w2]") {
 		t.Errorf("%v", err)

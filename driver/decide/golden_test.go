@@ -31,6 +31,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	trains                     rank 0 of the world has synchronised and trains
 //	trains a:0                 its heartbeats say that it trains, after another has reported done
 //	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable|unkillable
+//	                           with "ran=f,g", while it ran tasks of these functions
 //	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
 //	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
 //	wait 5s                    time passes; deadlines in between come due
@@ -382,7 +383,11 @@ func (s *story) exit(args []string) error {
 	default:
 		return errors.New("exit needs ok, code=, signal= or unstartable")
 	}
-	s.step(WorkerEnded{w.id, exit})
+	var ran []string
+	if len(args) > 2 {
+		ran = strings.Split(strings.TrimPrefix(args[2], "ran="), ",")
+	}
+	s.step(WorkerEnded{ID: w.id, Exit: exit, Ran: ran})
 	return nil
 }
 

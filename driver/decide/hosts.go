@@ -58,7 +58,22 @@ type penalty struct {
 	out       bool      // excluded, and Expire has not reported its end
 	until     time.Time // end of the last exclusion
 	doublings int       // of CooldownMin for the next exclusion, before decay
+	enders
 }
+
+// enders are the functions whose tasks ran in a slot when workers ended there.
+type enders struct {
+	names []string
+	apart int       // so many of the ends had none in common with those before
+	at    time.Time // the last
+}
+
+// mostEnders is how many different functions may end workers in a slot until it is the slot that is
+// blamed; mostEnderNames bounds their names.
+const (
+	mostEnders     = 3
+	mostEnderNames = 16
+)
 
 // exclusion is a slot or a whole host that takes no workers.
 type exclusion struct {
@@ -165,13 +180,17 @@ func (h *hostTable) Available(now time.Time) []plan.SlotID {
 // of two or more slots without any, the host is excluded as a whole instead, until the last of its
 // slots would return. A failure of a slot that is already excluded changes nothing.
 func (h *hostTable) ExcludeSlot(now time.Time, id plan.SlotID) exclusion {
+	return h.excludeSlot(now, id, func(r *penalty) { h.exclude(r, now) })
+}
+
+func (h *hostTable) excludeSlot(now time.Time, id plan.SlotID, exclude func(*penalty)) exclusion {
 	h.changes++
 	if host := h.hosts[id.Host]; h.isOut(host, now) {
 		return h.exclusion(id.Host, nil, host)
 	}
 	slot := penaltyOf(h.slots, id)
 	if !h.isOut(slot, now) {
-		h.exclude(slot, now)
+		exclude(slot)
 		if host := h.excludeEmptied(id.Host, now); host != nil {
 			return h.exclusion(id.Host, nil, host)
 		}
@@ -186,6 +205,33 @@ func (h *hostTable) RestSlot(now time.Time, id plan.SlotID) exclusion {
 		r.doublings = max(0, r.doublings-1)
 	}
 	return h.ExcludeSlot(now, id)
+}
+
+// EndedBy notes that a worker that ran tasks of some functions has ended in a slot, and returns
+// whether that is a failure of the slot: several different functions have. What lies further back
+// than CooldownMax is forgotten.
+func (h *hostTable) EndedBy(now time.Time, id plan.SlotID, functions []string) bool {
+	h.changes++
+	r := penaltyOf(h.slots, id)
+	if now.Sub(r.at) > h.cfg.CooldownMax {
+		r.enders = enders{}
+	}
+	r.at = now
+	known := slices.ContainsFunc(functions, func(f string) bool { return slices.Contains(r.names, f) })
+	if !known && r.apart < mostEnders {
+		r.apart++
+		r.names = append(r.names, functions[:min(len(functions), mostEnderNames-len(r.names))]...)
+	}
+	return r.apart >= mostEnders
+}
+
+// PauseSlot excludes a slot that has not failed for a time. It has no effect on the exclusion after
+// its next failure.
+func (h *hostTable) PauseSlot(now time.Time, id plan.SlotID, long time.Duration) exclusion {
+	return h.excludeSlot(now, id, func(r *penalty) {
+		r.doublings = h.doublings(r, now)
+		r.out, r.until = true, now.Add(long)
+	})
 }
 
 // ExcludeHost counts a failure of the host and returns its exclusion. A failure of a host that is
@@ -349,7 +395,7 @@ func (h *hostTable) forget(now time.Time) {
 		}
 	}
 	for id, r := range h.slots {
-		if !r.out && h.doublings(r, now) == 0 {
+		if !r.out && h.doublings(r, now) == 0 && now.Sub(r.at) > h.cfg.CooldownMax {
 			delete(h.slots, id)
 		}
 	}

@@ -26,16 +26,21 @@ type hostRecord struct {
 	Until time.Time `json:"until,omitzero"`
 	// Doublings is the number of doublings of CooldownMin for the next exclusion, before decay.
 	Doublings int `json:"doublings,omitempty"`
+	// Enders are functions whose tasks ran when workers ended there, Apart of how many different
+	// ones that was, and EndedAt when last.
+	Enders  []string  `json:"enders,omitempty"`
+	Apart   int       `json:"apart,omitempty"`
+	EndedAt time.Time `json:"ended_at,omitzero"`
 }
 
 // State returns the state of h in a deterministic order.
 func (h *hostTable) State() hostsState {
 	s := hostsState{Listed: slices.Clone(h.listed)}
 	for name, r := range h.hosts {
-		s.Records = append(s.Records, hostRecord{name, nil, r.out, r.until, r.doublings})
+		s.Records = append(s.Records, hostRecord{name, nil, r.out, r.until, r.doublings, nil, 0, time.Time{}})
 	}
 	for id, r := range h.slots {
-		s.Records = append(s.Records, hostRecord{id.Host, new(id.Index), r.out, r.until, r.doublings})
+		s.Records = append(s.Records, hostRecord{id.Host, new(id.Index), r.out, r.until, r.doublings, slices.Clone(r.names), r.apart, r.at})
 	}
 	for _, hold := range h.holds {
 		s.Holds = append(s.Holds, hold)
@@ -57,9 +62,9 @@ func restoreHosts(cfg cooldowns, s hostsState) (*hostTable, error) {
 	h.listed = s.Listed
 	h.changes = 1 // not 0, so that nothing cached by Changes is valid
 	for _, r := range s.Records {
-		to := &penalty{out: r.Out, until: r.Until, doublings: r.Doublings}
+		to := &penalty{out: r.Out, until: r.Until, doublings: r.Doublings, enders: enders{r.Enders, r.Apart, r.EndedAt}}
 		switch {
-		case r.Doublings < 0 || r.Doublings > maxDoublings || r.Slot != nil && *r.Slot < 0:
+		case r.Doublings < 0 || r.Doublings > maxDoublings || r.Apart < 0 || len(r.Enders) > mostEnderNames || r.Slot != nil && *r.Slot < 0:
 			return nil, errors.New("decide: the record of a host is not valid")
 		case r.Slot == nil:
 			h.hosts[r.Host] = to

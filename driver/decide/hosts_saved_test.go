@@ -18,7 +18,8 @@ func TestStateAndBack(t *testing.T) {
 		fields []string
 	}{
 		{hostTable{}, []string{"cfg", "listed", "slots", "hosts", "holds", "changes", "next"}}, // the last two are made anew
-		{penalty{}, []string{"out", "until", "doublings"}},
+		{penalty{}, []string{"out", "until", "doublings", "enders"}},
+		{enders{}, []string{"names", "apart", "at"}},
 		{hold{}, []string{"Host", "Slot", "Until", "WhileListed"}},
 		{plan.Host{}, []string{"Name", "Slots", "Draining"}},
 	} {
@@ -37,6 +38,7 @@ func TestStateAndBack(t *testing.T) {
 	h.ExcludeSlot(at(1), id("b", 0))
 	h.ExcludeSlot(at(2), id("b", 1))
 	h.ExcludeHost(at(3), "c")
+	h.EndedBy(at(4), id("d", 1), []string{"f", "g"})
 	h.Hold(hold{Host: "d", Slot: new(2), Until: at(90).UTC()})
 	h.Hold(hold{Host: "e", WhileListed: true})
 	b, err := json.Marshal(h.State())
@@ -66,5 +68,6 @@ func TestStateAndBack(t *testing.T) {
 }
 
 func samePenalty(a, b *penalty) bool {
-	return a.out == b.out && a.until.Equal(b.until) && a.doublings == b.doublings
+	return a.out == b.out && a.until.Equal(b.until) && a.doublings == b.doublings &&
+		slices.Equal(a.names, b.names) && a.apart == b.apart && a.at.Equal(b.at)
 }

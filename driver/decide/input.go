@@ -53,10 +53,12 @@ type (
 	}
 	// WorkerWrites: the last checkpoint of a worker has grown on disk.
 	WorkerWrites struct{ ID string }
-	// WorkerEnded: the process of a worker has ended or could not be started.
+	// WorkerEnded: the process of a worker has ended or could not be started. Ran are the functions
+	// whose tasks it ran then.
 	WorkerEnded struct {
 		ID   string
 		Exit job.Exit
+		Ran  []string
 	}
 )
 

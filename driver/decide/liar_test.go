@@ -202,7 +202,7 @@ func (l *liar) lie() {
 func (l *liar) exit() {
 	id := l.id
 	l.id = ""
-	l.put(WorkerEnded{id, []job.Exit{{}, {Code: 1}, {Code: 137, Signal: 9}}[l.rnd.IntN(3)]})
+	l.put(WorkerEnded{ID: id, Exit: []job.Exit{{}, {Code: 1}, {Code: 137, Signal: 9}}[l.rnd.IntN(3)]})
 }
 
 // whole reports whether all members, of which the liar may be one, go on in their world.
@@ -283,7 +283,7 @@ func (l *liar) end() {
 			l.put(WorkerReported{id, ReportDone, l.m.world.Generation, l.made})
 		}
 		for id := range l.honest {
-			l.put(WorkerEnded{id, job.Exit{}})
+			l.put(WorkerEnded{ID: id, Exit: job.Exit{}})
 		}
 		l.pass(time.Minute)
 	}

@@ -55,6 +55,7 @@ type Record struct {
 	Signal     int            `json:"signal,omitempty"` // that ended a worker or the job
 	Evicted    bool           `json:"evicted,omitempty"`
 	Unkillable bool           `json:"unkillable,omitempty"`
+	Ran        []string       `json:"ran,omitempty"` // functions whose tasks a worker ran when it ended
 	Command    *job.Command   `json:"command,omitempty"`
 	What       string         `json:"what,omitempty"`
 	Where      string         `json:"where,omitempty"`
@@ -136,7 +137,7 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 		r.Kind, r.Worker = kindWrites, e.ID
 	case WorkerEnded:
 		r.Kind, r.Worker, r.Code, r.Signal = kindEnded, e.ID, e.Exit.Code, int(e.Exit.Signal)
-		r.Evicted, r.Unkillable = e.Exit.Evicted, e.Exit.Unkillable
+		r.Evicted, r.Unkillable, r.Ran = e.Exit.Evicted, e.Exit.Unkillable, e.Ran
 		if e.Exit.Err != nil {
 			r.Error = e.Exit.Err.Error()
 		}
@@ -211,7 +212,7 @@ func (r *Record) input() (Input, error) {
 		if r.Error != "" {
 			exit.Err = errors.New(r.Error)
 		}
-		return WorkerEnded{r.Worker, exit}, nil
+		return WorkerEnded{r.Worker, exit, r.Ran}, nil
 	case kindInterrupted:
 		if r.Signal != 0 {
 			return Interrupted{job.StopSignal{Signal: syscall.Signal(r.Signal)}}, nil

@@ -36,12 +36,12 @@ var all = []Input{
 	WorkerReported{"w1", ReportLeaving, 4, 0},
 	WorkerReported{"w1", ReportCommitted, 4, 18},
 	WorkerReported{"w1", ReportDraining, 4, 18},
-	WorkerEnded{"w1", job.Exit{}},
-	WorkerEnded{"w1", job.Exit{Code: 7}},
-	WorkerEnded{"w1", job.Exit{Code: 137, Signal: syscall.SIGKILL}},
-	WorkerEnded{"w1", job.Exit{Code: 127, Err: errors.New("no such file")}},
-	WorkerEnded{"w1", job.Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}},
-	WorkerEnded{"w1", job.Exit{Code: 137, Err: errors.New("process 7 is still there"), Unkillable: true}},
+	WorkerEnded{ID: "w1", Exit: job.Exit{}},
+	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 7}},
+	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 137, Signal: syscall.SIGKILL}},
+	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 127, Err: errors.New("no such file")}},
+	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}},
+	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 137, Err: errors.New("process 7 is still there"), Unkillable: true}},
 	Interrupted{job.StopSignal{Signal: syscall.SIGTERM}},
 	Interrupted{errors.New("driver: serving the rendezvous: no such luck")},
 	WorkerStalled{"w1", 4, "silent for 5s", 0},
@@ -74,6 +74,7 @@ var all = []Input{
 	WorkerJoined{"w2", Join{After: 3, Commits: 17, HoldsState: true, Undone: 700 * time.Millisecond}},
 	TasksTold{job.TaskEvent{Name: job.TaskFailed, Function: "f", Client: "a:7", N: 3, Reason: "poison", Text: "it kills", Dropped: 2}},
 	TasksTold{job.TaskEvent{Name: job.TaskWorkerLeft, Worker: "a:8", Host: "a", Lost: true}},
+	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 7}, Ran: []string{"f/v1", "g/v1"}},
 }
 
 // TestRecordFormat: the records of each kind of input are those that an earlier build of this

@@ -149,7 +149,7 @@ func measure(b *testing.B, n int, singly bool) (all episodes) {
 	left := n + 10
 	for i, w := range slices.Clone(m.workers) {
 		if i%100 == 0 {
-			step(WorkerEnded{w.id, job.Exit{Code: 137, Signal: 9}})
+			step(WorkerEnded{ID: w.id, Exit: job.Exit{Code: 137, Signal: 9}})
 			lost = append(lost, w.rank)
 			left--
 		}

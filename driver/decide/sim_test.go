@@ -355,7 +355,11 @@ func (s *sim) proc(id string) *simProc {
 
 func (s *sim) end(p *simProc, x job.Exit) {
 	s.procs = slices.DeleteFunc(s.procs, func(o *simProc) bool { return o == p })
-	s.step(WorkerEnded{p.id, x})
+	var ran []string
+	if s.rnd.IntN(4) == 0 {
+		ran = []string{[]string{"f", "g", "h", "i"}[s.rnd.IntN(4)]}
+	}
+	s.step(WorkerEnded{ID: p.id, Exit: x, Ran: ran})
 }
 
 func (s *sim) join(p *simProc) {

@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
@@ -172,13 +173,21 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	}
 	m.remove(w)
 	m.writerEnded(w)
-	cause := m.cause(w, e.Exit)
+	ran := e.Ran
+	if !w.live() || w.generation != 0 && w.generation == m.world.Generation || !m.size.Elastic || !m.doneFrom.IsZero() {
+		ran = nil // it was told to leave, or trains
+	}
+	cause := m.cause(w, e.Exit, len(ran) > 0)
 	signal := any(nil)
 	if e.Exit.Signal != 0 {
 		signal = int(e.Exit.Signal)
 	}
-	m.emit(now, job.WorkerExited, field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid),
-		field("rank", w.rank), field("code", e.Exit.Code), field("signal", signal), field("cause", cause))
+	fields := []job.Field{field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid),
+		field("rank", w.rank), field("code", e.Exit.Code), field("signal", signal), field("cause", cause)}
+	if len(ran) > 0 && cause == causeFailed {
+		fields = append(fields, field("tasks", ran))
+	}
+	m.emit(now, job.WorkerExited, fields...)
 	if w.generation != 0 && w.generation == m.world.Generation && !e.Exit.Clean() {
 		m.lose(now, w)
 	}
@@ -193,8 +202,13 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 			m.departed(now, w, e.Exit)
 		}
 	case causeFailed:
-		if w.reason == "" { // a worker stopped for its failure was counted when it was stopped
-			m.failed(now, w, &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: e.Exit})
+		err := &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: e.Exit}
+		switch {
+		case w.reason != "": // it was counted when it was stopped
+		case len(ran) > 0:
+			m.failedByTask(now, w, err, ran)
+		default:
+			m.failed(now, w, err)
 		}
 	}
 }
@@ -209,7 +223,8 @@ const (
 	causeStopped exitCause = "stopped"
 )
 
-func (m *Machine) cause(w *Worker, x job.Exit) exitCause {
+// cause returns the cause of an exit. tasks: the worker ran tasks, and has not said that it leaves.
+func (m *Machine) cause(w *Worker, x job.Exit, tasks bool) exitCause {
 	switch {
 	case w.phase == stopping && w.reason != "":
 		return causeFailed
@@ -219,7 +234,7 @@ func (m *Machine) cause(w *Worker, x job.Exit) exitCause {
 		return causeStopped
 	case x.Clean() && w.done:
 		return causeDone
-	case x.Clean(), w.removed, w.asked, x.Evicted && m.size.Elastic:
+	case x.Clean() && !tasks, w.removed, w.asked, x.Evicted && m.size.Elastic:
 		return causeLeft
 	}
 	return causeFailed
@@ -282,6 +297,23 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	if w.generation != 0 && w.generation == m.world.Generation {
 		m.because(job.CauseDeath)
 		m.beginReset(now)
+	}
+}
+
+// taskPause is how long a slot rests in which a task has ended the worker.
+const taskPause = time.Second
+
+// failedByTask handles a failure of a worker that ran tasks. It is theirs, and the slot rests
+// briefly, until tasks of several functions have ended workers there.
+func (m *Machine) failedByTask(now time.Time, w *Worker, err *job.WorkerError, ran []string) {
+	if m.hosts.EndedBy(now, w.slot, ran) {
+		m.log(Warn, "slot %s is blamed: tasks of %d functions have ended workers there", w.slot, mostEnders)
+		m.failed(now, w, err)
+		return
+	}
+	m.log(Warn, "%s while it ran a task of %s; the slot is not blamed", err.What(), strings.Join(ran, " or "))
+	if !m.hosts.cfg.Forever {
+		m.rest(now, m.hosts.PauseSlot(now, w.slot, taskPause))
 	}
 }
 
@@ -349,7 +381,7 @@ const killGrace = 30 * time.Second
 func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
 	exit := job.Exit{Code: 137, Unkillable: true,
 		Err: fmt.Errorf("process %d has not ended %v after it was stopped", w.pid, now.Sub(w.graceFrom(w.since)))}
-	m.ended(now, WorkerEnded{w.id, exit})
+	m.ended(now, WorkerEnded{ID: w.id, Exit: exit})
 	m.do(ForgetWorker{w.id})
 }
 

@@ -36,7 +36,7 @@ const (
 	FirstCommit      EventName = "first_commit"       // generation, commits, cause, seconds: the first commit of a world, so long after the world before was left
 	Backend          EventName = "backend"            // generation, backend (nccl, ipc, ipc+hosts, staging), size: how a world's GPUs compute together, each once
 	WorkerDying      EventName = "worker_dying"       // host, slot, pid, rank, signal or null, what: it is lost, and its process is there for a while yet
-	WorkerExited     EventName = "worker_exited"      // host, slot, pid, rank, code, signal, cause
+	WorkerExited     EventName = "worker_exited"      // host, slot, pid, rank, code, signal, cause; tasks where those are to blame
 	Excluded         EventName = "excluded"           // host, slot or null, until (null: for ever)
 	Returned         EventName = "returned"           // host, slot or null
 	Reset            EventName = "reset"              // count

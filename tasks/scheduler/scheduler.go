@@ -78,6 +78,8 @@ const (
 	maxRan = 1 << 48
 	// tellAt is how many bytes a worker keeps of results that the scheduler has.
 	tellAt = 64 << 10
+	// mostRan bounds the functions that Ended returns.
+	mostRan = 8
 	// mostPending is how many bytes may wait for a peer that does not read; then it is given up.
 	mostPending = 256 << 20
 )
@@ -98,14 +100,15 @@ type Scheduler struct {
 	owes     *time.Timer // sends it
 	tick     time.Time   // when timer fires; zero: it does not
 	closed   bool
-	wg       sync.WaitGroup  // connections
-	store    *blob.Store     // nil: not opened yet
-	book     *book           // nil: there is no journal
-	groups   int             // that are noted there
-	training map[string]bool // incarnations of workers that have a place in a world
-	told     int64           // what was used when clients were told what their tasks may take
-	besides  int64           // bytes of what is not of tasks
-	held     bool            // tasks of the journal wait for workers that may have them
+	wg       sync.WaitGroup      // connections
+	store    *blob.Store         // nil: not opened yet
+	book     *book               // nil: there is no journal
+	groups   int                 // that are noted there
+	training map[string]bool     // incarnations of workers that have a place in a world
+	ran      map[string][]string // functions that ran in workers that are lost, by incarnation, until Ended
+	told     int64               // what was used when clients were told what their tasks may take
+	besides  int64               // bytes of what is not of tasks
+	held     bool                // tasks of the journal wait for workers that may have them
 	events   *teller
 	shared   *wire.TaskResult // of tasks that have failed for the same one
 }
@@ -136,9 +139,10 @@ type peer struct {
 	heardAt  time.Time // when it said something last
 	link     *link.Link[*wire.FromTasks]
 	left     bool
-	since    time.Time   // of the connection, or of its end
-	gone     *time.Timer // gives up a peer whose connection has broken
-	ended    bool        // its process has
+	since    time.Time     // of the connection, or of its end
+	gone     *time.Timer   // gives up a peer whose connection has broken
+	ended    bool          // its process has
+	over     chan struct{} // closed when it is given up
 }
 
 // New returns a Scheduler without peers. Close must be called.
@@ -163,7 +167,7 @@ func New(cfg Config) *Scheduler {
 	}
 	// Attempts of another scheduler of the job, which died, have other numbers.
 	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
-	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, events: newTeller(cfg.Event)}
+	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, ran: map[string][]string{}, events: newTeller(cfg.Event)}
 	s.mu.Lock() // which the timers take
 	s.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.timer.Stop()
@@ -329,7 +333,7 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 	case !known && !h.GetWorker() && s.clients() >= mostClients:
 		return nil, fmt.Errorf("scheduler: %d clients are connected; there may be no more", mostClients)
 	case !known:
-		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), host: h.GetHost(), pid: h.GetPid()}
+		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), host: h.GetHost(), pid: h.GetPid(), over: make(chan struct{})}
 		s.peers[p.session] = p
 		if !p.worker {
 			client := clientOf(p)
@@ -455,6 +459,7 @@ func (s *Scheduler) giveUp(p *peer) {
 		return
 	}
 	delete(s.peers, p.session)
+	defer close(p.over)
 	s.leaveHost(p)
 	now := time.Now()
 	if p.worker {
@@ -465,6 +470,9 @@ func (s *Scheduler) giveUp(p *peer) {
 		s.q.Left(now, p.session)
 	case p.worker:
 		s.cfg.Log.Warnf("tasks: worker %s is lost", p.name)
+		if ran := s.q.Runs(p.session, mostRan-len(s.ran[p.from.Incarnation])); len(ran) > 0 && p.from.Role == identity.Worker {
+			s.ran[p.from.Incarnation] = append(s.ran[p.from.Incarnation], ran...)
+		}
 		s.q.Lose(now, p.session)
 	default:
 		ids := s.q.Tasks(p.session)
@@ -515,6 +523,33 @@ func (s *Scheduler) Expel(incarnation string) {
 			p.gone.Reset(0)
 		}
 	}
+}
+
+// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8.
+// It blocks until what the process has sent is read, 200 ms at most.
+func (s *Scheduler) Ended(incarnation string) []string {
+	s.Expel(incarnation)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var of []*peer
+	for _, p := range s.peers {
+		if p.worker && p.from.Incarnation == incarnation {
+			of = append(of, p)
+		}
+	}
+	s.mu.Unlock()
+	late, cancel := context.WithTimeout(context.Background(), 2*lastWords)
+	defer cancel()
+	for _, p := range of {
+		select {
+		case <-p.over:
+		case <-late.Done():
+		}
+	}
+	s.mu.Lock()
+	ran := s.ran[incarnation]
+	delete(s.ran, incarnation)
+	return ran
 }
 
 // Train says which workers have a place in a world. They run no tasks, unless they have said that

@@ -146,6 +146,18 @@ func TestTasksWorkerKilled(t *testing.T) {
 	stopJob(t, r)
 }
 
+// TestTasksPoison: tasks that end their workers, in either way, exclude no slot: others run.
+func TestTasksPoison(t *testing.T) {
+	r, c := beginTasks(t, 2, "-poison", "2", "-submit", "100")
+	c.until("100 right")
+	c.ends()
+	text, err := os.ReadFile(r.OutputPath())
+	if out := string(text); err != nil || !strings.Contains(out, "while it ran a task of kills/v1; the slot is not blamed") || strings.Contains(out, "is excluded") {
+		t.Errorf("slots are blamed for tasks: %v\n%s", err, out)
+	}
+	stopJob(t, r)
+}
+
 // TestTasksDriverKilled: the scheduler is killed with the driver, and another goes on.
 func TestTasksDriverKilled(t *testing.T) {
 	r, c := beginTasks(t, 2, "-submit", "10000", "-lasts", "500us")

@@ -7,6 +7,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -33,7 +34,10 @@ var sums = tasks.Register[[2]int]("sums/v1", func(_ context.Context, all ...[]by
 	return r, nil
 })
 
-var kills = tasks.Register[tasks.None]("kills/v1", func(context.Context) error {
+var kills = tasks.Register[tasks.None]("kills/v1", func(_ context.Context, exits bool) error {
+	if exits {
+		os.Exit(0)
+	}
 	return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 })
 
@@ -44,7 +48,7 @@ func main() {
 	endless := flag.Bool("endless", false, "submit them again and again until SIGTERM, and print how many there were")
 	size := flag.Int("size", -1, "make results of so many bytes, which are arguments of others, and put such a value")
 	rounds := flag.Int("rounds", 1, "of those")
-	poison := flag.Bool("poison", false, "submit a task that kills its worker")
+	poison := flag.Int("poison", 0, "submit so many tasks, one after another, that kill their workers or have them exit with status 0")
 	modelled := flag.Int("model", 0, "submit so many tasks that depend on each other, fail and are cancelled, and compare what becomes of them with a model")
 	seed := flag.Uint64("seed", 1, "of the dice of -model")
 	put := flag.Int("put", 0, "put a value of so many bytes, read it in a task, and print how long both took")
@@ -80,8 +84,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, n, calls int, lasts time.Duration, size int, poison bool) error {
-	if n == 0 && calls == 0 && size < 0 && !poison {
+func run(ctx context.Context, n, calls int, lasts time.Duration, size, poison int) error {
+	if n == 0 && calls == 0 && size < 0 && poison == 0 {
 		return tasks.Serve(ctx, tasks.ServeConfig{})
 	}
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
@@ -89,9 +93,10 @@ func run(ctx context.Context, n, calls int, lasts time.Duration, size int, poiso
 		return err
 	}
 	defer pool.Close()
-	if poison {
-		_, err := kills.Call(ctx, pool)
-		fmt.Println("poison:", err)
+	for i := range poison {
+		if _, err := kills.Call(ctx, pool, i%2 == 0); !errors.Is(err, tasks.ErrPoison) {
+			return fmt.Errorf("a task that ends its workers has become %w", err)
+		}
 	}
 	began := time.Now()
 	if err := submit(ctx, pool, n, lasts); err != nil {

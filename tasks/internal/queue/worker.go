@@ -169,6 +169,21 @@ func (q *Queue) remove(now time.Time, id uint64, lost bool) {
 	}
 }
 
+// Runs returns the functions of the tasks that a worker runs, as far as is known: at most so many
+// names, each once, in the order of the first tasks.
+func (q *Queue) Runs(id uint64, most int) (all []string) {
+	w := q.workers[id]
+	if w == nil {
+		return nil
+	}
+	for _, t := range w.sent[:w.running] {
+		if name := t.Group.Name(); !t.unsure && len(all) < most && !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
 // lostAttempt counts the loss of a worker that ran the task.
 func (q *Queue) lostAttempt(now time.Time, t *task, w *worker) {
 	t.deaths++
