@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"bytes"
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -185,4 +187,14 @@ func checkDivide[T int8 | uint8 | int16 | uint16 | int32 | uint32](t *testing.T,
 			t.Fatalf("%v: %d / %d is %d, not %d", of, v[i], n, got[i], want)
 		}
 	}
+}
+
+// differ tells the first element at which two results differ.
+func differ(typ Type, got, want []byte) string {
+	for i := 0; i < len(want); i += typ.Size() {
+		if !bytes.Equal(got[i:i+typ.Size()], want[i:i+typ.Size()]) {
+			return fmt.Sprintf("element %d of %d is %x, want %x (bytes)", i/typ.Size(), len(want)/typ.Size(), got[i:i+typ.Size()], want[i:i+typ.Size()])
+		}
+	}
+	return ""
 }

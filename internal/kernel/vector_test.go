@@ -75,16 +75,6 @@ func fill(r *rand.Rand, typ Type, n int) []byte {
 	return b
 }
 
-// differ tells the first element at which two results differ.
-func differ(typ Type, got, want []byte) string {
-	for i := 0; i < len(want); i += typ.Size() {
-		if !bytes.Equal(got[i:i+typ.Size()], want[i:i+typ.Size()]) {
-			return fmt.Sprintf("element %d of %d is %x, want %x (bytes)", i/typ.Size(), len(want)/typ.Size(), got[i:i+typ.Size()], want[i:i+typ.Size()])
-		}
-	}
-	return ""
-}
-
 func eachCombine(t *testing.T, f func(t *testing.T, typ Type, op Op, table *table)) {
 	names := [Ops]string{Sum: "sum", Min: "min", Max: "max", Product: "product"}
 	for name, table := range vectors(t) {
