@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
@@ -238,4 +239,39 @@ func inRanks(b *testing.B, groups []*collective.Group, do func(*collective.Group
 	wg.Wait()
 	b.StopTimer()
 	closeGroups(groups)
+}
+
+// BenchmarkAverage compares averages with sums, in shared memory.
+func BenchmarkAverage(b *testing.B) {
+	benchmarkAverage[float32](b)
+	benchmarkAverage[collective.Float16](b)
+	benchmarkAverage[uint8](b)
+	benchmarkAverage[int32](b)
+	benchmarkAverage[int64](b)
+}
+
+func benchmarkAverage[T collective.Element](b *testing.B) {
+	const bytes = 16 << 20
+	for _, op := range []collective.Op{collective.Sum, collective.Average} {
+		b.Run(fmt.Sprintf("%T/%v", *new(T), op), func(b *testing.B) {
+			w := newWorkers(b, collective.Config{}, 2)
+			w.hosts = "aa"
+			groups := w.meet(b, 2)
+			b.SetBytes(bytes)
+			var wg sync.WaitGroup
+			for _, g := range groups {
+				wg.Go(func() {
+					data := make([]T, bytes/int(unsafe.Sizeof(*new(T))))
+					for range b.N {
+						if err := collective.AllReduce(context.Background(), g, data, op); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			closeGroups(groups)
+		})
+	}
 }

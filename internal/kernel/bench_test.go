@@ -62,7 +62,7 @@ func inPlace(b *testing.B, with func(t *table, typ Type) func([]byte)) {
 	all := implementations()
 	for _, size := range []int{16 << 10, 1 << 20, 64 << 20} {
 		x := make([]byte, size)
-		for _, typ := range []Type{Float32, Float64, Float16, BFloat16, Uint8, Int16, Int32} {
+		for _, typ := range []Type{Float32, Float64, Float16, BFloat16, Int8, Uint8, Int16, Uint16, Int32, Uint32, Int64} {
 			for _, name := range slices.Sorted(maps.Keys(all)) {
 				f := with(all[name], typ)
 				if f == nil {

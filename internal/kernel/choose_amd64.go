@@ -2,7 +2,11 @@
 
 package kernel
 
-import "golang.org/x/sys/cpu"
+import (
+	"math"
+
+	"golang.org/x/sys/cpu"
+)
 
 //go:generate go run -C internal/gen . ../..
 
@@ -43,6 +47,12 @@ func avx2() *table {
 	t.divide[Float64] = func(b []byte, n int) { divideFloat64AVX2(b, float64(n)) }
 	t.divide[Float16] = func(b []byte, n int) { divideFloat16AVX2(b, float32(n)) }
 	t.divide[BFloat16] = func(b []byte, n int) { divideBFloat16AVX2(b, float32(n)) }
+	t.divide[Int8] = bytesBy(128, divideInt8AVX2)
+	t.divide[Uint8] = bytesBy(math.MaxUint8, divideUint8AVX2)
+	t.divide[Int16] = multiplied(1<<15, divideInt16AVX2)
+	t.divide[Uint16] = multiplied(math.MaxUint16, divideUint16AVX2)
+	t.divide[Int32] = multiplied(1<<31, divideInt32AVX2)
+	t.divide[Uint32] = multiplied(math.MaxUint32, divideUint32AVX2)
 	t.scale[Float32] = func(b []byte, factor float64) { scaleFloat32AVX2(b, float32(factor)) }
 	t.scale[Float64] = func(b []byte, factor float64) { scaleFloat64AVX2(b, factor) }
 	t.scale[Float16] = func(b []byte, factor float64) { scaleFloat16AVX2(b, float32(factor)) }
@@ -74,6 +84,12 @@ func avx512() *table {
 	t.divide[Float64] = func(b []byte, n int) { divideFloat64AVX512(b, float64(n)) }
 	t.divide[Float16] = func(b []byte, n int) { divideFloat16AVX512(b, float32(n)) }
 	t.divide[BFloat16] = func(b []byte, n int) { divideBFloat16AVX512(b, float32(n)) }
+	t.divide[Int8] = bytesBy(128, divideInt8AVX512)
+	t.divide[Uint8] = bytesBy(math.MaxUint8, divideUint8AVX512)
+	t.divide[Int16] = multiplied(1<<15, divideInt16AVX512)
+	t.divide[Uint16] = multiplied(math.MaxUint16, divideUint16AVX512)
+	t.divide[Int32] = multiplied(1<<31, divideInt32AVX512)
+	t.divide[Uint32] = multiplied(math.MaxUint32, divideUint32AVX512)
 	t.scale[Float32] = func(b []byte, factor float64) { scaleFloat32AVX512(b, float32(factor)) }
 	t.scale[Float64] = func(b []byte, factor float64) { scaleFloat64AVX512(b, factor) }
 	t.scale[Float16] = func(b []byte, factor float64) { scaleFloat16AVX512(b, float32(factor)) }
@@ -83,4 +99,49 @@ func avx512() *table {
 	t.widen[Float16] = widenFloat16AVX512
 	t.widen[BFloat16] = widenBFloat16AVX512
 	return &t
+}
+
+// bytesBy makes a division of bytes of code that takes the upper half of their product with a
+// reciprocal of 16 bits, twice in its argument. That is exact: the reciprocal times n, which is no
+// more than most, the largest magnitude of an element, exceeds 2^16 by less than n.
+func bytesBy(most int, code func(b []byte, x uint32)) func(b []byte, n int) {
+	return func(b []byte, n int) {
+		switch {
+		case n > most:
+			clear(b)
+		case n > 1:
+			m := uint32(math.MaxUint16/n + 1)
+			code(b, m<<16|m)
+		}
+	}
+}
+
+// multiplied makes a division of integers of code that multiplies them, as floating point numbers,
+// by a reciprocal that is too large by less than an ulp, and truncates. That is exact: the product
+// is too large by less than x/n times two ulps, which is less than the 1/n that the quotient of an
+// integer lacks to the next integer, since no element has as many bits as the fraction.
+func multiplied[F float32 | float64](most int, code func(b []byte, x F)) func(b []byte, n int) {
+	return func(b []byte, n int) {
+		switch {
+		case n > most:
+			clear(b)
+		case n > 1:
+			code(b, above(1/F(n), F(n)))
+		}
+	}
+}
+
+// above is x, or the next larger number, so that x·n is at least 1.
+func above[F float32 | float64](x, n F) F {
+	switch x := any(x).(type) {
+	case float32:
+		if float64(x)*float64(n) < 1 { // exact, for n of up to 24 bits
+			return F(math.Nextafter32(x, 2))
+		}
+	case float64:
+		if math.FMA(x, float64(n), -1) < 0 {
+			return F(math.Nextafter(x, 2))
+		}
+	}
+	return x
 }

@@ -175,16 +175,38 @@ func TestDivideIntegers(t *testing.T) {
 		checkDivide(t, Uint16, d, n)
 		checkDivide(t, Int32, e, n)
 		checkDivide(t, Uint32, f, n)
+		var g []int64
+		var h []uint64
+		for v := range 1 << 10 {
+			near := uint64(n)*(1<<63/uint64(n)-uint64(v)) - uint64(v%2)
+			g, h = append(g, int64(near), -int64(near)), append(h, near, -near)
+		}
+		checkDivide(t, Int64, append(g, math.MinInt64, math.MaxInt64, -1, 0), n)
+		checkDivide(t, Uint64, append(h, math.MaxUint64, 1, 0), n)
+	}
+	all := make([]int8, 256)
+	for v := range all {
+		all[v] = int8(v)
+	}
+	for n := 1; n < 300; n++ {
+		checkDivide(t, Int8, all, n)
+		checkDivide(t, Uint8, elements[uint8](bytesOf(all)), n)
 	}
 }
 
-func checkDivide[T int8 | uint8 | int16 | uint16 | int32 | uint32](t *testing.T, of Type, v []T, n int) {
+func checkDivide[T int8 | uint8 | int16 | uint16 | int32 | uint32 | int64 | uint64](t *testing.T, of Type, v []T, n int) {
 	t.Helper()
-	got := slices.Clone(v)
-	Divide(of)(bytesOf(got), n)
-	for i := range v {
-		if want := T(int64(v[i]) / int64(n)); got[i] != want {
-			t.Fatalf("%v: %d / %d is %d, not %d", of, v[i], n, got[i], want)
+	for name, table := range implementations() {
+		got := slices.Clone(v)
+		table.divide[of](bytesOf(got), n)
+		for i := range v {
+			want := T(int64(v[i]) / int64(n))
+			if T(0)-1 > 0 {
+				want = T(uint64(v[i]) / uint64(n))
+			}
+			if got[i] != want {
+				t.Fatalf("%s, %v: %d / %d is %d, not %d", name, of, v[i], n, got[i], want)
+			}
 		}
 	}
 }

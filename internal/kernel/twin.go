@@ -248,13 +248,16 @@ func divideFloats[T float32 | float64](d []T, n T) {
 	}
 }
 
-// divideSigned divides as int64, since the number of ranks need not fit T. What has no more than 32
-// bits is multiplied by a reciprocal, which takes a fraction of the time and is exact.
+// divideSigned divides as int64, since the number of ranks need not fit T. It multiplies by a
+// reciprocal, which takes a fraction of the time and is exact.
 func divideSigned[T int8 | int16 | int32 | int64](d []T, n int64) {
 	m, exact := reciprocal(uint64(n), unsafe.Sizeof(*new(T)))
 	if !exact {
-		for i := range d {
-			d[i] = T(int64(d[i]) / n)
+		by := newDivisor(uint64(n))
+		for i, v := range d {
+			x := int64(v)
+			sign := x >> 63
+			d[i] = T((int64(by.quotient(uint64((x^sign)-sign))) ^ sign) - sign)
 		}
 		return
 	}
@@ -269,8 +272,9 @@ func divideSigned[T int8 | int16 | int32 | int64](d []T, n int64) {
 func divideUnsigned[T uint8 | uint16 | uint32 | uint64](d []T, n uint64) {
 	m, exact := reciprocal(n, unsafe.Sizeof(*new(T)))
 	if !exact {
-		for i := range d {
-			d[i] = T(uint64(d[i]) / n)
+		by := newDivisor(n)
+		for i, v := range d {
+			d[i] = T(by.quotient(uint64(v)))
 		}
 		return
 	}
@@ -288,6 +292,32 @@ func reciprocal(n uint64, bytes uintptr) (m uint64, exact bool) {
 		return 0, false
 	}
 	return math.MaxUint64/n + 1, true
+}
+
+// divisor divides all integers of 64 bits by one, with a reciprocal of 65 bits, the first of which
+// is 1: see Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994,
+// figure 4.1.
+type divisor struct {
+	m     uint64 // 2^64·(2^l−n)/n rounded down, and 1; l is that of which 2^l is not less than n
+	shift uint   // l−1
+	one   bool   // n is 1
+}
+
+func newDivisor(n uint64) divisor {
+	l := uint(bits.Len64(n - 1))
+	if l == 0 {
+		return divisor{one: true}
+	}
+	m, _ := bits.Div64(1<<l-n, 0, n) // 1<<64 is 0, and 2^64−n is right
+	return divisor{m: m + 1, shift: l - 1}
+}
+
+func (d divisor) quotient(x uint64) uint64 {
+	if d.one {
+		return x
+	}
+	t, _ := bits.Mul64(d.m, x)
+	return (t + (x-t)>>1) >> d.shift
 }
 
 func scaleFloats[T float32 | float64](d []T, factor T) {

@@ -100,6 +100,18 @@ func divideFloat16AVX2(b []byte, x float32)
 
 func divideBFloat16AVX2(b []byte, x float32)
 
+func divideInt8AVX2(b []byte, x uint32)
+
+func divideInt16AVX2(b []byte, x float32)
+
+func divideInt32AVX2(b []byte, x float64)
+
+func divideUint8AVX2(b []byte, x uint32)
+
+func divideUint16AVX2(b []byte, x float32)
+
+func divideUint32AVX2(b []byte, x float64)
+
 func narrowFloat16AVX2(dst []byte, src []byte)
 
 func widenFloat16AVX2(dst []byte, src []byte)
@@ -203,6 +215,18 @@ func divideFloat64AVX512(b []byte, x float64)
 func divideFloat16AVX512(b []byte, x float32)
 
 func divideBFloat16AVX512(b []byte, x float32)
+
+func divideInt8AVX512(b []byte, x uint32)
+
+func divideInt16AVX512(b []byte, x float32)
+
+func divideInt32AVX512(b []byte, x float64)
+
+func divideUint8AVX512(b []byte, x uint32)
+
+func divideUint16AVX512(b []byte, x float32)
+
+func divideUint32AVX512(b []byte, x float64)
 
 func narrowFloat16AVX512(dst []byte, src []byte)
 

@@ -3872,6 +3872,520 @@ done:
 	VZEROUPPER
 	RET
 
+// func divideInt8AVX2(b []byte, x uint32)
+// Requires: AVX, AVX2
+TEXT ·divideInt8AVX2(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x00, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Y0
+	MOVL         $0x00ff00ff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Y1
+
+many:
+	CMPQ     CX, $0x00000040
+	JB       one
+	VMOVDQU  (AX)(DX*1), Y2
+	VPABSB   Y2, Y3
+	VPAND    Y1, Y3, Y4
+	VPSRLW   $0x08, Y3, Y3
+	VPMULHUW Y0, Y4, Y4
+	VPMULHUW Y0, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y3, Y4, Y4
+	VPSIGNB  Y2, Y4, Y4
+	VMOVDQU  Y4, (AX)(DX*1)
+	VMOVDQU  32(AX)(DX*1), Y2
+	VPABSB   Y2, Y3
+	VPAND    Y1, Y3, Y4
+	VPSRLW   $0x08, Y3, Y3
+	VPMULHUW Y0, Y4, Y4
+	VPMULHUW Y0, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y3, Y4, Y4
+	VPSIGNB  Y2, Y4, Y4
+	VMOVDQU  Y4, 32(AX)(DX*1)
+	ADDQ     $0x00000040, DX
+	SUBQ     $0x00000040, CX
+	JMP      many
+
+one:
+	CMPQ     CX, $0x00000020
+	JB       tail
+	VMOVDQU  (AX)(DX*1), Y2
+	VPABSB   Y2, Y3
+	VPAND    Y1, Y3, Y4
+	VPSRLW   $0x08, Y3, Y3
+	VPMULHUW Y0, Y4, Y4
+	VPMULHUW Y0, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y3, Y4, Y4
+	VPSIGNB  Y2, Y4, Y4
+	VMOVDQU  Y4, (AX)(DX*1)
+	ADDQ     $0x00000020, DX
+	SUBQ     $0x00000020, CX
+	JMP      one
+
+tail:
+	TESTQ CX, CX
+	JE    done
+
+single:
+	MOVBLZX  (AX)(DX*1), BX
+	VMOVD    BX, X5
+	VPABSB   Y5, Y2
+	VPAND    Y1, Y2, Y3
+	VPSRLW   $0x08, Y2, Y2
+	VPMULHUW Y0, Y3, Y3
+	VPMULHUW Y0, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y2, Y3, Y3
+	VPSIGNB  Y5, Y3, Y3
+	VMOVD    X3, BX
+	MOVB     BL, (AX)(DX*1)
+	INCQ     DX
+	DECQ     CX
+	JNE      single
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideInt16AVX2(b []byte, x float32)
+// Requires: AVX, AVX2
+TEXT ·divideInt16AVX2(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x01, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Y0
+	MOVL         $0x0000ffff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Y1
+
+many:
+	CMPQ       CX, $0x00000020
+	JB         one
+	VMOVDQU    (AX)(DX*2), Y2
+	VPSLLD     $0x10, Y2, Y3
+	VPSRAD     $0x10, Y3, Y3
+	VPSRAD     $0x10, Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VPAND      Y1, Y3, Y3
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y3, Y3
+	VMOVDQU    Y3, (AX)(DX*2)
+	VMOVDQU    32(AX)(DX*2), Y2
+	VPSLLD     $0x10, Y2, Y3
+	VPSRAD     $0x10, Y3, Y3
+	VPSRAD     $0x10, Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VPAND      Y1, Y3, Y3
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y3, Y3
+	VMOVDQU    Y3, 32(AX)(DX*2)
+	ADDQ       $0x00000020, DX
+	SUBQ       $0x00000020, CX
+	JMP        many
+
+one:
+	CMPQ       CX, $0x00000010
+	JB         tail
+	VMOVDQU    (AX)(DX*2), Y2
+	VPSLLD     $0x10, Y2, Y3
+	VPSRAD     $0x10, Y3, Y3
+	VPSRAD     $0x10, Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VPAND      Y1, Y3, Y3
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y3, Y3
+	VMOVDQU    Y3, (AX)(DX*2)
+	ADDQ       $0x00000010, DX
+	SUBQ       $0x00000010, CX
+	JMP        one
+
+tail:
+	TESTQ CX, CX
+	JE    done
+
+single:
+	MOVWLZX    (AX)(DX*2), BX
+	VMOVD      BX, X4
+	VPSLLD     $0x10, Y4, Y2
+	VPSRAD     $0x10, Y2, Y2
+	VPSRAD     $0x10, Y4, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VPAND      Y1, Y2, Y2
+	VPSLLD     $0x10, Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VMOVD      X2, BX
+	MOVW       BX, (AX)(DX*2)
+	INCQ       DX
+	DECQ       CX
+	JNE        single
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideInt32AVX2(b []byte, x float64)
+// Requires: AVX, AVX2
+TEXT ·divideInt32AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x02, CX
+	XORQ         DX, DX
+	VBROADCASTSD x+24(FP), Y0
+
+many:
+	CMPQ         CX, $0x00000010
+	JB           one
+	VMOVDQU      (AX)(DX*4), Y1
+	VEXTRACTI128 $0x01, Y1, X2
+	VCVTDQ2PD    X2, Y2
+	VMULPD       Y0, Y2, Y2
+	VCVTTPD2DQY  Y2, X2
+	VCVTDQ2PD    X1, Y1
+	VMULPD       Y0, Y1, Y1
+	VCVTTPD2DQY  Y1, X3
+	VINSERTI128  $0x01, X2, Y3, Y1
+	VMOVDQU      Y1, (AX)(DX*4)
+	VMOVDQU      32(AX)(DX*4), Y1
+	VEXTRACTI128 $0x01, Y1, X2
+	VCVTDQ2PD    X2, Y2
+	VMULPD       Y0, Y2, Y2
+	VCVTTPD2DQY  Y2, X2
+	VCVTDQ2PD    X1, Y1
+	VMULPD       Y0, Y1, Y1
+	VCVTTPD2DQY  Y1, X3
+	VINSERTI128  $0x01, X2, Y3, Y1
+	VMOVDQU      Y1, 32(AX)(DX*4)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000010, CX
+	JMP          many
+
+one:
+	CMPQ         CX, $0x00000008
+	JB           tail
+	VMOVDQU      (AX)(DX*4), Y1
+	VEXTRACTI128 $0x01, Y1, X2
+	VCVTDQ2PD    X2, Y2
+	VMULPD       Y0, Y2, Y2
+	VCVTTPD2DQY  Y2, X2
+	VCVTDQ2PD    X1, Y1
+	VMULPD       Y0, Y1, Y1
+	VCVTTPD2DQY  Y1, X3
+	VINSERTI128  $0x01, X2, Y3, Y1
+	VMOVDQU      Y1, (AX)(DX*4)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000008, CX
+	JMP          one
+
+tail:
+	TESTQ CX, CX
+	JE    done
+
+single:
+	VMOVD        (AX)(DX*4), X3
+	VEXTRACTI128 $0x01, Y3, X1
+	VCVTDQ2PD    X1, Y1
+	VMULPD       Y0, Y1, Y1
+	VCVTTPD2DQY  Y1, X1
+	VCVTDQ2PD    X3, Y2
+	VMULPD       Y0, Y2, Y2
+	VCVTTPD2DQY  Y2, X3
+	VINSERTI128  $0x01, X1, Y3, Y1
+	VMOVD        X1, (AX)(DX*4)
+	INCQ         DX
+	DECQ         CX
+	JNE          single
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideUint8AVX2(b []byte, x uint32)
+// Requires: AVX, AVX2
+TEXT ·divideUint8AVX2(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x00, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Y0
+	MOVL         $0x00ff00ff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Y1
+
+many:
+	CMPQ     CX, $0x00000040
+	JB       one
+	VMOVDQU  (AX)(DX*1), Y2
+	VPAND    Y1, Y2, Y3
+	VPSRLW   $0x08, Y2, Y2
+	VPMULHUW Y0, Y3, Y3
+	VPMULHUW Y0, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y2, Y3, Y3
+	VMOVDQU  Y3, (AX)(DX*1)
+	VMOVDQU  32(AX)(DX*1), Y2
+	VPAND    Y1, Y2, Y3
+	VPSRLW   $0x08, Y2, Y2
+	VPMULHUW Y0, Y3, Y3
+	VPMULHUW Y0, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y2, Y3, Y3
+	VMOVDQU  Y3, 32(AX)(DX*1)
+	ADDQ     $0x00000040, DX
+	SUBQ     $0x00000040, CX
+	JMP      many
+
+one:
+	CMPQ     CX, $0x00000020
+	JB       tail
+	VMOVDQU  (AX)(DX*1), Y2
+	VPAND    Y1, Y2, Y3
+	VPSRLW   $0x08, Y2, Y2
+	VPMULHUW Y0, Y3, Y3
+	VPMULHUW Y0, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y2, Y3, Y3
+	VMOVDQU  Y3, (AX)(DX*1)
+	ADDQ     $0x00000020, DX
+	SUBQ     $0x00000020, CX
+	JMP      one
+
+tail:
+	TESTQ CX, CX
+	JE    done
+
+single:
+	MOVBLZX  (AX)(DX*1), BX
+	VMOVD    BX, X4
+	VPAND    Y1, Y4, Y2
+	VPSRLW   $0x08, Y4, Y3
+	VPMULHUW Y0, Y2, Y2
+	VPMULHUW Y0, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y3, Y2, Y2
+	VMOVD    X2, BX
+	MOVB     BL, (AX)(DX*1)
+	INCQ     DX
+	DECQ     CX
+	JNE      single
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideUint16AVX2(b []byte, x float32)
+// Requires: AVX, AVX2
+TEXT ·divideUint16AVX2(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x01, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Y0
+	MOVL         $0x0000ffff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Y1
+
+many:
+	CMPQ       CX, $0x00000020
+	JB         one
+	VMOVDQU    (AX)(DX*2), Y2
+	VPAND      Y1, Y2, Y3
+	VPSRLD     $0x10, Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VPAND      Y1, Y3, Y3
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y3, Y3
+	VMOVDQU    Y3, (AX)(DX*2)
+	VMOVDQU    32(AX)(DX*2), Y2
+	VPAND      Y1, Y2, Y3
+	VPSRLD     $0x10, Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VPAND      Y1, Y3, Y3
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y3, Y3
+	VMOVDQU    Y3, 32(AX)(DX*2)
+	ADDQ       $0x00000020, DX
+	SUBQ       $0x00000020, CX
+	JMP        many
+
+one:
+	CMPQ       CX, $0x00000010
+	JB         tail
+	VMOVDQU    (AX)(DX*2), Y2
+	VPAND      Y1, Y2, Y3
+	VPSRLD     $0x10, Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VPAND      Y1, Y3, Y3
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y3, Y3
+	VMOVDQU    Y3, (AX)(DX*2)
+	ADDQ       $0x00000010, DX
+	SUBQ       $0x00000010, CX
+	JMP        one
+
+tail:
+	TESTQ CX, CX
+	JE    done
+
+single:
+	MOVWLZX    (AX)(DX*2), BX
+	VMOVD      BX, X4
+	VPAND      Y1, Y4, Y2
+	VPSRLD     $0x10, Y4, Y3
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VCVTTPS2DQ Y2, Y2
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VCVTTPS2DQ Y3, Y3
+	VPAND      Y1, Y2, Y2
+	VPSLLD     $0x10, Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VMOVD      X2, BX
+	MOVW       BX, (AX)(DX*2)
+	INCQ       DX
+	DECQ       CX
+	JNE        single
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideUint32AVX2(b []byte, x float64)
+// Requires: AVX, AVX2
+TEXT ·divideUint32AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x02, CX
+	XORQ         DX, DX
+	VBROADCASTSD x+24(FP), Y0
+	MOVL         $0x80000000, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Y1
+	MOVQ         $0x41e0000000000000, BX
+	VMOVQ        BX, X2
+	VBROADCASTSD X2, Y2
+
+many:
+	CMPQ         CX, $0x00000010
+	JB           one
+	VMOVDQU      (AX)(DX*4), Y3
+	VPXOR        Y1, Y3, Y3
+	VEXTRACTI128 $0x01, Y3, X4
+	VCVTDQ2PD    X4, Y5
+	VADDPD       Y2, Y5, Y5
+	VMULPD       Y0, Y5, Y5
+	VCVTTPD2DQY  Y5, X5
+	VCVTDQ2PD    X3, Y3
+	VADDPD       Y2, Y3, Y3
+	VMULPD       Y0, Y3, Y3
+	VCVTTPD2DQY  Y3, X4
+	VINSERTI128  $0x01, X5, Y4, Y3
+	VMOVDQU      Y3, (AX)(DX*4)
+	VMOVDQU      32(AX)(DX*4), Y3
+	VPXOR        Y1, Y3, Y3
+	VEXTRACTI128 $0x01, Y3, X4
+	VCVTDQ2PD    X4, Y5
+	VADDPD       Y2, Y5, Y5
+	VMULPD       Y0, Y5, Y5
+	VCVTTPD2DQY  Y5, X5
+	VCVTDQ2PD    X3, Y3
+	VADDPD       Y2, Y3, Y3
+	VMULPD       Y0, Y3, Y3
+	VCVTTPD2DQY  Y3, X4
+	VINSERTI128  $0x01, X5, Y4, Y3
+	VMOVDQU      Y3, 32(AX)(DX*4)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000010, CX
+	JMP          many
+
+one:
+	CMPQ         CX, $0x00000008
+	JB           tail
+	VMOVDQU      (AX)(DX*4), Y3
+	VPXOR        Y1, Y3, Y3
+	VEXTRACTI128 $0x01, Y3, X4
+	VCVTDQ2PD    X4, Y5
+	VADDPD       Y2, Y5, Y5
+	VMULPD       Y0, Y5, Y5
+	VCVTTPD2DQY  Y5, X5
+	VCVTDQ2PD    X3, Y3
+	VADDPD       Y2, Y3, Y3
+	VMULPD       Y0, Y3, Y3
+	VCVTTPD2DQY  Y3, X4
+	VINSERTI128  $0x01, X5, Y4, Y3
+	VMOVDQU      Y3, (AX)(DX*4)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000008, CX
+	JMP          one
+
+tail:
+	TESTQ CX, CX
+	JE    done
+
+single:
+	VMOVD        (AX)(DX*4), X4
+	VPXOR        Y1, Y4, Y3
+	VEXTRACTI128 $0x01, Y3, X4
+	VCVTDQ2PD    X4, Y5
+	VADDPD       Y2, Y5, Y5
+	VMULPD       Y0, Y5, Y5
+	VCVTTPD2DQY  Y5, X5
+	VCVTDQ2PD    X3, Y3
+	VADDPD       Y2, Y3, Y3
+	VMULPD       Y0, Y3, Y3
+	VCVTTPD2DQY  Y3, X4
+	VINSERTI128  $0x01, X5, Y4, Y3
+	VMOVD        X3, (AX)(DX*4)
+	INCQ         DX
+	DECQ         CX
+	JNE          single
+
+done:
+	VZEROUPPER
+	RET
+
 // func narrowFloat16AVX2(dst []byte, src []byte)
 // Requires: AVX, F16C
 TEXT ·narrowFloat16AVX2(SB), NOSPLIT, $0-48
@@ -7778,6 +8292,493 @@ tail:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z0, Z3, Z5
 	VMOVDQU8   Z5, K1, (AX)(DX*2)
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideInt8AVX512(b []byte, x uint32)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·divideInt8AVX512(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x00, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Z0
+	MOVL         $0x00ff00ff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Z1
+	VPXORD       Z2, Z2, Z2
+
+many:
+	CMPQ      CX, $0x00000080
+	JB        one
+	VMOVDQU64 (AX)(DX*1), Z3
+	VPABSB    Z3, Z4
+	VPANDD    Z1, Z4, Z5
+	VPSRLW    $0x08, Z4, Z4
+	VPMULHUW  Z0, Z5, Z5
+	VPMULHUW  Z0, Z4, Z4
+	VPSLLW    $0x08, Z4, Z4
+	VPORD     Z4, Z5, Z5
+	VPMOVB2M  Z3, K1
+	VPSUBB    Z5, Z2, K1, Z5
+	VMOVDQU64 Z5, (AX)(DX*1)
+	VMOVDQU64 64(AX)(DX*1), Z3
+	VPABSB    Z3, Z4
+	VPANDD    Z1, Z4, Z5
+	VPSRLW    $0x08, Z4, Z4
+	VPMULHUW  Z0, Z5, Z5
+	VPMULHUW  Z0, Z4, Z4
+	VPSLLW    $0x08, Z4, Z4
+	VPORD     Z4, Z5, Z5
+	VPMOVB2M  Z3, K1
+	VPSUBB    Z5, Z2, K1, Z5
+	VMOVDQU64 Z5, 64(AX)(DX*1)
+	ADDQ      $0x00000080, DX
+	SUBQ      $0x00000080, CX
+	JMP       many
+
+one:
+	CMPQ      CX, $0x00000040
+	JB        tail
+	VMOVDQU64 (AX)(DX*1), Z3
+	VPABSB    Z3, Z4
+	VPANDD    Z1, Z4, Z5
+	VPSRLW    $0x08, Z4, Z4
+	VPMULHUW  Z0, Z5, Z5
+	VPMULHUW  Z0, Z4, Z4
+	VPSLLW    $0x08, Z4, Z4
+	VPORD     Z4, Z5, Z5
+	VPMOVB2M  Z3, K1
+	VPSUBB    Z5, Z2, K1, Z5
+	VMOVDQU64 Z5, (AX)(DX*1)
+	ADDQ      $0x00000040, DX
+	SUBQ      $0x00000040, CX
+	JMP       one
+
+tail:
+	TESTQ      CX, CX
+	JE         done
+	MOVQ       $-1, BX
+	SHLQ       $0x00, CX
+	BZHIQ      CX, BX, CX
+	KMOVQ      CX, K1
+	VMOVDQU8.Z (AX)(DX*1), K1, Z3
+	VPABSB     Z3, Z4
+	VPANDD     Z1, Z4, Z1
+	VPSRLW     $0x08, Z4, Z4
+	VPMULHUW   Z0, Z1, Z1
+	VPMULHUW   Z0, Z4, Z4
+	VPSLLW     $0x08, Z4, Z4
+	VPORD      Z4, Z1, Z1
+	VPMOVB2M   Z3, K2
+	VPSUBB     Z1, Z2, K2, Z1
+	VMOVDQU8   Z1, K1, (AX)(DX*1)
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideInt16AVX512(b []byte, x float32)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·divideInt16AVX512(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x01, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Z0
+	MOVL         $0x0000ffff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Z1
+
+many:
+	CMPQ       CX, $0x00000040
+	JB         one
+	VMOVDQU64  (AX)(DX*2), Z2
+	VPSLLD     $0x10, Z2, Z3
+	VPSRAD     $0x10, Z3, Z3
+	VPSRAD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU64  Z3, (AX)(DX*2)
+	VMOVDQU64  64(AX)(DX*2), Z2
+	VPSLLD     $0x10, Z2, Z3
+	VPSRAD     $0x10, Z3, Z3
+	VPSRAD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU64  Z3, 64(AX)(DX*2)
+	ADDQ       $0x00000040, DX
+	SUBQ       $0x00000040, CX
+	JMP        many
+
+one:
+	CMPQ       CX, $0x00000020
+	JB         tail
+	VMOVDQU64  (AX)(DX*2), Z2
+	VPSLLD     $0x10, Z2, Z3
+	VPSRAD     $0x10, Z3, Z3
+	VPSRAD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU64  Z3, (AX)(DX*2)
+	ADDQ       $0x00000020, DX
+	SUBQ       $0x00000020, CX
+	JMP        one
+
+tail:
+	TESTQ      CX, CX
+	JE         done
+	MOVQ       $-1, BX
+	SHLQ       $0x01, CX
+	BZHIQ      CX, BX, CX
+	KMOVQ      CX, K1
+	VMOVDQU8.Z (AX)(DX*2), K1, Z2
+	VPSLLD     $0x10, Z2, Z3
+	VPSRAD     $0x10, Z3, Z3
+	VPSRAD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU8   Z3, K1, (AX)(DX*2)
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideInt32AVX512(b []byte, x float64)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·divideInt32AVX512(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x02, CX
+	XORQ         DX, DX
+	VBROADCASTSD x+24(FP), Z0
+
+many:
+	CMPQ          CX, $0x00000020
+	JB            one
+	VMOVDQU64     (AX)(DX*4), Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTDQ2PD     Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTDQ2PD     Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z1
+	VMOVDQU64     Z1, (AX)(DX*4)
+	VMOVDQU64     64(AX)(DX*4), Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTDQ2PD     Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTDQ2PD     Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z1
+	VMOVDQU64     Z1, 64(AX)(DX*4)
+	ADDQ          $0x00000020, DX
+	SUBQ          $0x00000020, CX
+	JMP           many
+
+one:
+	CMPQ          CX, $0x00000010
+	JB            tail
+	VMOVDQU64     (AX)(DX*4), Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTDQ2PD     Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTDQ2PD     Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z1
+	VMOVDQU64     Z1, (AX)(DX*4)
+	ADDQ          $0x00000010, DX
+	SUBQ          $0x00000010, CX
+	JMP           one
+
+tail:
+	TESTQ         CX, CX
+	JE            done
+	MOVQ          $-1, BX
+	SHLQ          $0x02, CX
+	BZHIQ         CX, BX, CX
+	KMOVQ         CX, K1
+	VMOVDQU8.Z    (AX)(DX*4), K1, Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTDQ2PD     Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTDQ2PD     Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z0
+	VMOVDQU8      Z0, K1, (AX)(DX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideUint8AVX512(b []byte, x uint32)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·divideUint8AVX512(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x00, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Z0
+	MOVL         $0x00ff00ff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Z1
+
+many:
+	CMPQ      CX, $0x00000080
+	JB        one
+	VMOVDQU64 (AX)(DX*1), Z2
+	VPANDD    Z1, Z2, Z3
+	VPSRLW    $0x08, Z2, Z2
+	VPMULHUW  Z0, Z3, Z3
+	VPMULHUW  Z0, Z2, Z2
+	VPSLLW    $0x08, Z2, Z2
+	VPORD     Z2, Z3, Z3
+	VMOVDQU64 Z3, (AX)(DX*1)
+	VMOVDQU64 64(AX)(DX*1), Z2
+	VPANDD    Z1, Z2, Z3
+	VPSRLW    $0x08, Z2, Z2
+	VPMULHUW  Z0, Z3, Z3
+	VPMULHUW  Z0, Z2, Z2
+	VPSLLW    $0x08, Z2, Z2
+	VPORD     Z2, Z3, Z3
+	VMOVDQU64 Z3, 64(AX)(DX*1)
+	ADDQ      $0x00000080, DX
+	SUBQ      $0x00000080, CX
+	JMP       many
+
+one:
+	CMPQ      CX, $0x00000040
+	JB        tail
+	VMOVDQU64 (AX)(DX*1), Z2
+	VPANDD    Z1, Z2, Z3
+	VPSRLW    $0x08, Z2, Z2
+	VPMULHUW  Z0, Z3, Z3
+	VPMULHUW  Z0, Z2, Z2
+	VPSLLW    $0x08, Z2, Z2
+	VPORD     Z2, Z3, Z3
+	VMOVDQU64 Z3, (AX)(DX*1)
+	ADDQ      $0x00000040, DX
+	SUBQ      $0x00000040, CX
+	JMP       one
+
+tail:
+	TESTQ      CX, CX
+	JE         done
+	MOVQ       $-1, BX
+	SHLQ       $0x00, CX
+	BZHIQ      CX, BX, CX
+	KMOVQ      CX, K1
+	VMOVDQU8.Z (AX)(DX*1), K1, Z2
+	VPANDD     Z1, Z2, Z1
+	VPSRLW     $0x08, Z2, Z2
+	VPMULHUW   Z0, Z1, Z1
+	VPMULHUW   Z0, Z2, Z2
+	VPSLLW     $0x08, Z2, Z2
+	VPORD      Z2, Z1, Z1
+	VMOVDQU8   Z1, K1, (AX)(DX*1)
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideUint16AVX512(b []byte, x float32)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·divideUint16AVX512(SB), NOSPLIT, $0-28
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x01, CX
+	XORQ         DX, DX
+	VBROADCASTSS x+24(FP), Z0
+	MOVL         $0x0000ffff, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Z1
+
+many:
+	CMPQ       CX, $0x00000040
+	JB         one
+	VMOVDQU64  (AX)(DX*2), Z2
+	VPANDD     Z1, Z2, Z3
+	VPSRLD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU64  Z3, (AX)(DX*2)
+	VMOVDQU64  64(AX)(DX*2), Z2
+	VPANDD     Z1, Z2, Z3
+	VPSRLD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU64  Z3, 64(AX)(DX*2)
+	ADDQ       $0x00000040, DX
+	SUBQ       $0x00000040, CX
+	JMP        many
+
+one:
+	CMPQ       CX, $0x00000020
+	JB         tail
+	VMOVDQU64  (AX)(DX*2), Z2
+	VPANDD     Z1, Z2, Z3
+	VPSRLD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU64  Z3, (AX)(DX*2)
+	ADDQ       $0x00000020, DX
+	SUBQ       $0x00000020, CX
+	JMP        one
+
+tail:
+	TESTQ      CX, CX
+	JE         done
+	MOVQ       $-1, BX
+	SHLQ       $0x01, CX
+	BZHIQ      CX, BX, CX
+	KMOVQ      CX, K1
+	VMOVDQU8.Z (AX)(DX*2), K1, Z2
+	VPANDD     Z1, Z2, Z3
+	VPSRLD     $0x10, Z2, Z2
+	VCVTDQ2PS  Z3, Z3
+	VMULPS     Z0, Z3, Z3
+	VCVTTPS2DQ Z3, Z3
+	VCVTDQ2PS  Z2, Z2
+	VMULPS     Z0, Z2, Z2
+	VCVTTPS2DQ Z2, Z2
+	VPANDD     Z1, Z3, Z3
+	VPSLLD     $0x10, Z2, Z2
+	VPORD      Z2, Z3, Z3
+	VMOVDQU8   Z3, K1, (AX)(DX*2)
+
+done:
+	VZEROUPPER
+	RET
+
+// func divideUint32AVX512(b []byte, x float64)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·divideUint32AVX512(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	SHRQ         $0x02, CX
+	XORQ         DX, DX
+	VBROADCASTSD x+24(FP), Z0
+
+many:
+	CMPQ          CX, $0x00000020
+	JB            one
+	VMOVDQU64     (AX)(DX*4), Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTUDQ2PD    Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTUDQ2PD    Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z1
+	VMOVDQU64     Z1, (AX)(DX*4)
+	VMOVDQU64     64(AX)(DX*4), Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTUDQ2PD    Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTUDQ2PD    Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z1
+	VMOVDQU64     Z1, 64(AX)(DX*4)
+	ADDQ          $0x00000020, DX
+	SUBQ          $0x00000020, CX
+	JMP           many
+
+one:
+	CMPQ          CX, $0x00000010
+	JB            tail
+	VMOVDQU64     (AX)(DX*4), Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTUDQ2PD    Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTUDQ2PD    Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z1
+	VMOVDQU64     Z1, (AX)(DX*4)
+	ADDQ          $0x00000010, DX
+	SUBQ          $0x00000010, CX
+	JMP           one
+
+tail:
+	TESTQ         CX, CX
+	JE            done
+	MOVQ          $-1, BX
+	SHLQ          $0x02, CX
+	BZHIQ         CX, BX, CX
+	KMOVQ         CX, K1
+	VMOVDQU8.Z    (AX)(DX*4), K1, Z1
+	VEXTRACTI64X4 $0x01, Z1, Y2
+	VCVTUDQ2PD    Y2, Z2
+	VMULPD        Z0, Z2, Z2
+	VCVTTPD2DQ    Z2, Y2
+	VCVTUDQ2PD    Y1, Z1
+	VMULPD        Z0, Z1, Z1
+	VCVTTPD2DQ    Z1, Y3
+	VINSERTI64X4  $0x01, Y2, Z3, Z0
+	VMOVDQU8      Z0, K1, (AX)(DX*4)
 
 done:
 	VZEROUPPER

@@ -103,18 +103,24 @@ func (f floats) binaries() map[string]binary {
 // with makes an operation with the parameter named as its right side.
 func with(op instruction, name string, double bool) unary {
 	return func(w *writer) func(a vec) vec {
-		b := w.vec()
-		param, err := w.Param(name).Resolve()
-		if err != nil {
-			panic(err)
-		}
-		if double {
-			w.VBROADCASTSD(param.Addr, b)
-		} else {
-			w.VBROADCASTSS(param.Addr, b)
-		}
+		b := w.parameter(name, double)
 		return func(a vec) vec { return op.binary()(w)(a, b) }
 	}
+}
+
+// parameter fills a vector with the parameter named, of 64 bits or 32.
+func (w *writer) parameter(name string, double bool) vec {
+	b := w.vec()
+	param, err := w.Param(name).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	if double {
+		w.VBROADCASTSD(param.Addr, b)
+	} else {
+		w.VBROADCASTSS(param.Addr, b)
+	}
+	return b
 }
 
 // constant fills a vector with the 32 bits.
@@ -371,6 +377,125 @@ func extreme64(wide instruction, signed, least bool) binary {
 				w.VBLENDVPD(greater, a, b, greater)
 			}
 			return greater
+		}
+	}
+}
+
+// divide8 divides even and odd bytes apart: the parameter is, twice, the reciprocal of 16 bits that
+// each is multiplied by, of which the upper half of the product is the quotient. Signed bytes lose
+// their sign before, and get it back.
+func divide8(signed bool) unary {
+	return func(w *writer) func(a vec) vec {
+		by, low := w.parameter("x", false), w.constant(0x00ff00ff)
+		var zero vec
+		if signed && w.wide {
+			zero = w.vec()
+			w.VPXORD(zero, zero, zero)
+		}
+		return func(a vec) vec {
+			from := a
+			if signed {
+				from = w.vec()
+				w.VPABSB(a, from)
+			}
+			r, odd := w.vec(), w.vec()
+			w.and(low, from, r)
+			w.VPSRLW(U8(8), from, odd)
+			w.VPMULHUW(by, r, r)
+			w.VPMULHUW(by, odd, odd)
+			w.VPSLLW(U8(8), odd, odd)
+			w.or(odd, r, r)
+			switch {
+			case signed && w.wide:
+				k := w.K()
+				w.VPMOVB2M(a, k)
+				w.VPSUBB(r, zero, k, r)
+			case signed:
+				w.VPSIGNB(a, r, r)
+			}
+			return r
+		}
+	}
+}
+
+// divide16 multiplies even and odd elements apart, as float32s, by the reciprocal.
+func divide16(signed bool) unary {
+	return func(w *writer) func(a vec) vec {
+		by, low := w.parameter("x", false), w.constant(0xffff)
+		quotient := func(v vec) {
+			w.VCVTDQ2PS(v, v)
+			w.VMULPS(by, v, v)
+			w.VCVTTPS2DQ(v, v)
+		}
+		return func(a vec) vec {
+			even, odd := w.vec(), w.vec()
+			if signed {
+				w.VPSLLD(U8(16), a, even)
+				w.VPSRAD(U8(16), even, even)
+				w.VPSRAD(U8(16), a, odd)
+			} else {
+				w.and(low, a, even)
+				w.VPSRLD(U8(16), a, odd)
+			}
+			quotient(even)
+			quotient(odd)
+			w.and(low, even, even)
+			w.VPSLLD(U8(16), odd, odd)
+			w.or(odd, even, even)
+			return even
+		}
+	}
+}
+
+// divide32 multiplies the halves of a vector, as float64s, by the reciprocal. Without AVX-512 there
+// is no conversion of unsigned numbers: they are moved down by 2^31 before, and up after.
+func divide32(signed bool) unary {
+	return func(w *writer) func(a vec) vec {
+		by := w.parameter("x", true)
+		var top, moved vec
+		if !signed && !w.wide {
+			top, moved = w.constant(1<<31), w.vec()
+			bits, x := w.GP64(), w.XMM()
+			w.MOVQ(U64(math.Float64bits(1<<31)), bits)
+			w.VMOVQ(bits, x)
+			w.VBROADCASTSD(x, moved)
+		}
+		quotient := func(half vec) vec {
+			wide, r := w.vec(), w.halfVec()
+			switch {
+			case !w.wide:
+				w.VCVTDQ2PD(half, wide)
+				if !signed {
+					w.VADDPD(moved, wide, wide)
+				}
+			case signed:
+				w.VCVTDQ2PD(half, wide)
+			default:
+				w.VCVTUDQ2PD(half, wide)
+			}
+			w.VMULPD(by, wide, wide)
+			if w.wide {
+				w.VCVTTPD2DQ(wide, r)
+			} else {
+				w.VCVTTPD2DQY(wide, r)
+			}
+			return r
+		}
+		return func(a vec) vec {
+			if top != nil {
+				from := w.vec()
+				w.VPXOR(top, a, from)
+				a = from
+			}
+			high, r := w.halfVec(), w.vec()
+			if w.wide {
+				w.VEXTRACTI64X4(U8(1), a, high)
+				w.VINSERTI64X4(U8(1), quotient(high), quotient(a.AsY().(vec)).AsZ(), r)
+			} else {
+				w.VEXTRACTI128(U8(1), a, high)
+				w.VINSERTI128(U8(1), quotient(high), quotient(a.AsX().(vec)).AsY(), r)
+			}
+			return r
 		}
 	}
 }

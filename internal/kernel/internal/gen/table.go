@@ -30,6 +30,15 @@ func kernels() []kernel {
 			inPlace(op.name+"Float16", "float32", 2, true, float16Unary(with(op.single, "x", false))),
 			inPlace(op.name+"BFloat16", "float32", 2, false, bfloat16Unary(with(op.single, "x", false))))
 	}
+	for _, t := range []struct {
+		suffix string
+		signed bool
+	}{{"Int", true}, {"Uint", false}} {
+		all = append(all,
+			inPlace("divide"+t.suffix+"8", "uint32", 1, false, divide8(t.signed)),
+			inPlace("divide"+t.suffix+"16", "float32", 2, false, divide16(t.signed)),
+			inPlace("divide"+t.suffix+"32", "float64", 4, false, divide32(t.signed)))
+	}
 	return append(all,
 		conversion("narrowFloat16", 2, 4, narrowFloat16), conversion("widenFloat16", 4, 2, widenExactly),
 		conversion("narrowBFloat16", 2, 4, narrowBFloat16), conversion("widenBFloat16", 4, 2, widenBFloat16))
