@@ -22,9 +22,18 @@ const byeTimeout, dropTimeout = time.Second, 5 * time.Second
 // attend starts to notice, until ctx ends, which members of a round die: all are connected to the
 // one with rank 0, and a connection that ends without a last word is that of a process that is
 // gone. Members are then dropped at once, where a heartbeat would be missed for seconds. What this
-// cannot see, as the silence of a machine, the heartbeats still tell.
-func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV) {
+// cannot see, as the silence of a machine, the heartbeats still tell. Where the store is not
+// reached, w has the round end.
+func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched) {
 	number := attendanceOf | uint64(r.Number)
+	stay := func(conn net.Conn, rank int) { // until one of both leaves
+		if departed(ctx, conn) && !d.drop(ctx, r, rank) {
+			w.note((*watched).fire)
+		}
+		if ctx.Err() == nil {
+			w.note(func(w *watched) { w.parted = true })
+		}
+	}
 	if r.Rank != 0 {
 		d.wg.Go(func() {
 			addr, err := kv.Get(ctx, "store")
@@ -35,8 +44,8 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV) {
 			if err != nil {
 				return
 			}
-			if welcomed(ctx, conn, r.Rank) && departed(ctx, conn) {
-				d.drop(ctx, r, 0)
+			if welcomed(ctx, conn, r.Rank) {
+				stay(conn, 0)
 			}
 		})
 		return
@@ -48,8 +57,8 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV) {
 			return
 		}
 		of := binary.BigEndian.Uint32(rank[:])
-		if _, err := conn.Write([]byte{0}); err == nil && of > 0 && of < uint32(len(r.Members)) && departed(ctx, conn) {
-			d.drop(ctx, r, int(of))
+		if _, err := conn.Write([]byte{0}); err == nil && of > 0 && of < uint32(len(r.Members)) {
+			stay(conn, int(of))
 		}
 	}, &serving)
 	d.wg.Go(func() {
@@ -95,14 +104,16 @@ func departed(ctx context.Context, conn net.Conn) bool {
 	return err != nil
 }
 
-// drop tells all that a member of a round is gone.
-func (d *Dynamic) drop(ctx context.Context, r dynamic.Round, rank int) {
+// drop tells all that a member of a round is gone, and returns whether that was possible.
+func (d *Dynamic) drop(ctx context.Context, r dynamic.Round, rank int) bool {
 	node := r.Members[rank].Node
 	ctx, cancel := context.WithTimeout(ctx, dropTimeout)
 	defer cancel()
-	if err := d.Handler.Drop(ctx, r.Number, node); err == nil {
+	err := d.Handler.Drop(ctx, r.Number, node)
+	if err == nil {
 		d.Peers.log.Warnf("torchrun: the agent of node %s (pid %d) is gone", node.Addr, node.PID)
-	} else if ctx.Err() == nil {
+	} else if context.Cause(ctx) != context.Canceled {
 		d.Peers.log.Warnf("torchrun: the agent of node %s (pid %d) is gone, which the others learn later: %v", node.Addr, node.PID, err)
 	}
+	return err == nil
 }

@@ -3,6 +3,7 @@ package torchrun
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -18,7 +19,11 @@ import (
 // tell anything.
 func meetPair(t *testing.T) (nodes [2]*Dynamic, rounds [2]Round) {
 	t.Helper()
-	shared := new(store.Memory)
+	return meetIn(t, new(store.Memory))
+}
+
+func meetIn(t *testing.T, shared store.Store) (nodes [2]*Dynamic, rounds [2]Round) {
+	t.Helper()
 	key := make([]byte, identity.ClusterKeyLen)
 	var all sync.WaitGroup
 	for i := range nodes {
@@ -124,6 +129,88 @@ func TestFirstMemberDies(t *testing.T) {
 	sayStore(t, nodes[0], rounds[0])
 	connected.Wait()
 	<-nodes[1].Changed()
+}
+
+// losable is a store that is not reached any more once gone is closed.
+type losable struct {
+	store.Memory
+	gone  chan struct{}
+	tried chan struct{} // gets a token for each attempt after that
+}
+
+func (l *losable) err() error {
+	select {
+	case <-l.gone:
+	default:
+		return nil
+	}
+	select {
+	case l.tried <- struct{}{}:
+	default:
+	}
+	return errors.New("connection refused")
+}
+
+func (l *losable) Get(ctx context.Context, key string) (store.Entry, error) {
+	e, err := l.Memory.Get(ctx, key)
+	return e, errors.Join(err, l.err())
+}
+
+func (l *losable) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (store.Entry, bool, error) {
+	if err := l.err(); err != nil {
+		return store.Entry{}, false, err
+	}
+	return l.Memory.CompareAndSet(ctx, key, version, value)
+}
+
+func (l *losable) Wait(ctx context.Context, key string, version uint64) (store.Entry, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	waiting.Go(func() {
+		select {
+		case <-l.gone:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	e, err := l.Memory.Wait(ctx, key, version)
+	return e, errors.Join(err, l.err())
+}
+
+// TestStoreIsLost: members of which none has left go on without the store for good. Once one has
+// left, or has died, the round ends on the other node.
+func TestStoreIsLost(t *testing.T) {
+	for _, end := range []string{"leaves", "dies"} {
+		t.Run(end, func(t *testing.T) {
+			shared := &losable{gone: make(chan struct{}), tried: make(chan struct{})}
+			nodes, rounds := meetIn(t, shared)
+			addr := sayStore(t, nodes[0], rounds[0])
+			conn, err := nodes[1].Peers.dial(t.Context(), addr, attendanceOf|uint64(rounds[0].Number))
+			if err != nil || !welcomed(t.Context(), conn, 1) {
+				t.Fatal(err)
+			}
+			close(shared.gone)
+			for range 4 {
+				<-shared.tried
+			}
+			for _, d := range nodes {
+				select {
+				case <-d.Changed():
+					t.Fatal("the store is lost, and the round ends")
+				default:
+				}
+			}
+			if end == "leaves" {
+				nodes[1].endWatch()
+			} else if err := conn.Close(); err != nil {
+				t.Fatal(err)
+			}
+			<-nodes[0].Changed()
+		})
+	}
 }
 
 // TestRoundEnds: a node that goes on to the next round is not dropped from it.

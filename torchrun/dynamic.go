@@ -22,7 +22,36 @@ type Dynamic struct {
 
 	watcher context.CancelFunc
 	wg      sync.WaitGroup
+	watched *watched
+}
+
+// watched is what is noticed of a round.
+type watched struct {
 	changed chan struct{}
+
+	mu sync.Mutex
+	// away: the store is not reached. parted: a member has left. The store would tell why: to start
+	// anew, or for good.
+	away, parted, fired bool
+}
+
+// note takes what has changed, and has the round end where a member is missing and the store cannot
+// tell why. Members that are all there train on without it.
+func (w *watched) note(change func(*watched)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(w)
+	if w.away && w.parted {
+		w.fire()
+	}
+}
+
+// fire has the round end; the lock is held.
+func (w *watched) fire() {
+	if !w.fired {
+		w.fired = true
+		close(w.changed)
+	}
 }
 
 // Next implements Rendezvous.
@@ -42,13 +71,12 @@ func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 	if err != nil {
 		return Round{}, err
 	}
-	changed := make(chan struct{})
-	d.changed = changed
+	w := &watched{changed: make(chan struct{})}
+	d.watched = w
 	ctx, d.watcher = context.WithCancel(context.WithoutCancel(ctx))
 	d.wg.Go(func() {
-		// An error that is not the end of ctx is of the store: the next round tells what it is.
-		if _, err := d.Handler.Changed(ctx); err == nil || ctx.Err() == nil {
-			close(changed)
+		if _, err := d.Handler.Changed(ctx, func(is bool) { w.note(func(w *watched) { w.away = is }) }); err == nil {
+			w.note((*watched).fire)
 		}
 	})
 	kv := storeKV{r.Store}
@@ -56,7 +84,7 @@ func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 		d.Peers.tellMembers(r.Members, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
 	}
 	if d.Peers != nil && len(r.Members) > 1 {
-		d.attend(ctx, r, kv)
+		d.attend(ctx, r, kv, w)
 	}
 	agents := make([]string, len(r.Members))
 	for i, m := range r.Members {
@@ -74,7 +102,7 @@ func (d *Dynamic) endWatch() {
 }
 
 // Changed implements Rendezvous.
-func (d *Dynamic) Changed() <-chan struct{} { return d.changed }
+func (d *Dynamic) Changed() <-chan struct{} { return d.watched.changed }
 
 // Close implements Rendezvous.
 func (d *Dynamic) Close(ctx context.Context) error { return d.Handler.Close(ctx) }

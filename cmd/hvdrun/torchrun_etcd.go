@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 	"github.com/hvdrun/hvdrun/rendezvous/store/etcd"
@@ -29,7 +31,11 @@ const (
 // etcdStore returns the store of a job in etcd, and what ends it.
 func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string]string) (store.Store, func(), error) {
 	cfg := clientv3.Config{Endpoints: []string{addr}, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
-		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second}
+		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+		// All nodes reach an etcd that was away again at about the same time.
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: 2 * time.Second,
+		})}}
 	secure := conf["protocol"] == "https" || conf["cacert"] != "" || conf["cert"] != ""
 	host, _, err := net.SplitHostPort(addr)
 	if err == nil && !secure {

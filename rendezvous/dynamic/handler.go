@@ -19,6 +19,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 )
 
@@ -77,7 +78,8 @@ type Handler struct {
 	store   store.Store // of the run
 	mu      sync.Mutex  // held by operations
 	holder  *storeHolder
-	round   *Round // the last one; nil: none yet
+	away    retry.Row // of heartbeats that could not be sent
+	round   *Round    // the last one; nil: none yet
 	beating sync.WaitGroup
 	// silence ends the heartbeats; nil: there are none. It is not guarded by mu, which a heartbeat
 	// to a slow store holds.
@@ -190,14 +192,23 @@ func (h *Handler) beat() {
 	})
 }
 
-// keepAlive sends a heartbeat. A failure is logged: the next may succeed.
+// keepAlive sends a heartbeat. Failures are logged ever more seldom: the next may succeed.
 func (h *Handler) keepAlive(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	bounded, cancel := context.WithTimeout(ctx, h.cfg.Heartbeat)
+	bounded, cancel := context.WithTimeoutCause(ctx, h.cfg.Heartbeat, fmt.Errorf("no heartbeat within %v", h.cfg.Heartbeat))
 	defer cancel()
-	if err := h.do(bounded, keepAliveOp, operation{"a heartbeat", h.cfg.Heartbeat}); err != nil && ctx.Err() == nil {
-		h.cfg.Log.WithError(err).Warn("rendezvous: no heartbeat could be sent")
+	err := h.do(bounded, keepAliveOp, operation{"a heartbeat", h.cfg.Heartbeat})
+	now := time.Now()
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		if lasted := h.away.For(now); h.away.Ended() > 0 {
+			h.cfg.Log.Infof("rendezvous: what the nodes share is reached again, after %v", lasted.Round(time.Second))
+		}
+	case h.away.Failed(now, err):
+		h.cfg.Log.Warnf("rendezvous: what the nodes share is not reached; the workers go on, and cannot be started again "+
+			"until it is: %v", err)
 	}
 }
 
@@ -228,8 +239,10 @@ func (h *Handler) Closed(ctx context.Context) (bool, error) {
 }
 
 // Changed blocks until the last round that Next has returned should end: because nodes wait for a
-// place, members are dead or have left, or the run is closed.
-func (h *Handler) Changed(ctx context.Context) (Change, error) {
+// place, members are dead or have left, or the run is closed. A store that is not reached is no
+// reason: away, if not nil, is told whether it is, each time that this has changed. The error is
+// the cause of ctx's end, or that there is no round.
+func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, error) {
 	h.mu.Lock()
 	round := h.round
 	h.mu.Unlock()
@@ -237,15 +250,24 @@ func (h *Handler) Changed(ctx context.Context) (Change, error) {
 		return Change{}, errors.New("dynamic: Changed before Next")
 	}
 	holder := h.newHolder(0)
+	lost := false
 	for {
 		s, err := h.look(ctx, holder)
+		if lost != (err != nil) && ctx.Err() == nil {
+			if lost = err != nil; away != nil {
+				away(lost)
+			}
+		}
+		if err == nil {
+			if c := round.compare(s, h.node); c.Waiting > 0 || len(c.Lost) > 0 || c.Closed {
+				return c, nil
+			}
+			err = holder.await(ctx, min(poll, h.cfg.KeepAliveInterval))
+		}
 		if err != nil {
-			return Change{}, err
+			err = rest(ctx, poll) // and look again
 		}
-		if c := round.compare(s, h.node); c.Waiting > 0 || len(c.Lost) > 0 || c.Closed {
-			return c, nil
-		}
-		if err := holder.await(ctx, min(poll, h.cfg.KeepAliveInterval)); err != nil {
+		if err != nil {
 			return Change{}, err
 		}
 	}

@@ -43,6 +43,8 @@ type storeHolder struct {
 	version uint64
 	read    time.Time     // of the last read, by this process's clock; zero: none yet
 	ahead   time.Duration // of the store's clock, before this process's
+	taken   time.Time     // when the record was taken last, whatever read says
+	back    time.Time     // when the record was read again after a gap; zero: there was none
 	lost    []NodeDesc    // participants that were dropped as dead at the last sync
 }
 
@@ -83,9 +85,22 @@ func (h *storeHolder) take(entry store.Entry) error {
 	if err != nil {
 		return err
 	}
-	h.state, h.version, h.dirty = state, entry.Version, false
-	h.lost = h.state.sanitize(h.now(), h.settings)
+	h.state, h.version, h.dirty, h.lost = state, entry.Version, false, nil
+	if h.seeing() {
+		h.lost = h.state.sanitize(h.now(), h.settings)
+	}
 	return nil
+}
+
+// seeing returns whether heartbeats that are missing tell of dead nodes. They do not after the
+// store was not reached, or this process was stopped: the others may not have reached it either.
+func (h *storeHolder) seeing() bool {
+	window := h.settings.KeepAliveInterval * time.Duration(h.settings.KeepAliveAttempts)
+	if !h.taken.IsZero() && h.read.Sub(h.taken) > window {
+		h.back = h.read
+	}
+	h.taken = h.read
+	return h.back.IsZero() || h.read.Sub(h.back) > window+backAfter
 }
 
 func (h *storeHolder) lose(ctx context.Context, losses int) error {

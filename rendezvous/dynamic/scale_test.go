@@ -89,7 +89,7 @@ func TestManyNodes(t *testing.T) {
 		var again sync.WaitGroup
 		for i, h := range left {
 			again.Go(func() {
-				if _, err := h.Changed(t.Context()); err != nil {
+				if _, err := h.Changed(t.Context(), nil); err != nil {
 					t.Error(err)
 				}
 				var err error

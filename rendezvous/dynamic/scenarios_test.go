@@ -769,7 +769,7 @@ func TestHandler(t *testing.T) {
 		<-time.After(2 * time.Second)
 		lost := make(chan Change, 1)
 		joining.Go(func() {
-			c, err := a.Changed(ctx)
+			c, err := a.Changed(ctx, nil)
 			if err != nil {
 				t.Error(err)
 			}
@@ -801,7 +801,7 @@ func TestHandler(t *testing.T) {
 		if err := a.Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		change, err := b.Changed(t.Context())
+		change, err := b.Changed(t.Context(), nil)
 		if err != nil || !slices.Equal(change.Lost, []NodeDesc{a.Node()}) {
 			t.Errorf("%+v, %v", change, err)
 		}

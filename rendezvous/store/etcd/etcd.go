@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -53,9 +54,16 @@ func (s *Store) call(ctx context.Context, key string, value []byte, try func(con
 	if err := store.Check(key, value); err != nil {
 		return err
 	}
+	var last error // of an attempt that was not answered
+	ended := func() error {
+		if last == nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), last)
+	}
 	for began := time.Now(); ; {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return ended()
 		}
 		bounded, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 		err := try(bounded)
@@ -64,9 +72,13 @@ func (s *Store) call(ctx context.Context, key string, value []byte, try func(con
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case !away(err) || time.Since(began) > s.cfg.Patience:
-			return fmt.Errorf("store: etcd: %w", err)
+			return ended()
+		}
+		if last = fmt.Errorf("store: etcd: %w", err); errors.Is(err, context.DeadlineExceeded) {
+			last = fmt.Errorf("store: etcd at %s does not answer: %w", strings.Join(s.cfg.Client.Endpoints(), ", "), err)
+		}
+		if !away(err) || time.Since(began) > s.cfg.Patience {
+			return last
 		}
 		timer := time.NewTimer(retryPause)
 		select {

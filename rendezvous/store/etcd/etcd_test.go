@@ -80,7 +80,7 @@ func TestEtcdIsAway(t *testing.T) {
 	next(0)
 	changed := make(chan dynamic.Change, 1)
 	go func() {
-		c, err := nodes[0].Changed(t.Context())
+		c, err := nodes[0].Changed(t.Context(), nil)
 		if err != nil {
 			t.Error(err)
 		}
