@@ -48,7 +48,6 @@ const (
 type movingStore struct {
 	peers    *Peers
 	endpoint string
-	moving   chan struct{} // holds a token while a call looks for the store
 	over     context.Context
 	end      context.CancelFunc
 	telling  sync.WaitGroup
@@ -58,13 +57,14 @@ type movingStore struct {
 	moves   uint64
 	copied  map[string]store.Entry
 	ahead   time.Duration                       // of the store's clock, before this process's
+	looking *search                             // under way, for all calls; nil: none is
 	members []string                            // addresses of the last round's, by rank; nil: there was none yet
 	drop    func(ctx context.Context, rank int) // says that one of them is dead
 	closed  bool
 }
 
 func newMovingStore(p *Peers, endpoint string, at store.Store) *movingStore {
-	s := &movingStore{peers: p, endpoint: endpoint, at: at, moving: make(chan struct{}, 1), copied: make(map[string]store.Entry)}
+	s := &movingStore{peers: p, endpoint: endpoint, at: at, copied: make(map[string]store.Entry)}
 	s.over, s.end = context.WithCancel(context.Background())
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,43 +168,47 @@ func (s *movingStore) copy(key string, e store.Entry) {
 	}
 }
 
-// move finds the store that was lost, unless another call has since. The search goes on where ctx
-// ends before: calls may have less time than it takes.
+// search is one for the store that was lost.
+type search struct {
+	done chan struct{}
+	err  error // once it is done
+}
+
+// move finds the store that was lost, unless another call has since. All calls share one search,
+// which goes on where ctx ends before: calls may have less time than it takes.
 func (s *movingStore) move(ctx context.Context, lost string, moves uint64) error {
-	found := make(chan error, 1)
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return store.ErrClosed
+	if s.closed || s.moves != moves {
+		defer s.mu.Unlock()
+		if s.closed {
+			return store.ErrClosed
+		}
+		return nil
 	}
-	s.telling.Go(func() { found <- s.search(s.over, lost, moves) })
+	one := s.looking
+	if one == nil {
+		one = &search{done: make(chan struct{})}
+		s.looking = one
+		members := s.members
+		s.telling.Go(func() {
+			defer close(one.done)
+			one.err = s.search(s.over, lost, members)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.looking = nil
+		})
+	}
 	s.mu.Unlock()
 	select {
-	case err := <-found:
-		return err
+	case <-one.done:
+		return one.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
 // search is move for as long as it takes.
-func (s *movingStore) search(ctx context.Context, lost string, moves uint64) error {
-	select {
-	case s.moving <- struct{}{}:
-		defer func() { <-s.moving }()
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	s.mu.Lock()
-	members, moved := s.members, s.moves != moves
-	if s.closed {
-		s.mu.Unlock()
-		return store.ErrClosed
-	}
-	s.mu.Unlock()
-	if moved {
-		return nil
-	}
+func (s *movingStore) search(ctx context.Context, lost string, members []string) error {
 	if len(members) == 0 {
 		return errors.New("torchrun: no round is known whose members could go on with it")
 	}

@@ -2,6 +2,7 @@ package torchrun
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -196,5 +197,26 @@ func TestHostOfStoreIsSilent(t *testing.T) {
 		if _, is := s.mayHave(t.Context(), c.members); is != c.want {
 			t.Errorf("%q: %v", c.members, is)
 		}
+	}
+	// Calls that find it lost share one search.
+	s.mu.Lock()
+	s.members = []string{silent, own}
+	moves := s.moves
+	s.mu.Unlock()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	var shared *search
+	for range 3 {
+		if err := s.move(over, silent, moves); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		s.mu.Lock()
+		if shared == nil {
+			shared = s.looking
+		}
+		if s.looking != shared || shared == nil {
+			t.Error("a search of its own")
+		}
+		s.mu.Unlock()
 	}
 }

@@ -58,67 +58,67 @@ func (l *leaving) Wait(ctx context.Context, key string, version uint64) (store.E
 // come are noticed, and nodes that fall silent.
 func TestStoreIsAway(t *testing.T) {
 	for _, event := range []string{"comes", "is silent"} {
-		t.Run(event, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { storeIsAway(t, event) }) })
+		t.Run(event, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				set := *settings(1, 3)
+				set.KeepAliveInterval = time.Second
+				shared := new(leaving)
+				a, b := handler(t, shared, set), handler(t, shared, set)
+				log, hook := logtest.NewNullLogger()
+				a.cfg.Log = log
+				together(t, a, b)
+				var told []bool
+				changed := make(chan Change, 1)
+				var watching sync.WaitGroup
+				watching.Go(func() {
+					c, err := a.Changed(t.Context(), func(is bool) { told = append(told, is) })
+					if err != nil {
+						t.Error(err)
+					}
+					changed <- c
+				})
+				<-time.After(3 * time.Second)
+				for range 2 {
+					shared.away.Store(true)
+					<-time.After(10 * time.Minute)
+					shared.away.Store(false)
+					<-time.After(time.Minute)
+				}
+				synctest.Wait()
+				if len(changed) > 0 {
+					t.Fatalf("the store was away: %+v", <-changed)
+				}
+				if len(told) != 4 || !told[0] || told[1] {
+					t.Errorf("told %v", told)
+				}
+				warnings, back := 0, 0
+				for _, e := range hook.AllEntries() {
+					switch {
+					case e.Level == logrus.WarnLevel && strings.HasSuffix(e.Message, errAway.Error()):
+						warnings++
+					case e.Level == logrus.InfoLevel && strings.Contains(e.Message, "is reached again, after "):
+						back++
+					default:
+						t.Error(e.Message)
+					}
+				}
+				if warnings < 4 || warnings > 24 || back != 2 {
+					t.Errorf("it was away for 10 minutes, twice: logged %d times, and its return %d times", warnings, back)
+				}
+				third := handler(t, shared, set)
+				ctx, cancel := context.WithCancel(t.Context())
+				if event == "comes" {
+					watching.Go(func() { _, _ = third.Next(ctx) })
+				} else {
+					b.Stop()
+				}
+				c := <-changed
+				if event == "comes" && c.Waiting != 1 || event != "comes" && (len(c.Lost) != 1 || c.Lost[0] != b.Node()) {
+					t.Errorf("%+v", c)
+				}
+				cancel()
+				watching.Wait()
+			})
+		})
 	}
-}
-
-func storeIsAway(t *testing.T, event string) {
-	set := *settings(1, 3)
-	set.KeepAliveInterval = time.Second
-	shared := new(leaving)
-	a, b := handler(t, shared, set), handler(t, shared, set)
-	log, hook := logtest.NewNullLogger()
-	a.cfg.Log = log
-	together(t, a, b)
-	var told []bool
-	changed := make(chan Change, 1)
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		c, err := a.Changed(t.Context(), func(is bool) { told = append(told, is) })
-		if err != nil {
-			t.Error(err)
-		}
-		changed <- c
-	})
-	<-time.After(3 * time.Second)
-	for range 2 {
-		shared.away.Store(true)
-		<-time.After(10 * time.Minute)
-		shared.away.Store(false)
-		<-time.After(time.Minute)
-	}
-	synctest.Wait()
-	if len(changed) > 0 {
-		t.Fatalf("the store was away: %+v", <-changed)
-	}
-	if len(told) != 4 || !told[0] || told[1] {
-		t.Errorf("told %v", told)
-	}
-	warnings, back := 0, 0
-	for _, e := range hook.AllEntries() {
-		switch {
-		case e.Level == logrus.WarnLevel && strings.HasSuffix(e.Message, errAway.Error()):
-			warnings++
-		case e.Level == logrus.InfoLevel && strings.Contains(e.Message, "is reached again, after "):
-			back++
-		default:
-			t.Error(e.Message)
-		}
-	}
-	if warnings < 4 || warnings > 24 || back != 2 {
-		t.Errorf("it was away for 10 minutes, twice: logged %d times, and its return %d times", warnings, back)
-	}
-	third := handler(t, shared, set)
-	ctx, cancel := context.WithCancel(t.Context())
-	if event == "comes" {
-		watching.Go(func() { _, _ = third.Next(ctx) })
-	} else {
-		b.Stop()
-	}
-	c := <-changed
-	if event == "comes" && c.Waiting != 1 || event != "comes" && (len(c.Lost) != 1 || c.Lost[0] != b.Node()) {
-		t.Errorf("%+v", c)
-	}
-	cancel()
-	watching.Wait()
 }
