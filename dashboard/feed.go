@@ -132,13 +132,13 @@ func (f *Feed) fill(v *View) {
 
 // add takes one line of events.
 func (f *Feed) add(line []byte) {
-	fact, err := parseFact(line)
+	fact, err := job.ParseEvent(line)
 	if err != nil {
 		return // a file that others write to as well
 	}
 	f.history.add(&fact)
 	f.seq++
-	e := fact.event()
+	e := told(&fact)
 	e.Seq = f.seq
 	f.events = append(f.events, e)
 	f.bytes += len(e.Text)
@@ -238,7 +238,7 @@ func (f *Feed) takeStatus(events []json.RawMessage, now time.Time) {
 	}
 	known := f.known
 	for _, line := range fresh {
-		if fact, err := parseFact(line); err == nil && (!gap || fact.Time.After(known)) {
+		if fact, err := job.ParseEvent(line); err == nil && (!gap || fact.Time.After(known)) {
 			f.add(line)
 			f.known = fact.Time
 		}

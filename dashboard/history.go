@@ -13,8 +13,8 @@ type World struct {
 	Time       time.Time `json:"time"` // when it was published
 	Size       int       `json:"size"`
 	// Kind and Why say what led to it.
-	Kind Kind   `json:"kind"`
-	Why  string `json:"why"`
+	Kind job.Kind `json:"kind"`
+	Why  string   `json:"why"`
 	// First is the time of its first commit, number Commits; zero: there is none yet.
 	First   time.Time `json:"first,omitzero"`
 	Commits uint64    `json:"commits"`
@@ -60,7 +60,7 @@ type history struct {
 
 	// What may lead to the next world.
 	why     []string
-	kind    Kind
+	kind    job.Kind
 	stalled map[string]bool // places of workers that held up others
 
 	points  []Point
@@ -77,12 +77,13 @@ func newHistory() *history {
 }
 
 // rank orders the kinds of causes: the gravest names the reset.
-func gravity(k Kind) int {
-	return slices.Index([]Kind{"", Start, Changed, Shrunk, Grown, Scaled, Drained, Driver, Excluded, Stall, Failure}, k)
+func gravity(k job.Kind) int {
+	return slices.Index([]job.Kind{"", job.KindStart, job.KindChanged, job.KindShrunk, job.KindGrown, job.KindScaled, job.KindDrained, job.KindDriver,
+		job.KindExcluded, job.KindStall, job.KindFailure}, k)
 }
 
 // cause notes what may lead to the next world.
-func (h *history) cause(kind Kind, why string) {
+func (h *history) cause(kind job.Kind, why string) {
 	switch {
 	case gravity(kind) > gravity(h.kind):
 		h.kind, h.why = kind, nil
@@ -95,23 +96,23 @@ func (h *history) cause(kind Kind, why string) {
 }
 
 // add takes the next event.
-func (h *history) add(f *fact) {
-	_, text := f.words()
+func (h *history) add(f *job.Entry) {
+	_, text := f.Words()
 	switch f.Name {
 	case job.Stalled:
-		if f.Host != nil && len(h.stalled) < maxWorlds {
-			h.stalled[f.place()] = true
+		if f.Host != "" && len(h.stalled) < maxWorlds {
+			h.stalled[f.Place()] = true
 		}
 	case job.StallEnded:
-		delete(h.stalled, f.place())
+		delete(h.stalled, f.Place())
 	case job.WorkerDying, job.WorkerExited:
 		h.exited(f, text)
 	case job.DrainAsked, job.Draining:
-		h.cause(Drained, text)
+		h.cause(job.KindDrained, text)
 	case job.Excluded:
-		h.cause(Excluded, text)
+		h.cause(job.KindExcluded, text)
 	case job.Scaled:
-		h.cause(Scaled, text)
+		h.cause(job.KindScaled, text)
 	case job.HostsUpdated:
 		h.told(f)
 	case job.WorldPublished:
@@ -121,28 +122,28 @@ func (h *history) add(f *fact) {
 	}
 }
 
-func (h *history) exited(f *fact, text string) {
-	if h.stalled[f.place()] {
-		delete(h.stalled, f.place())
-		h.cause(Stall, text)
+func (h *history) exited(f *job.Entry, text string) {
+	if h.stalled[f.Place()] {
+		delete(h.stalled, f.Place())
+		h.cause(job.KindStall, text)
 		return
 	}
 	if f.Name == job.WorkerDying || f.Cause == "failed" {
-		h.cause(Failure, text)
+		h.cause(job.KindFailure, text)
 	}
 }
 
 // told: the workers were told that the hosts changed.
-func (h *history) told(f *fact) {
-	kind := changeKind(f.Change)
-	if kind == Other {
+func (h *history) told(f *job.Entry) {
+	kind := job.ChangeKind(f.Change)
+	if kind == job.KindOther {
 		return
 	}
-	why := map[Kind]string{Grown: "slots were added", Shrunk: "slots were removed", Changed: "slots were added and removed"}[kind]
+	why := map[job.Kind]string{job.KindGrown: "slots were added", job.KindShrunk: "slots were removed", job.KindChanged: "slots were added and removed"}[kind]
 	h.cause(kind, why)
 }
 
-func (h *history) published(f *fact) {
+func (h *history) published(f *job.Entry) {
 	w := World{Generation: f.Generation, Time: f.Time, Size: f.Size, Kind: h.kind}
 	if n := len(h.worlds); n > 0 && h.worlds[n-1].Generation >= f.Generation {
 		return // it is known
@@ -155,9 +156,9 @@ func (h *history) published(f *fact) {
 	}
 	switch {
 	case len(h.worlds) == 0 && h.dropped == 0 && f.Generation <= 1:
-		w.Kind, w.Why = Start, "the job began"
+		w.Kind, w.Why = job.KindStart, "the job began"
 	case w.Kind == "":
-		w.Kind = Other
+		w.Kind = job.KindOther
 	}
 	if len(h.worlds) == maxWorlds {
 		h.worlds = slices.Delete(h.worlds, 0, 1)
@@ -167,7 +168,7 @@ func (h *history) published(f *fact) {
 	h.kind, h.why = "", nil
 }
 
-func (h *history) trains(f *fact) {
+func (h *history) trains(f *job.Entry) {
 	n := len(h.worlds)
 	if n == 0 || h.worlds[n-1].Generation != f.Generation || !h.worlds[n-1].First.IsZero() {
 		return
@@ -175,9 +176,9 @@ func (h *history) trains(f *fact) {
 	w := &h.worlds[n-1]
 	w.First, w.Commits = f.Time, f.Commits
 	w.Lost = f.Seconds
-	if w.Kind != Start {
+	if w.Kind != job.KindStart {
 		bars := h.counts.Planned
-		if w.Kind == Failure || w.Kind == Stall {
+		if w.Kind == job.KindFailure || w.Kind == job.KindStall {
 			bars = h.counts.Failed
 		}
 		i := 0

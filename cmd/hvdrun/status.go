@@ -352,71 +352,12 @@ func round(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// eventLine is an event in words: its time, its name, and its fields but the list of all of a
-// world's slots.
+// eventLine is an event in a line: its time, its name, and what happened in words.
 func eventLine(raw json.RawMessage) string {
-	var b strings.Builder
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	_, _ = dec.Token() // what is no event ends the loop
-	for {
-		key, err := dec.Token()
-		name, ok := key.(string)
-		var value any
-		if err != nil || !ok || dec.Decode(&value) != nil {
-			return b.String()
-		}
-		switch name {
-		case "time":
-			at, _ := time.Parse(time.RFC3339Nano, fmt.Sprint(value))
-			b.WriteString(at.Local().Format(timeText))
-		case "event":
-			fmt.Fprintf(&b, "  %v", value)
-		case "slots", "goodput":
-		case "hosts":
-			b.WriteString(" " + hostsText(value))
-		default:
-			fmt.Fprintf(&b, " %s=%s", name, fieldText(value))
-		}
+	e, err := job.ParseEvent(raw)
+	if err != nil {
+		return string(raw)
 	}
-}
-
-func fieldText(value any) string {
-	switch v := value.(type) {
-	case nil:
-		return "-"
-	case float64:
-		return strconv.FormatFloat(v, 'f', -1, 64)
-	case string:
-		if at, err := time.Parse(time.RFC3339Nano, v); err == nil {
-			return at.Local().Format(time.TimeOnly)
-		}
-		if v == "" || strings.ContainsAny(v, " \t\r\n\"=") {
-			return strconv.Quote(v)
-		}
-		return v
-	}
-	return fmt.Sprint(value)
-}
-
-// hostsText lists the hosts of an event, or the first of them where there are many.
-func hostsText(value any) string {
-	const most = 8
-	list, _ := value.([]any)
-	var words []string
-	for i, item := range list {
-		if i == most {
-			words = append(words, fmt.Sprintf("and %d others", len(list)-most))
-			break
-		}
-		h, _ := item.(map[string]any)
-		word := fmt.Sprintf("%v:%v", h["host"], h["slots"])
-		if h["draining"] == true {
-			word += " (draining)"
-		}
-		words = append(words, word)
-	}
-	if len(words) == 0 {
-		return "none"
-	}
-	return strings.Join(words, " ")
+	_, text := e.Words()
+	return fmt.Sprintf("%s  %-16s %s", e.Time.Local().Format(timeText), e.Name, text)
 }

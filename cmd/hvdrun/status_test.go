@@ -120,7 +120,7 @@ func TestStatusLines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"hosts_found", "world_published", "worker_exited", "excluded", "discovery_failed", "not shown", "job 4be1"} {
+	for _, name := range []string{"hosts_found", "world_published", "worker_exited", "  excluded ", "discovery_failed", "not shown", "job 4be1"} {
 		if n := strings.Count(out.String(), name); n != 1 {
 			t.Errorf("%s is told %d times:\n%s", name, n, &out)
 		}

@@ -279,17 +279,17 @@ func (m *top) ranks(room int) []string {
 }
 
 // kindLooks are the colours of kinds, with their names where these are not the kinds' own.
-var kindLooks = map[dashboard.Kind]struct {
+var kindLooks = map[job.Kind]struct {
 	style lipgloss.Style
 	name  string
 }{
-	dashboard.Start: {plain, ""}, dashboard.Failure: {red, ""}, dashboard.Stall: {magenta, ""}, dashboard.Excluded: {yellow, "exclusion"},
-	dashboard.Drained: {magenta, "drain"}, dashboard.Scaled: {cyan, ""}, dashboard.Grown: {green, "growth"}, dashboard.Shrunk: {yellow, "removal"},
-	dashboard.Changed: {cyan, "hosts changed"}, dashboard.Driver: {cyan, "new driver"}, dashboard.Asked: {cyan, "command"},
-	dashboard.Ended: {bold, "end"}, dashboard.Other: {faint, ""},
+	job.KindStart: {plain, ""}, job.KindFailure: {red, ""}, job.KindStall: {magenta, ""}, job.KindExcluded: {yellow, "exclusion"},
+	job.KindDrained: {magenta, "drain"}, job.KindScaled: {cyan, ""}, job.KindGrown: {green, "growth"}, job.KindShrunk: {yellow, "removal"},
+	job.KindChanged: {cyan, "hosts changed"}, job.KindDriver: {cyan, "new driver"}, job.KindAsked: {cyan, "command"},
+	job.KindEnded: {bold, "end"}, job.KindOther: {faint, ""},
 }
 
-func kindName(k dashboard.Kind) string { return cmp.Or(kindLooks[k].name, string(k)) }
+func kindName(k job.Kind) string { return cmp.Or(kindLooks[k].name, string(k)) }
 
 // generations are the rows of the table of worlds, newest first, and its head.
 func (m *top) generations() (head string, rows []string) {

@@ -85,7 +85,8 @@ func (t *teller) show(o observation) {
 	case o.event == nil:
 		t.say("  ", "%s", o.line)
 	case o.event.Name != "audit": // who has asked for what is no part of the story
-		t.say(" *", "%v", *o.event)
+		_, words := o.event.Words()
+		t.say(" *", "%s", words)
 	}
 }
 

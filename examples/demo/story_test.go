@@ -98,7 +98,7 @@ func TestDiscoveryScriptPrintsTheHosts(t *testing.T) {
 // TestJobIsWatchedToItsEnd uses a shell in place of hvdrun.
 func TestJobIsWatchedToItsEnd(t *testing.T) {
 	events := filepath.Join(t.TempDir(), "events")
-	const script = `echo '{"event":"reset"}' >"$0"; echo out; echo err >&2; echo '{"event":"job_done"}' >>"$0"; exit 3`
+	const script = `echo '{"time":"2026-01-02T03:04:05Z","event":"reset"}' >"$0"; echo out; echo err >&2; echo '{"time":"2026-01-02T03:04:05Z","event":"job_done"}' >>"$0"; exit 3`
 	j, err := startJob(t.Context(), events, "sh", "-c", script, events)
 	if err != nil {
 		t.Fatal(err)

@@ -112,7 +112,7 @@ func (c *cause) interrupt(at time.Time) {
 func compare(before, after []host) []string {
 	var what []string
 	for _, h := range after {
-		i := slices.IndexFunc(before, func(o host) bool { return o.Name == h.Name })
+		i := slices.IndexFunc(before, func(o host) bool { return o.Host == h.Host })
 		switch {
 		case i < 0:
 			what = append(what, "host added")
@@ -121,7 +121,7 @@ func compare(before, after []host) []string {
 		}
 	}
 	for _, h := range before {
-		if !slices.ContainsFunc(after, func(o host) bool { return o.Name == h.Name }) {
+		if !slices.ContainsFunc(after, func(o host) bool { return o.Host == h.Host }) {
 			what = append(what, "host removed")
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	driverjob "github.com/hvdrun/hvdrun/driver/job"
 )
 
 func readEvents(t *testing.T, path string) []event {
@@ -37,14 +39,14 @@ func TestTableOfTheDemo(t *testing.T) {
 }
 
 // at returns an event the given number of milliseconds after the beginning.
-func at(ms int, name string, e event) event {
+func at(ms int, name driverjob.EventName, e event) event {
 	e.Time, e.Name = time.UnixMilli(int64(1000+ms)), name
 	return e
 }
 
 func TestTable(t *testing.T) {
 	const ms = time.Millisecond
-	one, two := []host{{"a", 2}}, []host{{"a", 2}, {"b", 2}}
+	one, two := []host{{Host: "a", Slots: 2}}, []host{{Host: "a", Slots: 2}, {Host: "b", Slots: 2}}
 	begin := []event{at(0, "hosts_found", event{Hosts: one}), at(5, "world_published", event{Generation: 1, Size: 2}),
 		at(7, "first_commit", event{Generation: 1})}
 	start := row{1, 2, "start", 7 * ms, 0}
@@ -78,7 +80,7 @@ func TestTable(t *testing.T) {
 			at(25, "first_commit", event{Generation: 2}),
 		}, []row{{2, 3, "host added, worker killed", 15 * ms, 13 * ms}}},
 		{"what is told twice is timed from the first", []event{
-			at(10, "hosts_found", event{Hosts: []host{{"a", 3}}}),
+			at(10, "hosts_found", event{Hosts: []host{{Host: "a", Slots: 3}}}),
 			at(14, "hosts_updated", event{Change: "added"}),
 			at(16, "hosts_updated", event{Change: "added"}),
 			at(20, "world_published", event{Generation: 2, Size: 3}),

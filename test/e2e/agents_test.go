@@ -109,7 +109,7 @@ func TestAgentStopped(t *testing.T) {
 		t.Errorf("%d worlds, want the first alone", n)
 	}
 	for _, e := range res.Events {
-		if e.Name == "worker_exited" && (e.Code != 0 || e.Signal != nil) {
+		if e.Name == "worker_exited" && (e.Code != 0 || e.Signal != 0) {
 			t.Errorf("%s:%d ended by %+v", e.Host, *e.Slot, e)
 		}
 	}

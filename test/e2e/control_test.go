@@ -186,7 +186,7 @@ func TestExclude(t *testing.T) {
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
 		for _, e := range events {
 			switch {
-			case e.Where() != hostA+":1":
+			case e.Place() != hostA+":1":
 			case e.Name == "excluded":
 				out = e.Time
 			case e.Name == "worker_started" && !out.IsZero():
@@ -325,7 +325,7 @@ func TestWatch(t *testing.T) {
 	}
 	told := slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name == audit.Name }) // records are not
 	for _, e := range told[max(0, len(told)-5):] {
-		if n := strings.Count(text(), e.Time.Local().Format("15:04:05.000")+"  "+e.Name); n < 1 {
+		if n := strings.Count(text(), e.Time.Local().Format("15:04:05.000")+"  "+string(e.Name)); n < 1 {
 			t.Errorf("%s is told %d times:\n%s", e, n, text())
 		}
 	}

@@ -63,7 +63,7 @@ func inOrder(t *testing.T, res Result, causes ...string) {
 		}
 	}
 	for _, e := range res.Events {
-		if e.Name == "worker_exited" && e.PID != 0 && (e.Code != 0 || e.Signal != nil || !slices.Contains(causes, e.Cause)) {
+		if e.Name == "worker_exited" && e.PID != 0 && (e.Code != 0 || e.Signal != 0 || !slices.Contains(causes, e.Cause)) {
 			t.Errorf("%s:%d ended by %+v", e.Host, *e.Slot, e)
 		}
 	}
@@ -182,7 +182,7 @@ func TestAskedTwice(t *testing.T) {
 	}
 	res := finish(t, r, 0, steps)
 	e := exits(res, hostB+":0")
-	if len(e) == 0 || e[0].Cause != "left" || e[0].Signal == nil || *e[0].Signal != int(syscall.SIGTERM) {
+	if len(e) == 0 || e[0].Cause != "left" || e[0].Signal != int(syscall.SIGTERM) {
 		t.Errorf("the worker ended by %+v", e)
 	}
 }
@@ -228,7 +228,7 @@ func TestStoppedTwice(t *testing.T) {
 	ask(t, r.PID)
 	res := finish(t, r, 143, 100000)
 	for _, e := range res.Events {
-		if e.Name == "worker_exited" && (e.Cause != "stopped" || e.Signal == nil || *e.Signal != int(syscall.SIGKILL)) {
+		if e.Name == "worker_exited" && (e.Cause != "stopped" || e.Signal != int(syscall.SIGKILL)) {
 			t.Errorf("%s:%d ended by %+v", e.Host, *e.Slot, e)
 		}
 	}
@@ -300,7 +300,7 @@ func TestAgentAskedBeforeTheStart(t *testing.T) {
 	ask(t, r.PID)
 	res := finish(t, r, 143, 0)
 	// An agent that has not ended yet may have refused some workers.
-	if e := exits(res, hostB+":0"); len(e) < 2 || e[0].Cause != "left" || e[0].Signal == nil {
+	if e := exits(res, hostB+":0"); len(e) < 2 || e[0].Cause != "left" || e[0].Signal == 0 {
 		t.Errorf("the workers ended by %+v", e)
 	}
 	says(t, res, "has left, it was killed by signal 15")

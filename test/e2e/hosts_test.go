@@ -25,7 +25,7 @@ func TestHostAddedThenOldOneRemoved(t *testing.T) {
 	})
 	for _, where := range []string{"localhost:0", "localhost:1"} {
 		e := exits(res, where)
-		if len(e) != 1 || e[0].Code != 0 || e[0].Signal != nil || e[0].Cause != "left" {
+		if len(e) != 1 || e[0].Code != 0 || e[0].Signal != 0 || e[0].Cause != "left" {
 			t.Errorf("%s, which was removed, ended by %+v, want exit status 0", where, e)
 		}
 	}

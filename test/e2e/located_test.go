@@ -53,7 +53,7 @@ func TestWhereItHangs(t *testing.T) {
 			var named Event
 			if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
 				for _, e := range events {
-					if e.Name == "located" && e.Where() == "localhost:1" {
+					if e.Name == "located" && e.Place() == "localhost:1" {
 						named = e
 						return true
 					}
@@ -66,15 +66,15 @@ func TestWhereItHangs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("named %v after it began to hang: %s: %s", named.Time.Sub(fault.ModTime()), named.What, named.Frames)
+			t.Logf("named %v after it began to hang: %s: %s", named.Time.Sub(fault.ModTime()), named.What, named.Where)
 			want := ""
 			for _, line := range linesIn(t, test.file, test.mark) {
-				if want = test.at + " " + line; strings.Contains(named.Frames, want) {
+				if want = test.at + " " + line; strings.Contains(named.Where, want) {
 					break
 				}
 			}
-			if !strings.Contains(named.Frames, want) || !strings.Contains(named.Frames, test.also) || !strings.Contains(named.What, "before AllReduce") {
-				t.Errorf("located: %s: %s; want %s", named.What, named.Frames, want)
+			if !strings.Contains(named.Where, want) || !strings.Contains(named.Where, test.also) || !strings.Contains(named.What, "before AllReduce") {
+				t.Errorf("located: %s: %s; want %s", named.What, named.Where, want)
 			}
 			folder, err := r.Folder()
 			if err != nil {

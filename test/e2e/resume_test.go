@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
@@ -65,7 +66,7 @@ func TestResume(t *testing.T) {
 	if worlds := follow.Count(res.Events, "world_published"); worlds != 1 || follow.Count(res.Events, "reset") != 0 {
 		t.Errorf("%d worlds and %d resets, want one world", worlds, follow.Count(res.Events, "reset"))
 	}
-	for name, want := range map[string]int{"worker_started": 4, "worker_ready": 4, "worker_exited": 4, "first_commit": 1, "job_done": 1} {
+	for name, want := range map[job.EventName]int{"worker_started": 4, "worker_ready": 4, "worker_exited": 4, "first_commit": 1, "job_done": 1} {
 		if n := follow.Count(res.Events, name); n != want {
 			t.Errorf("%d events %s, want %d", n, name, want)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
@@ -139,7 +140,7 @@ func TestStallEnds(t *testing.T) {
 	})
 	awaitStep(t, r, 20)
 	pid := pidAt(t, r, hostB)
-	told := func(name string, n int) error { // on a busy machine others may be slow too
+	told := func(name job.EventName, n int) error { // on a busy machine others may be slow too
 		return r.AwaitEvents(t.Context(), func(events []Event) bool {
 			return follow.Count(slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.PID != pid }), name) >= n
 		})
@@ -209,7 +210,7 @@ func pidAt(t *testing.T, r *Running, host string) (pid int) {
 
 // stalls returns the stall events of the worker in a slot.
 func stalls(res Result, where string) []Event {
-	return slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name != "stalled" || e.Where() != where })
+	return slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name != "stalled" || e.Place() != where })
 }
 
 // waitedFor returns how long a worker had waited, by its own clock, when a line reported the

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
@@ -80,7 +81,7 @@ func TestUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	await := func(what string, n int) {
+	await := func(what job.EventName, n int) {
 		t.Helper()
 		err := next.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, what) == n })
 		if err != nil {

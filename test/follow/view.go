@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -113,4 +114,4 @@ func (v *View) RunID() string {
 }
 
 // Count returns the number of events with the name.
-func (v *View) Count(name string) int { return Count(v.Events, name) }
+func (v *View) Count(name job.EventName) int { return Count(v.Events, name) }

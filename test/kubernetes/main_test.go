@@ -255,7 +255,7 @@ func (j *job) events() []follow.Event {
 func (j *job) print() {
 	events := j.events()
 	for _, e := range events[min(j.told, len(events)):] {
-		if !slices.Contains([]string{"audit", "first_commit"}, e.Name) {
+		if e.Name != "audit" && e.Name != "first_commit" {
 			j.Logf("%7.3fs   %v", e.Time.Sub(j.begun).Seconds(), e)
 		}
 	}
@@ -325,7 +325,7 @@ func (j *job) check(steps int) {
 	}
 	count := map[string]int{}
 	for _, e := range j.events() {
-		count[e.Name]++
+		count[string(e.Name)]++
 	}
 	var words []string
 	for _, name := range slices.Sorted(maps.Keys(count)) {
