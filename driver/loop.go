@@ -124,6 +124,7 @@ type process struct {
 	subject identity.Subject
 	rank    atomic.Int64 // label of its output
 	over    atomic.Bool  // its end was posted before its output was written
+	stopped atomic.Bool  // it was told to end
 	stop    context.CancelFunc
 	more    chan struct{} // restarts its grace; capacity 1
 	look    chan struct{} // demands a look whether a signal is ending it; capacity 1
@@ -493,7 +494,9 @@ func (l *loop) perform(a decide.Action) {
 	case decide.StartWorker:
 		l.start(a)
 	case decide.StopWorker:
-		l.procs[a.ID].stop()
+		p := l.procs[a.ID]
+		p.stopped.Store(true)
+		p.stop()
 	case decide.GiveTime:
 		if p := l.procs[a.ID]; p != nil {
 			select {
@@ -635,7 +638,7 @@ func (l *loop) start(a decide.StartWorker) {
 		var ran []string
 		ask := func() {
 			if l.cfg.Tasks != nil && !exit.Unkillable && exit.Err == nil {
-				ran = l.cfg.Tasks.Ended(a.ID)
+				ran = l.cfg.Tasks.Ended(a.ID, p.stopped.Load())
 			}
 		}
 		select {

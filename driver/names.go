@@ -50,6 +50,7 @@ const (
 	TaskWorkerJoined = job.TaskWorkerJoined
 	TaskWorkerLeft   = job.TaskWorkerLeft
 	TaskFailed       = job.TaskFailed
+	TaskWorkerStuck  = job.TaskWorkerStuck
 	Stalled          = job.Stalled
 	StallEnded       = job.StallEnded
 	Scaled           = job.Scaled

@@ -30,57 +30,114 @@ func (c farConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestPoison: a task that ends its worker three times has failed, and its workers are named. What a
-// worker has said of it reaches the scheduler also where the end of its process is known before.
-func TestPoison(t *testing.T) {
-	s := scheduler.New(scheduler.Config{Log: quiet(), WorkerGrace: time.Minute})
-	var handling sync.WaitGroup
-	defer handling.Wait()
-	defer s.Close()
-	dialer := func(from identity.Subject) func(context.Context) (net.Conn, error) {
-		return func(context.Context) (net.Conn, error) {
-			near, far := net.Pipe()
-			handling.Go(func() { _ = s.Handle(context.Background(), farConn{far}, from) })
-			return near, nil
-		}
-	}
-	pool, err := Connect(t.Context(), ConnectConfig{Dial: dialer(identity.Subject{Role: identity.Driver}), Log: quiet()})
+// village is a scheduler and workers of a job, which are told apart.
+type village struct {
+	t        *testing.T
+	s        *scheduler.Scheduler
+	pool     *Pool
+	handling sync.WaitGroup
+}
+
+func newVillage(t *testing.T) *village {
+	t.Helper()
+	v := &village{t: t, s: scheduler.New(scheduler.Config{Log: quiet(), WorkerGrace: time.Minute})}
+	t.Cleanup(func() {
+		v.s.Close()
+		v.handling.Wait()
+	})
+	pool, err := Connect(t.Context(), ConnectConfig{Dial: v.dialer(identity.Subject{Role: identity.Driver}), Log: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pool.Close()
-	f, err := ends.Submit(t.Context(), pool)
+	t.Cleanup(func() { pool.Close() })
+	v.pool = pool
+	return v
+}
+
+func (v *village) dialer(from identity.Subject) func(context.Context) (net.Conn, error) {
+	return func(context.Context) (net.Conn, error) {
+		near, far := net.Pipe()
+		v.handling.Go(func() { _ = v.s.Handle(context.Background(), farConn{far}, from) })
+		return near, nil
+	}
+}
+
+// serve runs a worker until vanish is called, as if its process were killed.
+func (v *village) serve(name string) (vanish func()) {
+	ctx, end := context.WithCancelCause(context.Background())
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := Serve(ctx, ServeConfig{
+			Dial: v.dialer(identity.Subject{Role: identity.Worker, Incarnation: name}), Name: name, Log: quiet(), root: v.t.TempDir(), run: "run",
+		}); err != nil {
+			v.t.Error(err)
+		}
+	})
+	return func() {
+		end(ErrVanished)
+		serving.Wait()
+	}
+}
+
+// ended tells the scheduler of the end of a worker meanwhile, and returns what that ran.
+func (v *village) ended(name string, stopped bool, vanish func()) []string {
+	ran := make(chan []string)
+	go func() { ran <- v.s.Ended(name, stopped) }()
+	vanish()
+	return <-ran
+}
+
+// TestPoison: a task that ends its worker three times has failed, and its workers are named. What a
+// worker has said of it reaches the scheduler also where the end of its process is known before.
+func TestPoison(t *testing.T) {
+	v := newVillage(t)
+	f, err := ends.Submit(t.Context(), v.pool)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 3 {
 		name := fmt.Sprint("w", i)
-		ctx, end := context.WithCancelCause(context.Background())
-		var serving sync.WaitGroup
-		serving.Go(func() {
-			if err := Serve(ctx, ServeConfig{
-				Dial: dialer(identity.Subject{Role: identity.Worker, Incarnation: name}), Name: name, Log: quiet(), root: t.TempDir(), run: "run",
-			}); err != nil {
-				t.Error(err)
-			}
-		})
+		vanish := v.serve(name)
 		select {
 		case <-endings:
 		case <-f.Done():
 			t.Errorf("it is over before its worker %d: %v", i, f.Err(t.Context()))
 		}
-		ran := make(chan []string)
-		go func() { ran <- s.Ended(name) }()
-		end(ErrVanished)
-		if got := <-ran; len(got) != 1 || got[0] != ends.Name() {
-			t.Errorf("when it ended, worker %s ran %v", name, got)
+		if ran := v.ended(name, false, vanish); len(ran) != 1 || ran[0] != ends.Name() {
+			t.Errorf("when it ended, worker %s ran %v", name, ran)
 		}
-		serving.Wait()
 	}
-	if ran := s.Ended("w0"); ran != nil {
+	if ran := v.s.Ended("w0", false); ran != nil {
 		t.Errorf("a process that has ended before runs %v", ran)
 	}
 	if err := f.Err(t.Context()); !errors.Is(err, ErrPoison) || !strings.Contains(err.Error(), "[w0 w1 w2]") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestStoppedWorkers: the end of a worker that was told to end counts for none of its tasks.
+func TestStoppedWorkers(t *testing.T) {
+	v := newVillage(t)
+	f, err := ends.With(Retries(0)).Submit(t.Context(), v.pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		name := fmt.Sprint("w", i)
+		vanish := v.serve(name)
+		<-endings
+		if ran := v.ended(name, true, vanish); ran != nil {
+			t.Errorf("worker %s is said to have ended because of %v", name, ran)
+		}
+	}
+	vanish := v.serve("last")
+	defer vanish()
+	<-endings
+	f.Cancel()
+	if err := f.Err(t.Context()); !errors.Is(err, ErrCancelled) {
+		t.Error(err)
+	}
+	if s, err := v.pool.Status(t.Context()); err != nil || s.Retried > 0 {
+		t.Errorf("%d retries are counted, %v", s.Retried, err)
 	}
 }

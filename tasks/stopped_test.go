@@ -3,8 +3,10 @@ package tasks
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
@@ -23,7 +25,12 @@ var deaf = Register[None]("deaf/v1", func(context.Context) error {
 func TestDeafFunction(t *testing.T) {
 	until := make(chan struct{})
 	goOn.Store(&until)
-	p := newPlace(t, scheduler.Config{})
+	stuck := make(chan scheduler.Event, 100)
+	p := newPlace(t, scheduler.Config{Grace: time.Millisecond, Event: func(e scheduler.Event) {
+		if e.What == scheduler.WorkerStuck {
+			stuck <- e
+		}
+	}})
 	for range 2 {
 		p.serve(ServeConfig{Offers: map[string]float64{"cpu": 1}})
 	}
@@ -43,8 +50,59 @@ func TestDeafFunction(t *testing.T) {
 	if err != nil || stopped != 1 {
 		t.Errorf("%d attempts go on, as the status says: %+v, %v", stopped, s.Workers, err)
 	}
+	if e := <-stuck; e.Function != deaf.Name() || e.Text != "whose time is up, has not ended for 0s" {
+		t.Errorf("the end of its worker is asked for because of %+v", e)
+	}
+	if all, err := pool.Explain(ctx, deaf.Name()); err != nil || len(all) != 1 || !strings.Contains(all[0].Why, "runs an attempt that, whose time is up, has not ended for") {
+		t.Errorf("it is explained as %+v, %v", all, err)
+	}
 	close(until)
 	if _, err := RunAll(ctx, pool, double, 1); err != nil { // on the worker too that was occupied
 		t.Error(err)
 	}
+}
+
+// TestDeafWorkerLeaves: a worker that leaves does not wait for a function that does not heed its
+// context, but for others, and what has not ended counts for nothing.
+func TestDeafWorkerLeaves(t *testing.T) {
+	root := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		until := make(chan struct{})
+		goOn.Store(&until)
+		p := newSlowPlace()
+		defer p.close()
+		pool, err := Connect(t.Context(), ConnectConfig{Dial: p.dialer(), Log: quiet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		ctx, leave := context.WithCancel(t.Context())
+		serving := make(chan error, 1)
+		go func() {
+			serving <- Serve(ctx, ServeConfig{Dial: p.dialer(), Host: "a", Log: quiet(), root: root, run: "run", Offers: map[string]float64{"cpu": 2}})
+		}()
+		wild, err := deaf.Submit(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		wild.Cancel()
+		gates[0] = make(chan struct{})
+		slow, err := opens.Submit(t.Context(), pool, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		began := time.Now()
+		leave()
+		synctest.Wait()
+		close(gates[0])
+		if err := slow.Err(t.Context()); err != nil {
+			t.Errorf("a task that ended within the grace: %v", err)
+		}
+		if err := <-serving; err != nil || time.Since(began) > deafTime+2*time.Second {
+			t.Errorf("Serve has returned %v after %v", err, time.Since(began))
+		}
+		close(until)
+	})
 }

@@ -64,15 +64,19 @@ type ServeConfig struct {
 
 const (
 	defaultGrace = 10 * time.Second
+	// deafTime is how long a function may go on after its context has ended until Serve returns
+	// without it.
+	deafTime = time.Second
 	// aliveEvery is the longest pause between two messages of a worker.
 	aliveEvery = 5 * time.Second
 )
 
 // Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
 // when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it gives back
-// what has not begun, and waits for what runs, for no longer than the grace; then it returns nil.
-// It returns an error where the scheduler cannot be reached at first for a minute, or refuses it.
-// The causes ErrVanished and ErrReturned of ctx's end have it return at once.
+// what has not begun, and waits for what runs, for no longer than the grace; then it returns nil. A
+// function that does not heed its context goes on. It returns an error where the scheduler cannot
+// be reached at first for a minute, or refuses it. The causes ErrVanished and ErrReturned of ctx's
+// end have it return at once.
 func Serve(ctx context.Context, cfg ServeConfig) error {
 	w, err := newWorker(cfg)
 	if err != nil {
@@ -129,10 +133,11 @@ type offered struct {
 
 // attempt is a task that was sent here.
 type attempt struct {
-	push   *wire.PushTask
-	of     *offered
-	cancel context.CancelFunc // nil: it has not begun
-	ended  bool               // and the scheduler may not know
+	push    *wire.PushTask
+	of      *offered
+	cancel  context.CancelFunc // nil: it has not begun
+	ended   bool               // and the scheduler may not know
+	stopped bool               // it was told to end: its result is not wanted
 }
 
 func newWorker(cfg ServeConfig) (*worker, error) {
@@ -294,9 +299,11 @@ func (w *worker) acknowledge(heard uint64) {
 	w.noteIdle()
 }
 
-// noteIdle tells serve when a worker that leaves has nothing left; the lock is held.
+// noteIdle tells serve when a worker that leaves has nothing left that anybody wants; the lock is
+// held.
 func (w *worker) noteIdle() {
-	if w.leaving && len(w.held) == 0 && w.idle != nil {
+	wanted := func(a *attempt) bool { return a.ended || !a.stopped }
+	if w.leaving && w.idle != nil && !slices.ContainsFunc(w.held, wanted) {
 		close(w.idle)
 		w.idle = nil
 	}
@@ -318,8 +325,11 @@ func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error
 		case <-alive.C:
 			w.say(func(*wire.ToTasks) {}) // an empty message
 		case err := <-failed:
+			w.mu.Lock()
+			w.silent = true // and nothing begins any more
+			w.mu.Unlock()
 			w.stopAll()
-			w.running.Wait()
+			w.await()
 			return err
 		case _, ok := <-w.cfg.Reconsider:
 			if !ok {
@@ -336,7 +346,7 @@ func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error
 				w.leave(w.cfg.Grace)
 			}
 			end()
-			w.running.Wait()
+			w.await()
 			return nil
 		}
 	}
@@ -383,6 +393,23 @@ func (w *worker) vanish(end func()) {
 		l.Close()
 	}
 	w.stopAll()
+}
+
+// await waits for the functions, whose contexts have ended; not for long for those that do not heed
+// theirs, so that the process can end.
+func (w *worker) await() {
+	ended := make(chan struct{})
+	go func() {
+		w.running.Wait()
+		close(ended)
+	}()
+	late := time.NewTimer(deafTime)
+	defer late.Stop()
+	select {
+	case <-ended:
+	case <-late.C:
+		w.cfg.Log.Warn("tasks: a function goes on although its context has ended")
+	}
 }
 
 func (w *worker) stopAll() {
@@ -572,7 +599,9 @@ func (w *worker) stop(of *wire.Attempt) {
 		switch {
 		case !same(a.push.GetOf(), of):
 		case a.cancel != nil:
+			a.stopped = true
 			a.cancel()
+			w.noteIdle()
 			return
 		case !a.ended:
 			w.drop(a)

@@ -29,7 +29,8 @@ type settings struct {
 	minNP, maxNP int
 	spares       int
 	tasksOnly    bool
-	tasksMemory  int64 // bytes; 0: the default
+	tasksMemory  int64         // bytes; 0: the default
+	tasksGrace   time.Duration // less than 0: for ever
 	restart      restartSettings
 	sourceSettings
 	slurm     slurmSettings
@@ -157,6 +158,9 @@ var table = slices.Concat(
 				s.tasksMemory = int64(n)
 				return err
 			}},
+		{name: "tasks-grace", arg: "D", def: "30s",
+			usage: "time that a function may go on after its task is cancelled or its time is up, until its worker is ended and started again; 0: for ever",
+			set:   durationOrNever(func(s *settings) *time.Duration { return &s.tasksGrace })},
 		{name: "spares", arg: "N", def: "0",
 			usage: "workers beyond the most (-np, where --max-np is not given) that wait with the state to take a lost one's place",
 			set: func(s *settings, text string) (err error) {

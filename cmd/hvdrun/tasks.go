@@ -289,7 +289,7 @@ func (s *settings) openTasks(
 	if err != nil {
 		return nil, err
 	}
-	cfg := scheduler.Config{Run: s.runID, Credentials: creds, Repeated: copied, Memory: s.tasksMemory, Log: log, Event: func(e scheduler.Event) {
+	cfg := scheduler.Config{Run: s.runID, Credentials: creds, Repeated: copied, Memory: s.tasksMemory, Grace: s.tasksGrace, Log: log, Event: func(e scheduler.Event) {
 		select {
 		case events <- taskEvent(e):
 		default: // the driver is busy, and these are not worth waiting for
@@ -346,9 +346,11 @@ func (s *settings) serveTasks(
 func taskEvent(e scheduler.Event) driver.TaskEvent {
 	names := map[scheduler.EventKind]driver.EventName{
 		scheduler.WorkerJoined: driver.TaskWorkerJoined, scheduler.WorkerLeft: driver.TaskWorkerLeft, scheduler.TaskFailed: driver.TaskFailed,
+		scheduler.WorkerStuck: driver.TaskWorkerStuck,
 	}
 	return driver.TaskEvent{
 		Name: names[e.What], Worker: e.Worker, Host: e.Host, Offers: e.Offers, Lost: e.Lost,
 		Function: e.Function, Client: e.Client, N: e.N, Reason: e.Failure, Text: e.Text, Dropped: e.Dropped,
+		Incarnation: e.Incarnation,
 	}
 }

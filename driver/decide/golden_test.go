@@ -41,6 +41,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	stirred a:0 · hung a:0 WORDS
 //	dying a:0 WORDS            its process is as good as dead; signal=9: a signal is ending it
 //	moved a:0 1s               so long ago it was on its way to the next world
+//	task-stuck a:0             it runs a task that does not end
 //	discovery-failed first|later
 //	interrupt
 //	drain a:0                  a person asks for it, of a slot or a whole host, as are
@@ -191,6 +192,8 @@ func (s *story) command(words []string) error {
 		held := s.held
 		s.held, s.holds = nil, false
 		s.step(held...)
+	case "task-stuck":
+		s.step(TasksTold{job.TaskEvent{Name: job.TaskWorkerStuck, Incarnation: args[0], Worker: "w", Function: "f", N: 3, Text: "cancelled, has not ended for 30s"}})
 	case "drain", "exclude", "readmit", "scale":
 		return s.ask(words[0], args)
 	default:

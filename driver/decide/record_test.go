@@ -75,6 +75,7 @@ var all = []Input{
 	TasksTold{job.TaskEvent{Name: job.TaskFailed, Function: "f", Client: "a:7", N: 3, Reason: "poison", Text: "it kills", Dropped: 2}},
 	TasksTold{job.TaskEvent{Name: job.TaskWorkerLeft, Worker: "a:8", Host: "a", Lost: true}},
 	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 7}, Ran: []string{"f/v1", "g/v1"}},
+	TasksTold{job.TaskEvent{Name: job.TaskWorkerStuck, Worker: "a:8", Incarnation: "w1", Function: "f", N: 3, Text: "cancelled, has not ended for 30s"}},
 }
 
 // TestRecordFormat: the records of each kind of input are those that an earlier build of this

@@ -90,6 +90,10 @@ func (m *Machine) note(now time.Time, in Input) {
 		m.do(EmitEvent{job.AuditEvent(now, e.Record)})
 		leads = noEffect
 	case TasksTold:
+		if e.Name == job.TaskWorkerStuck {
+			m.taskStuck(now, e)
+			break
+		}
 		m.do(EmitEvent{e.Event(now)})
 		leads = noEffect
 	case Resumed:

@@ -317,6 +317,18 @@ func (m *Machine) failedByTask(now time.Time, w *Worker, err *job.WorkerError, r
 	}
 }
 
+// taskStuck ends a worker with a task that does not end, and another starts in its slot: that is no
+// failure of anybody. A worker that trains goes on.
+func (m *Machine) taskStuck(now time.Time, e TasksTold) {
+	w := m.find(e.Incarnation)
+	if w == nil || !w.live() || w.generation != 0 && w.generation == m.world.Generation || !m.size.Elastic || !m.doneFrom.IsZero() {
+		return
+	}
+	m.do(EmitEvent{e.Event(now)})
+	m.log(Warn, "%s is ended and started again, as a task does not end: task %d of %s, %s", w.slot, e.N, e.Function, e.Text)
+	m.stop(now, w, "")
+}
+
 // noteFailure keeps the first failure, with which the job ends if no worker is left. A job without
 // state waits for other slots then, unless the program itself has failed.
 func (m *Machine) noteFailure(err *job.WorkerError) {

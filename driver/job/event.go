@@ -50,6 +50,7 @@ const (
 	TaskWorkerJoined EventName = "task_worker_joined" // worker, host, offers: it runs tasks; dropped, if events of tasks were too many
 	TaskWorkerLeft   EventName = "task_worker_left"   // worker, host, lost
 	TaskFailed       EventName = "task_failed"        // function, client, n, reason, text: for good
+	TaskWorkerStuck  EventName = "task_worker_stuck"  // worker, host, function, n, text: it is ended and started again because of a task that does not end
 	Audit            EventName = audit.Name           // who, what, and as they apply how, run, host, slot, dir, program, as, pid; outcome, dropped
 )
 
@@ -124,6 +125,8 @@ type TaskEvent struct {
 	Reason   string    `json:"reason,omitempty"`
 	Text     string    `json:"text,omitempty"`
 	Dropped  int       `json:"dropped,omitempty"`
+	// Incarnation is that of the worker of TaskWorkerStuck.
+	Incarnation string `json:"incarnation,omitempty"`
 }
 
 // Event returns it as an event of the job.
@@ -134,6 +137,8 @@ func (t TaskEvent) Event(at time.Time) Event {
 		e.Fields = []Field{{"worker", t.Worker}, {"host", t.Host}, {"offers", t.Offers}}
 	case TaskWorkerLeft:
 		e.Fields = []Field{{"worker", t.Worker}, {"host", t.Host}, {"lost", t.Lost}}
+	case TaskWorkerStuck:
+		e.Fields = []Field{{"worker", t.Worker}, {"host", t.Host}, {"function", t.Function}, {"n", t.N}, {"text", t.Text}}
 	default:
 		e.Fields = []Field{{"function", t.Function}, {"client", t.Client}, {"n", t.N}, {"reason", t.Reason}, {"text", t.Text}}
 	}

@@ -96,6 +96,8 @@ func (e Entry) words2() (Kind, string) {
 			return KindFailure, fmt.Sprintf("%s on %s is lost to tasks", e.Worker, e.Place())
 		}
 		return KindOther, fmt.Sprintf("%s on %s runs no more tasks", e.Worker, e.Place())
+	case TaskWorkerStuck:
+		return KindFailure, fmt.Sprintf("%s on %s is ended and started again: a task of %s, %s", e.Worker, e.Place(), e.Function, e.Text)
 	case TaskFailed:
 		return KindFailure, fmt.Sprintf("a task of %s failed (%s): %s", e.Function, e.Reason, e.Text)
 	}

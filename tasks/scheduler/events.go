@@ -3,6 +3,7 @@ package scheduler
 import (
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -17,6 +18,8 @@ type Event struct {
 	Function, Client string
 	N                uint64
 	Failure, Text    string
+	// Incarnation is that of a worker that is stuck.
+	Incarnation string
 	// Dropped is how many events there were since the last one that were too many to be told.
 	Dropped int
 }
@@ -29,6 +32,9 @@ const (
 	WorkerJoined EventKind = iota
 	WorkerLeft
 	TaskFailed
+	// WorkerStuck: an attempt was told to stop and has not ended for Config.Grace. Text says why
+	// and for how long, Function and N what it is of. It is told again every 10 s.
+	WorkerStuck
 )
 
 const (
@@ -81,4 +87,18 @@ func (s *Scheduler) failed(p *peer, id queue.ID, r queue.Result) {
 	s.events.event(time.Now(), Event{
 		What: TaskFailed, Function: s.q.FunctionOf(id), Client: p.name, N: id.N, Failure: failures[r.Failure], Text: r.Text,
 	})
+}
+
+// stuck asks to end a worker of the job whose task does not end, unless it trains; the lock is
+// held.
+func (s *Scheduler) stuck(a queue.Action) {
+	p, now := s.peers[a.Worker], time.Now()
+	if p == nil || p.from.Role != identity.Worker || s.training[p.from.Incarnation] {
+		return
+	}
+	if t, ok := s.q.Stopped(now, a.Worker, a.Task); ok {
+		s.events.event(now, Event{
+			What: WorkerStuck, Worker: p.name, Host: p.host, Incarnation: p.from.Incarnation, Function: t.Function, N: t.N, Text: t.String(),
+		})
+	}
 }

@@ -38,6 +38,9 @@ type Config struct {
 	ClientGrace time.Duration
 	// Silence is how long a worker may say nothing before it counts as lost. 0: 30 s.
 	Silence time.Duration
+	// Grace is how long a function may go on after its task was told to stop until an event
+	// WorkerStuck asks to end its worker's process. 0: 30 s; less: for ever.
+	Grace time.Duration
 	// Memory is how many bytes the tasks of all clients and their results may take. 0: an eighth
 	// of the machine's memory, and 2 GiB at most.
 	Memory int64
@@ -70,6 +73,7 @@ const (
 	resumedGrace = 24 * time.Hour
 	// defaultSilence is several times the pause between two messages of a worker.
 	defaultSilence = 30 * time.Second
+	defaultGrace   = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
 	// lastWords is how long what a process has sent before it ended may take to come.
@@ -142,6 +146,7 @@ type peer struct {
 	since    time.Time     // of the connection, or of its end
 	gone     *time.Timer   // gives up a peer whose connection has broken
 	ended    bool          // its process has
+	stopped  bool          // as it was told to
 	over     chan struct{} // closed when it is given up
 }
 
@@ -159,6 +164,9 @@ func New(cfg Config) *Scheduler {
 	if cfg.Silence <= 0 {
 		cfg.Silence = defaultSilence
 	}
+	if cfg.Grace == 0 {
+		cfg.Grace = defaultGrace
+	}
 	if cfg.Memory <= 0 {
 		cfg.Memory = defaultMemory()
 	}
@@ -167,7 +175,7 @@ func New(cfg Config) *Scheduler {
 	}
 	// Attempts of another scheduler of the job, which died, have other numbers.
 	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
-	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, ran: map[string][]string{}, events: newTeller(cfg.Event)}
+	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare, Grace: max(cfg.Grace, 0)}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, ran: map[string][]string{}, events: newTeller(cfg.Event)}
 	s.mu.Lock() // which the timers take
 	s.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.timer.Stop()
@@ -463,10 +471,10 @@ func (s *Scheduler) giveUp(p *peer) {
 	s.leaveHost(p)
 	now := time.Now()
 	if p.worker {
-		s.events.event(now, Event{What: WorkerLeft, Worker: p.name, Host: p.host, Lost: !p.left})
+		s.events.event(now, Event{What: WorkerLeft, Worker: p.name, Host: p.host, Lost: !p.left && !p.stopped})
 	}
 	switch {
-	case p.worker && p.left:
+	case p.worker && (p.left || p.stopped):
 		s.q.Left(now, p.session)
 	case p.worker:
 		s.cfg.Log.Warnf("tasks: worker %s is lost", p.name)
@@ -509,14 +517,17 @@ func (s *Scheduler) leaveHost(p *peer) {
 
 // Expel says that the process of a worker of a job has ended, which is known before its connection
 // has been missed for long. What it has sent before is read first. It does not block.
-func (s *Scheduler) Expel(incarnation string) {
+func (s *Scheduler) Expel(incarnation string) { s.expel(incarnation, false) }
+
+// expel is Expel. stopped: the process was told to end.
+func (s *Scheduler) expel(incarnation string, stopped bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.peers {
 		if p.from.Incarnation != incarnation || s.closed {
 			continue
 		}
-		p.ended = true
+		p.ended, p.stopped = true, p.stopped || stopped
 		if l := p.link; l != nil {
 			time.AfterFunc(lastWords, l.Close)
 		} else {
@@ -525,10 +536,11 @@ func (s *Scheduler) Expel(incarnation string) {
 	}
 }
 
-// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8.
-// It blocks until what the process has sent is read, 200 ms at most.
-func (s *Scheduler) Ended(incarnation string) []string {
-	s.Expel(incarnation)
+// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8:
+// none where it was told to end, and then what it had counts for nothing. It blocks until what the
+// process has sent is read, 200 ms at most.
+func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
+	s.expel(incarnation, stopped)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var of []*peer
@@ -892,6 +904,9 @@ func (s *Scheduler) actOn(a queue.Action) {
 		to = a.Task.Client
 	case queue.Drop:
 		s.drop(a)
+		return
+	case queue.End:
+		s.stuck(a)
 		return
 	}
 	p := s.peers[to]

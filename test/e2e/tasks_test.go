@@ -20,12 +20,12 @@ import (
 // Tasks on the workers of a job.
 
 // serveTasks starts a job whose workers run tasks, and waits for so many of them.
-func serveTasks(t *testing.T, workers int, hosts string) *Running {
+func serveTasks(t *testing.T, workers int, hosts string, more ...string) *Running {
 	t.Helper()
 	t.Parallel()
 	r := start(t, Job{
 		Verb:    []string{"tasks", "serve"},
-		Flags:   flags("-np", strconv.Itoa(workers), "--min-np", "1", "-H", hosts, "--orphan-timeout", "10m"),
+		Flags:   flags(append(more, "-np", strconv.Itoa(workers), "--min-np", "1", "-H", hosts, "--orphan-timeout", "10m")...),
 		Command: []string{binaries.Tasker},
 	})
 	if !follow.Await(t, func() bool {
@@ -155,6 +155,19 @@ func TestTasksPoison(t *testing.T) {
 	if out := string(text); err != nil || !strings.Contains(out, "while it ran a task of kills/v1; the slot is not blamed") || strings.Contains(out, "is excluded") {
 		t.Errorf("slots are blamed for tasks: %v\n%s", err, out)
 	}
+	stopJob(t, r)
+}
+
+// TestTasksDeaf: functions that do not heed their contexts have their workers ended, without blame,
+// and others run meanwhile and then.
+func TestTasksDeaf(t *testing.T) {
+	r := serveTasks(t, 2, on(hostA, 2), "--tasks-grace", "500ms")
+	c := submits(t, r, "-deaf", "3", "-submit", "400", "-lasts", "10ms")
+	c.until("400 right")
+	c.ends()
+	awaitOutput(t, r, func(text string) bool {
+		return strings.Count(text, "is ended and started again, as a task does not end: task") >= 2 && !strings.Contains(text, "is excluded")
+	})
 	stopJob(t, r)
 }
 

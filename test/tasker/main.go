@@ -41,6 +41,12 @@ var kills = tasks.Register[tasks.None]("kills/v1", func(_ context.Context, exits
 	return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 })
 
+// deaf does not heed its context.
+var deaf = tasks.Register[tasks.None]("deaf/v1", func(context.Context) error {
+	time.Sleep(10 * time.Minute)
+	return nil
+})
+
 func main() {
 	n := flag.Int("submit", 0, "submit so many tasks, and wait for their results")
 	lasts := flag.Duration("lasts", 0, "how long each of them takes")
@@ -49,6 +55,7 @@ func main() {
 	size := flag.Int("size", -1, "make results of so many bytes, which are arguments of others, and put such a value")
 	rounds := flag.Int("rounds", 1, "of those")
 	poison := flag.Int("poison", 0, "submit so many tasks, one after another, that kill their workers or have them exit with status 0")
+	blackHoles := flag.Int("deaf", 0, "submit so many tasks whose time is up after 300 ms, and whose functions do not end")
 	modelled := flag.Int("model", 0, "submit so many tasks that depend on each other, fail and are cancelled, and compare what becomes of them with a model")
 	seed := flag.Uint64("seed", 1, "of the dice of -model")
 	put := flag.Int("put", 0, "put a value of so many bytes, read it in a task, and print how long both took")
@@ -73,7 +80,7 @@ func main() {
 	case *modelled > 0:
 		err = model(ctx, *modelled, *seed, *lasts)
 	default:
-		err = run(ctx, *n, *calls, *lasts, *size, *poison)
+		err = run(ctx, *n, *calls, *lasts, *size, *poison, *blackHoles)
 	}
 	for i := 0; err == nil && *size >= 0 && i < *rounds; i++ {
 		err = values(ctx, *size, byte(i+1))
@@ -84,8 +91,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, n, calls int, lasts time.Duration, size, poison int) error {
-	if n == 0 && calls == 0 && size < 0 && poison == 0 {
+func run(ctx context.Context, n, calls int, lasts time.Duration, size, poison, blackHoles int) error {
+	if n == 0 && calls == 0 && size < 0 && poison == 0 && blackHoles == 0 {
 		return tasks.Serve(ctx, tasks.ServeConfig{})
 	}
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
@@ -93,6 +100,19 @@ func run(ctx context.Context, n, calls int, lasts time.Duration, size, poison in
 		return err
 	}
 	defer pool.Close()
+	var late []*tasks.Future[tasks.None]
+	for range blackHoles {
+		f, err := deaf.With(tasks.TimeLimit(300*time.Millisecond)).Submit(ctx, pool)
+		if err != nil {
+			return err
+		}
+		late = append(late, f)
+	}
+	for _, f := range late {
+		if err := f.Err(ctx); !errors.Is(err, tasks.ErrTimeLimit) {
+			return fmt.Errorf("a task that does not end has become %w", err)
+		}
+	}
 	for i := range poison {
 		if _, err := kills.Call(ctx, pool, i%2 == 0); !errors.Is(err, tasks.ErrPoison) {
 			return fmt.Errorf("a task that ends its workers has become %w", err)

@@ -35,13 +35,19 @@ func (q *Queue) ExplainTask(now time.Time, n uint64) (all []Explanation) {
 			all = append(all, q.explainTask(now, t))
 		}
 	}
+	for _, t := range q.allStopped() {
+		if t.ID.N == n {
+			all = append(all, q.explainTask(now, t))
+		}
+	}
 	slices.SortFunc(all, func(a, b Explanation) int { return cmp.Compare(a.Client, b.Client) })
 	return all[:min(len(all), mostExplained)]
 }
 
-// ExplainFunction explains the tasks of a function that are not over: those that wait longest.
+// ExplainFunction explains the tasks of a function that are not over, those that wait longest, and
+// attempts that were told to stop and have not ended.
 func (q *Queue) ExplainFunction(now time.Time, name string) (all []Explanation) {
-	var found []*task
+	found := slices.DeleteFunc(q.allStopped(), func(t *task) bool { return t.Group.Name() != name })
 	for _, t := range q.tasks {
 		if t.Group.Name() == name && !t.state.Over() {
 			found = append(found, t)
@@ -70,6 +76,9 @@ func (q *Queue) why(now time.Time, t *task) string {
 	case Ready:
 		return q.whyReady(now, t)
 	case Sent:
+		if t.stopped {
+			return fmt.Sprintf("worker %s runs an attempt that, %v", t.worker.Name, t.stoppedStatus(now))
+		}
 		i := slices.Index(t.worker.sent, t)
 		if i < t.worker.running {
 			return "worker " + t.worker.Name + " runs it"

@@ -115,6 +115,9 @@ type Config struct {
 	Depth int
 	// Rebuilds bounds how deep lost results are made again. 0: 16.
 	Rebuilds int
+	// Grace is how long an attempt may go on that was told to stop, until its worker is to be
+	// ended. 0: for ever.
+	Grace time.Duration
 	// Unread is how many bytes of results a client may have to take; then its tasks wait. 0: any.
 	Unread int64
 }
@@ -152,6 +155,7 @@ const (
 	Stop                 // tell the worker to cancel the attempt
 	Tell                 // tell the client what became of the task
 	Drop                 // remove the object from the host
+	End                  // end the worker's process: the attempt does not end
 )
 
 // Group is the tasks of one function with the same demand.

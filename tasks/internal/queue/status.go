@@ -96,6 +96,11 @@ type StoppedStatus struct {
 	ForMS int64 `json:"for_ms"`
 }
 
+// String says why the attempt was told to stop, and how long ago.
+func (s StoppedStatus) String() string {
+	return fmt.Sprintf("%s, has not ended for %v", s.Why, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
+}
+
 // mostListed bounds the functions of a status, maxWhy the text of why tasks of one do not run, in
 // bytes.
 const (
@@ -107,8 +112,7 @@ const (
 func (s Status) Lasting() (all []string) {
 	for _, w := range s.Workers {
 		for _, t := range w.Stopped {
-			all = append(all, fmt.Sprintf("worker %s: task %d of %s, %s, has not ended for %v", w.Name, t.N, t.Function, t.Why,
-				(time.Duration(t.ForMS)*time.Millisecond).Round(time.Second)))
+			all = append(all, fmt.Sprintf("worker %s: task %d of %s, %v", w.Name, t.N, t.Function, t))
 		}
 	}
 	return all
@@ -219,7 +223,7 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 		return fmt.Sprintf("has been asked for a lease %v ago", now.Sub(l.at).Round(time.Millisecond))
 	case w.stopped > 0 && !w.mayHave(q, g):
 		s := w.stoppedStatus(now)[0]
-		return fmt.Sprintf("is busy with a task of %s, %s, which has not ended for %v", s.Function, s.Why, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
+		return fmt.Sprintf("is busy with a task of %s that, %v", s.Function, s)
 	case !w.mayHave(q, g):
 		return "is busy"
 	}

@@ -9,6 +9,9 @@ import (
 // has behind it is given to others.
 const stoppedSoon = 50 * time.Millisecond
 
+// endAgain is how long after it was asked for that the end of a worker is asked for again.
+const endAgain = 10 * time.Second
+
 // stop tells the worker of a task to end its attempt, and takes the task from it. The attempt keeps
 // its place and what it takes of the worker until the worker says that it has ended: its function
 // may not heed its context. why is for people.
@@ -20,8 +23,8 @@ func (q *Queue) stop(now time.Time, t *task, force bool, why string) {
 		return
 	}
 	w.sent[slices.Index(w.sent, t)] = &task{
-		Task: Task{ID: t.ID, Group: t.Group, Options: &defaults}, state: Sent, worker: w, attempt: t.attempt, stopped: true,
-		more: &more{began: now, result: Result{Text: why}},
+		Task: Task{ID: t.ID, Group: t.Group, Priority: t.Priority, Options: &defaults}, state: Sent, worker: w, attempt: t.attempt,
+		stopped: true, more: &more{began: now, result: Result{Text: why}},
 	}
 	w.stopped++
 	if t.taking {
@@ -59,8 +62,25 @@ func (q *Queue) stoppedEnded(now time.Time, worker uint64, h Held) {
 // tickStopped asks for what a worker has behind attempts that do not end.
 func (q *Queue) tickStopped(now time.Time, w *worker) {
 	late := false
+	var oldest *task
 	for _, t := range w.sent {
-		late = late || t.stopped && q.passed(now, t.began.Add(stoppedSoon))
+		if !t.stopped {
+			continue
+		}
+		late = q.passed(now, t.began.Add(stoppedSoon)) || late
+		if oldest == nil || t.began.Before(oldest.began) {
+			oldest = t
+		}
+	}
+	if at := oldest.began.Add(q.cfg.Grace); q.cfg.Grace > 0 {
+		if w.endAt.Before(at) {
+			w.endAt = at
+		}
+		if q.passed(now, w.endAt) {
+			w.endAt = now.Add(endAgain) // where that was not heard, or the worker trains
+			q.due(w.endAt)
+			q.do(Action{What: End, Worker: w.ID, Task: oldest.ID, Group: oldest.Group})
+		}
 	}
 	if !late || w.closed() {
 		return
@@ -75,7 +95,38 @@ func (q *Queue) tickStopped(now time.Time, w *worker) {
 func (w *worker) stoppedStatus(now time.Time) (all []StoppedStatus) {
 	for _, t := range w.sent {
 		if t.stopped {
-			all = append(all, StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()})
+			all = append(all, t.stoppedStatus(now))
+		}
+	}
+	return all
+}
+
+// stoppedStatus tells of what stands for an attempt that was told to stop.
+func (t *task) stoppedStatus(now time.Time) StoppedStatus {
+	return StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()}
+}
+
+// Stopped tells of the attempt of a task that was told to stop and has not ended; false: there is
+// none.
+func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (StoppedStatus, bool) {
+	w := q.workers[worker]
+	if w == nil {
+		return StoppedStatus{}, false
+	}
+	i := slices.IndexFunc(w.sent, func(t *task) bool { return t.stopped && t.ID == id })
+	if i < 0 {
+		return StoppedStatus{}, false
+	}
+	return w.sent[i].stoppedStatus(now), true
+}
+
+// allStopped returns what stands for attempts that were told to stop.
+func (q *Queue) allStopped() (all []*task) {
+	for _, w := range q.list {
+		for _, t := range w.sent {
+			if t.stopped {
+				all = append(all, t)
+			}
 		}
 	}
 	return all

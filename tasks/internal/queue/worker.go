@@ -39,7 +39,8 @@ type worker struct {
 	in      *pool     // the idle or the roomy
 	place   int       // there
 	done    int
-	stopped int // of sent, attempts that were told to stop and have not ended
+	stopped int       // of sent, attempts that were told to stop and have not ended
+	endAt   time.Time // when it is to be ended because of them, for the first time or again
 }
 
 // lease is a worker's permission to send it tasks of a group.
@@ -565,7 +566,9 @@ func (q *Queue) unsend(t *task) {
 	}
 	w.lease(t.Group).sent--
 	if t.stopped {
-		w.stopped--
+		if w.stopped--; w.stopped == 0 {
+			w.endAt = time.Time{}
+		}
 	}
 	if t.taking {
 		w.asked--
