@@ -9,27 +9,33 @@ import (
 // arguments rewrites a command line as horovodrun's users write it into one that pflag reads as
 // they mean it, because pflag takes -np for a bundle of the one-letter flags n and p:
 //
-//   - long flags may have one dash, underscores and their other names;
+//   - long flags may have one dash, underscores and their other names, and -np is also -n, with its
+//     number behind it or after it;
 //   - each comes out as --name=value, and the two words of --blacklist-cooldown-range as one;
 //   - the first word that is no flag begins the command, and -- is put before it, unless it is a
 //     subcommand.
 type arguments struct {
 	in, out     []string
 	subcommands []string
-	inside      string // the subcommand that was met
-	runs        bool   // and "run" after it
+	meant       func(word string) string // the subcommand that a word stands for by mistake; empty: none
+	inside      string                   // the subcommand that was met
+	runs        bool                     // and "run" after it
 }
 
-// normalize returns the rewritten arguments, or what is wrong with a flag.
-func normalize(args, subcommands []string) ([]string, error) {
-	a := arguments{in: args, subcommands: subcommands}
+// normalize returns the rewritten arguments, or what is wrong with a flag, or with the first word.
+func normalize(args, subcommands []string, meant func(word string) string) ([]string, error) {
+	a := arguments{in: args, subcommands: subcommands, meant: meant}
 	for len(a.in) > 0 {
 		word := a.in[0]
 		switch {
 		case word == "--":
 			return append(a.out, a.in...), nil
 		case word == "-" || !strings.HasPrefix(word, "-"):
-			if a.positional(word) {
+			last, err := a.positional(word)
+			if err != nil {
+				return nil, err
+			}
+			if last {
 				return append(a.out, a.in...), nil
 			}
 		default:
@@ -42,22 +48,26 @@ func normalize(args, subcommands []string) ([]string, error) {
 }
 
 // positional takes a word that is no flag and returns whether all that follows is to stay as it is.
-func (a *arguments) positional(word string) bool {
+// A word that is meant to be a subcommand is refused.
+func (a *arguments) positional(word string) (last bool, err error) {
 	switch {
 	case a.inside == "tasks" && a.runs: // and the rest is the program's
 		a.out = append(a.out, "--")
-		return true
+		return true, nil
 	case a.inside != "":
 		a.runs = word == "run"
 		a.take(word)
-		return false
+		return false, nil
 	case slices.Contains(a.subcommands, word):
 		a.take(word)
 		a.inside = word
-		return strings.HasPrefix(word, "__") || word == torchrunName // the shell's completion asks with half-written words
+		return strings.HasPrefix(word, "__") || word == torchrunName, nil // the shell's completion asks with half-written words
+	}
+	if like := a.meant(word); like != "" {
+		return false, fmt.Errorf("no command %q; did you mean %q? A program of that name is run after --", word, like)
 	}
 	a.out = append(a.out, "--")
-	return true
+	return true, nil
 }
 
 // take moves the first word to the output as text.
@@ -82,7 +92,9 @@ func (a *arguments) flag(word string) error {
 	oneDash := !strings.HasPrefix(word, "--")
 	st := settingNamed(name)
 	if oneDash && st == nil {
-		if st = settingOfLetter(body); st != nil {
+		if number, ok := numberOfRanks(body); ok {
+			st, name, value, assigned = settingNamed("np"), "np", strings.TrimPrefix(number, "="), number != ""
+		} else if st = settingOfLetter(body); st != nil {
 			name, value, assigned = st.name, strings.TrimPrefix(body[1:], "="), len(body) > 1
 		}
 	}
@@ -117,6 +129,16 @@ func (a *arguments) flag(word string) error {
 	}
 	a.out = append(a.out, "--"+name+"="+value)
 	return nil
+}
+
+// numberOfRanks reports whether a flag is one that mpirun's users write for -np, -np4, -n, -n4 or
+// -n=4, and returns what stands behind the letters.
+func numberOfRanks(body string) (number string, ok bool) {
+	number, ok = strings.CutPrefix(body, "np")
+	if !ok {
+		number, ok = strings.CutPrefix(body, "n")
+	}
+	return number, ok && (number == "" || number[0] == '=' || strings.Trim(number, "0123456789") == "")
 }
 
 // settingOfLetter returns the setting whose flag of one letter is written so: -p 22, -p=22 or -p22;

@@ -8,8 +8,20 @@ import (
 
 var testSubcommands = []string{"tasks", "discover", "help", "completion", "__complete"}
 
+func testMeant(word string) string {
+	if word == "discovery" { // there is such a program
+		return ""
+	}
+	return nearestOf(word, testSubcommands)
+}
+
 func TestNormalize(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
+		{"-np2 train", "--np=2 -- train"},
+		{"-n 2 train", "--np=2 -- train"},
+		{"-n2 -n=3 train -n", "--np=2 --np=3 -- train -n"},
+		{"discovery", "-- discovery"},
+		{"-- discove", "-- discove"},
 		{"-np 8 train", "--np=8 -- train"},
 		{"-np=8 train -np 3", "--np=8 -- train -np 3"},
 		{"--num-proc 4 --min_num_proc 2 -max-num-proc 8 t", "--np=4 --min-np=2 --max-np=8 -- t"},
@@ -45,7 +57,7 @@ func TestNormalize(t *testing.T) {
 		{"-version", "--version"},
 		{"", ""},
 	} {
-		got, err := normalize(strings.Fields(c.in), testSubcommands)
+		got, err := normalize(strings.Fields(c.in), testSubcommands, testMeant)
 		if err != nil || !slices.Equal(got, strings.Fields(c.want)) {
 			t.Errorf("%q: %q, %v; want %q", c.in, got, err, c.want)
 		}
@@ -60,10 +72,14 @@ func TestNormalizeRefuses(t *testing.T) {
 		{"-x t", "unknown flag -x; `hvdrun help`"},
 		{"-pile 22 t", "unknown flag -pile"},
 		{"-np", "-np needs a value: N"},
+		{"-n", "-np needs a value: N"},
+		{"-n2x t", "unknown flag -n2x"},
+		{"taks", `no command "taks"; did you mean "tasks"? A program of that name is run after --`},
+		{"-np 2 discove --verbose", `no command "discove"; did you mean "discover"?`},
 		{"discover --min-mp 2", ""}, // cobra's to refuse
 		{"discover --gloo", "--gloo of horovodrun is not taken"},
 	} {
-		_, err := normalize(strings.Fields(c.in), testSubcommands)
+		_, err := normalize(strings.Fields(c.in), testSubcommands, testMeant)
 		if c.message == "" && err != nil || c.message != "" && (err == nil || !strings.Contains(err.Error(), c.message)) {
 			t.Errorf("%q: %v; want %q", c.in, err, c.message)
 		}
@@ -86,7 +102,7 @@ func TestFlagsOfHorovodrun(t *testing.T) {
 		-p --ssh-port -i --ssh-identity-file
 		--host-discovery-script --gloo --mpi --jsrun`
 	for _, flag := range strings.Fields(flags) {
-		_, err := normalize([]string{flag, "1", "2", "train"}, nil)
+		_, err := normalize([]string{flag, "1", "2", "train"}, nil, testMeant)
 		name := canonical(strings.TrimLeft(flag, "-"))
 		if err == nil {
 			if advice(name) != "" {

@@ -97,7 +97,7 @@ func (s *settings) checkCommand(program string) error {
 			return fmt.Errorf("%s: %s is not a folder", s.origin("dir"), s.dir)
 		}
 	}
-	here := "./" + program
+	here := "./" + strings.TrimPrefix(program, "./")
 	if s.dir != "" {
 		here = filepath.Join(s.dir, program)
 	}

@@ -94,6 +94,7 @@ func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
 	if err != nil {
 		return s, err
 	}
+	s.mistyped = mistyped(env)
 	path := ""
 	if f := fs.Lookup(configFile); f != nil {
 		path = f.Value.String()
@@ -230,6 +231,27 @@ func environment(env []string, known []*setting) (map[string]origin, error) {
 		}
 	}
 	return found, nil
+}
+
+// mistyped returns a line for each variable that nearly is a setting, but is none. A worker's
+// variables are not what a person has written.
+func mistyped(env []string) (lines []string) {
+	if _, nested := lookup(env, plan.EnvDriverAddr); nested {
+		return nil
+	}
+	for _, e := range env {
+		variable, _, _ := strings.Cut(e, "=")
+		name, ours := strings.CutPrefix(variable, "HVD_")
+		name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+		if !ours || len(name) < 4 || variable == plan.EnvSlot || settingNamed(canonical(name)) != nil {
+			continue
+		}
+		like := nearest(name)
+		if like != "" && distance(name, like) <= 2 {
+			lines = append(lines, fmt.Sprintf("%s is not a setting; did you mean HVD_%s?", variable, strings.ToUpper(strings.ReplaceAll(like, "-", "_"))))
+		}
+	}
+	return lines
 }
 
 func lookup(env []string, name string) (text string, ok bool) {

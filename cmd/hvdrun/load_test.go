@@ -21,7 +21,7 @@ import (
 // file ("": none).
 func loadArgs(t *testing.T, args string, env []string, file string) (settings, error) {
 	t.Helper()
-	words, err := normalize(strings.Fields(args), nil)
+	words, err := normalize(strings.Fields(args), nil, testMeant)
 	if err != nil {
 		return settings{}, err
 	}
@@ -261,5 +261,21 @@ func TestLogLevels(t *testing.T) {
 		if s, err := loadArgs(t, args, nil, ""); err != nil || s.logLevel != want {
 			t.Errorf("%q: %v, %v; want %v", args, s.logLevel, err, want)
 		}
+	}
+}
+
+// TestMistypedVariables: a variable that nearly is a setting is named; those of hvdrun itself and of
+// a worker are not.
+func TestMistypedVariables(t *testing.T) {
+	env := []string{"HVD_MIN_N=3", "HVD_JOIN=x", "HVD_KEY_FILE=x", "HVD_ENROLL=x", "HVD_ONLY_SOCKETS=1",
+		"HVD_SLOT=1", "HVD_TASKS=x", "HVD_SESSION=x", "HVD_RUN_ID=x", "HVD_SLOTS=2", "HVD_COLLECTIVE_ALGORITHM=ring", "HVD_CUDA_BACKEND=ipc",
+		"HVD_NCCL_LIBRARY=x", "HVD_AGENT_TIMEOUT=5", "HVD_AGENT_PROGRAM=x", "HVD_PLUGIN_COOKIE=x", "HVD_LAUNCH_PORT=1", "HVD_STARTTIMEOUT=1", "MIN_NP=1"}
+	want := []string{"HVD_MIN_N is not a setting; did you mean HVD_MIN_NP?",
+		"HVD_STARTTIMEOUT is not a setting; did you mean HVD_START_TIMEOUT?"}
+	if got := mistyped(env); !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if got := mistyped(append(env, plan.EnvDriverAddr+"=a:1")); got != nil {
+		t.Errorf("in a worker: %q", got)
 	}
 }

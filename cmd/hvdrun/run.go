@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -210,16 +212,40 @@ func (p *program) execute(ctx context.Context, args []string) error {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	subcommands := []string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}
+	var shown []string
 	for _, c := range root.Commands() {
 		subcommands = append(subcommands, c.Name())
+		if !c.Hidden {
+			shown = append(shown, c.Name())
+		}
 	}
-	args, err := normalize(asTasksServe(args), subcommands)
+	args, err := normalize(asTasksServe(args), subcommands, func(word string) string {
+		if p.isProgram(word) {
+			return ""
+		}
+		return nearestOf(word, shown)
+	})
 	if err != nil {
 		return err
 	}
 	p.args = args
 	root.SetArgs(args)
 	return root.ExecuteContext(ctx)
+}
+
+// isProgram returns whether a word names a program of this machine, or what may be one elsewhere.
+func (p *program) isProgram(word string) bool {
+	if strings.Contains(word, "/") {
+		return true
+	}
+	if _, err := os.Stat(word); err == nil {
+		return true
+	}
+	path, _ := lookup(p.env, "PATH")
+	return slices.ContainsFunc(filepath.SplitList(path), func(dir string) bool {
+		_, err := os.Stat(filepath.Join(dir, word))
+		return err == nil
+	})
 }
 
 func (p *program) command() *cobra.Command {
@@ -303,5 +329,9 @@ func (p *program) logger(s *settings) *logrus.Logger {
 		log.SetFormatter(textFormat{journal: readByJournal(p.env, p.stderr)})
 	}
 	safefile.TellLacks(func(text string) { log.Warn(text) })
+	for _, text := range s.mistyped {
+		log.Warn(text)
+	}
+	s.mistyped = nil
 	return log
 }

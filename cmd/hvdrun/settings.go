@@ -86,8 +86,9 @@ type provenance struct {
 	// origins names, for each setting that was set, the flag, variable or line of a file that did,
 	// and texts its value.
 	origins, texts map[string]string
-	configText     string // of the file
-	configExposed  bool   // everybody may read it
+	mistyped       []string // what is to be said of variables that nearly are settings
+	configText     string   // of the file
+	configExposed  bool     // everybody may read it
 }
 
 // given returns whether the setting was set at all.

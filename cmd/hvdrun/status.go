@@ -187,18 +187,25 @@ func headline(s control.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "job %s ", escapeCell(s.Job))
 	ended := s.State == control.Done || s.State == control.Failed
+	trains := s.State == control.Running && s.Driver != 0
 	switch {
 	case ended:
 		fmt.Fprintf(&b, "has ended: %s", s.State)
 	case s.Driver == 0:
 		fmt.Fprintf(&b, "has no driver; it was %s at %s", s.State, clockTime(s.Last, s.Time))
 	default:
-		fmt.Fprintf(&b, "is %s since %s (%v)", s.State, clockTime(s.Since, s.Time), round(s.Time.Sub(s.Since)))
+		since := s.Since
+		if trains && !s.Begun.IsZero() {
+			since = s.Begun
+		}
+		fmt.Fprintf(&b, "is %s since %s (%v)", s.State, clockTime(since, s.Time), round(s.Time.Sub(since)))
 	}
 	if s.Message != "" {
 		fmt.Fprintf(&b, ": %s", escapeLines(s.Message))
 	}
-	if s.Generation > 0 {
+	if s.Generation > 0 && trains {
+		fmt.Fprintf(&b, "; generation %d since %s (%v), workers: %d", s.Generation, clockTime(s.Since, s.Time), round(s.Time.Sub(s.Since)), s.Size)
+	} else if s.Generation > 0 {
 		fmt.Fprintf(&b, "; generation %d, workers: %d", s.Generation, s.Size)
 	} else if !ended {
 		fmt.Fprintf(&b, "; no world yet, %d slots are needed", s.NP)

@@ -129,7 +129,7 @@ func quietLog() *logrus.Logger {
 // TestTorchrunWordsStay: hvdrun's own flags are no flags of the script.
 func TestTorchrunWordsStay(t *testing.T) {
 	words := []string{"torchrun", "--nproc_per_node", "2", "train.py", "-np", "3", "--verbose"}
-	got, err := normalize(words, []string{torchrunName})
+	got, err := normalize(words, []string{torchrunName}, nil)
 	if err != nil || !slices.Equal(got, words) {
 		t.Errorf("%q, %v", got, err)
 	}
