@@ -264,8 +264,8 @@ func TestLogLevels(t *testing.T) {
 	}
 }
 
-// TestMistypedVariables: a variable that nearly is a setting is named; those of hvdrun itself and of
-// a worker are not.
+// TestMistypedVariables: a variable that nearly is a setting is named; those of hvdrun itself and
+// of a worker are not.
 func TestMistypedVariables(t *testing.T) {
 	env := []string{"HVD_MIN_N=3", "HVD_JOIN=x", "HVD_KEY_FILE=x", "HVD_ENROLL=x", "HVD_ONLY_SOCKETS=1",
 		"HVD_SLOT=1", "HVD_TASKS=x", "HVD_SESSION=x", "HVD_RUN_ID=x", "HVD_SLOTS=2", "HVD_COLLECTIVE_ALGORITHM=ring", "HVD_CUDA_BACKEND=ipc",
