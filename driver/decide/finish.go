@@ -131,14 +131,18 @@ func (m *Machine) notEnough(now time.Time) error {
 	case !m.started:
 		need = m.size.NP
 	case m.startFailed && m.firstFailure != nil:
-		come := 0
-		for _, w := range m.workers {
-			if w.phase == waiting {
-				come++
-			}
-		}
 		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
-			job.ErrNotEnoughSlots, need, come, m.wait.Elastic, there, m.firstFailure.What())
+			job.ErrNotEnoughSlots, need, m.joinedSoFar(), m.wait.Elastic, there, m.firstFailure.What())
 	}
 	return fmt.Errorf("%w: %d needed, %d available after %v", job.ErrNotEnoughSlots, need, there, m.wait.Elastic)
+}
+
+// joinedSoFar returns how many workers wait for a world.
+func (m *Machine) joinedSoFar() (n int) {
+	for _, w := range m.workers {
+		if w.phase == waiting {
+			n++
+		}
+	}
+	return n
 }

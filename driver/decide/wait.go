@@ -22,6 +22,7 @@ type waitKind uint8
 // The kinds of waits, in the order in which simultaneous deadlines are handled.
 const (
 	forSlots    waitKind = iota // enough slots, or workers, for a world
+	forShort                    // log reminder: there are still not enough
 	forReset                    // log reminder: members have not joined the next world, or not left this one
 	forJoin                     // a starting worker joins
 	forMember                   // a member of the world being left joins again
@@ -66,6 +67,7 @@ func (m *Machine) waits(each func(wait)) {
 func (m *Machine) waitsForWorld(each func(wait)) {
 	if !m.shortFrom.IsZero() {
 		each(wait{kind: forSlots, until: m.shortFrom.Add(m.wait.Elastic)})
+		each(wait{kind: forShort, until: m.shortAgain()})
 	}
 	if !m.deadFrom.IsZero() {
 		each(wait{kind: forLoss, until: m.deadFrom.Add(lossAfter)})
@@ -89,6 +91,29 @@ func (m *Machine) waitsForWorld(each func(wait)) {
 		each(wait{kind: forReset, until: since.Add(m.remindAfter())})
 	}
 	m.waitsForStarts(each, starts)
+}
+
+// sayShortAfter is how long a job waits for slots until its log warns of that.
+const sayShortAfter = 5 * time.Second
+
+// shortAgain returns when the log says next that the job waits for slots: each time that the wait
+// is twice as long.
+func (m *Machine) shortAgain() time.Time {
+	after := sayShortAfter
+	for !m.shortFrom.Add(after).After(m.last) {
+		after *= 2
+	}
+	return m.shortFrom.Add(after)
+}
+
+// remindOfShort says what the job waits for.
+func (m *Machine) remindOfShort(now time.Time) {
+	why := ""
+	if !m.started && m.size.Min < m.size.NP {
+		why = fmt.Sprintf(" (-np: the first start needs them all, and later ones %d)", m.size.Min)
+	}
+	m.log(Warn, "after %v the job still waits for %s%s; up to %v (--elastic-timeout)",
+		now.Sub(m.shortFrom).Round(time.Second), m.waitWords(now, forSlots), why, m.wait.Elastic)
 }
 
 // lateFrom returns since when members have to join the next world or leave this one, or zero.
@@ -208,6 +233,8 @@ func (m *Machine) endWait(now time.Time, w wait) {
 	switch w.kind {
 	case forSlots:
 		m.decide(now, m.notEnough(now))
+	case forShort:
+		m.remindOfShort(now)
 	case forReset:
 		m.remindOfReset(now)
 	case forJoin:
@@ -272,7 +299,11 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 		if m.started {
 			need = m.size.Min
 		}
-		return fmt.Sprintf("%d slots, %d there", need, len(m.hosts.Available(now)))
+		there := len(m.hosts.Available(now))
+		if m.started && there >= need {
+			return fmt.Sprintf("%d workers, %d joined", need, m.joinedSoFar())
+		}
+		return fmt.Sprintf("%d slots, %d there", need, there)
 	case forMember:
 		return m.someNames(training) + " to come to the next world"
 	case forStarts:
