@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
@@ -30,6 +31,8 @@ import (
 const (
 	// reachEvery is the pause between two tries to reach the scheduler.
 	reachEvery = 50 * time.Millisecond
+	tellAfter  = 2 * time.Second  // from when on failures to reach the scheduler are told
+	tellEvery  = 10 * time.Second // and how often at most
 	// defaultPatience is how long a client waits for a scheduler that is out of reach.
 	defaultPatience = time.Minute
 )
@@ -324,9 +327,13 @@ func (p *Pool) run(ctx context.Context, conn net.Conn, r *link.Reader) {
 		}
 		l.Close()
 		p.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
+		failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 		for since := time.Now(); ; {
 			if conn, r, err = p.hello(ctx); err == nil {
 				break
+			}
+			if ctx.Err() == nil {
+				failures.Warn(p.cfg.Log, time.Now(), "tasks: the scheduler is not reached", err)
 			}
 			var refused refusedError
 			if errors.As(err, &refused) || time.Since(since) > p.cfg.Patience {

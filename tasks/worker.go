@@ -20,6 +20,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
@@ -458,9 +459,13 @@ func (w *worker) read(ctx context.Context, conn net.Conn, r *link.Reader) error 
 			return nil
 		}
 		w.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
+		failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 		for {
 			if conn, r, err = w.hello(ctx); err == nil {
 				break
+			}
+			if ctx.Err() == nil {
+				failures.Warn(w.cfg.Log, time.Now(), "tasks: the scheduler is not reached", err)
 			}
 			var refused refusedError
 			switch {

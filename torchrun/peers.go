@@ -16,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
 )
@@ -59,6 +60,9 @@ const (
 // dialTimeout bounds one attempt to reach another agent.
 const dialTimeout = 20 * time.Second
 
+// helloTimeout is how long one that has taken a connection may take for its first answer.
+const helloTimeout = 5 * time.Second
+
 // NewPeers returns one for the job of that name, whose agents all have the key; without a key
 // anyone who reaches the agents' ports is let in, and can read and change the stores. It listens
 // nowhere yet.
@@ -86,19 +90,23 @@ func (p *Peers) Listen(addr string) (net.Addr, error) {
 	p.mu.Lock()
 	p.ln = ln
 	p.mu.Unlock()
-	p.wg.Go(func() { acceptAll(ln, &p.wg, p.serve) })
+	p.wg.Go(func() { acceptAll(ln, &p.wg, p.log, p.serve) })
 	return ln.Addr(), nil
 }
 
 // acceptAll has each connection of a listener served by a goroutine of the group, until it is
 // closed.
-func acceptAll(ln *identity.Listener, wg *sync.WaitGroup, serve func(*identity.Conn)) {
+func acceptAll(ln *identity.Listener, wg *sync.WaitGroup, log logrus.FieldLogger, serve func(*identity.Conn)) {
+	failures := retry.Row{Least: retryTell}
 	for {
 		conn, err := ln.Accept()
-		if errors.Is(err, net.ErrClosed) {
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return
-		}
-		if err == nil {
+		case err != nil:
+			failures.Warn(log, time.Now(), "torchrun: taking connections", err)
+		default:
+			failures.Ended()
 			wg.Go(func() { serve(conn.(*identity.Conn)) })
 		}
 	}
@@ -253,8 +261,13 @@ func (p *Peers) dial(ctx context.Context, addr string, number uint64) (net.Conn,
 	keepAlive(conn)
 	if p.creds != nil {
 		secure := tls.Client(conn, p.creds.ClientTLS(identity.Subject{Role: identity.Driver}))
-		if err := secure.HandshakeContext(ctx); err != nil {
+		hello, cancel := context.WithTimeout(ctx, helloTimeout)
+		defer cancel()
+		if err := secure.HandshakeContext(hello); err != nil {
 			conn.Close()
+			if hello.Err() != nil && ctx.Err() == nil {
+				return nil, fmt.Errorf("torchrun: %s: %w", addr, errOtherProgram)
+			}
 			return nil, fmt.Errorf("torchrun: the agent at %s: %w (have all nodes the same key_file and --rdzv-id?)", addr, err)
 		}
 		conn = secure
@@ -355,7 +368,7 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 		s.end()
 		return nil, fmt.Errorf("torchrun: listening for workers: %w", err)
 	}
-	s.wg.Go(func() { acceptAll(s.ln, &s.wg, s.accept) })
+	s.wg.Go(func() { acceptAll(s.ln, &s.wg, s.log, s.accept) })
 	return s, nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
 )
 
@@ -43,8 +44,13 @@ type Static struct {
 	fired   bool
 }
 
-// retryPause is the pause between two attempts to reach the node with rank 0.
-const retryPause = 200 * time.Millisecond
+const (
+	// retryPause is the pause between two attempts to reach the node with rank 0.
+	retryPause = 200 * time.Millisecond
+	// Failures to reach another agent are told from retryQuiet on, and every retryTell at most.
+	retryQuiet = 2 * time.Second
+	retryTell  = 10 * time.Second
+)
 
 // Next implements Rendezvous.
 func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
@@ -62,6 +68,7 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 			s.Log.Debugf("torchrun: %v", err)
 		}
 	}
+	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
 	for {
 		r, err := s.arrive(ctx)
 		switch {
@@ -73,7 +80,11 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 		case errors.Is(err, ErrClosed) || s.Node == 0:
 			return Round{}, err
 		}
-		s.Log.Debugf("torchrun: %v", err) // the node with rank 0 may have been started again
+		if errors.Is(err, errOtherProgram) {
+			failures.Quiet = 0
+		}
+		// The node with rank 0 may have been started again.
+		failures.Warn(s.Log, time.Now(), "torchrun: the node with rank 0 is not reached at "+s.Addr, err)
 		s.disconnect()
 		if err := pause(ctx, retryPause); err != nil {
 			return Round{}, err
@@ -106,11 +117,20 @@ func (s *Static) connect(ctx context.Context) error {
 		return nil
 	}
 	c, err := s.dial(ctx, agentsStore)
-	if err == nil {
-		s.client, s.kv = c, c
+	if err != nil {
+		return err
+	}
+	s.client, s.kv = c, c
+	hello, cancel := context.WithTimeoutCause(ctx, helloTimeout, errOtherProgram)
+	defer cancel()
+	if _, err = c.Add(hello, "closed", 0); err != nil && hello.Err() != nil {
+		return context.Cause(hello)
 	}
 	return err
 }
+
+// errOtherProgram is of who takes a connection, and answers nothing.
+var errOtherProgram = errors.New("it takes connections, and does not answer as an agent of hvdrun torchrun: another program may have the port")
 
 func (s *Static) dial(ctx context.Context, number uint64) (*tcpstore.Client, error) {
 	conn, err := s.Peers.dial(ctx, s.Addr, number)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 )
 
@@ -283,10 +284,17 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 		return s, end, nil
 	}
 	r := &remoteStore{peers: p, addr: addr}
+	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
 	for {
 		_, err := r.Get(ctx, "hello")
 		if err == nil {
 			break
+		}
+		if errors.Is(err, errSilentStore) {
+			err, failures.Quiet = errOtherProgram, 0
+		}
+		if ctx.Err() == nil {
+			failures.Warn(p.log, time.Now(), "torchrun: the agent that has the store is not reached at "+addr, err)
 		}
 		if pause(ctx, retryPause) != nil {
 			r.close()

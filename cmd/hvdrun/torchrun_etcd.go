@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -29,7 +30,7 @@ const (
 )
 
 // etcdStore returns the store of a job in etcd, and what ends it.
-func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string]string) (store.Store, func(), error) {
+func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string]string, log logrus.FieldLogger) (store.Store, func(), error) {
 	cfg := clientv3.Config{Endpoints: []string{addr}, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
 		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
 		// All nodes reach an etcd that was away again at about the same time.
@@ -56,7 +57,7 @@ func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string
 	if err != nil {
 		return nil, nil, runError{fmt.Errorf("etcd: %w", err)}
 	}
-	s := etcd.New(etcd.Config{Client: client, Prefix: etcdPrefix + f.id + "/", Patience: etcdPatience})
+	s := etcd.New(etcd.Config{Client: client, Prefix: etcdPrefix + f.id + "/", Patience: etcdPatience, Log: log})
 	if _, err := s.Get(ctx, "hello"); err != nil {
 		_ = client.Close()
 		return nil, nil, runError{fmt.Errorf("--rdzv-endpoint: etcd at %s: %w", addr, err)}

@@ -491,7 +491,7 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 	if err != nil {
 		return err
 	}
-	shared, end, err := f.sharedStore(ctx, peers, host, addr, here, conf)
+	shared, end, err := f.sharedStore(ctx, peers, host, addr, here, conf, cfg.Log)
 	if err != nil {
 		return err
 	}
@@ -507,11 +507,11 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 }
 
 // sharedStore returns what the nodes share, and what ends it, with the connections to them.
-func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, host, addr string, here bool, conf map[string]string) (
+func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, host, addr string, here bool, conf map[string]string, log logrus.FieldLogger) (
 	shared store.Store, end func(context.Context), err error,
 ) {
 	if f.backend == "etcd" {
-		s, closeStore, err := f.etcdStore(ctx, addr, conf)
+		s, closeStore, err := f.etcdStore(ctx, addr, conf, log)
 		if err == nil {
 			_, err = peers.Listen(net.JoinHostPort(f.listenHost(host), "0"))
 		}
@@ -531,6 +531,7 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 	defer cancel()
 	shared, end, err = peers.Meet(bounded, addr, here)
 	if here && guessed && errors.Is(err, syscall.EADDRINUSE) { // another agent of this machine is the host
+		log.Infof("torchrun: another program of this machine has %s: it is taken for the agent that has the store", addr)
 		here = false
 		shared, end, err = peers.Meet(bounded, addr, false)
 	}

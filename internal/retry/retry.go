@@ -12,6 +12,9 @@ import (
 type Row struct {
 	// Least is the shortest time between two failures of one kind that are told.
 	Least time.Duration
+	// Quiet is the time from the first failure in which none is told, where failures that pass are
+	// no news.
+	Quiet time.Duration
 
 	failures int
 	since    time.Time // the first
@@ -33,11 +36,31 @@ func (r *Row) Failed(now time.Time, err error) (tell bool) {
 		}
 		return c
 	}, err.Error())
+	if now.Sub(r.since) < r.Quiet {
+		return false
+	}
 	if kind == r.kind && (r.failures < r.next || now.Sub(r.told) < r.Least) {
 		return false
 	}
 	r.kind, r.next, r.told = kind, 2*r.failures, now
 	return true
+}
+
+// Warn adds a failure, as Failed does, and logs it where it is to be told: what has failed and is
+// tried again.
+func (r *Row) Warn(log Logger, now time.Time, what string, err error) {
+	switch tell := r.Failed(now, err); {
+	case !tell:
+	case r.failures == 1:
+		log.Warnf("%s, trying again: %v", what, err)
+	default:
+		log.Warnf("%s, %d failures in %v, trying again: %v", what, r.failures, r.For(now).Round(time.Second), err)
+	}
+}
+
+// Logger is what Warn needs of a log.
+type Logger interface {
+	Warnf(format string, args ...any)
 }
 
 // Failures is their number.
@@ -54,6 +77,6 @@ func (r *Row) For(now time.Time) time.Duration {
 // Ended ends the row, because what was tried has succeeded, and returns how many failures it had.
 func (r *Row) Ended() (failures int) {
 	failures = r.failures
-	*r = Row{Least: r.Least}
+	*r = Row{Least: r.Least, Quiet: r.Quiet}
 	return failures
 }

@@ -41,3 +41,26 @@ func TestRow(t *testing.T) {
 		}
 	}
 }
+
+type lines []string
+
+func (l *lines) Warnf(format string, args ...any) { *l = append(*l, fmt.Sprintf(format, args...)) }
+
+func TestWarn(t *testing.T) {
+	begin, err := time.Unix(1, 0), errors.New("refused")
+	for quiet, want := range map[time.Duration]string{
+		0:               `["door, trying again: refused" "door, 3 failures in 2s, trying again: refused" "door, 6 failures in 5s, trying again: refused"]`,
+		5 * time.Second: `["door, 6 failures in 5s, trying again: refused"]`,
+	} {
+		row, said := retry.Row{Least: 2 * time.Second, Quiet: quiet}, lines{}
+		for i := range 10 {
+			row.Warn(&said, begin.Add(time.Duration(i)*time.Second), "door", err)
+		}
+		if got := fmt.Sprintf("%q", said); got != want {
+			t.Errorf("quiet for %v: %s, want %s", quiet, got, want)
+		}
+		if row.Ended(); row.Quiet != quiet {
+			t.Errorf("a new row is quiet for %v", row.Quiet)
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/tasks"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
@@ -239,11 +240,12 @@ func (p *foreign) join(ctx context.Context) {
 		cfg.Offers[Label(label)] = float64(p.processors)
 	}
 	p.r.cfg.Log.Infof("scaler: worker %s joins, with %d processors", p.name, p.processors)
+	failures := retry.Row{Least: 10 * time.Second}
 	for ctx.Err() == nil {
 		if err := tasks.Serve(ctx, cfg); err == nil {
 			return
 		} else if ctx.Err() == nil {
-			p.r.cfg.Log.Warnf("scaler: worker %s cannot join the pool: %v", p.name, err)
+			failures.Warn(p.r.cfg.Log, time.Now(), fmt.Sprintf("scaler: worker %s cannot join the pool", p.name), err)
 		}
 		select {
 		case <-time.After(time.Second):

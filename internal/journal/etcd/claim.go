@@ -11,6 +11,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // renewals is how many times a claim is renewed in the time of its lease.
@@ -135,6 +137,7 @@ func (c *Claim) renew(last time.Time) {
 	bound := lease * 4 / 5
 	ticker := time.NewTicker(lease / renewals)
 	defer ticker.Stop()
+	failures := retry.Row{Least: tellEvery}
 	for {
 		began := time.Now()
 		call, cancel := context.WithDeadline(c.ctx, last.Add(bound))
@@ -145,9 +148,12 @@ func (c *Claim) renew(last time.Time) {
 			return
 		case err == nil:
 			last = began
+			failures.Ended()
 		case errors.Is(err, rpctypes.ErrLeaseNotFound), time.Since(last) >= bound:
 			c.lose()
 			return
+		default:
+			failures.Warn(c.store.cfg.Log, time.Now(), fmt.Sprintf("the claim to the job is not renewed, and ends %v after the last time", bound), err)
 		}
 		select {
 		case <-ticker.C:

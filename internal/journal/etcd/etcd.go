@@ -38,6 +38,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 const (
@@ -252,6 +254,7 @@ func (s *Store) Jobs(ctx context.Context) (runs []string, err error) {
 // Await blocks until nobody has the claim to the job, or ctx ends.
 func (s *Store) Await(ctx context.Context, run string) error {
 	name := s.names(run).driver()
+	failures := retry.Row{Least: tellEvery}
 	for {
 		began, cancel := context.WithTimeout(ctx, callBound)
 		r, err := s.client.Get(began, name)
@@ -266,7 +269,7 @@ func (s *Store) Await(ctx context.Context, run string) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			s.cfg.Log.WithError(err).Warn("etcd is not reached; trying again")
+			failures.Warn(s.cfg.Log, time.Now(), "etcd is not reached", err)
 			if err := pause(ctx); err != nil {
 				return err
 			}
@@ -290,6 +293,9 @@ func (s *Store) awaitEnd(ctx context.Context, name string, from int64) error {
 	}
 	return errors.New("the watch has ended")
 }
+
+// tellEvery is the shortest time between two equal failures that are told.
+const tellEvery = 10 * time.Second
 
 // pause waits before the next attempt.
 func pause(ctx context.Context) error {

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 )
 
@@ -30,11 +33,19 @@ type Config struct {
 	Patience time.Duration
 	// Timeout bounds an attempt. Zero: 2 s.
 	Timeout time.Duration
+	// Log is told while etcd does not answer the first call. Nil: logrus's standard logger.
+	Log logrus.FieldLogger
 }
 
 // Store is a store in etcd. Versions are etcd's revisions, and there is no clock: Entry.Now is
 // zero. Values are bounded by what etcd takes, 1.5 MiB unless it is told otherwise.
-type Store struct{ cfg Config }
+type Store struct {
+	cfg Config
+
+	mu       sync.Mutex
+	failures retry.Row // of all calls, until etcd has answered one
+	met      bool      // it has: from then on heartbeats tell where it is away
+}
 
 var _ store.Store = (*Store)(nil)
 
@@ -46,7 +57,10 @@ func New(cfg Config) *Store {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 2 * time.Second
 	}
-	return &Store{cfg}
+	if cfg.Log == nil {
+		cfg.Log = logrus.StandardLogger()
+	}
+	return &Store{cfg: cfg, failures: retry.Row{Least: 10 * time.Second}}
 }
 
 // call repeats an attempt while etcd is not reached.
@@ -70,6 +84,7 @@ func (s *Store) call(ctx context.Context, key string, value []byte, try func(con
 		cancel()
 		switch {
 		case err == nil:
+			s.note(nil)
 			return nil
 		case ctx.Err() != nil:
 			return ended()
@@ -80,12 +95,24 @@ func (s *Store) call(ctx context.Context, key string, value []byte, try func(con
 		if !away(err) || time.Since(began) > s.cfg.Patience {
 			return last
 		}
+		s.note(last)
 		timer := time.NewTimer(retryPause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
 		}
+	}
+}
+
+// note notes what came of an attempt, and warns where etcd has answered none.
+func (s *Store) note(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		s.met = true
+	} else if !s.met {
+		s.failures.Warn(s.cfg.Log, time.Now(), fmt.Sprintf("store: etcd at %s is not reached", strings.Join(s.cfg.Client.Endpoints(), ", ")), err)
 	}
 }
 
