@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 const (
@@ -20,6 +21,9 @@ const (
 	// one that has failed.
 	callBound  = 5 * time.Second
 	retryPause = 100 * time.Millisecond
+	// Failures are told from tellAfter on, and every tellEvery at most.
+	tellAfter = 2 * time.Second
+	tellEvery = 10 * time.Second
 	// beat is how often a node is written to where there is nothing to write: its end shows then.
 	beat = time.Second
 	// allBound is how long a record is waited for on all nodes, and after that on most of them; and
@@ -79,6 +83,7 @@ func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, err
 	cfg.Own.mu.Lock()
 	term := cfg.Own.promised + 1
 	cfg.Own.mu.Unlock()
+	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 	for {
 		best, later, enough := canvass(ctx, cfg, members, term)
 		if enough && later == 0 {
@@ -91,6 +96,7 @@ func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, err
 			l.SetMembers(members)
 			return l, best, nil
 		}
+		failures.Warn(cfg.Log, time.Now(), "replica: leading the job", errors.New("not enough nodes of the round answer"))
 		term = max(term+1, later)
 		if !pause(ctx, retryPause) {
 			return nil, Copy{}, fmt.Errorf("replica: leading the job: %w", context.Cause(ctx))
@@ -218,13 +224,18 @@ func (l *Leader) lose() { l.once.Do(func() { close(l.lost) }) }
 
 // serve writes to one node until ctx ends.
 func (l *Leader) serve(ctx context.Context, addr string, k *link) {
+	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 	for ctx.Err() == nil {
 		conn, err := l.dial(ctx, addr)
 		if err == nil {
+			failures.Ended()
 			err = l.write(ctx, conn, k)
 			conn.Close()
 		}
 		dead := l.cfg.Dead(err)
+		if !dead && ctx.Err() == nil {
+			failures.Warn(l.cfg.Log, time.Now(), "replica: the node at "+addr+" is not reached", err)
+		}
 		l.mu.Lock()
 		if dead != k.dead {
 			k.dead = dead
