@@ -12,10 +12,10 @@ import (
 // waitNames are the functions by which a loop waits before it goes on.
 var waitNames = regexp.MustCompile(`^(time\.(After|NewTimer|Sleep)|(.*\.)?(pause|pauseFor|pauseBefore|rest))$`)
 
-// TestRetriesAreListed: each loop that waits before it goes on stands in docs/design/retries.md,
+// TestRetriesAreDocumented: each loop that waits before it goes on stands in docs/design/retries.md,
 // either with what it says when it fails or among those that try nothing again; and the page names
 // no other.
-func TestRetriesAreListed(t *testing.T) {
+func TestRetriesAreDocumented(t *testing.T) {
 	const page = "docs/design/retries.md"
 	text, err := os.ReadFile(page)
 	if err != nil {
