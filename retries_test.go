@@ -12,7 +12,7 @@ import (
 // waitNames are the functions by which a loop waits before it goes on.
 var waitNames = regexp.MustCompile(`^(time\.(After|NewTimer|Sleep)|(.*\.)?(pause|pauseFor|pauseBefore|rest))$`)
 
-// TestRetriesAreDocumented: each loop that waits before it goes on stands in docs/design/retries.md,
+// TestRetriesAreDocumented: each loop that waits before it goes on stands on the page of retries,
 // either with what it says when it fails or among those that try nothing again; and the page names
 // no other.
 func TestRetriesAreDocumented(t *testing.T) {
