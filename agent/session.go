@@ -510,8 +510,13 @@ func (w *worker) dying(what string, by syscall.Signal) {
 	s := w.s
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	s.log.Warnf("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
-	if s.knowsDying && s.why == nil && (by == 0 || !w.evicted) {
+	tells := s.knowsDying && s.why == nil && (by == 0 || !w.evicted)
+	say := s.log.Warnf
+	if tells { // the driver's log has it
+		say = s.log.Infof
+	}
+	say("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
+	if tells {
 		s.emit(&wire.FromAgent{What: &wire.FromAgent_Dying{
 			Dying: &wire.Dying{Incarnation: w.incarnation, What: what, Signal: uint32(by)},
 		}})

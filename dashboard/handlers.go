@@ -43,7 +43,10 @@ func (s *Server) handler() http.Handler {
 	if err != nil {
 		panic(err) // the folder is embedded
 	}
-	mux.HandleFunc("GET /app.css", asset(files)) // the page for those without a token has it too
+	mux.HandleFunc("GET /app.css", asset(files))                                      // the page for those without a token has it too
+	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // which browsers ask for beside the page's icon
+		http.ServeFileFS(w, r, files, "icon.svg")
+	})
 	mux.HandleFunc("GET /{$}", s.index(files))
 	mux.HandleFunc("GET /{file}", s.may(watch, asset(files)))
 	mux.HandleFunc("GET /api/rights", s.may(watch, s.rights))

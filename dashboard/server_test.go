@@ -106,6 +106,9 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s: status %d, %s", path, status, text)
 		}
 	}
+	if status, text, _ := s.ask("GET", "/favicon.ico", ""); status != 200 || !strings.Contains(text, "<svg") {
+		t.Errorf("the icon that browsers ask for: %d", status)
+	}
 	s.enter(s.tokens.Read)
 	if status, text, _ := s.ask("GET", "/api/view", ""); status != 200 || !strings.Contains(text, "gpu-a1") {
 		t.Errorf("status %d, %s", status, text)

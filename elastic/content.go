@@ -18,6 +18,7 @@ type content struct {
 	self   Part          // the part; a type that embeds it is another, and its own methods must be called
 	name   string        // unique within a State; empty: unnamed
 	layout func() string // describes the part; states are compatible if all ranks have the same layouts
+	absent bool          // its slice is nil, which no training can write to
 	kind   func() string // the layout in checkpoints, for which options that may change are left out; nil: layout
 
 	// memory returns the live value of a part that consists of memory only, always in the same
@@ -251,6 +252,9 @@ func newParts(all []Part) (parts, error) {
 			return ps, fmt.Errorf("elastic: part %d of the state is nil", i)
 		}
 		ps.of[i] = contentOf(p)
+		if c := ps.of[i]; c != nil && c.absent {
+			return ps, fmt.Errorf("elastic: tensor %q of the state is nil", c.name)
+		}
 		if !ps.own(i) {
 			continue
 		}

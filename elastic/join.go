@@ -50,8 +50,8 @@ const (
 // enters the world when it is called before Run. The program has ten minutes from Init to Run.
 //
 // In a process that hvdrun did not start, the worker is alone in a world of size one, without
-// sockets. Errors are ErrRemoved, ErrFinished, ctx's error, and those of an invalid environment or
-// an unreachable driver. The caller must close the worker.
+// sockets. Errors are ErrRemoved, ErrFinished, ctx's error, and those of an invalid environment, an
+// unreachable driver or a worker that this process is already. The caller must close the worker.
 //
 // Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
 // program starts afterwards cannot take part in the job.
@@ -67,12 +67,18 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	}
 	var m meeting = solo{}
 	if started {
+		if w := initialized.Load(); w != nil && fakeproc.From(ctx) == nil && !w.isClosed() {
+			return nil, errors.New("elastic: Init was called before in this process: a process is one worker")
+		}
 		if m, err = newDriven(env, network); err != nil {
 			return nil, err
 		}
 	}
 	w := newOutsider(ctx, m, rendezvous.Outside)
 	w.driven, w.job = started, env.RunID
+	if started && w.fake == nil {
+		initialized.Store(w)
+	}
 	w.verification = verification{every: env.VerifyState, heal: env.HealState}
 	w.replicas, w.shared = env.CommitReplicas, env.ShareOutput
 	if slices.Contains(options, Late) {
@@ -85,6 +91,9 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	}
 	return w.arrive(ctx)
 }
+
+// initialized is the worker that this process is; nil: it is none yet.
+var initialized atomic.Pointer[Worker]
 
 // newWorker returns a worker in the first world of m. It closes m if that fails.
 func newWorker(ctx context.Context, m meeting) (*Worker, error) {

@@ -407,6 +407,9 @@ func TestInitByTheEnvironment(t *testing.T) {
 	if w.Host() != "h" || w.Size() != 1 || w.Generation() != 1 {
 		t.Errorf("%+v", *w.member.Load())
 	}
+	if _, err := Init(t.Context()); err == nil || !strings.Contains(err.Error(), "Init was called before") {
+		t.Errorf("a second Init: %v", err)
+	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}

@@ -277,10 +277,11 @@ func TestUnusableStates(t *testing.T) {
 	var none *int
 	one := 1
 	for name, s := range map[string]*State{
-		"worker is nil":            NewState(nil),
-		"part 1 of the state":      NewState(w, &userPart{}, nil),
-		`named "x"`:                NewState(w, Tensor("x", []int8{1}), Value("x", &one)),
-		`value "p": its pointer i`: NewState(w, Value("p", none)),
+		"worker is nil":                  NewState(nil),
+		`tensor "x" of the state is nil`: NewState(w, Tensor[float32]("x", nil)),
+		"part 1 of the state":            NewState(w, &userPart{}, nil),
+		`named "x"`:                      NewState(w, Tensor("x", []int8{1}), Value("x", &one)),
+		`value "p": its pointer i`:       NewState(w, Value("p", none)),
 	} {
 		train := func(context.Context) error { t.Errorf("%s: trained", name); return nil }
 		for what, err := range map[string]error{

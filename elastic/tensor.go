@@ -11,8 +11,8 @@ import (
 
 // Tensor is a Part whose live value is data, which a sync overwrites in place. It keeps a copy of
 // data as of the last commit and, while the next one is made, copies of the chunks of 1 MiB that
-// have changed. The name must be unique within a State. data must stay the same slice; its length
-// and type must be the same on every rank. On
+// have changed. The name must be unique within a State. data must stay the same slice, which is not
+// nil; its length and type must be the same on every rank. On
 // Linux 6.7 and newer commits do not read what the kernel says has not been written to, in a
 // process that has opened no devices; elsewhere a commit reads all of data to find changes. See
 // [Watched].
@@ -20,6 +20,7 @@ func Tensor[T collective.Element](name string, data []T) Part {
 	memory := [][]byte{memoryOf(data)}
 	return newPart(content{
 		name:    name,
+		absent:  data == nil,
 		layout:  func() string { return fmt.Sprintf("tensor %q: %T of %d", name, data, len(data)) },
 		memory:  func() [][]byte { return memory },
 		tensors: func(name string) []checkpoint.Tensor { return []checkpoint.Tensor{{Name: name, Type: dtype[T]()}} },

@@ -149,6 +149,12 @@ func (w *Worker) end() {
 	w.use.running = false
 }
 
+func (w *Worker) isClosed() bool {
+	w.use.mu.Lock()
+	defer w.use.mu.Unlock()
+	return w.use.closed
+}
+
 func (w *Worker) isOver() bool {
 	w.use.mu.Lock()
 	defer w.use.mu.Unlock()

@@ -205,8 +205,10 @@ function cell(i) {
 function legend() {
   const counts = {};
   for (const s of view.slots) counts[s.state] = (counts[s.state] ?? 0) + 1;
+  const hung = view.slots.filter((s) => s.where).length;
   fill(byId("legend"), ...Object.keys(words).filter((w) => counts[w]).map((w) =>
     h("li", null, h("span.swatch.s-" + w), h("b", null, number(counts[w])), words[w])),
+  hung ? h("li", null, h("span.swatch.hung"), h("b", null, number(hung)), hung === 1 ? "of them holds up the others" : "of them hold up the others") : null,
   view.hosts.length ? h("li", null, `on ${number(view.hosts.length)} ${view.hosts.length === 1 ? "host" : "hosts"}, oldest first`) : null);
 }
 
