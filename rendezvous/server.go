@@ -71,7 +71,7 @@ type Tasks interface {
 	Expel(incarnation string)
 	// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most
 	// 8; none where it was told to end, which is stopped. It blocks while what the process has said
-	// is read, 200 ms at most.
+	// is read, 2 s at most.
 	Ended(incarnation string, stopped bool) []string
 	// Train says which workers have a place in the current world. It must not block.
 	Train(incarnations []string)

@@ -86,19 +86,18 @@ func (t *pending) cancel(m *wire.ToTasks) {
 	m.Cancels = append(m.Cancels, &wire.CancelTask{N: t.n, Force: true})
 }
 
-// Get waits until the task is over, and returns its result. Its error is *FunctionError,
-// *DependencyError, or wraps ErrCancelled, ErrWorkerLost, ErrPoison, ErrTimeLimit or ErrClosed; or
-// it is that of ctx.
+// Get waits until the task is over, and returns its result. Within a function of a task, which
+// gives it its context, the processors of that task are for others meanwhile. Its error is
+// *FunctionError, *DependencyError, or wraps ErrCancelled, ErrWorkerLost, ErrPoison, ErrTimeLimit
+// or ErrClosed; or it is that of ctx.
 func (f *Future[R]) Get(ctx context.Context) (R, error) {
 	var r R
 	f.pool.mu.Lock()
 	if !f.ended() {
 		over := f.waiting()
 		f.pool.mu.Unlock()
-		select {
-		case <-over:
-		case <-ctx.Done():
-			return r, ctx.Err()
+		if err := await(ctx, over); err != nil {
+			return r, err
 		}
 		f.pool.mu.Lock()
 	}
@@ -134,14 +133,29 @@ func (t *pending) decode(ctx context.Context, r *wire.TaskResult, type_ reflect.
 
 // Err waits as Get does, and returns only the error.
 func (t *pending) Err(ctx context.Context) error {
-	select {
-	case <-t.Done():
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := await(ctx, t.Done()); err != nil {
+		return err
 	}
 	t.pool.mu.Lock()
 	defer t.pool.mu.Unlock()
 	return t.err
+}
+
+// await waits until a channel is closed. A function of a task, whose context ctx is, lends its
+// processors meanwhile.
+func await(ctx context.Context, over <-chan struct{}) error {
+	select {
+	case <-over:
+		return nil
+	default:
+	}
+	defer lend(ctx)()
+	select {
+	case <-over:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // task makes a Future an argument.
@@ -426,14 +440,27 @@ func AsCompleted[R any](ctx context.Context, futures []*Future[R]) iter.Seq2[*Fu
 		for _, t := range futures {
 			t.whenOver(func() { ended <- t })
 		}
-		for range futures {
+		next := func() *Future[R] {
 			select {
 			case t := <-ended:
-				if !yield(t, t.Err(ctx)) {
-					return
-				}
+				return t
+			default:
+			}
+			defer lend(ctx)()
+			select {
+			case t := <-ended:
+				return t
 			case <-ctx.Done():
+				return nil
+			}
+		}
+		for range futures {
+			t := next()
+			if t == nil {
 				yield(nil, ctx.Err())
+				return
+			}
+			if !yield(t, t.Err(ctx)) {
 				return
 			}
 		}

@@ -138,7 +138,7 @@ func TestPushAfterLeaving(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.leave(0)
-	w.take(&wire.FromTasks{Pushes: []*wire.PushTask{{Of: &wire.Attempt{N: 1}}}})
+	w.hear(&wire.FromTasks{Pushes: []*wire.PushTask{{Of: &wire.Attempt{N: 1}}}})
 	if w.running.Wait(); len(w.held) > 0 {
 		t.Error("it has begun a task")
 	}

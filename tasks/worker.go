@@ -139,6 +139,7 @@ type attempt struct {
 	cancel  context.CancelFunc // nil: it has not begun
 	ended   bool               // and the scheduler may not know
 	stopped bool               // it was told to end: its result is not wanted
+	waits   int                // calls in which its function waits for tasks; then it has lent its processors
 }
 
 func newWorker(cfg ServeConfig) (*worker, error) {
@@ -279,9 +280,16 @@ func (w *worker) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
 		w.put(d, func(m *wire.ToTasks) { m.Dones = append(m.Dones, d) })
 	}
 	leaving := w.leaving
-	l.Say(func(m *wire.ToTasks) { m.Leaving = leaving })
+	l.Say(func(m *wire.ToTasks) {
+		m.Leaving = leaving
+		for _, a := range w.held {
+			if a.waits > 0 {
+				m.Waits = append(m.Waits, a.push.GetOf())
+			}
+		}
+	})
 	w.mu.Unlock()
-	w.take(m)
+	w.hear(m)
 }
 
 // acknowledge forgets the ends of attempts that the scheduler has; the lock is held.
@@ -493,12 +501,12 @@ func (w *worker) listen(ctx context.Context, conn net.Conn, r *link.Reader) erro
 		if m.GetRefused() != "" {
 			return refusedError{m.GetRefused()}
 		}
-		w.take(&m)
+		w.hear(&m)
 	}
 }
 
-// take does what the scheduler says.
-func (w *worker) take(m *wire.FromTasks) {
+// hear does what the scheduler says.
+func (w *worker) hear(m *wire.FromTasks) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.silent {
@@ -636,15 +644,23 @@ func (w *worker) begin() {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		a.cancel = cancel
-		if a.of != nil {
-			for _, d := range a.of.demand {
-				w.free[d.Name] -= d.Milli
-			}
-		}
+		w.take(a, 1, func(string) bool { return true })
 		w.running.Go(func() { w.run(ctx, a) })
 	}
 	if n > 0 {
 		w.queued = slices.Delete(w.queued, 0, n)
+	}
+}
+
+// take takes what an attempt needs of some resources, or with -1 gives it back; the lock is held.
+func (w *worker) take(a *attempt, n int64, of func(resource string) bool) {
+	if a.of == nil {
+		return
+	}
+	for _, d := range a.of.demand {
+		if of(d.Name) {
+			w.free[d.Name] -= n * d.Milli
+		}
 	}
 }
 
@@ -674,11 +690,7 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a.ended, a.cancel = true, func() {}
-	if a.of != nil {
-		for _, d := range a.of.demand {
-			w.free[d.Name] += d.Milli
-		}
-	}
+	w.take(a, -1, func(name string) bool { return name != cpu || a.waits == 0 })
 	if w.silent {
 		return
 	}
@@ -718,7 +730,7 @@ func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	} else if err != nil {
 		return failed(queue.ByUser, err.Error())
 	}
-	value, err := a.of.fn.run(ctx, args)
+	value, err := a.of.fn.run(context.WithValue(ctx, lenderKey{}, &lender{w, a}), args)
 	switch {
 	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return failed(queue.TimedOut, fmt.Sprintf("it ran for longer than %v: %v", time.Duration(a.push.GetLimitMs())*time.Millisecond, err))

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -180,7 +181,11 @@ func printTasks(out io.Writer, s tasks.Status) error {
 		case k.Trains:
 			name += " (trains)"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\n", name, k.Host, k.Offers, k.Running, k.Ahead, k.Done)
+		running := strconv.Itoa(k.Running)
+		if k.Waits > 0 {
+			running += fmt.Sprintf(" (%d wait for others)", k.Waits)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\n", name, k.Host, k.Offers, running, k.Ahead, k.Done)
 	}
 	if err := w.Flush(); err != nil {
 		return err

@@ -78,6 +78,8 @@ const (
 	helloTime = 20 * time.Second
 	// lastWords is how long what a process has sent before it ended may take to come.
 	lastWords = 100 * time.Millisecond
+	// endedTime bounds Ended, where this process is short of processor time.
+	endedTime = 2 * time.Second
 	// maxRan bounds how many microseconds a task may have run, as its worker says.
 	maxRan = 1 << 48
 	// tellAt is how many bytes a worker keeps of results that the scheduler has.
@@ -538,7 +540,7 @@ func (s *Scheduler) expel(incarnation string, stopped bool) {
 
 // Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8:
 // none where it was told to end, and then what it had counts for nothing. It blocks until what the
-// process has sent is read, 200 ms at most.
+// process has sent is read, for about 100 ms where its connection does not end, and 2 s at most.
 func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	s.expel(incarnation, stopped)
 	s.mu.Lock()
@@ -550,7 +552,7 @@ func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 		}
 	}
 	s.mu.Unlock()
-	late, cancel := context.WithTimeout(context.Background(), 2*lastWords)
+	late, cancel := context.WithTimeout(context.Background(), endedTime)
 	defer cancel()
 	for _, p := range of {
 		select {
@@ -658,6 +660,12 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	for _, a := range m.GetBegun() {
 		s.q.Begun(id, heldOf(a))
 	}
+	for _, a := range m.GetWaits() {
+		s.q.Waits(now, id, heldOf(a), 1)
+	}
+	for _, a := range m.GetWaited() {
+		s.q.Waits(now, id, heldOf(a), -1)
+	}
 	for _, a := range m.GetLeases() {
 		g := s.q.GroupAt(int(a.GetGroup()))
 		switch {
@@ -708,7 +716,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		}
 		of := s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand()))
 		p.groups = append(p.groups, of)
-		time.AfterFunc(unservedAfter, func() { s.warnUnserved(p, l, of) })
+		s.watchUnserved(p, l, of, false)
 		for ; s.groups <= of.Index; s.groups++ {
 			group := groupOf(of)
 			s.besides += costOfGroup(group)
@@ -754,20 +762,24 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	return nil
 }
 
-// unservedAfter is how long after a client has submitted the first task of a function it is told
-// that no worker can run it.
+// unservedAfter is how often it is looked whether any worker can run the tasks of a client.
 const unservedAfter = 5 * time.Second
 
-// warnUnserved tells a client, over a connection, why no worker can run its tasks of a group.
-func (s *Scheduler) warnUnserved(p *peer, l *link.Link[*wire.FromTasks], g *queue.Group) {
-	s.mu.Lock()
-	defer s.unlock()
-	if s.closed || p.link != l {
-		return
-	}
-	if why := queue.Cut(s.q.Unserved(time.Now(), g), link.MaxWhy); why != "" {
-		p.put(&wire.FromTasks{Warnings: []string{why}}, func(m *wire.FromTasks) { m.Warnings = append(m.Warnings, why) })
-	}
+// watchUnserved tells a client, over a connection, why no worker can run its tasks of a group, once
+// until one can. told: it was told.
+func (s *Scheduler) watchUnserved(p *peer, l *link.Link[*wire.FromTasks], g *queue.Group, told bool) {
+	time.AfterFunc(unservedAfter, func() {
+		s.mu.Lock()
+		defer s.unlock()
+		if s.closed || p.link != l {
+			return
+		}
+		why := queue.Cut(s.q.Unserved(time.Now(), g), link.MaxWhy)
+		if why != "" && !told {
+			p.put(&wire.FromTasks{Warnings: []string{why}}, func(m *wire.FromTasks) { m.Warnings = append(m.Warnings, why) })
+		}
+		s.watchUnserved(p, l, g, why != "")
+	})
 }
 
 // submitted adds the tasks of a client, and what it knows to have become of them.

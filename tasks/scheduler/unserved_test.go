@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
-// TestUnserved: a client is told after 5 s that no worker has the function of its tasks.
+// TestUnserved: a client is told after 5 s that no worker has the function of its tasks, once.
 func TestUnserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Run: "r", Log: silent()})
@@ -47,6 +47,17 @@ func TestUnserved(t *testing.T) {
 					t.Errorf("after %v: %s", time.Since(began), text)
 				}
 				break
+			}
+		}
+		quiet := time.NewTimer(time.Minute)
+		for over := false; !over; {
+			select {
+			case m := <-news:
+				if len(m.GetWarnings()) > 0 {
+					t.Errorf("it is told again: %v", m.GetWarnings())
+				}
+			case <-quiet.C:
+				over = true
 			}
 		}
 		w.Close()

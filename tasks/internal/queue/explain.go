@@ -81,7 +81,11 @@ func (q *Queue) why(now time.Time, t *task) string {
 		}
 		i := slices.Index(t.worker.sent, t)
 		if i < t.worker.running {
-			return "worker " + t.worker.Name + " runs it"
+			why := "worker " + t.worker.Name + " runs it"
+			if t.waits > 0 {
+				why += ", and it waits for other tasks"
+			}
+			return why
 		}
 		return fmt.Sprintf("worker %s has it, and runs it after %d others", t.worker.Name, i)
 	}

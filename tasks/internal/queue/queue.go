@@ -214,6 +214,7 @@ type task struct {
 	place    int32 // in its line
 	missing  int32 // results and stored values that it waits for
 	users    int32 // tasks not over that need its result
+	waits    int32 // more than 0: its function waits for other tasks, and has lent its processors
 	state    State
 	deaths   uint8 // workers that were lost while they ran it
 	tries    uint8 // attempts beyond the first that count against Retries

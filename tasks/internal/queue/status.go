@@ -79,6 +79,8 @@ type WorkerStatus struct {
 	Ahead   int    `json:"ahead"`
 	Done    int    `json:"done"`
 	Leaving bool   `json:"leaving,omitempty"`
+	// Waits is how many of the running ones wait for other tasks, and have lent their processors.
+	Waits int `json:"waits,omitempty"`
 	// Trains: it has a place in a world, and runs no tasks meanwhile.
 	Trains bool `json:"trains,omitempty"`
 	// Stopped are attempts of tasks that were cancelled, or whose time is up, and whose functions
@@ -139,7 +141,7 @@ func (q *Queue) Status(now time.Time) Status {
 	for _, w := range q.list {
 		s.Workers = append(s.Workers, WorkerStatus{
 			ID: w.ID, Rank: w.Rank, Name: w.Name, Host: w.Host, Offers: MakeDemand(w.Offers).String(), Running: w.running, Ahead: len(w.sent) - w.running,
-			Done: w.done, Leaving: w.leaving, Trains: w.trains, Stopped: w.stoppedStatus(now),
+			Done: w.done, Leaving: w.leaving, Trains: w.trains, Waits: w.waiting(), Stopped: w.stoppedStatus(now),
 		})
 	}
 	s.Offered = q.offered()
@@ -193,10 +195,10 @@ func (q *Queue) explain(now time.Time, g *Group) string {
 	return Cut(strings.Join(all, "; "), maxWhy)
 }
 
-// Unserved says why no worker that is there can run tasks of a group which are ready; "": one can,
-// or none is ready.
+// Unserved says why no worker that is there can run tasks of a group which are ready: none has what
+// they need, or all that those run waits for tasks. "": one can, or none is ready.
 func (q *Queue) Unserved(now time.Time, g *Group) string {
-	if g.waiting == 0 || slices.ContainsFunc(q.list, func(w *worker) bool { return w.serves(g) }) {
+	if g.waiting == 0 || slices.ContainsFunc(q.list, func(w *worker) bool { return w.serves(g) && !w.jammed(q, g) }) {
 		return ""
 	}
 	return fmt.Sprintf("%d tasks of %s (%s) do not run: %s", g.waiting, g.Name(), g.Demand, q.explain(now, g))
@@ -224,6 +226,8 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 	case w.stopped > 0 && !w.mayHave(q, g):
 		s := w.stoppedStatus(now)[0]
 		return fmt.Sprintf("is busy with a task of %s that, %v", s.Function, s)
+	case w.jammed(q, g):
+		return w.whyJammed()
 	case !w.mayHave(q, g):
 		return "is busy"
 	}

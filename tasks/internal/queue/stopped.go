@@ -24,8 +24,9 @@ func (q *Queue) stop(now time.Time, t *task, force bool, why string) {
 	}
 	w.sent[slices.Index(w.sent, t)] = &task{
 		Task: Task{ID: t.ID, Group: t.Group, Priority: t.Priority, Options: &defaults}, state: Sent, worker: w, attempt: t.attempt,
-		stopped: true, more: &more{began: now, result: Result{Text: why}},
+		stopped: true, waits: t.waits, more: &more{began: now, result: Result{Text: why}},
 	}
+	t.waits = 0
 	w.stopped++
 	if t.taking {
 		w.asked--

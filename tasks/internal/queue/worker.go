@@ -121,6 +121,7 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 		has[h] = true
 	}
 	for _, t := range slices.Clone(w.sent) {
+		q.setWaits(t, 0) // it is said again
 		if t.taking = false; !has[Held{t.ID, t.attempt}] {
 			if q.unsend(t); !t.stopped {
 				q.retry(now, t)
@@ -150,6 +151,7 @@ func (q *Queue) remove(now time.Time, id uint64, lost bool) {
 	sent, running := w.sent, w.running
 	w.sent, w.running = nil, 0
 	for i, t := range sent {
+		t.waits = 0
 		if t.worker = nil; t.stopped {
 			continue
 		}
@@ -558,6 +560,7 @@ func (q *Queue) begin(now time.Time, w *worker) {
 // unsend removes a task from its worker.
 func (q *Queue) unsend(t *task) {
 	w := t.worker
+	q.setWaits(t, 0)
 	i := slices.Index(w.sent, t)
 	w.sent = slices.Delete(w.sent, i, i+1)
 	if i < w.running {

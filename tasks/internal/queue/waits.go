@@ -1,0 +1,85 @@
+package queue
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// cpu is the resource that a function lends while it waits for other tasks. What else it holds, it
+// still uses.
+const cpu = "cpu"
+
+// Waits says that the function of an attempt has begun to wait for other tasks, or, with -1 for n,
+// that it goes on. What is said at the same time may come in any order.
+func (q *Queue) Waits(now time.Time, worker uint64, h Held, n int32) {
+	w := q.workers[worker]
+	if w == nil {
+		return
+	}
+	t := q.tasks[h.ID]
+	if t == nil || t.state != Sent || t.attempt != h.Attempt || t.worker != w {
+		if t = w.stoppedAttempt(h); t == nil {
+			return
+		}
+	}
+	if i := slices.Index(w.sent, t); i >= w.running { // it has begun, which was not known
+		w.sent = slices.Insert(slices.Delete(w.sent, i, i+1), w.running, t)
+		t.Group.Demand.take(w.free, 1)
+		w.running++
+	}
+	q.setWaits(t, max(t.waits+n, 0))
+	q.begin(now, w)
+	q.fill(now, w)
+}
+
+// setWaits has a task that runs lend its processors or take them again, which others may have.
+func (q *Queue) setWaits(t *task, waits int32) {
+	was, is := t.waits > 0, waits > 0
+	if t.waits = waits; was == is {
+		return
+	}
+	n := int64(1)
+	if is {
+		n = -1
+	}
+	t.worker.lease(t.Group).sent += int(n)
+	for _, a := range t.Group.Demand {
+		if a.Name == cpu {
+			t.worker.free[cpu] -= n * a.Milli
+		}
+	}
+}
+
+// waiting returns how many of the worker's tasks wait for others.
+func (w *worker) waiting() (n int) {
+	for _, t := range w.sent[:w.running] {
+		if t.waits > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// jammed returns whether the worker cannot have a task of the group, and all that it runs waits for
+// tasks.
+func (w *worker) jammed(q *Queue, g *Group) bool {
+	return w.running > 0 && w.waiting() == w.running && !(g.Demand.fits(w.free, 1) && w.mayHave(q, g))
+}
+
+// whyJammed says what the tasks of a worker hold that wait.
+func (w *worker) whyJammed() string {
+	held := map[string]int64{}
+	for _, t := range w.sent[:w.running] {
+		for _, a := range t.Group.Demand {
+			if a.Name != cpu {
+				held[a.Name] += a.Milli
+			}
+		}
+	}
+	why := fmt.Sprintf("is busy with %d tasks that wait for other tasks", w.running)
+	if len(held) > 0 {
+		why += ", and hold " + MakeDemand(held).String()
+	}
+	return why
+}
