@@ -25,6 +25,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -107,15 +108,14 @@ func (s *settings) checkCommand(program string) error {
 	_, err := exec.LookPath(program)
 	if errors.Is(err, exec.ErrNotFound) && !strings.Contains(program, "/") { // launch.Local looks there too
 		_, hereErr := exec.LookPath(here)
-		switch {
-		case hereErr == nil:
+		if hereErr == nil {
 			return nil
-		case errors.Is(hereErr, fs.ErrPermission):
-			return fmt.Errorf("the command cannot be run: %w (it is there: make it executable by chmod +x %s)", hereErr, here)
+		} else if errors.Is(hereErr, fs.ErrPermission) {
+			program, err = here, hereErr
 		}
 	}
 	if err != nil && !errors.Is(err, exec.ErrDot) {
-		return fmt.Errorf("the command cannot be run: %w", err)
+		return fmt.Errorf("the command cannot be run: %w", proc.ExplainStart(err, program))
 	}
 	return nil
 }

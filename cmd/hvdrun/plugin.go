@@ -42,7 +42,7 @@ func setPluginSettings(s *settings, text string) error {
 func openPlugin(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	path, err := exec.LookPath(s.plugin)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s cannot be run: %w", s.plugin, errors.Unwrap(err)) // err itself repeats the path
+		return nil, nil, fmt.Errorf("%s cannot be run: %w", s.plugin, proc.ExplainStart(errors.Unwrap(err), s.plugin)) // err itself repeats the path
 	}
 	id := "plugin-" + rand.Text()
 	guard, err := proc.StartGuard(plan.EnvRunID, id)

@@ -32,7 +32,7 @@ type exit struct {
 }
 
 // Start starts a command, whose streams must be files. Where there is no error the caller must call
-// Reap, and not cmd.Wait.
+// Reap, and not cmd.Wait. Errors are those of ExplainStart.
 func Start(cmd *exec.Cmd) (*Child, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -40,7 +40,7 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 	lead(cmd.SysProcAttr)
 	c, err := start(false, func() (int, error) {
 		if err := cmd.Start(); err != nil {
-			return 0, err
+			return 0, ExplainStart(err, cmd.Path)
 		}
 		return cmd.Process.Pid, nil
 	})

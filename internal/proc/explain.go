@@ -14,9 +14,12 @@ import (
 const maxFirstLine = 256
 
 // ExplainStart returns err, with which a program could not be started, with what is wrong with the
-// file at path, if that is known: the interpreter that its first line names is missing, it has no
-// such line, or it is for another processor. Nil stays nil.
+// file at path, if that is known: it is not executable, the interpreter that its first line names
+// is missing, it has no such line, or it is for another processor. Nil stays nil.
 func ExplainStart(err error, path string) error {
+	if fi, stat := os.Stat(path); errors.Is(err, syscall.EACCES) && stat == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 == 0 {
+		return fmt.Errorf("%w (it is there: make it executable by chmod +x %s)", err, path)
+	}
 	noFile, noFormat := errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOEXEC)
 	if !noFile && !noFormat {
 		return err

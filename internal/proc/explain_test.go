@@ -12,21 +12,29 @@ import (
 
 // What the kernel refuses to start is explained by the file's first line.
 func TestExplainStart(t *testing.T) {
-	for name, c := range map[string]struct{ text, want string }{
-		"CRLF":           {"#!/bin/sh\r\necho\r\n", "end in CR LF"},
-		"no interpreter": {"#! /no/such/perl -w\nx\n", "its interpreter /no/such/perl is missing"},
-		"no first line":  {"echo hi\n", "no first line such as #!/bin/sh"},
-		"another ELF":    {"\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 100), "for another processor"},
-		"empty":          {"", "no first line such as #!/bin/sh"},
+	for name, c := range map[string]struct {
+		text string
+		mode os.FileMode
+		want string
+	}{
+		"CRLF":           {"#!/bin/sh\r\necho\r\n", 0o700, "end in CR LF"},
+		"no interpreter": {"#! /no/such/perl -w\nx\n", 0o700, "its interpreter /no/such/perl is missing"},
+		"no first line":  {"echo hi\n", 0o700, "no first line such as #!/bin/sh"},
+		"another ELF":    {"\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 100), 0o700, "for another processor"},
+		"empty":          {"", 0o700, "no first line such as #!/bin/sh"},
+		"a plain file":   {"#!/bin/sh\n", 0o600, "make it executable by chmod +x "},
 	} {
 		path := filepath.Join(t.TempDir(), "program")
-		if err := os.WriteFile(path, []byte(c.text), 0o700); err != nil {
+		if err := os.WriteFile(path, []byte(c.text), c.mode); err != nil {
 			t.Fatal(err)
 		}
 		cause := exec.Command(path).Run()
 		err := ExplainStart(cause, path)
 		if err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, cause) {
 			t.Errorf("%s: %v; want %q", name, err, c.want)
+		}
+		if child, err := Start(exec.Command(path)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, started: %v, %v; want %q", name, child, err, c.want)
 		}
 	}
 	if err := ExplainStart(syscall.ENOENT, "/no/such/program"); err != syscall.ENOENT {
