@@ -69,10 +69,17 @@ var whole = map[protoreflect.FullName]int{"SubmitTask": link.MaxSubmit}
 // more is what a message has besides: the results that PushTask has together.
 var more = map[protoreflect.FullName]int{"PushTask": link.MaxResults}
 
+// within are messages that are encoded into a field of another one, which bounds them.
+var within = map[protoreflect.Name]protoreflect.FullName{"TaskArgs": "SubmitTask.args", "TaskArg": "SubmitTask.args"}
+
+// measured are the messages that were.
+var measured = map[protoreflect.Name]bool{}
+
 // sizes returns how large a message may be by the table: all of it without its lists of several,
 // and the largest part of those.
 func sizes(t *testing.T, m protoreflect.MessageDescriptor) (all, part int) {
 	t.Helper()
+	measured[m.Name()] = true
 	name := protoreflect.FullName(strings.TrimPrefix(string(m.FullName()), "hvdrun.v1."))
 	for i := range m.Fields().Len() {
 		f := m.Fields().Get(i)
@@ -131,6 +138,12 @@ func TestLargestOfEachField(t *testing.T) {
 		t.Logf("%s: %d bytes at most, and with one part of several %d more, of %d", name, all, part, c.most)
 		if all > c.most || part+64 > c.most {
 			t.Errorf("%s may have %d bytes, or a part of %d; at most %d", name, all, part, c.most)
+		}
+	}
+	messages := wire.File_tasks_proto.Messages()
+	for i := range messages.Len() {
+		if name := messages.Get(i).Name(); !measured[name] && within[name] == "" {
+			t.Errorf("%s is in no message of the table", name)
 		}
 	}
 	for field := range largest {
