@@ -229,6 +229,7 @@ func (p *program) rotate(ctx context.Context, dir *cluster.Dir, hold time.Durati
 		if !s.BeginRotation(time.Now()) {
 			fmt.Fprintf(p.stdout, "going on where the last rotation stopped: %s\n", s.Ring.Phase)
 		}
+		fmt.Fprintf(p.stdout, "each of three steps takes %v at least (--hold), and until all hosts ask for their keys again\n", hold)
 		return nil
 	})
 	look := time.NewTicker(rotateLook)
@@ -248,7 +249,7 @@ func (p *program) rotate(ctx context.Context, dir *cluster.Dir, hold time.Durati
 			fmt.Fprintf(p.stdout, "%s\n", phase)
 		case time.Since(told) > rotateTell && len(waiting) > 0:
 			told = time.Now()
-			fmt.Fprintf(p.stdout, "%s: waiting for %s\n", phase, escapeCell(someOf(waiting)))
+			fmt.Fprintf(p.stdout, "%s: waiting until these hosts have the keys: %s\n", phase, escapeCell(someOf(waiting)))
 		}
 		select {
 		case <-ctx.Done():

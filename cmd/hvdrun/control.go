@@ -25,7 +25,14 @@ func (d *jobDir) controlPath() string { return filepath.Join(d.path, control.Soc
 
 // controlCommands are those that ask something of the driver of a job that runs.
 func (p *program) controlCommands() []*cobra.Command {
-	return []*cobra.Command{p.statusCommand(), p.stopCommand(), p.drainCommand(), p.scaleCommand(), p.excludeCommand(), p.readmitCommand(), p.tasksCommand(), p.stacksCommand(), p.dashboardCommand(), p.topCommand()}
+	all := []*cobra.Command{p.statusCommand(), p.stopCommand(), p.scaleCommand(), p.tasksCommand(), p.stacksCommand(), p.dashboardCommand(), p.topCommand()}
+	for _, c := range all {
+		p.completesJobs(c)
+	}
+	for _, c := range []*cobra.Command{p.drainCommand(), p.excludeCommand(), p.readmitCommand()} {
+		all = append(all, p.completesPlaces(c))
+	}
+	return all
 }
 
 func (p *program) stopCommand() *cobra.Command {

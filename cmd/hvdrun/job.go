@@ -59,6 +59,9 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string, c *
 		if err := safefile.MakeDir(s.outputDir, safefile.Mode(s.tuning.ShareOutput)); err != nil {
 			return fmt.Errorf("%s: %w", s.origin("output-filename"), err)
 		}
+		if dir := s.unshared(); dir != "" {
+			log.Warnf("%s shares nothing in %s, which its owner alone can enter: chmod 755 it", s.origin("share-output"), dir)
+		}
 	}
 	if names := s.exposedSecrets(); len(names) > 0 {
 		log.Warnf("everybody may read the config file, which holds secrets (%s): chmod 600 it", strings.Join(names, ", "))
@@ -87,6 +90,21 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string, c *
 		return err
 	}
 	return p.drive(ctx, s, j)
+}
+
+// unshared returns a folder of the output that others cannot enter, although it is to be shared;
+// empty: there is none.
+func (s *settings) unshared() string {
+	if !s.tuning.ShareOutput {
+		return ""
+	}
+	ranks, _ := filepath.Glob(filepath.Join(s.outputDir, "rank.*")) // the pattern is right
+	for _, dir := range append([]string{s.outputDir}, ranks...) {
+		if fi, err := os.Stat(dir); err == nil && fi.IsDir() && fi.Mode().Perm()&0o055 != 0o055 {
+			return dir
+		}
+	}
+	return ""
 }
 
 // checkCommand returns whether workers on this machine can run the program.

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -41,5 +45,19 @@ func TestTheJob(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "\n  left1  begun ") || !strings.HasSuffix(err.Error(), "  train left2") ||
 		strings.Contains(err.Error(), "dead") {
 		t.Error(err)
+	}
+	// The shell's completion offers these jobs.
+	var out bytes.Buffer
+	for _, words := range [][]string{{"status", ""}, {"drain", ""}, {"resume", ""}} {
+		out.Reset()
+		if code := run(append([]string{"__complete"}, words...), nil, &out, io.Discard, env); code != 0 ||
+			!strings.HasPrefix(out.String(), "left1\ttrain left1\nleft2\ttrain left2\n:") {
+			t.Errorf("%q completes to %q, status %d", words, out.String(), code)
+		}
+	}
+	status := control.Status{Hosts: []control.Host{{Host: "a", Slots: make([]control.Slot, 1)},
+		{Host: "fe80::1", Slots: []control.Slot{{State: "training"}, {Slot: 1, State: "free"}}}}}
+	if got := placesOf(status); !slices.Equal(got, []string{"a", "[fe80::1]", "[fe80::1]:0\ttraining", "[fe80::1]:1\tfree"}) {
+		t.Errorf("places complete to %q", got)
 	}
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -34,6 +36,30 @@ func TestPluginSettings(t *testing.T) {
 		_, err := loadArgs(t, "-np 1 "+c.args, nil, c.file)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestPluginOf: the plugins that came with a program lie beside it, or where its package puts them.
+func TestPluginOf(t *testing.T) {
+	root := t.TempDir()
+	for path, want := range map[string]string{"bin/hvdrun": "bin/plugins/file", "usr/bin/hvdrun": "usr/lib/hvdrun/plugins/file"} {
+		at := filepath.Join(root, want)
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, path)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		program := filepath.Join(root, path)
+		if got, places := pluginOf(program, "file"); got != "" || len(places) != 2 {
+			t.Errorf("%s: %q before there is one", path, got)
+		}
+		if err := os.WriteFile(at, []byte("#!/bin/sh\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := pluginOf(program, "file"); got != at {
+			t.Errorf("%s: %q, not %q", path, got, at)
 		}
 	}
 }

@@ -298,7 +298,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
+	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.completesJobs(p.resumeCommand()), p.jobsCommand(),
 		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.restartWorkerCommand(), p.timelineCommand(), p.inspectCommand(),
 		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand(), p.submitCommand())
 	root.AddCommand(p.controlCommands()...)

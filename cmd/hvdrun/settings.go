@@ -210,7 +210,7 @@ var table = slices.Concat(
 			usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
 			set:   text(func(s *settings) *string { return &s.script })},
 		{name: "discovery-plugin", arg: "PATH", source: true,
-			usage: "program that says which hosts there are, and may push changes (see discovery/README.md); makes the job elastic",
+			usage: "program that says which hosts there are, and may push changes: a name of one that comes with hvdrun (dns, file, http, kubernetes, slurm), or a path (see discovery/README.md); makes the job elastic",
 			set:   text(func(s *settings) *string { return &s.plugin })},
 		{name: "discovery-config", arg: "k=v", source: true, repeat: true, pairs: true,
 			usage: "setting for the plugin; give it again for more", set: setPluginSettings},

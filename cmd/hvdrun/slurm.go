@@ -113,21 +113,12 @@ func (s *settings) slurmPlugin() (string, error) {
 	if s.plugin != "" {
 		return s.plugin, nil
 	}
-	own, err := os.Executable()
-	if err == nil {
-		own, err = filepath.EvalSymlinks(own)
-	}
+	path, places, err := ownPlugin("slurm")
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", s.origin("slurm"), err)
 	}
-	places := []string{
-		filepath.Join(filepath.Dir(own), "plugins", "slurm"), // of make build
-		filepath.Join(filepath.Dir(own), "..", "lib", "hvdrun", "plugins", "slurm"),
-	}
-	for _, path := range places {
-		if _, err := exec.LookPath(path); err == nil {
-			return path, nil
-		}
+	if path != "" {
+		return path, nil
 	}
 	return "", fmt.Errorf("%s: there is no plugin slurm, neither %s; --discovery-plugin names one", s.origin("slurm"), strings.Join(places, " nor "))
 }
