@@ -192,6 +192,7 @@ var unrun = map[string]string{
 	"root":       "an agent of root, with users: make check-deb, make check-systemd",
 	"kubernetes": "a cluster of Kubernetes: make check-kubernetes",
 	"slurm":      "a cluster of Slurm: make check-slurm",
+	"module":     "a clone beside the working directory: TestOutside",
 	"scaler":     "a cluster of Scaler: tasks/scaler",
 }
 
@@ -332,6 +333,40 @@ func TestFlagsAreChecked(t *testing.T) {
 	for _, line := range []string{"-np 2 --min-npp 1 ./train", "check -H a:1 --nothing", "drain --force a", "resume --all", "cluster serve c --nothing", "submit kubernetes --nothing"} {
 		if out, err := s.command(t, "bin/hvdrun", withHelp(strings.Fields(line))...).CombinedOutput(); err == nil {
 			t.Errorf("hvdrun %s is accepted:\n%s", line, out)
+		}
+	}
+}
+
+// TestOutside: the README's loop builds as a module of its own that has a clone of this one, with
+// what this one requires.
+func TestOutside(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the loop is built inside of this module as well; make test builds it outside")
+	}
+	dir, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sums, err := os.ReadFile(filepath.Join(dir, "go.sum"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := t.TempDir()
+	for name, text := range map[string][]byte{"main.go": []byte(page{"README.md", string(readme)}.blocks("go")[0].text), "go.sum": sums} {
+		if err := os.WriteFile(filepath.Join(own, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, words := range []string{"mod init example.com/train",
+		"mod edit -require github.com/hvdrun/hvdrun@v0.0.0 -replace github.com/hvdrun/hvdrun=" + dir, "build -mod=mod -o train ."} {
+		cmd := exec.CommandContext(t.Context(), "go", strings.Fields(words)...)
+		cmd.Dir, cmd.Env = own, append(os.Environ(), "GOFLAGS=", "GOPROXY=off", "CGO_ENABLED=0", "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("go %s: %v\n%s", words, err, out)
 		}
 	}
 }
