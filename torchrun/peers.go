@@ -119,13 +119,17 @@ func (p *Peers) serve(raw *identity.Conn) {
 	if p.creds != nil {
 		secure := tls.Server(raw, p.creds.ServerTLS(identity.Driver))
 		if err := secure.Handshake(); err != nil {
-			p.log.Warnf("torchrun: a connection from %v is refused: %v", raw.RemoteAddr(), err)
+			p.log.Warnf("torchrun: a connection from %v is refused: %v", raw.RemoteAddr(), refused(err))
 			return
 		}
 		conn = secure
 	}
 	var number [8]byte
 	if _, err := io.ReadFull(conn, number[:]); err != nil || !raw.Proven() {
+		return
+	}
+	if tcpstore.IsQuery(number[:]) {
+		p.log.Warnf("torchrun: a connection from %v is refused: %v", raw.RemoteAddr(), errTorch)
 		return
 	}
 	of := binary.BigEndian.Uint64(number[:])

@@ -69,12 +69,19 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 		}
 	}
 	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
+	var others strangers
 	for {
 		r, err := s.arrive(ctx)
+		torch := false
+		if err != nil && s.Node != 0 && !errors.Is(err, ErrClosed) {
+			err, torch = others.who(ctx, s.Addr, err)
+		}
 		switch {
 		case err == nil:
 			s.watch()
 			return r, nil
+		case torch:
+			return Round{}, err
 		case ctx.Err() != nil:
 			return Round{}, context.Cause(ctx)
 		case errors.Is(err, ErrClosed) || s.Node == 0:

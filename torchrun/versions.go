@@ -285,10 +285,16 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 	}
 	r := &remoteStore{peers: p, addr: addr}
 	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
+	var others strangers
 	for {
 		_, err := r.Get(ctx, "hello")
 		if err == nil {
 			break
+		}
+		err, torch := others.who(ctx, addr, err)
+		if torch {
+			r.close()
+			return nil, nil, err
 		}
 		if errors.Is(err, errSilentStore) {
 			err, failures.Quiet = errOtherProgram, 0

@@ -59,6 +59,19 @@ const (
 // a connection of their own, and is refused: PyTorch's Python interface has no such call.
 var older = [...]query{set, compareSet, get, add, check, wait, getNumKeys, watchKey, deleteKey, appendTo, multiGet, multiSet, cancelWait}
 
+// IsQuery returns whether the first bytes of a connection, at least five, can be those of a client
+// of a TCPStore.
+func IsQuery(first []byte) bool {
+	if len(first) < 5 {
+		return false
+	}
+	number := binary.NativeEndian.Uint32(first[1:5])
+	if query(first[0]) == validate && number == magic {
+		return true
+	}
+	return int(first[0]) < len(older) && 0 < number && number <= maxKey // the length of a key, or the count of some
+}
+
 // What the server says of keys, and of a wait.
 const (
 	ready, notReady         = 0, 1
