@@ -41,9 +41,12 @@ var (
 type FunctionError struct {
 	// Function is its name, Text what the error's Error has returned.
 	Function, Text string
+	// Stack is that of the goroutine, at most 64 KiB of it, where the function has panicked; else
+	// empty.
+	Stack string
 }
 
-// Error includes the function's name.
+// Error includes the function's name, and no stack.
 func (e *FunctionError) Error() string { return fmt.Sprintf("tasks: %s: %s", e.Function, e.Text) }
 
 // DependencyError is the error of a task that was not run because one whose result is its argument
@@ -67,7 +70,7 @@ func failure(f *function, r *wire.TaskResult) error {
 	}
 	switch queue.Failure(r.GetFailure()) {
 	case queue.ByUser:
-		return &FunctionError{f.name, r.GetText()}
+		return &FunctionError{f.name, r.GetText(), string(r.GetInlined())}
 	case queue.Dependency:
 		return &DependencyError{f.name, r.GetText()}
 	case queue.Lost, queue.NoMember:

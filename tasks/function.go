@@ -170,11 +170,20 @@ func (f *function) arg(i int) (reflect.Type, error) {
 	return nil, fmt.Errorf("tasks: %s takes %d arguments, not %d", f.name, len(f.in), i+1)
 }
 
+// panicError is the panic of a function.
+type panicError struct {
+	text  string
+	stack []byte
+}
+
+// Error has no stack, which people read in FunctionError.
+func (e *panicError) Error() string { return e.text }
+
 // run calls the function, and encodes its result, in parts. A panic is an error.
 func (f *function) run(ctx context.Context, args []reflect.Value) (value [][]byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			err = &panicError{fmt.Sprintf("panic: %v", p), debug.Stack()}
 		}
 	}()
 	out := f.call.Call(append([]reflect.Value{reflect.ValueOf(ctx)}, args...))

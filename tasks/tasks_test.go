@@ -224,7 +224,7 @@ func TestErrors(t *testing.T) {
 	if _, err := fails.Call(ctx, pool); !errors.As(err, &failed) || err.Error() != "tasks: fails/v1: it is Tuesday" {
 		t.Errorf("fails: %v", err)
 	}
-	if _, err := panics.Call(ctx, pool); !errors.As(err, &failed) || !strings.Contains(err.Error(), "panic: no\n") {
+	if _, err := panics.Call(ctx, pool); !errors.As(err, &failed) || err.Error() != "tasks: panics/v1: panic: no" || !strings.Contains(failed.Stack, "tasks_test.go") {
 		t.Errorf("panics: %v", err)
 	}
 	f, err := waits.Submit(ctx, pool)

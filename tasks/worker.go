@@ -737,7 +737,12 @@ func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	case err != nil && w.cfg.Families != nil && errors.Is(err, ErrAttemptLost):
 		return failed(queue.Lost, err.Error())
 	case err != nil:
-		return failed(queue.ByUser, err.Error())
+		r := failed(queue.ByUser, err.Error())
+		var panicked *panicError
+		if errors.As(err, &panicked) {
+			r.Inlined = panicked.stack[:min(len(panicked.stack), link.MaxText)]
+		}
+		return r
 	}
 	size, limit := lengthOf(value), inlineLimit
 	if n := int(a.push.GetInline()); n > 0 {

@@ -279,12 +279,11 @@ type FromTasks struct {
 	Told   []*TaskTold `protobuf:"bytes,2,rep,name=told,proto3" json:"told,omitempty"`
 	Values []*ValueAt  `protobuf:"bytes,3,rep,name=values,proto3" json:"values,omitempty"`
 	// To a worker.
-	Asks      []*LeaseAsk `protobuf:"bytes,4,rep,name=asks,proto3" json:"asks,omitempty"`
-	Pushes    []*PushTask `protobuf:"bytes,5,rep,name=pushes,proto3" json:"pushes,omitempty"`
-	TakeBack  []*Attempt  `protobuf:"bytes,6,rep,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
-	Stops     []*StopTask `protobuf:"bytes,7,rep,name=stops,proto3" json:"stops,omitempty"`
-	LeaseEnds []uint32    `protobuf:"varint,8,rep,packed,name=lease_ends,json=leaseEnds,proto3" json:"lease_ends,omitempty"`
-	Drops     [][]byte    `protobuf:"bytes,9,rep,name=drops,proto3" json:"drops,omitempty"`
+	Asks     []*LeaseAsk `protobuf:"bytes,4,rep,name=asks,proto3" json:"asks,omitempty"`
+	Pushes   []*PushTask `protobuf:"bytes,5,rep,name=pushes,proto3" json:"pushes,omitempty"`
+	TakeBack []*Attempt  `protobuf:"bytes,6,rep,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
+	Stops    []*StopTask `protobuf:"bytes,7,rep,name=stops,proto3" json:"stops,omitempty"`
+	Drops    [][]byte    `protobuf:"bytes,9,rep,name=drops,proto3" json:"drops,omitempty"`
 	// How many TaskDone of the session have been handled.
 	Heard uint64 `protobuf:"varint,10,opt,name=heard,proto3" json:"heard,omitempty"`
 	// JSON, in answer to status.
@@ -380,13 +379,6 @@ func (x *FromTasks) GetTakeBack() []*Attempt {
 func (x *FromTasks) GetStops() []*StopTask {
 	if x != nil {
 		return x.Stops
-	}
-	return nil
-}
-
-func (x *FromTasks) GetLeaseEnds() []uint32 {
-	if x != nil {
-		return x.LeaseEnds
 	}
 	return nil
 }
@@ -1333,13 +1325,14 @@ func (x *Attempt) GetAttempt() uint64 {
 }
 
 type TaskResult struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	State         uint32                 `protobuf:"varint,1,opt,name=state,proto3" json:"state,omitempty"`
-	Failure       uint32                 `protobuf:"varint,2,opt,name=failure,proto3" json:"failure,omitempty"`
-	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
-	Inlined       []byte                 `protobuf:"bytes,4,opt,name=inlined,proto3" json:"inlined,omitempty"`
-	Value         []byte                 `protobuf:"bytes,5,opt,name=value,proto3" json:"value,omitempty"`
-	Size          uint64                 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	State   uint32                 `protobuf:"varint,1,opt,name=state,proto3" json:"state,omitempty"`
+	Failure uint32                 `protobuf:"varint,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	Text    string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	// The result, or of a function that has panicked its stack.
+	Inlined       []byte `protobuf:"bytes,4,opt,name=inlined,proto3" json:"inlined,omitempty"`
+	Value         []byte `protobuf:"bytes,5,opt,name=value,proto3" json:"value,omitempty"`
+	Size          uint64 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1642,12 +1635,10 @@ func (x *LeaseAsk) GetOf() *TaskGroup {
 }
 
 type LeaseAnswer struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Group   uint32                 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
-	Granted bool                   `protobuf:"varint,2,opt,name=granted,proto3" json:"granted,omitempty"`
-	Why     string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
-	// The worker that should be asked instead; 0: none.
-	Try           uint64 `protobuf:"varint,4,opt,name=try,proto3" json:"try,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         uint32                 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
+	Granted       bool                   `protobuf:"varint,2,opt,name=granted,proto3" json:"granted,omitempty"`
+	Why           string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1701,13 +1692,6 @@ func (x *LeaseAnswer) GetWhy() string {
 		return x.Why
 	}
 	return ""
-}
-
-func (x *LeaseAnswer) GetTry() uint64 {
-	if x != nil {
-		return x.Try
-	}
-	return 0
 }
 
 type PushTask struct {
@@ -2638,7 +2622,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\aexplain\x18\x1e \x03(\tR\aexplain\x12(\n" +
 	"\x05begun\x18\x1f \x03(\v2\x12.hvdrun.v1.AttemptR\x05begun\x12(\n" +
 	"\x05waits\x18  \x03(\v2\x12.hvdrun.v1.AttemptR\x05waits\x12*\n" +
-	"\x06waited\x18! \x03(\v2\x12.hvdrun.v1.AttemptR\x06waited\"\xeb\x04\n" +
+	"\x06waited\x18! \x03(\v2\x12.hvdrun.v1.AttemptR\x06waited\"\xd2\x04\n" +
 	"\tFromTasks\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.hvdrun.v1.TasksWelcomeR\awelcome\x12'\n" +
 	"\x04told\x18\x02 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04told\x12*\n" +
@@ -2646,9 +2630,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\x04asks\x18\x04 \x03(\v2\x13.hvdrun.v1.LeaseAskR\x04asks\x12+\n" +
 	"\x06pushes\x18\x05 \x03(\v2\x13.hvdrun.v1.PushTaskR\x06pushes\x12/\n" +
 	"\ttake_back\x18\x06 \x03(\v2\x12.hvdrun.v1.AttemptR\btakeBack\x12)\n" +
-	"\x05stops\x18\a \x03(\v2\x13.hvdrun.v1.StopTaskR\x05stops\x12\x1d\n" +
-	"\n" +
-	"lease_ends\x18\b \x03(\rR\tleaseEnds\x12\x14\n" +
+	"\x05stops\x18\a \x03(\v2\x13.hvdrun.v1.StopTaskR\x05stops\x12\x14\n" +
 	"\x05drops\x18\t \x03(\fR\x05drops\x12\x14\n" +
 	"\x05heard\x18\n" +
 	" \x01(\x04R\x05heard\x12\x16\n" +
@@ -2658,7 +2640,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\baccepted\x18\r \x01(\x04R\baccepted\x12.\n" +
 	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\x12!\n" +
 	"\fwindow_bytes\x18\x0f \x01(\x04R\vwindowBytes\x12\x1a\n" +
-	"\bwarnings\x18\x10 \x03(\tR\bwarnings\"\x99\x03\n" +
+	"\bwarnings\x18\x10 \x03(\tR\bwarningsJ\x04\b\b\x10\t\"\x99\x03\n" +
 	"\n" +
 	"TasksHello\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
@@ -2747,12 +2729,11 @@ const file_tasks_proto_rawDesc = "" +
 	"\x02at\x18\x03 \x03(\tR\x02at\"F\n" +
 	"\bLeaseAsk\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12$\n" +
-	"\x02of\x18\x02 \x01(\v2\x14.hvdrun.v1.TaskGroupR\x02of\"a\n" +
+	"\x02of\x18\x02 \x01(\v2\x14.hvdrun.v1.TaskGroupR\x02of\"U\n" +
 	"\vLeaseAnswer\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x18\n" +
 	"\agranted\x18\x02 \x01(\bR\agranted\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why\x12\x10\n" +
-	"\x03try\x18\x04 \x01(\x04R\x03try\"\x80\x02\n" +
+	"\x03why\x18\x03 \x01(\tR\x03whyJ\x04\b\x04\x10\x05\"\x80\x02\n" +
 	"\bPushTask\x12\"\n" +
 	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +

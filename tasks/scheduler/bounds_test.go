@@ -35,7 +35,7 @@ var largest = map[protoreflect.FullName]int{
 	"ToTasks.waits": several, "ToTasks.waited": several,
 
 	"FromTasks.told": several, "FromTasks.values": several, "FromTasks.asks": several, "FromTasks.pushes": several,
-	"FromTasks.take_back": several, "FromTasks.stops": several, "FromTasks.lease_ends": several, "FromTasks.drops": several,
+	"FromTasks.take_back": several, "FromTasks.stops": several, "FromTasks.drops": several,
 	"FromTasks.explained": several, "FromTasks.results": several, "FromTasks.warnings": several,
 	"FromTasks.status": link.MaxStatus, "FromTasks.refused": link.MaxWhy,
 

@@ -672,8 +672,6 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 		case g == nil:
 		case a.GetGranted():
 			s.q.Granted(now, id, g)
-		case a.GetTry() != 0:
-			s.q.SentOn(now, id, g, a.GetTry())
 		default:
 			s.q.Refused(now, id, g, queue.Cut(a.GetWhy(), link.MaxWhy))
 		}
@@ -935,8 +933,6 @@ func (s *Scheduler) actOn(a queue.Action) {
 	case queue.Ask:
 		ask := askOf(a.Group)
 		p.put(ask, func(m *wire.FromTasks) { m.Asks = append(m.Asks, ask) })
-	case queue.EndLease:
-		p.put(nil, func(m *wire.FromTasks) { m.LeaseEnds = append(m.LeaseEnds, uint32(a.Group.Index)) })
 	case queue.TakeBack:
 		p.put(nil, func(m *wire.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
 	case queue.Stop:

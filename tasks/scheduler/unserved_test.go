@@ -43,7 +43,7 @@ func TestUnserved(t *testing.T) {
 		})
 		for m := range news {
 			if len(m.GetWarnings()) > 0 {
-				if text := m.GetWarnings()[0]; text != "1 tasks of f (cpu=1) do not run: 1 worker: has no such function" || time.Since(began) != unservedAfter {
+				if text := m.GetWarnings()[0]; text != "1 tasks of f (cpu=1) do not run: 1 worker has no such function" || time.Since(began) != unservedAfter {
 					t.Errorf("after %v: %s", time.Since(began), text)
 				}
 				break

@@ -30,7 +30,7 @@ func TestExplain(t *testing.T) {
 	submit(1, f, nil)
 	why(1, "ready: there is no worker")
 	q.Join(now, Worker{ID: 50, Name: "w", Host: "h", Functions: map[string]bool{"f@1": true, "large@1": true}, Offers: map[string]int64{"cpu": 1000}}, nil)
-	why(1, "1 worker: has been asked for a lease 0s ago")
+	why(1, "1 worker has been asked for a lease 0s ago")
 	q.Refused(now, 50, f, "it trains")
 	why(1, "has refused: it trains")
 	q.Willing(now, 50)
@@ -41,7 +41,7 @@ func TestExplain(t *testing.T) {
 	for n := uint64(3); n < 6; n++ {
 		submit(n, f, nil)
 	}
-	why(5, "ready: 2 tasks go before it; 1 worker: is busy")
+	why(5, "ready: 2 tasks go before it; 1 worker is busy")
 	submit(6, f, &Options{Needs: []ID{{7, 1}, {7, 5}}})
 	why(6, "waiting: it waits for task 1 (f, running), task 5 (f, ready)")
 	submit(7, large, nil)
@@ -60,4 +60,22 @@ func TestExplain(t *testing.T) {
 	}
 	q.Cancel(now, ID{7, 8}, false)
 	why(8, "cancelled: it was cancelled")
+}
+
+// TestListed: a function is listed as long as there are tasks of it, and a while longer.
+func TestListed(t *testing.T) {
+	q, now := New(Config{}), time.Unix(1000, 0)
+	q.Submit(now, Task{ID: ID{1, 1}, Group: q.Group("f@1", nil)})
+	for _, c := range []struct {
+		later    time.Duration
+		released bool
+		listed   int
+	}{{24 * time.Hour, false, 1}, {0, true, 1}, {listedFor, true, 1}, {1, true, 0}} {
+		if now = now.Add(c.later); c.released {
+			q.Release(now, ID{1, 1})
+		}
+		if got := len(q.Status(now).Functions); got != c.listed {
+			t.Errorf("%d functions are listed after %v more, want %d", got, c.later, c.listed)
+		}
+	}
 }

@@ -65,7 +65,8 @@ const (
 type Result struct {
 	State   State
 	Failure Failure
-	// Text is the error's; Value the encoded result, unless it is in the store as Object.
+	// Text is the error's; Value the encoded result, unless it is in the store as Object, or the
+	// stack of a function that has panicked.
 	Text   string
 	Value  []byte
 	Object Object
@@ -126,7 +127,6 @@ const (
 	leaseIdle  = 500 * time.Millisecond // a lease lasts so long without a task
 	leaseReply = 2 * time.Second        // a worker has so long to answer
 	leaseAgain = time.Second            // a worker that has refused is asked again after it
-	leaseHops  = 3                      // a lease is sent on so often
 	ahead      = 2 * time.Millisecond   // work that a worker has ahead
 )
 
@@ -150,7 +150,6 @@ type What uint8
 const (
 	Push     What = iota // send the task to the worker
 	Ask                  // ask the worker for a lease of the group
-	EndLease             // tell the worker that the lease is over
 	TakeBack             // ask the worker for the task, if it has not begun
 	Stop                 // tell the worker to cancel the attempt
 	Tell                 // tell the client what became of the task
@@ -166,6 +165,8 @@ type Group struct {
 	Index    int               // among all groups, from 0
 	shares   map[uint64]*share // by the client
 	waiting  int               // tasks that are ready
+	known    int               // tasks, those that are over too
+	at       time.Time         // when one was submitted or has ended last
 	pace     time.Duration     // moving average of the time that a task runs; 0: unknown
 }
 
@@ -342,6 +343,7 @@ func familyOf(function string) string {
 // Submit adds a task. A task that is known already is told again when it is over.
 func (q *Queue) Submit(now time.Time, s Task) {
 	if t := q.add(s); t != nil {
+		t.Group.at = now
 		q.await(now, t)
 	}
 }
@@ -377,6 +379,7 @@ func (q *Queue) add(s Task) *task {
 // insert adds a task, which waits.
 func (q *Queue) insert(t *task) {
 	q.tasks[t.ID] = t
+	t.Group.known++
 	q.counts[Waiting]++
 	q.account(t.ID.Client).tasks++
 	q.charge(t, 1)
@@ -565,6 +568,7 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 		q.restored--
 	}
 	q.Over = append(q.Over, t.ID)
+	t.Group.at = now
 	old := t.rest().old
 	q.shareText(t, &r)
 	q.charge(t, -1)
@@ -664,6 +668,7 @@ func (q *Queue) forget(t *task) {
 	}
 	q.charge(t, -1)
 	delete(q.tasks, t.ID)
+	t.Group.known--
 	q.counts[t.state]--
 	if a := q.account(t.ID.Client); a.tasks > 1 {
 		a.tasks--

@@ -142,8 +142,6 @@ func (s *sim) answer(w *simWorker, a Action) {
 		s.q.Granted(s.now, w.id, a.Group)
 	case n == 5:
 		s.q.Refused(s.now, w.id, a.Group, "no")
-	case n == 6:
-		s.q.SentOn(s.now, w.id, a.Group, s.some().id)
 	}
 }
 

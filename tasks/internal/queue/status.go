@@ -104,9 +104,10 @@ func (s StoppedStatus) String() string {
 }
 
 // mostListed bounds the functions of a status, maxWhy the text of why tasks of one do not run, in
-// bytes.
+// bytes. listedFor is how long a function is listed of which no tasks are known any more.
 const (
 	mostListed = 2000
+	listedFor  = 15 * time.Minute
 	maxWhy     = 4 << 10
 )
 
@@ -130,6 +131,9 @@ func (q *Queue) Status(now time.Time) Status {
 		of := GroupStatus{Function: g.Name(), Demand: g.Demand.String(), Ready: g.waiting, PaceUS: g.pace.Microseconds()}
 		for _, w := range q.list {
 			of.Running += w.lease(g).sent
+		}
+		if g.known == 0 && now.Sub(g.at) > listedFor {
+			continue
 		}
 		if of.Ready > 0 {
 			of.Why = q.explain(now, g)
@@ -189,7 +193,11 @@ func (q *Queue) explain(now time.Time, g *Group) string {
 	}
 	var all []string
 	for text, n := range why {
-		all = append(all, fmt.Sprintf("%d %s: %s", n, map[bool]string{true: "worker", false: "workers"}[n == 1], text))
+		if n == 1 {
+			all = append(all, "1 worker "+text)
+		} else {
+			all = append(all, fmt.Sprintf("%d workers %s", n, plural(text)))
+		}
 	}
 	sort.Strings(all)
 	return Cut(strings.Join(all, "; "), maxWhy)
@@ -231,5 +239,16 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 	case !w.mayHave(q, g):
 		return "is busy"
 	}
-	return "the tasks are for others"
+	return "has room, and the tasks are for others"
+}
+
+// plural returns what many workers do, of what one does.
+func plural(does string) string {
+	verb, rest, _ := strings.Cut(does, " ")
+	if many := map[string]string{"has": "have", "is": "are"}[verb]; many != "" {
+		verb = many
+	} else {
+		verb = strings.TrimSuffix(verb, "s")
+	}
+	return strings.TrimSpace(verb + " " + rest)
 }

@@ -94,7 +94,7 @@ func TestWaits(t *testing.T) {
 		}
 		submit(n, onGPU)
 	}
-	if why := q.Unserved(now, onGPU); why != "1 tasks of f (cpu=1,gpu=1) do not run: 1 worker: is busy with 1 tasks that wait for other tasks, and hold gpu=1" {
+	if why := q.Unserved(now, onGPU); why != "1 tasks of f (cpu=1,gpu=1) do not run: 1 worker is busy with 1 tasks that wait for other tasks, and hold gpu=1" {
 		t.Errorf("it is said: %s", why)
 	}
 	waits(100, -1)

@@ -46,7 +46,6 @@ type worker struct {
 // lease is a worker's permission to send it tasks of a group.
 type lease struct {
 	state leaseState
-	hops  int
 	at    time.Time // when it was asked for, or refused, or was last used
 	why   string    // it was refused
 	sent  int       // tasks of the group that are with the worker
@@ -259,7 +258,7 @@ func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 	q.retry(now, t)
 }
 
-// Granted, Refused and SentOn are a worker's answers to Ask. SentOn names another worker.
+// Granted and Refused are a worker's answers to Ask.
 func (q *Queue) Granted(now time.Time, id uint64, g *Group) {
 	w := q.workers[id]
 	if w == nil {
@@ -290,25 +289,6 @@ func (q *Queue) Refused(now time.Time, id uint64, g *Group, why string) {
 	q.seek(now, g)
 }
 
-// SentOn says that another worker should be asked.
-func (q *Queue) SentOn(now time.Time, id uint64, g *Group, to uint64) {
-	w, other := q.workers[id], q.workers[to]
-	if w == nil {
-		return
-	}
-	l := w.lease(g)
-	hops := l.hops + 1
-	*l = lease{state: leaseRefused, at: now, why: "it has sent the lease on", sent: l.sent}
-	q.due(now.Add(leaseAgain))
-	if other != nil && hops <= leaseHops && other.serves(g) && !other.closed() {
-		if ol := other.lease(g); ol.state == noLease || ol.state == leaseRefused {
-			q.ask(now, other, g, hops)
-		}
-		return
-	}
-	q.seek(now, g)
-}
-
 // Willing says that a worker has changed its mind about what it has refused.
 func (q *Queue) Willing(now time.Time, id uint64) {
 	w := q.workers[id]
@@ -330,9 +310,9 @@ func (w *worker) knows(g *Group) bool {
 	return w.Functions[g.Function] || g.Family != "" && w.Functions[g.Family]
 }
 
-func (q *Queue) ask(now time.Time, w *worker, g *Group, hops int) {
+func (q *Queue) ask(now time.Time, w *worker, g *Group) {
 	l := w.lease(g)
-	l.state, l.at, l.hops = leaseAsked, now, hops
+	l.state, l.at = leaseAsked, now
 	q.due(now.Add(leaseReply))
 	q.do(Action{What: Ask, Worker: w.ID, Group: g})
 }
@@ -469,7 +449,7 @@ func (q *Queue) next(now time.Time, w *worker) (best *task) {
 		case leaseGranted:
 			best = t
 		case noLease:
-			q.ask(now, w, g, 0)
+			q.ask(now, w, g)
 		}
 	}
 	return best
@@ -684,7 +664,7 @@ func (q *Queue) balance(now time.Time, idle *worker) {
 		}
 		switch idle.lease(t.Group).state {
 		case noLease:
-			q.ask(now, idle, t.Group, 0) // and when it is granted, the worker comes here again
+			q.ask(now, idle, t.Group) // and when it is granted, the worker comes here again
 			return
 		case leaseGranted:
 			q.takeBack(now, most, t)
@@ -775,7 +755,6 @@ func (q *Queue) tickLease(now time.Time, w *worker, g *Group, l *lease) {
 	case leaseGranted:
 		if l.sent == 0 && q.passed(now, l.at.Add(leaseIdle)) {
 			l.state = noLease
-			q.do(Action{What: EndLease, Worker: w.ID, Group: g})
 		}
 	}
 }
