@@ -102,8 +102,8 @@ func newWorker(ctx context.Context, m meeting) (*Worker, error) {
 
 // newOutsider returns a worker of m that is in no world, in the given phase.
 func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
-	w := &Worker{meeting: m, log: logrus.StandardLogger(), fake: fakeproc.From(ctx)}
-	safefile.TellLacks(func(text string) { logrus.Warn(text) })
+	w := &Worker{meeting: m, log: ownLog(), fake: fakeproc.From(ctx)}
+	safefile.TellLacks(func(text string) { w.log.Warn(text) })
 	w.reports.ctx, w.reports.stop = context.WithCancel(context.Background())
 	if d, ok := m.(*driven); ok {
 		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }
@@ -418,7 +418,7 @@ func newDriven(env plan.Worker, network identity.Network) (_ *driven, err error)
 		Algorithm:   algorithm,
 		OnlySockets: env.OnlySockets,
 		Connections: env.Connections,
-		Log:         logrus.StandardLogger(),
+		Log:         ownLog(),
 		Visited:     d.visited,
 		Network:     network,
 		Backend: func(generation uint64, backend string) {
@@ -433,7 +433,7 @@ func newDriven(env plan.Worker, network identity.Network) (_ *driven, err error)
 	}
 	if env.TimelineFilename != "" {
 		d.timeline = timeline.New(timeline.Config{
-			Filename: env.TimelineFilename, RunID: env.RunID, Shared: env.ShareOutput, Log: logrus.StandardLogger(),
+			Filename: env.TimelineFilename, RunID: env.RunID, Shared: env.ShareOutput, Log: ownLog(),
 		})
 		data.Timeline = d.timeline
 	}

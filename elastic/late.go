@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sirupsen/logrus"
-
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/feed"
 	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
@@ -282,7 +280,7 @@ func (d *driven) visited(conn net.Conn) {
 		return feed.Refuse(conn)
 	})
 	if err != nil {
-		logrus.Debugf("elastic: serving the state to another worker: %v", err)
+		ownLog().Debugf("elastic: serving the state to another worker: %v", err)
 	}
 }
 

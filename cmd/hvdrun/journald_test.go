@@ -39,7 +39,7 @@ func TestJournalLines(t *testing.T) {
 		logrus.ErrorLevel: "<3>one\n<3>    two host=a\n", logrus.WarnLevel: "<4>one\n<4>    two host=a\n",
 		logrus.InfoLevel: "<6>one\n<6>    two host=a\n", logrus.DebugLevel: "<7>one\n<7>    two host=a\n",
 	} {
-		line, err := textFormat{journal: true}.Format(&logrus.Entry{Level: level, Message: "one\ntwo", Data: logrus.Fields{"host": "a"}})
+		line, err := textFormat(true).Format(&logrus.Entry{Level: level, Message: "one\ntwo", Data: logrus.Fields{"host": "a"}})
 		if err != nil || string(line) != want {
 			t.Errorf("%v: %q, %v", level, line, err)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/logline"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -85,7 +86,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 		}
 		before := ""
 		if readByJournal(env, errs) {
-			before = priority(logrus.ErrorLevel)
+			before = logline.Priority(logrus.ErrorLevel)
 		}
 		fmt.Fprintln(p.log, before+"hvdrun:", strings.ReplaceAll(text, "\n", "\n"+before))
 	}
@@ -326,7 +327,7 @@ func (p *program) logger(s *settings) *logrus.Logger {
 			log.AddHook(jobField(s.runID))
 		}
 	} else {
-		log.SetFormatter(textFormat{journal: readByJournal(p.env, p.stderr)})
+		log.SetFormatter(textFormat(readByJournal(p.env, p.stderr)))
 	}
 	safefile.TellLacks(func(text string) { log.Warn(text) })
 	for _, text := range s.mistyped {

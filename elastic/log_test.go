@@ -1,0 +1,39 @@
+package elastic
+
+import (
+	"bytes"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+)
+
+// TestOwnLog: lines look like hvdrun's where the program has set no format, and go where it wants.
+func TestOwnLog(t *testing.T) {
+	standard := logrus.StandardLogger()
+	out, format := standard.Out, standard.Formatter
+	t.Cleanup(func() {
+		standard.SetOutput(out)
+		standard.SetFormatter(format)
+	})
+	var b bytes.Buffer
+	standard.SetOutput(&b)
+	standard.SetFormatter(new(logrus.TextFormatter))
+	log := ownLog()
+	log.WithField("rank", 3).Warn("a line")
+	if !regexp.MustCompile(`^\d\d:\d\d:\d\d\.\d{3} WARN  a line rank=3\n$`).Match(b.Bytes()) {
+		t.Errorf("%q", b.String())
+	}
+	b.Reset()
+	logrus.Warn("the program's")
+	if !strings.HasPrefix(b.String(), "time=") {
+		t.Errorf("%q", b.String())
+	}
+	b.Reset()
+	standard.SetFormatter(&logrus.TextFormatter{DisableTimestamp: true})
+	log.Warn("a line")
+	if got := strings.TrimSpace(b.String()); got != `level=warning msg="a line"` {
+		t.Errorf("%q", got)
+	}
+}

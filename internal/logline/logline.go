@@ -1,0 +1,102 @@
+// Package logline writes an entry of a log as one short line of text, as hvdrun and its workers do,
+// and escapes what texts of other machines could do to a terminal.
+package logline
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/sirupsen/logrus"
+)
+
+const timeText = "15:04:05.000"
+
+// Text is a [logrus.Formatter] that writes time, level, message, and the fields in the order of
+// their names.
+type Text struct {
+	// Journal: systemd's journal reads the lines. Each begins with its priority, as <4>, in place
+	// of time and level, which the journal has.
+	Journal bool
+	// Raw reports whether a field's value is written as it is, without quotes; nil: none is.
+	Raw func(value any) bool
+}
+
+// Format returns the line.
+func (f Text) Format(e *logrus.Entry) ([]byte, error) {
+	var b bytes.Buffer
+	level := strings.ToUpper(e.Level.String())
+	if e.Level == logrus.WarnLevel {
+		level = "WARN"
+	}
+	if f.Journal {
+		before := Priority(e.Level)
+		b.WriteString(before + strings.ReplaceAll(EscapeLines(e.Message), "\n", "\n"+before))
+	} else {
+		fmt.Fprintf(&b, "%s %-5s %s", e.Time.Format(timeText), level, EscapeLines(e.Message))
+	}
+	names := make([]string, 0, len(e.Data))
+	for name := range e.Data {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		value := fmt.Sprint(e.Data[name])
+		if f.Raw != nil && f.Raw(e.Data[name]) {
+			fmt.Fprintf(&b, " %s=%s", name, value)
+			continue
+		}
+		if value == "" || strings.ContainsAny(value, " \t\r\n\"=") || Escape(value) != value {
+			value = strconv.Quote(value)
+		}
+		fmt.Fprintf(&b, " %s=%s", name, value)
+	}
+	b.WriteByte('\n')
+	return b.Bytes(), nil
+}
+
+// Priority is a level as systemd's journal reads it at the beginning of a line.
+func Priority(level logrus.Level) string {
+	switch level {
+	case logrus.PanicLevel, logrus.FatalLevel:
+		return "<2>"
+	case logrus.ErrorLevel:
+		return "<3>"
+	case logrus.WarnLevel:
+		return "<4>"
+	case logrus.InfoLevel:
+		return "<6>"
+	}
+	return "<7>"
+}
+
+// EscapeLines is Escape for a text that begins on a line of its own. All others of its lines are
+// indented, so that none of them can pass for one that this program has begun.
+func EscapeLines(text string) string {
+	return strings.ReplaceAll(Escape(strings.TrimRight(text, "\n")), "\n", "\n    ")
+}
+
+// Escape escapes what could command a terminal, as "\x1b", and keeps line ends and tabs. Texts
+// of other machines and of workers are parts of log lines, errors and tables.
+func Escape(text string) string {
+	commands := func(r rune) bool {
+		return unicode.IsControl(r) && r != '\n' && r != '\t' || r == utf8.RuneError || unicode.Is(unicode.Bidi_Control, r)
+	}
+	if !strings.ContainsFunc(text, commands) {
+		return text
+	}
+	var b strings.Builder
+	for i, r := range text {
+		_, size := utf8.DecodeRuneInString(text[i:])
+		if part := text[i : i+size]; commands(r) {
+			b.WriteString(strings.Trim(strconv.QuoteToASCII(part), `"`))
+		} else {
+			b.WriteString(part)
+		}
+	}
+	return b.String()
+}
