@@ -188,6 +188,15 @@ func TestJournal(t *testing.T) {
 			t.Errorf("task %d: %q", i, results[i])
 		}
 	}
+	c.say(func(m *wire.ToTasks) { m.Left = true })
+	c.end()
+	if !follow.Poll(func() bool {
+		again.mu.Lock()
+		defer again.mu.Unlock()
+		return again.peers[aClient.GetSession()] == nil && len(again.q.Tasks(aClient.GetSession())) == 0
+	}) {
+		t.Error("a client of the journal is known after it has left")
+	}
 }
 
 // status is what people see.

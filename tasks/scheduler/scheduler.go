@@ -149,7 +149,7 @@ type peer struct {
 	gone     *time.Timer   // gives up a peer whose connection has broken
 	ended    bool          // its process has
 	stopped  bool          // as it was told to
-	over     chan struct{} // closed when it is given up
+	over     chan struct{} // closed when a worker is given up
 }
 
 // New returns a Scheduler without peers. Close must be called.
@@ -469,7 +469,9 @@ func (s *Scheduler) giveUp(p *peer) {
 		return
 	}
 	delete(s.peers, p.session)
-	defer close(p.over)
+	if p.worker {
+		defer close(p.over)
+	}
 	s.leaveHost(p)
 	now := time.Now()
 	if p.worker {
