@@ -748,12 +748,17 @@ func TestSessionThatCannotBegin(t *testing.T) {
 			h.inspect = Facts{Version: "test"}.inspector(credentials(t, testKey, "blue", identity.Subject{Role: identity.Agent, Host: "a"}))
 			h.mu.Unlock()
 			log, said := logtest.NewNullLogger()
-			a := client.New(client.Config{
-				Credentials: driverOf(t, "begin"), Log: log, Lease: c.lease, Find: func(string) (string, bool) { return h.addr, true },
-			})
-			defer a.Close()
 			s, _ := script(t, 0, "exit 0")
-			err := a.Run(t.Context(), s, nil)
+			var a *client.Agents
+			var err error
+			for again := true; again; { // as long as the agent is not heard for the time of a lease
+				a = client.New(client.Config{
+					Credentials: driverOf(t, "begin"), Log: log, Lease: c.lease, Find: func(string) (string, bool) { return h.addr, true },
+				})
+				defer a.Close()
+				err = a.Run(t.Context(), s, nil)
+				again = err != nil && strings.Contains(err.Error(), "cannot be reached: nothing was heard of it")
+			}
 			_, inspectErr := a.Inspect(t.Context(), "a")
 			if c.want == nil {
 				if err != nil || inspectErr != nil {
