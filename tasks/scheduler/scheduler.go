@@ -541,15 +541,19 @@ func (s *Scheduler) expel(incarnation string, stopped bool) {
 }
 
 // Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8:
-// none where it was told to end, and then what it had counts for nothing. It blocks until what the
-// process has sent is read, for about 100 ms where its connection does not end, and 2 s at most.
+// none where it was told to end, and then what it had counts for nothing, or where it trains. It
+// blocks until what the process has sent is read, for about 100 ms where its connection does not
+// end, and 2 s at most.
 func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	s.expel(incarnation, stopped)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed || s.training[incarnation] {
+		return nil // and the others that train do not wait
+	}
 	var of []*peer
 	for _, p := range s.peers {
-		if p.worker && p.from.Incarnation == incarnation {
+		if p.worker && p.from.Incarnation == incarnation && s.q.Busy(p.session) {
 			of = append(of, p)
 		}
 	}

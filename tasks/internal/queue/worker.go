@@ -186,6 +186,9 @@ func (q *Queue) Runs(id uint64, most int) (all []string) {
 	return all
 }
 
+// Busy returns whether a worker has tasks.
+func (q *Queue) Busy(id uint64) bool { w := q.workers[id]; return w != nil && len(w.sent) > 0 }
+
 // lostAttempt counts the loss of a worker that ran the task.
 func (q *Queue) lostAttempt(now time.Time, t *task, w *worker) {
 	t.deaths++

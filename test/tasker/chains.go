@@ -21,6 +21,39 @@ var failsLate = tasks.Register[int]("failslate/v1", func(ctx context.Context, af
 
 var increments = tasks.Register[int]("increments/v1", func(_ context.Context, n int) (int, error) { return n + 1, nil })
 
+// nests submits itself, one less deep, from within, and waits for that.
+var nests *tasks.Func[int]
+
+func init() {
+	nests = tasks.Register[int]("nests/v1", func(ctx context.Context, deep int) (int, error) {
+		if deep == 0 {
+			return 1, nil
+		}
+		pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
+		if err != nil {
+			return 0, err
+		}
+		defer pool.Close()
+		n, err := nests.Call(ctx, pool, deep-1)
+		return n + 1, err
+	})
+}
+
+// nest submits tasks that wait for tasks, so deep.
+func nest(ctx context.Context, deep int) error {
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	n, err := nests.Call(ctx, pool, deep)
+	if err != nil || n != deep+1 {
+		return fmt.Errorf("nested calls: %d, %w", n, err)
+	}
+	fmt.Printf("%d nested calls\n", n)
+	return nil
+}
+
 // chain submits a task that fails after a time, and so many behind it of which each takes the
 // result of the one before, and prints how long their errors took to come from then on.
 func chain(ctx context.Context, n, bytes int, after time.Duration) error {
