@@ -14,7 +14,11 @@ func CheckMeans(t *testing.T, groups []*collective.Group) {
 	t.Helper()
 	// Partial sums of these are exact, whatever ranks are on a host.
 	values := []float32{49152, -49152, 1.0 / (1 << 24), 3.0 / (1 << 14)}
-	for _, length := range []int{3, 5000, 70_001} {
+	lengths := []int{3, 5000, 70_001}
+	if short() {
+		lengths = []int{3, 9001}
+	}
+	for _, length := range lengths {
 		halves := func() []collective.Float16 {
 			return repeated(length, func(i int) collective.Float16 { return collective.ToFloat16(values[i%2]) })
 		}

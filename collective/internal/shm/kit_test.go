@@ -133,12 +133,18 @@ func reductions(members int) []reduction {
 	}
 	list = append(list, reduction{t: kernel.Float32, name: "average", Reduction: Reduction{Size: 4,
 		Combine: kernel.Combine(kernel.Float32, kernel.Sum), Finish: func(b []byte) { kernel.Divide(kernel.Float32)(b, members) }}})
+	list = append(list, reduction{t: kernel.Float16, name: "mean", Reduction: Reduction{Size: 2, Combine: kernel.Combine(kernel.Float16, kernel.Sum),
+		Mean: func(dst []byte, operands [][]byte) { kernel.Mean(kernel.Float16, dst, operands, nil, len(operands)) }}})
 	return list
 }
 
 // expected is the reduction in the order of the members.
 func expected(inputs [][]byte, r *Reduction) []byte {
 	sum := clone(inputs[0])
+	if r.Mean != nil {
+		r.Mean(sum, inputs)
+		return sum
+	}
 	for _, b := range inputs[1:] {
 		r.Combine(sum, sum, b)
 	}
