@@ -53,9 +53,6 @@ FRAMEWORKS = frameworks/gomlx examples/gomlx
 MODULES = examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS)
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
-# The headers of NVML declare much as deprecated, and the C compiler would say so in each build.
-export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
-
 # A program under the race detector otherwise sleeps for a second before it exits.
 export GORACE ?= atexit_sleep_ms=10
 
@@ -68,9 +65,9 @@ help: ## print this list
 build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 	@echo "== build: bin/"
 	@mkdir -p bin/plugins
-	@$(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
-	@$(GO) build -o bin/plugins/ $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./plugins/...)
-	@$(GO) -C $(KUBERNETES) build -o $(CURDIR)/bin/plugins/ .
+	@CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
+	@CGO_ENABLED=0 $(GO) build -o bin/plugins/ $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./plugins/...)
+	@CGO_ENABLED=0 $(GO) -C $(KUBERNETES) build -o $(CURDIR)/bin/plugins/ .
 
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
@@ -162,6 +159,7 @@ cross: ## build and vet everything for arm64
 	@echo "== build and vet for arm64"
 	@CGO_ENABLED=0 GOARCH=arm64 $(GO) build ./...
 	@CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
+	@CGO_ENABLED=0 $(GO) vet -tags static ./internal/gpu ./cmd/hvdrun
 	@for dir in $(KUBERNETES) $(FRAMEWORKS); do CGO_ENABLED=0 GOARCH=arm64 $(GO) -C $$dir vet ./... || exit 1; done
 
 check-net: ## run a job over hosts that are network namespaces; needs root

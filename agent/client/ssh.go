@@ -169,7 +169,7 @@ func misfit(err error, name string) error {
 	for _, words := range []string{"not found", "No such file", "no such file", "annot execute", "Exec format", "ermission denied"} {
 		if strings.Contains(said, words) && (strings.Contains(said, name) || strings.Contains(said, "GLIBC")) {
 			return &HostError{at.Host, at.Stage, fmt.Errorf("%w: this hvdrun, which was brought there, does not fit the host's C library: "+
-				"build it with CGO_ENABLED=0, which needs none, or install a hvdrun there, and say where (--remote-hvdrun PATH)", at.Err)}
+				"build it with -tags static, which needs none (and sees no GPUs), or install a hvdrun there, and say where (--remote-hvdrun PATH)", at.Err)}
 		}
 	}
 	return err

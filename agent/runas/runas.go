@@ -17,7 +17,6 @@ package runas
 import (
 	"errors"
 	"fmt"
-	"os/user"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -226,7 +225,7 @@ func (p *Policy) Check(usable func(cgroup string) error) error {
 
 // lookUp returns a user of this host, with those groups or, where there are none, the user's own.
 func lookUp(name string, groups []string) (launch.User, error) {
-	u, err := user.Lookup(name)
+	u, err := userByName(name)
 	if err != nil {
 		return launch.User{}, fmt.Errorf("this host has no user %q", name)
 	}
@@ -243,7 +242,7 @@ func lookUp(name string, groups []string) (launch.User, error) {
 		as.GID = as.Groups[0]
 		return as, nil
 	}
-	ids, err := u.GroupIds()
+	ids, err := groupsOf(u)
 	if err != nil {
 		return launch.User{}, fmt.Errorf("the groups of user %q: %w", name, err)
 	}
@@ -257,11 +256,11 @@ func lookUp(name string, groups []string) (launch.User, error) {
 
 func lookUpGroups(names []string) (ids []uint32, err error) {
 	for _, name := range names {
-		g, err := user.LookupGroup(name)
+		gid, err := groupID(name)
 		if err != nil {
-			return nil, fmt.Errorf("this host has no group %q", name)
+			return nil, err
 		}
-		id, err := strconv.ParseUint(g.Gid, 10, 32)
+		id, err := strconv.ParseUint(gid, 10, 32)
 		if err != nil {
 			return nil, fmt.Errorf("group %q: %w", name, err)
 		}

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/user"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/agent/runas"
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/driver"
@@ -235,7 +235,7 @@ func (s *settings) useSingleKey(cfg *gossip.Config, log logrus.FieldLogger) (err
 // driverUser returns who runs this process.
 func driverUser() (name, uid string) {
 	uid = strconv.Itoa(os.Getuid())
-	if u, err := user.LookupId(uid); err == nil {
+	if u, err := runas.UserByID(uid); err == nil {
 		return u.Username, uid
 	}
 	return "", uid

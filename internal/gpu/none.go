@@ -1,4 +1,4 @@
-//go:build !cgo || !linux
+//go:build static || !linux
 
 package gpu
 
@@ -9,7 +9,7 @@ import (
 
 // Inventory returns ErrNoGPU.
 func Inventory() ([]Device, error) {
-	return nil, fmt.Errorf("%w: this program was built without cgo", ErrNoGPU)
+	return nil, fmt.Errorf("%w: this program was built with -tags static, which loads no library of NVIDIA", ErrNoGPU)
 }
 
 // Watch returns ErrNoGPU.

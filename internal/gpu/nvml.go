@@ -1,15 +1,14 @@
-//go:build cgo && linux
+//go:build linux && !static
 
 package gpu
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
 const (
@@ -22,7 +21,7 @@ const (
 )
 
 // driver is this machine's NVML.
-var driver = &library{nvml: nvml.New()}
+var driver = &library{load: func() (*api, error) { return load(libraryName) }}
 
 // Inventory returns the devices of this machine. It blocks as long as the driver takes, which can
 // be seconds where it is not kept loaded. A device that the driver knows and that cannot be used is
@@ -35,23 +34,30 @@ func Inventory() ([]Device, error) { return driver.inventory() }
 // watching.
 func Watch(ctx context.Context, found func(Event)) error { return driver.watch(ctx, found) }
 
-// library is NVML, loaded as long as it is used.
+// library is NVML, which is loaded when it is first used, and stays so; it is initialised as long
+// as it is used.
 type library struct {
-	nvml  nvml.Interface
+	load func() (*api, error)
+
 	mu    sync.Mutex
+	nvml  *api // nil: not loaded
 	users int
 }
 
-// open loads the library where it is not. Each open that succeeds must be followed by a close.
+// open initialises the library where it is not. Each open that succeeds must be followed by a
+// close.
 func (l *library) open() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.nvml == nil {
+		var err error
+		if l.nvml, err = l.load(); err != nil {
+			return err
+		}
+	}
 	if l.users == 0 {
-		if ret := l.nvml.Init(); ret != nvml.SUCCESS {
-			if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
-				return fmt.Errorf("%w: there is no NVIDIA driver", ErrNoGPU)
-			}
-			return fmt.Errorf("%w: the NVIDIA driver: %v", ErrNoGPU, ret)
+		if r := l.nvml.start(); r != success {
+			return fmt.Errorf("%w: the NVIDIA driver: %w", ErrNoGPU, r)
 		}
 	}
 	l.users++
@@ -62,7 +68,7 @@ func (l *library) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.users--; l.users == 0 {
-		l.nvml.Shutdown()
+		l.nvml.shutdown()
 	}
 }
 
@@ -87,29 +93,27 @@ func (l *library) inventory() ([]Device, error) {
 
 // board is a whole GPU.
 type board struct {
-	handle  nvml.Device // nil where it is lost
+	handle  handle // 0 where it is lost
 	uuid    string
 	devices []Device // itself, or its MIG instances
 	lost    bool
 }
 
 func (l *library) boards() ([]*board, error) {
-	n, ret := l.nvml.DeviceGetCount()
-	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("gpu: counting GPUs: %v", ret)
+	var n uint32
+	if r := l.nvml.count(&n); r != success {
+		return nil, fmt.Errorf("gpu: counting GPUs: %w", r)
 	}
 	boards := make([]*board, n)
 	index := 0
 	for i := range boards {
 		b := &board{}
-		handle, ret := l.nvml.DeviceGetHandleByIndex(i)
-		if ret == nvml.SUCCESS {
-			b.handle = handle
-			b.uuid, _ = handle.GetUUID()
-			b.devices = l.devices(handle, i)
+		if r := l.nvml.at(uint32(i), &b.handle); r == success {
+			b.uuid, _ = l.nvml.uuidOf(b.handle)
+			b.devices = l.devices(b.handle, i)
 		} else {
-			b.lost = true
-			b.devices = []Device{{GPU: i, Fault: ret.Error()}}
+			b.handle, b.lost = 0, true
+			b.devices = []Device{{GPU: i, Fault: r.Error()}}
 		}
 		for j := range b.devices {
 			b.devices[j].Index = index
@@ -121,54 +125,71 @@ func (l *library) boards() ([]*board, error) {
 }
 
 // devices returns the devices that a GPU is.
-func (l *library) devices(handle nvml.Device, number int) []Device {
-	whole := describe(handle, number)
-	if !l.has("nvmlDeviceGetMigMode") {
+func (l *library) devices(h handle, number int) []Device {
+	whole := l.describe(h, number)
+	if !l.nvml.knowsMIG() {
 		return []Device{whole}
 	}
-	if mode, _, ret := handle.GetMigMode(); ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
+	var mode, pending, most uint32
+	if l.nvml.migMode(h, &mode, &pending) != success || mode != migEnabled {
 		return []Device{whole}
 	}
-	most, ret := handle.GetMaxMigDeviceCount()
-	if ret != nvml.SUCCESS {
+	if l.nvml.migCount(h, &most) != success {
 		return nil
 	}
 	var instances []Device
 	for i := range most {
-		part, ret := handle.GetMigDeviceHandleByIndex(i)
-		if ret != nvml.SUCCESS {
+		var part handle
+		if l.nvml.migAt(h, i, &part) != success {
 			continue // there is no such instance
 		}
-		d := describe(part, number)
-		d.MIG = &Instance{}
-		d.MIG.GPU, _ = part.GetGpuInstanceId()
-		d.MIG.Compute, _ = part.GetComputeInstanceId()
+		d := l.describe(part, number)
+		var gpu, compute uint32
+		l.nvml.gpuInstance(part, &gpu)
+		l.nvml.computeInstance(part, &compute)
+		d.MIG = &Instance{int(gpu), int(compute)}
 		d.Fault = whole.Fault
 		instances = append(instances, d)
 	}
 	return instances
 }
 
-// has returns whether the driver is new enough for a function; calling one that it has not would
-// end this process.
-func (l *library) has(symbol string) bool { return l.nvml.Extensions().LookupSymbol(symbol) == nil }
+// knowsMIG returns whether the driver is new enough.
+func (a *api) knowsMIG() bool {
+	return a.migMode != nil && a.migCount != nil && a.migAt != nil && a.gpuInstance != nil && a.computeInstance != nil
+}
 
-func describe(handle nvml.Device, number int) Device {
+func (l *library) describe(h handle, number int) Device {
 	d := Device{GPU: number}
-	var ret nvml.Return
-	if d.UUID, ret = handle.GetUUID(); ret != nvml.SUCCESS {
-		d.Fault = ret.Error()
+	var r result
+	if d.UUID, r = l.nvml.uuidOf(h); r != success {
+		d.Fault = r.Error()
 	}
 	// A lost GPU still has its UUID.
-	if _, ret := handle.GetTemperature(nvml.TEMPERATURE_GPU); isLost(ret) {
-		d.Fault = ret.Error()
+	if r := l.nvml.look(h); isLost(r) {
+		d.Fault = r.Error()
 	}
 	return d
 }
 
-func isLost(ret nvml.Return) bool {
-	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED
+// uuidOf returns the UUID of a GPU or an instance.
+func (a *api) uuidOf(h handle) (string, result) {
+	var text [uuidSize]byte
+	r := a.uuid(h, &text[0], uuidSize)
+	if r != success {
+		return "", r
+	}
+	uuid, _, _ := bytes.Cut(text[:], []byte{0})
+	return string(uuid), r
 }
+
+// look asks a GPU for something that each can answer which is there.
+func (a *api) look(h handle) result {
+	var degrees uint32
+	return a.temperature(h, gpuTemperature, &degrees)
+}
+
+func isLost(r result) bool { return r == isLostResult || r == resetRequired }
 
 func (l *library) watch(ctx context.Context, found func(Event)) error {
 	if err := l.open(); err != nil {
@@ -182,19 +203,19 @@ func (l *library) watch(ctx context.Context, found func(Event)) error {
 	if len(boards) == 0 {
 		return fmt.Errorf("%w: the NVIDIA driver has none", ErrNoGPU)
 	}
-	set, ret := l.nvml.EventSetCreate()
-	if ret != nvml.SUCCESS {
-		return fmt.Errorf("gpu: watching: %v", ret)
+	w := &watcher{nvml: l.nvml, boards: boards, found: found}
+	if r := l.nvml.newSet(&w.set); r != success {
+		return fmt.Errorf("gpu: watching: %w", r)
 	}
-	defer set.Free()
-	w := &watcher{boards: boards, set: set, found: found}
+	defer l.nvml.freeSet(w.set)
 	return w.run(ctx)
 }
 
 // watcher is a Watch.
 type watcher struct {
+	nvml       *api
 	boards     []*board
-	set        nvml.EventSet
+	set        eventSet
 	registered bool // some GPU reports events
 	found      func(Event)
 }
@@ -207,25 +228,28 @@ func (w *watcher) run(ctx context.Context) error {
 		}
 		// Not all GPUs know all kinds of events; that of one that knows none shows when it is
 		// asked.
-		types, _ := b.handle.GetSupportedEventTypes()
-		types &= nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError
-		if types != 0 && b.handle.RegisterEvents(types, w.set) == nvml.SUCCESS {
+		var types uint64
+		if w.nvml.eventTypes(b.handle, &types) != success {
+			types = 0
+		}
+		types &= eventXID | eventDoubleBitECC
+		if types != 0 && w.nvml.register(b.handle, types, w.set) == success {
 			w.registered = true
 		}
 	}
 	w.look()
 	for looked := time.Now(); ctx.Err() == nil; {
-		ret := w.wait(ctx)
+		r := w.wait(ctx)
 		switch {
-		case ret == nvml.SUCCESS, ret == nvml.ERROR_TIMEOUT:
-		case isLost(ret):
+		case r == success, r == timedOut:
+		case isLost(r):
 			looked = time.Time{}
 		default:
-			return fmt.Errorf("gpu: waiting for events: %v", ret)
+			return fmt.Errorf("gpu: waiting for events: %w", r)
 		}
 		if time.Since(looked) >= lookTime {
 			looked = time.Now()
-			if w.look(); isLost(ret) && w.pause(ctx) { // the set reports a lost GPU again and again
+			if w.look(); isLost(r) && w.pause(ctx) { // the set reports a lost GPU again and again
 				break
 			}
 		}
@@ -234,25 +258,23 @@ func (w *watcher) run(ctx context.Context) error {
 }
 
 // wait takes one event, if one comes soon.
-func (w *watcher) wait(ctx context.Context) nvml.Return {
+func (w *watcher) wait(ctx context.Context) result {
 	if !w.registered {
 		w.pause(ctx)
-		return nvml.ERROR_TIMEOUT
+		return timedOut
 	}
-	data, ret := w.set.Wait(uint32(waitTime.Milliseconds()))
-	if ret != nvml.SUCCESS {
-		return ret
+	var data eventData
+	r := w.nvml.wait(w.set, &data, uint32(waitTime.Milliseconds()))
+	if r != success {
+		return r
 	}
-	kind := XID
-	switch data.EventType {
-	case nvml.EventTypeDoubleBitEccError:
-		kind = ECC2
-	case nvml.EventTypeXidCriticalError:
-	default:
-		return ret
+	switch data.kind {
+	case eventDoubleBitECC:
+		w.tell(w.affected(data), ECC2, data.data)
+	case eventXID:
+		w.tell(w.affected(data), XID, data.data)
 	}
-	w.tell(w.affected(data), kind, data.EventData)
-	return ret
+	return r
 }
 
 // pause waits as long as a wait for events does, and returns whether ctx has ended.
@@ -266,11 +288,11 @@ func (w *watcher) pause(ctx context.Context) bool {
 }
 
 // affected returns the devices that an event is about: all of them where that cannot be told.
-func (w *watcher) affected(data nvml.EventData) []Device {
-	i := slices.IndexFunc(w.boards, func(b *board) bool { return b.handle != nil && b.handle == data.Device })
-	if i < 0 && data.Device != nil {
-		uuid, ret := data.Device.GetUUID()
-		i = slices.IndexFunc(w.boards, func(b *board) bool { return ret == nvml.SUCCESS && b.uuid == uuid })
+func (w *watcher) affected(data eventData) []Device {
+	i := slices.IndexFunc(w.boards, func(b *board) bool { return b.handle != 0 && b.handle == data.device })
+	if i < 0 && data.device != 0 {
+		uuid, r := w.nvml.uuidOf(data.device)
+		i = slices.IndexFunc(w.boards, func(b *board) bool { return r == success && b.uuid == uuid })
 	}
 	if i < 0 {
 		var all []Device
@@ -281,8 +303,8 @@ func (w *watcher) affected(data nvml.EventData) []Device {
 	}
 	devices := w.boards[i].devices
 	for _, d := range devices {
-		if d.MIG != nil && data.GpuInstanceId != allInstances && d.MIG.GPU == int(data.GpuInstanceId) &&
-			(data.ComputeInstanceId == allInstances || d.MIG.Compute == int(data.ComputeInstanceId)) {
+		if d.MIG != nil && data.instance != allInstances && d.MIG.GPU == int(data.instance) &&
+			(data.within == allInstances || d.MIG.Compute == int(data.within)) {
 			return []Device{d}
 		}
 	}
@@ -307,7 +329,7 @@ func (w *watcher) look() {
 		if b.lost {
 			continue
 		}
-		if _, ret := b.handle.GetTemperature(nvml.TEMPERATURE_GPU); isLost(ret) {
+		if isLost(w.nvml.look(b.handle)) {
 			b.lost = true
 			w.tell(b.devices, Lost, 0)
 		}

@@ -1,97 +1,135 @@
-//go:build cgo && linux
+//go:build linux && !static
 
 package gpu
 
 import (
 	"context"
 	"errors"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
-	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	"unsafe"
 )
 
-// machine is a mock of one with eight GPUs.
+// machine stands in for one with eight GPUs, and for its NVML. The handle of a GPU is its number
+// and 1.
 type machine struct {
-	*dgxa100.Server
+	api
 	loaded int
 	lost   [8]atomic.Bool
-	events chan nvml.EventData
+	parts  map[handle]map[uint32]instance // of a GPU that is cut into some, by their index
+	uuids  map[handle]string              // of handles that are none of the GPUs; empty: lost
+	events chan eventData
 }
+
+// instance is a MIG instance, with its handle.
+type instance struct {
+	handle      handle
+	gpu, within uint32
+}
+
+func uuidOf(gpu int) string { return "GPU-" + strconv.Itoa(gpu) + "0000000-0000" }
 
 func newMachine() (*machine, *library) {
-	m := &machine{Server: dgxa100.New(), events: make(chan nvml.EventData, 10)}
-	m.InitFunc = func() nvml.Return { m.loaded++; return nvml.SUCCESS }
-	m.ShutdownFunc = func() nvml.Return { m.loaded--; return nvml.SUCCESS }
-	m.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) {
-		return &mock.EventSet{WaitFunc: m.wait, FreeFunc: func() nvml.Return { return nvml.SUCCESS }}, nvml.SUCCESS
-	}
-	for i := range m.Devices {
-		d := m.device(i)
-		d.GetTemperatureFunc = func(nvml.TemperatureSensors) (uint32, nvml.Return) {
-			if m.lost[i].Load() {
-				return 0, nvml.ERROR_GPU_IS_LOST
+	m := &machine{events: make(chan eventData, 10), parts: map[handle]map[uint32]instance{}, uuids: map[handle]string{}}
+	m.api = api{
+		start:    func() result { m.loaded++; return success },
+		shutdown: func() result { m.loaded--; return success },
+		count:    func(n *uint32) result { *n = 8; return success },
+		at:       func(index uint32, h *handle) result { *h = handle(index + 1); return success },
+		uuid: func(h handle, text *byte, size uint32) result {
+			name, other := m.uuids[h]
+			if !other {
+				name = uuidOf(int(h) - 1)
 			}
-			return uint32(40 + i), nvml.SUCCESS
-		}
-		d.GetSupportedEventTypesFunc = func() (uint64, nvml.Return) { return nvml.EventTypeAll, nvml.SUCCESS }
-		d.RegisterEventsFunc = func(types uint64, _ nvml.EventSet) nvml.Return {
-			if types != nvml.EventTypeXidCriticalError|nvml.EventTypeDoubleBitEccError {
-				return nvml.ERROR_INVALID_ARGUMENT
+			if name == "" {
+				return isLostResult
 			}
-			return nvml.SUCCESS
-		}
+			copy(unsafe.Slice(text, size), name+"\x00")
+			return success
+		},
+		temperature: func(h handle, _ uint32, degrees *uint32) result {
+			switch {
+			case h > 8:
+				return unsupported
+			case m.lost[h-1].Load():
+				return isLostResult
+			}
+			*degrees = 40
+			return success
+		},
+		eventTypes: func(_ handle, types *uint64) result { *types = 1<<16 - 1; return success },
+		register: func(_ handle, types uint64, _ eventSet) result {
+			if types != eventXID|eventDoubleBitECC {
+				return 2
+			}
+			return success
+		},
+		newSet:  func(set *eventSet) result { *set = 1; return success },
+		freeSet: func(eventSet) result { return success },
+		wait:    m.waitFor,
+		migMode: func(h handle, current, _ *uint32) result {
+			if m.parts[h] != nil {
+				*current = migEnabled
+			}
+			return success
+		},
+		migCount: func(_ handle, most *uint32) result { *most = 7; return success },
+		migAt: func(h handle, index uint32, part *handle) result {
+			i, known := m.parts[h][index]
+			if !known {
+				return notFound
+			}
+			*part = i.handle
+			return success
+		},
+		gpuInstance:     func(h handle, id *uint32) result { *id = m.part(h).gpu; return success },
+		computeInstance: func(h handle, id *uint32) result { *id = m.part(h).within; return success },
 	}
-	return m, &library{nvml: m}
+	return m, &library{load: func() (*api, error) { return &m.api, nil }}
 }
 
-func (m *machine) device(i int) *dgxa100.Device { return m.Devices[i].(*dgxa100.Device) }
+func (m *machine) part(h handle) instance {
+	for _, parts := range m.parts {
+		for _, i := range parts {
+			if i.handle == h {
+				return i
+			}
+		}
+	}
+	return instance{}
+}
 
-func (m *machine) wait(ms uint32) (nvml.EventData, nvml.Return) {
+func (m *machine) waitFor(_ eventSet, data *eventData, ms uint32) result {
 	select {
-	case data := <-m.events:
-		return data, nvml.SUCCESS
+	case *data = <-m.events:
+		return success
 	case <-time.After(time.Duration(ms) * time.Millisecond):
-		return nvml.EventData{}, nvml.ERROR_TIMEOUT
+		return timedOut
 	}
 }
 
 // split cuts a GPU into MIG instances 1/0 and 5/2.
 func (m *machine) split(i int) {
-	d := m.device(i)
-	d.MigMode = nvml.DEVICE_MIG_ENABLE
-	d.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 7, nvml.SUCCESS }
-	d.GetMigDeviceHandleByIndexFunc = func(index int) (nvml.Device, nvml.Return) {
-		part, known := map[int]*mock.Device{0: instance("MIG-first", 1, 0), 3: instance("MIG-second", 5, 2)}[index]
-		if !known {
-			return nil, nvml.ERROR_NOT_FOUND
-		}
-		return part, nvml.SUCCESS
-	}
-}
-
-func instance(uuid string, gi, ci int) *mock.Device {
-	return &mock.Device{
-		GetUUIDFunc:              func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
-		GetTemperatureFunc:       func(nvml.TemperatureSensors) (uint32, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED },
-		GetGpuInstanceIdFunc:     func() (int, nvml.Return) { return gi, nvml.SUCCESS },
-		GetComputeInstanceIdFunc: func() (int, nvml.Return) { return ci, nvml.SUCCESS },
-	}
+	m.parts[handle(i+1)] = map[uint32]instance{0: {101, 1, 0}, 3: {102, 5, 2}}
+	m.uuids[101], m.uuids[102] = "MIG-first", "MIG-second"
 }
 
 func TestInventory(t *testing.T) {
 	m, l := newMachine()
 	m.split(2)
-	m.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
-		if i == 6 {
-			return nil, nvml.ERROR_GPU_IS_LOST
+	m.at = func(index uint32, h *handle) result {
+		if index == 6 {
+			return isLostResult
 		}
-		return m.Devices[i], nvml.SUCCESS
+		*h = handle(index + 1)
+		return success
 	}
 	devices, err := l.inventory()
 	if err != nil || len(devices) != 9 || m.loaded != 0 {
@@ -103,7 +141,7 @@ func TestInventory(t *testing.T) {
 		}
 	}
 	d := devices[1]
-	if d.GPU != 1 || d.MIG != nil || d.UUID != m.device(1).UUID || d.Fault != "" {
+	if d.GPU != 1 || d.MIG != nil || d.UUID != uuidOf(1) || d.Fault != "" {
 		t.Errorf("GPU 1: %+v", d)
 	}
 	for i, want := range []Instance{{1, 0}, {5, 2}} {
@@ -120,20 +158,57 @@ func TestInventory(t *testing.T) {
 // A driver from before there was MIG is not asked for it: the call would end the process.
 func TestOldDriver(t *testing.T) {
 	m, l := newMachine()
-	m.LookupSymbolFunc = func(string) error { return errors.New("undefined symbol") }
-	m.device(0).GetMigModeFunc = func() (int, int, nvml.Return) { panic("called") }
+	m.migCount = nil
+	m.migMode = func(handle, *uint32, *uint32) result { panic("called") }
 	if devices, err := l.inventory(); err != nil || len(devices) != 8 {
 		t.Errorf("%d devices, %v", len(devices), err)
 	}
 }
 
+func TestNoLibrary(t *testing.T) {
+	for name, path := range map[string]string{
+		"none": filepath.Join(t.TempDir(), "libnvidia-ml.so.1"), "another one": "libc.so.6",
+	} {
+		if a, err := load(path); a != nil || !errors.Is(err, ErrNoGPU) {
+			t.Errorf("%s: %v, %v", name, a, err)
+		}
+	}
+}
+
+// The library that C has built is called with the types of NVML's header.
+func TestBinding(t *testing.T) {
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skip("there is no C compiler here: ", err)
+	}
+	path := filepath.Join(t.TempDir(), libraryName)
+	if out, err := exec.Command(gcc, "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, "testdata/nvml.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	l := &library{load: func() (*api, error) { return load(path) }}
+	devices, err := l.inventory()
+	want := []Device{
+		{Index: 0, UUID: "GPU-0", GPU: 0},
+		{Index: 1, UUID: "MIG-1", GPU: 1, MIG: &Instance{7, 3}},
+		{Index: 2, UUID: "GPU-2", GPU: 2, Fault: "GPU is lost"},
+	}
+	if err != nil || !slices.EqualFunc(devices, want, func(a, b Device) bool { return a.String() == b.String() && a.Index == b.Index && a.Fault == b.Fault }) {
+		t.Fatalf("%v, %v; want %v", devices, err, want)
+	}
+	var heard []string
+	err = l.watch(t.Context(), func(e Event) { heard = append(heard, e.String()) })
+	if err == nil || !strings.Contains(err.Error(), "unknown error") { // after its last event
+		t.Errorf("watching: %v", err)
+	}
+	if want := []string{"GPU 2 (GPU-2): does not answer any more", "MIG 7/3 of GPU 1 (MIG-1): XID 95, uncontained memory error"}; !slices.Equal(heard, want) {
+		t.Errorf("heard %q, want %q", heard, want)
+	}
+}
+
 func TestNoGPU(t *testing.T) {
-	for _, ret := range []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED, nvml.SUCCESS} {
-		l := &library{nvml: &mock.Interface{
-			InitFunc:           func() nvml.Return { return ret },
-			ShutdownFunc:       func() nvml.Return { return nvml.SUCCESS },
-			DeviceGetCountFunc: func() (int, nvml.Return) { return 0, nvml.SUCCESS },
-		}}
+	for _, ret := range []result{driverNotLoaded, success} {
+		m, l := newMachine()
+		m.start, m.count = func() result { return ret }, func(*uint32) result { return success }
 		devices, err := l.inventory()
 		if devices != nil || !errors.Is(err, ErrNoGPU) || l.users != 0 {
 			t.Errorf("%v: %v, %v, %d users", ret, devices, err, l.users)
@@ -173,20 +248,19 @@ func TestWatchEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, l := newMachine()
 		m.split(2)
-		unknown := &mock.Device{GetUUIDFunc: func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }}
-		copied := &mock.Device{GetUUIDFunc: func() (string, nvml.Return) { return m.device(7).UUID, nvml.SUCCESS }}
+		const unknown, copied handle = 201, 202
+		m.uuids[unknown], m.uuids[copied] = "", uuidOf(7)
 		all := watch(t, m, l, func() {
-			xid := func(d nvml.Device, number uint64, gi, ci uint32) {
-				m.events <- nvml.EventData{Device: d, EventType: nvml.EventTypeXidCriticalError, EventData: number,
-					GpuInstanceId: gi, ComputeInstanceId: ci}
+			xid := func(h handle, number uint64, instance, within uint32) {
+				m.events <- eventData{h, eventXID, number, instance, within}
 			}
-			xid(m.Devices[0], 79, allInstances, allInstances)
-			xid(m.Devices[1], 31, allInstances, allInstances)
-			xid(m.Devices[2], 95, 5, 2)
-			xid(m.Devices[2], 94, 1, allInstances)
-			xid(m.Devices[2], 64, allInstances, allInstances)
-			m.events <- nvml.EventData{Device: m.Devices[4], EventType: nvml.EventTypeDoubleBitEccError}
-			m.events <- nvml.EventData{Device: m.Devices[4], EventType: nvml.EventTypeClock}
+			xid(1, 79, allInstances, allInstances)
+			xid(2, 31, allInstances, allInstances)
+			xid(3, 95, 5, 2)
+			xid(3, 94, 1, allInstances)
+			xid(3, 64, allInstances, allInstances)
+			m.events <- eventData{device: 5, kind: eventDoubleBitECC}
+			m.events <- eventData{device: 5, kind: 1 << 4} // its clock has changed
 			xid(copied, 48, 0, 0)
 			xid(unknown, 79, allInstances, allInstances)
 		})
@@ -218,9 +292,7 @@ func TestWatchFindsLostGPUs(t *testing.T) {
 				m, l := newMachine()
 				m.lost[1].Store(true) // from the beginning
 				if deaf {
-					for i := range m.Devices {
-						m.device(i).GetSupportedEventTypesFunc = func() (uint64, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
-					}
+					m.eventTypes = func(handle, *uint64) result { return unsupported }
 				}
 				all := watch(t, m, l, func() { m.lost[5].Store(true) })
 				if len(all) != 2 || all[0].event.Kind != Lost || all[0].event.Device.Index != 1 || !all[0].event.Critical ||
@@ -237,10 +309,7 @@ func TestWatchOfALostSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, l := newMachine()
 		waits := 0
-		m.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) {
-			wait := func(uint32) (nvml.EventData, nvml.Return) { waits++; return nvml.EventData{}, nvml.ERROR_GPU_IS_LOST }
-			return &mock.EventSet{WaitFunc: wait, FreeFunc: func() nvml.Return { return nvml.SUCCESS }}, nvml.SUCCESS
-		}
+		m.api.wait = func(eventSet, *eventData, uint32) result { waits++; return isLostResult }
 		all := watch(t, m, l, func() { m.lost[3].Store(true) })
 		if len(all) != 1 || all[0].event.Device.Index != 3 || all[0].after > waitTime || waits > 30 {
 			t.Errorf("heard %v after %d waits", all, waits)
@@ -250,14 +319,12 @@ func TestWatchOfALostSet(t *testing.T) {
 
 func TestWatchFails(t *testing.T) {
 	m, l := newMachine()
-	m.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) { return nil, nvml.ERROR_UNKNOWN }
+	works := m.newSet
+	m.newSet = func(*eventSet) result { return unknownError }
 	if err := l.watch(t.Context(), nil); err == nil || errors.Is(err, ErrNoGPU) || l.users != 0 {
 		t.Errorf("got %v", err)
 	}
-	m.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) {
-		wait := func(uint32) (nvml.EventData, nvml.Return) { return nvml.EventData{}, nvml.ERROR_UNINITIALIZED }
-		return &mock.EventSet{WaitFunc: wait, FreeFunc: func() nvml.Return { return nvml.SUCCESS }}, nvml.SUCCESS
-	}
+	m.newSet, m.api.wait = works, func(eventSet, *eventData, uint32) result { return 1 }
 	if err := l.watch(t.Context(), nil); err == nil || errors.Is(err, ErrNoGPU) || l.users != 0 {
 		t.Errorf("got %v", err)
 	}

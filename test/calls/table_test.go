@@ -69,7 +69,8 @@ var all = []call{
 	{"process_vm_writev", unix.SYS_PROCESS_VM_WRITEV, nil, errs(nosys, perm), false, ""},
 
 	// Processes.
-	{"clone3", unix.SYS_CLONE3, nil, errs(nosys, perm), false, ""},
+	{"clone3", unix.SYS_CLONE3, nil, errs(nosys), false, ""},
+	{"clone3, forbidden", unix.SYS_CLONE3, nil, errs(perm), false, "pthread_create failed"}, // by glibc, of any program with threads
 	{"pidfd_open", unix.SYS_PIDFD_OPEN, nil, errs(nosys, perm, unix.EMFILE), false, ""},
 	{"pidfd_send_signal", unix.SYS_PIDFD_SEND_SIGNAL, nil, errs(nosys, perm), false, ""},
 	{"waitid of a descriptor", unix.SYS_WAITID, is(0, unix.P_PIDFD), errs(nosys, inval), false, ""},
