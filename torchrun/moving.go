@@ -231,9 +231,9 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 	order := append([]string{lost}, slices.DeleteFunc(slices.Clone(members), func(addr string) bool { return addr == lost })...)
 	for _, addr := range order {
 		if addr == own {
-			dead, may := s.mayHave(ctx, members)
+			missing, may := s.mayHave(ctx, members)
 			if may {
-				s.have(ctx, dead)
+				s.have(ctx, missing)
 			}
 			return may
 		}
@@ -258,11 +258,11 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 func isDead(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // mayHave returns whether this node reaches more than half of the members that are not known to be
-// dead, and the ranks of those that are.
-func (s *movingStore) mayHave(ctx context.Context, members []string) (dead []int, may bool) {
+// dead, and the ranks of those that it does not reach, dead or silent.
+func (s *movingStore) mayHave(ctx context.Context, members []string) (missing []int, may bool) {
 	own := s.peers.Addr()
 	var mu sync.Mutex
-	reached := 1
+	reached, dead := 1, 0
 	var probes sync.WaitGroup
 	for rank, addr := range members {
 		if addr == own {
@@ -279,17 +279,21 @@ func (s *movingStore) mayHave(ctx context.Context, members []string) (dead []int
 			defer mu.Unlock()
 			if err == nil {
 				reached++
-			} else if isDead(err) {
-				dead = append(dead, rank)
+				return
+			}
+			missing = append(missing, rank)
+			if isDead(err) {
+				dead++
 			}
 		})
 	}
 	probes.Wait()
-	return dead, 2*reached > len(members)-len(dead)
+	return missing, 2*reached > len(members)-dead
 }
 
-// have has this node's agent serve its copy to all, without the members that are dead.
-func (s *movingStore) have(ctx context.Context, dead []int) {
+// have has this node's agent serve its copy to all, without the members that are missing: they do
+// not reach it either.
+func (s *movingStore) have(ctx context.Context, missing []int) {
 	s.mu.Lock()
 	var last uint64
 	for _, e := range s.copied {
@@ -302,7 +306,7 @@ func (s *movingStore) have(ctx context.Context, dead []int) {
 	s.peers.haveVersions(own)
 	s.set(own)
 	s.peers.log.Info("torchrun: this node keeps what the nodes share: the node that did is gone")
-	for _, rank := range dead {
+	for _, rank := range missing {
 		drop(ctx, rank)
 	}
 	s.telling.Go(s.tell)

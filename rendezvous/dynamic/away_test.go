@@ -122,3 +122,23 @@ func TestStoreIsAway(t *testing.T) {
 		})
 	}
 }
+
+// TestDropSilent: a member whose heartbeats are already old is dropped from the record all the
+// same, for those who do not judge by heartbeats then.
+func TestDropSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		set := *settings(1, 2)
+		shared := new(leaving)
+		a, b := handler(t, shared, set), handler(t, shared, set)
+		rounds := together(t, a, b)
+		a.Stop()
+		b.Stop()
+		<-time.After(time.Hour)
+		if err := a.Drop(t.Context(), rounds[0].Number, b.Node()); err != nil {
+			t.Fatal(err)
+		}
+		if s := record(t, shared, nil); len(s.Participants) != 1 || len(s.LastRanks) != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}

@@ -304,7 +304,9 @@ func (h *Handler) Leave(ctx context.Context) error {
 // for its heartbeats. If the round is over, it does nothing. A member that is alive after all finds
 // itself in no round when the next begins.
 func (h *Handler) Drop(ctx context.Context, round int, dead NodeDesc) error {
-	return run(ctx, h.newHolder(0), dead, "", &h.cfg.Settings, dropOp(round), operation{"dropping a dead node", h.cfg.Close})
+	holder := h.newHolder(0)
+	holder.back = time.Now() // a member whose heartbeats are old is still in the record
+	return run(ctx, holder, dead, "", &h.cfg.Settings, dropOp(round), operation{"dropping a dead node", h.cfg.Close})
 }
 
 // Close closes the run: no other round follows.

@@ -24,7 +24,7 @@ const (
 	// poll is the longest pause between two looks at the record.
 	poll = time.Second
 	// backAfter is how much later than this node others may reach a store that was away.
-	backAfter = 5 * time.Second
+	backAfter = time.Second
 	// cached is how long what was read of the record is good enough.
 	cached = time.Second
 	// After its change was lost to another node, a node waits for a random time up to leastRetreat,
