@@ -87,7 +87,7 @@ func lookUp(s Spec) (string, error) {
 	}
 	if s.Dir != "" {
 		if fi, err := os.Stat(s.Dir); err != nil {
-			return "", fmt.Errorf("working directory: %w", err)
+			return "", fmt.Errorf("working directory: %w: it must be on every host; hvdrun has been started there, or it is dir of the job's file", err)
 		} else if !fi.IsDir() {
 			return "", fmt.Errorf("working directory: %s is not a directory", s.Dir)
 		}
