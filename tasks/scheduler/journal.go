@@ -538,7 +538,7 @@ func (r *replay) next(payload []byte) error {
 		if s.peers[c.GetSession()] == nil && c.GetSession() != 0 {
 			s.peers[c.GetSession()] = &peer{
 				s: s, session: c.GetSession(), host: c.GetHost(), pid: c.GetPid(), name: fmt.Sprintf("%s:%d", c.GetHost(), c.GetPid()),
-				since: r.now, over: make(chan struct{}), from: identity.Subject{
+				since: r.now, from: identity.Subject{
 					RunID: c.GetRunId(), Role: identity.Role(c.GetRole()), Host: c.GetFromHost(), Index: int(c.GetIndex()),
 					Incarnation: c.GetIncarnation(), User: c.GetUser(), UID: c.GetUid(),
 				},
