@@ -219,6 +219,8 @@ func (p *Pool) argument(a any, want reflect.Type) (in input, err error) {
 			return in, fmt.Errorf("is a Ref of %v, not of %v", r.type_(), want)
 		case r.refers() == nil || r.refers().id == blob.ID{}:
 			return in, errors.New("is a Ref that refers to no stored value")
+		case r.refers().put != nil && r.refers().put.released.Load():
+			return in, errors.New("is a Ref that was released")
 		}
 		return input{ref: r.refers()}, nil
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
-	"sync"
+	"sync/atomic"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -27,13 +27,17 @@ type ref struct {
 
 // put is a stored value that a client needs.
 type put struct {
-	pool *Pool
-	ref  blob.ID
-	once sync.Once
+	pool     *Pool
+	ref      blob.ID
+	released atomic.Bool
 }
 
 // release says that the client needs the value no more.
-func (u *put) release() { u.once.Do(func() { u.pool.unput(u.ref) }) }
+func (u *put) release() {
+	if !u.released.Swap(true) {
+		u.pool.unput(u.ref)
+	}
+}
 
 // Put stores a value, and returns a reference to it. It blocks until the value is stored. The store
 // is that of the job's hvdrun, from which hosts bring it, and from each other. The value stays
@@ -67,7 +71,7 @@ func (r Ref[T]) Get(ctx context.Context) (value T, err error) {
 }
 
 // Release says that the value is not needed any more, apart from tasks that have been submitted.
-// The Ref is of no more use.
+// The Ref is of no more use: Submit refuses it.
 func (r Ref[T]) Release() {
 	if r.ref != nil && r.ref.put != nil {
 		r.ref.put.release()

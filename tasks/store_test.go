@@ -168,6 +168,9 @@ func TestRef(t *testing.T) {
 		}
 		r.Release()
 		r.Release()
+		if _, err := uses.Submit(ctx, pool, r); err == nil || !strings.Contains(err.Error(), "argument 1 is a Ref that was released") {
+			t.Errorf("what was released is sent: %v", err)
+		}
 	}
 	p.awaitEmpty(t)
 	var nothing Ref[*counted]
