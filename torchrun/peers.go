@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,8 +82,14 @@ func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, e
 	return p, err
 }
 
-// Listen serves the stores at an address. It is called at most once.
+// Listen serves the stores at an address. It is called at most once. Where its host is a name that
+// this machine has for itself at loopback alone, as Debian has it in /etc/hosts, it listens at all
+// addresses, and other nodes, for which the name is another address, are told the name.
 func (p *Peers) Listen(addr string) (net.Addr, error) {
+	if host, port, err := net.SplitHostPort(addr); err == nil && IsLoopbackName(host) {
+		addr = net.JoinHostPort("", port)
+		p.Host = cmp.Or(p.Host, host)
+	}
 	ln, err := identity.TorchPeers.Listen(addr)
 	if err != nil {
 		return nil, fmt.Errorf("torchrun: listening for other nodes: %w", err)
@@ -461,6 +468,33 @@ func OwnHost(far string) (string, error) {
 	}
 	defer conn.Close()
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().String(), nil
+}
+
+// IsLoopbackName asks the resolver whether a name other than localhost is of loopback alone to this
+// machine.
+func IsLoopbackName(host string) bool {
+	if _, err := netip.ParseAddr(host); err == nil || host == "" || host == "localhost" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	return err == nil && len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.Unmap().IsLoopback() })
+}
+
+// FirstAddress returns the first address of this machine that is not of loopback.
+func FirstAddress() (netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, one := range all {
+		prefix, err := netip.ParsePrefix(one.String())
+		if addr := prefix.Addr(); err == nil && addr.IsGlobalUnicast() {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, errors.New("this machine has no address but loopback")
 }
 
 // IsHere returns whether a host name or an address is of this machine, and all that it is.

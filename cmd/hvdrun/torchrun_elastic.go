@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -130,6 +131,11 @@ func elasticAgent(peers *torchrun.Peers) (agent.Config, error) {
 		return agent.Config{}, runError{fmt.Errorf("the host's name: %w", err)}
 	}
 	addr, port, err := net.SplitHostPort(peers.Addr())
+	if err == nil && torchrun.IsLoopbackName(addr) {
+		var first netip.Addr
+		first, err = torchrun.FirstAddress()
+		addr = first.String()
+	}
 	if err != nil {
 		return agent.Config{}, runError{err}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -138,4 +139,39 @@ func hasDriver(pid int) bool {
 		}
 	}
 	return false
+}
+
+// TestNameAtLoopback: nodes meet at a host that has its own name at loopback, as Debian's
+// /etc/hosts says.
+func TestNameAtLoopback(t *testing.T) {
+	n := newNetwork(t)
+	for i, host := range []string{"a", "b"} {
+		n.add(host)
+		dir := filepath.Join("/etc/netns", n.space(host))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		names := []string{"127.0.0.1 localhost\n127.0.1.1 node-a\n", "127.0.0.1 localhost\n10.77.0.1 node-a\n"}[i]
+		if err := os.WriteFile(filepath.Join(dir, "hosts"), []byte(names), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, flags := range [][]string{
+		{"--rdzv-backend", "c10d", "--rdzv-endpoint", "node-a", "--rdzv-id", "names"},
+		{"--master-addr", "node-a"},
+	} {
+		var all sync.WaitGroup
+		for i, host := range []string{"a", "b"} {
+			args := slices.Concat([]string{"torchrun", "--nnodes", "2", "--node-rank", strconv.Itoa(i), "--rdzv-conf", "insecure=true"},
+				flags, []string{"--no-python", "true"})
+			cmd := exec.CommandContext(t.Context(), n.hvdrun(host), args...)
+			all.Go(func() {
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Errorf("%q: %v\n%s", flags, err, out)
+				}
+			})
+		}
+		all.Wait()
+	}
 }
