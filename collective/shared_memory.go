@@ -136,9 +136,10 @@ func (g *Group) share(ctx context.Context) error {
 }
 
 // meet makes or opens the host's segment and joins it. The first rank makes it, and the others pass
-// on where it is.
+// on where it is; where the first cannot join, it alone says why.
 func (h *host) meet(c *call) (err error) {
 	var segment *shm.Segment
+	var member *shm.Member
 	invitation := make([]byte, invitationSize)
 	me := slices.Index(h.ranks, c.g.rank)
 	parent, children := tree(me, len(h.ranks), 0)
@@ -153,11 +154,13 @@ func (h *host) meet(c *call) (err error) {
 			err = errNotWanted
 		} else if segment, err = shm.Create(len(h.ranks)); err == nil {
 			text := segment.Invitation()
-			invitation[0] = byte(len(text))
-			copy(invitation[1:], text)
+			if member, err = segment.Join(me, h.lost); err == nil {
+				invitation[0] = byte(len(text))
+				copy(invitation[1:], text)
+			}
 		}
 		if failed := pass(); failed != nil && err == nil {
-			segment.Close()
+			member.Close()
 			return failed
 		}
 	} else {
@@ -179,9 +182,10 @@ func (h *host) meet(c *call) (err error) {
 	if err != nil {
 		return err
 	}
-	member, err := segment.Join(me, h.lost)
-	if err != nil {
-		return err
+	if member == nil {
+		if member, err = segment.Join(me, h.lost); err != nil {
+			return err
+		}
 	}
 	if h.member = member; !h.whole() || c.g.strict {
 		// Frames move only while the operation drives the sockets. A rank of another host may wait
