@@ -370,6 +370,7 @@ func TestLogComesToTheDriver(t *testing.T) {
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) {
 		log := logrus.New()
 		log.SetOutput(lines)
+		log.SetLevel(logrus.DebugLevel)
 		cfg.Log = log
 	})
 	s, _ := script(t, 0, "exit 0")

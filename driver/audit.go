@@ -14,11 +14,7 @@ func (l *loop) noteAudit() {
 		r = r.Clean()
 		_ = l.feed([]posted{{input: decide.Audited{Record: r}}}) // which ends no job
 		log := l.cfg.Log.WithField(audit.Name, r)
-		if r.What == "start" && r.Outcome == audit.Done {
-			log.Debug("audit") // one for each worker
-		} else {
-			log.Info("audit")
-		}
+		log.Debug("audit")
 	}
 }
 

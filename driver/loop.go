@@ -276,7 +276,7 @@ func (l *loop) route(lis *identity.Listener, server *rendezvous.Server) {
 				return 0, fmt.Errorf("driver: listening for workers on other machines: %w", err)
 			}
 			server.Widen()
-			l.cfg.Log.Infof("a host is another machine: the driver listens at %v too", addr)
+			l.cfg.Log.Debugf("a host is another machine: the driver listens at %v too", addr)
 			return addr.(*net.TCPAddr).Port, nil
 		})
 	}

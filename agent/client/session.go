@@ -497,8 +497,6 @@ func (s *session) logLine(l *wire.Log) {
 		s.log.Error(text)
 	case logrus.WarnLevel:
 		s.log.Warn(text)
-	case logrus.InfoLevel:
-		s.log.Info(text)
 	default:
 		s.log.Debug(text)
 	}

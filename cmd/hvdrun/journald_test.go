@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/logline"
 )
 
 // TestJournalLines: where systemd's journal reads the log, each line has its priority, and no time
@@ -39,7 +41,7 @@ func TestJournalLines(t *testing.T) {
 		logrus.ErrorLevel: "<3>one\n<3>    two host=a\n", logrus.WarnLevel: "<4>one\n<4>    two host=a\n",
 		logrus.InfoLevel: "<6>one\n<6>    two host=a\n", logrus.DebugLevel: "<7>one\n<7>    two host=a\n",
 	} {
-		line, err := textFormat(true).Format(&logrus.Entry{Level: level, Message: "one\ntwo", Data: logrus.Fields{"host": "a"}})
+		line, err := logline.Text{Journal: true}.Format(&logrus.Entry{Level: level, Message: "one\ntwo", Data: logrus.Fields{"host": "a"}})
 		if err != nil || string(line) != want {
 			t.Errorf("%v: %q, %v", level, line, err)
 		}

@@ -86,7 +86,7 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) { return loadAgain(
 func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
 	s := settings{
 		sourceSettings: sourceSettings{discoveryTimeout: 30 * time.Second},
-		outputSettings: outputSettings{logLevel: logrus.WarnLevel},
+		outputSettings: outputSettings{logLevel: logrus.InfoLevel},
 		provenance:     provenance{origins: map[string]string{}, texts: map[string]string{}},
 	}
 	known := settingsOf(fs)
@@ -130,8 +130,12 @@ func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
 			}
 		}
 	}
-	if s.verbose && !s.given("log-level") {
-		s.logLevel = logrus.InfoLevel
+	switch {
+	case s.given("log-level"):
+	case s.verbose:
+		s.logLevel = logrus.DebugLevel
+	case s.quiet:
+		s.logLevel = logrus.WarnLevel
 	}
 	if s.slurm.on && !s.given("elastic-timeout") {
 		s.timeouts.Elastic = slurmPatience

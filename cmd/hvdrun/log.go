@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/term"
 
 	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/logline"
@@ -18,13 +19,25 @@ const (
 	timeJSON = "2006-01-02T15:04:05.000000000Z07:00"
 )
 
-// textFormat is how the log is written as text; records of the audit are JSON, in which nothing
-// needs to be escaped.
-func textFormat(journal bool) logline.Text {
-	return logline.Text{Journal: journal, Raw: func(value any) bool {
+// textFormat is how the log is written as text to somebody; records of the audit are JSON, in which
+// nothing needs to be escaped.
+func textFormat(env []string, w io.Writer) logline.Text {
+	return logline.Text{Journal: readByJournal(env, w), Colour: isColourful(env, w), Raw: func(value any) bool {
 		_, is := value.(audit.Record)
 		return is
 	}}
+}
+
+// isColourful returns whether lines written to w are seen in a terminal, by somebody who has not
+// refused colours (NO_COLOR).
+func isColourful(env []string, w io.Writer) bool {
+	if s, wrapped := w.(*stream); wrapped {
+		w = s.w
+	}
+	refused, _ := lookup(env, "NO_COLOR")
+	kind, _ := lookup(env, "TERM")
+	f, is := w.(*os.File)
+	return is && refused == "" && kind != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
 // readByJournal returns whether systemd's journal reads what is written to w: JOURNAL_STREAM names

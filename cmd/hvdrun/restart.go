@@ -78,7 +78,7 @@ func (p *program) restartWorkerCommand() *cobra.Command {
 			}
 			log := p.logger(&settings{outputSettings: outputSettings{logLevel: logrus.InfoLevel}})
 			logrus.SetOutput(p.stderr)
-			logrus.SetFormatter(textFormat(false))
+			logrus.SetFormatter(textFormat(nil, nil))
 			defer inherit(log, driverReaps)()
 			ctx, cancel := p.impatience(cmd.Context())
 			defer cancel()

@@ -327,7 +327,7 @@ func (p *program) logger(s *settings) *logrus.Logger {
 			log.AddHook(jobField(s.runID))
 		}
 	} else {
-		log.SetFormatter(textFormat(readByJournal(p.env, p.stderr)))
+		log.SetFormatter(textFormat(p.env, p.stderr))
 	}
 	safefile.TellLacks(func(text string) { log.Warn(text) })
 	for _, text := range s.mistyped {

@@ -40,7 +40,7 @@ func TestTextFormat(t *testing.T) {
 	var b strings.Builder
 	log := logrus.New()
 	log.SetOutput(&b)
-	log.SetFormatter(textFormat(false))
+	log.SetFormatter(textFormat(nil, nil))
 	log.WithFields(logrus.Fields{"slot": 1, "host": "a b", "empty": ""}).Warn("worker failed\n")
 	if _, rest, _ := strings.Cut(b.String(), " "); rest != "WARN  worker failed empty=\"\" host=\"a b\" slot=1\n" {
 		t.Errorf("%q", b.String())
@@ -61,7 +61,7 @@ func TestEscape(t *testing.T) {
 			t.Errorf("%q is escaped as %q, want %q", text, got, want)
 		}
 	}
-	line, err := textFormat(false).Format(&logrus.Entry{Message: "ssh: \x1b[2J", Data: logrus.Fields{"host": "a\x1b"}})
+	line, err := textFormat(nil, nil).Format(&logrus.Entry{Message: "ssh: \x1b[2J", Data: logrus.Fields{"host": "a\x1b"}})
 	if err != nil || strings.Contains(string(line), "\x1b") {
 		t.Errorf("%q, %v", line, err)
 	}

@@ -65,13 +65,13 @@ type sourceSettings struct {
 
 // outputSettings say where output, events and the log go.
 type outputSettings struct {
-	outputDir        string
-	timestamps       bool
-	logLevel         logrus.Level
-	logJSON, verbose bool
-	eventsFile       string
-	dashboard        string // address and port
-	otlp             string // URL of a collector of traces
+	outputDir               string
+	timestamps              bool
+	logLevel                logrus.Level
+	logJSON, verbose, quiet bool
+	eventsFile              string
+	dashboard               string // address and port
+	otlp                    string // URL of a collector of traces
 }
 
 // fileSettings are those that only a file can set.
@@ -365,13 +365,16 @@ var table = slices.Concat(
 		{name: "timeline-filename", arg: "F",
 			usage: "write the workers' operations to F.rank.N.json on their hosts; hvdrun timeline F joins them for Perfetto",
 			set:   setTimeline},
-		{name: "log-level", arg: "L", source: true, unset: "warning",
+		{name: "log-level", arg: "L", source: true, unset: "info",
 			usage: "least that is logged: trace, debug, info, warning, error or fatal", set: setLogLevel},
 		{name: "log-format", arg: "text|json", source: true, def: "text",
 			usage: "how it is logged", set: setLogFormat},
 		{name: "verbose", source: true, def: "false",
-			usage: "log at level info, unless --log-level is given",
+			usage: "log at level debug, unless --log-level is given: what agents do, who has asked for what",
 			set:   onOff(func(s *settings) *bool { return &s.verbose })},
+		{name: "quiet", source: true, def: "false",
+			usage: "log at level warning, unless --log-level or --verbose is given: failures, and nothing of how the job goes",
+			set:   onOff(func(s *settings) *bool { return &s.quiet })},
 	}),
 	section("", []setting{
 		{name: configFile, arg: "F", source: true,

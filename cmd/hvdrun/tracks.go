@@ -72,18 +72,19 @@ func (t *tracks) close() {
 	}
 }
 
-// outlets are where it is written what happens to a job, besides its log.
+// outlets are where it is written what happens to a job.
 type outlets struct {
 	events *eventFile
 	traces *traceExport
 	tracks *tracks
+	story  *story
 }
 
 func openOutlets(s *settings, env []string, log logrus.FieldLogger) (o outlets, err error) {
 	if o.traces, err = openTraces(s, env, log); err != nil {
 		return o, err
 	}
-	o.tracks = openTracks(s, log)
+	o.tracks, o.story = openTracks(s, log), newStory(s, log)
 	o.events, err = openEvents(s, log)
 	return o, err
 }
@@ -93,6 +94,7 @@ func (o outlets) attach(cfg *driver.Config) {
 	cfg.Events = func(e driver.Event) {
 		o.events.write(e)
 		o.tracks.event(e)
+		o.story.event(e)
 	}
 	if o.traces != nil || o.tracks != nil {
 		cfg.Traces = func(t driver.Trace) {
@@ -104,6 +106,7 @@ func (o outlets) attach(cfg *driver.Config) {
 
 // close writes what waits: to the events file as long as that takes anything within the patience.
 func (o outlets) close(patience time.Duration, log logrus.FieldLogger) {
+	o.story.close()
 	o.tracks.close()
 	if err := o.traces.close(); err != nil {
 		log.Warnf("the last traces are not exported: %v", err)

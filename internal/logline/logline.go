@@ -22,6 +22,8 @@ type Text struct {
 	// Journal: systemd's journal reads the lines. Each begins with its priority, as <4>, in place
 	// of time and level, which the journal has.
 	Journal bool
+	// Colour: warnings are yellow, and errors red.
+	Colour bool
 	// Raw reports whether a field's value is written as it is, without quotes; nil: none is.
 	Raw func(value any) bool
 }
@@ -37,7 +39,11 @@ func (f Text) Format(e *logrus.Entry) ([]byte, error) {
 		before := Priority(e.Level)
 		b.WriteString(before + strings.ReplaceAll(EscapeLines(e.Message), "\n", "\n"+before))
 	} else {
-		fmt.Fprintf(&b, "%s %-5s %s", e.Time.Format(timeText), level, EscapeLines(e.Message))
+		level = fmt.Sprintf("%-5s", level)
+		if f.Colour && e.Level <= logrus.WarnLevel {
+			level = fmt.Sprintf("\x1b[%dm%s\x1b[0m", colour(e.Level), level)
+		}
+		fmt.Fprintf(&b, "%s %s %s", e.Time.Format(timeText), level, EscapeLines(e.Message))
 	}
 	names := make([]string, 0, len(e.Data))
 	for name := range e.Data {
@@ -57,6 +63,14 @@ func (f Text) Format(e *logrus.Entry) ([]byte, error) {
 	}
 	b.WriteByte('\n')
 	return b.Bytes(), nil
+}
+
+// colour is that of a warning or an error, as a terminal knows it.
+func colour(level logrus.Level) int {
+	if level == logrus.WarnLevel {
+		return 33
+	}
+	return 31
 }
 
 // Priority is a level as systemd's journal reads it at the beginning of a line.
