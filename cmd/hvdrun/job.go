@@ -357,7 +357,7 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func()
 		case <-ctx.Done():
 			level := logrus.WarnLevel
 			if errors.Is(context.Cause(ctx), stopSignal{Signal: syscall.SIGPIPE}) {
-				level = logrus.InfoLevel // as silent as others that the end of a pipe ends
+				level = logrus.DebugLevel // as silent as others that the end of a pipe ends
 			}
 			log.Logf(level, "%v: stopping the workers, %v at most, or as long as a last checkpoint grows; again to kill them",
 				context.Cause(ctx), grace)

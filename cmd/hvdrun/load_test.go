@@ -255,7 +255,8 @@ func TestTuning(t *testing.T) {
 
 func TestLogLevels(t *testing.T) {
 	for args, want := range map[string]logrus.Level{
-		"": logrus.WarnLevel, "--verbose": logrus.InfoLevel, "--log-level debug --verbose": logrus.DebugLevel,
+		"": logrus.InfoLevel, "--verbose": logrus.DebugLevel, "--quiet": logrus.WarnLevel, "--quiet --verbose": logrus.DebugLevel,
+		"--log-level trace --verbose": logrus.TraceLevel, "--log-level info --quiet": logrus.InfoLevel,
 		"--log-level Warn": logrus.WarnLevel, "--log-level fatal": logrus.FatalLevel,
 	} {
 		if s, err := loadArgs(t, args, nil, ""); err != nil || s.logLevel != want {

@@ -74,8 +74,11 @@ func (t *story) event(of job.Event) {
 	case job.WorkerDying:
 		t.because(e.Member() + " was lost")
 	case job.WorkerExited:
-		if e.Cause == "failed" && !t.known[e.Member()+" was lost"] {
+		switch {
+		case e.Cause == "failed" && !t.known[e.Member()+" was lost"]:
 			t.because(fmt.Sprintf("%s failed (%s)", e.Member(), e.Exit()))
+		case e.Cause == "left":
+			t.because(e.Member() + " left")
 		}
 	case job.Draining:
 		t.because(e.Member() + " was asked to leave")

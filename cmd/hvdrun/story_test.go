@@ -63,35 +63,38 @@ func (t *told) text() string {
 	return b.String()
 }
 
-// TestStory: a start, a death, growth, removal, a drain, other bounds, and the end; and what is told
-// of programs that are in no world.
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
+// TestStory: a start, a death, growth, removal, a drain, other bounds, and the end are told. Nothing
+// is told of programs in no world.
 func TestStory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTold()
 		s.lists("a", "b")
 		s.trainsOn(0.31, "a", "a", "b")
-		time.Sleep(4 * time.Second)
+		pass(4 * time.Second)
 		s.happens(job.WorkerDying, "host", "b", "slot", 0, "rank", 2, "signal", 9, "what", "is killed")
 		s.happens(job.WorkerExited, "host", "b", "slot", 0, "rank", 2, "code", -1, "signal", 9, "cause", "failed")
 		s.happens(job.Excluded, "host", "b", "slot", 0, "until", time.Now().Add(time.Second))
 		s.trainsOn(0.0124, "a", "a")
-		time.Sleep(time.Second)
+		pass(time.Second)
 		s.happens(job.Returned, "host", "b", "slot", 0)
 		s.lists("a", "b", "c", "d", "e", "f")
 		s.trainsOn(0.008, "a", "a", "b", "c", "d", "e", "f")
-		time.Sleep(4 * time.Second)
+		pass(4 * time.Second)
 		s.lists("a", "c")
 		s.happens(job.WorkerExited, "host", "b", "slot", 0, "rank", 2, "code", 0, "signal", nil, "cause", "left")
 		s.happens(job.DrainAsked, "host", "c", "slot", nil)
 		s.happens(job.Scaled, "min_np", 1, "max_np", 2)
 		s.trainsOn(1.26, "a", "a")
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		s.happens(job.JobDone, "status", 0, "message", "")
 		s.close()
 		want := `job 7cc1d2e3f4a5b6c7: 3 workers on 2 hosts, the first step after 300ms; hvdrun top 7cc1 shows them
 world 2: 2 workers on 1 host, a step after 12ms: rank 2 on b:0 was lost
 world 3: 7 workers on 6 hosts, a step after 8ms: b:0 is back, c came, d came, and 2 more
-world 4: 2 workers on 1 host, a step after 1.3s: b went, d went, e went, and 3 more
+world 4: 2 workers on 1 host, a step after 1.3s: b went, d went, e went, and 4 more
 the job is done after 1m9s; events in ev
 `
 		if got := s.text(); got != want {
@@ -122,7 +125,7 @@ func TestStoryOfFlappingHosts(t *testing.T) {
 		s.lists(all...)
 		s.trainsOn(1, all...)
 		for i := range 600 {
-			time.Sleep(100 * time.Millisecond)
+			pass(100 * time.Millisecond)
 			now := all[:300-i%2*150]
 			s.lists(now...)
 			s.trainsOn(0.02, now...)

@@ -181,7 +181,7 @@ func (m *Machine) exclude(now time.Time, x exclusion) {
 }
 
 func (m *Machine) rest(now time.Time, x exclusion) {
-	m.reportOut(now, x, Info, "rests")
+	m.reportOut(now, x, Debug, "rests")
 }
 
 func (m *Machine) reportOut(now time.Time, x exclusion, level Level, does string) {

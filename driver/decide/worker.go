@@ -262,7 +262,7 @@ func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 		m.rest(now, m.hosts.RestSlot(now, w.slot))
 		return
 	}
-	m.log(Info, "%s (rank %d) has left%s", w.slot, w.rank, how)
+	m.log(Debug, "%s (rank %d) has left%s", w.slot, w.rank, how)
 	m.rest(now, m.hosts.ExcludeSlot(now, w.slot))
 	if !x.Clean() && w.generation != 0 && w.generation == m.world.Generation {
 		m.because(job.CauseDeparture)
