@@ -36,6 +36,7 @@ var waits = map[string]struct {
 	"agent/forward_test.go":                {1, "a connection to a driver that is away is given up for one that is there, before its own time is over"},
 	"agent/run_test.go":                    {1, nothing},
 	"agent/server_test.go":                 {1, nothing},
+	"cmd/hvdrun/story_test.go":             {1, virtual},
 	"collective/killed_test.go":            {1, measures},
 	"collective/waits_test.go":             {1, measures},
 	"discovery/gossip/member_test.go":      {1, virtual},

@@ -312,7 +312,7 @@ func TestWatch(t *testing.T) {
 	until(`"generation":1`, objects, 1)
 	order(t, r, "its worker leaves", "drain", hostA+":0")
 	awaitWorld(t, r, 1, 3)
-	until("drain_asked host=localhost slot=0", text, 1)
+	until("drain of localhost:0", text, 1)
 	until(`"generation":2`, objects, 1)
 	order(t, r, "killed", "stop", "--now")
 	res := finish(t, r, 128+15, controlledSteps)
