@@ -66,8 +66,8 @@ func (t *told) text() string {
 // pass lets virtual time pass.
 func pass(d time.Duration) { <-time.After(d) }
 
-// TestStory: a start, a death, growth, removal, a drain, other bounds, and the end are told. Nothing
-// is told of programs in no world.
+// TestStory: a start, a death, growth, removal, a drain, other bounds, and the end are told.
+// Nothing is told of programs in no world.
 func TestStory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTold()
