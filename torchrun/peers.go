@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -329,6 +330,7 @@ func (p *Peers) Close(ctx context.Context) {
 // that lets in them and what they start, and nobody else.
 type workerStore struct {
 	ln    *identity.Listener
+	named string // where the command line names it; empty: nowhere
 	log   logrus.FieldLogger
 	admit func(net.Conn) error
 	serve func(net.Conn) // blocks
@@ -383,16 +385,25 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 	return s, nil
 }
 
-// also has the store listen at further addresses, which other programs may have.
+// also has the store listen at further addresses, which other programs may have. The workers are
+// told the last one: newer torch takes the store for the agent's only where the program names
+// the address that the variables have.
 func (s *workerStore) also(addrs []string) {
 	for _, addr := range addrs {
-		if _, err := s.ln.Open(addr); err != nil {
-			s.log.Warnf("torchrun: the workers' store cannot be reached at %s, which the command line names: %v", addr, err)
+		at := addr
+		if port, is := strings.CutPrefix(addr, "localhost:"); is {
+			at = "127.0.0.1:" + port
 		}
+		if _, err := s.ln.Open(at); err != nil {
+			s.log.Warnf("torchrun: the workers' store cannot be reached at %s, which the command line names: %v", addr, err)
+			continue
+		}
+		s.named = addr
 	}
 }
 
-func (s *workerStore) addr() string { return s.ln.Addr().String() }
+// addr is what the workers are told.
+func (s *workerStore) addr() string { return cmp.Or(s.named, s.ln.Addr().String()) }
 
 func (s *workerStore) accept(conn *identity.Conn) {
 	defer conn.Close()

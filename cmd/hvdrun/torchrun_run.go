@@ -196,8 +196,9 @@ func (p *program) runTorchAgent(ctx context.Context, f *torchFlags, cfg torchrun
 
 // storeAddrs returns the addresses of loopback where programs look for the store by themselves: by
 // init_method=tcp://host:port, with --master-addr and --master-port or another port that the
-// script's arguments name.
+// script's arguments name, as they write it.
 func (f *torchFlags) storeAddrs(args []string) (addrs []string) {
+	var known []string // as IP addresses
 	take := func(host, port string) {
 		n, err := strconv.ParseUint(port, 10, 16)
 		addr, aerr := netip.ParseAddr(host)
@@ -209,9 +210,11 @@ func (f *torchFlags) storeAddrs(args []string) (addrs []string) {
 		case aerr != nil || !addr.IsLoopback():
 			return
 		}
-		if at := netip.AddrPortFrom(addr, uint16(n)).String(); !slices.Contains(addrs, at) {
-			addrs = append(addrs, at)
+		at := netip.AddrPortFrom(addr, uint16(n)).String()
+		if i := slices.Index(known, at); i >= 0 {
+			known, addrs = slices.Delete(known, i, i+1), slices.Delete(addrs, i, i+1)
 		}
+		known, addrs = append(known, at), append(addrs, net.JoinHostPort(host, strconv.Itoa(int(n))))
 	}
 	if !f.standalone && strconv.Itoa(f.masterPort) != staticPort {
 		take(f.masterAddr, strconv.Itoa(f.masterPort))

@@ -159,7 +159,8 @@ func TestTorchBefore22(t *testing.T) {
 func TestTorchrunStoreAddrs(t *testing.T) {
 	for line, want := range map[string][]string{
 		"a.py": nil,
-		"--master-addr localhost --master-port 29597 a.py --init_method=tcp://localhost:29597": {"127.0.0.1:29597"},
+		"--master-addr localhost --master-port 29597 a.py --init_method=tcp://localhost:29597": {"localhost:29597"},
+		"--master-addr 127.0.0.1 --master-port 29597 a.py tcp://[::1]:9 tcp://localhost:29597": {"[::1]:9", "localhost:29597"},
 		"--standalone --master-port 7 a.py --dist-url tcp://127.0.0.1:29598?rank=0":            {"127.0.0.1:29598"},
 		"a.py tcp://192.0.2.1:7 tcp://localhost:0 tcp://localhost tcp://[::1]:9":               {"[::1]:9"},
 	} {
