@@ -316,6 +316,7 @@ func TestManyHosts(t *testing.T) {
 				}
 			}
 		}
+		collectivetest.CheckMeans(t, groups)
 		closeGroups(groups)
 	}
 }
