@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/test/follow"
@@ -29,7 +30,11 @@ func TestTakenPorts(t *testing.T) {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 	}
-	_, log := background(t, "-np", "1", "--job-dir", job, "sleep", "1000000")
+	running, log := background(t, "-np", "1", "--job-dir", job, "sleep", "1000000")
+	t.Cleanup(func() { // with its agent, which would wait for another driver
+		_ = running.Process.Signal(syscall.SIGTERM)
+		_ = running.Wait()
+	})
 	if !follow.Await(t, func() bool { _, err := os.Stat(filepath.Join(job, "control")); return err == nil }) {
 		t.Fatalf("no job: %s", follow.Tail(log, 1<<12))
 	}
