@@ -251,7 +251,13 @@ func (t *turnOf[T]) inOrder() bool {
 // seats returns where some ranks of the step's group are, hosts numbered in the order of their
 // first ranks there; nil where the group's operations do not combine host by host.
 func (t *turnOf[T]) seats(ranks []int) []seat {
-	if t.Program.Algorithm != "" && t.Program.Algorithm != "auto" {
+	switch t.Program.Algorithm {
+	case "", "auto":
+	case "strict": // which is about AllReduce
+		if t.step.Do == allReduce {
+			return nil
+		}
+	default:
 		return nil
 	}
 	numbers, of, here := map[int]int{}, []int{}, map[int]int{}
