@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -296,14 +297,16 @@ func TestModes(t *testing.T) {
 
 // TestReadersRefuse: what others may write to, or read where it is a secret.
 func TestReadersRefuse(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "file")
-	for _, c := range []struct {
+	dir := t.TempDir()
+	path := ""
+	for i, c := range []struct {
 		mode        fs.FileMode
 		own, secret string // empty: accepted
 	}{
 		{0o600, "", ""}, {0o400, "", ""}, {0o644, "", "chmod 600"}, {0o602, "chmod go-w", "chmod 600"},
 		{0o666, "chmod go-w", "chmod 600"}, {0o640, "", "chmod 600"},
 	} {
+		path = filepath.Join(dir, strconv.Itoa(i)) // a file of mode 0400 is not written again
 		write(t, path, "x", c.mode)
 		for name, want := range map[string]string{"own": c.own, "secret": c.secret} {
 			f, err := calls[name](path)
