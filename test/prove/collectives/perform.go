@@ -253,8 +253,8 @@ func (t *turnOf[T]) inOrder() bool {
 func (t *turnOf[T]) seats(ranks []int) []seat {
 	switch t.Program.Algorithm {
 	case "", "auto":
-	case "strict": // which is about AllReduce
-		if t.step.Do == allReduce {
+	case "strict": // which is about AllReduce, in the background too
+		if t.step.Do == allReduce || t.step.background() {
 			return nil
 		}
 	default:
