@@ -53,6 +53,9 @@ FRAMEWORKS = frameworks/gomlx examples/gomlx
 MODULES = examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS)
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
+# The headers of NVML declare much as deprecated, and the C compiler would say so in each build with cgo.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
 # A program under the race detector otherwise sleeps for a second before it exits.
 export GORACE ?= atexit_sleep_ms=10
 

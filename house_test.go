@@ -75,7 +75,7 @@ func TestTableIsRead(t *testing.T) {
 // heavy are modules that a training program must not link.
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
-	"github.com/ebitengine/purego", "github.com/prometheus/client_golang",
+	"github.com/NVIDIA/go-nvml", "github.com/ebitengine/purego", "github.com/prometheus/client_golang",
 	"charm.land/bubbletea/v2",
 }
 
