@@ -4,10 +4,10 @@
 // Devices are numbered as the driver has them, a GPU's instances in its place; a device's number is
 // the index of the slot that it is for.
 //
-// All is by NVML, the driver's own library, which is loaded when it is first needed: by go-nvml where
-// the program is built with cgo, and else by its own binding, so that hvdrun needs no newer glibc.
-// Where there is none, or where the program was built with -tags static, there are no GPUs:
-// ErrNoGPU, with the reason.
+// All is by NVML, the driver's own library, which is loaded when it is first needed: by go-nvml
+// where the program is built with cgo, and else by a binding of our own, so that hvdrun needs no
+// newer glibc. Where there is none, or where the program was built with -tags static, there are no
+// GPUs: ErrNoGPU, with the reason.
 package gpu
 
 import (
