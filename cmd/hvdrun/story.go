@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,12 +29,15 @@ type story struct {
 	run    string // the job's id
 	places string // where the job's output and events are; "": nowhere
 
-	mu      sync.Mutex
-	begun   time.Time
-	hosts   []string // of the last list; nil: there was none
-	why     []string // what has led to the next world, once each
-	known   map[string]bool
-	world   job.Entry // the last one that was published
+	mu    sync.Mutex
+	begun time.Time
+	hosts map[string]string // of the last list: what each is like; nil: there was none
+	why   []string          // what has led to the next world, once each
+	known map[string]bool
+	world struct { // the last one that was published
+		generation     uint64
+		workers, hosts int
+	}
 	told    time.Time // when there was the last line about a world
 	line    string    // about a world, which waits for the pause to end
 	between int       // worlds that the waiting line has replaced
@@ -55,22 +59,30 @@ func newStory(s *settings, log logrus.FieldLogger) *story {
 
 // event takes the job's next event.
 func (t *story) event(of job.Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.begun.IsZero() {
+		t.begun = of.Time
+	}
 	switch of.Name {
 	case job.WorkerStarted, job.WorkerReady, job.Audit, job.HostsUpdated, job.Reset:
+		return
+	case job.HostsFound: // which may be of thousands
+		t.list(fieldOf[[]job.FoundHost](of, "hosts"))
+		return
+	case job.WorldPublished:
+		hosts := map[string]bool{}
+		for _, s := range fieldOf[[]job.PublishedSlot](of, "slots") {
+			hosts[s.Host] = true
+		}
+		t.world.generation, t.world.workers, t.world.hosts = fieldOf[uint64](of, "generation"), fieldOf[int](of, "size"), len(hosts)
 		return
 	}
 	e, err := of.Entry()
 	if err != nil {
 		return
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.begun.IsZero() {
-		t.begun = e.Time
-	}
 	switch e.Name {
-	case job.HostsFound:
-		t.list(e)
 	case job.WorkerDying:
 		t.because(e.Member() + " was lost")
 	case job.WorkerExited:
@@ -93,13 +105,19 @@ func (t *story) event(of job.Event) {
 	case job.Scaled:
 		_, text := e.Words()
 		t.because(text)
-	case job.WorldPublished:
-		t.world = e
 	case job.FirstCommit:
 		t.trains(e)
 	case job.JobDone:
 		t.ends(e)
 	}
+}
+
+// fieldOf returns the value of an event's field, which is of this type.
+func fieldOf[T any](e job.Event, key string) (v T) {
+	if i := slices.IndexFunc(e.Fields, func(f job.Field) bool { return f.Key == key }); i >= 0 {
+		v, _ = e.Fields[i].Value.(T)
+	}
+	return v
 }
 
 // because notes a reason for the next world.
@@ -110,57 +128,38 @@ func (t *story) because(why string) {
 	}
 }
 
-// list takes a list of hosts.
-func (t *story) list(e job.Entry) {
-	hosts := make([]string, 0, len(e.Hosts))
-	for _, h := range e.Hosts {
-		name := fmt.Sprintf("%s with %s", h.Host, plural(h.Slots, "slot"))
+// list takes a list of hosts: those that have come, changed and gone are reasons.
+func (t *story) list(found []job.FoundHost) {
+	now := make(map[string]string, len(found))
+	for _, h := range found {
+		now[h.Host] = "with " + plural(h.Slots, "slot")
 		if h.Draining {
-			name = h.Host + " draining"
+			now[h.Host] = "draining"
 		}
-		hosts = append(hosts, name)
 	}
-	slices.Sort(hosts)
 	if t.hosts != nil {
-		names := func(all []string) map[string]string {
-			of := map[string]string{}
-			for _, text := range all {
-				name, rest, _ := strings.Cut(text, " ")
-				of[name] = rest
-			}
-			return of
-		}
-		before, now := names(t.hosts), names(hosts)
-		for _, h := range hosts {
-			name, rest, _ := strings.Cut(h, " ")
-			if was, is := before[name]; !is {
+		for _, name := range slices.Sorted(maps.Keys(now)) {
+			if was, known := t.hosts[name]; !known {
 				t.because(name + " came")
-			} else if was != rest {
-				t.because(name + " is now " + rest)
+			} else if was != now[name] {
+				t.because(name + " is now " + now[name])
 			}
 		}
-		for _, h := range t.hosts {
-			name, _, _ := strings.Cut(h, " ")
-			if _, is := now[name]; !is {
+		for _, name := range slices.Sorted(maps.Keys(t.hosts)) {
+			if _, there := now[name]; !there {
 				t.because(name + " went")
 			}
 		}
 	}
-	t.hosts = hosts
+	t.hosts = now
 }
 
 // trains tells of a world that has made its first commit.
 func (t *story) trains(e job.Entry) {
-	if e.Generation != t.world.Generation {
+	if e.Generation != t.world.generation {
 		return // it is over, or was published by a driver before
 	}
-	var hosts []string
-	for _, s := range t.world.Slots {
-		if !slices.Contains(hosts, s.Host) {
-			hosts = append(hosts, s.Host)
-		}
-	}
-	who := fmt.Sprintf("%s on %s", plural(t.world.Size, "worker"), plural(len(hosts), "host"))
+	who := fmt.Sprintf("%s on %s", plural(t.world.workers, "worker"), plural(t.world.hosts, "host"))
 	after := time.Duration(e.Seconds * float64(time.Second))
 	if e.Generation == 1 {
 		t.log.Infof("job %s: %s, the first step after %v; hvdrun top %s shows them", t.run, who, round(after), t.run[:min(4, len(t.run))])
@@ -220,7 +219,7 @@ func (t *story) flush(at time.Time) {
 // ends tells of the end.
 func (t *story) ends(e job.Entry) {
 	t.flush(e.Time)
-	if t.world.Generation == 0 {
+	if t.world.generation == 0 {
 		return
 	}
 	_, text := e.Words()
