@@ -2,7 +2,9 @@ package runas
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os/exec"
 	"os/user"
 	"strconv"
@@ -72,8 +74,12 @@ func output(tool string, args ...string) string {
 	for _, dir := range tools {
 		cmd := exec.CommandContext(ctx, dir+"/"+tool, args...)
 		cmd.WaitDelay = time.Second
-		if out, err := cmd.Output(); err == nil {
+		out, err := cmd.Output()
+		switch {
+		case err == nil:
 			return string(out)
+		case !errors.Is(err, fs.ErrNotExist):
+			return "" // it is there, and knows nothing
 		}
 	}
 	return ""
