@@ -174,8 +174,8 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	m.remove(w)
 	m.writerEnded(w)
 	ran := e.Ran
-	if !w.live() || w.generation != 0 && w.generation == m.world.Generation || !m.size.Elastic || !m.doneFrom.IsZero() {
-		ran = nil // it was told to leave, or trains
+	if !m.serves(w) {
+		ran = nil
 	}
 	cause := m.cause(w, e.Exit, len(ran) > 0)
 	signal := any(nil)
@@ -300,6 +300,13 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	}
 }
 
+// serves returns whether a worker is there for tasks: it neither trains nor was told to leave, and
+// another may take its place.
+func (m *Machine) serves(w *Worker) bool {
+	trains := w.generation != 0 && w.generation == m.world.Generation
+	return w.live() && !trains && m.size.Elastic && m.doneFrom.IsZero()
+}
+
 // taskPause is how long a slot rests in which a task has ended the worker.
 const taskPause = time.Second
 
@@ -321,7 +328,7 @@ func (m *Machine) failedByTask(now time.Time, w *Worker, err *job.WorkerError, r
 // failure of anybody. A worker that trains goes on.
 func (m *Machine) taskStuck(now time.Time, e TasksTold) {
 	w := m.find(e.Incarnation)
-	if w == nil || !w.live() || w.generation != 0 && w.generation == m.world.Generation || !m.size.Elastic || !m.doneFrom.IsZero() {
+	if w == nil || !m.serves(w) {
 		return
 	}
 	m.do(EmitEvent{e.Event(now)})
