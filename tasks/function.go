@@ -217,7 +217,7 @@ func Priority(n int32) Option { return func(o *options) { o.priority = n } }
 func Prefer(host string) Option { return func(o *options) { o.prefer = host } }
 
 // CPU is how many processors a task takes of its worker: 1 if it is not said.
-func CPU(n float64) Option { return Resource("cpu", n) }
+func CPU(n float64) Option { return Resource(queue.CPU, n) }
 
 // GPU is how many GPUs a task takes of its worker; a part of one too.
 func GPU(n float64) Option { return Resource("gpu", n) }

@@ -4,11 +4,8 @@ import (
 	"context"
 
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
-
-// cpu is the resource that a function lends while it waits for other tasks: those may need it. What
-// else it has taken, it still uses.
-const cpu = "cpu"
 
 // lenderKey is where the context of a function has its *lender.
 type lenderKey struct{}
@@ -40,7 +37,7 @@ func (l *lender) wait(n int) {
 	if a.waits += n; a.ended || was == (a.waits > 0) {
 		return // what has ended has given all back
 	}
-	w.take(a, int64(-n), func(name string) bool { return name == cpu })
+	w.take(a, int64(-n), func(name string) bool { return name == queue.CPU })
 	if w.link != nil {
 		w.link.Say(func(m *wire.ToTasks) {
 			if n > 0 {

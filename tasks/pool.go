@@ -568,12 +568,12 @@ func isName(text string) bool { return len(text) <= link.MaxName && utf8.ValidSt
 // group returns the number of the group of a function's tasks with these options; the lock is held.
 func (p *Pool) group(f *function, o *options) (uint32, error) {
 	demand := o.demand
-	if _, ok := demand["cpu"]; !ok {
+	if _, ok := demand[queue.CPU]; !ok {
 		demand = maps.Clone(demand)
 		if demand == nil {
 			demand = make(map[string]int64, 1)
 		}
-		demand["cpu"] = queue.Unit
+		demand[queue.CPU] = queue.Unit
 	}
 	d := queue.MakeDemand(demand)
 	key := f.name + " " + d.String()

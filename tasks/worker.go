@@ -173,8 +173,8 @@ func newWorker(cfg ServeConfig) (*worker, error) {
 	for name, n := range cfg.Offers {
 		w.offers[name] = int64(n*queue.Unit + 0.5)
 	}
-	if _, ok := w.offers["cpu"]; !ok {
-		w.offers["cpu"] = int64(max(runtime.GOMAXPROCS(0)/share, 1)) * queue.Unit
+	if _, ok := w.offers[queue.CPU]; !ok {
+		w.offers[queue.CPU] = int64(max(runtime.GOMAXPROCS(0)/share, 1)) * queue.Unit
 	}
 	w.free = maps.Clone(w.offers)
 	return w, nil
@@ -690,7 +690,7 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a.ended, a.cancel = true, func() {}
-	w.take(a, -1, func(name string) bool { return name != cpu || a.waits == 0 })
+	w.take(a, -1, func(name string) bool { return name != queue.CPU || a.waits == 0 })
 	if w.silent {
 		return
 	}

@@ -32,6 +32,10 @@ func MakeDemand(of map[string]int64) Demand {
 
 func (d Demand) key() string { return d.String() }
 
+// CPU is the resource of processors, which each task needs unless it says otherwise, and which a
+// function lends while it waits for other tasks.
+const CPU = "cpu"
+
 // String returns the demand as people write it: cpu=1,gpu=0.5.
 func (d Demand) String() string {
 	var all []string

@@ -164,7 +164,7 @@ func (q *Queue) offered() []Offered {
 				of[name] = o
 			}
 			if o.Workers++; !w.leaving {
-				o.CPU += float64(w.Offers["cpu"]) / Unit
+				o.CPU += float64(w.Offers[CPU]) / Unit
 			}
 		}
 	}

@@ -6,10 +6,6 @@ import (
 	"time"
 )
 
-// cpu is the resource that a function lends while it waits for other tasks. What else it holds, it
-// still uses.
-const cpu = "cpu"
-
 // Waits says that the function of an attempt has begun to wait for other tasks, or, with -1 for n,
 // that it goes on. What is said at the same time may come in any order.
 func (q *Queue) Waits(now time.Time, worker uint64, h Held, n int32) {
@@ -45,8 +41,8 @@ func (q *Queue) setWaits(t *task, waits int32) {
 	}
 	t.worker.lease(t.Group).sent += int(n)
 	for _, a := range t.Group.Demand {
-		if a.Name == cpu {
-			t.worker.free[cpu] -= n * a.Milli
+		if a.Name == CPU {
+			t.worker.free[CPU] -= n * a.Milli
 		}
 	}
 }
@@ -72,7 +68,7 @@ func (w *worker) whyJammed() string {
 	held := map[string]int64{}
 	for _, t := range w.sent[:w.running] {
 		for _, a := range t.Group.Demand {
-			if a.Name != cpu {
+			if a.Name != CPU {
 				held[a.Name] += a.Milli
 			}
 		}
