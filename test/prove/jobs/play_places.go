@@ -116,14 +116,17 @@ func playHome(ctx context.Context, t *trial) error {
 	return j.end(ctx, terminated)
 }
 
-// removeFolders removes the job's directories among the temporary files.
+// removeFolders removes the job's directories in /tmp, where hvdrun keeps a job that has no other
+// place, and among the temporary files.
 func removeFolders(id string) error {
 	var errs []error
-	for _, below := range []string{"", "*", "*/*", "*/*/*"} {
-		found, err := filepath.Glob(filepath.Join(os.TempDir(), "hvdrun*", below, id))
-		errs = append(errs, err)
-		for _, path := range found {
-			errs = append(errs, os.RemoveAll(path))
+	for _, temp := range []string{"/tmp", os.TempDir()} {
+		for _, below := range []string{"", "*", "*/*", "*/*/*"} {
+			found, err := filepath.Glob(filepath.Join(temp, "hvdrun*", below, id))
+			errs = append(errs, err)
+			for _, path := range found {
+				errs = append(errs, os.RemoveAll(path))
+			}
 		}
 	}
 	return errors.Join(errs...)
