@@ -133,7 +133,7 @@ check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings pytho
 else
 check-torch:
 	$(call bring,/usr/lib/python3/dist-packages/torch:python3-torch)
-	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./rendezvous/tcpstore
+	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./torchrun/tcpstore
 	$(GO) test -race -count=1 -timeout 20m $(ARGS) ./test/torch ./torchrun
 endif
 
@@ -143,7 +143,7 @@ demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), und
 # The tests of hosts in network namespaces are among the others where these can be made: a container without the capability
 # SYS_ADMIN cannot. Jobs of processes come first, two packages at a time: beside tests that compute, a slow machine starves
 # them until hosts count as lost.
-test: JOBS = ./test/e2e/... ./agent/... ./cmd/...
+test: JOBS = ./test/e2e/... ./internal/agent/... ./cmd/...
 test: NETNS = $(shell unshare --net true 2>/dev/null && echo -tags netns || echo 'hosts in network namespaces are NOT tested: run make check-net as root' >&2)
 test: ## run the tests under the race detector, with more rounds than make check does; ARGS go to go test
 	@echo "== go test -race"

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/internal/routes"
-	"github.com/hvdrun/hvdrun/internal/cards"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
 // A route may break while both ranks live. Where there is another one to the same host, the group

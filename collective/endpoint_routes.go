@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/internal/routes"
-	"github.com/hvdrun/hvdrun/internal/cards"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
 // A peer on another host may be reached at several addresses, one for each of its interfaces. The

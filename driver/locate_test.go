@@ -12,8 +12,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/stacks"
-	"github.com/hvdrun/hvdrun/launch"
 )
 
 // probed is the launcher of a job whose workers are Go programs that do not answer.

@@ -19,12 +19,12 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // Run runs a job and blocks until it ends. It returns nil if the job succeeded; otherwise one of

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // Measures are the numbers of a job at one moment.

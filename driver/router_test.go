@@ -11,7 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // TestFalseWaits: one worker says that it has waited for all others for ever, in an operation that

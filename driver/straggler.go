@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 const ms = time.Millisecond

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // beater is a meeting whose driver receives reports about the worker's activity.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // listener is a meeting in a world of two, whose other rank is the test. Its driver receives beats.

@@ -19,7 +19,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // logs collects the workers' logs.

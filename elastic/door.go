@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/feed"
 	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // A worker that trains by Steps comes into its first world with the state of the others, whatever

@@ -2,7 +2,7 @@ package elastic
 
 import (
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // killable is a meeting that can end as if its process was killed: without messages and without

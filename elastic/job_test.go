@@ -11,9 +11,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // job is a driver and its workers in one process. A worker is a goroutine; it dies by a panic that

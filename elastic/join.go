@@ -18,10 +18,10 @@ import (
 	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 var (

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // reportTimeout limits reports of the last checkpoint to the driver. It leaves a driver time to

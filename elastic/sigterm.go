@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // sameRequest is the time after a SIGTERM in which further ones count as the same request: systemd

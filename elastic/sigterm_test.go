@@ -13,9 +13,9 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // TestWay: the phases from a join to the first save are told until they were sent, and no others.

@@ -15,11 +15,11 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/launch/prestart"
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )
 
 // Config says what an Agent runs.

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
 // attendanceOf is the bit of the numbers under which the node with rank 0 of a round serves

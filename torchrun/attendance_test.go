@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // meetPair returns two nodes in a round, rank 0 first. Their heartbeats are too rare to

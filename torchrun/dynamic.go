@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // Dynamic is the rendezvous of nodes that come and go.

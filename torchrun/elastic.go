@@ -12,8 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/internal/journal/replica"
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/replica"
 )
 
 const (

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
 // elastics are nodes of one job: the first has the store, and the driver of one of them ends with a

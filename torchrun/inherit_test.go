@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
 	"github.com/hvdrun/hvdrun/test/sandbox"
+	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
 )
 
 // TestStdin: workers read what the agent was given to read.

@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/safefile"
-	"github.com/hvdrun/hvdrun/launch"
 )
 
 // Std says which streams of a worker are meant: bit 0 its stdout, bit 1 its stderr.

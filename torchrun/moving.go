@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 const (

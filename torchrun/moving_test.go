@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
 // member is a node whose store is in the agent of the first.

@@ -19,8 +19,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/retry"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
-	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
+	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
 )
 
 // Peers is how the agents of a job reach each other's stores: over TCP with mutual TLS, by

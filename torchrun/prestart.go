@@ -8,9 +8,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/launch/prestart"
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )
 
 // prestartAfter is when a round has lasted for so long that the interpreters of the next one start:

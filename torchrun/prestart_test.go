@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/launch/prestart"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )
 
 // warmProgram fails in its first life once the interpreters of the second are warm, or gone, and in

@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
-	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
 )
 
 // shell returns an agent whose workers run a script.

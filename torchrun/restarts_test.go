@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // lives counts the lives of each rank, and the workers that were told each number of restarts.

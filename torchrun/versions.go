@@ -12,7 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/retry"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // versionStore is the number of the store with versions, which a dynamic rendezvous needs.

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/agent"
-	"github.com/hvdrun/hvdrun/agent/enroll"
-	"github.com/hvdrun/hvdrun/agent/runas"
+	"github.com/hvdrun/hvdrun/internal/agent"
+	"github.com/hvdrun/hvdrun/internal/agent/enroll"
+	"github.com/hvdrun/hvdrun/internal/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 )

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
 // mostRoutes is the number of other hosts to which check prints the routes of a host; JSON has all.

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/agent/client"
-	"github.com/hvdrun/hvdrun/internal/cards"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
 // TestRouteLines: check names the routes to a host where there are several, those of faster links

@@ -16,14 +16,14 @@ import (
 
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
-	"github.com/hvdrun/hvdrun/agent"
-	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/internal/agent"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/gpu"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 

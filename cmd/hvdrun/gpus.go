@@ -12,8 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/gpu"
-	"github.com/hvdrun/hvdrun/launch"
 )
 
 // localDevices returns the devices of this machine that a person has left visible, as they were

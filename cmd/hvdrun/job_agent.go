@@ -11,8 +11,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/agent"
-	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/internal/agent"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/gpu"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"

@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/agent"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/agent"
 	"github.com/hvdrun/hvdrun/internal/metrics"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )

@@ -12,10 +12,10 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/elastic"
-	"github.com/hvdrun/hvdrun/internal/restart"
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/launch/prestart"
+	"github.com/hvdrun/hvdrun/torchrun/prestart"
+	"github.com/hvdrun/hvdrun/torchrun/restart"
 )
 
 // restartWorker is the subcommand that is each worker of a job with --restart-workers.

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/hvdrun/hvdrun/dashboard"
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/dashboard"
 )
 
 func (p *program) topCommand() *cobra.Command {

@@ -14,9 +14,9 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/hvdrun/hvdrun/dashboard"
-	"github.com/hvdrun/hvdrun/dashboard/dashboardtest"
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/internal/dashboard/dashboardtest"
 	"github.com/hvdrun/hvdrun/tasks"
 )
 

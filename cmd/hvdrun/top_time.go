@@ -9,8 +9,8 @@ import (
 
 	"charm.land/lipgloss/v2"
 
-	"github.com/hvdrun/hvdrun/dashboard"
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/dashboard"
 )
 
 // partStyles are the colours of the parts of a job's time.

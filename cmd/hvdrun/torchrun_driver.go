@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/hvdrun/hvdrun/internal/journal/replica"
+	"github.com/hvdrun/hvdrun/torchrun/replica"
 )
 
 // torchrunDriver is the subcommand that is the driver of a job of several nodes, at one of them.

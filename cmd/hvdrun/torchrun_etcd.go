@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
-	"github.com/hvdrun/hvdrun/rendezvous/store"
-	"github.com/hvdrun/hvdrun/rendezvous/store/etcd"
 	"github.com/hvdrun/hvdrun/torchrun"
+	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/etcd"
 )
 
 // etcdPort is that of endpoints that name none, etcdPrefix stands before the names of all jobs, and

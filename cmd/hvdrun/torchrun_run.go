@@ -26,11 +26,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
-	"github.com/hvdrun/hvdrun/launch/prestart"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
-	"github.com/hvdrun/hvdrun/rendezvous/store"
 	"github.com/hvdrun/hvdrun/torchrun"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/prestart"
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // torchConfig is what the flags ask for, without what listens.

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/hvdrun/hvdrun/internal/dl"
+	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
 // DefaultLibrary is the driver's, which comes with the driver and not with CUDA's toolkit.

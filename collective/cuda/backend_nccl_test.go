@@ -19,9 +19,9 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
+	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
 	"github.com/hvdrun/hvdrun/internal/cudatest"
 	"github.com/hvdrun/hvdrun/internal/kernel"
-	"github.com/hvdrun/hvdrun/internal/nccl"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

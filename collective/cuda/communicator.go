@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/internal/nccl"
+	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
 )
 
 // Limits of waits for NCCL. Variables for tests.

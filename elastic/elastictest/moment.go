@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // Moment is a point in the progress of a worker.

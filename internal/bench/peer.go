@@ -17,7 +17,6 @@ import (
 	"strings"
 	"time"
 
-	programs "github.com/hvdrun/hvdrun/bench"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -123,7 +122,7 @@ func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 		}
 	}
 	own := filepath.Join(folder, p.Name)
-	sources, err := fs.Sub(programs.Peers, "peers")
+	sources, err := fs.Sub(programs, "peers")
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,7 @@ package gpu
 import (
 	"fmt"
 
-	"github.com/hvdrun/hvdrun/internal/dl"
+	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
 // libraryName is NVML's where the system's linker finds it.

@@ -5,7 +5,7 @@ package gpu
 import (
 	"fmt"
 
-	"github.com/hvdrun/hvdrun/internal/dl"
+	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
 // load returns the library at a path, or under a name that the system's linker looks for. Its

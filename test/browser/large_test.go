@@ -8,8 +8,8 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 
-	"github.com/hvdrun/hvdrun/dashboard"
-	"github.com/hvdrun/hvdrun/dashboard/dashboardtest"
+	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/internal/dashboard/dashboardtest"
 )
 
 // frames measures a page from its beginning: the times between frames, and tasks of the main thread

@@ -12,8 +12,8 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
-	"github.com/hvdrun/hvdrun/dashboard"
-	"github.com/hvdrun/hvdrun/dashboard/dashboardtest"
+	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/internal/dashboard/dashboardtest"
 )
 
 // mostShot bounds a screenshot of the documentation, in bytes.

@@ -145,6 +145,10 @@ func (p part) write(ctx context.Context, path string) error {
 		return err
 	}
 	cmd := command(ctx, "make", append([]string{"--no-print-directory"}, p.args...)...)
+	// This program is run without cgo; parts run under the race detector, which needs it.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "CGO_ENABLED=") || strings.HasPrefix(v, "GOFLAGS=")
+	})
 	cmd.Stdout, cmd.Stderr = f, f
 	cmd.WaitDelay = time.Minute // a part that ends leaves nobody behind who writes
 	err = cmd.Run()

@@ -12,8 +12,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/cuda"
+	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
 	"github.com/hvdrun/hvdrun/internal/kernel"
-	"github.com/hvdrun/hvdrun/internal/nccl"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
 	"github.com/hvdrun/hvdrun/internal/cudatest"
 	"github.com/hvdrun/hvdrun/internal/kernel"
-	"github.com/hvdrun/hvdrun/internal/nccl"
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/cuda"
-	"github.com/hvdrun/hvdrun/internal/nccl"
+	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

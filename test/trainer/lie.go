@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // liar tells the driver what is not so, with this worker's credentials.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/cards"
+	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
 // Route is a way to another host: one of its addresses, as measured from this host.

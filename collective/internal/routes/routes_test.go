@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/cards"
+	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
 // way is a route to 10.0.0.n by interface n of both hosts.

@@ -14,7 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // Moment describes the progress of a worker.

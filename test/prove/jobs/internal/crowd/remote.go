@@ -13,7 +13,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

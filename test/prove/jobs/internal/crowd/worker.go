@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // crew is the workers of a job.

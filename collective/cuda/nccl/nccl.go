@@ -1,0 +1,192 @@
+// Package nccl calls NVIDIA's collective communications library, which it loads at run time,
+// without cgo. It is the plain binding: what a call does, when it may be made and on which thread
+// stands in NCCL's manual; package cuda keeps to it. Every communicator is nonblocking: a call that
+// begins something returns at once, and [Comm.Poll] tells when that is done.
+package nccl
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/internal/dlopen"
+)
+
+// DefaultLibrary is NCCL's name where the system's linker finds it.
+const DefaultLibrary = "libnccl.so.2"
+
+// Oldest is the first version with nonblocking communicators and configurations that later versions
+// accept.
+const Oldest Version = 21400
+
+// errUnavailable says that there is no library, or none that can be used.
+var errUnavailable = errors.New("nccl: not available")
+
+// Version is NCCL's, as its header has it: 21403 is 2.14.3.
+type Version int
+
+// String is the version as people write it.
+func (v Version) String() string {
+	major := Version(10000)
+	if v < major {
+		major = 1000 // until 2.8
+	}
+	return fmt.Sprintf("%d.%d.%d", int(v/major), int(v%major/100), int(v%100))
+}
+
+// ID names a communicator that is to be made: one rank makes it and tells the others.
+type ID struct{ Bytes [128]byte }
+
+// config is an ncclConfig_t as version 2.14 has it. Later versions take what a program of that time
+// would give them.
+type config struct {
+	size     uint64
+	magic    uint32
+	version  uint32
+	blocking int32
+	_        int32
+}
+
+func nonblocking() *config {
+	return &config{size: uint64(unsafe.Sizeof(config{})), magic: 0xcafebeef, version: uint32(Oldest), blocking: 0}
+}
+
+// api is the library: each function is the C function of the symbol, with its types. What may be
+// nil is not in every version.
+type api struct {
+	getVersion     func(version *int32) result
+	getUniqueID    func(id *ID) result
+	getErrorString func(r result) unsafe.Pointer
+	getLastError   func(comm uintptr) unsafe.Pointer
+	initRankConfig func(comm *uintptr, size int32, id ID, rank int32, c *config) result
+	getAsyncError  func(comm uintptr, r *result) result
+	abort          func(comm uintptr) result
+	finalize       func(comm uintptr) result
+	destroy        func(comm uintptr) result
+	allReduce      func(send, recv uint64, n uint64, t Type, op Op, comm, stream uintptr) result
+	broadcast      func(send, recv uint64, n uint64, t Type, root int32, comm, stream uintptr) result
+	allGather      func(send, recv uint64, n uint64, t Type, comm, stream uintptr) result
+	reduceScatter  func(send, recv uint64, n uint64, t Type, op Op, comm, stream uintptr) result
+	groupStart     func() result
+	groupEnd       func() result
+
+	initRankScalable func(comm *uintptr, size, rank, ids int32, id *ID, c *config) result
+	shrink           func(comm uintptr, without *int32, n int32, child *uintptr, c *config, flags int32) result
+	revoke           func(comm uintptr, flags int32) result
+	growID           func(comm uintptr, id *ID) result
+	grow             func(comm uintptr, size int32, id *ID, rank int32, child *uintptr, c *config) result
+}
+
+func (a *api) required() []dl.Symbol {
+	return []dl.Symbol{
+		{"ncclGetUniqueId", &a.getUniqueID}, {"ncclGetErrorString", &a.getErrorString}, {"ncclGetLastError", &a.getLastError},
+		{"ncclCommInitRankConfig", &a.initRankConfig}, {"ncclCommGetAsyncError", &a.getAsyncError},
+		{"ncclCommAbort", &a.abort}, {"ncclCommFinalize", &a.finalize}, {"ncclCommDestroy", &a.destroy},
+		{"ncclAllReduce", &a.allReduce}, {"ncclBroadcast", &a.broadcast}, {"ncclAllGather", &a.allGather},
+		{"ncclReduceScatter", &a.reduceScatter}, {"ncclGroupStart", &a.groupStart}, {"ncclGroupEnd", &a.groupEnd},
+	}
+}
+
+func (a *api) optional() []dl.Symbol {
+	return []dl.Symbol{
+		{"ncclCommInitRankScalable", &a.initRankScalable}, {"ncclCommShrink", &a.shrink}, {"ncclCommRevoke", &a.revoke},
+		{"ncclCommGetUniqueId", &a.growID}, {"ncclCommGrow", &a.grow},
+	}
+}
+
+// Library is NCCL, loaded. Its methods may be called on any thread.
+type Library struct {
+	api
+	path    string
+	version Version
+	lacks   []string
+}
+
+// loaded are the libraries of this process by path. They are never unloaded.
+var loaded struct {
+	mu  sync.Mutex
+	all map[string]*Library
+}
+
+// Load returns the library at a path, or under a name that the system's linker looks for;
+// [DefaultLibrary] if it is empty. A failure is tried again by the next call; it is
+// [errUnavailable], and names what an unusable library lacks.
+func Load(path string) (*Library, error) {
+	if path == "" {
+		path = DefaultLibrary
+	}
+	loaded.mu.Lock()
+	defer loaded.mu.Unlock()
+	if l := loaded.all[path]; l != nil {
+		return l, nil
+	}
+	handle, err := dl.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %v", errUnavailable, err)
+	}
+	l := &Library{path: path}
+	if err := l.bind(handle); err != nil {
+		return nil, fmt.Errorf("%w: %s %w", errUnavailable, path, err)
+	}
+	if loaded.all == nil {
+		loaded.all = make(map[string]*Library)
+	}
+	loaded.all[path] = l
+	return l, nil
+}
+
+// bind finds the functions.
+func (l *Library) bind(handle uintptr) error {
+	if missing, _ := dl.Bind(handle, []dl.Symbol{{"ncclGetVersion", &l.getVersion}}); missing != nil {
+		return errors.New("has no ncclGetVersion: it is not NCCL")
+	}
+	var code int32
+	if r := l.getVersion(&code); r != success {
+		return fmt.Errorf("does not tell its version: %v", r)
+	}
+	l.version = Version(code)
+	if l.version < Oldest {
+		return fmt.Errorf("is version %v; %v is the oldest that can be used", l.version, Oldest)
+	}
+	if missing, _ := dl.Bind(handle, l.required()); missing != nil {
+		return fmt.Errorf("is version %v, but lacks %s", l.version, strings.Join(missing, ", "))
+	}
+	l.lacks, _ = dl.Bind(handle, l.optional())
+	return nil
+}
+
+// Version is what the library says it is.
+func (l *Library) Version() Version { return l.version }
+
+// Path is where it was loaded from.
+func (l *Library) Path() string { return l.path }
+
+// Lacks are the functions that later versions have and this one has not, by their C names.
+func (l *Library) Lacks() []string { return l.lacks }
+
+// CanShrink reports whether there is [Comm.Shrink].
+func (l *Library) CanShrink() bool { return l.shrink != nil }
+
+// CanRevoke reports whether there is [Comm.Revoke].
+func (l *Library) CanRevoke() bool { return l.revoke != nil }
+
+// CanGrow reports whether there are [Comm.GrowID], [Comm.Grow] and [Library.Join].
+func (l *Library) CanGrow() bool { return l.growID != nil && l.grow != nil }
+
+// NewID names a new communicator. The process stays reachable for the others until they have made
+// it.
+func (l *Library) NewID() (ID, error) {
+	id := new(ID)
+	err := l.check("ncclGetUniqueId", l.getUniqueID(id), 0)
+	return *id, err
+}
+
+// Group makes the calls that f makes one operation. All are made on the caller's thread.
+func (l *Library) Group(f func() error) error {
+	if err := l.check("ncclGroupStart", l.groupStart(), 0); err != nil {
+		return err
+	}
+	return errors.Join(f(), l.check("ncclGroupEnd", l.groupEnd(), 0))
+}

@@ -1,0 +1,607 @@
+// Package launchtest is the kit that every launch.Launcher passes: what the driver relies on,
+// whatever way a worker is started.
+//
+// It starts small shell scripts and needs sh, setsid and sleep where the launcher runs them, which
+// must share the file system of the test.
+package launchtest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// patience is how long something that must happen is waited for.
+const patience = 20 * time.Second
+
+// Run runs the kit. newLauncher is called once for each test.
+func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, launch.Launcher)
+	}{
+		{"EXE01_OutputIsSeparateAndExact", separateOutput},
+		{"EXE02_ExitCode", exitCode},
+		{"EXE03_EndOfContextIsSIGTERM", endOfContext},
+		{"ExitZero", exitZero},
+		{"Signal", signal},
+		{"StartErrors", startErrors},
+		{"ContextEndedBefore", endedBefore},
+		{"StartedOnce", startedOnce},
+		{"EnvironmentAndArguments", environment},
+		{"Directory", directory},
+		{"CommandInDirectory", inDirectory},
+		{"StdinIsEmpty", stdin},
+		{"OutputIsDrained", drained},
+		{"WriterFails", writerFails},
+		{"GraceLetsFinish", graceLetsFinish},
+		{"GraceRunsOut", graceRunsOut},
+		{"NoGrace", noGrace},
+		{"ExitKillsGroup", exitKillsGroup},
+		{"ExitFreesOutputHeldFromOutside", exitFreesOutput},
+		{"StopKillsTree", stopKillsTree},
+		{"StopKillsTreeOfObedient", stopKillsTreeOfObedient},
+		{"StopKillsOrphanBySign", stopKillsOrphan},
+		{"StopKillsOrphanThatIsRestless", stopKillsRestless},
+		{"StopKillsOrphanWithoutSign", stopKillsUnsigned},
+		{"ExitKillsOrphanWithoutSign", exitKillsUnsigned},
+		{"NoCore", noCore},
+		{"CoreLimit", withCore},
+		{"HurryEndsTheGrace", hurry},
+		{"MoreTime", more},
+		{"Look", look},
+		{"Many", many},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
+	}
+}
+
+// script returns the Spec of a shell script with the arguments $1, $2, ….
+func script(text string, args ...string) launch.Spec {
+	incarnation := rand.Text()
+	return launch.Spec{
+		Incarnation: incarnation,
+		Slot:        plan.SlotID{Host: "localhost"},
+		Command:     append([]string{"sh", "-c", text, "sh"}, args...),
+		Env:         []string{"PATH=" + os.Getenv("PATH"), "HVD_INCARNATION=" + incarnation},
+	}
+}
+
+// runShort runs what ends by itself.
+func runShort(t *testing.T, l launch.Launcher, s launch.Spec) (stdout, stderr string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	s.Stdout, s.Stderr = &out, &errOut
+	err = l.Run(ctx, s, nil)
+	if ctx.Err() != nil {
+		t.Fatalf("did not end by itself: %v", err)
+	}
+	return out.String(), errOut.String(), err
+}
+
+func wantExit(t *testing.T, err error, want launch.ExitError) {
+	t.Helper()
+	var exit *launch.ExitError
+	if !errors.As(err, &exit) || *exit != want {
+		t.Fatalf("Run returned %v (%T), want %v", err, err, &want)
+	}
+}
+
+func separateOutput(t *testing.T, l launch.Launcher) {
+	stdout, stderr, err := runShort(t, l, script(`printf 'a\nb\rc'; printf 'x\n\377y' >&2`))
+	if err != nil || stdout != "a\nb\rc" || stderr != "x\n\xffy" {
+		t.Fatalf("stdout %q, stderr %q, error %v", stdout, stderr, err)
+	}
+}
+
+func exitCode(t *testing.T, l launch.Launcher) {
+	s := script("")
+	s.Command = []string{"false"}
+	_, _, err := runShort(t, l, s)
+	wantExit(t, err, launch.ExitError{Code: 1})
+	_, _, err = runShort(t, l, script("exit 255"))
+	wantExit(t, err, launch.ExitError{Code: 255})
+}
+
+func exitZero(t *testing.T, l launch.Launcher) {
+	if _, _, err := runShort(t, l, script("exit 0")); err != nil {
+		t.Fatalf("Run returned %v", err)
+	}
+}
+
+func signal(t *testing.T, l launch.Launcher) {
+	_, _, err := runShort(t, l, script("kill -KILL $$"))
+	wantExit(t, err, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+func startErrors(t *testing.T, l launch.Launcher) {
+	dir := t.TempDir()
+	plain := filepath.Join(dir, "plain")
+	if err := os.WriteFile(plain, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	missing := script("")
+	missing.Command = []string{"no-such-program"}
+	notExecutable := script("")
+	notExecutable.Command = []string{plain}
+	nothing := script("")
+	nothing.Command = nil
+	badDir := script("")
+	badDir.Dir = filepath.Join(dir, "none")
+	for name, s := range map[string]launch.Spec{
+		"missing": missing, "not executable": notExecutable, "nothing": nothing, "directory": badDir,
+	} {
+		err := l.Run(t.Context(), s, func(int) { t.Errorf("%s: was started", name) })
+		var start *launch.StartError
+		if !errors.As(err, &start) {
+			t.Errorf("%s: Run returned %v (%T), want a *StartError", name, err, err)
+			continue
+		}
+		text := err.Error()
+		if len(s.Command) > 0 && !strings.Contains(text, s.Command[0]) || strings.Contains(text, "\n") {
+			t.Errorf("%s: message %q", name, text)
+		}
+	}
+}
+
+func endedBefore(t *testing.T, l launch.Launcher) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("no longer wanted")
+	cancel(cause)
+	err := l.Run(ctx, script("exit 0"), func(int) { t.Error("was started") })
+	var start *launch.StartError
+	if !errors.As(err, &start) || !errors.Is(err, cause) {
+		t.Fatalf("Run returned %v", err)
+	}
+}
+
+func startedOnce(t *testing.T, l launch.Launcher) {
+	var pids []int
+	var out bytes.Buffer
+	s := script("echo hello")
+	s.Stdout = &out
+	if err := l.Run(t.Context(), s, func(pid int) { pids = append(pids, pid) }); err != nil {
+		t.Fatal(err)
+	}
+	if len(pids) != 1 || pids[0] <= 0 || out.String() != "hello\n" {
+		t.Fatalf("started with %v, output %q", pids, out.String())
+	}
+}
+
+func environment(t *testing.T, l launch.Launcher) {
+	s := script(`printf '%s|' "$A" "$TWICE" "${HOME-unset}" "$HVD_INCARNATION" "$@"`, "a b", `$HOME "'\`, "")
+	s.Env = append(s.Env, "A=x y\n\"$'", "TWICE=1", "TWICE=2")
+	stdout, _, err := runShort(t, l, s)
+	want := "x y\n\"$'|2|unset|" + s.Incarnation + `|a b|$HOME "'\||`
+	if err != nil || stdout != want {
+		t.Fatalf("output %q, want %q, error %v", stdout, want, err)
+	}
+}
+
+func directory(t *testing.T, l launch.Launcher) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "prog"), []byte("#!/bin/sh\npwd -P\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := script("")
+	s.Command = []string{"./prog"}
+	s.Dir = dir
+	if stdout, _, err := runShort(t, l, s); err != nil || stdout != dir+"\n" {
+		t.Fatalf("output %q, want %q, error %v", stdout, dir, err)
+	}
+}
+
+// A program that PATH lacks is found in the working directory; one that PATH has goes before it.
+func inDirectory(t *testing.T, l launch.Launcher) {
+	dir := t.TempDir()
+	for _, name := range []string{"train-of-this-folder", "true"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho here\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{"train-of-this-folder": "here\n", "true": ""} {
+		s := script("") // an incarnation runs once
+		s.Command, s.Dir = []string{name}, dir
+		if stdout, _, err := runShort(t, l, s); err != nil || stdout != want {
+			t.Errorf("%s: output %q, error %v", name, stdout, err)
+		}
+	}
+}
+
+func stdin(t *testing.T, l launch.Launcher) {
+	if stdout, _, err := runShort(t, l, script("cat; echo end")); err != nil || stdout != "end\n" {
+		t.Fatalf("output %q, error %v", stdout, err)
+	}
+}
+
+func drained(t *testing.T, l launch.Launcher) {
+	const size = 1 << 20
+	stdout, _, err := runShort(t, l, script(fmt.Sprintf("head -c %d /dev/zero; exit 3", size)))
+	wantExit(t, err, launch.ExitError{Code: 3})
+	if len(stdout) != size {
+		t.Fatalf("%d bytes of output, want %d", len(stdout), size)
+	}
+}
+
+type failingWriter struct{}
+
+func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no") }
+
+// A worker must not block, nor die of SIGPIPE, because we cannot pass on what it prints.
+func writerFails(t *testing.T, l launch.Launcher) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := script("head -c 300000 /dev/zero && exit 4")
+	s.Stdout = failingWriter{}
+	wantExit(t, l.Run(ctx, s, nil), launch.ExitError{Code: 4})
+}
+
+// HeldPipe makes a named pipe for processes to hold open. await reads n "ready" lines that they
+// write to it, and can be called again; gone waits until no process holds the pipe.
+func HeldPipe(t *testing.T) (path string, await func(n int), gone func()) {
+	t.Helper()
+	p := newHeldPipe(t)
+	p.limit(6 * patience)
+	return p.path, p.ready, p.gone
+}
+
+// heldPipe is a named pipe that processes hold open.
+type heldPipe struct {
+	t          *testing.T
+	path       string
+	pipe, ours *os.File
+}
+
+func newHeldPipe(t *testing.T) *heldPipe {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "held")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := os.OpenFile(path, os.O_WRONLY, 0) // no end of file before the processes have come
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pipe.Close(); ours.Close() })
+	return &heldPipe{t, path, pipe, ours}
+}
+
+// limit bounds what is waited for from now on.
+func (p *heldPipe) limit(d time.Duration) { _ = p.pipe.SetReadDeadline(time.Now().Add(d)) }
+
+func (p *heldPipe) ready(n int) {
+	p.t.Helper()
+	if _, err := io.ReadFull(p.pipe, make([]byte, n*len("ready\n"))); err != nil {
+		p.t.Fatalf("the processes are not ready: %v", err)
+	}
+	p.ours.Close()
+}
+
+func (p *heldPipe) gone() {
+	p.t.Helper()
+	if rest, err := io.ReadAll(p.pipe); err != nil || len(rest) > 0 {
+		p.t.Fatalf("processes are left: %v (read %q)", err, rest)
+	}
+}
+
+// running is a Run in progress and a pipe that its processes hold open.
+type running struct {
+	t      *testing.T
+	cancel context.CancelFunc
+	stdout bytes.Buffer // to be read after wait
+	ended  chan error
+	pipe   *heldPipe
+}
+
+// start runs a script that opens the pipe "$1" as descriptor 9 and writes "ready" lines to it, and
+// waits for n of them.
+func start(t *testing.T, l launch.Launcher, grace time.Duration, n int, text string) *running {
+	t.Helper()
+	pipe := newHeldPipe(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	r := &running{t: t, cancel: cancel, ended: make(chan error, 1), pipe: pipe}
+	s := script(`exec 9>"$1"; `+text, pipe.path)
+	s.Grace = grace
+	s.Stdout = &r.stdout
+	go func() { r.ended <- l.Run(ctx, s, nil) }()
+	r.ready(n)
+	return r
+}
+
+// ready waits for n "ready" lines, gone until no process holds the pipe.
+func (r *running) ready(n int) {
+	r.t.Helper()
+	r.pipe.limit(patience)
+	r.pipe.ready(n)
+}
+
+func (r *running) gone() {
+	r.t.Helper()
+	r.pipe.limit(patience)
+	r.pipe.gone()
+}
+
+func (r *running) wait() error {
+	r.t.Helper()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(patience):
+		r.t.Fatal("Run does not return")
+		return nil
+	}
+}
+
+func endOfContext(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 1, `echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+func graceLetsFinish(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 1, `trap 'echo saved; exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`)
+	r.cancel()
+	if err := r.wait(); err != nil {
+		t.Fatalf("Run returned %v", err)
+	}
+	if r.stdout.String() != "saved\n" {
+		t.Fatalf("output %q", r.stdout.String())
+	}
+	r.gone()
+}
+
+func graceRunsOut(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 50*time.Millisecond, 1, `trap '' TERM; echo ready >&9; while :; do sleep 1; done`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+	r.gone()
+}
+
+func noGrace(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 1, `trap 'exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+	r.gone()
+}
+
+// A child in the group holds the output open: it must neither live on nor delay the news.
+func exitKillsGroup(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 1, `trap '' TERM; sleep 1000 & echo last words; echo ready >&9; exit 7`)
+	wantExit(t, r.wait(), launch.ExitError{Code: 7})
+	if r.stdout.String() != "last words\n" {
+		t.Fatalf("output %q", r.stdout.String())
+	}
+	r.gone()
+}
+
+// A child that left the group holds the output open. The worker exits when it is told that the
+// child is there.
+func exitFreesOutput(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 1, `
+		trap 'exit 7' USR1
+		setsid sh -c 'echo ready >&9; kill -USR1 "$1"; exec sleep 1000' sh $$ &
+		wait`)
+	wantExit(t, r.wait(), launch.ExitError{Code: 7})
+	r.gone()
+}
+
+const outsiders = `
+	setsid sh -c 'trap "" TERM; echo ready >&9; while :; do sleep 1; done' >/dev/null 2>&1 &
+	env -i PATH="$PATH" setsid sh -c 'trap "" TERM; echo ready >&9; while :; do sleep 1; done' >/dev/null 2>&1 &
+`
+
+// Children have left the group, one of them without the environment.
+func stopKillsTree(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 3, outsiders+`echo ready >&9; wait`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+	r.gone()
+}
+
+// The same, when the worker itself obeys and they lose their parent.
+func stopKillsTreeOfObedient(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 3, outsiders+`echo ready >&9; wait`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+// A daemon has neither group nor parent in common with the worker any longer.
+func stopKillsOrphan(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 2,
+		`(setsid sh -c 'echo ready >&9; exec sleep 1000' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+// The same of one that becomes another program again and again: there are moments at which its
+// environment is empty.
+func stopKillsRestless(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 2, `
+		export AGAIN='exec sh -c "$AGAIN"'
+		(setsid sh -c 'echo ready >&9; eval "$AGAIN"' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+const unsigned = `(env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
+`
+
+// A daemon has neither group, parent, session nor environment in common with the worker.
+func stopKillsUnsigned(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 2, unsigned+`echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+// The same, when the worker ends by itself, once the daemon is there.
+func exitKillsUnsigned(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 1, `trap 'exit 7' USR1
+		(env -i W=$$ setsid sh -c 'echo ready >&9; kill -USR1 "$W"; exec sleep 1000' >/dev/null 2>&1 &)
+		while :; do sleep 0.01; done`)
+	wantExit(t, r.wait(), launch.ExitError{Code: 7})
+	r.gone()
+}
+
+func noCore(t *testing.T, l launch.Launcher) {
+	if stdout, _, err := runShort(t, l, script("ulimit -c")); err != nil || stdout != "0\n" {
+		t.Fatalf("output %q, error %v", stdout, err)
+	}
+}
+
+func withCore(t *testing.T, l launch.Launcher) {
+	s := script("ulimit -c; ulimit -Hc")
+	s.CoreLimit = launch.UnlimitedCore
+	stdout, _, err := runShort(t, l, s)
+	if words := strings.Fields(stdout); err != nil || len(words) != 2 || words[0] != words[1] {
+		t.Fatalf("output %q, error %v: want the hard limit", stdout, err)
+	}
+}
+
+func hurry(t *testing.T, l launch.Launcher) {
+	s := script("trap '' TERM; echo ready; while :; do sleep 1; done")
+	out, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	defer ours.Close()
+	quick := make(chan struct{})
+	s.Grace, s.Hurry, s.Stdout = time.Hour, quick, ours
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx, s, nil) }()
+	if _, err := out.Read(make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	close(quick)
+	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+// look: a process that lives is not taken for one that is being killed; one that is may be told of,
+// by the signal, and ends as ever.
+func look(t *testing.T, l launch.Launcher) {
+	s := script("echo ready; while :; do sleep 1; done")
+	out, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	defer ours.Close()
+	looks, started, told := make(chan struct{}), make(chan int, 1), make(chan syscall.Signal, 2)
+	s.Look, s.Stdout = looks, ours
+	s.Dying = func(_ string, by syscall.Signal) { told <- by }
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(t.Context(), s, func(pid int) { started <- pid }) }()
+	if _, err := out.Read(make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		select {
+		case looks <- struct{}{}:
+		case err := <-ended:
+			t.Fatal(err)
+		}
+	}
+	if len(told) > 0 {
+		t.Errorf("a process that lives was told of as killed by %v", <-told)
+	}
+	_ = syscall.Kill(-<-started, syscall.SIGKILL)
+	for {
+		select {
+		case looks <- struct{}{}:
+			continue
+		case err := <-ended:
+			wantExit(t, err, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+		}
+		break
+	}
+	if len(told) > 1 {
+		t.Error("it was told of twice")
+	}
+	for range len(told) {
+		if by := <-told; by != syscall.SIGKILL {
+			t.Errorf("it was told of as killed by %v", by)
+		}
+	}
+}
+
+// more: a process that is given its grace anew, again and again, is not killed before that ends.
+func more(t *testing.T, l launch.Launcher) {
+	s := script(`trap '' TERM; while :; do echo a line; sleep 0.1; done`)
+	out, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	defer ours.Close()
+	const grace = time.Second
+	again := make(chan struct{}, 1)
+	s.Grace, s.More, s.Stdout = grace, again, ours
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx, s, nil); ours.Close() }()
+	buf := make([]byte, 100)
+	if _, err := out.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for begin := time.Now(); time.Since(begin) < 3*grace; {
+		if _, err := out.Read(buf); err != nil {
+			t.Fatalf("it was killed after %v: %v", time.Since(begin), <-ended)
+		}
+		select {
+		case again <- struct{}{}:
+		default:
+		}
+	}
+	go io.Copy(io.Discard, out) // until its end
+	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+func many(t *testing.T, l launch.Launcher) {
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			var out bytes.Buffer
+			s := script(`echo "$1"; exit "$1"`, fmt.Sprint(i+1))
+			s.Stdout = &out
+			var exit *launch.ExitError
+			err := l.Run(t.Context(), s, nil)
+			if !errors.As(err, &exit) || exit.Code != i+1 || out.String() != fmt.Sprintln(i+1) {
+				t.Errorf("worker %d: output %q, error %v", i, out.String(), err)
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,334 @@
+// Package agent is the agent of one host: it advertises in the cluster's gossip which host this is
+// and how many slots it has, and starts, watches and stops workers for drivers that have the
+// cluster's key.
+//
+//	gossip ←── Meta: name, slots, start, bad slots, draining, launch address
+//	driver ──→ server ──┬→ session of run 1 ─┬→ worker in slot 0 (launch.Local)
+//	   one stream a     │                    └→ worker in slot 1
+//	   session, or the  └→ session of run 2 ──→ worker in slot 2
+//	   next after it broke
+//
+// A session belongs to a run. What happens in it is numbered and kept until the driver has
+// acknowledged it, so that a stream that broke can be followed by another and nothing is lost or
+// sent twice. A driver beats; when no beat has come for the session's lease, its workers are ended.
+// They lead process groups of their own, and a guard kills what is left of a session when the agent
+// itself is gone.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/agent/runas"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+const (
+	// defaultDrain is how long an agent that is asked to stop waits for its workers to leave.
+	defaultDrain = 30 * time.Second
+	// endTimeout bounds each part of the end that depends on others: workers' last grace, drivers'
+	// acknowledgements, gossip.
+	endTimeout = 5 * time.Second
+)
+
+// Config says what host this is, and of which cluster.
+type Config struct {
+	// Name is the host's, unique in the cluster. Empty: the name that the kernel knows.
+	Name string
+	// Slots is how many workers there is room for. 0: one.
+	Slots int
+	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the
+	// indices of those that have failed, in ascending order, whenever they change. Their workers
+	// are killed, and no others started there.
+	Health func(ctx context.Context, bad func(slots []int)) error
+	// Launcher starts the workers on this host. Nil: launch.Local.
+	Launcher launch.Launcher
+
+	// Credentials are the agent's in the cluster. Nil: they are derived from Key.
+	Credentials *identity.Credentials
+	// Key encrypts the gossip, of identity.ClusterKeyLen bytes, OtherKeys decrypt as well; Label is
+	// the cluster's name.
+	Key       []byte
+	OtherKeys [][]byte
+	Label     string
+	// Follow, if not nil, is run while the agent is in the cluster, until ctx ends. It calls use
+	// when the keys of the gossip have changed: the first encrypts.
+	Follow func(ctx context.Context, use func(keys [][]byte) error)
+	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the one under
+	// which others reach this host where that is another, and Join are members of the cluster that
+	// may be there already.
+	Bind, Advertise string
+	// Listen is the IP address on which drivers are served, on which workers listen for each other,
+	// and, unless Bind names another, that of gossip. Empty: that of Bind, and for workers what
+	// their job says.
+	Listen string
+	Join   []string
+	// Seeds, if not nil, returns more members that may be there, whenever some are looked for.
+	// Joined, if not nil, is called with the address under which others reach this agent's gossip.
+	// Neither may block.
+	Seeds  func() []string
+	Joined func(addr string)
+	// LaunchPort is where drivers come to. 0: any that is free.
+	LaunchPort int
+
+	// RunAs says as whom workers run, for an agent that runs as root. Nil: as the agent itself.
+	RunAs RunAs
+
+	// Facts are what drivers may ask of the host.
+	Facts Facts
+
+	// Drain is how long workers may take to leave once the agent is asked to stop. 0: defaultDrain.
+	Drain time.Duration
+	// Hurry, if not nil, ends that wait when it yields a value.
+	Hurry <-chan struct{}
+	// Meter, if not nil, measures the agent.
+	Meter *Meter
+	// Log takes the agent's messages. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+// RunAs says as whom the workers of drivers run. It is a *runas.Policy.
+type RunAs interface {
+	// For returns what holds for the driver with the certificate, or why it may start no workers.
+	For(driver identity.Subject) (runas.Rule, error)
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Name == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return c, fmt.Errorf("agent: the host's name: %w", err)
+		}
+		c.Name = name
+	}
+	if c.Slots == 0 {
+		c.Slots = 1
+	}
+	if c.Slots < 0 || c.LaunchPort < 0 || c.LaunchPort > 65535 {
+		return c, fmt.Errorf("agent: %d slots and port %d", c.Slots, c.LaunchPort)
+	}
+	if c.Bind == "" && c.Listen != "" {
+		c.Bind = net.JoinHostPort(c.Listen, strconv.Itoa(gossip.DefaultPort))
+	}
+	if c.Drain == 0 {
+		c.Drain = defaultDrain
+	}
+	if c.Log == nil {
+		c.Log = logrus.StandardLogger()
+	}
+	if c.Launcher == nil {
+		c.Launcher = launch.Local{}
+	}
+	return c, nil
+}
+
+// Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it
+// advertises that the host is draining, starts nothing any more, gives drivers and workers the time
+// of Drain, ends what is left, waits a few seconds for drivers to acknowledge it, leaves the
+// cluster, and returns nil. Seeds that do not answer are tried again and again; one that refuses
+// the key or the label is an error. When Run returns, no process and no goroutine of it is left.
+func Run(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	creds, err := cfg.credentials()
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	ln, err := cfg.listen()
+	if err != nil {
+		return fmt.Errorf("agent: listening for drivers: %w", err)
+	}
+	a := &agent{cfg: cfg, server: newServer(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
+	a.server.listen = cfg.Listen
+	a.server.launcher, a.server.runAs, a.server.inspect = cfg.Launcher, cfg.RunAs, cfg.Facts.inspector(creds)
+	side, cancel := context.WithCancel(context.Background())
+	defer a.wg.Wait()
+	defer cancel()
+	a.wg.Go(func() { a.fail(a.server.serve(side, ln, creds)) })
+	port := strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
+	if err := a.join(ctx, port); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	if cfg.Meter != nil {
+		cfg.Meter.agent.Store(a)
+		defer cfg.Meter.agent.Store(nil)
+	}
+	if cfg.Follow != nil {
+		a.wg.Go(func() { cfg.Follow(side, a.member.SetKeys) })
+	}
+	if cfg.Health != nil {
+		a.wg.Go(func() { a.watchHealth(side) })
+	}
+	cfg.Log.Infof("agent: host %s, %d slots: gossip at %s, drivers at port %s", cfg.Name, cfg.Slots, a.member.Addr(), port)
+	select {
+	case err = <-a.failed:
+	case <-ctx.Done():
+		cfg.Log.Warnf("agent: %v: draining, %v at most", context.Cause(ctx), cfg.Drain)
+		a.drain()
+	}
+	a.leave()
+	return err
+}
+
+// credentials returns the agent's.
+func (c Config) credentials() (*identity.Credentials, error) {
+	if c.Credentials != nil {
+		if who := c.Credentials.Subject(); who != (identity.Subject{Role: identity.Agent, Host: c.Name}) {
+			return nil, fmt.Errorf("the credentials are those of %v, and this is host %q", who, c.Name)
+		}
+		return c.Credentials, nil
+	}
+	authority, err := identity.ForCluster(c.Key, c.Label)
+	if err != nil {
+		return nil, err
+	}
+	return authority.Issue(identity.Subject{Role: identity.Agent, Host: c.Name})
+}
+
+// listen listens for drivers.
+func (c Config) listen() (*identity.Listener, error) {
+	host := c.Listen
+	if host == "" && c.Bind != "" {
+		var err error
+		if host, _, err = net.SplitHostPort(c.Bind); err != nil {
+			host = c.Bind // without a port
+		}
+	}
+	return identity.Drivers.Listen(net.JoinHostPort(host, strconv.Itoa(c.LaunchPort)))
+}
+
+// agent is a Run, or a RunJob, in progress.
+type agent struct {
+	cfg    Config
+	server *server
+	member *gossip.Member // nil: it is of one job
+	failed chan error
+	wg     sync.WaitGroup
+
+	mu   sync.Mutex // one change of meta at a time
+	meta gossip.Meta
+}
+
+func (a *agent) fail(err error) {
+	if err != nil {
+		a.failed <- err
+	}
+}
+
+func (a *agent) join(ctx context.Context, launchPort string) (err error) {
+	a.meta = gossip.Meta{
+		Name: a.cfg.Name, Slots: a.cfg.Slots, Start: time.Now(), LaunchAddr: net.JoinHostPort("", launchPort),
+	}
+	a.member, err = gossip.Join(ctx, gossip.Config{
+		Meta: &a.meta, Key: a.cfg.Key, OtherKeys: a.cfg.OtherKeys, Label: a.cfg.Label,
+		BindAddr: a.cfg.Bind, AdvertiseAddr: a.cfg.Advertise, Join: a.cfg.Join, Seeds: a.cfg.Seeds, KeepTrying: true, Log: a.cfg.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	if a.cfg.Joined != nil {
+		a.cfg.Joined(a.member.Addr())
+	}
+	return nil
+}
+
+// advertise changes what the cluster knows of the host.
+func (a *agent) advertise(ctx context.Context, change func(*gossip.Meta)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change(&a.meta)
+	if err := a.member.SetMeta(ctx, a.meta); err != nil && ctx.Err() == nil {
+		a.cfg.Log.Warnf("agent: what the cluster knows of this host cannot be changed: %v", err)
+	}
+}
+
+func (a *agent) watchHealth(ctx context.Context) {
+	err := a.cfg.Health(ctx, func(slots []int) {
+		a.cfg.Log.Warnf("agent: slots whose devices have failed: %v", slots)
+		slots = slices.Clone(slots)
+		a.server.setBad(slots)
+		if a.member == nil {
+			return
+		}
+		a.advertise(ctx, func(m *gossip.Meta) { m.BadSlots = slots })
+	})
+	if err != nil && ctx.Err() == nil {
+		a.cfg.Log.Warnf("agent: devices are no longer watched: %v", err)
+	}
+}
+
+// drain lets the workers leave, and ends those that do not in time.
+func (a *agent) drain() {
+	a.server.drain()
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Drain)
+	defer cancel()
+	a.advertise(ctx, func(m *gossip.Meta) { m.Draining = true })
+	if !a.await(ctx, a.server.occupied) {
+		a.cfg.Log.Warn("agent: ending the workers that are left")
+		a.evict(endTimeout)
+	}
+	a.flush()
+}
+
+// evict ends the workers, with the grace that each has, and kills those that are left after the
+// limit.
+func (a *agent) evict(limit time.Duration) {
+	a.server.stop(false)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if !a.await(ctx, a.server.occupied) {
+		a.server.stop(true)
+	}
+}
+
+// flush waits until drivers have acknowledged how their workers have ended, before the agent is
+// gone.
+func (a *agent) flush() {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	if !a.await(ctx, a.server.unacknowledged) {
+		a.cfg.Log.Warn("agent: a driver has not acknowledged how all of its workers ended")
+	}
+}
+
+// await blocks until nothing is left of what count counts; false where ctx ended before, or Hurry
+// yielded a value.
+func (a *agent) await(ctx context.Context, count func() (left int, change <-chan struct{})) bool {
+	for {
+		left, change := count()
+		if left == 0 {
+			return true
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return false
+		case <-a.cfg.Hurry:
+			return false
+		}
+	}
+}
+
+// leave leaves the cluster.
+func (a *agent) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	if err := a.member.Leave(ctx); err != nil {
+		a.cfg.Log.Debugf("agent: leaving the cluster: %v", err)
+	}
+}

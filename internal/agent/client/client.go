@@ -1,0 +1,320 @@
+// Package client is a driver's side of the agents of hosts: it finds or starts an agent on each
+// host, and runs workers through it.
+//
+// Agents is a launch.Launcher. It keeps one session with each agent. Where the cluster has no agent
+// on a host, a Starter starts one for the job alone: Exec on this machine, SSH on others. The
+// package also holds what an agent needs of the same protocol: Hello and Ready.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
+)
+
+// defaultLease is how long an agent may be silent before its workers count as lost, unless
+// Config.Lease is set.
+const defaultLease = 10 * time.Second
+
+// Leases outside these bounds, and drivers that want their workers kept for longer, are refused.
+const (
+	MinLease  = 50 * time.Millisecond
+	MaxLease  = 10 * time.Minute
+	MaxOrphan = 7 * 24 * time.Hour
+)
+
+// Agents starts workers through the agents of their hosts: there is one session with each agent,
+// shared by all workers on it. Where a cluster has no agent on a host, one is started for this job
+// alone. Its methods may be called by many goroutines.
+type Agents struct {
+	cfg       Config
+	wide      widening
+	beginning sync.Mutex    // one call of Begun at a time
+	starting  chan struct{} // of as many job agents as may start at a time
+	wg        sync.WaitGroup
+	hosts
+	ends keptEnds
+}
+
+// New returns the Agents of a driver. Nothing is started before the first Run; Close must be
+// called.
+func New(cfg Config) *Agents {
+	cfg = cfg.withDefaults()
+	return &Agents{cfg: cfg, starting: make(chan struct{}, cfg.Parallel)}
+}
+
+// hosts are the agents that a driver knows, and the sessions with them. It is empty until the first
+// of them is asked for.
+type hosts struct {
+	mu       sync.Mutex
+	ctx      context.Context // of the sessions
+	cancel   context.CancelFunc
+	fences   context.Context // of sessions that are lost
+	unfence  context.CancelFunc
+	closed   bool
+	own      *identity.Credentials // the driver's, towards job agents
+	sessions map[string]*session   // by host
+	jobs     map[string]*jobAgent  // by host
+	children []*jobAgent           // all that have been processes of this one
+	earlier  []*jobAgent           // of this machine, begun by drivers before this one
+	// foundFirst is when Find first returned an agent; zero: it has not.
+	foundFirst time.Time
+	adopted    *adopted // nil: there was no driver before this one
+}
+
+var _ launch.Widener = (*Agents)(nil)
+
+// Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or
+// failed. It returns the errors, most of them *HostError, by host. Run does the same for its host,
+// but its worker is waited for meanwhile.
+func (a *Agents) Prepare(ctx context.Context, hosts []string) map[string]error {
+	var mu sync.Mutex
+	failed := make(map[string]error)
+	var starting sync.WaitGroup
+	for _, host := range hosts {
+		starting.Go(func() {
+			if _, err := a.session(ctx, host, false); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed[host] = err
+			}
+		})
+	}
+	starting.Wait()
+	return failed
+}
+
+// begin makes ready for the first session, unless that has been done; the lock is held.
+func (a *Agents) begin() error {
+	switch {
+	case a.closed:
+		return errors.New("the launcher is closed")
+	case a.ctx != nil:
+		return nil
+	}
+	if a.cfg.Starter != nil {
+		var err error
+		if a.own, err = a.cfg.Authority.Issue(identity.Subject{Role: identity.Driver}); err != nil {
+			return err
+		}
+	}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	a.fences, a.unfence = context.WithCancel(a.ctx)
+	a.sessions, a.jobs = make(map[string]*session), make(map[string]*jobAgent)
+	for _, k := range a.cfg.Known {
+		a.jobs[k.Host] = knownAgent(k)
+		if k.Local {
+			a.earlier = append(a.earlier, a.jobs[k.Host])
+		}
+	}
+	return nil
+}
+
+// session returns that with the agent of the host, which it begins, and the agent before it, where
+// there is none, unless it should be there. It blocks until there is an agent.
+func (a *Agents) session(ctx context.Context, host string, there bool) (*session, error) {
+	if a.cfg.Find != nil {
+		if !there {
+			a.awaitFound(ctx, host)
+		}
+		if addr, ok := a.cfg.Find(host); ok {
+			a.noteFound()
+			return a.sessionAt(place{host: host, addr: addr, away: true, credentials: a.cfg.Credentials, there: func() error {
+				switch now, ok := a.cfg.Find(host); {
+				case !ok:
+					return errors.New("the host is gone")
+				case now != addr:
+					return fmt.Errorf("the host has another agent at %s", now)
+				}
+				return nil
+			}})
+		}
+	}
+	j, err := a.jobAgent(ctx, host, there)
+	if err != nil {
+		return nil, err
+	}
+	away := j.process == nil && !a.cfg.LocalOnly
+	return a.sessionAt(place{host: host, addr: j.addr, away: away, credentials: a.own, there: j.there, process: j.process, kill: j.ready.kill, logs: true})
+}
+
+// awaitFound waits a moment for the cluster to know the host, which another source may know first.
+func (a *Agents) awaitFound(ctx context.Context, host string) {
+	a.mu.Lock()
+	started := a.jobs[host] != nil
+	a.mu.Unlock()
+	for begun := time.Now(); !started && time.Since(begun) < findNew && ctx.Err() == nil; pauseFor(ctx, findEvery) {
+		if _, ok := a.cfg.Find(host); ok {
+			return
+		}
+	}
+}
+
+// noteFound records that the cluster's agents are known.
+func (a *Agents) noteFound() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.foundFirst.IsZero() {
+		a.foundFirst = time.Now()
+	}
+}
+
+// place is an agent, and where it is.
+type place struct {
+	host, addr  string
+	away        bool // it may be on another machine
+	credentials *identity.Credentials
+	there       func() error // an error where it is useless to wait for an agent that is silent
+	process     *proc.Ref    // its own, on this machine; nil: it is elsewhere, or not known
+	kill        func()       // ends the agent itself; nil: it cannot be
+	logs        bool         // its log comes to this process
+}
+
+func (a *Agents) sessionAt(p place) (*session, error) {
+	if p.away {
+		if err := a.widen(); err != nil {
+			return nil, &HostError{Host: p.host, Stage: stageReach, Err: err}
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.begin(); err != nil {
+		return nil, err
+	}
+	if s := a.sessions[p.host]; s != nil {
+		return s, nil
+	}
+	s := newSession(a, p)
+	a.inherit(s)
+	a.sessions[p.host] = s
+	a.wg.Go(func() { s.serve(a.ctx) })
+	return s, nil
+}
+
+// sessionOf returns the session with the host's agent that has the worker; nil: there is none.
+func (a *Agents) sessionOf(host, incarnation string) *session {
+	a.mu.Lock()
+	s := a.sessions[host]
+	a.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.workers[incarnation] == nil {
+		return nil
+	}
+	return s
+}
+
+// forget makes the next worker of the host begin another session, with another job agent if it was
+// one's.
+func (a *Agents) forget(s *session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.sessions[s.host] == s {
+		delete(a.sessions, s.host)
+	}
+	if j := a.jobs[s.host]; j != nil && j.addr == s.addr {
+		delete(a.jobs, s.host)
+	}
+}
+
+// Kill kills all workers that run on agents now, without the grace that they may have been given.
+// It does not block.
+func (a *Agents) Kill() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.sessions {
+		s.killAll()
+	}
+}
+
+// Close ends the sessions and waits until agents have acknowledged that, for 2 seconds at most;
+// others end what is left when their lease is over. Job agents of this machine have ended when it
+// returns. All calls of Run must have returned.
+func (a *Agents) Close() error {
+	a.mu.Lock()
+	a.closed = true
+	cancel := a.cancel
+	for _, s := range a.sessions {
+		s.finish()
+	}
+	starting := false
+	for _, j := range a.jobs {
+		starting = starting || !j.started()
+		if j.started() && a.sessions[j.host] == nil && j.ready.kill != nil {
+			j.ready.kill() // it runs nothing
+		}
+	}
+	a.mu.Unlock()
+	if cancel == nil {
+		return nil
+	}
+	a.unfence()
+	late := time.AfterFunc(endPatience, cancel)
+	defer late.Stop()
+	if starting {
+		cancel()
+	}
+	a.wg.Wait()
+	cancel()
+	for _, j := range a.children { // complete by now
+		j.awaitEnd()
+	}
+	for _, j := range a.earlier {
+		j.awaitOrphan()
+	}
+	return nil
+}
+
+// ListenAddr implements Router.
+func (a *Agents) ListenAddr() string {
+	if a.cfg.Listen.IsValid() {
+		return netip.AddrPortFrom(a.cfg.Listen, 0).String()
+	}
+	return identity.ListenLoopback()
+}
+
+// Listening implements Router. Sessions that there are inform their agents.
+func (a *Agents) Listening(port int) {
+	a.wide.near.Store(int64(port))
+	a.tell()
+}
+
+// tell has the sessions look where the driver listens.
+func (a *Agents) tell() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.sessions {
+		poke(s.wake)
+	}
+}
+
+// HostAddr implements Router: where the host's agent was reached, and the name itself where all is
+// on this machine.
+func (a *Agents) HostAddr(host string) (string, error) {
+	if a.cfg.LocalOnly {
+		return host, nil
+	}
+	s, err := a.session(context.Background(), host, false)
+	if err != nil {
+		return host, nil // its own workers report why
+	}
+	name, _, err := net.SplitHostPort(s.addr)
+	if err != nil {
+		return "", fmt.Errorf("agent: the agent of %s: %w", host, err)
+	}
+	if addr, err := netip.ParseAddr(name); err == nil && addr.IsLoopback() && !s.away && !a.cfg.Listen.IsValid() {
+		return outwardAddr().String(), nil // others may have to reach it
+	}
+	return name, nil
+}

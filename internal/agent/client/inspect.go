@@ -1,0 +1,148 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/netif"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// inspectRounds is how often the clock of a host is asked for: the fastest answer is the most
+// exact.
+const inspectRounds = 5
+
+// Inspection describes a host, as its agent reports it.
+type Inspection struct {
+	Host string
+	// Endpoints are where others may reach the agent.
+	Endpoints []string
+	// Offset is how far the host's clock is ahead of this one's, give or take half of RoundTrip.
+	Offset, RoundTrip time.Duration
+	// Version is that of the host's hvdrun.
+	Version string
+	// GPUs is their number; where it cannot be known, GPUError says why.
+	GPUs     int
+	GPUError string
+	// Cards are its interfaces by address.
+	Cards map[netip.Addr]cards.Card
+}
+
+// Route is a way from one host to another.
+type Route struct {
+	Local, Addr netip.Addr
+	// Near is the first host's interface, and Far the other's; the zero value where it is unknown.
+	Near, Far cards.Card
+	// Trip is the time of the fastest connection until the other host's kernel has answered.
+	Trip time.Duration
+}
+
+// Inspect asks the agent of the host, which it starts where there is none, what the host is like,
+// and begins a session there. Its errors are *HostError where one of the two could not be done.
+func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
+	s, err := a.session(ctx, host, false)
+	if err != nil {
+		return Inspection{}, err
+	}
+	in := Inspection{Host: host, Endpoints: []string{s.addr}, RoundTrip: time.Hour}
+	a.mu.Lock()
+	if j := a.jobs[host]; j != nil && j.started() && j.err == nil {
+		in.Endpoints = j.candidates(a.cfg.Listen)
+	}
+	a.mu.Unlock()
+	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
+		for range inspectRounds {
+			begin := time.Now()
+			reply, err := agent.Inspect(ctx, &wire.InspectRequest{})
+			if err != nil {
+				return err
+			}
+			if trip := time.Since(begin); trip < in.RoundTrip {
+				in.RoundTrip = trip
+				in.Offset = time.Unix(0, reply.GetUnixNano()).Sub(begin.Add(trip / 2).Round(0))
+			}
+			in.Version, in.GPUs, in.GPUError = reply.GetVersion(), int(reply.GetGpus()), reply.GetGpuError()
+			in.Cards = make(map[netip.Addr]cards.Card)
+			for _, c := range reply.GetCards() {
+				if addr, card := cardFromWire(c); addr.IsValid() {
+					in.Cards[addr] = card
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return in, err
+	}
+	if err := s.begun(ctx); err != nil {
+		return in, &HostError{Host: s.host, Stage: stageCommand, Err: err}
+	}
+	return in, nil
+}
+
+// Reachable asks the agent of the host whether it reaches those of others. It returns, for each of
+// the others, why not, or an empty text, and the routes to it.
+func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection) (failures []string, routes [][]Route, err error) {
+	s, err := a.session(ctx, host, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	routes = make([][]Route, len(others))
+	request := &wire.InspectRequest{}
+	for _, o := range others {
+		request.Targets = append(request.Targets, &wire.Target{Host: o.Host, Addresses: o.Endpoints})
+	}
+	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
+		reply, err := agent.Inspect(ctx, request)
+		failures = reply.GetFailures()
+		for i, to := range reply.GetRoutes()[:min(len(reply.GetRoutes()), len(others))] {
+			routes[i] = routesFromWire(to, others[i])
+		}
+		return err
+	})
+	if err == nil && len(failures) != len(others) {
+		err = errors.New("the agent did not answer what it was asked")
+	}
+	return failures, routes, err
+}
+
+func routesFromWire(all *wire.Routes, to Inspection) (routes []Route) {
+	for _, r := range all.GetRoutes() {
+		local, near := cardFromWire(r.GetCard())
+		if addr, err := netip.ParseAddr(r.GetAddress()); err == nil {
+			routes = append(routes, Route{Local: local, Addr: addr, Near: near, Far: to.Cards[addr],
+				Trip: time.Duration(r.GetMicroseconds()) * time.Microsecond})
+		}
+	}
+	return routes
+}
+
+func cardFromWire(c *wire.Card) (netip.Addr, cards.Card) {
+	addr, _ := netip.ParseAddr(c.GetAddress()) // the zero value where the agent does not know it
+	return addr, cards.Card{Name: c.GetName(), Bits: int64(min(c.GetBits(), math.MaxInt64))}
+}
+
+// CardOf describes the interface of this host that has an address.
+func CardOf(addr netip.Addr) *wire.Card {
+	card := cards.Of(addr)
+	return &wire.Card{Address: addr.String(), Name: card.Name, Bits: uint64(card.Bits)}
+}
+
+// ask calls the agent by a connection of its own.
+func (s *session) ask(ctx context.Context, do func(context.Context, wire.AgentClient) error) error {
+	conn, err := wire.NewClient(s.addr, s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host}), time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := do(ctx, wire.NewAgentClient(conn)); err != nil {
+		return &HostError{Host: s.host, Stage: stageReach, Err: errors.New(status.Convert(err).Message())}
+	}
+	return nil
+}

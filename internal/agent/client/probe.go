@@ -1,0 +1,34 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// mostProbe is the most bytes of an answer with a look at a worker's processes.
+const mostProbe = 1 << 20
+
+var _ launch.Prober = (*Agents)(nil)
+
+// Probe implements launch.Prober. An agent that is not there is not started.
+func (a *Agents) Probe(ctx context.Context, host, incarnation string, goroutines bool) (w stacks.Worker, err error) {
+	s := a.sessionOf(host, incarnation)
+	if s == nil {
+		return w, fmt.Errorf("agent: no agent of %s has that worker", host)
+	}
+	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
+		reply, err := agent.Probe(ctx, &wire.ProbeRequest{Incarnation: incarnation, Goroutines: goroutines}, grpc.MaxCallRecvMsgSize(mostProbe))
+		if err != nil {
+			return err
+		}
+		w, err = stacks.Parse(reply.GetWorker())
+		return err
+	})
+	return w, err
+}

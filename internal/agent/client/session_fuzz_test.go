@@ -1,0 +1,73 @@
+package client
+
+import (
+	"encoding/binary"
+	"io"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// FuzzAgentEvents: whatever an agent says, each event counts once, in order, and those of unknown
+// workers do nothing.
+func FuzzAgentEvents(f *testing.F) {
+	words := func(events ...*wire.FromAgent) (all []byte) {
+		for i, e := range events {
+			e.Number = uint64(i + 1)
+			b, err := proto.Marshal(e)
+			if err != nil {
+				f.Fatal(err)
+			}
+			all = append(binary.BigEndian.AppendUint16(all, uint16(len(b))), b...)
+		}
+		return all
+	}
+	started := &wire.FromAgent{What: &wire.FromAgent_Started{Started: &wire.Started{Incarnation: "i", Pid: 7}}}
+	output := &wire.FromAgent{What: &wire.FromAgent_Output{Output: &wire.Output{Incarnation: "i", Stream: 2, Text: []byte("t")}}}
+	exited := &wire.FromAgent{What: &wire.FromAgent_Exited{Exited: &wire.Exited{Incarnation: "i", Signal: 9}}}
+	f.Add(words(started, output, exited))
+	dying := &wire.FromAgent{What: &wire.FromAgent_Dying{Dying: &wire.Dying{Incarnation: "i", What: "dumps its core"}}}
+	f.Add(words(started, dying, exited))
+	f.Add(words(output, started))
+	f.Add([]byte{0, 1, 0})
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	f.Fuzz(func(t *testing.T, said []byte) {
+		s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
+		spec := launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}}
+		w, err := newWorker(spec)
+		if err != nil || !s.add(w) {
+			t.Fatal(err)
+		}
+		for len(said) >= 2 {
+			n := min(int(binary.BigEndian.Uint16(said)), len(said)-2)
+			m := new(wire.FromAgent)
+			if proto.Unmarshal(said[2:2+n], m) == nil {
+				before := s.heard
+				if err := s.hear(m); err == nil && s.heard > before && m.GetNumber() != before+1 {
+					t.Errorf("event %d was taken after %d", m.GetNumber(), before)
+				}
+			}
+			said = said[2+n:]
+		}
+		events, _, _ := s.take(w)
+		for i, e := range events {
+			if i > 0 && e.GetNumber() <= events[i-1].GetNumber() {
+				t.Errorf("event %d after %d", e.GetNumber(), events[i-1].GetNumber())
+			}
+			switch {
+			case e.GetStarted() != nil, e.GetDying() != nil, e.GetOutput().GetStream() == 1, e.GetOutput().GetStream() == 2:
+			case e.GetExited() != nil:
+				_ = exitOfEvent(spec, e.GetExited())
+			default:
+				t.Errorf("an event that nobody understands: %v", e)
+			}
+		}
+		s.due(true)
+	})
+}

@@ -1,0 +1,154 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// KnownAgent is a job agent that has been started: what another driver must know to take it over.
+type KnownAgent struct {
+	Host string
+	// Addr is where the driver reaches it, PID its process on its host.
+	Addr string
+	PID  int
+	// Local: that is this machine.
+	Local bool
+}
+
+var _ launch.Keeper = (*Agents)(nil)
+
+// adopted is what Agents know of the driver before this one.
+type adopted struct {
+	workers map[string]bool // by incarnation, of which the end is not known
+	hosts   map[string]bool // where the session has been taken over
+	term    uint64          // this driver's
+}
+
+// predecessor is what a session knows of the driver before this one.
+type predecessor struct {
+	attached bool                // a stream has taken over from it
+	kept     map[string]uint64   // the agent's workers by incarnation, and the acknowledged bytes of their output
+	queues   map[string][]*event // of workers that have not been claimed
+	awaited  map[string]bool     // workers for which Run will be called, and has not been
+}
+
+// Adopt implements Keeper. It attaches to the sessions of all agents that are Known, so that they
+// learn where the driver is now, and end with the job.
+func (a *Agents) Adopt(incarnations []string, term uint64) {
+	a.mu.Lock()
+	a.adopted = &adopted{workers: make(map[string]bool, len(incarnations)), hosts: make(map[string]bool), term: term}
+	for _, inc := range incarnations {
+		a.adopted.workers[inc] = true
+	}
+	a.mu.Unlock()
+	for _, k := range a.cfg.Known {
+		// It begins a session: that fails only where the launcher is closed.
+		_, _ = a.session(context.Background(), k.Host, true)
+	}
+}
+
+// Settle implements Keeper.
+func (a *Agents) Settle(incarnation string) {
+	a.mu.Lock()
+	if a.adopted != nil {
+		delete(a.adopted.workers, incarnation)
+	}
+	a.mu.Unlock()
+	a.ends.mu.Lock()
+	k, ok := a.ends.of[incarnation]
+	delete(a.ends.of, incarnation)
+	a.ends.mu.Unlock()
+	if ok {
+		k.session.settle(k.event)
+	}
+}
+
+// keptEnds are the ends of workers that the journal does not have yet. Its lock is taken last.
+type keptEnds struct {
+	mu sync.Mutex
+	of map[string]keptEnd // by incarnation
+}
+
+// keptEnd is one of them.
+type keptEnd struct {
+	session *session
+	event   *event
+}
+
+// keep records the end of a worker for which Settle will be called; the session's lock is
+// held.
+func (a *Agents) keep(s *session, incarnation string, e *event) {
+	if !a.cfg.Keep {
+		return
+	}
+	a.ends.mu.Lock()
+	defer a.ends.mu.Unlock()
+	if a.ends.of == nil {
+		a.ends.of = make(map[string]keptEnd)
+	}
+	a.ends.of[incarnation] = keptEnd{s, e}
+}
+
+// inherit makes the first session with the host one that takes over from the driver before; the
+// lock is held.
+func (a *Agents) inherit(s *session) {
+	if a.adopted == nil {
+		return
+	}
+	s.term = a.adopted.term
+	if a.adopted.hosts[s.host] {
+		return
+	}
+	a.adopted.hosts[s.host] = true
+	s.before = &predecessor{queues: make(map[string][]*event), awaited: make(map[string]bool)}
+	for inc := range a.adopted.workers {
+		s.before.awaited[inc] = true
+	}
+}
+
+// takenOver begins the session anew as the driver before left it; the lock is held.
+func (s *session) takenOver(answer *wire.Attached) {
+	s.before.attached = true
+	if first := answer.GetFirst(); first > 0 {
+		s.id, s.heard, s.told = answer.GetSession(), first-1, first-1
+	}
+	s.before.kept = make(map[string]uint64)
+	for _, k := range answer.GetKept() {
+		s.before.kept[k.GetIncarnation()] = k.GetBytes()
+	}
+	for _, w := range s.workers {
+		s.claim(w)
+	}
+}
+
+// takesOver returns whether the next stream takes over from the driver before this one; the lock is
+// held.
+func (s *session) takesOver() bool { return s.before != nil && !s.before.attached }
+
+// claim gives a worker what there is of it from before; the lock is held. One that should be there
+// and is not is lost.
+func (s *session) claim(w *worker) {
+	inc := w.start.GetIncarnation()
+	if s.before != nil {
+		delete(s.before.awaited, inc)
+		if bytes, ok := s.before.kept[inc]; ok {
+			w.known, w.everSent = true, true
+			w.taken, w.sentTaken = bytes, bytes
+			w.queue = append(s.before.queues[inc], w.queue...)
+			delete(s.before.queues, inc)
+			for _, e := range w.queue {
+				w.reportEnd(s, e)
+			}
+			poke(w.wake)
+			return
+		}
+	}
+	if w.resumed {
+		w.lost = errors.New("it does not know the worker")
+		poke(w.wake)
+	}
+}

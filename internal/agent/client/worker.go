@@ -1,0 +1,467 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// worker is one worker: what is wanted of it, and what of that has been sent on this stream.
+type worker struct {
+	spec  launch.Spec
+	start *wire.Start
+	known bool   // the agent has answered the start
+	stop  int    // 1: it shall end, 2: at once
+	taken uint64 // bytes of output passed on
+
+	sentStart bool
+	sentStop  int
+	sentTaken uint64
+	everSent  bool // on any stream
+	more      bool // grace, which has to be sent
+	look      bool // to be sent
+
+	queue   []*event    // bounded by how far the agent goes ahead of taken
+	ended   func(error) // Spec.Ended; nil once it was called
+	lost    error
+	wake    chan struct{} // of capacity 1
+	resumed bool          // a driver before this one has started it
+}
+
+// LostError is the end of a worker whose agent cannot be reached any more: it is not known how it
+// has ended, or will, and it counts as killed. It is also a *launch.ExitError of SIGKILL. Its text
+// has no package prefix: it completes a sentence.
+type LostError struct {
+	// Host is the worker's, Addr where its agent listened.
+	Host, Addr string
+	// Err is what led to it.
+	Err error
+}
+
+// Error returns "was lost: its agent at ADDR is lost: …".
+func (e *LostError) Error() string {
+	if e.Addr == "" {
+		return fmt.Sprintf("was lost: %v", e.Err)
+	}
+	return fmt.Sprintf("was lost: its agent at %s is lost: %v", e.Addr, e.Err)
+}
+
+// Unwrap returns a *launch.ExitError and the cause.
+func (e *LostError) Unwrap() []error {
+	return []error{exitOfSignal(syscall.SIGKILL), e.Err}
+}
+
+// Run implements launch.Launcher. Besides, it returns *LostError, and start errors that are a
+// *HostError. Where an agent of the cluster cannot be reached it tries for the time of a lease. An
+// empty Dir is the driver's working directory, which must exist on the host as well.
+func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	if err := context.Cause(ctx); err != nil && !s.Resumed {
+		return launch.NewStartError(s, err)
+	}
+	finding := ctx
+	if s.Resumed {
+		finding = context.WithoutCancel(ctx) // the worker to stop must be found first
+	}
+	for begun := time.Now(); ; {
+		session, err := a.session(finding, s.Slot.Host, s.Resumed)
+		switch {
+		case s.Resumed && errors.Is(err, errNoAgent) && a.mayBeFound(begun):
+			pauseFor(finding, findEvery)
+			continue
+		case err != nil && s.Resumed:
+			return &LostError{Host: s.Slot.Host, Err: err}
+		case err != nil:
+			return launch.NewStartError(s, err)
+		}
+		err = session.run(ctx, s, started)
+		if !errors.Is(err, errStale) {
+			return err
+		}
+	}
+}
+
+// mayBeFound returns whether the cluster may know more hosts soon, to a driver that has just begun:
+// for the time of a lease where it knows none yet, and for that of a few gossips after the first.
+func (a *Agents) mayBeFound(begun time.Time) bool {
+	if a.cfg.Find == nil || time.Since(begun) >= a.cfg.Lease {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.foundFirst.IsZero() || time.Since(a.foundFirst) < findMore
+}
+
+// run is Agents.Run, in this session.
+func (s *session) run(ctx context.Context, spec launch.Spec, started func(pid int)) error {
+	w, err := newWorker(spec)
+	if err != nil {
+		return launch.NewStartError(spec, err)
+	}
+	if !s.add(w) {
+		return errStale
+	}
+	defer s.remove(w)
+	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
+	if spec.Hurry != nil || spec.More != nil {
+		defer s.hurry(ctx, w, spec)()
+	}
+	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
+	for {
+		events, at, lost := s.take(w)
+		for _, e := range events {
+			switch {
+			case e.GetStarted() != nil:
+				if started != nil {
+					started(int(e.GetStarted().GetPid()))
+				}
+			case e.GetDying() != nil:
+				if spec.Dying != nil {
+					spec.Dying(e.GetDying().GetWhat(), syscall.Signal(e.GetDying().GetSignal()))
+				}
+			case e.GetOutput() != nil:
+				o := e.GetOutput()
+				passOn(spec, &outs[o.GetStream()-stdoutStream], o.GetText(), at)
+				at = s.passed(w, len(o.GetText()))
+			default:
+				if !s.a.cfg.Keep { // else Settle settles it
+					s.settle(e)
+				}
+				return exitOfEvent(spec, e.GetExited())
+			}
+			s.settle(e)
+		}
+		switch {
+		case len(events) > 0:
+			continue
+		case lost != nil:
+			return s.lostError(ctx, spec, w, lost)
+		case s.withdraw(ctx, w):
+			return launch.NewStartError(spec, context.Cause(ctx))
+		}
+		select {
+		case <-w.wake:
+		case <-spec.Look:
+			s.look(w)
+		}
+	}
+}
+
+// reportEnd calls Ended where the event is the worker's end; the lock is held.
+func (w *worker) reportEnd(s *session, e *event) {
+	exit := e.GetExited()
+	if exit == nil || w.ended == nil {
+		return
+	}
+	s.a.keep(s, w.start.GetIncarnation(), e)
+	w.ended(exitOfEvent(w.spec, exit))
+	w.ended = nil
+}
+
+// hurry ends a worker's grace, once ctx has ended, when Hurry is closed, and has it begin anew with
+// each value of More; release waits for that to be over.
+func (s *session) hurry(ctx context.Context, w *worker, spec launch.Spec) (release func()) {
+	done := make(chan struct{})
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-done:
+			return
+		}
+		for {
+			select {
+			case <-spec.Hurry:
+				s.stop(w, 2)
+				return
+			case <-spec.More:
+				s.extend(w)
+			case <-done:
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		waiting.Wait()
+	}
+}
+
+// passOn passes on text before which there were so many bytes of output. Passed is called after
+// each line: a driver that is killed, and another that goes on after the last call, repeat no more
+// than one line.
+func passOn(spec launch.Spec, w *io.Writer, text []byte, at uint64) {
+	old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
+	at, text = at+old, text[old:]
+	for len(text) > 0 {
+		end := launch.LineEnd(text)
+		if end == 0 || spec.Passed == nil || *w == nil { // it has no reader any more
+			end = len(text)
+		}
+		pass(w, text[:end])
+		at, text = at+uint64(end), text[end:]
+		if spec.Passed != nil {
+			spec.Passed(at)
+		}
+	}
+}
+
+// pass writes the text, unless a write has failed before.
+func pass(w *io.Writer, text []byte) {
+	if *w == nil || len(text) == 0 {
+		return
+	}
+	if _, err := (*w).Write(text); err != nil {
+		*w = nil
+	}
+}
+
+func newWorker(s launch.Spec) (*worker, error) {
+	dir := s.Dir
+	if dir == "" {
+		var err error
+		if dir, err = os.Getwd(); err != nil {
+			return nil, fmt.Errorf("working directory: %w", err)
+		}
+	}
+	m := &wire.Start{
+		Incarnation: s.Incarnation, Slot: uint32(s.Slot.Index), Directory: []byte(dir),
+		GraceMs: uint32(max(0, min(s.Grace.Milliseconds(), 1<<31))), CoreLimit: s.CoreLimit,
+	}
+	if s.Incarnation == "" {
+		return nil, errors.New("a worker of an agent needs an incarnation")
+	}
+	for _, word := range s.Command {
+		m.Command = append(m.Command, []byte(word))
+	}
+	for _, entry := range s.Env {
+		m.Environment = append(m.Environment, []byte(entry))
+	}
+	if n := proto.Size(m); n > wire.MaxStart-1024 {
+		return nil, fmt.Errorf("command and environment have %d bytes, and Linux starts no program with more than %d: "+
+			"leave variables out (in Kubernetes by enableServiceLinks: false, else by env -u NAME)", n, 6<<20)
+	}
+	ended := s.Ended
+	if ended == nil {
+		ended = func(error) {}
+	}
+	return &worker{
+		spec: s, ended: ended, start: m, wake: make(chan struct{}, 1), resumed: s.Resumed, everSent: s.Resumed, known: s.Resumed,
+	}, nil
+}
+
+func exitOfEvent(spec launch.Spec, e *wire.Exited) error {
+	switch {
+	case e.GetStartError() != "":
+		err := launch.NewStartError(spec, errors.New(e.GetStartError()))
+		err.Evicted = e.GetEvicted()
+		return err
+	case e.GetStuckPid() != 0:
+		after := time.Duration(e.GetStuckMs()) * time.Millisecond
+		return &launch.UnkillableError{PID: int(e.GetStuckPid()), State: e.GetStuckState(), After: after}
+	case e.GetSignal() != 0:
+		return &launch.ExitError{Code: 128 + int(e.GetSignal()), Signal: syscall.Signal(e.GetSignal()), Evicted: e.GetEvicted()}
+	case e.GetCode() != 0:
+		return &launch.ExitError{Code: int(e.GetCode()), Evicted: e.GetEvicted()}
+	}
+	return nil
+}
+
+func exitOfSignal(sig syscall.Signal) error {
+	return &launch.ExitError{Code: 128 + int(sig), Signal: sig}
+}
+
+func (s *session) lostError(ctx context.Context, spec launch.Spec, w *worker, why error) error {
+	s.mu.Lock()
+	attached, said := s.attached, w.everSent
+	s.mu.Unlock()
+	switch {
+	case said:
+		return &LostError{Host: s.host, Addr: s.addr, Err: why}
+	case ctx.Err() != nil:
+		return launch.NewStartError(spec, context.Cause(ctx))
+	case attached:
+		return errStale
+	}
+	if _, answers := why.(*refusal); answers {
+		return launch.NewStartError(spec, fmt.Errorf("the agent at %s: %w", s.addr, why))
+	}
+	return launch.NewStartError(spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
+}
+
+// add takes a worker in, unless the session is over.
+func (s *session) add(w *worker) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over != nil {
+		return false
+	}
+	s.workers[w.start.Incarnation] = w
+	if !s.takesOver() {
+		s.claim(w)
+	}
+	poke(s.wake)
+	return true
+}
+
+func (s *session) remove(w *worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.workers, w.start.Incarnation)
+	for _, e := range w.queue {
+		s.done(e)
+	}
+	poke(s.wake) // the agent may forget it too
+}
+
+// withdraw takes back a worker that is to end before the agent knows of it, and returns whether it
+// could.
+func (s *session) withdraw(ctx context.Context, w *worker) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() == nil || w.everSent {
+		return false
+	}
+	w.known = true // due sends nothing about it any more
+	return true
+}
+
+func (s *session) stop(w *worker, how int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.stop = max(w.stop, how)
+	poke(s.wake)
+	poke(w.wake) // it may be taken back
+}
+
+// extend has the worker's grace begin anew.
+func (s *session) extend(w *worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.more = true
+	poke(s.wake)
+}
+
+// look has the agent look whether a signal is ending the worker, where it can.
+func (s *session) look(w *worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.look = s.knowsLook
+	poke(s.wake)
+}
+
+// due returns the messages that have not been sent on this stream yet.
+func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := s.port == s.driverPort()
+	for inc, w := range s.workers {
+		if !w.known && !w.sentStart && told {
+			w.sentStart, w.everSent = true, true
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
+		}
+		if w.stop > w.sentStop && w.everSent {
+			w.sentStop = w.stop
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{
+				Stop: &wire.Stop{Incarnation: inc, Now: w.stop == 2},
+			}})
+		}
+		if w.more && w.sentStop == 1 {
+			w.more = false
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: inc, More: true}}})
+		}
+		if w.look && w.everSent {
+			w.look = false
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Look{Look: &wire.Look{Incarnation: inc}}})
+		}
+		if w.taken-w.sentTaken >= takeEvery || beat && w.taken > w.sentTaken {
+			w.sentTaken = w.taken
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Taken{
+				Taken: &wire.Taken{Incarnation: inc, Bytes: w.taken},
+			}})
+		}
+	}
+	if settled := s.settled(); beat || settled-s.told >= ackEvery {
+		s.told = settled
+		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: settled}}})
+	}
+	return messages, s.end
+}
+
+func (s *session) hear(m *wire.FromAgent) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.contact, s.looks = time.Now(), 0
+	if l := m.GetLog(); l != nil && s.logs {
+		s.logLine(l)
+		return nil
+	}
+	switch {
+	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
+		return nil // no event, or one that came by an earlier stream
+	case m.GetNumber() != s.heard+1:
+		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
+	}
+	s.heard++
+	event := &event{FromAgent: m}
+	s.open = append(s.open, event)
+	incarnation := ""
+	switch e := m.GetWhat().(type) {
+	case *wire.FromAgent_Started:
+		incarnation = e.Started.GetIncarnation()
+	case *wire.FromAgent_Exited:
+		incarnation = e.Exited.GetIncarnation()
+	case *wire.FromAgent_Dying:
+		incarnation = e.Dying.GetIncarnation()
+	case *wire.FromAgent_Output:
+		incarnation = e.Output.GetIncarnation()
+		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
+			return fmt.Errorf("output of stream %d", n)
+		}
+	default:
+		return errors.New("an event of an unknown kind")
+	}
+	switch w := s.workers[incarnation]; {
+	case w != nil:
+		w.known = true
+		w.queue = append(w.queue, event)
+		w.reportEnd(s, event)
+		poke(w.wake)
+	case s.before != nil && s.before.awaited[incarnation]:
+		s.before.queues[incarnation] = append(s.before.queues[incarnation], event)
+	default:
+		s.done(event) // of an unknown worker
+	}
+	return nil
+}
+
+// take returns what has come for the worker, how many bytes of output came before, and why nothing
+// more will come.
+func (s *session) take(w *worker) (events []*event, at uint64, lost error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	events = w.queue
+	w.queue = nil
+	return events, w.taken, w.lost
+}
+
+// passed notes that so many bytes of output more have been passed on, and returns how many that
+// makes.
+func (s *session) passed(w *worker, n int) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.taken += uint64(n)
+	if w.taken-w.sentTaken >= takeEvery {
+		poke(s.wake)
+	}
+	return w.taken
+}

@@ -1,0 +1,128 @@
+package client
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// killedDriver dies at a write, or at the word that it was written.
+type killedDriver struct {
+	bytes.Buffer
+	left int // deeds
+}
+
+type killed struct{}
+
+func (k *killedDriver) deed() {
+	if k.left--; k.left < 0 {
+		panic(killed{})
+	}
+}
+
+func (k *killedDriver) Write(p []byte) (int, error) {
+	k.deed()
+	return k.Buffer.Write(p)
+}
+
+// TestNoLineIsLostWithTheDriver: wherever a driver dies while it passes on output, the next one
+// leaves nothing out, and repeats at most the line that was written and not told of.
+func TestNoLineIsLostWithTheDriver(t *testing.T) {
+	const text = "one\ntwo\r\nthree\nfo" // the rest of the fourth comes later
+	const rest = "ur\nfive\n\nsix"
+	want := strings.SplitAfter(text+rest, "\n")
+	for deeds := range 100 {
+		k := &killedDriver{left: deeds}
+		var told uint64
+		var held []byte
+		play := func() (dead bool) {
+			defer func() {
+				if r := recover(); r != nil {
+					_, dead = r.(killed)
+					if !dead {
+						panic(r)
+					}
+				}
+			}()
+			line, _ := (&launch.Output{Stdout: k}).Worker(nil)
+			line.Hold(held)
+			spec := launch.Spec{PassedBefore: told}
+			spec.Passed = func(at uint64) {
+				k.deed()
+				told, held = at, append([]byte(nil), line.Held()...)
+			}
+			var w io.Writer = line
+			passOn(spec, &w, []byte(text), 0)
+			passOn(spec, &w, []byte(rest), uint64(len(text)))
+			return line.Close() != nil
+		}
+		if !play() {
+			return // it has been killed everywhere
+		}
+		k.left = 1000
+		if play() {
+			t.Fatalf("deed %d: the second driver died too", deeds)
+		}
+		got := strings.SplitAfter(k.String(), "\n")
+		for i := 1; i < len(got); i++ { // the one that may be there twice
+			if len(got) > len(want) && got[i] == got[i-1] {
+				got = append(got[:i], got[i+1:]...)
+			}
+		}
+		if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
+			t.Errorf("deed %d: %q; want %q", deeds, got, want)
+		}
+	}
+	t.Fatal("it never ended")
+}
+
+// An agent that does not know looks is not asked for one.
+func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	for _, knows := range []bool{false, true} {
+		s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
+		w, err := newWorker(launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
+		if err != nil || !s.add(w) {
+			t.Fatal(err)
+		}
+		s.heardFrom(&wire.Attached{KnowsLook: knows})
+		w.everSent, w.known = true, true
+		s.look(w)
+		asked := 0
+		for range 2 {
+			messages, _ := s.due(false)
+			for _, m := range messages {
+				if m.GetLook().GetIncarnation() == "i" {
+					asked++
+				}
+			}
+		}
+		if want := map[bool]int{true: 1}[knows]; asked != want {
+			t.Errorf("knows %v: asked %d times", knows, asked)
+		}
+	}
+}
+
+// Environments are taken up to what Linux takes, and what is larger is refused with the remedy.
+func TestLargeEnvironments(t *testing.T) {
+	for size, fits := range map[int]bool{1 << 20: true, 2 << 20: true, 6<<20 - 4096: true, 7 << 20: false} {
+		spec := launch.Spec{Incarnation: "i", Command: []string{"/bin/true"}, Env: []string{"A=" + strings.Repeat("x", size)}}
+		w, err := newWorker(spec)
+		if (err == nil) != fits || err != nil && !strings.Contains(err.Error(), "enableServiceLinks") {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+		if err == nil && proto.Size(w.start) > wire.MaxStart {
+			t.Errorf("%d bytes make a message of %d", size, proto.Size(w.start))
+		}
+	}
+}

@@ -1,0 +1,63 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+const (
+	// reachTimeout bounds the search for an address of another agent, maxTargets how many are asked
+	// for at a time.
+	reachTimeout = 5 * time.Second
+	maxTargets   = 256
+	maxAddresses = 64
+)
+
+// Facts are what drivers may ask of a host, besides its clock.
+type Facts struct {
+	// Version is what the program calls itself.
+	Version string
+	// GPUs counts those of the host. Nil: they are not counted.
+	GPUs func() (int, error)
+}
+
+// inspector answers drivers that ask what the host is like.
+func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *wire.InspectRequest) *wire.InspectReply {
+	return func(ctx context.Context, r *wire.InspectRequest) *wire.InspectReply {
+		reply := &wire.InspectReply{UnixNano: time.Now().UnixNano(), Version: f.Version}
+		targets := r.GetTargets()
+		if len(targets) == 0 {
+			f.describe(reply)
+		}
+		ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+		defer cancel()
+		for _, t := range targets[:min(len(targets), maxTargets)] {
+			addrs, why := t.GetAddresses(), ""
+			addrs = addrs[:min(len(addrs), maxAddresses)]
+			if _, err := client.Reach(ctx, creds, t.GetHost(), addrs); err != nil {
+				why = err.Error()
+			}
+			reply.Failures = append(reply.Failures, why)
+			reply.Routes = append(reply.Routes, &wire.Routes{Routes: client.Routes(ctx, addrs)})
+		}
+		return reply
+	}
+}
+
+// describe says what the host has.
+func (f Facts) describe(reply *wire.InspectReply) {
+	for _, addr := range client.OwnAddrs() {
+		reply.Cards = append(reply.Cards, client.CardOf(addr))
+	}
+	if f.GPUs == nil {
+		return
+	}
+	n, err := f.GPUs()
+	if reply.Gpus = uint32(n); err != nil {
+		reply.GpuError = err.Error()
+	}
+}

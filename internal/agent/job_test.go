@@ -1,0 +1,448 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/driver/launch/launchtest"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/test/sandbox"
+)
+
+// inside starts job agents as goroutines of the test.
+type inside struct {
+	t      *testing.T
+	ctx    context.Context
+	behind func(addr string) string // returns where the driver goes instead; nil: there
+	before func()                   // is called by each start; nil: nothing
+	ended  chan error               // receives what RunJob has returned
+
+	mu     sync.Mutex
+	starts int
+}
+
+func (i *inside) Start(_ context.Context, host string, hello client.Hello) (client.Ready, error) {
+	i.mu.Lock()
+	i.starts++
+	i.mu.Unlock()
+	if i.before != nil {
+		i.before()
+	}
+	hello.LogLevel = "info"
+	ready := make(chan client.Ready, 1)
+	go func() {
+		i.ended <- RunJob(i.ctx, JobConfig{
+			Hello: hello, Log: quiet(), Facts: Facts{Version: "test", GPUs: func() (int, error) { return 3, nil }},
+			Ready: func(r client.Ready) error { ready <- r; return nil },
+		})
+	}()
+	select {
+	case r := <-ready:
+		r.Addresses = []string{"127.0.0.1"}
+		if i.behind != nil {
+			_, port, err := net.SplitHostPort(i.behind(net.JoinHostPort("127.0.0.1", strconv.Itoa(r.Port))))
+			if err != nil {
+				return r, err
+			}
+			r.Port, _ = strconv.Atoi(port)
+		}
+		return r, nil
+	case err := <-i.ended:
+		return client.Ready{}, err
+	case <-sandbox.Expired():
+		return client.Ready{}, errors.New("no answer")
+	}
+}
+
+// jobAgents returns a launcher that starts its agents, and its starter. Agents that are left end
+// with the test.
+func jobAgents(t *testing.T, change func(*client.Config, *inside)) (*client.Agents, *inside) {
+	t.Helper()
+	authority, err := identity.NewAuthority("r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	in := &inside{t: t, ctx: ctx, ended: make(chan error, 16)}
+	cfg := client.Config{
+		Authority: authority, Starter: in, LocalOnly: true, Log: quiet(),
+		Hello: client.Hello{Drain: 5 * time.Second, Patience: time.Minute},
+	}
+	if change != nil {
+		change(&cfg, in)
+	}
+	l := client.New(cfg)
+	t.Cleanup(func() {
+		l.Close()
+		cancel()
+	})
+	return l, in
+}
+
+// over waits for the end of an agent.
+func (i *inside) over() error {
+	i.t.Helper()
+	select {
+	case err := <-i.ended:
+		return err
+	case <-sandbox.Expired():
+		i.t.Fatal("the agent does not end")
+		return nil
+	}
+}
+
+func TestJobKit(t *testing.T) {
+	launchtest.Run(t, func(t *testing.T) launch.Launcher {
+		l, _ := jobAgents(t, nil)
+		return newAnySlot(l, 16)
+	})
+}
+
+// An agent is started when its first worker is, once, and ends with the job.
+func TestJobAgent(t *testing.T) {
+	l, in := jobAgents(t, nil)
+	var wg sync.WaitGroup
+	for n := range 8 {
+		wg.Go(func() {
+			s, _ := script(t, n, "exit 3")
+			var exit *launch.ExitError
+			if err := l.Run(t.Context(), s, nil); !errors.As(err, &exit) || exit.Code != 3 {
+				t.Errorf("Run returned %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if in.starts != 1 {
+		t.Errorf("%d agents were started", in.starts)
+	}
+	l.Close()
+	if err := in.over(); err != nil {
+		t.Error(err)
+	}
+}
+
+// An agent that is asked to stop lets its workers end, and the next worker gets another agent.
+func TestJobAgentStops(t *testing.T) {
+	var stop context.CancelFunc
+	l, in := jobAgents(t, func(_ *client.Config, in *inside) { in.ctx, stop = context.WithCancel(in.ctx) })
+	s, pipe := script(t, 0, `exec 9>"$1"; trap 'echo bye; exit 4' TERM; echo ready; while :; do sleep 0.01; done`)
+	s.Grace = time.Hour
+	r := start(t, l, s)
+	r.awaitOutput("ready")
+	stop()
+	var exit *launch.ExitError
+	if err := r.wait(); !errors.As(err, &exit) || exit.Code != 4 {
+		t.Errorf("Run returned %v", err)
+	}
+	gone(t, pipe)
+	if err := in.over(); err != nil {
+		t.Error(err)
+	}
+	in.ctx = context.Background()
+	next, _ := script(t, 0, "exit 6")
+	next.Incarnation = "next"
+	for {
+		// The driver may not know yet that the agent is gone: then the worker counts as lost.
+		err := l.Run(t.Context(), next, nil)
+		if errors.As(err, new(*client.LostError)) {
+			next.Incarnation += "x"
+			continue
+		}
+		if !errors.As(err, &exit) || exit.Code != 6 || in.starts != 2 {
+			t.Errorf("Run returned %v; %d agents", err, in.starts)
+		}
+		break
+	}
+}
+
+// An agent whose driver never comes ends.
+func TestJobAgentWithoutDriver(t *testing.T) {
+	_, in := jobAgents(t, nil)
+	authority, err := identity.NewAuthority("r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, err := authority.Issue(identity.Subject{Role: identity.Agent, Host: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello := client.Hello{RunID: "r", Host: "a", Credentials: creds.Encode(), Patience: 50 * time.Millisecond, Loopback: true}
+	if _, err := in.Start(t.Context(), "a", hello); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.over(); err == nil || !strings.Contains(err.Error(), "no driver came within 50ms") {
+		t.Errorf("it ended with %v", err)
+	}
+	hello.Host = "b"
+	if _, err := in.Start(t.Context(), "b", hello); err == nil || !strings.Contains(err.Error(), "the credentials are those of agent a") {
+		t.Errorf("another host's credentials: %v", err)
+	}
+}
+
+// An agent that was started, and of which no driver knows any more, ends no later than the workers
+// of a driver that is silent.
+func TestJobAgentForgotten(t *testing.T) {
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Orphan, cfg.Hello.Patience = 60*time.Millisecond, 0
+		cfg.Begun = func(client.KnownAgent) error { return errors.New("the driver was killed here") }
+	})
+	if failed := l.Prepare(t.Context(), []string{"a"}); failed["a"] == nil {
+		t.Fatal("the agent is known")
+	}
+	if err := in.over(); err == nil || !strings.Contains(err.Error(), "no driver came within 60ms") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// An agent whose driver has ended before it came ends at once; one whose driver is there waits for
+// it.
+func TestJobAgentOfTheDead(t *testing.T) {
+	for _, c := range []struct {
+		starter int
+		want    string
+	}{{os.Getppid(), "no driver came within 100ms"}, {1 << 30, "the driver that has started it ended"}} {
+		_, in := jobAgents(t, nil)
+		authority, err := identity.NewAuthority("r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		creds, err := authority.Issue(identity.Subject{Role: identity.Agent, Host: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hello := client.Hello{RunID: "r", Host: "a", Credentials: creds.Encode(), Patience: 100 * time.Millisecond, Starter: c.starter, Loopback: true}
+		if c.starter != os.Getppid() {
+			hello.Patience = time.Hour
+		}
+		if _, err := in.Start(t.Context(), "a", hello); err != nil {
+			t.Fatal(err)
+		}
+		if err := in.over(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("it ended with %v, not since %s", err, c.want)
+		}
+	}
+}
+
+// A driver that cannot reach an agent for the lease gives its workers up; as soon as the way is
+// free again they are killed, whatever grace they have, and long before the agent itself would have
+// lost its patience.
+func TestFence(t *testing.T) {
+	var c *cable
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Lease, cfg.Orphan = 4*time.Second, time.Hour
+		in.behind = func(addr string) string {
+			c = newCable(t, addr)
+			return c.addr
+		}
+	})
+	s, pipe := script(t, 0, `exec 9>"$1"; trap '' TERM; echo ready; while :; do sleep 1; done`)
+	s.Grace = time.Hour
+	r := start(t, l, s)
+	r.awaitOutput("ready")
+	c.setSilent(true)
+	wantLost(t, r.wait(), "nothing was heard")
+	if len(in.ended) > 0 {
+		t.Error("the agent has ended too early")
+	}
+	c.cut()
+	c.setSilent(false)
+	gone(t, pipe)
+	if err := in.over(); err != nil {
+		t.Error(err)
+	}
+}
+
+// echo listens, says who it is to those who say a line, and returns its address.
+func echo(t *testing.T, name string) netip.AddrPort {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				line, _ := bufio.NewReader(conn).ReadString('\n')
+				fmt.Fprintf(conn, "%s heard %s", name, line)
+				_, _ = io.Copy(io.Discard, conn)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		serving.Wait()
+	})
+	return ln.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// Workers reach the driver through their agent.
+func TestForward(t *testing.T) {
+	at := echo(t, "the driver")
+	l, _ := jobAgents(t, nil)
+	if failed := l.Prepare(t.Context(), []string{"a"}); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	if _, err := l.Inspect(t.Context(), "a"); err != nil { // it is attached before the driver listens
+		t.Fatal(err)
+	}
+	l.Listening(int(at.Port()))
+	s, _ := script(t, 0, `exec 3<>"/dev/tcp/${HVD_DRIVER_ADDR%:*}/${HVD_DRIVER_ADDR##*:}"; echo hello >&3; read -r answer <&3; echo "$answer"`)
+	s.Command[0] = "bash"
+	s.Env = append(s.Env, "HVD_DRIVER_ADDR=nowhere:1")
+	r := start(t, l, s)
+	if err := r.wait(); err != nil || r.stdout.String() != "the driver heard hello\n" {
+		t.Errorf("%v, %q", err, r.stdout.String())
+	}
+}
+
+// When the driver is elsewhere, connections to where it was are broken, and new ones lead to where
+// it is. Where there is none, a connection is closed.
+func TestForwarderAims(t *testing.T) {
+	log, hook := logtest.NewNullLogger()
+	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	ask := func() (net.Conn, string) {
+		conn, err := net.Dial("tcp", f.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(sandbox.Limit())
+		fmt.Fprintln(conn, "hello")
+		answer, _ := bufio.NewReader(conn).ReadString('\n')
+		return conn, answer
+	}
+	f.aim(echo(t, "first"))
+	first, answer := ask()
+	defer first.Close()
+	if answer != "first heard hello\n" {
+		t.Errorf("first: %q", answer)
+	}
+	f.aim(echo(t, "second"))
+	if n, err := first.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the first connection: %d bytes, %v", n, err)
+	}
+	second, answer := ask()
+	defer second.Close()
+	if answer != "second heard hello\n" {
+		t.Errorf("second: %q", answer)
+	}
+	f.aim(netip.MustParseAddrPort("127.0.0.1:1"))
+	third, answer := ask()
+	defer third.Close()
+	if answer != "" {
+		t.Errorf("nobody: %q", answer)
+	}
+	if said := hook.LastEntry(); said == nil || !strings.Contains(said.Message, "workers do not reach the driver: dial tcp 127.0.0.1:1") {
+		t.Errorf("logged: %v", said)
+	}
+}
+
+// What an agent logs comes to its driver.
+func TestLogComesToTheDriver(t *testing.T) {
+	lines := &watched{news: make(chan struct{}, 1)}
+	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) {
+		log := logrus.New()
+		log.SetOutput(lines)
+		log.SetLevel(logrus.DebugLevel)
+		cfg.Log = log
+	})
+	s, _ := script(t, 0, "exit 0")
+	if err := l.Run(t.Context(), s, nil); err != nil {
+		t.Fatal(err)
+	}
+	limit := sandbox.Expired()
+	for !strings.Contains(lines.String(), "slot 0: started process") {
+		select {
+		case <-lines.news:
+		case <-limit:
+			t.Fatalf("the log holds %q", lines.String())
+		}
+	}
+}
+
+// The host's agent tells of its clock and its GPUs, and which other agents it reaches.
+func TestInspect(t *testing.T) {
+	l, _ := jobAgents(t, nil)
+	a, err := l.Inspect(t.Context(), "a")
+	if err != nil || a.Version != "test" || a.GPUs != 3 || a.GPUError != "" || a.Offset.Abs() > a.RoundTrip {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	b, err := l.Inspect(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	nobody, other := b, b
+	nobody.Endpoints = []string{ln.Addr().String()}
+	other.Host = "c"
+	failures, _, err := l.Reachable(t.Context(), "a", []client.Inspection{b, nobody, other, {Host: "none"}})
+	if err != nil || len(failures) != 4 {
+		t.Fatalf("%q, %v", failures, err)
+	}
+	for i, want := range []string{"", ln.Addr().String() + ": connect: connection refused", "the peer is the agent of b, not of c", "names no address"} {
+		if want == "" && failures[i] != "" || !strings.Contains(failures[i], want) {
+			t.Errorf("%d: %q; want %q", i, failures[i], want)
+		}
+	}
+}
+
+// However many hosts there are, only so many agents are started at a time.
+func TestStartsAreBounded(t *testing.T) {
+	const hosts, most = 12, 3
+	busy := make(chan struct{}, hosts)
+	var worst atomic.Int64
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Parallel = most
+		in.before = func() {
+			busy <- struct{}{}
+			for n := int64(len(busy)); n > worst.Load(); {
+				worst.Store(n)
+			}
+			runtime.Gosched()
+			<-busy
+		}
+	})
+	var wg sync.WaitGroup
+	for n := range hosts {
+		wg.Go(func() {
+			if _, err := l.Inspect(t.Context(), fmt.Sprint("host", n)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if in.starts != hosts || worst.Load() > most {
+		t.Errorf("%d agents, %d at a time; want %d and %d", in.starts, worst.Load(), hosts, most)
+	}
+}

@@ -1,0 +1,458 @@
+package agent
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+const (
+	sessionLen = 16
+	// attachTimeout is how long a driver may take to name its session.
+	attachTimeout = 5 * time.Second
+)
+
+// server serves the drivers that connect to one host: it keeps their sessions, and which worker has
+// which slot.
+type server struct {
+	local
+	log     logrus.FieldLogger
+	over    chan error                                                     // receives why a session is over; nil: not wanted
+	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
+	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: refused
+	audit   *audit.Recorder
+	probing bounded // looks at processes under way
+
+	mu       sync.Mutex
+	sessions map[string]*session // by run
+	taken    map[int]*worker
+	starts   uint64        // workers that were given a slot
+	ends     uint64        // workers that have given it back
+	bad      []int         // slots whose devices have failed
+	drained  error         // set: no worker is started any more
+	news     chan struct{} // closed, and made anew, when a slot becomes free, a session is over, or all its events are acknowledged
+	wg       sync.WaitGroup
+}
+
+// local is the host and how workers are run on it.
+type local struct {
+	host     string
+	slots    int
+	launcher launch.Launcher
+	runAs    RunAs // nil: workers run as this process's user
+	guard    func(session, cgroups string) (io.Closer, error)
+	listen   string // where workers listen for each other; empty: where their job says
+	program  string // this process's executable, for workers that run it too; empty: unknown
+	// Where output is kept while the driver is away, and how many bytes of it for each worker.
+	spoolDir  string
+	spoolSize int64
+}
+
+func newServer(host string, slots int, log logrus.FieldLogger) *server {
+	program, err := os.Executable()
+	if err != nil {
+		log.WithError(err).Debug("agent: workers are not told where its program is")
+	}
+	return &server{
+		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize, program: program},
+		log:   log, probing: make(bounded, mostProbes), audit: newRecorder(log, logrus.InfoLevel), sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
+	}
+}
+
+// startGuard starts what kills the processes that carry the session's mark, and those in its own
+// cgroups below cgroups, if that is not empty, once the agent is gone.
+func startGuard(session, cgroups string) (io.Closer, error) {
+	var prefixes []string
+	if cgroups != "" {
+		prefix, err := proc.CgroupsBelow(cgroups)
+		if err != nil {
+			return nil, err
+		}
+		prefixes = append(prefixes, prefix)
+	}
+	g, err := proc.StartGuard(sessionVariable, session, prefixes...)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// serve answers drivers on ln, which it closes, until ctx ends; then all sessions are ended, and it
+// returns when nothing is left of them.
+func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *identity.Credentials) error {
+	register := func(r grpc.ServiceRegistrar) { wire.RegisterAgentServer(r, service{srv: srv}) }
+	release := func() { srv.close(errShutdown) }
+	srv.recordStrangers(ln)
+	err := wire.ServeUpTo(ctx, wire.MaxStart, ln, creds.ServerTLS(identity.Driver), register, release)
+	srv.close(errShutdown)
+	srv.wg.Wait()
+	if err != nil {
+		return fmt.Errorf("agent: serving drivers: %w", err)
+	}
+	return nil
+}
+
+// close ends all sessions, and lets none begin.
+func (srv *server) close(why error) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	srv.drained = why
+	for _, s := range srv.sessions {
+		s.end(why)
+	}
+}
+
+// drain lets nothing be started any more.
+func (srv *server) drain() {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	srv.drained = errors.New("the host is draining")
+}
+
+// stop asks all workers to end; kill ends them. Their sessions go on, so that drivers learn of it,
+// and that the agent did it.
+func (srv *server) stop(kill bool) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	for _, w := range srv.taken {
+		w.evicted = true
+		w.cancel(errShutdown)
+		if kill {
+			w.kill()
+		}
+	}
+}
+
+// setBad kills the workers of slots whose devices have failed, which counts as their failure, and
+// starts none there.
+func (srv *server) setBad(slots []int) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	srv.bad = slots
+	for _, i := range slots {
+		if w := srv.taken[i]; w != nil {
+			srv.log.Warnf("agent: slot %d: its device has failed: killing process %d", i, w.pid)
+			w.kill() // first: one that is only asked might exit with 0
+			w.cancel(errors.New("its device has failed"))
+		}
+	}
+}
+
+// changed wakes those that wait for slots to be free or sessions to be over; the lock is held.
+func (srv *server) changed() {
+	close(srv.news)
+	srv.news = make(chan struct{})
+}
+
+// busy returns the number of slots that are taken and of sessions, and a channel that is closed
+// when it changes.
+func (srv *server) busy() (slots, sessions int, change <-chan struct{}) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	return len(srv.taken), len(srv.sessions), srv.news
+}
+
+// occupied is busy, of slots alone.
+func (srv *server) occupied() (slots int, change <-chan struct{}) {
+	slots, _, change = srv.busy()
+	return slots, change
+}
+
+// unacknowledged returns how much there is that drivers have not acknowledged yet and still may,
+// and a channel that is closed when it is less.
+func (srv *server) unacknowledged() (n int, change <-chan struct{}) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	for _, s := range srv.sessions {
+		if s.why != nil {
+			continue // what its driver sends is ignored
+		}
+		n += len(s.events)
+		for _, w := range s.workers {
+			if !w.over || w.exit != nil {
+				n++
+			}
+		}
+	}
+	return n, srv.news
+}
+
+// take gives a slot to the worker, or returns why it cannot have it; the lock is held.
+func (srv *server) take(w *worker) error {
+	i := w.id.Index
+	switch holder := srv.taken[i]; {
+	case srv.drained != nil:
+		return srv.drained
+	case w.s.refusal != nil:
+		return w.s.refusal
+	case i >= srv.slots:
+		return fmt.Errorf("slot %d is out of range: host %s has %d slots", i, srv.host, srv.slots)
+	case slices.Contains(srv.bad, i):
+		return fmt.Errorf("the device of slot %d of host %s has failed", i, srv.host)
+	case holder != nil:
+		return fmt.Errorf("slot %d of host %s is taken by worker %s of run %s, process %d",
+			i, srv.host, holder.incarnation, holder.s.run, holder.pid)
+	}
+	srv.taken[i] = w
+	srv.starts++
+	return nil
+}
+
+// free gives the slot of a worker back; the lock is held.
+func (srv *server) free(w *worker) {
+	delete(srv.taken, w.id.Index)
+	srv.ends++
+	srv.changed()
+}
+
+// attach finds the session of the driver's run that it means, or begins it, and makes l its stream.
+func (srv *server) attach(
+	driver identity.Subject, by audit.Who, m *wire.Attach, l *link, near, far netip.Addr,
+) (*session, *wire.Attached, error) {
+	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
+	id := string(m.GetSession())
+	if len(id) != sessionLen || lease < client.MinLease || lease > client.MaxOrphan {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
+	}
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	s := srv.sessions[driver.RunID]
+	if s != nil && (s.driver.User != driver.User || s.driver.UID != driver.UID) {
+		return nil, nil, status.Errorf(codes.PermissionDenied, "the run is of user %q, and not of %q", s.driver.User, driver.User)
+	}
+	if s != nil && m.GetTerm() < s.term {
+		return nil, nil, status.Error(codes.PermissionDenied, "another driver has taken over the run")
+	}
+	taken := m.GetTakeOver() && s != nil && s.why == nil
+	known := s != nil && s.id == id || taken
+	switch {
+	case known && s.why != nil:
+		return nil, nil, status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+	case !known && m.GetResume():
+		return nil, nil, status.Error(codes.NotFound, "the agent does not know the session: it was restarted, or the session is over")
+	case !known && srv.drained != nil:
+		return nil, nil, status.Error(codes.Unavailable, srv.drained.Error())
+	case !known && s != nil:
+		// There is one driver of a run and a term. A session that it does not name it has given up.
+		s.end(errTakenOver)
+		s.killAll()
+		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
+	case !known:
+		var err error
+		if s, err = srv.begin(driver, id, lease); err != nil {
+			return nil, nil, cannot(err)
+		}
+	}
+	heard, answer := m.GetHeard(), &wire.Attached{}
+	if m.GetTakeOver() {
+		heard, answer = s.handOver()
+	}
+	answer.KnowsLook = true
+	if heard > s.sent {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
+	}
+	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
+		return nil, nil, cannot(err)
+	}
+	s.knowsDying = m.GetKnowsDying()
+	if taken {
+		s.log.Info("agent: another driver has taken over")
+	}
+	s.by, s.term = by, m.GetTerm()
+	s.attach(l, heard)
+	return s, answer, nil
+}
+
+// cannot returns why a session cannot begin: UNAVAILABLE where the same may succeed a moment later,
+// FAILED_PRECONDITION where something about the host has to change first.
+func cannot(err error) error {
+	for _, passes := range []error{unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.EADDRINUSE, unix.EINTR} {
+		if errors.Is(err, passes) {
+			return status.Errorf(codes.Unavailable, "%s: %v", client.CannotBegin, err)
+		}
+	}
+	return status.Errorf(codes.FailedPrecondition, "%s: %v", client.CannotBegin, err)
+}
+
+// begin begins a session; the lock is held.
+func (srv *server) begin(driver identity.Subject, id string, lease time.Duration) (*session, error) {
+	s := &session{
+		srv: srv, id: id, run: driver.RunID, driver: driver, lease: lease,
+		log:     srv.log.WithFields(logrus.Fields{"run": driver.RunID, "session": hex.EncodeToString([]byte(id[:4]))}),
+		contact: time.Now(),
+		workers: make(map[string]*worker),
+		room:    sync.NewCond(&srv.mu),
+		ending:  make(chan struct{}), ended: make(chan struct{}),
+	}
+	if driver.User != "" || driver.UID != "" {
+		s.log = s.log.WithFields(logrus.Fields{"user": driver.User, "uid": driver.UID})
+	}
+	cgroups := ""
+	if srv.runAs != nil {
+		rule, err := srv.runAs.For(driver)
+		if err == nil {
+			s.as, cgroups = &rule, rule.Cgroup
+			s.log.Infof("agent: workers run as user %s", rule.As.Name)
+		}
+		s.refusal = err
+	}
+	var err error
+	if s.guard, err = srv.guard(hex.EncodeToString([]byte(id)), cgroups); err != nil {
+		return nil, err
+	}
+	srv.sessions[s.run] = s
+	srv.wg.Go(s.live)
+	s.log.Info("agent: a driver began a session")
+	return s, nil
+}
+
+// service keeps the gRPC methods apart from the server's.
+type service struct {
+	wire.UnimplementedAgentServer
+	srv *server
+}
+
+// Session carries one stream of a session.
+func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent]) error {
+	from, by, err := caller(stream.Context())
+	if err != nil {
+		return err
+	}
+	// Recv ends when this handler has returned, so the goroutine that receives is waited for by the
+	// server.
+	said, failed, stop := make(chan *wire.ToAgent), make(chan error, 1), make(chan struct{})
+	defer close(stop)
+	v.srv.wg.Go(func() { failed <- receive(stream, said, stop) })
+	var first *wire.ToAgent
+	patience := time.NewTimer(attachTimeout)
+	defer patience.Stop()
+	select {
+	case first = <-said:
+	case err := <-failed:
+		return err
+	case <-patience.C:
+	}
+	if first.GetAttach() == nil {
+		err := status.Error(codes.InvalidArgument, "a stream begins with an attach")
+		v.srv.recordAttach(by, nil, err)
+		return err
+	}
+	near, far := wire.PeerAddrs(stream.Context())
+	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
+	s, answer, err := v.srv.attach(from, by, first.GetAttach(), l, near, far)
+	v.srv.recordAttach(by, first.GetAttach(), err)
+	if err != nil {
+		return err
+	}
+	defer s.detach(l)
+	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: answer}}); err != nil {
+		return err
+	}
+	return s.carry(l, stream, said, failed)
+}
+
+func receive(
+	stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent], said chan<- *wire.ToAgent, stop <-chan struct{},
+) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		select {
+		case said <- m:
+		case <-stop:
+			return nil
+		}
+	}
+}
+
+// carry sends and receives until the stream breaks, another takes its place, or the session is
+// over.
+func (s *session) carry(
+	l *link, stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent], said <-chan *wire.ToAgent, failed <-chan error,
+) error {
+	for {
+		events, beats := s.pending(l)
+		for _, b := range beats {
+			if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Beat{Beat: b}}); err != nil {
+				return err
+			}
+		}
+		for _, e := range append(events, s.srv.lines.take()...) {
+			if err := stream.Send(e); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-s.srv.lines.news():
+		case <-l.wake:
+		case m := <-said:
+			if err := s.handle(l, m); err != nil {
+				s.recordViolation(m, err)
+				s.log.Warnf("agent: the driver violates the protocol: %v", err)
+				return status.Error(codes.InvalidArgument, err.Error())
+			}
+		case err := <-failed:
+			s.log.Debugf("agent: the stream broke: %v", err)
+			return err
+		case <-l.gone:
+			return status.Error(codes.Aborted, "another stream has taken the place of this one")
+		case <-s.ended:
+			return s.finish(l, stream)
+		}
+	}
+}
+
+// finish sends the last events of a session that is over.
+func (s *session) finish(l *link, stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent]) error {
+	for {
+		events, _ := s.pending(l)
+		if len(events) == 0 {
+			break
+		}
+		for _, e := range events {
+			if err := stream.Send(e); err != nil {
+				return err
+			}
+		}
+	}
+	if errors.Is(s.why, errEnd) {
+		return nil
+	}
+	return status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+}
+
+// Inspect describes the host.
+func (v service) Inspect(ctx context.Context, r *wire.InspectRequest) (*wire.InspectReply, error) {
+	_, by, err := caller(ctx)
+	if err == nil && v.srv.inspect == nil {
+		err = status.Error(codes.Unimplemented, "this agent does not describe its host")
+	}
+	if err != nil {
+		v.srv.recordInspect(by, 0, audit.Refused(statusText(err)))
+		return nil, err
+	}
+	v.srv.recordInspect(by, len(r.GetTargets()), audit.Done)
+	return v.srv.inspect(ctx, r), nil
+}

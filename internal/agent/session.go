@@ -1,0 +1,649 @@
+package agent
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/agent/runas"
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	// window is how many bytes of a worker's output may be on their way to the driver; after that
+	// the worker waits.
+	window = 256 << 10
+	// chunk bounds the output in one event.
+	chunk = 32 << 10
+	// afterEnd is how much more may be of a worker that has ended: what was in its pipes. So its
+	// end, which follows its output, does not wait for the readers of that.
+	afterEnd = 1 << 20
+	// sessionVariable marks, in their environment, the processes of a session.
+	sessionVariable = "HVD_SESSION"
+)
+
+var (
+	errLease     = errors.New("its lease ran out")
+	errTakenOver = errors.New("its driver began another session")
+	errEnd       = errors.New("its driver ended it")
+	errShutdown  = errors.New("the agent stops")
+)
+
+// session is what the agent does for one driver. It outlives the streams that carry it. All its
+// fields that change are guarded by the server's lock.
+type session struct {
+	srv   *server
+	id    string // raw bytes
+	run   string
+	lease time.Duration
+	guard io.Closer // ends what workers have left
+	log   logrus.FieldLogger
+	// driver is the one that began it. as is whom its workers run as; nil: this process's user.
+	// refusal is why it may start none.
+	driver  identity.Subject
+	by      audit.Who // the driver of the stream that is attached
+	term    uint64    // its number among the drivers of the run
+	as      *runas.Rule
+	refusal error
+
+	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
+	contact time.Time  // when the driver last sent something
+	// knowsDying: the driver understands the event.
+	knowsDying bool
+	link       *link // the stream that is attached, or nil
+	outbox
+	workers map[string]*worker
+	room    *sync.Cond    // output may go on
+	why     error         // set: the session is ending
+	ending  chan struct{} // closed then
+	ended   chan struct{} // closed when nothing is left of it
+
+	running sync.WaitGroup // workers
+}
+
+// outbox holds the events that the driver has not acknowledged.
+type outbox struct {
+	events []*wire.FromAgent
+	last   uint64 // number of the last event
+	sent   uint64 // the last that any stream has taken: those after it may still grow
+}
+
+// worker is one process, by its incarnation.
+type worker struct {
+	s           *session
+	id          plan.SlotID
+	incarnation string
+	program     string        // the first word of its command
+	dir         string        // where it is started
+	pid         int           // 0: not started yet
+	doomed      bool          // to be killed as soon as it is
+	hurry       chan struct{} // closed then: the launcher gives it no more grace
+	more        chan struct{} // of capacity 1: it gives the whole grace anew
+	look        chan struct{} // of capacity 1: it looks whether a signal is ending the process
+	evicted     bool          // the agent itself has asked it to end
+	grace       time.Duration
+	cancel      context.CancelCauseFunc
+	over        bool         // its process has ended, and its output is taken in
+	exit        *wire.Exited // how, while there is no event of it
+	printed
+}
+
+// printed is the output of a worker.
+type printed struct {
+	produced, taken uint64 // bytes: made events of, and acknowledged
+	spool           spool  // what comes after what was produced
+	torn            bool   // what was produced ends within a line
+	ahead           int    // bytes beyond window that may be on their way
+}
+
+// link is one stream of a session.
+type link struct {
+	wake  chan struct{} // of capacity 1
+	gone  chan struct{} // closed when another stream has taken its place
+	next  uint64        // number of the event to send next
+	beats []*wire.Beat  // to be returned
+}
+
+func (l *link) poke() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// live blocks until the session is over, and ends what is left of it.
+func (s *session) live() {
+	timer := time.NewTimer(s.lease / 2)
+	defer timer.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-timer.C:
+			timer.Reset(s.checkLease())
+		case <-s.ending:
+			waiting = false
+		}
+	}
+	late := time.AfterFunc(s.lead(), s.lastResort)
+	s.running.Wait()
+	late.Stop()
+	defer blob.Clean(s.run) // of workers that were killed
+	if err := s.guard.Close(); err != nil {
+		s.log.Warnf("agent: %v", err)
+	}
+	if s.forward != nil {
+		s.forward.close()
+	}
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	s.log.Infof("agent: the session is over: %v", s.why)
+	delete(s.srv.sessions, s.run)
+	s.srv.changed()
+	close(s.ended)
+	select {
+	case s.srv.over <- s.why:
+	default: // it is not wanted, or no more
+	}
+}
+
+// checkLease ends a session whose lease has run out, and returns when to look again: so soon that
+// workers which come meanwhile have their grace within the lease too.
+func (s *session) checkLease() time.Duration {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	left := s.lease - s.leadOf() - time.Since(s.contact)
+	if left > 0 {
+		return min(left, s.lease/2)
+	}
+	if s.why == nil {
+		s.log.Warnf("agent: the driver was silent for %v: ending its %d workers",
+			time.Since(s.contact).Round(time.Millisecond), s.alive())
+	}
+	s.end(errLease)
+	return s.lease
+}
+
+// lead is how long before the end of the lease workers are asked to end, so that they are gone by
+// then: as long as the longest grace, and no more than half of the lease.
+func (s *session) lead() time.Duration {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	return s.leadOf()
+}
+
+// leadOf is lead; the lock is held.
+func (s *session) leadOf() (lead time.Duration) {
+	for _, w := range s.workers {
+		if !w.over {
+			lead = max(lead, w.grace)
+		}
+	}
+	return min(lead, s.lease/2)
+}
+
+// lastResort kills what is left of a session whose lease is over.
+func (s *session) lastResort() {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	if errors.Is(s.why, errLease) {
+		s.killAll()
+	}
+}
+
+// alive counts the workers that have not ended.
+func (s *session) alive() (n int) {
+	for _, w := range s.workers {
+		if !w.over {
+			n++
+		}
+	}
+	return n
+}
+
+// end begins the end of the session; the lock is held. Output that the driver has not taken is
+// thrown away.
+func (s *session) end(why error) {
+	if s.why != nil {
+		return
+	}
+	s.why = why
+	for _, w := range s.workers {
+		w.cancel(why)
+		w.spool.close()
+		s.emitExit(w)
+	}
+	s.room.Broadcast()
+	close(s.ending)
+	if s.link != nil {
+		s.link.poke()
+	}
+}
+
+// killAll kills the workers; the lock is held.
+func (s *session) killAll() {
+	for _, w := range s.workers {
+		w.kill()
+	}
+}
+
+// attach makes l the session's stream; the lock is held.
+func (s *session) attach(l *link, heard uint64) {
+	if s.link != nil {
+		close(s.link.gone)
+	}
+	s.link = l
+	s.contact = time.Now()
+	s.acknowledge(heard)
+	l.next = heard + 1
+	l.poke()
+	for _, w := range s.workers {
+		s.unspool(w)
+	}
+}
+
+// detach notes that the stream is broken, unless another has taken its place: what workers print is
+// spooled from now on.
+func (s *session) detach(l *link) {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	if s.link == l {
+		s.link = nil
+		s.room.Broadcast()
+	}
+}
+
+// acknowledge forgets the events that the driver has handled; the lock is held.
+func (s *session) acknowledge(heard uint64) {
+	i := 0
+	for ; i < len(s.events) && s.events[i].GetNumber() <= heard; i++ {
+		if e := s.events[i].GetExited(); e != nil {
+			delete(s.workers, e.GetIncarnation())
+		}
+		s.events[i] = nil
+	}
+	s.events = s.events[i:]
+	if i > 0 && len(s.events) == 0 {
+		s.srv.changed()
+	}
+}
+
+// handOver returns what a driver must know that takes the session over, and the number of the last
+// event that the one before has acknowledged; the lock is held.
+func (s *session) handOver() (heard uint64, a *wire.Attached) {
+	heard = s.last - uint64(len(s.events))
+	a = &wire.Attached{Session: []byte(s.id), First: heard + 1}
+	untold := make(map[string]int)
+	for _, e := range s.events {
+		untold[e.GetOutput().GetIncarnation()] += len(e.GetOutput().GetText())
+	}
+	for inc, w := range s.workers {
+		a.Kept = append(a.Kept, &wire.Kept{Incarnation: inc, Bytes: w.produced - uint64(untold[inc])})
+	}
+	return heard, a
+}
+
+// emit appends an event; the lock is held.
+func (s *session) emit(e *wire.FromAgent) {
+	s.last++
+	e.Number = s.last
+	s.events = append(s.events, e)
+	if s.link != nil {
+		s.link.poke()
+	}
+}
+
+// pending returns what there is to send on the link: the beats to return, and so few events that
+// messages of the driver do not wait for long.
+func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat) {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	if s.link != l {
+		return nil, nil
+	}
+	beats, l.beats = l.beats, nil
+	if len(s.events) == 0 {
+		return nil, beats
+	}
+	from := int(l.next - s.events[0].GetNumber())
+	to := from
+	for size := 0; to < len(s.events) && to < from+64 && size < 2*chunk; to++ {
+		size += len(s.events[to].GetOutput().GetText())
+	}
+	events = append(events, s.events[from:to]...)
+	l.next += uint64(len(events))
+	s.sent = max(s.sent, l.next-1)
+	if to < len(s.events) {
+		l.poke()
+	}
+	return events, beats
+}
+
+// handle does what the driver asks on the link, and nothing where the session is over or has
+// another link. An error is of a driver that violates the protocol.
+func (s *session) handle(l *link, m *wire.ToAgent) error {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	if s.link != l || s.why != nil {
+		return nil
+	}
+	s.contact = time.Now()
+	switch m := m.GetWhat().(type) {
+	case *wire.ToAgent_Start:
+		return s.start(m.Start)
+	case *wire.ToAgent_Stop:
+		s.stop(m.Stop)
+	case *wire.ToAgent_Taken:
+		if w := s.workers[m.Taken.GetIncarnation()]; w != nil {
+			if m.Taken.GetBytes() > w.produced {
+				return fmt.Errorf("%d bytes were taken of %d", m.Taken.GetBytes(), w.produced)
+			}
+			w.taken = max(w.taken, m.Taken.GetBytes())
+			s.unspool(w)
+			s.room.Broadcast()
+		}
+	case *wire.ToAgent_Look:
+		if w := s.workers[m.Look.GetIncarnation()]; w != nil {
+			select {
+			case w.look <- struct{}{}:
+			default: // one is on its way
+			}
+		}
+	case *wire.ToAgent_Beat:
+		heard := m.Beat.GetHeard()
+		if heard >= l.next {
+			return fmt.Errorf("event %d was heard, but only those before %d were sent", heard, l.next)
+		}
+		s.acknowledge(heard)
+		if len(l.beats) < 4 { // a driver that is not listening needs no more
+			l.beats = append(l.beats, m.Beat)
+		}
+		l.poke()
+	case *wire.ToAgent_End:
+		how := ""
+		if m.End.GetNow() {
+			how = "now"
+		}
+		s.record("end", nil, how, audit.Done)
+		s.end(errEnd)
+		if m.End.GetNow() {
+			s.killAll()
+		}
+	default:
+		return errors.New("a message of an unknown kind")
+	}
+	return nil
+}
+
+// start starts a worker, or makes an event of why it cannot; the lock is held.
+func (s *session) start(m *wire.Start) error {
+	inc := m.GetIncarnation()
+	if inc == "" || len(inc) > 255 {
+		return fmt.Errorf("an incarnation of %d bytes", len(inc))
+	}
+	if s.workers[inc] != nil {
+		return nil // it was asked for before, on a stream that broke
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	w := &worker{
+		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: make(chan struct{}, 1), look: make(chan struct{}, 1),
+		grace:   time.Duration(m.GetGraceMs()) * time.Millisecond,
+		id:      plan.SlotID{Host: s.srv.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
+		program: programOf(m.GetCommand()), dir: string(m.GetDirectory()),
+		printed: printed{spool: spool{dir: s.srv.spoolDir, most: s.srv.spoolSize}},
+	}
+	s.workers[inc] = w
+	if err := s.srv.take(w); err != nil {
+		s.log.Warnf("agent: refused a worker: %v", err)
+		s.record("start", w, "", audit.Refused(err))
+		cancel(nil)
+		w.over = true
+		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}))
+		return nil
+	}
+	spec := launch.Spec{
+		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
+		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, More: w.more, Dying: w.dying, Look: w.look,
+		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead,
+	}
+	for _, word := range m.GetCommand() {
+		spec.Command = append(spec.Command, string(word))
+	}
+	for _, entry := range m.GetEnvironment() {
+		spec.Env = append(spec.Env, string(entry))
+	}
+	spec.Env = append(spec.Env, sessionVariable+"="+hex.EncodeToString([]byte(s.id)))
+	if s.srv.program != "" {
+		spec.Env = append(spec.Env, plan.EnvAgentProgram+"="+s.srv.program)
+	}
+	if s.srv.listen != "" {
+		spec.Env = append(spec.Env, plan.EnvListen+"="+s.srv.listen)
+	}
+	if s.forward != nil {
+		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr(), plan.EnvDriverDirect+"="+s.forward.direct())
+	}
+	if s.as != nil {
+		as := s.as.As
+		spec.As, spec.Cgroup = &as, s.as.Cgroup
+		spec.Env = append(spec.Env, "HOME="+as.Home, "USER="+as.Name, "LOGNAME="+as.Name)
+	}
+	s.running.Go(func() {
+		defer cancel(nil)
+		w.ended(s.srv.launcher.Run(ctx, spec, w.started))
+	})
+	return nil
+}
+
+// stop asks a worker to end, or ends it; the lock is held.
+func (s *session) stop(m *wire.Stop) {
+	w := s.workers[m.GetIncarnation()]
+	if w == nil || w.over {
+		return
+	}
+	w.cancel(errors.New("its driver stopped it"))
+	switch {
+	case m.GetNow():
+		s.record("stop", w, "now", audit.Done)
+		w.kill()
+	case !m.GetMore():
+		s.record("stop", w, fmt.Sprintf("within %v", w.grace), audit.Done)
+	default: // it has been asked to end, and has longer; that may come every second
+		select {
+		case w.more <- struct{}{}:
+		default: // one is on its way
+		}
+	}
+}
+
+// kill kills the worker's process group, as soon as there is one; the launcher kills what that
+// leaves.
+func (w *worker) kill() {
+	if !w.doomed {
+		w.doomed = true
+		close(w.hurry)
+	}
+	if !w.over && w.pid > 0 {
+		_ = syscall.Kill(-w.pid, syscall.SIGKILL) // fails where it has just ended
+	}
+}
+
+func (w *worker) started(pid int) {
+	s := w.s
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	w.pid = pid
+	if w.doomed {
+		w.kill()
+	}
+	s.log.Infof("agent: slot %d: started process %d", w.id.Index, pid)
+	s.record("start", w, "", audit.Done)
+	s.emit(&wire.FromAgent{What: &wire.FromAgent_Started{
+		Started: &wire.Started{Incarnation: w.incarnation, Pid: uint32(pid)},
+	}})
+}
+
+// dead notes that the process has ended, and that what it has printed is coming.
+func (w *worker) dead(error) {
+	s := w.s
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	w.ahead = afterEnd
+	s.room.Broadcast()
+}
+
+// room is how many bytes of its output may go on their way; the lock is held.
+func (w *worker) room() int { return window + w.ahead - int(w.produced-w.taken) }
+
+// dying makes an event, for a driver that knows it, of a worker that is as good as dead. One that
+// this agent has asked to end has not failed: its end tells.
+func (w *worker) dying(what string, by syscall.Signal) {
+	s := w.s
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	tells := s.knowsDying && s.why == nil && (by == 0 || !w.evicted)
+	say := s.log.Warnf
+	if tells { // the driver's log has it
+		say = s.log.Infof
+	}
+	say("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
+	if tells {
+		s.emit(&wire.FromAgent{What: &wire.FromAgent_Dying{
+			Dying: &wire.Dying{Incarnation: w.incarnation, What: what, Signal: uint32(by)},
+		}})
+	}
+}
+
+func (w *worker) ended(err error) {
+	s := w.s
+	e := &wire.Exited{Incarnation: w.incarnation}
+	var exit *launch.ExitError
+	var start *launch.StartError
+	var stuck *launch.UnkillableError
+	if errors.As(err, &stuck) {
+		e.StuckPid, e.StuckState, e.StuckMs = uint32(stuck.PID), stuck.State, uint32(stuck.After.Milliseconds())
+	}
+	switch {
+	case errors.As(err, &exit) && exit.Signal != 0:
+		e.Signal = uint32(exit.Signal)
+	case errors.As(err, &exit):
+		e.Code = uint32(exit.Code)
+	case errors.As(err, &start):
+		e.StartError = start.Err.Error()
+	case err != nil:
+		e.StartError = err.Error()
+	}
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	e.Evicted = w.evicted
+	w.over, w.exit = true, e
+	s.unspool(w)
+	s.srv.free(w)
+	if w.pid == 0 && e.StartError != "" {
+		s.record("start", w, "", audit.Failed(errors.New(e.StartError)))
+	}
+	if err == nil {
+		s.log.Infof("agent: slot %d: process %d exited with code 0", w.id.Index, w.pid)
+	} else {
+		s.log.Infof("agent: slot %d: process %d: %v", w.id.Index, w.pid, err)
+	}
+}
+
+func exited(e *wire.Exited) *wire.FromAgent {
+	return &wire.FromAgent{What: &wire.FromAgent_Exited{Exited: e}}
+}
+
+// output is stdout (1) or stderr (2) of a worker.
+type output struct {
+	w      *worker
+	stream uint32
+}
+
+// Write makes events of the text. Where too much of the worker's output is on its way it blocks,
+// unless there is no driver: then the text is spooled.
+func (o output) Write(text []byte) (int, error) {
+	s := o.w.s
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	written := 0
+	for written < len(text) {
+		left := o.w.room()
+		rest := text[written:min(len(text), written+chunk)]
+		spooled := !o.w.spool.empty()
+		switch {
+		case s.why != nil:
+			return written, s.why
+		case (spooled || left <= 0) && s.link == nil:
+			if err := o.w.spool.put(o.stream, rest); err != nil && !spooled {
+				s.log.Warnf("agent: slot %d: %v", o.w.id.Index, err)
+			}
+		case spooled || left <= 0:
+			s.room.Wait()
+			continue
+		default:
+			rest = rest[:min(left, len(rest))]
+			o.append(rest)
+		}
+		written += len(rest)
+	}
+	return written, nil
+}
+
+// unspool makes events of what was spooled of the worker's output, as far as there is room for
+// them, and of its end when that is all; the lock is held.
+func (s *session) unspool(w *worker) {
+	for !w.spool.empty() && w.room() > 0 {
+		stream, text, missing, err := w.spool.take()
+		if err != nil {
+			s.log.Warnf("agent: slot %d: %v", w.id.Index, err)
+		}
+		if missing > 0 {
+			stream, text = 2, fmt.Appendf(nil, "hvdrun: %d bytes of the output before this line are missing: there was no driver, and too much of it\n", missing)
+			if w.torn {
+				text = append([]byte{'\n'}, text...)
+			}
+		}
+		if len(text) > 0 {
+			output{w, stream}.append(text)
+		}
+	}
+	s.emitExit(w)
+}
+
+// emitExit makes an event of a worker's end, once there are events of all its output; the lock is
+// held.
+func (s *session) emitExit(w *worker) {
+	if w.exit != nil && w.spool.empty() {
+		s.emit(exited(w.exit))
+		w.exit = nil
+	}
+}
+
+// append adds the text to the last event where that has not been sent: a worker that prints letter
+// by letter makes few events. The lock is held.
+func (o output) append(text []byte) {
+	s := o.w.s
+	o.w.produced += uint64(len(text))
+	o.w.torn = text[len(text)-1] != '\n'
+	if len(s.events) > 0 {
+		e := s.events[len(s.events)-1]
+		last := e.GetOutput()
+		if last != nil && e.GetNumber() > s.sent && last.GetIncarnation() == o.w.incarnation &&
+			last.GetStream() == o.stream && len(last.GetText())+len(text) <= chunk {
+			last.Text = append(last.Text, text...)
+			return
+		}
+	}
+	s.emit(&wire.FromAgent{What: &wire.FromAgent_Output{Output: &wire.Output{
+		Incarnation: o.w.incarnation, Stream: o.stream, Text: append([]byte(nil), text...),
+	}}})
+}

@@ -1,0 +1,357 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/test/sandbox"
+)
+
+// sever cuts the cable for good: whoever is at its end is dead for the agent.
+func (c *cable) sever() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.cut()
+}
+
+// unattached waits until the agent has noticed that the driver is gone.
+func (h *host) unattached(t *testing.T) {
+	t.Helper()
+	for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
+		h.mu.Lock()
+		gone := true
+		for _, s := range h.sessions {
+			gone = gone && s.link == nil
+		}
+		h.mu.Unlock()
+		if gone {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatal("the agent does not notice that the stream is broken")
+		}
+	}
+}
+
+// mortal is a driver that will be cut off from the agent, as if it had died, and an heir that takes
+// over from it.
+func mortal(t *testing.T, h *host, run string) (driver *client.Agents, die func(), heir func(adopted ...string) *client.Agents) {
+	c := newCable(t, h.addr)
+	driver = keepingAgents(t, driverOf(t, run), c.addr, client.Config{Lease: 5 * time.Second, Orphan: time.Hour, Keep: true})
+	return driver, func() { c.sever(); h.unattached(t) }, func(adopted ...string) *client.Agents {
+		l := keepingAgents(t, driverOf(t, run), h.addr, client.Config{Lease: longLease, Keep: true})
+		l.Adopt(adopted, 1)
+		return l
+	}
+}
+
+// A driver that takes over from a dead one has the same workers: those that live, and the ends of
+// those that have ended since, or whose ends the dead one had not written down.
+func TestTakeOver(t *testing.T) {
+	h := newHost(t, 8)
+	driver, die, heir := mortal(t, h, "over")
+	living, pipe := script(t, 0, `exec 9>"$1"; trap 'echo obeyed; exit 7' TERM; echo ready; while :; do sleep 0.01; done`)
+	living.Grace = time.Hour
+	start(t, driver, living).awaitOutput("ready")
+	later, held := script(t, 1, `exec 9>"$1"; echo ready; while ! [ -e "$1.end" ]; do sleep 0.01; done; echo after; exit 5`)
+	start(t, driver, later).awaitOutput("ready")
+	unsettled, _ := script(t, 2, `echo early; exit 3`)
+	settled, _ := script(t, 3, `exit 4`)
+	for _, s := range []launch.Spec{unsettled, settled} {
+		var exit *launch.ExitError
+		if err := driver.Run(t.Context(), s, nil); !errors.As(err, &exit) {
+			t.Fatalf("Run returned %v", err)
+		}
+	}
+	driver.Settle(settled.Incarnation)
+	die()
+	if err := os.WriteFile(later.Command[len(later.Command)-1]+".end", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, held)
+
+	l := heir(living.Incarnation, later.Incarnation, unsettled.Incarnation, "stranger")
+	resumed := func(s launch.Spec) *running {
+		s.Command, s.Env, s.Resumed = nil, nil, true
+		return start(t, l, s)
+	}
+	var exit *launch.ExitError
+	for _, c := range []struct {
+		spec launch.Spec
+		code int
+		says string
+	}{{later, 5, "after\n"}, {unsettled, 3, ""}} {
+		r := resumed(c.spec)
+		if err := r.wait(); !errors.As(err, &exit) || exit.Code != c.code || !strings.HasSuffix(r.stdout.String(), c.says) {
+			t.Errorf("%s ended with %v, and said %q", c.spec.Incarnation, err, r.stdout)
+		}
+	}
+	stranger := living
+	stranger.Incarnation = "stranger"
+	wantLost(t, resumed(stranger).wait(), "does not know the worker")
+
+	r := resumed(living)
+	r.cancel()
+	if err := r.wait(); !errors.As(err, &exit) || exit.Code != 7 || !strings.HasSuffix(r.stdout.String(), "obeyed\n") {
+		t.Errorf("the one that lives ended with %v, and said %q", err, r.stdout)
+	}
+	gone(t, pipe)
+	for _, s := range []launch.Spec{living, later, unsettled} {
+		l.Settle(s.Incarnation)
+	}
+	next, _ := script(t, 4, "exit 9")
+	if err := l.Run(t.Context(), next, nil); !errors.As(err, &exit) || exit.Code != 9 {
+		t.Errorf("a new worker: %v", err)
+	}
+}
+
+// A driver that was out of reach returns when another has taken over: the agent refuses it, whether
+// it knows the session or names another, and the workers stay.
+func TestReplacedDriverReturns(t *testing.T) {
+	h := newHost(t, 2)
+	c := newCable(t, h.addr)
+	driver := keepingAgents(t, driverOf(t, "replaced"), c.addr, client.Config{Lease: longLease, Orphan: time.Hour, Keep: true})
+	s, pipe := script(t, 0, `exec 9>"$1"; trap 'echo obeyed; exit 7' TERM; echo ready; while :; do sleep 0.01; done`)
+	s.Grace = time.Hour
+	before := start(t, driver, s)
+	before.awaitOutput("ready")
+	c.setSilent(true)
+
+	l := keepingAgents(t, driverOf(t, "replaced"), h.addr, client.Config{Lease: longLease, Keep: true})
+	l.Adopt([]string{s.Incarnation}, 1)
+	mine := s
+	mine.Command, mine.Env, mine.Resumed = nil, nil, true
+	r := start(t, l, mine)
+	other, _ := script(t, 1, `exit 9`)
+	var exit *launch.ExitError
+	if err := l.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 {
+		t.Fatalf("the new driver's worker: %v", err)
+	}
+
+	c.setSilent(false)
+	wantLost(t, before.wait(), "another driver has taken over the run")
+	late, _ := script(t, 1, `exit 10`)
+	err := driver.Run(t.Context(), late, nil)
+	if err == nil || errors.As(err, &exit) || !strings.Contains(err.Error(), "another driver has taken over the run") {
+		t.Errorf("a worker of the driver before: %v", err)
+	}
+
+	r.cancel()
+	if err := r.wait(); !errors.As(err, &exit) || exit.Code != 7 || !strings.HasSuffix(r.stdout.String(), "obeyed\n") {
+		t.Errorf("the worker ended with %v, and said %q", err, r.stdout)
+	}
+	gone(t, pipe)
+}
+
+// A worker prints more than anybody takes while there is no driver, and is not kept waiting; the
+// next driver has it all.
+func TestOutputWithoutDriver(t *testing.T) {
+	h := newHost(t, 1)
+	driver, die, heir := mortal(t, h, "silent")
+	const lines = 400_000 // some 3 MB
+	s, held := script(t, 0, fmt.Sprintf(`exec 9>"$1"; echo ready; while ! [ -e "$1.go" ]; do sleep 0.01; done; seq %d`, lines))
+	start(t, driver, s).awaitOutput("ready")
+	die()
+	if err := os.WriteFile(s.Command[len(s.Command)-1]+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, held) // with nobody to take it
+	l := heir(s.Incarnation)
+	s.Resumed = true
+	r := start(t, l, s)
+	if err := r.wait(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for sc := bufio.NewScanner(strings.NewReader(strings.TrimPrefix(r.stdout.String(), "ready\n"))); sc.Scan(); {
+		if n++; sc.Text() != fmt.Sprint(n) {
+			t.Fatalf("line %d is %q", n, sc.Text())
+		}
+	}
+	if n != lines {
+		t.Errorf("%d lines of %d", n, lines)
+	}
+}
+
+// Of more than the bound the oldest is missing, and a line says how much.
+func TestTooMuchOutputWithoutDriver(t *testing.T) {
+	h := newHost(t, 1)
+	h.spoolSize = 1 // but a segment is always there
+	driver, die, heir := mortal(t, h, "much")
+	const size = 3 * segmentSize
+	s, held := script(t, 0, fmt.Sprintf(`exec 9>"$1"; echo ready; while ! [ -e "$1.go" ]; do sleep 0.01; done; yes 1234567 | head -c %d`, size))
+	start(t, driver, s).awaitOutput("ready")
+	die()
+	if err := os.WriteFile(s.Command[len(s.Command)-1]+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, held)
+	l := heir(s.Incarnation)
+	s.Resumed = true
+	var out, errs bytes.Buffer
+	s.Stdout, s.Stderr = &out, &errs
+	ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
+	defer cancel()
+	if err := l.Run(ctx, s, nil); err != nil {
+		t.Fatal(err)
+	}
+	missing := 0
+	if _, err := fmt.Sscanf(strings.TrimSpace(errs.String()), "hvdrun: %d bytes of the output", &missing); err != nil || missing < segmentSize {
+		t.Errorf("stderr is %q", errs.String())
+	}
+	if got := len(strings.TrimPrefix(out.String(), "ready\n")); got+missing != size {
+		t.Errorf("%d bytes and %d that are missing make %d, want %d", got, missing, got+missing, size)
+	}
+}
+
+func TestSpool(t *testing.T) {
+	dir := t.TempDir()
+	s := spool{dir: dir, most: 2 * segmentSize}
+	if err := errors.Join(s.put(1, []byte("one")), s.put(2, []byte("two"))); err != nil || s.empty() {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"one", "two", ""} {
+		stream, text, missing, err := s.take()
+		if string(text) != want || err != nil || missing != 0 || want != "" && int(stream) != i+1 {
+			t.Errorf("%d: %q, %d missing, %v", stream, text, missing, err)
+		}
+	}
+	if !s.empty() || s.held != 0 {
+		t.Errorf("%d bytes are held", s.held)
+	}
+	piece := bytes.Repeat([]byte("x"), 100_000)
+	for range 200 {
+		if err := s.put(1, piece); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.held > s.most+segmentSize {
+		t.Errorf("%d bytes are held, the most are %d", s.held, s.most)
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+		t.Errorf("files are left: %v, %v", names, err)
+	}
+	total := int64(0)
+	for !s.empty() {
+		_, text, missing, err := s.take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += int64(len(text)) + missing
+	}
+	if total != 200*int64(len(piece)) {
+		t.Errorf("%d bytes of %d", total, 200*len(piece))
+	}
+	s.dir = dir + "/nowhere"
+	if err := s.put(1, piece); !errors.Is(err, syscall.ENOENT) || s.empty() {
+		t.Errorf("no folder: %v", err)
+	}
+	if _, _, missing, _ := s.take(); missing != int64(len(piece)) || !s.empty() {
+		t.Errorf("%d bytes are missing", missing)
+	}
+}
+
+// An end that is not written down outlives a broken stream too.
+func TestTakeOverAfterBrokenStream(t *testing.T) {
+	h := newHost(t, 2)
+	c := newCable(t, h.addr)
+	driver := keepingAgents(t, driverOf(t, "broken"), c.addr, client.Config{Lease: 5 * time.Second, Orphan: time.Hour, Keep: true})
+	s, _ := script(t, 0, "exit 3")
+	var exit *launch.ExitError
+	if err := driver.Run(t.Context(), s, nil); !errors.As(err, &exit) {
+		t.Fatalf("Run returned %v", err)
+	}
+	c.cut()
+	other, _ := script(t, 1, "exit 4") // by the next stream
+	if err := driver.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 4 {
+		t.Fatalf("Run returned %v", err)
+	}
+	c.sever()
+	h.unattached(t)
+	l := agents(t, driverOf(t, "broken"), h.addr, longLease)
+	l.Adopt([]string{s.Incarnation, other.Incarnation}, 1)
+	for code, spec := range map[int]launch.Spec{3: s, 4: other} {
+		spec.Resumed = true
+		if err := start(t, l, spec).wait(); !errors.As(err, &exit) || exit.Code != code {
+			t.Errorf("%s ended with %v", spec.Incarnation, err)
+		}
+	}
+}
+
+// A driver that begins to listen when there is a session already is found by the workers that it
+// starts then.
+func TestListeningLate(t *testing.T) {
+	h := newHost(t, 1)
+	l := agents(t, driverOf(t, "late"), h.addr, longLease)
+	s, _ := script(t, 0, `echo "at $HVD_DRIVER_ADDR."`)
+	for i, port := range []int{0, 4711} {
+		l.Listening(port)
+		s.Incarnation = fmt.Sprint("late-", i)
+		r := start(t, l, s)
+		if err := r.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if told := r.stdout.String() != "at .\n"; told != (port != 0) {
+			t.Errorf("port %d: the worker says %q", port, r.stdout)
+		}
+	}
+}
+
+// A driver that takes over before it has heard of the hosts waits for them; a host that it does not
+// hear of for the time of a lease is lost with its workers.
+func TestTakeOverBeforeHostsAreFound(t *testing.T) {
+	h := newHost(t, 1)
+	driver, die, _ := mortal(t, h, "early")
+	s, pipe := script(t, 0, `exec 9>"$1"; trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done`)
+	s.Grace = time.Hour
+	start(t, driver, s).awaitOutput("ready")
+	die()
+
+	asked, found := make(chan bool), make(chan struct{})
+	finds := func(host string) (string, bool) {
+		select {
+		case <-found:
+			return h.addr, host == "a"
+		case asked <- true:
+		default:
+		}
+		return "", false
+	}
+	l := client.New(client.Config{
+		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: longLease, Keep: true})
+	t.Cleanup(func() { l.Close() })
+	l.Adopt([]string{s.Incarnation}, 1)
+	s.Command, s.Env, s.Resumed = nil, nil, true
+	r := start(t, l, s)
+	for range 2 {
+		<-asked
+	}
+	close(found)
+	r.cancel()
+	var exit *launch.ExitError
+	if err := r.wait(); !errors.As(err, &exit) || exit.Code != 7 {
+		t.Errorf("the worker ended with %v", err)
+	}
+	gone(t, pipe)
+
+	hasty := client.New(client.Config{
+		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: 100 * time.Millisecond, Keep: true})
+	t.Cleanup(func() { hasty.Close() })
+	hasty.Adopt([]string{"other"}, 1)
+	s.Incarnation, s.Slot.Host = "other", "nowhere.invalid"
+	var lost *client.LostError
+	if err := start(t, hasty, s).wait(); !errors.As(err, &lost) || err.Error() != "was lost: host nowhere.invalid has no agent" {
+		t.Errorf("the worker of an unknown host ended with %v", err)
+	}
+}

@@ -1,0 +1,110 @@
+package house
+
+import (
+	"go/ast"
+	"strings"
+	"testing"
+)
+
+// opening are the functions by which a program opens or makes files, or folders, whose names others
+// may have taken before. os.CreateTemp and os.MkdirTemp choose names that nobody has.
+var opening = map[string][]string{
+	"os":                    {"Create", "Open", "OpenFile", "ReadFile", "WriteFile", "Mkdir", "MkdirAll"},
+	"io/ioutil":             {"ReadFile", "WriteFile"},
+	"crypto/tls":            {"LoadX509KeyPair"},
+	"golang.org/x/sys/unix": {"Open", "Openat", "Creat", "Mkdir"},
+	"syscall":               {"Open", "Openat", "Creat", "Mkdir"},
+}
+
+// openers are the files that may use them, and why. Examples, testbeds, kits and generators aside,
+// all others open files by internal/safefile.
+var openers = map[string]string{
+	"internal/safefile/safefile.go":      "the judged way",
+	"internal/safefile/folder.go":        "the judged way",
+	"internal/safefile/sync.go":          "a folder, to have it on the disk",
+	"internal/wire/local.go":             "a folder, below which a socket is named",
+	"internal/proc/cgroup.go":            "the kernel's files of cgroups",
+	"internal/proc/explain.go":           "a program that the kernel has just refused to run, for its first line; it must be a regular file",
+	"collective/internal/shm/segment.go": "a descriptor of a peer, by the kernel; what it leads to is checked",
+	"internal/agent/client/build.go":     "this program, by the kernel's link to it",
+	"internal/agent/client/ssh.go":       "this program, by the kernel's link to it",
+	"torchrun/prestart/prestart.go":      "a FIFO in a folder that it has just made",
+	"torchrun/timer.go":                  "a FIFO that it has just made",
+	"internal/netif/cards.go":            "the kernel's files of network interfaces",
+	"internal/stacks/memory.go":          "the program and the memory of a process, by the kernel",
+	"internal/stacks/probe.go":           "the kernel's files of processes",
+	"cmd/hvdrun/file.go":                 "config files of a team may belong to any of them, and lists of hosts to anybody; both may be pipes",
+	"plugins/file/read.go":               "hosts are listed by whomever a person has named; it must be a regular file",
+}
+
+// TestFilesAreJudged: nobody opens files otherwise, where other users may have put something first.
+func TestFilesAreJudged(t *testing.T) {
+	found := map[string]bool{}
+	for _, s := range sources(t) {
+		if s.test() || isKit(s.dir()) || strings.HasSuffix(s.dir(), "/gen") || under(s.dir(), "test") ||
+			under(s.dir(), "internal/look") || under(s.dir(), "examples") {
+			continue
+		}
+		for _, use := range uses(s.file, opening) {
+			if kernels(s.file, use.node) {
+				continue
+			}
+			found[s.path] = true
+			if openers[s.path] == "" {
+				t.Errorf("%s: %s: open it by internal/safefile", s.where(use.node), use.what)
+			}
+		}
+	}
+	for path := range openers {
+		if !found[path] {
+			t.Errorf("%s opens nothing so: it needs no exception", path)
+		}
+	}
+}
+
+// lacking are calls that not every file system has. Package safefile knows which of their errors
+// say so, and what is done then. The method Sync of a file is one of them, which only readers find.
+var lacking = map[string][]string{
+	"golang.org/x/sys/unix": {"Flock", "FcntlFlock", "Fsync", "Fdatasync", "Renameat2"},
+	"syscall":               {"Flock", "FcntlFlock", "Fsync", "Fdatasync"},
+}
+
+// TestOnePackageLocksAndSyncs: nobody else calls what a file system may lack.
+func TestOnePackageLocksAndSyncs(t *testing.T) {
+	found := false
+	for _, s := range sources(t) {
+		inside := s.dir() == "internal/safefile"
+		if s.test() || under(s.dir(), "test") {
+			continue
+		}
+		for _, use := range uses(s.file, lacking) {
+			if found = found || inside; !inside {
+				t.Errorf("%s: %s: call it by internal/safefile", s.where(use.node), use.what)
+			}
+		}
+	}
+	if !found {
+		t.Error("internal/safefile calls none of them: this test looks for the wrong names")
+	}
+}
+
+// kernels tells whether a function is called for a name below /proc, or for /dev/null.
+func kernels(file *ast.File, function ast.Node) (is bool) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || call.Fun != function || len(call.Args) == 0 {
+			return true
+		}
+		ast.Inspect(call.Args[0], func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.BasicLit:
+				is = is || strings.HasPrefix(n.Value, `"/proc`)
+			case *ast.SelectorExpr:
+				is = is || n.Sel.Name == "DevNull"
+			}
+			return true
+		})
+		return false
+	})
+	return is
+}

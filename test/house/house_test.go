@@ -1,0 +1,618 @@
+// Package house keeps the house in order: which room may import which, what every package
+// must have, and what none may hold.
+package house
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+)
+
+const module = "github.com/hvdrun/hvdrun"
+
+// maxLines is the longest that a function may be, tests apart.
+const maxLines = 80
+
+// rooms says what the packages of a folder, and of those below it that have no line of their own,
+// may import of ours: other rooms with such folders below them. It is the table of ARCHITECTURE.md.
+// A room may always import from itself; all stands for every room but the commands.
+var rooms map[string]string
+
+// TestMain runs the tests at the root of the module: their paths begin there.
+func TestMain(m *testing.M) {
+	if err := os.Chdir("../.."); err != nil {
+		panic(err)
+	}
+	rooms = table()
+	os.Exit(m.Run())
+}
+
+// table reads the rooms from lines as "| `a`, `b/*` | what for | c, d |".
+func table() map[string]string {
+	text, err := os.ReadFile("ARCHITECTURE.md")
+	if err != nil {
+		panic(err)
+	}
+	rooms := map[string]string{}
+	_, part, _ := strings.Cut(string(text), "\n| room |")
+	part, _, _ = strings.Cut(part, "\n\n")
+	for line := range strings.Lines(part) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if len(cells) != 3 || !strings.HasPrefix(line, "| `") {
+			continue
+		}
+		imports := strings.ReplaceAll(strings.TrimSpace(cells[2]), ",", "")
+		if imports == "nothing" {
+			imports = ""
+		}
+		for room := range strings.SplitSeq(cells[0], ",") {
+			rooms[strings.TrimSuffix(strings.Trim(strings.TrimSpace(room), "`"), "/*")] = imports
+		}
+	}
+	return rooms
+}
+
+// TestTableIsRead: each import that the table allows is a room of it.
+func TestTableIsRead(t *testing.T) {
+	if len(rooms) < 30 || rooms["plan"] != "" || rooms["elastic/internal/fetch"] != "elastic/internal/image" {
+		t.Fatalf("read as %v", rooms)
+	}
+	for room, imports := range rooms {
+		for _, name := range strings.Fields(imports) {
+			if _, is := rooms[name]; !is && name != "all" {
+				t.Errorf("%s may import %s, which is no room", room, name)
+			}
+		}
+	}
+}
+
+// heavy are modules that a training program must not link.
+var heavy = []string{
+	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
+	"github.com/NVIDIA/go-nvml", "github.com/ebitengine/purego", "github.com/prometheus/client_golang",
+	"charm.land/bubbletea/v2",
+}
+
+type pkg struct {
+	ImportPath   string
+	Name         string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+}
+
+// path is the package's folder.
+func (p pkg) path() string { return ours(p.ImportPath) }
+
+// ours returns the folder of an import path of this module, or "".
+func ours(importPath string) string {
+	rest, _ := strings.CutPrefix(importPath, module+"/")
+	if rest == importPath {
+		return ""
+	}
+	return rest
+}
+
+// isKit tells whether a package is for tests only: its folder ends in test, as
+// discovery/discoverytest.
+func isKit(path string) bool { return strings.HasSuffix(path, "test") }
+
+func under(path, room string) bool { return path == room || strings.HasPrefix(path, room+"/") }
+
+// roomOf returns the longest room that the path is in, or "".
+func roomOf(path string) string {
+	best := ""
+	for room := range rooms {
+		if under(path, room) && len(room) > len(best) {
+			best = room
+		}
+	}
+	return best
+}
+
+func mayImport(from, to string) error {
+	room := roomOf(from)
+	switch {
+	case room == "" && !isKit(from):
+		return fmt.Errorf("%s is in no room of the table", from)
+	case under(to, "cmd") || under(to, "examples") && !under(from, "examples"):
+		return fmt.Errorf("%s imports the program %s", from, to)
+	case isKit(from):
+		return nil
+	case isKit(to):
+		return fmt.Errorf("%s imports %s, which is for tests", from, to)
+	case rooms[room] == "all" || roomOf(to) == room:
+		return nil
+	}
+	for _, allowed := range strings.Fields(rooms[room]) {
+		if roomOf(to) == allowed || under(to, allowed) && roomOf(to) == roomOf(allowed) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s imports %s; its room may import: %s", from, to, rooms[room])
+}
+
+func TestImportTable(t *testing.T) {
+	for _, p := range list(t, "./...") {
+		if p.path() == "" {
+			continue // the root, which is this test
+		}
+		for _, i := range p.Imports {
+			if to := ours(i); to != "" {
+				if err := mayImport(p.path(), to); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		for _, i := range slices.Concat(p.TestImports, p.XTestImports) {
+			if to := ours(i); under(to, "cmd") {
+				t.Errorf("a test of %s imports the program %s", p.path(), to)
+			}
+		}
+	}
+}
+
+func TestImportTableRefuses(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		allowed  bool
+	}{
+		{"plan", "internal/identity", false},
+		{"driver", "elastic", false},
+		{"driver", "internal/wire", false},
+		{"driver", "driver/decide", true},
+		{"driver/decide", "driver", false},
+		{"driver/decide", "internal/rendezvous", false},
+		{"driver", "discovery", true},
+		{"driver", "discovery/gossip", false},
+		{"discovery", "discovery/gossip", false},
+		{"internal/agent", "discovery/gossip", true},
+		{"elastic", "driver", false},
+		{"elastic", "collective/ring", true},
+		{"collective", "collective/ring", true},
+		{"driver/launch", "driver/launch/launchtest", false},
+		{"driver/launch/launchtest", "driver/launch", true},
+		{"examples/digits", "driver", false},
+		{"cmd/hvdrun", "driver", true},
+		{"driver", "cmd/hvdrun", false},
+		{"plugins/file", "discovery/plugin", true},
+		{"plugins/file", "plugins/settings", true},
+		{"plugins/file", "discovery/gossip", false},
+		{"plugins/file", "internal/wire", false},
+		{"attic", "plan", false},
+	} {
+		if err := mayImport(c.from, c.to); (err == nil) != c.allowed {
+			t.Errorf("%s importing %s: %v", c.from, c.to, err)
+		}
+	}
+}
+
+// impure is what a package that only decides must not use: what acts, what waits, and what tells
+// another thing at each call.
+var impure = []string{
+	"net", "os", "sync", "sync/atomic", "context", "math/rand", "math/rand/v2", "crypto/rand",
+	"github.com/sirupsen/logrus",
+}
+
+// clocks are the functions of package time that look at a clock, or wait.
+var clocks = []string{
+	"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick",
+}
+
+// TestDecisionsArePure: what decides is a function of what it is told.
+func TestDecisionsArePure(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() || !under(s.dir(), "driver/decide") && !under(s.dir(), "driver/job") {
+			continue
+		}
+		for _, found := range impurities(s.file) {
+			t.Errorf("%s: %s", s.where(found.at), found.what)
+		}
+	}
+}
+
+func TestImpuritiesAreFound(t *testing.T) {
+	const text = `package p
+import ("os"; "net/netip"; "time")
+func f(c chan int) (time.Time, netip.Addr) { go f(c); c <- 1; select {}; _ = os.Args; return time.Now(), netip.Addr{} }`
+	file, err := parser.ParseFile(token.NewFileSet(), "p.go", text, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, i := range impurities(file) {
+		found = append(found, i.what)
+	}
+	want := []string{"imports os", "starts a goroutine", "uses a channel", "waits", "calls time.Now"}
+	if !slices.Equal(found, want) {
+		t.Errorf("found %q, want %q", found, want)
+	}
+}
+
+type impurity struct {
+	at   ast.Node
+	what string
+}
+
+func impurities(file *ast.File) (found []impurity) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		what := ""
+		switch n := n.(type) {
+		case *ast.ImportSpec:
+			if path := strings.Trim(n.Path.Value, `"`); slices.Contains(impure, path) {
+				what = "imports " + path
+			}
+		case *ast.GoStmt:
+			what = "starts a goroutine"
+		case *ast.SendStmt:
+			what = "uses a channel"
+		case *ast.SelectStmt:
+			what = "waits"
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(clocks, n.Sel.Name) {
+				what = "calls time." + n.Sel.Name
+			}
+		}
+		if what != "" {
+			found = append(found, impurity{n, what})
+		}
+		return true
+	})
+	return found
+}
+
+func TestTrainingProgramsAreLight(t *testing.T) {
+	for _, dep := range list(t, "-deps", "./elastic") {
+		for _, h := range heavy {
+			if under(dep.ImportPath, h) {
+				t.Errorf("elastic links %s", dep.ImportPath)
+			}
+		}
+	}
+}
+
+// list runs go list.
+func list(t *testing.T, args ...string) []pkg {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Imports,TestImports,XTestImports"}, args...)...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, &stderr)
+	}
+	var pkgs []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		switch err := dec.Decode(&p); {
+		case errors.Is(err, io.EOF):
+			return pkgs
+		case err != nil:
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+}
+
+// source is a parsed file that people wrote.
+type source struct {
+	path string
+	text string
+	fset *token.FileSet
+	file *ast.File
+}
+
+func (s source) dir() string { return filepath.Dir(s.path) }
+func (s source) test() bool  { return strings.HasSuffix(s.path, "_test.go") }
+func (s source) where(n ast.Node) string {
+	return fmt.Sprintf("%s:%d", s.path, s.fset.Position(n.Pos()).Line)
+}
+
+// texts returns the paths of the project's files.
+func texts() (paths []string, err error) {
+	err = filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		hidden := strings.HasPrefix(d.Name(), ".") && path != "."
+		if d.IsDir() && (hidden || path == "bin" || path == "tmp") {
+			return filepath.SkipDir
+		}
+		if d.Type().IsRegular() && !hidden {
+			paths = append(paths, path)
+		}
+		return nil
+	})
+	return paths, err
+}
+
+// parsed are all Go files but generated ones. They are parsed once for all tests.
+var parsed = sync.OnceValues(func() ([]source, error) {
+	paths, err := texts()
+	if err != nil {
+		return nil, err
+	}
+	var all []source
+	for _, path := range paths {
+		if !strings.HasSuffix(path, ".go") || strings.Contains(path, "testdata/") {
+			continue
+		}
+		fset := token.NewFileSet()
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		file, err := parser.ParseFile(fset, path, text, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		if !ast.IsGenerated(file) {
+			all = append(all, source{path, string(text), fset, file})
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no sources")
+	}
+	return all, nil
+})
+
+func sources(t *testing.T) []source {
+	t.Helper()
+	all, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestPackageDocs(t *testing.T) {
+	docs := map[string][]string{}
+	for _, s := range sources(t) {
+		if s.test() {
+			continue
+		}
+		files := docs[s.dir()]
+		if s.file.Doc != nil {
+			files = append(files, s.path)
+		}
+		docs[s.dir()] = files
+	}
+	for dir, files := range docs {
+		if len(files) != 1 {
+			t.Errorf("package %s has %d package comments: %v", dir, len(files), files)
+		}
+	}
+}
+
+// maxColumns is the longest that a line of a comment may be, with tabs of four columns. Code and
+// tables within comments, and comments behind code, are as long as they need.
+const maxColumns = 100
+
+func TestCommentsAreNarrow(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, group := range s.file.Comments {
+			for _, c := range group.List {
+				p := s.fset.Position(c.Pos())
+				if n := columns(c.Text, p.Column-1); n > maxColumns && s.alone(c) {
+					t.Errorf("%s:%d: a comment of %d columns, %d at most", s.path, p.Line, n, maxColumns)
+				}
+			}
+		}
+	}
+}
+
+// columns is how wide a line of prose is that so many tabs indent; 0: it is no prose.
+func columns(text string, tabs int) int {
+	if !strings.HasPrefix(text, "// ") {
+		return 0
+	}
+	return 4*tabs + utf8.RuneCountInString(text)
+}
+
+// alone tells whether no code stands before the comment.
+func (s source) alone(c *ast.Comment) bool {
+	p := s.fset.Position(c.Pos())
+	line := s.text[p.Offset-(p.Column-1) : p.Offset]
+	return strings.Trim(line, "\t") == ""
+}
+
+func TestPackageNames(t *testing.T) {
+	for _, s := range sources(t) {
+		switch name := s.file.Name.Name; name {
+		case "util", "utils", "common", "helpers", "helper", "misc", "base", "types":
+			t.Errorf("%s: package %s says nothing about what it holds", s.path, name)
+		}
+	}
+}
+
+func TestExportedNamesAreDocumented(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() || s.file.Name.Name == "main" {
+			continue
+		}
+		for _, decl := range s.file.Decls {
+			for _, name := range undocumented(decl) {
+				t.Errorf("%s: %s has no comment", s.where(decl), name)
+			}
+		}
+	}
+}
+
+// undocumented returns the exported names that the declaration leaves without a comment. A comment
+// on a group is one for all of it. Methods that only fulfil an interface everybody knows need none.
+func undocumented(decl ast.Decl) (names []string) {
+	switch d := decl.(type) {
+	case *ast.FuncDecl:
+		known := slices.Contains([]string{"Error", "Unwrap", "Is", "String", "Len", "Less", "Swap"}, d.Name.Name)
+		if d.Name.IsExported() && d.Doc == nil && (d.Recv == nil || !known && exportedReceiver(d)) {
+			names = append(names, d.Name.Name)
+		}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch sp := spec.(type) {
+			case *ast.TypeSpec:
+				if sp.Name.IsExported() && d.Doc == nil && sp.Doc == nil {
+					names = append(names, sp.Name.Name)
+				}
+			case *ast.ValueSpec:
+				for _, n := range sp.Names {
+					if n.IsExported() && d.Doc == nil && sp.Doc == nil && sp.Comment == nil {
+						names = append(names, n.Name)
+					}
+				}
+			}
+		}
+	}
+	return names
+}
+
+func exportedReceiver(d *ast.FuncDecl) bool {
+	typ := d.Recv.List[0].Type
+	for {
+		switch x := typ.(type) {
+		case *ast.StarExpr:
+			typ = x.X
+		case *ast.IndexExpr:
+			typ = x.X
+		case *ast.IndexListExpr:
+			typ = x.X
+		case *ast.Ident:
+			return x.IsExported()
+		default:
+			return true
+		}
+	}
+}
+
+func TestFunctionsAreShort(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() {
+			continue
+		}
+		for _, decl := range s.file.Decls {
+			if d, ok := decl.(*ast.FuncDecl); ok {
+				if n := s.fset.Position(d.End()).Line - s.fset.Position(d.Pos()).Line + 1; n > maxLines {
+					t.Errorf("%s: %s has %d lines, more than %d", s.where(d), d.Name.Name, n, maxLines)
+				}
+			}
+		}
+	}
+}
+
+// TestForbiddenCalls: a library does not end its program, and a test does not guess how long
+// something takes.
+func TestForbiddenCalls(t *testing.T) {
+	ends := regexp.MustCompile(`^(os\.Exit|(log|logrus|l|logger)\.(Fatal|Panic)(f|ln)?|syscall\.Exit)$`)
+	seen := map[string]bool{} // whether a name ends the program
+	for _, s := range sources(t) {
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			x, ok := sel.X.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			name := x.Name + "." + sel.Sel.Name
+			does, known := seen[name]
+			if !known {
+				does = ends.MatchString(name)
+				seen[name] = does
+			}
+			if does && !s.test() && s.file.Name.Name != "main" && s.path != "internal/proc/guard.go" { // which is a program of its own then
+				t.Errorf("%s: %s in a library", s.where(n), name)
+			}
+			if name == "time.Sleep" && (s.test() || isKit(s.dir())) {
+				t.Errorf("%s: %s in a test", s.where(n), name)
+			}
+			return true
+		})
+	}
+}
+
+// environment are the files outside of programs and plan that read the environment, and why.
+var environment = map[string]string{
+	"test/sandbox/sandbox.go": "replaces variables of the environment for tests",
+}
+
+// TestEnvironmentIsReadInOnePlace: programs read their own environment, plan that of workers.
+func TestEnvironmentIsReadInOnePlace(t *testing.T) {
+	read := map[string]bool{}
+	for _, s := range sources(t) {
+		if s.test() || s.file.Name.Name == "main" || under(s.dir(), "plan") || isKit(s.dir()) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok || sel.Sel.Name != "Getenv" && sel.Sel.Name != "LookupEnv" {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "os" {
+				if read[s.path] = true; environment[s.path] == "" {
+					t.Errorf("%s: os.%s outside of programs and plan", s.where(n), sel.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+	for path := range environment {
+		if !read[path] {
+			t.Errorf("%s does not read the environment: remove it from the list", path)
+		}
+	}
+}
+
+func TestNothingIsLeftForLater(t *testing.T) {
+	words := []string{"TO" + "DO", "FIX" + "ME", "XX" + "X"}
+	marks := regexp.MustCompile(`\b(` + strings.Join(words, "|") + `)\b`)
+	paths, err := texts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		switch filepath.Ext(path) {
+		case ".go", ".md", ".sh", ".proto", ".yml", ".conf":
+		default:
+			if filepath.Base(path) != "Makefile" {
+				continue
+			}
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, word := range words {
+			if bytes.Contains(text, []byte(word)) {
+				if m := marks.Find(text); m != nil {
+					t.Errorf("%s: %s", path, m)
+				}
+			}
+		}
+	}
+}
+
+func TestModuleReplacesNothing(t *testing.T) {
+	text, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if regexp.MustCompile(`(?m)^\s*replace\b`).Match(text) {
+		t.Error("go.mod replaces modules: what others get is not what was tested")
+	}
+}

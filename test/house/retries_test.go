@@ -1,0 +1,84 @@
+package house
+
+import (
+	"go/ast"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// waitNames are the functions by which a loop waits before it goes on.
+var waitNames = regexp.MustCompile(`^(time\.(After|NewTimer|Sleep)|(.*\.)?(pause|pauseFor|pauseBefore|rest))$`)
+
+// TestRetriesAreDocumented: each loop that waits before it goes on stands on the page of retries,
+// either with what it says when it fails or among those that try nothing again; and the page names
+// no other.
+func TestRetriesAreDocumented(t *testing.T) {
+	const page = "docs/design/retries.md"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, found := range regexp.MustCompile("`([a-z_0-9/]+\\.go) ([A-Za-z_0-9]+)`").FindAllStringSubmatch(string(text), -1) {
+		listed = append(listed, found[1]+" "+found[2])
+	}
+	var there []string
+	for _, s := range sources(t) {
+		if s.test() || isKit(s.dir()) || strings.HasPrefix(s.path, "test/") || strings.HasPrefix(s.path, "examples/") {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && waitsInLoop(f) {
+				there = append(there, s.path+" "+f.Name.Name)
+			}
+		}
+	}
+	for _, name := range there {
+		if !slices.Contains(listed, name) {
+			t.Errorf("%s waits in a loop: %s lacks what it says when it fails", name, page)
+		}
+	}
+	for _, name := range listed {
+		if !slices.Contains(there, name) {
+			t.Errorf("%s lists %s, which has no such loop", page, name)
+		}
+	}
+}
+
+// waitsInLoop returns whether a loop of the function waits.
+func waitsInLoop(f *ast.FuncDecl) (waits bool) {
+	ast.Inspect(f, func(n ast.Node) bool {
+		var loop ast.Node
+		switch n := n.(type) {
+		case *ast.ForStmt:
+			loop = n
+		case *ast.RangeStmt:
+			loop = n
+		default:
+			return true
+		}
+		ast.Inspect(loop, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			name := ""
+			switch fun := call.Fun.(type) {
+			case *ast.Ident:
+				name = fun.Name
+			case *ast.SelectorExpr:
+				name = "." + fun.Sel.Name
+				if x, ok := fun.X.(*ast.Ident); ok {
+					name = x.Name + name
+				}
+			}
+			waits = waits || waitNames.MatchString(name)
+			return true
+		})
+		return true
+	})
+	return waits
+}

@@ -1,0 +1,99 @@
+package house
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestWeaknesses: docs/design/horovod.md answers each of the 29 weaknesses and 19 pains, and what
+// it names is there.
+func TestWeaknesses(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("docs", "design", "horovod.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, part, _ := strings.Cut(string(text), "\n## What goes wrong elsewhere\n")
+	part, _, _ = strings.Cut(part, "\n## ")
+	want := 0
+	var counts []int
+	for line := range strings.Lines(part) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		number, err := strconv.Atoi(strings.TrimSpace(cells[0]))
+		if len(cells) != 4 || err != nil {
+			continue
+		}
+		if number == 1 {
+			counts, want = append(counts, 0), 1
+		}
+		if number != want {
+			t.Errorf("row %d stands where %d should", number, want)
+		}
+		counts[len(counts)-1]++
+		want++
+		if n := checkShown(t, cells[3]); n == 0 {
+			t.Errorf("nothing shows what is said in %s", line)
+		}
+	}
+	if len(counts) != 2 || counts[0] != 29 || counts[1] != 19 {
+		t.Errorf("rows: %v", counts)
+	}
+}
+
+var quoted = regexp.MustCompile("`[^`]+`|;|stor(?:y|ies)|script|\\*not yet\\*")
+
+// checkShown looks for what a cell names: tests of a package, stories, scripts, targets of make. It
+// returns their number.
+func checkShown(t *testing.T, cell string) (n int) {
+	kind, folder := "", ""
+	for _, word := range quoted.FindAllString(cell, -1) {
+		name := strings.Trim(word, "`")
+		switch {
+		case word == ";":
+			kind, folder = "", ""
+		case !strings.HasPrefix(word, "`"):
+			kind = word
+		case kind == "story", kind == "stories":
+			n++
+			exists(t, filepath.Join("driver", "decide", "testdata", name+".txt"), "")
+		case kind == "script":
+			n++
+			exists(t, filepath.Join("cmd", "hvdrun", "testdata", "script", name+".txt"), "")
+		case strings.HasPrefix(name, "make "):
+			n++
+			exists(t, "Makefile", strings.TrimPrefix(name, "make ")+":")
+		case folder == "":
+			folder = name
+		default:
+			n++
+			exists(t, filepath.Join(folder, "*_test.go"), "func "+name+"(")
+		}
+	}
+	return n
+}
+
+// contents are the texts of the files of a pattern.
+var contents = map[string][]string{}
+
+// exists tells whether one of the files is there and has a line that begins so.
+func exists(t *testing.T, pattern, begin string) {
+	t.Helper()
+	files, read := contents[pattern]
+	if !read {
+		names, _ := filepath.Glob(pattern)
+		for _, name := range names {
+			if content, err := os.ReadFile(name); err == nil {
+				files = append(files, "\n"+string(content))
+			}
+		}
+		contents[pattern] = files
+	}
+	has := func(text string) bool { return strings.Contains(text, "\n"+begin) }
+	if !slices.ContainsFunc(files, has) {
+		t.Errorf("%s: there is no %s", pattern, begin)
+	}
+}

@@ -1,0 +1,157 @@
+package dynamic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/hvdrun/hvdrun/torchrun/store"
+)
+
+// holder is a node's copy of the record.
+type holder interface {
+	// current returns the copy, which the caller may change; sync then writes it, if markDirty was
+	// called.
+	current() *State
+	markDirty()
+	// sync writes a dirty copy, and otherwise reads the record. kept: a dirty copy was written;
+	// false: another node was first, and the copy is what that has written.
+	sync(ctx context.Context) (kept bool, err error)
+	// lose is called after a change that another node was faster than, losses times in a row: it
+	// makes room for the others and reads the record anew.
+	lose(ctx context.Context, losses int) error
+	// now is the time of the record's clock.
+	now() time.Time
+	// await blocks until the record may have changed, for so long at most.
+	await(ctx context.Context, most time.Duration) error
+}
+
+// recordKey is the record's key in the store of its run.
+const recordKey = "record"
+
+// storeHolder is the holder of a record in a store.
+type storeHolder struct {
+	store    store.Store
+	settings *Settings
+	cache    time.Duration // how long what was read is not read again
+	reads    func()        // called at each read or write; for tests and measurements
+
+	state   *State
+	dirty   bool
+	version uint64
+	read    time.Time     // of the last read, by this process's clock; zero: none yet
+	ahead   time.Duration // of the store's clock, before this process's
+	taken   time.Time     // when the record was taken last, whatever read says
+	back    time.Time     // when the record was read again after a gap; zero: there was none
+	lost    []NodeDesc    // participants that were dropped as dead at the last sync
+}
+
+func newHolder(s store.Store, set *Settings, cache time.Duration) *storeHolder {
+	return &storeHolder{store: s, settings: set, cache: cache, state: NewState()}
+}
+
+func (h *storeHolder) current() *State { return h.state }
+func (h *storeHolder) markDirty()      { h.dirty = true }
+func (h *storeHolder) now() time.Time  { return time.Now().Add(h.ahead) }
+
+func (h *storeHolder) sync(ctx context.Context) (kept bool, err error) {
+	var entry store.Entry
+	switch {
+	case h.dirty:
+		entry, kept, err = h.store.CompareAndSet(ctx, recordKey, h.version, h.state.Encode())
+	case !h.read.IsZero() && time.Since(h.read) <= h.cache:
+		return false, nil
+	default:
+		entry, err = h.store.Get(ctx, recordKey)
+	}
+	if h.reads != nil {
+		h.reads()
+	}
+	if err != nil {
+		return false, fmt.Errorf("dynamic: %w", err)
+	}
+	return kept, h.take(entry)
+}
+
+// take replaces the copy by what the store has.
+func (h *storeHolder) take(entry store.Entry) error {
+	h.read = time.Now()
+	if !entry.Now.IsZero() {
+		h.ahead = entry.Now.Sub(h.read)
+	}
+	state, err := Decode(entry.Value)
+	if err != nil {
+		return err
+	}
+	h.state, h.version, h.dirty, h.lost = state, entry.Version, false, nil
+	if h.seeing() {
+		h.lost = h.state.sanitize(h.now(), h.settings)
+	}
+	return nil
+}
+
+// seeing returns whether heartbeats that are missing tell of dead nodes. They do not after the
+// store was not reached, or this process was stopped: the others may not have reached it either.
+func (h *storeHolder) seeing() bool {
+	window := h.settings.KeepAliveInterval * time.Duration(h.settings.KeepAliveAttempts)
+	if !h.taken.IsZero() && h.read.Sub(h.taken) > window {
+		h.back = h.read
+	}
+	h.taken = h.read
+	return h.back.IsZero() || h.read.Sub(h.back) > window+backAfter
+}
+
+func (h *storeHolder) lose(ctx context.Context, losses int) error {
+	if err := rest(ctx, rand.N(leastRetreat<<min(losses, mostDoublings))); err != nil {
+		return err
+	}
+	h.read = time.Time{}
+	_, err := h.sync(ctx)
+	return err
+}
+
+// lingering is how long a node waits after it has heard of a change, so that in a large run each
+// change is not read by each node.
+func (h *storeHolder) lingering() time.Duration {
+	count := time.Duration(len(h.state.LastHeartbeats))
+	return rand.N(min(count*lingerPerNode, poll) + 1)
+}
+
+// rest pauses.
+func rest(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (h *storeHolder) await(ctx context.Context, most time.Duration) error {
+	bounded, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	entry, err := h.store.Wait(bounded, recordKey, h.version)
+	if err == nil {
+		pause := h.lingering()
+		if pause < time.Millisecond {
+			return h.take(entry)
+		}
+		if err := rest(ctx, pause); err != nil {
+			return err
+		}
+		h.read = time.Time{} // more may have changed meanwhile
+		_, err := h.sync(ctx)
+		return err
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil
+	}
+	return fmt.Errorf("dynamic: %w", err)
+}

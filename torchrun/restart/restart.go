@@ -1,0 +1,386 @@
+// Package restart is the worker of an elastic job that runs a program which knows nothing of
+// hvdrun: in each world it starts the program anew, with its place there in the environment that
+// torchrun gives, and ends it when the world ends. The program continues from a checkpoint of its
+// own.
+package restart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/torchrun/prestart"
+)
+
+const (
+	// leastTick is how often the ranks of a small world tell each other how their programs do; the
+	// end of a rank they see at once.
+	leastTick = 100 * time.Millisecond
+	// tickPerRank makes ticks rarer in large worlds.
+	tickPerRank = time.Millisecond
+	// quick is how long a program must run for its failure not to count as one at its start.
+	quick = time.Minute
+	// mostQuick failures at the start, in a row, end the worker: its slot may be the cause.
+	mostQuick = 3
+	// lastPause is the pause before the last try.
+	lastPause = time.Second
+	// dialBound limits the try of one address of rank 0.
+	dialBound = time.Second
+	// prestartAfter is when a program has run for so long that the next interpreter may start: at
+	// the start of a world the processors are busy.
+	prestartAfter = time.Second
+)
+
+// Config configures Run.
+type Config struct {
+	// Command is the program and its arguments.
+	Command []string
+	// Env is the environment of this process, to which the program's place in the world is added.
+	Env []string
+	// Grace is the time between SIGTERM and SIGKILL of a program whose world ends.
+	Grace time.Duration
+	// Prestart, if not empty, is the code that an interpreter runs in advance; see package
+	// prestart. Command must be one that prestart.Parse accepts.
+	Prestart string
+	// Stdout and Stderr take the program's output. Log must not be nil.
+	Stdout, Stderr io.Writer
+	Log            logrus.FieldLogger
+}
+
+// Run joins the job that started this process, and runs the program in each world that this worker
+// is a member of. When a program fails, all ranks end theirs and start them again in the next
+// world, of the same workers. When all have exited with status 0 the job is done. Run blocks until
+// then, until the driver dismisses the worker, or ctx ends; no process is left. It returns nil,
+// elastic.ErrRemoved or elastic.ErrFinished for a worker that is not needed any more, a
+// *launch.ExitError where this rank's program has failed thrice in a row within a minute of its
+// start, a *launch.StartError where it cannot be started, or an error of package elastic.
+func Run(ctx context.Context, cfg Config) (err error) {
+	own, started, err := plan.OwnWorker()
+	switch {
+	case err != nil:
+		return fmt.Errorf("restart: environment: %w", err)
+	case !started:
+		return errors.New("restart: this process was not started by hvdrun")
+	}
+	r := &runner{cfg: cfg, own: own}
+	if cfg.Prestart != "" {
+		if r.program, err = prestart.Parse(cfg.Command); err != nil {
+			return fmt.Errorf("restart: --prestart: %w", err)
+		}
+	}
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return err
+	}
+	r.worker, r.state = w, elastic.NewState(w)
+	defer func() { err = errors.Join(err, w.Close()) }()
+	defer r.endAll()
+	return elastic.Run(ctx, r.state, r.train)
+}
+
+// runner is one worker. It is used by one goroutine.
+type runner struct {
+	cfg      Config
+	own      plan.Worker // as the driver started it
+	program  prestart.Program
+	worker   *elastic.Worker
+	state    *elastic.State
+	restarts int32 // failures for which the job's programs were started again
+	quick    int   // failures of this rank's program at its start, in a row
+	running  *process
+	spare    *process // an interpreter that waits; nil: there is none
+}
+
+// place is what the ranks of a world have agreed on.
+type place struct {
+	groupRank, groupSize int
+	masterAddr           string
+	masterPort           int
+}
+
+// train runs the program in the worker's world until all are done or the world ends.
+func (r *runner) train(ctx context.Context) error {
+	r.running.wait()
+	if err := r.rest(ctx); err != nil {
+		return err
+	}
+	place, err := r.meet(ctx)
+	if err != nil {
+		return err
+	}
+	store, err := r.openStore(ctx, place)
+	if err != nil {
+		return err
+	}
+	defer store.close()
+	if place.masterAddr, place.masterPort, err = store.addr(); err != nil {
+		return fmt.Errorf("restart: %w", err)
+	}
+	if r.running, err = r.start(place); err != nil {
+		return err
+	}
+	err = r.watch(ctx)
+	r.running.end()
+	return err
+}
+
+// failedError has all ranks of a world go to the next one.
+type failedError struct{ ranks int32 }
+
+func (e failedError) Error() string {
+	if e.ranks == 1 {
+		return "the program of a worker has failed"
+	}
+	return fmt.Sprintf("the programs of %d workers have failed", e.ranks)
+}
+
+// Is makes package elastic enter the next world.
+func (failedError) Is(target error) bool { return target == collective.ErrAborted }
+
+// watch returns nil once the programs of all ranks have exited with 0, and an error when the world
+// ends.
+func (r *runner) watch(ctx context.Context) error {
+	group := r.worker.Group()
+	ticker := time.NewTicker(max(leastTick, time.Duration(r.worker.Size())*tickPerRank))
+	defer ticker.Stop()
+	began, told := time.Now(), false
+	ended := r.running.ended
+	for {
+		select {
+		case <-ended:
+			ended = nil // the others hear of it by the next operations
+		case <-ticker.C:
+		case <-group.Failed():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if r.program.Args != nil && r.spare == nil && ended != nil && time.Since(began) > prestartAfter {
+			r.prestart()
+		}
+		var tally [2]int32 // programs that are done, and that have failed
+		if r.running.hasEnded() {
+			if tally[1] = 1; r.running.err == nil {
+				tally = [2]int32{1, 0}
+			} else if !told {
+				told = true
+				if err := r.failed(time.Since(began)); err != nil {
+					return err
+				}
+			}
+		}
+		if err := collective.AllReduce(ctx, group, tally[:], collective.Sum); err != nil {
+			return err
+		}
+		switch {
+		case tally[1] > 0:
+			r.restarts++
+			return failedError{tally[1]}
+		case tally[0] == int32(r.worker.Size()):
+			return nil
+		}
+		if err := r.state.CheckHostUpdates(); err != nil {
+			return err
+		}
+	}
+}
+
+// rest pauses before the last try of a program that fails at its start: the cause may pass.
+func (r *runner) rest(ctx context.Context) error {
+	if r.quick < mostQuick-1 {
+		return nil
+	}
+	timer := time.NewTimer(lastPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// failed logs how this rank's program has failed, and returns an error where it is not started
+// again by this worker.
+func (r *runner) failed(after time.Duration) error {
+	var exit *launch.ExitError
+	if !errors.As(r.running.err, &exit) {
+		return r.running.err // it cannot be started here
+	}
+	if after >= quick {
+		r.quick = 0
+	}
+	if r.quick++; r.quick >= mostQuick {
+		return fmt.Errorf("restart: %s has failed %d times in a row, each within %v of its start: it %w",
+			r.cfg.Command[0], r.quick, quick, exit)
+	}
+	r.cfg.Log.Warnf("rank %d: %s %v: all workers start their programs again (restart %d)",
+		r.worker.Rank(), r.cfg.Command[0], exit, r.restarts+1)
+	return nil
+}
+
+// meet finds out what the ranks of the world tell each other before their programs start.
+func (r *runner) meet(ctx context.Context) (p place, err error) {
+	agreed := []int32{r.restarts}
+	if err := collective.AllReduce(ctx, r.worker.Group(), agreed, collective.Max); err != nil {
+		return p, err
+	}
+	r.restarts = agreed[0]
+	locals, err := collective.AllGather(ctx, r.worker.Group(), []int32{int32(r.worker.LocalRank())})
+	if err != nil {
+		return p, err
+	}
+	for rank, local := range locals {
+		if local[0] != 0 {
+			continue
+		}
+		p.groupSize++
+		if rank <= r.worker.Rank() {
+			p.groupRank = p.groupSize - 1
+		}
+	}
+	p.masterAddr = r.masterAddr(ctx, p.groupRank)
+	return p, nil
+}
+
+// loopback is this machine.
+const loopback = "127.0.0.1"
+
+// masterAddr returns an address of rank 0's machine that this one reaches.
+func (r *runner) masterAddr(ctx context.Context, groupRank int) string {
+	if groupRank == 0 {
+		return loopback
+	}
+	first := ""
+	for _, addr := range r.worker.Addresses(0) {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			continue
+		}
+		if first == "" {
+			first = host
+		}
+		conn, err := (&net.Dialer{Timeout: dialBound}).DialContext(ctx, "tcp", addr)
+		if err == nil {
+			_ = conn.Close() // nothing was sent
+			return host
+		}
+	}
+	if first == "" {
+		return loopback
+	}
+	return first
+}
+
+// environ returns the environment of the program in the world.
+func (r *runner) environ(p place) []string {
+	w := r.own
+	w.Credentials, w.DriverAddr = "", "" // the program is no worker of hvdrun itself
+	w.Slot.Rank, w.Size = r.worker.Rank(), r.worker.Size()
+	w.Slot.LocalRank, w.Slot.LocalSize = r.worker.LocalRank(), r.worker.LocalSize()
+	w.Slot.CrossRank, w.Slot.CrossSize = r.worker.CrossRank(), r.worker.CrossSize()
+	w.GroupRank, w.GroupSize = p.groupRank, p.groupSize
+	w.MasterAddr, w.MasterPort = p.masterAddr, p.masterPort
+	w.Restarts = int(r.restarts)
+	const use = "TORCHELASTIC_USE_AGENT_STORE=True" // rank 0 need not open the store itself
+	env := slices.DeleteFunc(slices.Clone(r.cfg.Env), func(entry string) bool {
+		return strings.HasPrefix(entry, plan.EnvCredentials+"=")
+	})
+	env = append(append(env, w.Environ()...), use)
+	return slices.DeleteFunc(env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
+}
+
+// start starts the program, in the interpreter that waits for it if there is one.
+func (r *runner) start(p place) (*process, error) {
+	env := r.environ(p)
+	if warm := r.spare; warm != nil {
+		r.spare = nil
+		if !warm.hasEnded() {
+			if err := warm.waiting.Run(r.program.Args, env); err == nil {
+				return warm, nil
+			} else {
+				r.cfg.Log.Warnf("the interpreter that was started in advance is not used: %v", err)
+			}
+		}
+		warm.end()
+		warm.wait()
+	}
+	return r.fork(r.cfg.Command, env), nil
+}
+
+// prestart starts the interpreter of the next world.
+func (r *runner) prestart() {
+	waiting, err := prestart.New(r.program, r.cfg.Prestart)
+	if err != nil {
+		r.cfg.Log.Warnf("no interpreter is started in advance: %v", err)
+		r.program.Args = nil // not again
+		return
+	}
+	r.spare = r.fork(waiting.Command(), r.environ(place{}))
+	r.spare.waiting = waiting
+}
+
+// process is a program that runs or has ended.
+type process struct {
+	waiting *prestart.Interpreter // nil: it was not started in advance
+	end     context.CancelFunc    // asks it to end
+	ended   chan struct{}         // closed when it has
+	err     error                 // how; of launch.Launcher
+}
+
+// fork starts a process that ends with this one.
+func (r *runner) fork(command, env []string) *process {
+	ctx, end := context.WithCancel(context.Background())
+	p := &process{end: end, ended: make(chan struct{})}
+	dir, _ := os.Getwd() // "": the same
+	go func() {
+		defer close(p.ended)
+		// Its descendants carry this worker's incarnation: the worker's own end sweeps them.
+		p.err = launch.Local{}.Run(ctx, launch.Spec{
+			Slot: r.own.Slot.SlotID, Command: command, Env: env, Dir: dir,
+			Stdout: r.cfg.Stdout, Stderr: r.cfg.Stderr, Grace: r.cfg.Grace, CoreLimit: launch.UnlimitedCore,
+		}, nil)
+	}()
+	return p
+}
+
+func (p *process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait blocks until the process, if there is one, has ended, and removes what it has used.
+func (p *process) wait() {
+	if p == nil {
+		return
+	}
+	<-p.ended
+	if p.waiting != nil {
+		_ = p.waiting.Close() // files in a temporary folder
+	}
+}
+
+// endAll ends what still runs, and waits for that.
+func (r *runner) endAll() {
+	for _, p := range []*process{r.running, r.spare} {
+		if p != nil {
+			p.end()
+			p.wait()
+		}
+	}
+}

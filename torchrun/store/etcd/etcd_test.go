@@ -1,0 +1,105 @@
+package etcd
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/hvdrun/hvdrun/test/etcdserver"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
+)
+
+func serve(t *testing.T) *etcdserver.Server {
+	t.Helper()
+	s, err := etcdserver.Start(t.Context(), t.TempDir(), "127.0.0.1")
+	if errors.Is(err, etcdserver.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+func open(t *testing.T, s *etcdserver.Server) *Store {
+	t.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return New(Config{Client: client, Prefix: "/tests/"})
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	storetest.Run(t, func(t *testing.T) store.Store { return open(t, s) })
+}
+
+// TestEtcdIsAway: while etcd is down nothing happens to a round, and the next is formed once it is
+// up again.
+func TestEtcdIsAway(t *testing.T) {
+	t.Parallel()
+	server := serve(t)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	var nodes []*dynamic.Handler
+	for range 2 {
+		h, err := dynamic.New(dynamic.Config{
+			Settings: dynamic.Settings{RunID: "run", MinNodes: 2, MaxNodes: 2, KeepAliveInterval: time.Second, KeepAliveAttempts: 20},
+			Store:    open(t, server), Log: log,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(h.Stop)
+		nodes = append(nodes, h)
+	}
+	next := func(round int) {
+		t.Helper()
+		var joining sync.WaitGroup
+		for _, h := range nodes {
+			joining.Go(func() {
+				if r, err := h.Next(t.Context()); err != nil || r.Number != round || len(r.Members) != 2 {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
+		}
+		joining.Wait()
+	}
+	next(0)
+	changed := make(chan dynamic.Change, 1)
+	go func() {
+		c, err := nodes[0].Changed(t.Context(), nil)
+		if err != nil {
+			t.Error(err)
+		}
+		changed <- c
+	}()
+	server.Stop()
+	select {
+	case c := <-changed:
+		t.Errorf("without etcd there is a change: %+v", c)
+	case <-time.After(3 * time.Second):
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := nodes[1].Waiting(t.Context()); n != 0 || err != nil {
+		t.Errorf("%d wait, %v", n, err)
+	}
+	next(1)
+	if c := <-changed; len(c.Lost)+c.Waiting == 0 {
+		t.Errorf("the other has left, and comes back: %+v", c)
+	}
+}
