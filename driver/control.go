@@ -10,9 +10,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )

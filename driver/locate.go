@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/stacks"
 	"github.com/hvdrun/hvdrun/notify"
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/driver/stacks"
 )
 
 // probed is the launcher of a job whose workers are Go programs that do not answer.

@@ -8,8 +8,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/internal/probe"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -19,7 +20,7 @@ const mostStacks = 256 << 10
 // WorkerStacks answers the driver. It needs no lock that the program could hold, and a goroutine
 // that the runtime can run.
 func (h handler) WorkerStacks(_ context.Context, req *wire.WorkerStacksRequest) (*wire.WorkerStacksReply, error) {
-	return &wire.WorkerStacksReply{Worker: stacks.OwnText(min(int(req.GetMostBytes()), mostStacks))}, nil
+	return &wire.WorkerStacksReply{Worker: probe.OwnText(min(int(req.GetMostBytes()), mostStacks))}, nil
 }
 
 // Stacks asks a worker where its goroutines are, by a connection of its own. The answer is within

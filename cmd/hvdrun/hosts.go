@@ -8,7 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )

@@ -21,9 +21,9 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
-	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/proc"

@@ -13,7 +13,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )

@@ -16,7 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"

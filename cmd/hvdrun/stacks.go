@@ -14,7 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/internal/probe"
 )
 
 func (p *program) stacksCommand() *cobra.Command {
@@ -103,10 +104,10 @@ func (p *program) stacksOfJob(ctx context.Context, job string, ranks []int, asJS
 func (p *program) stacksOfProcess(pid int, asJSON, all bool) error {
 	w := control.Stacks{PID: pid}
 	var err error
-	if w.Processes, err = stacks.Probe(pid); err != nil {
+	if w.Processes, err = probe.Probe(pid); err != nil {
 		return runError{err}
 	}
-	if w.Goroutines, err = stacks.FromMemory(pid); err == nil {
+	if w.Goroutines, err = probe.FromMemory(pid); err == nil {
 		w.From = "memory"
 	}
 	w.Where = w.Text()

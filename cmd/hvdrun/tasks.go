@@ -22,7 +22,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"

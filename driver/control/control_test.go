@@ -21,8 +21,8 @@ import (
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 

@@ -14,8 +14,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 )

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

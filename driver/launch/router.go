@@ -3,7 +3,7 @@ package launch
 import (
 	"context"
 
-	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/driver/stacks"
 )
 
 // Router is a Launcher whose workers reach the driver through their agents, and may run on other

@@ -8,9 +8,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/internal/probe"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -54,10 +55,10 @@ func (v service) Probe(ctx context.Context, r *wire.ProbeRequest) (*wire.ProbeRe
 func look(pid int, goroutines bool) (w stacks.Worker) {
 	var errs []error
 	var err error
-	w.Processes, err = stacks.Probe(pid)
+	w.Processes, err = probe.Probe(pid)
 	errs = append(errs, err)
 	if goroutines {
-		w.Goroutines, err = stacks.FromMemory(pid)
+		w.Goroutines, err = probe.FromMemory(pid)
 		errs, w.From = append(errs, err), "memory"
 	}
 	if err := errors.Join(errs...); err != nil {

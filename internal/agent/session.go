@@ -12,9 +12,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/runas"
-	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"

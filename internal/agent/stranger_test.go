@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/test/sandbox"

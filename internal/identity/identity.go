@@ -20,7 +20,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
 )
 
 // Role is the role of a party of the job.

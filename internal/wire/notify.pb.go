@@ -71,7 +71,7 @@ func (x *WorkerStacksRequest) GetMostBytes() uint32 {
 
 type WorkerStacksReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// JSON, of the package internal/stacks.
+	// JSON, of the package driver/stacks.
 	Worker        []byte `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )

@@ -31,8 +31,8 @@ var openers = map[string]string{
 	"torchrun/prestart/prestart.go":      "a FIFO in a folder that it has just made",
 	"torchrun/timer.go":                  "a FIFO that it has just made",
 	"internal/netif/cards.go":            "the kernel's files of network interfaces",
-	"internal/stacks/memory.go":          "the program and the memory of a process, by the kernel",
-	"internal/stacks/probe.go":           "the kernel's files of processes",
+	"internal/probe/memory.go":           "the program and the memory of a process, by the kernel",
+	"internal/probe/probe.go":            "the kernel's files of processes",
 	"cmd/hvdrun/file.go":                 "config files of a team may belong to any of them, and lists of hosts to anybody; both may be pipes",
 	"plugins/file/read.go":               "hosts are listed by whomever a person has named; it must be a regular file",
 }

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 

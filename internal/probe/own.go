@@ -1,4 +1,6 @@
-package stacks
+// Package probe says where processes are: the goroutines of this process, those of another by its
+// memory, and the threads of a process tree as the kernel tells them.
+package probe
 
 import (
 	"bytes"
@@ -9,7 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"unsafe"
+
+	"github.com/hvdrun/hvdrun/driver/stacks"
 )
+
+// module is the path of this module.
+const module = "github.com/hvdrun/hvdrun"
 
 // mostRecords bounds the goroutines that Own looks at.
 const mostRecords = 100_000
@@ -19,7 +26,7 @@ const mostRecords = 100_000
 // where it waits. That is the cheapest way by far: 9 ms for 10,000 goroutines, of which the world
 // stands for 0.3 ms, where runtime.Stack stops it for 77 ms. A goroutine in a loop without calls is
 // interrupted by a signal.
-func Own() []Goroutines {
+func Own() []stacks.Goroutines {
 	records := make([]runtime.StackRecord, min(runtime.NumGoroutine()+64, mostRecords))
 	n, ok := runtime.GoroutineProfile(records)
 	for !ok && n < mostRecords {
@@ -27,7 +34,7 @@ func Own() []Goroutines {
 		n, ok = runtime.GoroutineProfile(records)
 	}
 	if !ok {
-		return []Goroutines{{Count: n, Frames: []Frame{{Func: "more goroutines than are looked at"}}}}
+		return []stacks.Goroutines{{Count: n, Frames: []stacks.Frame{{Func: "more goroutines than are looked at"}}}}
 	}
 	g := grouping{at: map[string]int{}}
 	cut := false // records have the innermost 32 frames
@@ -36,18 +43,18 @@ func Own() []Goroutines {
 		cut = cut || len(pcs) == len(records[i].Stack0)
 		g.add(pcs, 1)
 	}
-	if cut && !slices.ContainsFunc(g.all, func(g Goroutines) bool { return g.Training }) {
+	if cut && !slices.ContainsFunc(g.all, func(g stacks.Goroutines) bool { return g.Training }) {
 		if deep := deepStacks(); deep != nil {
 			g.all = deep
 		}
 	}
-	Sort(g.all)
-	return g.all[:min(len(g.all), MaxGroups)]
+	stacks.Sort(g.all)
+	return g.all[:min(len(g.all), stacks.MaxGroups)]
 }
 
 // grouping joins equal stacks, and resolves each once.
 type grouping struct {
-	all []Goroutines
+	all []stacks.Goroutines
 	at  map[string]int // index of a stack in all; negative: it is left out
 }
 
@@ -59,7 +66,7 @@ func (g *grouping) add(pcs []uintptr, count int) {
 		if i = len(g.all); len(frames) == 0 || isOwn(frames) {
 			i = -1
 		} else {
-			g.all = append(g.all, Goroutines{Training: trains(frames), Frames: frames})
+			g.all = append(g.all, stacks.Goroutines{Training: stacks.Trains(frames), Frames: frames})
 		}
 		g.at[strings.Clone(key)] = i
 	}
@@ -70,7 +77,7 @@ func (g *grouping) add(pcs []uintptr, count int) {
 
 // deepStacks returns the goroutines with 128 frames of each, at four times the cost. runtime/pprof
 // writes "COUNT @ PC PC…" for each stack; nil: it writes something else.
-func deepStacks() []Goroutines {
+func deepStacks() []stacks.Goroutines {
 	var text bytes.Buffer
 	if err := pprof.Lookup("goroutine").WriteTo(&text, 1); err != nil {
 		return nil
@@ -98,16 +105,16 @@ func deepStacks() []Goroutines {
 }
 
 // isOwn reports whether the stack is that of Own's caller.
-func isOwn(frames []Frame) bool {
+func isOwn(frames []stacks.Frame) bool {
 	for _, f := range frames {
-		if f.Func == own+"/internal/stacks.Own" || f.Func == own+"/internal/stacks.deepStacks" {
+		if f.Func == module+"/internal/probe.Own" || f.Func == module+"/internal/probe.deepStacks" {
 			return true
 		}
 	}
 	return false
 }
 
-func resolve(pcs []uintptr) (all []Frame) {
+func resolve(pcs []uintptr) (all []stacks.Frame) {
 	if len(pcs) == 0 {
 		return nil
 	}
@@ -115,7 +122,7 @@ func resolve(pcs []uintptr) (all []Frame) {
 	for {
 		f, more := frames.Next()
 		if f.Function != "" {
-			all = append(all, Frame{Func: f.Function, File: f.File, Line: f.Line})
+			all = append(all, stacks.Frame{Func: f.Function, File: f.File, Line: f.Line})
 		}
 		if !more {
 			return all
@@ -126,7 +133,7 @@ func resolve(pcs []uintptr) (all []Frame) {
 // OwnText returns Own as JSON of at most so many bytes: goroutines that have no room are left out,
 // and counted.
 func OwnText(most int) []byte {
-	w := Worker{Goroutines: Own()}
+	w := stacks.Worker{Goroutines: Own()}
 	for {
 		text, err := json.Marshal(w)
 		if err != nil || len(text) <= most || len(w.Goroutines) == 0 {

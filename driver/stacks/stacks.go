@@ -1,6 +1,6 @@
-// Package stacks says where a process is: the goroutines of this process or of another one, the
-// threads of a process as the kernel tells them, which of their frames are the user's own code, and
-// all that as text. What other processes tell passes Clean before it is shown.
+// Package stacks has the values that say where a process is: its goroutines, its threads as the
+// kernel tells them, which of their frames are the user's own code, and all that as text. What
+// other processes tell passes Clean before it is shown. Package probe collects them.
 package stacks
 
 import (
@@ -259,8 +259,8 @@ func Sort(all []Goroutines) {
 	})
 }
 
-// trains reports whether a stack passes through elastic.Run.
-func trains(frames []Frame) bool {
+// Trains reports whether a stack passes through elastic.Run.
+func Trains(frames []Frame) bool {
 	return slices.ContainsFunc(frames, func(f Frame) bool {
 		return f.Func == own+"/elastic.Run" || strings.HasPrefix(f.Func, own+"/elastic.(*runner).")
 	})
@@ -277,8 +277,8 @@ func (w *Worker) Key() string {
 	return w.Error
 }
 
-// clean returns the text with at most MaxText bytes, all of which a terminal and a log can show.
-func clean(s string) string {
+// Clean returns the text with at most MaxText bytes, all of which a terminal and a log can show.
+func Clean(s string) string {
 	s = s[:min(len(s), MaxText)]
 	for len(s) > 0 && !utf8.ValidString(s[max(0, len(s)-utf8.UTFMax):]) && !utf8.RuneStart(s[len(s)-1]) {
 		s = s[:len(s)-1]
@@ -294,7 +294,7 @@ func clean(s string) string {
 // Clean makes what another process has told fit for a log and a terminal: within the bounds of this
 // package, and without characters that are not printable.
 func (w *Worker) Clean() {
-	w.Error, w.From = clean(w.Error), clean(w.From)
+	w.Error, w.From = Clean(w.Error), Clean(w.From)
 	w.Goroutines = w.Goroutines[:min(len(w.Goroutines), MaxGroups)]
 	for i := range w.Goroutines {
 		g := &w.Goroutines[i]
@@ -302,20 +302,20 @@ func (w *Worker) Clean() {
 		g.Frames = g.Frames[:min(len(g.Frames), MaxFrames)]
 		for j := range g.Frames {
 			f := &g.Frames[j]
-			f.Func, f.File, f.Line = clean(f.Func), clean(f.File), max(0, f.Line)
+			f.Func, f.File, f.Line = Clean(f.Func), Clean(f.File), max(0, f.Line)
 		}
 	}
 	w.Processes = w.Processes[:min(len(w.Processes), MaxProcesses)]
 	for i := range w.Processes {
 		p := &w.Processes[i]
-		p.Command, p.More = clean(p.Command), max(0, p.More)
+		p.Command, p.More = Clean(p.Command), max(0, p.More)
 		p.Threads = p.Threads[:min(len(p.Threads), MaxThreads)]
 		for j := range p.Threads {
 			t := &p.Threads[j]
-			t.Name, t.State, t.Wait, t.Syscall, t.Of = clean(t.Name), clean(t.State), clean(t.Wait), clean(t.Syscall), clean(t.Of)
+			t.Name, t.State, t.Wait, t.Syscall, t.Of = Clean(t.Name), Clean(t.State), Clean(t.Wait), Clean(t.Syscall), Clean(t.Of)
 			t.Kernel = t.Kernel[:min(len(t.Kernel), MaxKernel)]
 			for k := range t.Kernel {
-				t.Kernel[k] = clean(t.Kernel[k])
+				t.Kernel[k] = Clean(t.Kernel[k])
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package stacks
+package probe
 
 import (
 	"cmp"
@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/hvdrun/hvdrun/driver/stacks"
 )
 
 //go:generate sh gen_syscalls.sh
@@ -16,14 +18,14 @@ import (
 // Probe describes a process and its descendants by what /proc has of them: it neither stops nor
 // signals any, and works whatever they do. Of threads that end meanwhile nothing is told. It reads
 // the parents of all processes of the machine.
-func Probe(pid int) ([]Process, error) {
+func Probe(pid int) ([]stacks.Process, error) {
 	p, err := probe(pid)
 	if err != nil {
 		return nil, err
 	}
-	all := []Process{p}
+	all := []stacks.Process{p}
 	for _, child := range descendants(pid) {
-		if p, err := probe(child); err == nil && len(all) < MaxProcesses {
+		if p, err := probe(child); err == nil && len(all) < stacks.MaxProcesses {
 			all = append(all, p)
 		}
 	}
@@ -82,9 +84,9 @@ func read(path string, most int64) string {
 	return string(text)
 }
 
-func probe(pid int) (Process, error) {
+func probe(pid int) (stacks.Process, error) {
 	dir := fmt.Sprintf("/proc/%d", pid)
-	p := Process{PID: pid}
+	p := stacks.Process{PID: pid}
 	fields := stat(dir)
 	if len(fields) < 2 {
 		return p, fmt.Errorf("stacks: there is no process %d", pid)
@@ -103,16 +105,16 @@ func probe(pid int) (Process, error) {
 	slices.SortFunc(tids, func(a, b int) int { // the main thread first
 		return cmp.Or(cmp.Compare(notMain(a, pid), notMain(b, pid)), cmp.Compare(a, b))
 	})
-	p.More = max(0, len(tids)-MaxThreads)
-	for _, tid := range tids[:min(len(tids), MaxThreads)] {
+	p.More = max(0, len(tids)-stacks.MaxThreads)
+	for _, tid := range tids[:min(len(tids), stacks.MaxThreads)] {
 		if t, ok := probeThread(dir, tid); ok {
 			p.Threads = append(p.Threads, t)
 		}
 	}
 	// The command line is in the memory of the process, which cannot be read while a thread waits
 	// in the kernel for a page of it: the reader would wait too.
-	if !slices.ContainsFunc(p.Threads, func(t Thread) bool { return t.State == "D" }) {
-		p.Command = clean(strings.TrimSpace(strings.ReplaceAll(read(dir+"/cmdline", MaxText), "\x00", " ")))
+	if !slices.ContainsFunc(p.Threads, func(t stacks.Thread) bool { return t.State == "D" }) {
+		p.Command = stacks.Clean(strings.TrimSpace(strings.ReplaceAll(read(dir+"/cmdline", stacks.MaxText), "\x00", " ")))
 	}
 	return p, nil
 }
@@ -124,20 +126,20 @@ func notMain(tid, pid int) int {
 	return 1
 }
 
-func probeThread(process string, tid int) (Thread, bool) {
+func probeThread(process string, tid int) (stacks.Thread, bool) {
 	dir := fmt.Sprintf("%s/task/%d", process, tid)
 	fields := stat(dir)
 	if len(fields) == 0 {
-		return Thread{}, false
+		return stacks.Thread{}, false
 	}
-	t := Thread{TID: tid, Name: clean(strings.TrimSpace(read(dir+"/comm", 64))), State: clean(fields[0])}
+	t := stacks.Thread{TID: tid, Name: stacks.Clean(strings.TrimSpace(read(dir+"/comm", 64))), State: stacks.Clean(fields[0])}
 	if wait := read(dir+"/wchan", 128); wait != "0" {
-		t.Wait = clean(wait)
+		t.Wait = stacks.Clean(wait)
 	}
 	t.Syscall, t.Of = syscallOf(process, read(dir+"/syscall", 256))
 	for line := range strings.Lines(read(dir+"/stack", 8192)) {
-		if _, frame, ok := strings.Cut(strings.TrimSpace(line), "] "); ok && len(t.Kernel) < MaxKernel {
-			t.Kernel = append(t.Kernel, clean(frame))
+		if _, frame, ok := strings.Cut(strings.TrimSpace(line), "] "); ok && len(t.Kernel) < stacks.MaxKernel {
+			t.Kernel = append(t.Kernel, stacks.Clean(frame))
 		}
 	}
 	if t.Wait == "" && t.State != "R" && len(t.Kernel) > 0 {
@@ -166,7 +168,7 @@ func syscallOf(process, line string) (name, of string) {
 			of, _ = os.Readlink(filepath.Join(process, "fd", strconv.FormatInt(fd, 10)))
 		}
 	}
-	return name, clean(of)
+	return name, stacks.Clean(of)
 }
 
 // takesFile has the system calls that wait for the file of their first argument.

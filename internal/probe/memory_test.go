@@ -1,4 +1,4 @@
-package stacks
+package probe
 
 import (
 	"bufio"
@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
@@ -137,7 +138,7 @@ func stop(t *testing.T, pid int) {
 	}
 	if !follow.Poll(func() bool {
 		all, err := Probe(pid)
-		return err == nil && !slices.ContainsFunc(all[0].Threads, func(t Thread) bool { return t.State != "T" })
+		return err == nil && !slices.ContainsFunc(all[0].Threads, func(t stacks.Thread) bool { return t.State != "T" })
 	}) {
 		t.Fatal("it does not stop")
 	}
@@ -162,7 +163,7 @@ func TestFromMemory(t *testing.T) {
 				}
 				var texts []string
 				for _, g := range all {
-					texts = append(texts, fmt.Sprintf("%d× %s", g.Count, Text(g.Frames)))
+					texts = append(texts, fmt.Sprintf("%d× %s", g.Count, stacks.Text(g.Frames)))
 				}
 				for _, want := range wants {
 					if !strings.Contains(strings.Join(texts, "\n"), want) {

@@ -1,6 +1,6 @@
 //go:build !amd64 && !arm64
 
-package stacks
+package probe
 
 // syscallNames is empty where the numbers are not known: a call is shown by its number.
 var syscallNames = map[int]string{}

@@ -1,4 +1,4 @@
-package stacks
+package probe
 
 import (
 	"debug/buildinfo"
@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+
+	"github.com/hvdrun/hvdrun/driver/stacks"
 )
 
 // FromMemory reads the goroutines of another Go process from its memory. The process takes no part
@@ -22,7 +24,7 @@ import (
 // It follows the layout of the runtime of Go 1.26. The program needs its symbol table, which go
 // build writes by default and go run does not. The reader needs the right to trace the process, as
 // its parent and root have.
-func FromMemory(pid int) ([]Goroutines, error) {
+func FromMemory(pid int) ([]stacks.Goroutines, error) {
 	m, err := openMemory(pid)
 	if err != nil {
 		return nil, fmt.Errorf("stacks: the memory of process %d: %w", pid, err)
@@ -92,8 +94,8 @@ type memory struct {
 
 // place is what is known of a program counter.
 type place struct {
-	frames []Frame // with those inlined, innermost first
-	depth  uint64  // of the stack pointer in the frame
+	frames []stacks.Frame // with those inlined, innermost first
+	depth  uint64         // of the stack pointer in the frame
 	flag   byte
 }
 
@@ -109,7 +111,7 @@ func openMemory(pid int) (*memory, error) {
 		return nil, errors.New("it is not a Go program")
 	}
 	if info.GoVersion != "go1.26" && !strings.HasPrefix(info.GoVersion, "go1.26.") && !strings.HasPrefix(info.GoVersion, "go1.26-") {
-		return nil, fmt.Errorf("it is of %s; the layout of Go 1.26 is known", clean(info.GoVersion))
+		return nil, fmt.Errorf("it is of %s; the layout of Go 1.26 is known", stacks.Clean(info.GoVersion))
 	}
 	program, err := elf.NewFile(exe)
 	if err != nil {
@@ -299,18 +301,18 @@ func (m *memory) uint32(at uint64) (uint32, error) {
 // text returns a string that ends with a zero byte.
 func (m *memory) string(at uint64) string {
 	var s []byte
-	for len(s) < MaxText {
+	for len(s) < stacks.MaxText {
 		b, err := m.bytes(at+uint64(len(s)), 1)
 		if err != nil || b[0] == 0 {
 			break
 		}
 		s = append(s, b[0])
 	}
-	return clean(string(s))
+	return stacks.Clean(string(s))
 }
 
 // goroutines walks the stacks of all goroutines.
-func (m *memory) goroutines() ([]Goroutines, error) {
+func (m *memory) goroutines() ([]stacks.Goroutines, error) {
 	slice := make([]byte, 16)
 	if err := m.read(m.allgs, slice); err != nil {
 		return nil, err
@@ -323,7 +325,7 @@ func (m *memory) goroutines() ([]Goroutines, error) {
 	if err := m.read(at, pointers); err != nil {
 		return nil, err
 	}
-	var all []Goroutines
+	var all []stacks.Goroutines
 	seen := map[string]int{}
 	g := make([]byte, gSize)
 	for len(pointers) > 0 {
@@ -341,15 +343,15 @@ func (m *memory) goroutines() ([]Goroutines, error) {
 			continue
 		}
 		seen[key] = len(all)
-		all = append(all, Goroutines{Count: 1, Training: trains(frames), Frames: frames})
+		all = append(all, stacks.Goroutines{Count: 1, Training: stacks.Trains(frames), Frames: frames})
 	}
-	Sort(all)
-	return all[:min(len(all), MaxGroups)], nil
+	stacks.Sort(all)
+	return all[:min(len(all), stacks.MaxGroups)], nil
 }
 
 // walk returns the stack of a goroutine, and a key for it; none if it has none, or if it cannot be
 // followed to its end.
-func (m *memory) walk(g []byte) (frames []Frame, key string) {
+func (m *memory) walk(g []byte) (frames []stacks.Frame, key string) {
 	word := func(offset int) uint64 { return binary.LittleEndian.Uint64(g[offset:]) }
 	low, high := word(gStackLow), word(gStackHigh)
 	sp, pc, exact := word(gSchedSP), word(gSchedPC), false
@@ -374,7 +376,7 @@ func (m *memory) walk(g []byte) (frames []Frame, key string) {
 	}
 	base := sp
 	var pcs []byte
-	for len(frames) < MaxFrames {
+	for len(frames) < stacks.MaxFrames {
 		p := m.place(pc, exact)
 		if p == nil {
 			return nil, ""
@@ -400,7 +402,7 @@ func (m *memory) walk(g []byte) (frames []Frame, key string) {
 		}
 		pc, exact = binary.LittleEndian.Uint64(stack[at-base:]), false
 	}
-	return frames[:MaxFrames], string(pcs)
+	return frames[:stacks.MaxFrames], string(pcs)
 }
 
 // place describes a program counter; nil: it is in no function. It is that of the instruction that
@@ -512,8 +514,8 @@ func (m *memory) locate(pc uint64, exact bool) *place {
 	return p
 }
 
-func (m *memory) frame(f *function, name uint32, pc uint64) Frame {
-	frame := Frame{Func: m.string(m.names + uint64(name))}
+func (m *memory) frame(f *function, name uint32, pc uint64) stacks.Frame {
+	frame := stacks.Frame{Func: m.string(m.names + uint64(name))}
 	file, ok := m.value(f, f.pcfile, pc)
 	if ok && file >= 0 {
 		if offset, err := m.uint32(m.cu + 4*(uint64(f.cu)+uint64(file))); err == nil && offset != ^uint32(0) {
