@@ -158,28 +158,7 @@ func (s *State) Commits() uint64 { return s.commits }
 //     is no such commit, and the one before stays.
 //
 // In a worker that is in no world yet ([Steps.Step]) it saves the state on this worker alone.
-func (s *State) Commit() error {
-	if s.atDoor() {
-		return s.saveReplayed()
-	}
-	if err := s.replicate(); err != nil {
-		return err
-	}
-	begun := time.Now()
-	p, err := s.beginCommit()
-	if err != nil {
-		return err
-	}
-	bytes := p.Bytes()
-	defer func() { s.noteCommit(begun, bytes) }()
-	p.Copy()
-	if p.HasLater() {
-		s.saved.copying = p
-	} else {
-		s.seal(p)
-	}
-	return s.agree()
-}
+func (s *State) Commit() error { return s.commit(false) }
 
 // CommitAsync is Commit for large states: it returns before tensors are copied. Half of the
 // processors copy them while training continues, and the program must not write to tensors until
@@ -188,7 +167,9 @@ func (s *State) Commit() error {
 // saved when CommitAsync returns and may be changed. A failure before Settle restores this commit,
 // not the previous one. Every method of the State that saves, restores or synchronises calls Settle
 // first, so a forgotten Settle is an error only if the program writes to a tensor.
-func (s *State) CommitAsync() error {
+func (s *State) CommitAsync() error { return s.commit(true) }
+
+func (s *State) commit(async bool) error {
 	if s.atDoor() {
 		return s.saveReplayed()
 	}
@@ -202,8 +183,16 @@ func (s *State) CommitAsync() error {
 	}
 	bytes := p.Bytes()
 	defer func() { s.noteCommit(begun, bytes) }()
-	p.Start()
-	s.saved.copying = p
+	if async {
+		p.Start()
+	} else {
+		p.Copy()
+	}
+	if async || p.HasLater() {
+		s.saved.copying = p
+	} else {
+		s.seal(p)
+	}
 	return s.agree()
 }
 
