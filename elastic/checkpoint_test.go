@@ -255,7 +255,7 @@ func (m told) Report(_ context.Context, r rendezvous.Report, _, _ uint64) error 
 // written: a worker that is killed then has failed.
 func TestLastCheckpointBehindAnother(t *testing.T) {
 	m := told{solo{}, make(chan rendezvous.Report, 10)}
-	w, err := newWorker(t.Context(), m)
+	w, err := newWorker(t.Context(), m).arrive(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -144,7 +144,7 @@ func TestCommitAsync(t *testing.T) {
 // benchState returns a state of the given size, in tensors of about 16 MB.
 func benchState(b *testing.B, bytes int) (*State, [][]float32) {
 	b.Helper()
-	w, err := newWorker(b.Context(), solo{})
+	w, err := newWorker(b.Context(), solo{}).arrive(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -379,7 +379,7 @@ func BenchmarkLoop(b *testing.B) {
 
 // A commit of a small state, including the agreement in a world of one.
 func BenchmarkSmallCommit(b *testing.B) {
-	w, err := newWorker(b.Context(), solo{})
+	w, err := newWorker(b.Context(), solo{}).arrive(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 // A follower finds that its state is not that of the member whose steps it applies.
 func TestStateOfAnother(t *testing.T) {
-	w, err := newWorker(t.Context(), solo{})
+	w, err := newWorker(t.Context(), solo{}).arrive(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

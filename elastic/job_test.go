@@ -143,7 +143,7 @@ func (p *proc) main() {
 			panic(r)
 		}
 	}()
-	w, err := newWorker(context.Background(), &seat{p: p})
+	w, err := newWorker(context.Background(), &seat{p: p}).arrive(context.Background())
 	if err != nil {
 		p.ended(err)
 		return

@@ -74,19 +74,15 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 			return nil, err
 		}
 	}
-	w := newOutsider(ctx, m, rendezvous.Outside)
+	w := newWorker(ctx, m)
 	w.driven, w.job = started, env.RunID
 	if started && w.fake == nil {
 		initialized.Store(w)
 	}
 	w.verification = verification{every: env.VerifyState, heal: env.HealState}
 	w.replicas, w.shared = env.CommitReplicas, env.ShareOutput
-	if slices.Contains(options, Late) {
-		w.stayOut(env.Slot.SlotID)
-		return w, nil
-	}
 	if p, ok := m.(preparing); ok && p.trains(ctx) {
-		w.stayOutAs(env)
+		w.stayOut(env)
 		return w, nil
 	}
 	return w.arrive(ctx)
@@ -95,13 +91,8 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 // initialized is the worker that this process is; nil: it is none yet.
 var initialized atomic.Pointer[Worker]
 
-// newWorker returns a worker in the first world of m. It closes m if that fails.
-func newWorker(ctx context.Context, m meeting) (*Worker, error) {
-	return newOutsider(ctx, m, rendezvous.Joins).arrive(ctx)
-}
-
-// newOutsider returns a worker of m that is in no world, in the given phase.
-func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
+// newWorker returns a worker of m that is in no world.
+func newWorker(ctx context.Context, m meeting) *Worker {
 	w := &Worker{meeting: m, log: ownLog(), fake: fakeproc.From(ctx)}
 	safefile.TellLacks(func(text string) { w.log.Warn(text) })
 	w.reports.ctx, w.reports.stop = context.WithCancel(context.Background())
@@ -109,7 +100,8 @@ func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker
 		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }
 		d.chosen.Store(&chosen)
 	}
-	w.doing.enter(first)
+	w.first.outside = true
+	w.doing.enter(rendezvous.Outside)
 	w.stopPulse = w.startPulse()
 	w.appear()
 	return w
@@ -117,7 +109,7 @@ func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker
 
 // arrive enters the first world and closes the worker if that fails.
 func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
-	if err := w.enter(ctx, func() {}, rendezvous.Joining{}); err != nil {
+	if err := w.enterFirst(ctx, func() {}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil

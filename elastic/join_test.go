@@ -173,7 +173,7 @@ func TestDrivenJob(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		w, err := newWorker(context.Background(), m)
+		w, err := newWorker(context.Background(), m).arrive(context.Background())
 		if err != nil {
 			t.Error(err)
 			return
@@ -269,7 +269,7 @@ func TestLossIsTold(t *testing.T) {
 		procs.Go(func() {
 			m, err := newDriven(d.env(name, index), identity.Network{})
 			if err == nil {
-				workers[index], err = newWorker(context.Background(), m)
+				workers[index], err = newWorker(context.Background(), m).arrive(context.Background())
 			}
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -311,7 +311,7 @@ func TestLossWhileConnecting(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			w, err := newWorker(context.Background(), m)
+			w, err := newWorker(context.Background(), m).arrive(context.Background())
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 				return
@@ -351,7 +351,7 @@ func TestDeathBeforeConnect(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			w, err := newWorker(context.Background(), m)
+			w, err := newWorker(context.Background(), m).arrive(context.Background())
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 				return

@@ -16,22 +16,19 @@ import (
 )
 
 // InitOption configures Init.
-type InitOption struct{ name string }
+type InitOption struct{}
 
-// Late makes Run instead of Init enter the worker's first world, also where Init would: see [Init].
-// It is accepted for programs that have given it since before Init decided that by itself; no
-// program needs it. Unlike without it, Run must be called within --start-timeout (30 s) of the
-// process's start; the limit restarts while a fetch receives bytes. All ranks of a job may use it.
+// Late is accepted and changes nothing: [Init] decides by itself whether the worker enters its first
+// world there or in [Run].
 //
-// Until Run, a worker that was given Late has Rank −1, Size 0 and a nil Group; its Host and Slot
-// are valid.
-var Late = InitOption{"late"}
+// Deprecated: no program needs it.
+var Late = InitOption{}
 
-// firstWorld is the entry of a worker into its first world.
+// firstWorld is the entry of a worker into its first world, by enterFirst alone: Init calls it where
+// the job has no world yet, otherwise Run does, or a call of Group before it.
 type firstWorld struct {
 	mu      sync.Mutex // held while entering
 	outside bool       // in no world yet; guarded by mu once Init has returned
-	onGroup bool       // the first call of Group enters the world; otherwise only Run does
 	stop    func()     // ends the reports of prepare; nil: there are none
 
 	none atomic.Pointer[collective.Group] // the group of a worker whose train runs before; nil: it does not
@@ -48,16 +45,9 @@ type preparing interface {
 	trains(ctx context.Context) bool
 }
 
-// stayOut puts the worker in no world yet. Its Host and Slot are those of slot.
-func (w *Worker) stayOut(slot plan.SlotID) {
-	w.first.outside = true
-	w.member.Store(&membership{slot: plan.Slot{SlotID: slot, Rank: -1, LocalRank: -1, CrossRank: -1}, unwatch: func() {}})
-}
-
-// stayOutAs is stayOut for a worker that was not asked to: it has the place of the trial assignment
-// for which the process was started, and the first call of Group enters the world.
-func (w *Worker) stayOutAs(env plan.Worker) {
-	w.first.outside, w.first.onGroup = true, true
+// stayOut leaves it to Run or Group to enter the first world. Until then the worker has the place of
+// the trial assignment for which the process was started.
+func (w *Worker) stayOut(env plan.Worker) {
 	slots := make([]plan.Slot, max(env.Size, env.Slot.Rank+1))
 	slots[env.Slot.Rank] = env.Slot
 	w.member.Store(&membership{world: rendezvous.World{World: plan.World{Slots: slots}}, slot: env.Slot, unwatch: func() {}})

@@ -528,7 +528,7 @@ func benchmarkLocalCommit(b *testing.B, size int, isLocal bool, replicas, change
 	slots := []plan.Slot{{SlotID: plan.SlotID{Host: "a"}}, {SlotID: plan.SlotID{Host: "b"}, Rank: 1}}
 	for r, g := range groups {
 		world := rendezvous.World{World: plan.World{Generation: 1, Slots: slots}, Rank: r}
-		w, err := newWorker(b.Context(), &still{world: world, group: g})
+		w, err := newWorker(b.Context(), &still{world: world, group: g}).arrive(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -93,7 +93,7 @@ func (m *script) said() []report {
 
 func start(t *testing.T, m meeting) *Worker {
 	t.Helper()
-	w, err := newWorker(t.Context(), m)
+	w, err := newWorker(t.Context(), m).arrive(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestInitDismissed(t *testing.T) {
 	} {
 		m := newScript()
 		m.connects, m.joins = []error{errGone}, []error{test.given}
-		if w, err := newWorker(t.Context(), m); w != nil || !errors.Is(err, test.want) {
+		if w, err := newWorker(t.Context(), m).arrive(t.Context()); w != nil || !errors.Is(err, test.want) {
 			t.Errorf("%v: %v", test.given, err)
 		}
 		if said := m.said(); m.closed != 1 || len(said) != 0 {

@@ -58,7 +58,7 @@ func TestAskedToLeave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := newWorker(t.Context(), m)
+	w, err := newWorker(t.Context(), m).arrive(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,14 +3,14 @@ package elastic
 import (
 	"context"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // TestWhileSpare: the context ends when the worker enters a world, and is over after that.
 func TestWhileSpare(t *testing.T) {
-	w, err := Init(t.Context(), Late)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := newWorker(t.Context(), solo{})
+	w.stayOut(plan.Worker{Slot: plan.Slot{LocalSize: 1, CrossSize: 1}, Size: 1})
 	defer w.Close()
 	spare, cancel := w.WhileSpare(t.Context())
 	defer cancel()

@@ -127,7 +127,7 @@ func NewState(w *Worker, all ...Part) *State {
 	}
 	s.locals = locals{worker: w, parts: s.parts.local(), replicas: w.replicas, soon: s.checkpoints.soon}
 	s.watch = &watch{worker: w, parts: &s.parts}
-	s.setRank(w.Rank(), w.Size())
+	s.parts.setRank(w.Rank(), w.Size())
 	return s
 }
 
@@ -523,10 +523,4 @@ func (s *State) restore(which func(Part) bool) error {
 	err := s.settled()
 	last := s.saved.Last()
 	return errors.Join(append(s.parts.restore(last, s.saved.torn, which, s.watch.since(last)), err)...)
-}
-
-func (s *State) setRank(rank, size int) {
-	if size > 0 { // otherwise there is no world yet
-		s.parts.setRank(rank, size)
-	}
 }

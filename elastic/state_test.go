@@ -47,7 +47,7 @@ func stillWorld(t *testing.T, n, root int) []*Worker {
 	workers := make([]*Worker, n)
 	for r, g := range collective.Local(n) {
 		world := rendezvous.World{World: plan.World{Generation: 3, Slots: slots}, Rank: r, SyncRoot: root, Seq: 5}
-		w, err := newWorker(t.Context(), &still{world: world, group: g})
+		w, err := newWorker(t.Context(), &still{world: world, group: g}).arrive(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -67,7 +67,7 @@ func (s *State) Sync(ctx context.Context) error {
 	s.audits.due = nil
 	p := s.worker.member.Load()
 	g, root := p.group, p.world.SyncRoot
-	s.setRank(g.Rank(), g.Size())
+	s.parts.setRank(g.Rank(), g.Size())
 	var err error
 	if s.steps != nil {
 		if root, err = s.steps.settle(ctx, g, root); err != nil {

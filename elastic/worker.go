@@ -257,7 +257,7 @@ func (w *Worker) Group() *collective.Group {
 	if none := w.first.none.Load(); none != nil {
 		return none
 	}
-	if g := w.group(); g != nil || !w.first.onGroup {
+	if g := w.group(); g != nil {
 		return g
 	}
 	return w.firstGroup()

@@ -19,17 +19,13 @@ import (
 
 // trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. At half
 // of the steps it waits until the world has another size than first.
-func trainLarge(ctx context.Context, steps, first int, options ...elastic.InitOption) ([]int64, error) {
-	w, err := elastic.Init(ctx, options...)
+func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
+	w, err := elastic.Init(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer w.Close()
 	switch {
-	case len(options) > 0:
-		if w.Rank() != -1 || w.Size() != 0 || w.Group() != nil || w.Host() == "" {
-			return nil, fmt.Errorf("before Run: rank %d of %d on %q", w.Rank(), w.Size(), w.Host())
-		}
 	case w.Host() == "a": // has joined the first world, unless it replaces another
 		if w.Size() < first || w.Generation() == 1 && w.Size() != first || w.Rank() < 0 || w.Rank() >= w.Size() {
 			return nil, fmt.Errorf("before Run: rank %d of %d on %q", w.Rank(), w.Size(), w.Host())
@@ -67,12 +63,7 @@ func trainLarge(ctx context.Context, steps, first int, options ...elastic.InitOp
 }
 
 // Newcomers have the state before they join, even if workers die meanwhile, and no step is lost.
-func TestNewcomersFetch(t *testing.T) { newcomersFetch(t) }
-
-// So do workers that were given Late.
-func TestLate(t *testing.T) { newcomersFetch(t, elastic.Late) }
-
-func newcomersFetch(t *testing.T, options ...elastic.InitOption) {
+func TestNewcomersFetch(t *testing.T) {
 	const steps, first, newcomers = 30, 2, 2
 	for _, c := range []struct {
 		name  string
@@ -91,10 +82,7 @@ func newcomersFetch(t *testing.T, options ...elastic.InitOption) {
 				log.SetLevel(logrus.DebugLevel)
 				var mu sync.Mutex
 				sums := map[int64]int{}
-				fetching, joined, old := 0, 0, 0
-				if len(options) > 0 {
-					old = first // those of the first world come to the same point
-				}
+				fetching, joined := 0, 0
 				died := c.death == elastictest.Moment{}
 				grown, waiting := make(chan struct{}), make(chan struct{})
 				var once sync.Once
@@ -102,7 +90,7 @@ func newcomersFetch(t *testing.T, options ...elastic.InitOption) {
 					Hosts:  []plan.Host{{Name: "a", Slots: first}},
 					Driver: driver.Config{Log: log},
 					Worker: func(ctx context.Context) error {
-						weights, err := trainLarge(ctx, steps, first, options...)
+						weights, err := trainLarge(ctx, steps, first)
 						if err == nil {
 							mu.Lock()
 							defer mu.Unlock()
@@ -129,7 +117,7 @@ func newcomersFetch(t *testing.T, options ...elastic.InitOption) {
 								close(waiting)
 							}
 						}
-						if died || fetching <= old || m.Rank != c.death.Rank || m.Phase != c.death.Phase {
+						if died || fetching == 0 || m.Rank != c.death.Rank || m.Phase != c.death.Phase {
 							return false
 						}
 						died = true

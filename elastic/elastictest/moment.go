@@ -62,8 +62,8 @@ const (
 	// Leaving: elastic.Run is about to return.
 	Leaving
 
-	// Fetching: a newcomer, or a worker with elastic.Late, fetches the newest commit of other
-	// workers, if there is one, before it joins.
+	// Fetching: a newcomer fetches the newest commit of other workers, if there is one, before it
+	// joins.
 	Fetching
 )
 

@@ -57,7 +57,7 @@ type schedule struct {
 	seed uint64
 	plan struct {
 		epochs, n, batch, every int
-		async, setEpoch, late   bool
+		async, setEpoch         bool
 		hosts                   []plan.Host
 		deaths                  []death
 		acts                    []act
@@ -102,7 +102,7 @@ func newSchedule(seed uint64) *schedule {
 		entered: make(map[uint64]entry), committed: make(map[uint64]uint64), happened: make(map[string]int)}
 	p := &s.plan
 	p.epochs, p.n, p.batch, p.every = 1+dice.IntN(3), 40+dice.IntN(160), 1+dice.IntN(2), 1+dice.IntN(3)
-	p.async, p.setEpoch, p.late = dice.IntN(2) == 0, dice.IntN(2) == 0, dice.IntN(2) == 0
+	p.async, p.setEpoch = dice.IntN(2) == 0, dice.IntN(2) == 0
 	for i := range 1 + dice.IntN(3) {
 		p.hosts = append(p.hosts, plan.Host{Name: hostName(i), Slots: 1 + dice.IntN(2)})
 		s.hosts[hostName(i)] = true
@@ -257,11 +257,7 @@ func (r *rank) mayDie(where string) {
 }
 
 func (s *schedule) worker(ctx context.Context) error {
-	var options []elastic.InitOption
-	if s.plan.late {
-		options = append(options, elastic.Late)
-	}
-	w, err := elastic.Init(ctx, options...)
+	w, err := elastic.Init(ctx)
 	if err != nil {
 		return err
 	}

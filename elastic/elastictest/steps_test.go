@@ -63,7 +63,7 @@ type stepPlan struct {
 	seed                   uint64
 	epochs, samples, batch int
 	microbatches, width    int
-	balance, late          bool
+	balance                bool
 	spares                 int
 	hosts                  []plan.Host
 	deaths                 []death
@@ -99,7 +99,7 @@ func newStepSchedule(seed uint64) *stepSchedule {
 	dice := rand.New(rand.NewPCG(seed, 11))
 	s := &stepSchedule{hosts: map[string]bool{}, holders: map[plan.SlotID]bool{}, moments: map[string]int{}, happened: map[string]int{}}
 	s.stepPlan = stepPlan{seed: seed, epochs: 1 + dice.IntN(2), samples: 100 + dice.IntN(200), batch: 1 + dice.IntN(3),
-		microbatches: 1 + dice.IntN(12), width: []int{1, 30, 5000}[dice.IntN(3)], balance: dice.IntN(3) == 0, late: dice.IntN(2) == 0}
+		microbatches: 1 + dice.IntN(12), width: []int{1, 30, 5000}[dice.IntN(3)], balance: dice.IntN(3) == 0}
 	for i := range 1 + dice.IntN(3) {
 		s.stepPlan.hosts = append(s.stepPlan.hosts, plan.Host{Name: hostName(i), Slots: 1 + dice.IntN(2)})
 		s.hosts[hostName(i)] = true
@@ -269,11 +269,7 @@ func (s *stepSchedule) act(a act) {
 
 // train trains as a worker of a disturbed job, or of none.
 func (s *stepSchedule) train(ctx context.Context, disturbed *stepSchedule) (stepModel, error) {
-	var options []elastic.InitOption
-	if s.late {
-		options = append(options, elastic.Late)
-	}
-	w, err := elastic.Init(ctx, options...)
+	w, err := elastic.Init(ctx)
 	if err != nil {
 		return stepModel{}, err
 	}

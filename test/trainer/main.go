@@ -41,7 +41,6 @@ type settings struct {
 	change       string
 	microbatches int
 	balance      bool
-	late         bool
 	commitEvery  int
 	stepTime     time.Duration
 	log          string
@@ -73,7 +72,6 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.StringVar(&s.change, "ballast-change", "few", "what a step changes of it: none, few (numbers) or all")
 	f.IntVar(&s.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two; most other flags have no effect then")
 	f.BoolVar(&s.balance, "balance", false, "with -microbatches, give slower workers fewer")
-	f.BoolVar(&s.late, "late", false, "enter the first world in elastic.Run")
 	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication; negative: that it computes")
 	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")
 	f.BoolVar(&s.logAll, "log-all", false, "let all ranks append")
@@ -130,14 +128,10 @@ func (s *settings) run(ctx context.Context) error {
 	if err := s.faults.at("start", 0); err != nil {
 		return err
 	}
-	var options []elastic.InitOption
-	if s.late {
-		options = append(options, elastic.Late)
-	}
 	if s.tasks { // a spare of the job's start is in Init
 		defer serveTasks(ctx)()
 	}
-	w, err := elastic.Init(ctx, options...)
+	w, err := elastic.Init(ctx)
 	if err != nil {
 		return expectedEnd(err)
 	}

@@ -48,7 +48,7 @@ func (t *trial) job() (*job, error) {
 	weights, ballast := s.weights()
 	j.plan.Trainer = []string{"-log-all=" + strconv.FormatBool(s.Workers <= 16), "-steps", strconv.Itoa(j.steps()), "-size", strconv.Itoa(weights),
 		"-ballast", strconv.Itoa(ballast), "-ballast-change", cmp.Or(s.Change, "few"), "-step-time", s.StepTime.String(),
-		"-print", strconv.Itoa(s.Print), fmt.Sprintf("-async=%t", s.Async), "-microbatches", strconv.Itoa(s.Microbatches), fmt.Sprintf("-late=%t", s.Late)}
+		"-print", strconv.Itoa(s.Print), fmt.Sprintf("-async=%t", s.Async), "-microbatches", strconv.Itoa(s.Microbatches)}
 	if s.Spares > 0 {
 		j.flag("--max-np", strconv.Itoa(s.Workers), "--spares", strconv.Itoa(s.Spares))
 	}

@@ -32,7 +32,7 @@ var kinds = []kind{
 		disturbed(s, 400, 80*time.Millisecond)
 		slots := 2 + d.IntN(7)
 		s.Spares = d.IntN(min(3, slots))
-		s.Workers, s.Microbatches, s.Drivers, s.Late = slots-s.Spares, 8, 2, d.IntN(2) == 0
+		s.Workers, s.Microbatches, s.Drivers = slots-s.Spares, 8, 2
 	}, playChaos},
 	{"commits", "workers, often rank 0, are killed while they commit", nil, func(d *rand.Rand, turn int, s *setup) {
 		disturbed(s, 300, 20*time.Millisecond)

@@ -25,7 +25,6 @@ type setup struct {
 	Steps        int           `is:"steps of training; 0: endless"`
 	StepTime     time.Duration `is:"time of a step besides communication; negative: a step computes for so long"`
 	Microbatches int           `is:"train by elastic.Steps of so many microbatches, a power of two"`
-	Late         bool          `is:"give elastic.Init the option Late"`
 	Async        bool          `is:"commit by CommitAsync"`
 	Print        int           `is:"MB of output of each worker"`
 	Listed       int           `is:"further listed hosts, which are unusable"`
