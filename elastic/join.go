@@ -85,7 +85,10 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 		w.stayOut(env)
 		return w, nil
 	}
-	return w.arrive(ctx)
+	if err := w.enterFirst(ctx, func() {}); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
 }
 
 // initialized is the worker that this process is; nil: it is none yet.
@@ -105,14 +108,6 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 	w.stopPulse = w.startPulse()
 	w.appear()
 	return w
-}
-
-// arrive enters the first world and closes the worker if that fails.
-func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
-	if err := w.enterFirst(ctx, func() {}); err != nil {
-		return nil, errors.Join(err, w.Close())
-	}
-	return w, nil
 }
 
 // enter joins the next world, calls left, which waits until the previous world is left, and

@@ -18,14 +18,14 @@ import (
 // InitOption configures Init.
 type InitOption struct{}
 
-// Late is accepted and changes nothing: [Init] decides by itself whether the worker enters its first
-// world there or in [Run].
+// Late is accepted and changes nothing: [Init] decides by itself whether the worker enters its
+// first world there or in [Run].
 //
 // Deprecated: no program needs it.
 var Late = InitOption{}
 
-// firstWorld is the entry of a worker into its first world, by enterFirst alone: Init calls it where
-// the job has no world yet, otherwise Run does, or a call of Group before it.
+// firstWorld is the entry of a worker into its first world, by enterFirst alone: Init calls it
+// where the job has no world yet, otherwise Run does, or a call of Group before it.
 type firstWorld struct {
 	mu      sync.Mutex // held while entering
 	outside bool       // in no world yet; guarded by mu once Init has returned
@@ -45,8 +45,8 @@ type preparing interface {
 	trains(ctx context.Context) bool
 }
 
-// stayOut leaves it to Run or Group to enter the first world. Until then the worker has the place of
-// the trial assignment for which the process was started.
+// stayOut leaves it to Run or Group to enter the first world. Until then the worker has the place
+// of the trial assignment for which the process was started.
 func (w *Worker) stayOut(env plan.Worker) {
 	slots := make([]plan.Slot, max(env.Size, env.Slot.Rank+1))
 	slots[env.Slot.Rank] = env.Slot
