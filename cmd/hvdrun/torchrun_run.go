@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/hvdrun/hvdrun/internal/etcd"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -484,7 +485,7 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 	}
 	port := dynamicPort
 	if f.backend == "etcd" {
-		port = etcdPort
+		port = etcd.DefaultPort
 	}
 	host, addr, here, err := f.where(ctx, port)
 	if err != nil {

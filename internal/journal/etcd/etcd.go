@@ -35,10 +35,9 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
+	"github.com/hvdrun/hvdrun/internal/etcd"
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
@@ -49,9 +48,7 @@ const (
 	LeastLease = 5 * time.Second
 
 	defaultPrefix = "/hvdrun"
-	defaultPort   = "2379"
 	callBound     = 5 * time.Second // of one request
-	dialBound     = 5 * time.Second
 	// chunkBytes bounds a part of a journal; etcd refuses requests of more than 1.5 MiB.
 	chunkBytes = 512 << 10
 	// maxRecord bounds a record that is read: that of package journal.
@@ -108,7 +105,7 @@ func ParseURL(text string) (Config, error) {
 	}
 	for _, host := range strings.Split(hosts, ",") {
 		if _, _, err := net.SplitHostPort(host); err != nil {
-			host = net.JoinHostPort(strings.Trim(host, "[]"), defaultPort)
+			host = net.JoinHostPort(strings.Trim(host, "[]"), etcd.DefaultPort)
 		}
 		if strings.HasPrefix(host, ":") {
 			return Config{}, fmt.Errorf("%q names no host", text)
@@ -160,18 +157,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if s.seal, err = cipher.NewGCMWithRandomNonce(block); err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
-	conf := clientv3.Config{
-		Endpoints: cfg.Endpoints, DialTimeout: dialBound, Logger: zap.NewNop(),
-		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
-	}
-	if cfg.CA != "" || cfg.Cert != "" {
-		info := transport.TLSInfo{TrustedCAFile: cfg.CA, CertFile: cfg.Cert, KeyFile: cfg.Key}
-		if conf.TLS, err = info.ClientConfig(); err != nil {
-			return nil, fmt.Errorf("etcd: %w", err)
-		}
-	}
-	if s.client, err = clientv3.New(conf); err != nil {
-		return nil, fmt.Errorf("etcd: %w", err)
+	if s.client, err = etcd.Open(etcd.Config{Endpoints: cfg.Endpoints, CA: cfg.CA, Cert: cfg.Cert, Key: cfg.Key}); err != nil {
+		return nil, err
 	}
 	if _, err := s.get(ctx, s.cfg.Prefix+"/none"); err != nil {
 		_ = s.client.Close()

@@ -1,0 +1,50 @@
+// Package etcd opens connections to etcd, for all that keep something there.
+package etcd
+
+import (
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+)
+
+// DefaultPort is that of endpoints that name none.
+const DefaultPort = "2379"
+
+// Config says where etcd is.
+type Config struct {
+	// Endpoints are host:port each.
+	Endpoints []string
+	// TLS asks over TLS. CA, Cert and Key are files in PEM, or empty; CA and Cert imply TLS.
+	TLS           bool
+	CA, Cert, Key string
+}
+
+// Open returns a client, without waiting for an answer of etcd. The caller must close it. A
+// connection that is lost is tried again each second at least, so that all that use an etcd which
+// was away reach it again at about the same time; a peer that is silent for 4 s counts as lost.
+func Open(cfg Config) (*clientv3.Client, error) {
+	conf := clientv3.Config{
+		Endpoints: cfg.Endpoints, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: 2 * time.Second,
+		})},
+	}
+	if cfg.TLS || cfg.CA != "" || cfg.Cert != "" {
+		info := transport.TLSInfo{TrustedCAFile: cfg.CA, CertFile: cfg.Cert, KeyFile: cfg.Key}
+		var err error
+		if conf.TLS, err = info.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("etcd: %w", err)
+		}
+	}
+	client, err := clientv3.New(conf)
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	return client, nil
+}
