@@ -48,37 +48,19 @@ type Mirror interface {
 	State() string
 }
 
-// journalWriter writes the machine's inputs to the journal. The zero value writes nothing.
+// journalWriter writes the machine's inputs to the journal, and their copy to the mirror. The zero
+// value writes nothing.
 type journalWriter struct {
-	j      *journal.Journal
-	path   string
-	mirror Mirror   // nil: there is none
-	meter  *Meter   // nil: there is none
-	ids    []string // of workers named since the last record
+	k      *journal.Keeper // nil: nothing is written
+	mirror Mirror          // nil: there is none
+	meter  *Meter          // nil: there is none
+	ids    []string        // of workers named since the last record
 	log    logrus.FieldLogger
-
-	// bound is the size from which on the journal is compacted: a snapshot replaces all records.
-	bound int64
-	// Records that could not be written are in the next snapshot. Until then the file is marked as
-	// behind.
-	since time.Time        // zero: everything is written
-	why   error            // error of the last attempt; permanent if j is nil
-	told  bool             // the log has reported it
-	retry <-chan time.Time // time of the next attempt; nil: at once
-
-	failures uint64 // times that it could not be written or compacted
+	retry  <-chan time.Time // when the next snapshot is due that has failed; nil: none has
 }
 
-const (
-	// retryPause is the pause between two attempts to write a journal.
-	retryPause = time.Second
-	// journalSize is the smallest bound. growth is the ratio of the bound to the size of the last
-	// snapshot.
-	journalSize = 1 << 20
-	growth      = 4
-	// slack is room for the records that arrive before the loop has time for a snapshot.
-	slack = 64 << 10
-)
+// journalSize is the size in bytes up to which a journal is not compacted.
+const journalSize = 1 << 20
 
 func (w *journalWriter) newID(plan.SlotID) string {
 	id := randomID()
@@ -86,13 +68,23 @@ func (w *journalWriter) newID(plan.SlotID) string {
 	return id
 }
 
+// keep sets what writes the journal.
+func (w *journalWriter) keep(cfg Config) {
+	w.k = &journal.Keeper{Rules: journal.Rules{
+		Path: cfg.Journal, Run: cfg.RunID, Least: journalSize, Reserve: true, Strict: true,
+		Log: w.log, Level: logrus.ErrorLevel, Name: "the journal",
+		Follows: "the job continues but cannot be resumed until it can be written again",
+		NoRoom:  "the job cannot be resumed if its driver dies while the disk is full",
+	}}
+}
+
 // begin creates the journal of a new job.
 func (w *journalWriter) begin(cfg Config, job decide.JobRecord) error {
-	j, err := journal.Create(cfg.Journal, cfg.RunID)
-	if err != nil {
+	w.keep(cfg)
+	if err := w.k.Create(); err != nil {
+		w.k = nil
 		return err
 	}
-	w.take(j, cfg.Journal)
 	if w.mirror != nil {
 		w.mirror.Replace(nil)
 	}
@@ -100,22 +92,10 @@ func (w *journalWriter) begin(cfg Config, job decide.JobRecord) error {
 	return nil
 }
 
-// take sets the journal and reserves disk space for it. A file system that cannot reserve space is
-// not an error: the journal then depends on free space.
-func (w *journalWriter) take(j *journal.Journal, path string) {
-	w.j, w.path = j, path
-	w.setBound()
-}
-
-// setBound sets the bound from the journal's size, which is little more than a snapshot's.
-func (w *journalWriter) setBound() {
-	w.bound = max(journalSize, growth*w.j.Size())
-	if err := w.j.Reserve(w.bound + slack); err != nil {
-		w.log.WithError(err).Debug("no disk space could be reserved: the job cannot be resumed if its driver dies while the disk is full")
-		if room := w.j.Room() - slack; room > 2*w.j.Size() {
-			w.bound = min(w.bound, room)
-		}
-	}
+// take takes over the journal of the previous driver.
+func (w *journalWriter) take(cfg Config, j *journal.Journal) {
+	w.keep(cfg)
+	w.k.Take(j)
 }
 
 // note records the inputs of a step before its actions are performed. Before a world is published
@@ -124,7 +104,7 @@ func (w *journalWriter) setBound() {
 func (w *journalWriter) note(now time.Time, inputs []decide.Input, actions []decide.Action) {
 	ids := w.ids
 	w.ids = nil
-	if w.j == nil {
+	if w.k == nil {
 		return
 	}
 	sync := false
@@ -139,10 +119,10 @@ func (w *journalWriter) note(now time.Time, inputs []decide.Input, actions []dec
 	}
 }
 
-// write appends a record. If the journal cannot be written, for example because the disk is full,
-// the job continues in memory.
+// write appends a record, and with sync waits until all records are on disk and in the mirror. If
+// the journal cannot be written, for example because the disk is full, the job continues in memory.
 func (w *journalWriter) write(record any, sync bool) {
-	if !w.since.IsZero() {
+	if w.k.Lacking() {
 		return // the next snapshot includes it
 	}
 	text, err := json.Marshal(record)
@@ -150,118 +130,54 @@ func (w *journalWriter) write(record any, sync bool) {
 		w.giveUp(err)
 		return
 	}
-	if err = w.j.Append(text); err == nil {
-		err = w.copied(text, sync)
-	}
-	if err == nil {
-		return
-	}
-	if w.mirror != nil {
-		w.mirror.SetBehind()
-	}
-	w.failures++
-	// The file is incomplete: no other driver may resume from it.
-	if merr := w.j.SetBehind(); merr != nil {
-		w.giveUp(errors.Join(err, merr))
-		return
-	}
-	w.since, w.why, w.retry = time.Now(), err, nil
-}
-
-// copied adds a record to the mirror and, with sync, waits until all records are on disk and in the
-// mirror.
-func (w *journalWriter) copied(text []byte, sync bool) error {
-	if w.mirror != nil {
+	err = w.k.Append(time.Now(), text)
+	if err == nil && w.mirror != nil {
 		w.mirror.Append(text)
 	}
-	if !sync {
-		return nil
+	if err == nil && sync {
+		if err = w.synced(); w.mirror != nil {
+			w.mirror.Sync()
+		}
 	}
-	err := w.synced()
-	if w.mirror != nil {
-		w.mirror.Sync()
+	if err != nil && w.mirror != nil {
+		w.mirror.SetBehind()
 	}
-	return err
 }
 
 // due reports whether the journal has to be compacted or written again now. quiet: the loop has
 // nothing else to do.
-func (w *journalWriter) due(quiet bool) bool {
-	switch {
-	case w.j == nil:
-		return false
-	case !w.since.IsZero():
-		return w.retry == nil
-	case quiet:
-		return w.j.Size() > w.bound/4*3
-	}
-	return w.j.Size() > w.bound
-}
+func (w *journalWriter) due(quiet bool) bool { return w.k != nil && w.k.Due(time.Now(), quiet) }
 
 // renew replaces the journal's records by a snapshot, which includes those that could not be
 // written.
 func (w *journalWriter) renew(records [][]byte) {
 	w.retry = nil
-	err := w.j.Replace(slices.Values(records), true)
-	if err != nil {
-		w.failures++
-	}
-	if err == nil && w.mirror != nil {
+	now := time.Now()
+	if err := w.k.Compact(now, slices.Values(records)); err == nil && w.mirror != nil {
 		w.mirror.Replace(records)
 	}
-	switch {
-	case err == nil:
-		if w.told {
-			w.log.Warnf("the journal is complete again, after %v", time.Since(w.since).Round(time.Millisecond))
-		}
-		w.since, w.why, w.told = time.Time{}, nil, false
-		w.setBound()
-	case w.since.IsZero():
-		w.bound = 2 * w.j.Size()
-		w.log.WithError(err).Warn("the journal cannot be compacted and grows")
-	default:
-		if !w.told {
-			w.log.WithError(w.why).Error("the journal cannot be written: the job continues but cannot be resumed until it can be written again")
-		}
-		w.told, w.why, w.retry = true, err, time.After(retryPause)
+	if at, failing := w.k.Next(); failing {
+		w.retry = time.After(at.Sub(now))
 	}
 }
 
 // giveUp removes a journal that is of no further use.
 func (w *journalWriter) giveUp(err error) {
-	w.log.WithError(errors.Join(err, journal.Remove(w.path))).
-		Error("the journal is given up: the job continues but cannot be resumed")
+	w.k.GiveUp(err)
 	if w.mirror != nil {
 		w.mirror.SetBehind()
 	}
-	w.since, w.why, w.retry = time.Now(), err, nil
-	_ = w.j.Close() // removed: its contents do not matter
-	w.j = nil
 }
 
 // state describes the journal's error for a status; empty if there is none.
 func (w *journalWriter) state() string {
-	switch {
-	case w.why == nil && w.mirror != nil:
+	if w.k != nil && w.k.Err() != nil {
+		return w.k.State(time.Now())
+	}
+	if w.mirror != nil {
 		return w.mirror.State()
-	case w.why == nil:
-		return ""
-	case w.j == nil:
-		return fmt.Sprintf("given up: %v", w.why)
 	}
-	return fmt.Sprintf("not written for %v: %v", time.Since(w.since).Round(time.Second), w.why)
-}
-
-// close closes the journal. If the job has ended it releases the reserved disk space.
-func (w *journalWriter) close(ended bool) {
-	if w.j == nil {
-		return
-	}
-	if ended {
-		_ = w.j.Release() // the last record is synced
-	}
-	_ = w.j.Close()
-	w.j = nil
+	return ""
 }
 
 // tidy compacts the journal if that is due.
@@ -287,13 +203,21 @@ func (l *loop) records() ([][]byte, error) {
 	return l.m.Records(first, l.recent, mark)
 }
 
-// closeJournal closes the journal after a last attempt to write what is missing.
+// closeJournal closes the journal after a last attempt to write what is missing, and releases the
+// reserved disk space if the job has ended.
 func (l *loop) closeJournal() {
-	if l.writer.j != nil && !l.writer.since.IsZero() {
-		l.writer.retry = nil
+	k := l.writer.k
+	if k == nil {
+		return
+	}
+	if k.Lacking() {
+		k.Hurry()
 		l.tidy()
 	}
-	l.writer.close(finished(l.m))
+	if finished(l.m) {
+		k.Release()
+	}
+	k.Close()
 }
 
 // Resume continues a job whose driver has died. cfg.Journal is its journal; the rest of cfg must be
@@ -317,7 +241,7 @@ func Resume(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return errors.Join(err, j.Close())
 	}
-	l.writer.take(j, cfg.Journal)
+	l.writer.take(l.cfg, j)
 	if cfg.Mirror != nil {
 		cfg.Mirror.Replace(records)
 		cfg.Mirror.Sync()

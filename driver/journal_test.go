@@ -192,7 +192,7 @@ func TestLoopIsResumed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.writer.take(j, cfg.Journal)
+		l.writer.take(cfg, j)
 		second := k.drive(t, t.Context(), l)
 		if !slices.Equal(k.terms, []uint64{1}) || l.m.Term() != 1 {
 			t.Errorf("the second driver has the term %d, and takes over with %v", l.m.Term(), k.terms)
@@ -309,7 +309,12 @@ func TestJournalFails(t *testing.T) {
 		}
 		var said strings.Builder
 		l.writer.log.(*logrus.Logger).SetOutput(&said)
-		l.writer.j.Close()
+		broken, err := journal.Create(cfg.Journal+".broken", cfg.RunID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		broken.Close()
+		l.writer.k.Take(broken)
 		j := k.drive(t, t.Context(), l)
 		j.joined(k, t, "a:0", 0)
 		j.joined(k, t, "a:1", 0)
@@ -400,7 +405,7 @@ func TestJournalHasRoom(t *testing.T) {
 				t.Fatalf("after %d events: %+v, %v", i, about, err)
 			}
 		}
-		if size := l.writer.j.Size(); size > 2*journalSize {
+		if size := l.writer.k.Size(); size > 2*journalSize {
 			t.Errorf("the journal has %d bytes", size)
 		}
 		k.finish(t, j)
@@ -442,7 +447,7 @@ func TestJournalFullDisk(t *testing.T) {
 		}
 		j.joined(k, t, "a:0", 0)
 		j.joined(k, t, "a:1", 0)
-		<-time.After(3 * retryPause)
+		<-time.After(3 * time.Second)
 		synctest.Wait()
 		if len(j.published) != 1 || !strings.Contains(state(), "no space left") || strings.Count(said.String(), "\n") != 1 {
 			t.Errorf("published %v, the journal is %q, the log: %s", j.published, state(), said.String())
@@ -453,7 +458,7 @@ func TestJournalFullDisk(t *testing.T) {
 		if err := os.Remove(ballast); err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(2 * retryPause)
+		<-time.After(2 * time.Second)
 		synctest.Wait()
 		if got := state(); got != "" {
 			t.Errorf("with room, the journal is %q", got)

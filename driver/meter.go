@@ -97,9 +97,9 @@ func (s *sourceAge) stale() time.Duration {
 }
 
 func (w *journalWriter) measure() job.Journal {
-	m := job.Journal{Behind: w.why != nil || w.mirror != nil && w.mirror.State() != "", Failures: w.failures}
-	if w.j != nil {
-		m.Bytes = w.j.Size()
+	m := job.Journal{Behind: w.mirror != nil && w.mirror.State() != ""}
+	if w.k != nil {
+		m.Bytes, m.Failures, m.Behind = w.k.Size(), w.k.Failures(), m.Behind || w.k.Err() != nil
 	}
 	return m
 }
@@ -107,7 +107,7 @@ func (w *journalWriter) measure() job.Journal {
 // synced syncs the journal, and measures it.
 func (w *journalWriter) synced() error {
 	begun := time.Now()
-	err := w.j.Sync()
+	err := w.k.Sync(begun)
 	if w.meter != nil && w.meter.Synced != nil {
 		w.meter.Synced(time.Since(begun))
 	}

@@ -14,21 +14,16 @@ import (
 	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
-// outputsSize is the size from which on the file is compacted, beyond twice its compacted size.
+// outputsSize is the size in bytes up to which the file is not compacted.
 const outputsSize = 1 << 20
 
 // outputs records how much of each worker's output has been forwarded, so that another driver
 // neither repeats nor omits a line. It is a journal beside the job's. The zero value records
 // nothing. Its methods are safe for concurrent use.
 type outputs struct {
-	path, run string
-	log       logrus.FieldLogger
-
-	mu     sync.Mutex
-	j      *journal.Journal
-	at     map[string]outputNote // by incarnation
-	bound  int64                 // size from which on the file is compacted
-	failed time.Time             // last failed attempt to write; zero: the file is complete
+	mu sync.Mutex
+	k  *journal.Keeper
+	at map[string]outputNote // by incarnation
 }
 
 // outputNote is a record: how many bytes of a worker's output have been forwarded, except for the
@@ -43,38 +38,36 @@ type outputNote struct {
 
 // open reads the notes of the previous driver, if any.
 func (o *outputs) open(cfg Config) error {
-	o.path, o.run, o.log = cfg.Journal+".output", cfg.RunID, cfg.Log
 	o.at = make(map[string]outputNote)
-	var err error
-	o.j, _, err = journal.Open(o.path, func(b []byte) error {
+	o.k = &journal.Keeper{Rules: journal.Rules{
+		Path: cfg.Journal + ".output", Run: cfg.RunID, Least: outputsSize, Reserve: true, Volatile: true,
+		Log: cfg.Log, Level: logrus.WarnLevel, Name: "the record of forwarded output",
+		Follows: "a driver that resumes the job may repeat some output",
+		NoRoom:  "a driver that resumes the job may repeat output if the disk is full",
+	}}
+	j, _, err := journal.Open(o.k.Path, func(b []byte) error {
 		var n outputNote
 		err := json.Unmarshal(b, &n)
 		o.take(n)
 		return err
 	})
 	switch {
+	case err == nil:
+		o.k.Take(j)
 	case errors.Is(err, fs.ErrNotExist):
-		o.j, err = journal.Create(o.path, o.run)
-	case err != nil && !errors.Is(err, journal.ErrLocked):
-		o.log.WithError(err).Warn("the record of forwarded output cannot be read: some output may be repeated")
+		err = o.k.Create()
+	case !errors.Is(err, journal.ErrLocked):
+		cfg.Log.WithError(err).Warn("the record of forwarded output cannot be read: some output may be repeated")
 		clear(o.at)
-		if err = journal.Remove(o.path); err == nil {
-			o.j, err = journal.Create(o.path, o.run)
+		if err = journal.Remove(o.k.Path); err == nil {
+			err = o.k.Create()
 		}
 	}
 	if err != nil {
+		o.k = nil
 		return fmt.Errorf("driver: %w", err)
 	}
-	o.setBound()
 	return nil
-}
-
-// setBound sets the bound from the size of the compacted file.
-func (o *outputs) setBound() {
-	o.bound = outputsSize + 2*o.j.Size()
-	if err := o.j.Reserve(o.bound + slack); err != nil {
-		o.log.WithError(err).Debug("no disk space could be reserved: a driver that resumes the job may repeat output if the disk is full")
-	}
 }
 
 func (o *outputs) take(n outputNote) {
@@ -96,22 +89,16 @@ func (o *outputs) of(worker string) outputNote {
 func (o *outputs) note(n outputNote) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.j == nil {
+	if o.k == nil {
 		return
 	}
 	o.take(n.clone())
-	if !o.failed.IsZero() {
-		if time.Since(o.failed) >= retryPause {
-			o.renew()
-		}
-		return
+	now := time.Now()
+	if b, err := json.Marshal(n); err == nil {
+		_ = o.k.Append(now, b) // the keeper tells, and a snapshot has it otherwise
 	}
-	b, err := json.Marshal(n)
-	if err == nil {
-		err = o.j.Append(b)
-	}
-	if err != nil || o.j.Size() > o.bound {
-		o.renew()
+	if o.k.Due(now, false) {
+		_ = o.k.Compact(now, o.all) // the keeper tells
 	}
 }
 
@@ -120,31 +107,16 @@ func (n outputNote) clone() outputNote {
 	return n
 }
 
-// renew compacts the file to the current notes. The caller holds the lock.
-func (o *outputs) renew() {
-	err := o.j.Replace(func(yield func([]byte) bool) {
-		for _, n := range o.at {
-			b, err := json.Marshal(n)
-			if err != nil {
-				panic(fmt.Sprintf("driver: %v", err)) // numbers and bytes always marshal
-			}
-			if !yield(b) {
-				return
-			}
+// all yields the records of the current notes. The caller holds the lock.
+func (o *outputs) all(yield func([]byte) bool) {
+	for _, n := range o.at {
+		b, err := json.Marshal(n)
+		if err != nil {
+			panic(fmt.Sprintf("driver: %v", err)) // numbers and bytes always marshal
 		}
-	}, false)
-	switch {
-	case err == nil && !o.failed.IsZero():
-		o.log.Info("the record of forwarded output is complete again")
-		fallthrough
-	case err == nil:
-		o.failed = time.Time{}
-		o.setBound()
-	case o.failed.IsZero():
-		o.log.WithError(err).Warn("the record of forwarded output cannot be written: a driver that resumes the job may repeat some output")
-		fallthrough
-	default:
-		o.failed = time.Now()
+		if !yield(b) {
+			return
+		}
 	}
 }
 
@@ -152,12 +124,12 @@ func (o *outputs) renew() {
 func (o *outputs) close(ended bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.j == nil {
+	if o.k == nil {
 		return
 	}
-	_ = o.j.Close() // every record has been written already
-	o.j = nil
+	o.k.Close() // every record has been written already
 	if ended {
-		_ = journal.Remove(o.path) // harmless if it stays
+		_ = journal.Remove(o.k.Path) // harmless if it stays
 	}
+	o.k = nil
 }

@@ -47,7 +47,7 @@ func TestOutputs(t *testing.T) {
 		}
 	}
 	check(o)
-	if fi, err := os.Stat(o.path); err != nil || fi.Size() > 2*outputsSize || fi.Mode() != 0o600 {
+	if fi, err := os.Stat(path + ".output"); err != nil || fi.Size() > 2*outputsSize || fi.Mode() != 0o600 {
 		t.Errorf("%v, %v", fi, err)
 	}
 	o.close(false)
@@ -55,14 +55,14 @@ func TestOutputs(t *testing.T) {
 	o = openOutputs(t, path)
 	check(o)
 	o.close(true)
-	if _, err := os.Stat(o.path); !os.IsNotExist(err) {
+	if _, err := os.Stat(path + ".output"); !os.IsNotExist(err) {
 		t.Errorf("the file is still there: %v", err)
 	}
-	if err := os.WriteFile(o.path, []byte("garbage"), 0o600); err != nil {
+	if err := os.WriteFile(path+".output", []byte("garbage"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	o = openOutputs(t, path)
-	if len(o.at) != 0 || o.j == nil {
+	if len(o.at) != 0 || o.k == nil {
 		t.Errorf("after garbage: %+v", o.at)
 	}
 	o.close(true)

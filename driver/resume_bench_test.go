@@ -103,6 +103,6 @@ func longJob(b *testing.B, events int) string {
 		now = now.Add(2 * time.Second)
 		step(decide.DeadlinePassed{})
 	}
-	l.writer.close(true)
+	l.writer.k.Close()
 	return cfg.Journal
 }

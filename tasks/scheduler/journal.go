@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
@@ -19,17 +20,12 @@ const (
 	// recordAt is the size of a record beyond which another one begins. A record with a single part
 	// may be larger: see the bounds of package link.
 	recordAt = 1 << 20
-	// mostUnwritten is how many bytes wait for a disk that takes none; then they are given up, and
-	// a snapshot is written instead when the disk takes something again.
+	// mostUnwritten is how many bytes wait for a disk that takes none.
 	mostUnwritten = 64 << 20
-	// leastCompacted is the size from which on a journal is compacted, growth how often that of its
-	// last snapshot.
+	// leastCompacted is the size in bytes up to which a journal is not compacted.
 	leastCompacted = 64 << 20
-	growth         = 4
 	// slice is how many tasks of a snapshot are written before others get the lock.
 	slice = 1000
-	// journalRetry is the pause before another try to write.
-	journalRetry = time.Second
 	// gatherFor is how long the writer lets more come before it writes: nothing that is in a hurry
 	// waits for it.
 	gatherFor = 2 * time.Millisecond
@@ -43,36 +39,39 @@ const (
 )
 
 // book writes down what must survive this process. What is acknowledged is on the disk. Its fields
-// are protected by the scheduler's lock, those of the writer apart.
+// are protected by the scheduler's lock, the keeper apart, which is the writer's.
 type book struct {
 	s       *Scheduler
-	path    string
+	k       *journal.Keeper
 	records []*wire.TasksRecord // to be written; the last one grows
 	size    int                 // of the last one
 	waiting int                 // of all
-	writing int                 // of those that are written now
+	writing int                 // of those that the writer has
 	acks    map[*peer]ack       // when they are written
 	tells   []queue.ID          // tasks of which clients are told then
 	telling bool                // they are told now
-	lost    bool                // records were given up: only a snapshot helps
+	lost    bool                // records were dropped: only a snapshot helps
 	why     error               // it cannot be written
 	news    chan struct{}       // of capacity 1
 	stop    chan struct{}
 	done    chan struct{}
-
-	// The writer's.
-	j     *journal.Journal // nil: not made yet
-	bound int64            // from which on it is compacted
 }
 
 // ack is what a peer may be told once it is written down.
 type ack struct{ accepted, heard uint64 }
 
-// begin starts the writer.
+// begin starts the writer. A journal that is nil is created with the first record.
 func (s *Scheduler) begin(path string, j *journal.Journal) {
 	s.book = &book{
-		s: s, path: path, j: j, acks: map[*peer]ack{}, bound: leastCompacted,
-		news: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		s: s, acks: map[*peer]ack{}, news: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		k: &journal.Keeper{Rules: journal.Rules{
+			Path: path, Run: s.cfg.Run, Least: leastCompacted, Keep: mostUnwritten,
+			Log: s.cfg.Log, Level: logrus.ErrorLevel, Name: "tasks: the journal",
+			Follows: "tasks run on, but clients and workers keep what they have said until it can",
+		}},
+	}
+	if j != nil {
+		s.book.k.Take(j)
 	}
 	go s.book.write()
 }
@@ -92,11 +91,14 @@ func (s *Scheduler) note(part proto.Message, add func(*wire.TasksRecord)) {
 	add(b.records[len(b.records)-1])
 	b.size += bytes
 	b.waiting += bytes
-	if b.waiting > mostUnwritten && b.why != nil || int64(b.waiting) > s.cfg.Memory { // commit does so for what was before
-		b.records, b.size, b.waiting, b.lost = nil, 0, 0, true
+	if b.waiting > mostUnwritten && b.why != nil || int64(b.waiting) > s.cfg.Memory {
+		b.drop()
 	}
 	b.poke()
 }
+
+// drop drops the records that are to be written; the lock is held.
+func (b *book) drop() { b.records, b.size, b.waiting, b.lost = nil, 0, 0, true }
 
 // partSize returns how many bytes a part of a record has, at most; nil: some numbers.
 func partSize(part proto.Message) int {
@@ -203,7 +205,12 @@ func (s *Scheduler) payOff() {
 // write writes what is noted, with one sync for all that has come meanwhile, until stop is closed.
 func (b *book) write() {
 	defer close(b.done)
+	defer b.k.Close()
 	for more := true; more; {
+		var again <-chan time.Time
+		if at, failing := b.k.Next(); failing {
+			again = time.After(time.Until(at))
+		}
 		select {
 		case <-b.news:
 			select {
@@ -211,116 +218,72 @@ func (b *book) write() {
 			case <-b.stop:
 				more = false
 			}
+		case <-again:
 		case <-b.stop:
 			more = false
 		}
-		for !b.commit() && more {
-			select {
-			case <-time.After(journalRetry):
-			case <-b.stop:
-				more = false
-			}
+		if !more {
+			b.k.Hurry()
 		}
-	}
-	if b.j != nil {
-		if err := b.j.Close(); err != nil {
-			b.s.cfg.Log.WithError(err).Warn("tasks: closing the journal")
-		}
+		b.commit(time.Now())
 	}
 }
 
-// commit writes what is noted, and returns whether it is on the disk.
-func (b *book) commit() bool {
+// commit writes what is noted. Peers are told when it is on the disk.
+func (b *book) commit(now time.Time) {
 	s := b.s
 	s.mu.Lock()
-	records, acks, tells, lost, waiting := b.records, b.acks, b.tells, b.lost, b.waiting
-	b.records, b.size, b.waiting, b.acks, b.tells, b.lost = nil, 0, 0, map[*peer]ack{}, nil, false
-	b.writing = waiting
-	s.mu.Unlock()
-	if len(records) == 0 && len(acks) == 0 && len(tells) == 0 && !lost {
-		return true
+	records, acks, tells, lost := b.records, b.acks, b.tells, b.lost
+	if len(records) == 0 && len(acks) == 0 && len(tells) == 0 && !lost && b.why == nil {
+		s.mu.Unlock()
+		return
 	}
-	written, err := b.append(records, lost)
+	b.writing += b.waiting
+	b.records, b.size, b.waiting, b.acks, b.tells, b.lost = nil, 0, 0, map[*peer]ack{}, nil, false
+	s.mu.Unlock()
+	err := b.append(now, records, lost)
 	s.mu.Lock()
 	defer s.unlock()
-	b.writing = 0
+	b.writing, b.why = b.k.Waiting(), err
 	b.tell(tells)
 	if err != nil {
-		if b.why == nil {
-			s.cfg.Log.WithError(err).Error("tasks: the journal cannot be written: tasks run on, but clients and workers keep what they have said until it can")
-		}
-		b.why = err
 		b.tell(b.tells)
 		b.tells = nil
-		b.records = append(records[written:], b.records...)
-		b.waiting += waiting
-		if b.lost = b.lost || lost || b.waiting > mostUnwritten; b.lost {
-			b.records, b.size, b.waiting = nil, 0, 0
+		if b.lost || b.k.Lacking() {
+			b.drop()
 		}
 		for p, a := range acks {
 			if _, later := b.acks[p]; !later {
 				b.acks[p] = a
 			}
 		}
-		return false
-	}
-	if b.why != nil {
-		s.cfg.Log.Warn("tasks: the journal is complete again")
-		b.why = nil
+		return
 	}
 	for p, a := range acks {
 		if s.peers[p.session] == p {
 			p.acknowledge(a)
 		}
 	}
-	return true
 }
 
-// append writes records, or a snapshot where some are lost, and returns how many records it has
-// written.
-func (b *book) append(records []*wire.TasksRecord, lost bool) (n int, err error) {
-	if b.j == nil {
-		if b.j, err = journal.Create(b.path, b.s.cfg.Run); err != nil {
-			return 0, err
-		}
-	}
+// append writes records, or a snapshot where some are lost or one is due, and returns nil when all
+// is on the disk.
+func (b *book) append(now time.Time, records []*wire.TasksRecord, lost bool) error {
 	if lost {
-		if err := b.compact(); err != nil {
-			return 0, err
-		}
+		b.k.Drop()
 	}
 	for _, r := range records {
 		text, err := proto.Marshal(r)
-		if err == nil {
-			if err = b.j.Append(text); err != nil {
-				err = errors.Join(err, b.j.Mend())
-			}
-		}
 		if err != nil {
-			return n, err
+			b.k.Drop()
+			break
 		}
-		n++
+		_ = b.k.Append(now, text) // it waits, or the snapshot has it
 	}
-	if err := b.j.Sync(); err != nil {
-		return 0, errors.Join(err, b.j.Mend())
+	if b.k.Due(now, false) {
+		_ = b.k.Compact(now, b.snapshot) // Sync returns what came of it
 	}
-	if b.j.Size() > b.bound {
-		if err := b.compact(); err != nil {
-			b.bound *= 2
-			b.s.cfg.Log.WithError(err).Warn("tasks: the journal cannot be compacted and grows")
-		}
-	}
-	return n, nil
-}
-
-// compact replaces the journal by a snapshot. What changes while it is written is noted, and
-// follows it: each record may be read again after what it says is so already.
-func (b *book) compact() error {
-	if err := b.j.Replace(b.snapshot, true); err != nil {
-		return errors.Join(err, b.j.Mend())
-	}
-	b.bound = max(leastCompacted, growth*b.j.Size())
-	return nil
+	return b.k.Sync(now)
 }
 
 // snapshot yields records of all that is known.
