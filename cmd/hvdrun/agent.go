@@ -116,7 +116,7 @@ that short.`,
 			}
 			if newKey != "" {
 				if err := identity.GenerateClusterKey(newKey); err != nil {
-					return runError{err}
+					return workFailed(err)
 				}
 				return nil
 			}
@@ -178,10 +178,10 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 	defer stop()
 	defer inherit(log, agentReaps)()
 	if err := agent.Run(ctx, cfg); err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	if c.stoppedStatus != 0 {
-		return programExit{errors.New("the agent was asked to stop"), c.stoppedStatus}
+		return exitWith(errors.New("the agent was asked to stop"), c.stoppedStatus)
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func (s *settings) joinCluster(ctx context.Context, cfg *agent.Config) error {
 	if cfg.Name == "" {
 		var err error
 		if cfg.Name, err = os.Hostname(); err != nil {
-			return runError{fmt.Errorf("the host's name: %w", err)}
+			return workFailed(fmt.Errorf("the host's name: %w", err))
 		}
 	}
 	switch {
@@ -218,7 +218,7 @@ func (s *settings) joinCluster(ctx context.Context, cfg *agent.Config) error {
 	}
 	m, err := enroll.Join(ctx, enroll.Config{Addr: c.enroll, TokenFile: c.tokenFile, Host: cfg.Name, Dir: c.stateDir, Log: cfg.Log})
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	cfg.Credentials, cfg.Follow = m.Credentials(), m.Follow
 	cfg.Key, cfg.OtherKeys = m.Keys()[0], m.Keys()[1:]

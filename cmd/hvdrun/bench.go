@@ -241,7 +241,7 @@ func (p *program) benchRankCommand() *cobra.Command {
 				if cause := context.Cause(cmd.Context()); cause != nil {
 					err = cause
 				}
-				return runError{err}
+				return workFailed(err)
 			}
 			return nil
 		},

@@ -41,14 +41,14 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 	defer files.close(&err)
 	folder, err := os.MkdirTemp("", "hvdrun-bench")
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	defer func() { err = joinRunError(err, os.RemoveAll(folder)) }()
 	r := benchRun{program: p, m: m, settings: s, log: p.logger(s), folder: folder, id: driver.NewRunID(),
 		launcher: &benchLauncher{groups: map[int]bool{}}}
 	guard, err := proc.StartGuard(plan.EnvRunID, r.id)
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	defer func() { err = joinRunError(err, guard.Close()) }()
 	if err := r.findHosts(ctx); err != nil {
@@ -56,7 +56,7 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 	}
 	names := r.build(ctx)
 	if ctx.Err() != nil {
-		return runError{context.Cause(ctx)}
+		return workFailed(context.Cause(ctx))
 	}
 	report := &bench.Report{Op: m.spec.Op, Ranks: r.at.Ranks, Hosts: len(r.hosts), Rounds: m.rounds}
 	for round := range m.rounds {
@@ -90,7 +90,7 @@ func joinRunError(err, more error) error {
 	if more == nil {
 		return err
 	}
-	return runError{errors.Join(err, more)}
+	return workFailed(errors.Join(err, more))
 }
 
 // benchRun is what one measurement needs.
@@ -120,14 +120,14 @@ func (r *benchRun) findHosts(ctx context.Context) error {
 		closeSource()
 		switch {
 		case ctx.Err() != nil:
-			return runError{context.Cause(ctx)}
+			return workFailed(context.Cause(ctx))
 		case err != nil:
-			return runError{fmt.Errorf("%w: %w", driver.ErrDiscovery, err)}
+			return workFailed(fmt.Errorf("%w: %w", driver.ErrDiscovery, err))
 		}
 	}
 	var ranks int
 	if r.hosts, ranks = benchHosts(hosts, r.m.np); ranks < max(r.m.np, 1) {
-		return runError{fmt.Errorf("%w: %d are needed, and the hosts have %d", driver.ErrNotEnoughSlots, max(r.m.np, 1), ranks)}
+		return workFailed(fmt.Errorf("%w: %d are needed, and the hosts have %d", driver.ErrNotEnoughSlots, max(r.m.np, 1), ranks))
 	}
 	if err := r.m.checkParts(ranks); err != nil {
 		return err
@@ -234,7 +234,7 @@ func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
 
 // run runs a command of which nothing is left when it returns.
 func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buffer, stderr string, err error) {
-	defer r.watchStop(ctx, r.log, r.launcher.kill, benchGrace)()
+	defer r.program.watchStop(ctx, r.log, r.launcher.kill, benchGrace)()
 	incarnation := driver.NewRunID()
 	var out, errs bytes.Buffer
 	err = r.launcher.Run(ctx, launch.Spec{
@@ -253,14 +253,14 @@ func (r *benchRun) measure(ctx context.Context, name string) ([]bench.Row, error
 	if name == bench.Ours {
 		rows, err := r.ours(ctx)
 		if err != nil {
-			return nil, runError{err}
+			return nil, workFailed(err)
 		}
 		return rows, nil
 	}
 	i := slices.IndexFunc(r.m.peers, func(p bench.Peer) bool { return p.Name == name })
 	rows, err := r.peer(ctx, r.m.peers[i])
 	if ctx.Err() != nil {
-		return nil, runError{context.Cause(ctx)}
+		return nil, workFailed(context.Cause(ctx))
 	}
 	if err != nil {
 		r.failed = append(r.failed, name)

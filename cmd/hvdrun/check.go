@@ -93,13 +93,13 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 	hosts, err := source.Discover(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return runError{context.Cause(ctx)}
+		return workFailed(context.Cause(ctx))
 	case err != nil:
-		return runError{fmt.Errorf("%w: %w", driver.ErrDiscovery, err)}
+		return workFailed(fmt.Errorf("%w: %w", driver.ErrDiscovery, err))
 	}
 	authority, err := identity.NewAuthority(s.runID)
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	cfg, err := s.agents(ctx, authority, hosts, log)
 	if err != nil {
@@ -107,13 +107,13 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 	}
 	local, err := client.LocalHosts(ctx, hostNames(hosts))
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	agents := client.New(cfg)
 	all := inspectHosts(ctx, agents, hosts, local)
 	_ = agents.Close()
 	if ctx.Err() != nil {
-		return runError{context.Cause(ctx)}
+		return workFailed(context.Cause(ctx))
 	}
 	if asJSON {
 		err = json.NewEncoder(p.stdout).Encode(map[string]any{"hosts": all})
@@ -121,7 +121,7 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 		err = p.printChecked(all)
 	}
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	bad := 0
 	for _, c := range all {
@@ -130,7 +130,7 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 		}
 	}
 	if bad > 0 {
-		return runError{fmt.Errorf("%d of %d hosts have problems", bad, len(all))}
+		return workFailed(fmt.Errorf("%d of %d hosts have problems", bad, len(all)))
 	}
 	return nil
 }

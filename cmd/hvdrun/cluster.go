@@ -88,7 +88,7 @@ DIR/token, with which any number of hosts may join within an hour; hvdrun cluste
 				err = dir.Record(audit.Record{What: "init", Dir: args[0], Outcome: audit.Done})
 			}
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			fmt.Fprintf(p.stdout, "%s is the folder of a new cluster; hosts may join with %s for %v\n",
 				args[0], filepath.Join(args[0], cluster.TokenFile), firstTokenLife)
@@ -114,7 +114,7 @@ cannot start jobs. The cluster keeps only its public key.`,
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		dir, err := cluster.Open(args[0])
 		if err != nil {
-			return runError{err}
+			return workFailed(err)
 		}
 		now := time.Now()
 		grant.Expires = now.Add(*life)
@@ -128,7 +128,7 @@ cannot start jobs. The cluster keeps only its public key.`,
 			_, err = fmt.Fprintln(p.stdout, token.Encode())
 		}
 		if err != nil {
-			return runError{err}
+			return workFailed(err)
 		}
 		return nil
 	}
@@ -174,7 +174,7 @@ asked to stop. Agents do without it for half of the life of their certificates b
 		}
 		dir, err := cluster.Open(args[0])
 		if err != nil {
-			return runError{err}
+			return workFailed(err)
 		}
 		ln, err := identity.Enrollment.Listen(listen)
 		if err != nil {
@@ -183,11 +183,11 @@ asked to stop. Agents do without it for half of the life of their certificates b
 		log := p.logger(&s)
 		log.Infof("cluster: agents are served at %v", ln.Addr())
 		if err := dir.Record(audit.Record{What: "serve", How: "at " + ln.Addr().String(), Outcome: audit.Done}); err != nil {
-			return runError{errors.Join(err, ln.Close())}
+			return workFailed(errors.Join(err, ln.Close()))
 		}
 		err = enroll.Server{Dir: dir, AgentLife: *life, Pause: *pause, Log: log}.Serve(cmd.Context(), ln)
 		if err != nil {
-			return runError{err}
+			return workFailed(err)
 		}
 		return nil
 	}
@@ -216,7 +216,7 @@ gone for good holds it up until its certificate ends, or hvdrun cluster remove.`
 			err = errors.Join(err, dir.Record(audit.Record{What: "rotate", Outcome: audit.Of(err)}))
 		}
 		if err != nil {
-			return runError{err}
+			return workFailed(err)
 		}
 		return nil
 	}
@@ -303,11 +303,11 @@ func (p *program) clusterHostsCommand() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			dir, err := cluster.Open(args[0])
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			state, err := dir.View()
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "HOST\tCERTIFICATE UNTIL\tGOSSIP KEYS")
@@ -323,7 +323,7 @@ func (p *program) clusterHostsCommand() *cobra.Command {
 				fmt.Fprintf(w, "%s\t%s\t%s\n", escapeCell(name), h.Expires.Format(time.RFC3339), keys)
 			}
 			if err := w.Flush(); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return nil
 		},
@@ -354,7 +354,7 @@ token.`,
 				}
 			}
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return nil
 		},

@@ -14,7 +14,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func (p *program) configCommand() *cobra.Command {
+// configCommand prints the settings of a job, which possible refuses where no job can have them.
+func (p *program) configCommand(possible func(*settings) error) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "config [flags] [-- command [args…]]",
@@ -36,7 +37,7 @@ Settings that no job can have are refused here too.`,
 			if len(command) > 0 {
 				s.command, s.origins["command"] = command, "the command line"
 			}
-			if err := s.possible(); err != nil {
+			if err := possible(&s); err != nil {
 				return err
 			}
 			agents := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -49,7 +50,7 @@ Settings that no job can have are refused here too.`,
 				return err
 			}
 			if err := printConfig(p.stdout, effective(&s, &a), asJSON); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return nil
 		},

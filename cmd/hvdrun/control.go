@@ -23,16 +23,17 @@ const whichJob = `JOB is the job's run id, the beginning of it, or the path of i
 
 func (d *jobDir) controlPath() string { return filepath.Join(d.path, control.SocketName) }
 
-// controlCommands are those that ask something of the driver of a job that runs.
+// controlCommands are those that ask something of the driver of a job that runs, and those that
+// show what jobs have left.
 func (p *program) controlCommands() []*cobra.Command {
-	all := []*cobra.Command{p.statusCommand(), p.stopCommand(), p.scaleCommand(), p.tasksCommand(), p.stacksCommand(), p.dashboardCommand(), p.topCommand()}
+	all := []*cobra.Command{p.statusCommand(), p.stopCommand(), p.scaleCommand(), p.stacksCommand()}
 	for _, c := range all {
 		p.completesJobs(c)
 	}
 	for _, c := range []*cobra.Command{p.drainCommand(), p.excludeCommand(), p.readmitCommand()} {
 		all = append(all, p.completesPlaces(c))
 	}
-	return all
+	return append(all, p.jobsCommand(), p.inspectCommand(), p.timelineCommand())
 }
 
 func (p *program) stopCommand() *cobra.Command {
@@ -218,7 +219,7 @@ func (p *program) orderOf(ctx context.Context, d *jobDir, c control.Command) err
 		return err
 	})
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	fmt.Fprintf(p.stdout, "job %s: %s\n", escapeCell(d.about.RunID), escapeLines(done))
 	return nil

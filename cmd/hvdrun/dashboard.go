@@ -66,13 +66,13 @@ With --url it prints the URLs of the page that the job's own hvdrun serves (--da
 			}
 			server, err := openPage(cfg)
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			p.printURLs(pageFile{URL: server.URL(), Fingerprint: server.Fingerprint(), Tokens: cfg.Tokens}, d.about.RunID)
 			if err := server.Serve(cmd.Context()); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
-			return runError{context.Cause(cmd.Context())}
+			return workFailed(context.Cause(cmd.Context()))
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another where that is taken)")
@@ -123,7 +123,7 @@ func (d *jobDir) page() dashboard.Config {
 	cfg := dashboard.Config{Job: dashboard.Job{
 		Source: jobSource{d}, Command: d.about.Command, Events: d.about.Events, EventsFrom: d.about.EventsFrom,
 		Recorded: func() ([]json.RawMessage, error) { return driver.InspectEvents(d.journal()) },
-		Tasks:    d.tasksText, Output: d.about.Output,
+		Tasks:    func(ctx context.Context) (json.RawMessage, error) { return d.tasksText(ctx) }, Output: d.about.Output,
 	}}
 	if host, err := os.Hostname(); err == nil {
 		cfg.Names = []string{host}
@@ -187,11 +187,12 @@ func (d *jobDir) readPage() (f pageFile, err error) {
 func (p *program) printPage(d *jobDir) error {
 	f, err := d.readPage()
 	if errors.Is(err, fs.ErrNotExist) {
-		return runError{fmt.Errorf("the hvdrun of job %s serves no page: it was started without --dashboard-listen; hvdrun dashboard %[1]s serves one",
-			d.about.RunID)}
+		return workFailed(fmt.Errorf("the hvdrun of job %s serves no page: it was started without --dashboard-listen; hvdrun dashboard %[1]s serves one",
+			d.about.RunID))
+
 	}
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	p.printURLs(f, d.about.RunID)
 	return nil
@@ -207,24 +208,24 @@ func (p *program) printURLs(f pageFile, job string) {
 
 // servePage serves the page of a job that this process drives, if that is asked for. The function
 // that it returns ends that, after the page has shown how the job has ended.
-func (s *settings) servePage(j jobRun, log *logrus.Logger) (stop func(), err error) {
+func (s *settings) servePage(d *jobDir, resumed bool, log *logrus.Logger) (stop func(), err error) {
 	stop = func() {}
 	if s.dashboard == "" {
 		return stop, nil
 	}
-	if j.dir == nil {
+	if d == nil {
 		log.Warn("there is no page: the job has no folder")
 		return stop, nil
 	}
-	server, err := s.openJobPage(j)
-	if err != nil && !j.resumed {
+	server, err := s.openJobPage(d)
+	if err != nil && !resumed {
 		return nil, fmt.Errorf("%s: %w", s.origin("dashboard-listen"), err)
 	}
 	if err != nil {
 		log.WithError(err).Warn("there is no page")
 		return stop, nil
 	}
-	log.Infof("the page is at %s; hvdrun dashboard %s --url prints the URLs", server.URL(), j.dir.about.RunID)
+	log.Infof("the page is at %s; hvdrun dashboard %s --url prints the URLs", server.URL(), d.about.RunID)
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -235,16 +236,16 @@ func (s *settings) servePage(j jobRun, log *logrus.Logger) (stop func(), err err
 	return func() {
 		cancel()
 		serving.Wait()
-		_ = os.Remove(j.dir.pagePath()) // it is gone with the folder
+		_ = os.Remove(d.pagePath()) // it is gone with the folder
 	}, nil
 }
 
 // openJobPage opens the page, with the tokens and at the port of the driver before, so that
 // browsers find it again.
-func (s *settings) openJobPage(j jobRun) (*dashboard.Server, error) {
-	cfg := j.dir.page()
+func (s *settings) openJobPage(d *jobDir) (*dashboard.Server, error) {
+	cfg := d.page()
 	cfg.Listen, cfg.Tokens = s.dashboard, dashboard.NewTokens()
-	before, err := j.dir.readPage()
+	before, err := d.readPage()
 	var server *dashboard.Server
 	if err == nil {
 		cfg.Tokens = before.Tokens
@@ -259,7 +260,7 @@ func (s *settings) openJobPage(j jobRun) (*dashboard.Server, error) {
 	}
 	text, err := json.Marshal(pageFile{URL: server.URL(), Addr: server.Addr().String(), Fingerprint: server.Fingerprint(), Tokens: cfg.Tokens})
 	if err == nil {
-		err = safefile.Replace(j.dir.pagePath(), append(text, '\n'), safefile.Private)
+		err = safefile.Replace(d.pagePath(), append(text, '\n'), safefile.Private)
 	}
 	if err != nil {
 		return nil, errors.Join(err, server.Close())

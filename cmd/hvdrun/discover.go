@@ -100,17 +100,17 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 	defer closeSource()
 	hosts, err := source.Discover(ctx)
 	if ctx.Err() != nil {
-		return runError{context.Cause(ctx)}
+		return workFailed(context.Cause(ctx))
 	}
 	if err != nil {
-		return runError{fmt.Errorf("%w: %w", driver.ErrDiscovery, err)}
+		return workFailed(fmt.Errorf("%w: %w", driver.ErrDiscovery, err))
 	}
 	found, err := s.understand(ctx, hosts)
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	if err := p.printHosts(found, asJSON); err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	return nil
 }

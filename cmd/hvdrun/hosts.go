@@ -21,24 +21,19 @@ func (s *settings) defaultSlots() int {
 	return max(1, gpus())
 }
 
-// sourceKind is a kind of source that is asked, or listened to, as long as the job runs.
-type sourceKind struct {
-	// setting names the setting that asks for such a source.
-	setting string
-	// open makes the source. close ends it, and may be nil.
-	open func(s *settings, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error)
+// openers make a source of each kind, by the setting that asks for it. close ends the source, and
+// may be nil.
+var openers = map[string]func(s *settings, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error){
+	"host-discovery-script": openScript,
+	"discovery-plugin":      openPlugin,
+	"gossip-join":           openGossip,
+	"slurm":                 openSlurm,
 }
 
-// sourceKinds are all of them. Those that are given are merged, in this order (see
-// discovery.Merge).
-var sourceKinds = []sourceKind{
-	{"host-discovery-script", openScript},
-	{"discovery-plugin", openPlugin},
-	{"gossip-join", openGossip},
+// openKind makes the source of a setting of settings.dynamic. close ends it, and may be nil.
+func (s *settings) openKind(name string, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
+	return openers[name](s, log)
 }
-
-// slurmKind is the only kind where --slurm is on: it has all that others have.
-var slurmKind = sourceKind{"slurm", openSlurm}
 
 // openScript returns the script. What it starts for a job carries a mark, so that nothing of it
 // outlives the job.
@@ -53,7 +48,7 @@ func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 	id := "script-" + rand.Text()
 	guard, err := proc.StartGuard(plan.EnvRunID, id)
 	if err != nil {
-		return nil, nil, runError{err}
+		return nil, nil, workFailed(err)
 	}
 	script.Env = []string{plan.EnvRunID + "=" + id}
 	return script, func() {
@@ -63,17 +58,18 @@ func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 	}, nil
 }
 
-// dynamic returns the kinds of source that are given.
-func (s *settings) dynamic() (kinds []sourceKind) {
-	if s.slurm.on {
-		return []sourceKind{slurmKind}
+// dynamic returns the settings that are given of those that name sources which are asked, or
+// listened to, as long as the job runs. The sources are merged in this order (see discovery.Merge).
+func (s *settings) dynamic() (names []string) {
+	if s.slurm.on { // it has all that others have
+		return []string{"slurm"}
 	}
-	for _, k := range sourceKinds {
-		if s.given(k.setting) {
-			kinds = append(kinds, k)
+	for _, name := range []string{"host-discovery-script", "discovery-plugin", "gossip-join"} {
+		if s.given(name) {
+			names = append(names, name)
 		}
 	}
-	return kinds
+	return names
 }
 
 // fixedHosts returns the hosts that the settings name, by themselves or in a file; nil where
@@ -128,16 +124,16 @@ func (s *settings) openSource(fixed []plan.Host, log logrus.FieldLogger) (source
 			c()
 		}
 	}
-	for _, k := range s.dynamic() {
-		source, closer, err := k.open(s, log)
+	for _, name := range s.dynamic() {
+		source, closer, err := s.openKind(name, log)
 		if err != nil {
 			close()
-			return nil, nil, fmt.Errorf("%s: %w", s.origin(k.setting), err)
+			return nil, nil, fmt.Errorf("%s: %w", s.origin(name), err)
 		}
 		if closer != nil {
 			closers = append(closers, closer)
 		}
-		named = append(named, discovery.Named{Name: s.origin(k.setting), Source: source})
+		named = append(named, discovery.Named{Name: s.origin(name), Source: source})
 	}
 	if len(named) == 1 {
 		return named[0].Source, close, nil
@@ -168,8 +164,9 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 	case s.minNP > np:
 		return driver.Size{}, fmt.Errorf("%s is %d, more than the %d slots of %s", s.origin("min-np"), s.minNP, np, s.fixedOrigin())
 	case fixed != nil && slots < max(np, 1):
-		return driver.Size{}, runError{fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
-			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots)}
+		return driver.Size{}, workFailed(fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
+			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots))
+
 	}
 	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Spares: s.spares, Elastic: elastic, TasksOnly: s.tasksOnly, Stateless: s.restart.workers}, nil
 }

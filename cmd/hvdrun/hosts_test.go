@@ -3,15 +3,31 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/plan"
 )
+
+// parsed reads settings from a command line without a command.
+func parsed(t *testing.T, args string) (settings, error) {
+	t.Helper()
+	words, err := normalize(strings.Fields(args), nil, func(string) string { return "" })
+	if err != nil {
+		return settings{}, err
+	}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	addFlags(fs, false)
+	if err := fs.Parse(words); err != nil {
+		t.Fatal(err)
+	}
+	return load(fs, nil)
+}
 
 // What a command line makes of the size of the worlds: NP, Min, Max, Elastic.
 func TestSize(t *testing.T) {
@@ -46,7 +62,7 @@ func TestSize(t *testing.T) {
 		{"-H localhost:x", "--hosts: plan: item 1"},
 		{"--hostfile no-such-file", "--hostfile: open no-such-file"},
 	} {
-		s, err := loadArgs(t, c.args, nil, "")
+		s, err := parsed(t, c.args)
 		var fixed []plan.Host
 		if err == nil {
 			fixed, err = s.fixedHosts()
@@ -69,18 +85,6 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// A blank in place of a comma makes a host the command, which is told.
-func TestHostsWithBlanks(t *testing.T) {
-	s, err := loadArgs(t, "-np 1 -H 127.0.0.1:1", nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &program{stderr: io.Discard}
-	if err := p.runJob(t.Context(), &s, []string{"127.0.0.3:1", "python3"}, nil); err == nil || !strings.Contains(err.Error(), "separated by commas") {
-		t.Errorf("%v", err)
-	}
-}
-
 // Horovod's HF-01.
 func TestHostfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
@@ -94,7 +98,7 @@ func TestHostfile(t *testing.T) {
 		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := loadArgs(t, "--slots 5 -hostfile "+path, nil, "")
+		s, err := parsed(t, "--slots 5 -hostfile "+path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,5 +110,26 @@ func TestHostfile(t *testing.T) {
 		if !strings.HasPrefix(got, c.want) {
 			t.Errorf("%q: %s; want %s", c.text, got, c.want)
 		}
+	}
+}
+
+// TestFileOfTheDocsIsPossible: a job can have the settings of the file in docs/running.md.
+func TestFileOfTheDocsIsPossible(t *testing.T) {
+	page, err := os.ReadFile("../../docs/running.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "```yaml\n")
+	text, _, _ = strings.Cut(text, "```")
+	path := filepath.Join(t.TempDir(), "job.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := parsed(t, "--config-file="+path)
+	if err == nil {
+		err = s.possible()
+	}
+	if err != nil || text == "" {
+		t.Error(err)
 	}
 }

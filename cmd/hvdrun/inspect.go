@@ -27,7 +27,7 @@ is 1 where something is damaged. Tensors are read by anything that reads safeten
 			for _, path := range args {
 				files, err := checkpointsAt(path)
 				if err != nil {
-					return runError{err}
+					return workFailed(err)
 				}
 				for _, file := range files {
 					if err := p.inspect(file); err != nil {
@@ -36,7 +36,7 @@ is 1 where something is damaged. Tensors are read by anything that reads safeten
 				}
 			}
 			if len(bad) > 0 {
-				return runError{errors.Join(bad...)}
+				return workFailed(errors.Join(bad...))
 			}
 			return nil
 		},

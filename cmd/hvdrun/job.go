@@ -69,14 +69,14 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string, c *
 	s.runID = driver.NewRunID()
 	j := jobRun{command: command, fixed: fixed, size: size}
 	if j.authority, err = identity.NewAuthority(s.runID); err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	if j.dir, err = p.newJobDir(s, command, j.authority, log); err != nil {
 		return err
 	}
 	switch {
 	case c != nil && (j.dir == nil || j.dir.secrets.dir == ""):
-		return runError{errors.New("no other node could go on with the job: it has no folder, or no place for its key")}
+		return workFailed(errors.New("no other node could go on with the job: it has no folder, or no place for its key"))
 	case c != nil:
 		j.copy = c
 		err = c.keep(j.dir, nil)
@@ -282,7 +282,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	_ = output.Close() // a failure was logged when it happened
 	told.close(p.flushPatience(), log)
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	return nil
 }
@@ -306,9 +306,9 @@ func (s *settings) serveSides(cfg *driver.Config, j jobRun, to *tracks, log *log
 	side, closeTasks, err := s.serveTasks(j.dir, j.authority, j.copy != nil, taskEvents, to, log)
 	if err != nil {
 		closeMetrics()
-		return nil, runError{err}
+		return nil, workFailed(err)
 	}
-	closePage, err := s.servePage(j, log)
+	closePage, err := s.servePage(j.dir, j.resumed, log)
 	if err != nil {
 		closeTasks()
 		closeMetrics()

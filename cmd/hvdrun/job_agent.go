@@ -29,7 +29,7 @@ func (p *program) runJobAgent(ctx context.Context) error {
 	if !answered {
 		_ = client.Ready{Error: err.Error()}.Write(p.stdout) // stderr and the status are the same
 	}
-	return runError{err}
+	return workFailed(err)
 }
 
 func (p *program) serveJob(ctx context.Context, answered *bool) error {

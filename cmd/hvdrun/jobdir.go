@@ -120,10 +120,10 @@ func (p *program) newJobDir(s *settings, command []string, authority *identity.A
 	d.about.Host, _ = os.Hostname()
 	key, err := authority.Encode()
 	if err != nil {
-		return nil, runError{err}
+		return nil, workFailed(err)
 	}
 	if d.about.Output, err = absolute(s.outputDir); err != nil {
-		return nil, runError{err}
+		return nil, workFailed(err)
 	}
 	d.secrets = jobSecrets{authority: key, launch: launchFile{Args: p.args, Env: p.env, Config: s.configText, Orphan: s.orphanTime()}}
 	if d.named {
@@ -131,7 +131,7 @@ func (p *program) newJobDir(s *settings, command []string, authority *identity.A
 			err = p.keepSecrets(s, d, log)
 		}
 		if err != nil {
-			return nil, runError{fmt.Errorf("%s: %w", s.origin("job-dir"), err)}
+			return nil, workFailed(fmt.Errorf("%s: %w", s.origin("job-dir"), err))
 		}
 		return d, nil
 	}

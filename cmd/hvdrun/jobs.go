@@ -51,7 +51,7 @@ whose driver has died, which hvdrun resume takes over, and last those that have 
 			pruneSecrets(p.env, time.Now())
 			dirs, bad, err := listJobs(p.env)
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			lines := make([]jobLine, 0, len(dirs))
 			for _, d := range dirs {

@@ -1,13 +1,13 @@
 package main
 
 import (
-	"bytes"
-	"io"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -47,12 +47,11 @@ func TestTheJob(t *testing.T) {
 		t.Error(err)
 	}
 	// The shell's completion offers these jobs.
-	var out bytes.Buffer
-	for _, words := range [][]string{{"status", ""}, {"drain", ""}, {"resume", ""}} {
-		out.Reset()
-		if code := run(append([]string{"__complete"}, words...), nil, &out, io.Discard, env); code != 0 ||
-			!strings.HasPrefix(out.String(), "left1\ttrain left1\nleft2\ttrain left2\n:") {
-			t.Errorf("%q completes to %q, status %d", words, out.String(), code)
+	p := &program{env: env}
+	for _, cmd := range []*cobra.Command{p.completesJobs(&cobra.Command{}), p.completesPlaces(&cobra.Command{})} {
+		words, _ := cmd.ValidArgsFunction(cmd, nil, "")
+		if !slices.Equal(words, []string{"left1\ttrain left1", "left2\ttrain left2"}) {
+			t.Errorf("completes to %q", words)
 		}
 	}
 	status := control.Status{Hosts: []control.Host{{Host: "a", Slots: make([]control.Slot, 1)},

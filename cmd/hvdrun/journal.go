@@ -56,7 +56,7 @@ func (j journalSettings) store(ctx context.Context, log logrus.FieldLogger) (*et
 	cfg.Lease, cfg.Log = j.lease, log
 	store, err := etcd.Open(ctx, cfg)
 	if err != nil {
-		return nil, runError{fmt.Errorf("--journal: %w", err)}
+		return nil, workFailed(fmt.Errorf("--journal: %w", err))
 	}
 	return store, nil
 }
@@ -201,7 +201,7 @@ func (p *program) beginCopy(ctx context.Context, s *settings, d *jobDir, log *lo
 		err = c.keep(d, nil)
 	}
 	if err != nil {
-		return nil, runError{errors.Join(fmt.Errorf("%s: %w", s.origin("journal"), err), store.Close())}
+		return nil, workFailed(errors.Join(fmt.Errorf("%s: %w", s.origin("journal"), err), store.Close()))
 	}
 	return c, nil
 }
@@ -264,7 +264,7 @@ func (p *program) resumeFromCopy(ctx context.Context, f resumeFlags, name string
 	}
 	run, c, err := p.awaitClaim(ctx, store, name, f.standby, log)
 	if err != nil {
-		return runError{errors.Join(err, store.Close())}
+		return workFailed(errors.Join(err, store.Close()))
 	}
 	found, err := store.Read(ctx, run)
 	var d *jobDir
@@ -277,7 +277,7 @@ func (p *program) resumeFromCopy(ctx context.Context, f resumeFlags, name string
 			log.Infof("job %s has ended", run)
 			return nil
 		}
-		return runError{fmt.Errorf("job %s cannot be resumed: %w", run, err)}
+		return workFailed(fmt.Errorf("job %s cannot be resumed: %w", run, err))
 	}
 	return p.resumeClaimed(ctx, d, c)
 }

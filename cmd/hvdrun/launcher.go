@@ -105,7 +105,7 @@ func (s *settings) agents(
 		return cfg, nil
 	}
 	cfg.Credentials = s.cluster.credentials
-	cfg.Find = s.findAgent
+	cfg.Find = func(host string) (string, bool) { return s.findAgent(host) }
 	return cfg, nil
 }
 

@@ -198,8 +198,8 @@ func (s *settings) contradictions() error {
 			sources, fixed = append(sources, s.origin(name)), true
 		}
 	}
-	for _, k := range s.dynamic() {
-		sources = append(sources, s.origin(k.setting))
+	for _, name := range s.dynamic() {
+		sources = append(sources, s.origin(name))
 	}
 	if fixed && len(sources) > 1 {
 		return fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(sources, " and "))

@@ -92,7 +92,7 @@ func openPlugin(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 	id := "plugin-" + rand.Text()
 	guard, err := proc.StartGuard(plan.EnvRunID, id)
 	if err != nil {
-		return nil, nil, runError{err}
+		return nil, nil, workFailed(err)
 	}
 	p := plugin.New(plugin.Config{
 		Path: path, Settings: s.pluginSettings, Env: []string{plan.EnvRunID + "=" + id},

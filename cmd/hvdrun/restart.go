@@ -91,9 +91,9 @@ func (p *program) restartWorkerCommand() *cobra.Command {
 			case err == nil, errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
 				return nil
 			case errors.As(err, &exit):
-				return programExit{err, exit.Code}
+				return exitWith(err, exit.Code)
 			}
-			return runError{err}
+			return workFailed(err)
 		},
 	}
 }

@@ -77,12 +77,12 @@ func resumableJob(env []string) (*jobDir, error) {
 // resumeJob goes on with a job, as it was begun.
 func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	if d.about.Ended != nil {
-		return runError{fmt.Errorf("job %s: %w, at %s", d.about.RunID, driver.ErrFinished, d.about.Ended.Format(time.DateTime))}
+		return workFailed(fmt.Errorf("job %s: %w, at %s", d.about.RunID, driver.ErrFinished, d.about.Ended.Format(time.DateTime)))
 	}
 	if running, err := isDriven(ctx, d); err != nil {
-		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+		return workFailed(fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err))
 	} else if running {
-		return runError{fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID)}
+		return workFailed(fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID))
 	}
 	return p.resumeClaimed(ctx, d, nil)
 }
@@ -112,7 +112,7 @@ func isDriven(ctx context.Context, d *jobDir) (running bool, err error) {
 // job that was taken from its copy; nil: from its folder.
 func (p *program) resumeClaimed(ctx context.Context, d *jobDir, c *claimed) error {
 	if err := os.Chdir(d.about.Dir); err != nil {
-		return runError{fmt.Errorf("the job's working directory: %w", err)}
+		return workFailed(fmt.Errorf("the job's working directory: %w", err))
 	}
 	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
 	fs.SetInterspersed(false)
@@ -121,7 +121,7 @@ func (p *program) resumeClaimed(ctx context.Context, d *jobDir, c *claimed) erro
 	j := jobRun{command: d.about.Command, dir: d, resumed: true}
 	var err error
 	if j.authority, j.known, err = d.open(p.env); err != nil {
-		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+		return workFailed(fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err))
 	}
 	if err := d.moved(); err != nil {
 		p.logger(&settings{outputSettings: outputSettings{logLevel: logrus.WarnLevel}}).WithError(err).Warn("job.json is not in order")
@@ -141,7 +141,7 @@ func (p *program) resumeClaimed(ctx context.Context, d *jobDir, c *claimed) erro
 		return err
 	}
 	if s.cluster.members, err = d.knownMembers(); err != nil {
-		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+		return workFailed(fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err))
 	}
 	if c != nil {
 		err = c.keep(d, j.known)
@@ -149,16 +149,17 @@ func (p *program) resumeClaimed(ctx context.Context, d *jobDir, c *claimed) erro
 		c, err = again.resumeCopy(ctx, &s, d, j.known, p.logger(&s))
 	}
 	if err != nil {
-		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+		return workFailed(fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err))
 	}
 	j.copy = c
 	err = again.drive(ctx, &s, j)
 	switch {
 	case errors.Is(err, journal.ErrLocked):
-		return runError{fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID)}
+		return workFailed(fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID))
 	case errors.Is(err, journal.ErrBehind):
-		return runError{fmt.Errorf("job %s cannot be resumed: its hvdrun died while it could not write to %s; "+
-			"`hvdrun stop %[1]s` ends its workers", d.about.RunID, d.journal())}
+		return workFailed(fmt.Errorf("job %s cannot be resumed: its hvdrun died while it could not write to %s; "+
+			"`hvdrun stop %[1]s` ends its workers", d.about.RunID, d.journal()))
+
 	}
 	return err
 }

@@ -77,7 +77,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	select {
 	case err = <-done:
 	case <-enough: // it hangs, in a write perhaps
-		err = runError{context.Cause(ctx)}
+		err = workFailed(context.Cause(ctx))
 	}
 	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
 		text := escape(err.Error())
@@ -299,9 +299,10 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.completesJobs(p.resumeCommand()), p.jobsCommand(),
-		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.restartWorkerCommand(), p.timelineCommand(), p.inspectCommand(),
-		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand(), p.submitCommand())
+	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.completesJobs(p.resumeCommand()),
+		p.configCommand(func(s *settings) error { return s.possible() }), p.benchCommand(), p.benchRankCommand(), p.restartWorkerCommand(),
+		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand(), p.submitCommand(),
+		p.completesJobs(p.tasksCommand()), p.completesJobs(p.dashboardCommand()), p.completesJobs(p.topCommand()))
 	root.AddCommand(p.controlCommands()...)
 	return root
 }
@@ -336,3 +337,9 @@ func (p *program) logger(s *settings) *logrus.Logger {
 	s.mistyped = nil
 	return log
 }
+
+// exitWith returns the failure of a program, which becomes this one's exit status.
+func exitWith(err error, code int) error { return programExit{err, code} }
+
+// workFailed returns an error of the work itself.
+func workFailed(err error) error { return runError{err} }

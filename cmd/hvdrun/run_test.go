@@ -21,14 +21,14 @@ func TestStatus(t *testing.T) {
 		want int
 	}{
 		{nil, 0},
-		{runError{&driver.WorkerError{}}, 1},
+		{workFailed(&driver.WorkerError{}), 1},
 		{errors.New("bad flag"), 2},
-		{runError{fmt.Errorf("%w: 2 of 4", driver.ErrNotEnoughSlots)}, 3},
-		{runError{driver.ErrResetLimit}, 4},
-		{runError{driver.ErrStateLost}, 5},
-		{runError{driver.ErrDiscovery}, 6},
-		{runError{stopSignal{Signal: syscall.SIGINT}}, 130},
-		{runError{errors.Join(stopSignal{Signal: syscall.SIGTERM}, errors.New("and more"))}, 143},
+		{workFailed(fmt.Errorf("%w: 2 of 4", driver.ErrNotEnoughSlots)), 3},
+		{workFailed(driver.ErrResetLimit), 4},
+		{workFailed(driver.ErrStateLost), 5},
+		{workFailed(driver.ErrDiscovery), 6},
+		{workFailed(stopSignal{Signal: syscall.SIGINT}), 130},
+		{workFailed(errors.Join(stopSignal{Signal: syscall.SIGTERM}, errors.New("and more"))), 143},
 	} {
 		if got := status(c.err); got != c.want {
 			t.Errorf("%v: %d, want %d", c.err, got, c.want)
@@ -86,63 +86,6 @@ func TestStream(t *testing.T) {
 type failing struct{ err error }
 
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
-func (f failing) Close() error              { return nil }
-
-// shortDisk takes n bytes more, then none until it is given more room.
-type shortDisk struct {
-	strings.Builder
-	room int
-}
-
-func (d *shortDisk) Write(b []byte) (int, error) {
-	n := min(d.room, len(b))
-	d.room -= n
-	d.Builder.Write(b[:n])
-	if n < len(b) {
-		return n, syscall.ENOSPC
-	}
-	return n, nil
-}
-
-func (d *shortDisk) Close() error { return nil }
-
-// What a full disk does not take is written once there is room again, each line whole and in order.
-func TestEventFile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var logged strings.Builder
-		log := logrus.New()
-		log.SetOutput(&logged)
-		disk := &shortDisk{room: 10}
-		f := newEventFile(disk, log)
-		event := driver.Event{Time: time.Unix(1, 0), Name: driver.Reset, Fields: []driver.Field{{Key: "count", Value: 1}}}
-		f.write(event)
-		f.write(event)
-		<-time.After(10 * retryPause)
-		synctest.Wait()
-		disk.room = 1000
-		f.write(event)
-		if err := f.close(flushPatience); err != nil {
-			t.Error(err)
-		}
-		want := `{"time":"1970-01-01T00:00:01.000000000Z","event":"reset","count":1}` + "\n"
-		if got := disk.String(); got != strings.Repeat(want, 3) {
-			t.Errorf("%q", got)
-		}
-		if n := strings.Count(logged.String(), "\n"); n != 2 {
-			t.Errorf("%d lines logged: %s", n, logged.String())
-		}
-		full := newEventFile(&shortDisk{}, log)
-		full.write(event)
-		if err := full.close(flushPatience); err == nil {
-			t.Error("events that were not written are in no error")
-		}
-		var none *eventFile
-		none.write(event)
-		if err := none.close(flushPatience); err != nil {
-			t.Error(err)
-		}
-	})
-}
 
 // frozen takes nothing until it is thawed.
 type frozen struct {

@@ -157,8 +157,9 @@ func (s *settings) takeSlurm(env []string, d *jobDir) (err error) {
 		return nil
 	}
 	if d == nil || !d.named && filepath.Dir(d.path) != stateDirs(env, shared)[0] {
-		return runError{errors.New("--slurm: the job has no folder in the home folder, where its nodes would see it; " +
-			"--job-dir names one that they see")}
+		return workFailed(errors.New("--slurm: the job has no folder in the home folder, where its nodes would see it; " +
+			"--job-dir names one that they see"))
+
 	}
 	c.folder = d.slurmPath()
 	c.jobID, _ = lookup(env, "SLURM_JOB_ID")
@@ -178,7 +179,7 @@ func openSlurm(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(
 		return nil, nil, err
 	}
 	if err := s.writeSlurm(); err != nil {
-		return nil, nil, runError{err}
+		return nil, nil, workFailed(err)
 	}
 	s.pluginSettings = maps.Clone(s.pluginSettings)
 	if s.pluginSettings == nil {

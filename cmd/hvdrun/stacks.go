@@ -93,7 +93,7 @@ func (p *program) stacksOfJob(ctx context.Context, job string, ranks []int, asJS
 		return err
 	})
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	if asJSON {
 		return p.printJSON(found)
@@ -105,7 +105,7 @@ func (p *program) stacksOfProcess(pid int, asJSON, all bool) error {
 	w := control.Stacks{PID: pid}
 	var err error
 	if w.Processes, err = probe.Probe(pid); err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	if w.Goroutines, err = probe.FromMemory(pid); err == nil {
 		w.From = "memory"

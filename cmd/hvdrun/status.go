@@ -46,7 +46,7 @@ line for each event; with --json, an object a line whenever something has change
 			}
 			s, err := d.status(cmd.Context())
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			if asJSON {
 				enc := json.NewEncoder(p.stdout)
@@ -104,13 +104,13 @@ func (p *program) watchStatus(ctx context.Context, d *jobDir, asJSON bool) error
 	for {
 		s, err := d.status(ctx)
 		if ctx.Err() != nil {
-			return runError{context.Cause(ctx)}
+			return workFailed(context.Cause(ctx))
 		}
 		if err == nil {
 			err = show(s)
 		}
 		if err != nil {
-			return runError{err}
+			return workFailed(err)
 		}
 		if s.State == control.Done || s.State == control.Failed {
 			return nil
@@ -118,7 +118,7 @@ func (p *program) watchStatus(ctx context.Context, d *jobDir, asJSON bool) error
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return runError{context.Cause(ctx)}
+			return workFailed(context.Cause(ctx))
 		}
 	}
 }

@@ -39,7 +39,7 @@ func (p *program) stopJob(ctx context.Context, name string, now bool) error {
 		if err = p.endWorkers(ctx, d, now); !errors.Is(err, journal.ErrLocked) {
 			return err
 		} else if try == lockTries { // otherwise a driver is about to go on with the job
-			return runError{fmt.Errorf("job %s has a driver that does not answer: end that process first", d.about.RunID)}
+			return workFailed(fmt.Errorf("job %s has a driver that does not answer: end that process first", d.about.RunID))
 		}
 		select {
 		case <-time.After(lockPause):
@@ -83,8 +83,9 @@ func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 	case errors.Is(err, journal.ErrLocked):
 		return err
 	case err != nil && authority == nil || len(known) == 0 && err != nil:
-		return runError{fmt.Errorf("job %s: what its agents are reached with cannot be read, they end its workers after --orphan-timeout: %w",
-			d.about.RunID, err)}
+		return workFailed(fmt.Errorf("job %s: what its agents are reached with cannot be read, they end its workers after --orphan-timeout: %w",
+			d.about.RunID, err))
+
 	case err != nil:
 		p.logger(&settings{outputSettings: outputSettings{logLevel: logrus.WarnLevel}}).WithError(err).Warn("some agents may be unknown")
 	}
@@ -109,8 +110,9 @@ func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 	}
 	ending.Wait()
 	if len(failed) > 0 {
-		return runError{fmt.Errorf("job %s: workers may be left, which their agents end after --orphan-timeout: %w",
-			d.about.RunID, errors.Join(failed...))}
+		return workFailed(fmt.Errorf("job %s: workers may be left, which their agents end after --orphan-timeout: %w",
+			d.about.RunID, errors.Join(failed...)))
+
 	}
 	fmt.Fprintf(p.stdout, "job %s had no driver: %d workers on %d hosts have ended\n", d.about.RunID, workers, len(latest))
 	return d.close()
@@ -122,11 +124,11 @@ func (d *jobDir) close() error {
 	if d.about.Version != 0 { // else there is no job.json that could be written anew
 		stopped := time.Now()
 		d.about.Keys, d.about.Ended = "", &stopped
-		d.about.Status = status(runError{driver.StopSignal{Signal: syscall.SIGTERM}})
+		d.about.Status = status(workFailed(driver.StopSignal{Signal: syscall.SIGTERM}))
 		err = errors.Join(err, d.write())
 	}
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	return nil
 }

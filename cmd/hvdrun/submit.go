@@ -76,7 +76,7 @@ with which one can run programs in the job's pods.`,
 				return err
 			}
 			if err := manifest.Execute(p.stdout, s); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return nil
 		},

@@ -51,7 +51,7 @@ tasks), by function, and for the workers that run them. For functions with tasks
 			}
 			s, err := askTasks(cmd.Context(), d, func(ctx context.Context, pool *tasks.Pool) (tasks.Status, error) { return pool.Status(ctx) })
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			if asJSON {
 				enc := json.NewEncoder(p.stdout)
@@ -103,11 +103,11 @@ function that are not over, at most 20.
 			})
 			switch {
 			case err != nil:
-				return runError{err}
+				return workFailed(err)
 			case asJSON:
 				return json.NewEncoder(p.stdout).Encode(all)
 			case len(all) == 0:
-				return runError{fmt.Errorf("there is no task %s: it is over and its client has the result, or it is the name of a function without tasks", args[0])}
+				return workFailed(fmt.Errorf("there is no task %s: it is over and its client has the result, or it is the name of a function without tasks", args[0]))
 			}
 			return printExplanations(p.stdout, all)
 		},
@@ -227,7 +227,7 @@ written there.
 			}
 			if to != "" {
 				if _, _, err := identity.ReadInvitation(to); err != nil {
-					return runError{err}
+					return workFailed(err)
 				}
 			} else {
 				d, err := theJob(p.env, job)
@@ -238,10 +238,10 @@ written there.
 			}
 			path, err := exec.LookPath(args[0])
 			if err != nil {
-				return runError{fmt.Errorf("the program cannot be run: %w", err)}
+				return workFailed(fmt.Errorf("the program cannot be run: %w", err))
 			}
 			env := append(os.Environ(), plan.EnvTasks+"="+to)
-			return runError{fmt.Errorf("%s: %w", path, syscall.Exec(path, args, env))}
+			return workFailed(fmt.Errorf("%s: %w", path, syscall.Exec(path, args, env)))
 		},
 	}
 	cmd.Flags().StringVar(&job, "job", "", "submit to `JOB`")

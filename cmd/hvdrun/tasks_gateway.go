@@ -64,7 +64,7 @@ an hvdrun that is resumed on this machine.
 				return err
 			}
 			if err := p.serveGateway(cmd.Context(), d, listen, invitation, valid); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return stopped(cmd.Context())
 		},

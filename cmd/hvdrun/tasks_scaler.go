@@ -60,7 +60,7 @@ peer of it. scaler_scheduler's package tells its version (pip show scaler).
 			ctx, cancel := d.whileJob(cmd.Context())
 			defer cancel()
 			if err := scaler.Relay(ctx, cfg); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return stopped(cmd.Context())
 		},
@@ -101,7 +101,7 @@ whoever reaches it gets tasks with their arguments, and makes up their results.
 			ctx, cancel := d.whileJob(cmd.Context())
 			defer cancel()
 			if err := scaler.Serve(ctx, cfg); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return stopped(cmd.Context())
 		},
@@ -151,7 +151,7 @@ func (d *jobDir) whileJob(ctx context.Context) (_ context.Context, cancel func()
 // stopped returns the signal that has ended a command.
 func stopped(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != nil {
-		return runError{cause}
+		return workFailed(cause)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ copied next to those of this one first, or all are named one by one.`,
 				output = strings.TrimSuffix(args[0], ".json") + ".json"
 			}
 			if err := p.mergeTimelines(files, output); err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return nil
 		},

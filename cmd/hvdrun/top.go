@@ -66,9 +66,9 @@ func (p *program) showTop(ctx context.Context, d *jobDir, in, out *os.File) erro
 	err = errors.Join(err, j.close())
 	switch {
 	case ctx.Err() != nil:
-		return runError{context.Cause(ctx)}
+		return workFailed(context.Cause(ctx))
 	case err != nil:
-		return runError{fmt.Errorf("top: %w", err)}
+		return workFailed(fmt.Errorf("top: %w", err))
 	}
 	return nil
 }

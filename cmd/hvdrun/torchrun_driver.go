@@ -149,7 +149,7 @@ func (p *program) runTorchDriver(ctx context.Context) error {
 	in := json.NewDecoder(conn)
 	var start driverStart
 	if err := in.Decode(&start); err != nil {
-		return runError{errors.Join(fmt.Errorf("the agent of this node does not say what to drive: %w", err), conn.Close())}
+		return workFailed(errors.Join(fmt.Errorf("the agent of this node does not say what to drive: %w", err), conn.Close()))
 	}
 	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
 	fs.SetInterspersed(false)
@@ -178,13 +178,13 @@ func (p *program) runTorchDriver(ctx context.Context) error {
 func (p *program) goOn(ctx context.Context, start driverStart, c *claimed, log *logrus.Logger) error {
 	if start.Found.Behind {
 		c.release(false)
-		return runError{errors.New("the job cannot be resumed: its last records are on no node")}
+		return workFailed(errors.New("the job cannot be resumed: its last records are on no node"))
 	}
 	// The flags are those of the job, but for where this node's agent is.
 	d, err := p.placeCopy(c, "", jobCopy{Records: start.Found.Records, Files: start.Found.Files, Args: start.Args})
 	if err != nil {
 		c.release(false)
-		return runError{fmt.Errorf("the job cannot be resumed: %w", err)}
+		return workFailed(fmt.Errorf("the job cannot be resumed: %w", err))
 	}
 	log.Infof("job %s goes on with the driver of this node", d.about.RunID)
 	return p.resumeClaimed(ctx, d, c)

@@ -90,10 +90,10 @@ func (p *program) runTorchElastic(ctx context.Context, f *torchFlags, command []
 	elastic := torchrun.Elastic{Rendezvous: rendezvous, Peers: cfg.Peers, Serve: node.serve, Drive: node.drive, Log: log}
 	status, err := elastic.Run(ctx)
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	if status != 0 {
-		return programExit{fmt.Errorf("the job has ended with exit status %d", status), status}
+		return exitWith(fmt.Errorf("the job has ended with exit status %d", status), status)
 	}
 	return nil
 }
@@ -128,7 +128,7 @@ type elasticNode struct {
 func elasticAgent(peers *torchrun.Peers) (agent.Config, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return agent.Config{}, runError{fmt.Errorf("the host's name: %w", err)}
+		return agent.Config{}, workFailed(fmt.Errorf("the host's name: %w", err))
 	}
 	addr, port, err := net.SplitHostPort(peers.Addr())
 	if err == nil && torchrun.IsLoopbackName(addr) {
@@ -137,7 +137,7 @@ func elasticAgent(peers *torchrun.Peers) (agent.Config, error) {
 		addr = first.String()
 	}
 	if err != nil {
-		return agent.Config{}, runError{err}
+		return agent.Config{}, workFailed(err)
 	}
 	return agent.Config{
 		// Several nodes of a job may be on one machine.
@@ -273,7 +273,7 @@ func (f *torchFlags) key(env []string) (key []byte, path string, err error) {
 		}
 	default:
 		if key, path, err = machineKey(env); err != nil {
-			err = runError{err}
+			err = workFailed(err)
 		}
 	}
 	return key, path, err

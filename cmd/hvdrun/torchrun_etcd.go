@@ -44,7 +44,7 @@ func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string
 	s := storeetcd.New(storeetcd.Config{Client: client, Prefix: etcdPrefix + f.id + "/", Patience: etcdPatience, Log: log})
 	if _, err := s.Get(ctx, "hello"); err != nil {
 		_ = client.Close()
-		return nil, nil, runError{fmt.Errorf("--rdzv-endpoint: etcd at %s: %w", addr, err)}
+		return nil, nil, workFailed(fmt.Errorf("--rdzv-endpoint: etcd at %s: %w", addr, err))
 	}
 	return s, func() { _ = client.Close() }, nil
 }

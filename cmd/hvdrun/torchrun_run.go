@@ -47,7 +47,7 @@ func (p *program) torchConfig(ctx context.Context, f *torchFlags, args []string)
 	timer, _ := lookup(p.env, "TORCHELASTIC_ENABLE_FILE_TIMER")
 	cfg.FileTimer = timer == "1"
 	if cfg.Host, err = os.Hostname(); err != nil {
-		return cfg, runError{fmt.Errorf("the host's name: %w", err)}
+		return cfg, workFailed(fmt.Errorf("the host's name: %w", err))
 	}
 	if cfg.Workers, err = f.localWorkers(); err != nil {
 		return cfg, err
@@ -151,7 +151,7 @@ func (p *program) runTorchAgent(ctx context.Context, f *torchFlags, cfg torchrun
 	cfg.Mark = "torchrun-" + rand.Text()
 	guard, err := proc.StartGuard(plan.EnvRunID, cfg.Mark)
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	defer func() {
 		if err := guard.Close(); err != nil {
@@ -190,7 +190,7 @@ func (p *program) runTorchAgent(ctx context.Context, f *torchFlags, cfg torchrun
 		fmt.Fprint(p.stderr, failed.Report())
 	}
 	if err != nil {
-		return runError{err}
+		return workFailed(err)
 	}
 	return nil
 }
@@ -370,7 +370,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 	var err error
 	if f.localAddr == "" {
 		if route, err = torchrun.OwnHost(host); err != nil {
-			return nil, runError{err}
+			return nil, workFailed(err)
 		}
 	}
 	insecure := isInsecure(conf)
@@ -387,7 +387,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 		}
 	case host == "localhost" || lerr == nil && loopback.IsLoopback():
 		if key, _, err = machineKey(env); err != nil {
-			return nil, runError{err}
+			return nil, workFailed(err)
 		}
 	default:
 		return nil, fmt.Errorf("--rdzv-conf: key_file is missing: the nodes of a job that meet at %s need one key, which "+
@@ -466,7 +466,7 @@ func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun
 			addr = net.JoinHostPort("", port)
 		}
 		if _, err := peers.Listen(addr); err != nil {
-			return runError{err}
+			return workFailed(err)
 		}
 	}
 	cfg.Peers = peers
@@ -543,7 +543,7 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 		_, err = peers.Listen(net.JoinHostPort(f.listenHost(host), "0"))
 	}
 	if err != nil {
-		return nil, nil, runError{fmt.Errorf("--rdzv-endpoint: %w", err)}
+		return nil, nil, workFailed(fmt.Errorf("--rdzv-endpoint: %w", err))
 	}
 	return shared, end, nil
 }

@@ -24,35 +24,42 @@ func (p *program) discoverVerify(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
-	kinds := s.dynamic()
+	open := func(name string, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
+		return s.openKind(name, log)
+	}
+	names := s.dynamic()
 	if fixed != nil {
-		kinds = []sourceKind{{"hosts", func(*settings, logrus.FieldLogger) (discovery.Discoverer, func(), error) {
+		names = []string{"hosts"}
+		open = func(string, logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 			return discovery.Fixed(fixed), nil, nil
-		}}}
+		}
 	}
 	broken := 0
-	for _, k := range kinds {
-		if len(kinds) > 1 {
-			fmt.Fprintf(p.stdout, "%s:\n", s.origin(k.setting))
+	for _, name := range names {
+		if len(names) > 1 {
+			fmt.Fprintf(p.stdout, "%s:\n", s.origin(name))
 		}
-		n, err := p.verifySource(ctx, s, k)
+		n, err := p.verifySource(ctx, s, name, open)
 		if err != nil {
 			return err
 		}
 		broken += n
 	}
 	if broken > 0 {
-		return runError{fmt.Errorf("broken promises: %d", broken)}
+		return workFailed(fmt.Errorf("broken promises: %d", broken))
 	}
 	return nil
 }
 
-func (p *program) verifySource(ctx context.Context, s *settings, kind sourceKind) (broken int, err error) {
+// verifySource tests the source of a setting, which open makes.
+func (p *program) verifySource(
+	ctx context.Context, s *settings, name string, open func(string, logrus.FieldLogger) (discovery.Discoverer, func(), error),
+) (broken int, err error) {
 	stray := &strayLines{}
 	s.stray = stray.add
-	source, closeSource, err := kind.open(s, p.logger(s))
+	source, closeSource, err := open(name, p.logger(s))
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", s.origin(kind.setting), err)
+		return 0, fmt.Errorf("%s: %w", s.origin(name), err)
 	}
 	if closeSource == nil {
 		closeSource = func() {}
@@ -70,7 +77,7 @@ func (p *program) verifySource(ctx context.Context, s *settings, kind sourceKind
 		v.check("prints nothing to stdout but the handshake", stray.err)
 	}
 	if ctx.Err() != nil {
-		return 0, runError{context.Cause(ctx)}
+		return 0, workFailed(context.Cause(ctx))
 	}
 	return v.broken, nil
 }

@@ -102,7 +102,7 @@ bill of materials in CycloneDX's JSON.`,
 				err = thisBuild().print(p)
 			}
 			if err != nil {
-				return runError{err}
+				return workFailed(err)
 			}
 			return nil
 		},

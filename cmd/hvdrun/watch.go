@@ -55,7 +55,7 @@ func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) e
 	if first, ok := errors.AsType[*discovery.FirstError](err); ok {
 		err = fmt.Errorf("%w: %w", driver.ErrDiscovery, first.Err)
 	}
-	return runError{err}
+	return workFailed(err)
 }
 
 // watchPrinter prints what discovery says, in words or as JSON, a line each.

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/clitest"
+
+	"github.com/hvdrun/hvdrun/driver/control"
+)
+
+// TestForeignJobs: what jobs call themselves and their hosts is shown escaped.
+func TestForeignJobs(t *testing.T) {
+	for what, c := range map[string]struct {
+		lines int
+		print func(p *program) error
+	}{
+		"jobs": {2, func(p *program) error {
+			return p.printJobs([]jobLine{{Job: clitest.Foreign, Command: []string{clitest.Foreign}}})
+		}},
+		"status": {0, func(p *program) error {
+			_, err := io.WriteString(p.stdout, (&jobDir{}).picture(foreignStatus(t)))
+			return err
+		}},
+		"status --watch": {0, func(p *program) error { return (&statusLines{out: p.stdout}).show(foreignStatus(t)) }},
+	} {
+		var out bytes.Buffer
+		if err := c.print(&program{stdout: &out, stderr: &out}); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		clitest.Tame(t, what, out.String(), c.lines)
+	}
+}
+
+func foreignStatus(t *testing.T) control.Status {
+	t.Helper()
+	event, err := json.Marshal(map[string]string{"event": "host_excluded", "host": clitest.Foreign, "time": clitest.Foreign})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return control.Status{
+		Job: clitest.Foreign, State: control.Running, Driver: 1, Message: clitest.Foreign, Events: []json.RawMessage{event},
+		Waits: []control.Wait{{For: clitest.Foreign}},
+		Hosts: []control.Host{{Host: clitest.Foreign, Slots: []control.Slot{{What: clitest.Foreign}}}, {Host: clitest.Foreign}},
+	}
+}

@@ -1,0 +1,18 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestTopNeedsATerminal: without one, the error says what to use.
+func TestTopNeedsATerminal(t *testing.T) {
+	var stdout, stderr strings.Builder
+	if code := run([]string{"top"}, strings.NewReader(""), &stdout, &stderr, os.Environ()); code != statusUsage {
+		t.Errorf("status %d", code)
+	}
+	if got := strings.TrimSpace(stderr.String()); got != "hvdrun: top needs a terminal for its input and output; `hvdrun status --watch` does without" {
+		t.Errorf("%q", got)
+	}
+}
