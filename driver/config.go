@@ -8,6 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
@@ -40,9 +41,9 @@ type Config struct {
 
 	// Size sets the number of workers, Blame the consequences of failures, and Timeouts the
 	// driver's waits.
-	Size     Size
-	Blame    Blame
-	Timeouts Timeouts
+	Size     job.Size
+	Blame    job.Blame
+	Timeouts job.Timeouts
 
 	// Journal is the path of the file in which Run records what another driver needs to continue
 	// the job with Resume if this one dies. It contains no secrets. Empty: no journal. It is useful
@@ -55,7 +56,7 @@ type Config struct {
 	CoreLimit uint64
 
 	// Events is called with each event of the job, in order, from one goroutine. Nil: not called.
-	Events func(Event)
+	Events func(job.Event)
 	// Mirror, if not nil, gets a copy of the journal. What a world or the job's end rests on is in
 	// the mirror before it happens.
 	Mirror Mirror
@@ -66,7 +67,7 @@ type Config struct {
 	// Marked is called by Resume with the last result of Mark, if any. Replayed is called after it,
 	// and before Events, with each event of previous drivers since that mark. Nil: not called.
 	Marked   func(json.RawMessage)
-	Replayed func(Event)
+	Replayed func(job.Event)
 	// Control is the path, of any length, of a unix socket on which the job's user asks for the
 	// status and gives commands with a control.Client. It must be in a directory that only that
 	// user may enter. Empty: no socket.
@@ -80,7 +81,7 @@ type Config struct {
 	// Nil: not called.
 	Traces func(Trace)
 	// TaskEvents has what that tells operators. Nil: nothing.
-	TaskEvents <-chan TaskEvent
+	TaskEvents <-chan job.TaskEvent
 	// Audit has the records of what this process has done and been asked for the job. The driver
 	// adds its own, and writes all of them among the events until the job has ended. Nil: a new
 	// one.
@@ -112,7 +113,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Log = logrus.StandardLogger()
 	}
 	if c.Events == nil {
-		c.Events = func(Event) {}
+		c.Events = func(job.Event) {}
 	}
 	if c.Audit == nil {
 		c.Audit = audit.NewTrail()

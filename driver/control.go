@@ -13,6 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
@@ -39,11 +40,11 @@ func (l *loop) serveControl(ctx context.Context) func() {
 // controlled is the control.Handler of a loop. Its methods run outside the loop's goroutine.
 type controlled loop
 
-var errEnded = &control.RefusedError{Reason: "the job has ended"}
+var errEnded = &job.RefusedError{Reason: "the job has ended"}
 
 // Status has the loop take the status between two events.
 func (l *controlled) Status(ctx context.Context) ([]byte, error) {
-	var s control.Status
+	var s job.Status
 	taken := make(chan error, 1)
 	ask := func() {
 		s = l.m.Status(l.clock.now(), l.stalls)
@@ -70,8 +71,8 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 }
 
 // Command posts the command as an event. It returns once the event is in the journal.
-func (l *controlled) Command(ctx context.Context, c control.Command) (string, error) {
-	if c.Verb == control.Stop {
+func (l *controlled) Command(ctx context.Context, c job.Command) (string, error) {
+	if c.Verb == job.Stop {
 		return l.stopJob(c)
 	}
 	answer := make(chan decide.Answer, 1)
@@ -96,9 +97,9 @@ func (l *controlled) Command(ctx context.Context, c control.Command) (string, er
 }
 
 // stopJob records the command before it has an effect: the loop may end at once.
-func (l *controlled) stopJob(c control.Command) (string, error) {
+func (l *controlled) stopJob(c job.Command) (string, error) {
 	if l.cfg.Stop == nil {
-		err := &control.RefusedError{Reason: "the program that runs the job does not stop it on command"}
+		err := &job.RefusedError{Reason: "the program that runs the job does not stop it on command"}
 		l.cfg.Audit.Add(c.Record(audit.Refused(err)))
 		return "", err
 	}
@@ -112,19 +113,19 @@ func (l *controlled) stopJob(c control.Command) (string, error) {
 
 // InspectStatus returns the last status of a job without a driver, from its journal. Inspect
 // reports whether a driver runs.
-func InspectStatus(path string) (control.Status, error) {
+func InspectStatus(path string) (job.Status, error) {
 	f, err := safefile.Read(path)
 	if err != nil {
-		return control.Status{}, fmt.Errorf("driver: %w", err)
+		return job.Status{}, fmt.Errorf("driver: %w", err)
 	}
 	defer f.Close()
 	p := &decide.Replay{}
 	run, _, err := journal.Read(f, p.Next)
 	switch {
 	case err != nil:
-		return control.Status{}, fmt.Errorf("driver: %w", err)
+		return job.Status{}, fmt.Errorf("driver: %w", err)
 	case p.Job == nil:
-		return control.Status{}, errors.New("driver: the journal is still empty")
+		return job.Status{}, errors.New("driver: the journal is still empty")
 	}
 	s := p.Machine.Status(p.Machine.Last(), nil)
 	s.Job, s.Begun = run, time.Unix(0, p.Job.Begun).UTC()
@@ -143,7 +144,7 @@ func InspectEvents(path string) ([]json.RawMessage, error) {
 	defer f.Close()
 	var told []json.RawMessage
 	p := &decide.Replay{}
-	p.Told = func(e Event) {
+	p.Told = func(e job.Event) {
 		if text, err := json.Marshal(e); err == nil {
 			told = append(told, text)
 		}

@@ -32,13 +32,13 @@ func TestControlledJob(t *testing.T) {
 	cfg := Config{
 		RunID: "controlled", Command: []string{"sleep", "600"}, Log: log,
 		Source:  discovery.Fixed{{Name: "localhost", Slots: 1}},
-		Size:    Size{NP: 2, Min: 1, Elastic: true},
+		Size:    job.Size{NP: 2, Min: 1, Elastic: true},
 		Journal: filepath.Join(dir, "journal"),
 		Control: filepath.Join(dir, control.SocketName),
 		Stop:    func(bool) { cancel(enough) },
-		Events: func(e Event) {
+		Events: func(e job.Event) {
 			switch e.Name {
-			case HostsFound, WorkerStarted:
+			case job.HostsFound, job.WorkerStarted:
 				started <- struct{}{}
 			case job.Audit:
 				text, _ := json.Marshal(e)
@@ -58,11 +58,11 @@ func TestControlledJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Job != "controlled" || s.State != control.Waiting || s.Driver != os.Getpid() || len(s.Events) != 1 || len(s.Waits) != 1 ||
-		s.Waits[0].For != "2 slots, 1 there" || s.Hosts[0].Slots[0].State != control.SlotFree || s.Begun.IsZero() {
+	if s.Job != "controlled" || s.State != job.Waiting || s.Driver != os.Getpid() || len(s.Events) != 1 || len(s.Waits) != 1 ||
+		s.Waits[0].For != "2 slots, 1 there" || s.Hosts[0].Slots[0].State != job.SlotFree || s.Begun.IsZero() {
 		t.Errorf("%+v", s)
 	}
-	ask := func(what control.Command, says string) {
+	ask := func(what job.Command, says string) {
 		t.Helper()
 		done, err := c.Command(t.Context(), what)
 		if err != nil {
@@ -72,13 +72,13 @@ func TestControlledJob(t *testing.T) {
 			t.Errorf("%+v: %q, want %q", what, done, says)
 		}
 	}
-	ask(control.Command{Verb: control.Drain, Host: "elsewhere"}, "host elsewhere is unknown; the hosts are localhost")
-	ask(control.Command{Verb: control.Scale, MaxNP: new(1)}, "1 to 1 workers, before 1 or more")
+	ask(job.Command{Verb: job.Drain, Host: "elsewhere"}, "host elsewhere is unknown; the hosts are localhost")
+	ask(job.Command{Verb: job.Scale, MaxNP: new(1)}, "1 to 1 workers, before 1 or more")
 	<-started
-	if s, err = c.Status(t.Context()); err != nil || s.State != control.Starting || s.Hosts[0].Slots[0].PID == 0 || s.MaxNP != 1 {
+	if s, err = c.Status(t.Context()); err != nil || s.State != job.Starting || s.Hosts[0].Slots[0].PID == 0 || s.MaxNP != 1 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	ask(control.Command{Verb: control.Stop}, "being stopped")
+	ask(job.Command{Verb: job.Stop}, "being stopped")
 	if err := <-ended; !errors.Is(err, enough) {
 		t.Errorf("Run returned %v", err)
 	}
@@ -89,7 +89,7 @@ func TestControlledJob(t *testing.T) {
 		t.Error("the worker is left")
 	}
 	checkAudited(t, audited, s.Hosts[0].Slots[0].PID)
-	if s, err = InspectStatus(cfg.Journal); err != nil || s.State != control.Failed || s.Message != "enough" || s.Driver != 0 || s.MaxNP != 1 {
+	if s, err = InspectStatus(cfg.Journal); err != nil || s.State != job.Failed || s.Message != "enough" || s.Driver != 0 || s.MaxNP != 1 {
 		t.Errorf("from the journal: %+v, %v", s, err)
 	}
 	last := string(s.Events[len(s.Events)-1])
@@ -126,7 +126,7 @@ func TestNoSocket(t *testing.T) {
 	var said strings.Builder
 	log.SetOutput(&said)
 	err := Run(t.Context(), Config{
-		Command: []string{"true"}, Log: log, Source: discovery.Fixed{{Name: "localhost", Slots: 1}}, Size: Size{NP: 1},
+		Command: []string{"true"}, Log: log, Source: discovery.Fixed{{Name: "localhost", Slots: 1}}, Size: job.Size{NP: 1},
 		Control: filepath.Join(t.TempDir(), "nowhere", control.SocketName),
 	})
 	if err != nil || !strings.Contains(said.String(), "takes no commands") {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // A job of one worker on this machine, run by another program than hvdrun.
@@ -18,15 +19,15 @@ func ExampleRun() {
 	err := driver.Run(context.Background(), driver.Config{
 		Command: []string{"true"},
 		Source:  discovery.Fixed{{Name: "localhost", Slots: 1}},
-		Size:    driver.Size{NP: 1},
-		Events: func(e driver.Event) {
+		Size:    job.Size{NP: 1},
+		Events: func(e job.Event) {
 			if e.Name == "worker_exited" || e.Name == "job_done" {
 				fmt.Println(e.Name)
 			}
 		},
 		Log: log,
 	})
-	fmt.Println(driver.Status(err), err)
+	fmt.Println(job.ExitStatus(err), err)
 	// Output:
 	// worker_exited
 	// job_done

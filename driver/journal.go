@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -223,7 +224,7 @@ func (l *loop) closeJournal() {
 // Resume continues a job whose driver has died. cfg.Journal is its journal; the rest of cfg must be
 // as for that driver, except that RunID, Size, Blame and Timeouts are taken from the journal.
 // Workers that agents have kept are taken over. Otherwise Resume works like Run. It also returns
-// journal.ErrLocked if the driver is alive, ErrFinished if the job has ended, and an error if the
+// job.ErrDriven if the driver is alive, job.ErrFinished if the job has ended, and an error if the
 // journal cannot be read.
 func Resume(ctx context.Context, cfg Config) error {
 	p := &decide.Replay{Told: cfg.Replayed, Marked: cfg.Marked}
@@ -234,6 +235,9 @@ func Resume(ctx context.Context, cfg Config) error {
 		}
 		return p.Next(payload)
 	})
+	if errors.Is(err, journal.ErrLocked) {
+		return job.ErrDriven
+	}
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
@@ -259,7 +263,7 @@ func takeOver(cfg Config, run string, p *decide.Replay) (*loop, error) {
 	case p.Job == nil:
 		return nil, errors.New("driver: the journal is empty: its driver died before the job began")
 	case finished(p.Machine):
-		return nil, ErrFinished
+		return nil, job.ErrFinished
 	}
 	cfg.RunID, cfg.Size, cfg.Blame, cfg.Timeouts = run, p.Job.Size, p.Job.Blame, p.Job.Timeouts
 	cfg, err := cfg.withDefaults()

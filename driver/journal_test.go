@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -117,12 +117,12 @@ func (k *kept) drive(t *testing.T, ctx context.Context, l *loop) *testJob {
 }
 
 // config returns the config of a job on host a, whose events go to events.
-func (k *kept) config(t *testing.T, events func(Event)) Config {
+func (k *kept) config(t *testing.T, events func(job.Event)) Config {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	cfg, err := Config{
 		RunID: "kept", Command: []string{"train"}, Launcher: k, Log: log, Events: events,
-		Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+		Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: job.Size{NP: 2, Min: 1, Elastic: true},
 		Journal: filepath.Join(t.TempDir(), "journal"), Output: &launch.Output{},
 	}.withDefaults()
 	if err != nil {
@@ -143,10 +143,10 @@ func (j *testJob) joined(k *kept, t *testing.T, slot string, after uint64) {
 func TestLoopIsResumed(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
-		var told []EventName
+		var told []job.EventName
 		dead, buried := false, make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
-		cfg := k.config(t, func(e Event) {
+		cfg := k.config(t, func(e job.Event) {
 			if dead {
 				<-buried
 				return
@@ -181,9 +181,9 @@ func TestLoopIsResumed(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-time.After(time.Minute)
-		var replayed, later []EventName
-		p := &decide.Replay{Told: func(e Event) { replayed = append(replayed, e.Name) }}
-		cfg.Events = func(e Event) { later = append(later, e.Name) }
+		var replayed, later []job.EventName
+		p := &decide.Replay{Told: func(e job.Event) { replayed = append(replayed, e.Name) }}
+		cfg.Events = func(e job.Event) { later = append(later, e.Name) }
 		j, run, err := journal.Open(cfg.Journal, p.Next)
 		if err != nil {
 			t.Fatal(err)
@@ -200,7 +200,7 @@ func TestLoopIsResumed(t *testing.T) {
 		if len(second.published) != 1 || second.published[0].Generation != 1 || second.published[0].Size() != 2 {
 			t.Fatalf("published %v, want world 1 again", second.published)
 		}
-		if want := append(told, WorkerExited, Excluded, Reset); fmt.Sprint(replayed) != fmt.Sprint(want) {
+		if want := append(told, job.WorkerExited, job.Excluded, job.Reset); fmt.Sprint(replayed) != fmt.Sprint(want) {
 			t.Errorf("replayed %v, want %v", replayed, want)
 		}
 		second.joined(k, t, "a:0", 1)
@@ -217,11 +217,11 @@ func TestLoopIsResumed(t *testing.T) {
 		if err := <-second.result; err != nil {
 			t.Errorf("the job ended with %v", err)
 		}
-		if later[0] != Resumed || later[len(later)-1] != JobDone || len(k.workers) != 0 {
+		if later[0] != job.Resumed || later[len(later)-1] != job.JobDone || len(k.workers) != 0 {
 			t.Errorf("the second driver tells %v, and leaves %d workers", later, len(k.workers))
 		}
 		l.closeJournal()
-		if err := Resume(t.Context(), cfg); !errors.Is(err, ErrFinished) {
+		if err := Resume(t.Context(), cfg); !errors.Is(err, job.ErrFinished) {
 			t.Errorf("a job that has ended: %v", err)
 		}
 		about, err := Inspect(cfg.Journal)
@@ -252,7 +252,7 @@ func TestMirror(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
 		m := &copied{}
-		cfg := k.config(t, func(Event) {})
+		cfg := k.config(t, func(job.Event) {})
 		cfg.Mirror = m
 		l := newLoop(cfg)
 		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
@@ -301,7 +301,7 @@ func TestMirror(t *testing.T) {
 func TestJournalFails(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
-		cfg := k.config(t, func(Event) {})
+		cfg := k.config(t, func(job.Event) {})
 		l := newLoop(cfg)
 		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size}
 		if err := l.writer.begin(cfg, l.job); err != nil {
@@ -381,7 +381,7 @@ func TestJournalHasRoom(t *testing.T) {
 	disk, fill := fullDisk(t, "4m")
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
-		cfg := k.config(t, func(Event) {})
+		cfg := k.config(t, func(job.Event) {})
 		cfg.Journal = filepath.Join(disk, "journal")
 		l := newLoop(cfg)
 		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
@@ -422,7 +422,7 @@ func TestJournalFullDisk(t *testing.T) {
 	disk, fill := fullDisk(t, "64k")
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
-		cfg := k.config(t, func(Event) {})
+		cfg := k.config(t, func(job.Event) {})
 		cfg.Journal = filepath.Join(disk, "journal")
 		l := newLoop(cfg)
 		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
@@ -430,7 +430,7 @@ func TestJournalFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		state := func() string {
-			var s control.Status
+			var s job.Status
 			text, err := (*controlled)(l).Status(t.Context())
 			if err := errors.Join(err, json.Unmarshal(text, &s)); err != nil {
 				t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -231,11 +232,11 @@ func (l *controlled) Stacks(ctx context.Context, of []int, all bool) ([]byte, er
 		return nil, err
 	}
 	if len(members) == 0 {
-		return nil, &control.RefusedError{Reason: "the job has no world now"}
+		return nil, &job.RefusedError{Reason: "the job has no world now"}
 	}
 	for _, rank := range of {
 		if !slices.ContainsFunc(members, func(m located) bool { return m.rank == rank }) {
-			return nil, &control.RefusedError{Reason: fmt.Sprintf("there is no rank %d now", rank)}
+			return nil, &job.RefusedError{Reason: fmt.Sprintf("there is no rank %d now", rank)}
 		}
 	}
 	if len(of) > 0 {

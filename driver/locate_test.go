@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/driver/stacks"
 )
@@ -64,7 +65,7 @@ func TestLocate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				j := newJob(t, context.Background(), Config{
-					Source: discovery.Fixed{{Name: "a", Slots: test.workers}}, Size: Size{NP: test.workers, Min: 1, Elastic: true},
+					Source: discovery.Fixed{{Name: "a", Slots: test.workers}}, Size: job.Size{NP: test.workers, Min: 1, Elastic: true},
 				})
 				var slots []string
 				for i := range test.workers {
@@ -78,7 +79,7 @@ func TestLocate(t *testing.T) {
 				done := make(chan struct{})
 				j.asks <- func() {
 					j.cfg.Launcher = p
-					j.cfg.Events = func(e Event) {
+					j.cfg.Events = func(e job.Event) {
 						if e.Name != "located" {
 							return
 						}

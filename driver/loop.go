@@ -28,9 +28,9 @@ import (
 )
 
 // Run runs a job and blocks until it ends. It returns nil if the job succeeded; otherwise one of
-// the package's errors, wrapped, a *WorkerError, or the error that prevented the start. When ctx
-// ends, the workers are stopped, with Timeouts.Drain between SIGTERM and SIGKILL, and the context's
-// cause is returned. No process and no goroutine of the job outlives Run.
+// the errors of package job, wrapped, a *job.WorkerError, or the error that prevented the start.
+// When ctx ends, the workers are stopped, with Timeouts.Drain between SIGTERM and SIGKILL, and the
+// context's cause is returned. No process and no goroutine of the job outlives Run.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -626,7 +626,7 @@ func (l *loop) start(a decide.StartWorker) {
 	l.meet.Admit(a.ID)
 	l.stalls.expect(a.ID)
 	l.wg.Go(func() {
-		ended, all := make(chan Exit, 1), make(chan Exit, 1)
+		ended, all := make(chan job.Exit, 1), make(chan job.Exit, 1)
 		l.output.Go(func() {
 			defer stop()
 			all <- l.runWorker(ctx, a, p, func(err error) { ended <- exitOf(err) })
@@ -634,7 +634,7 @@ func (l *loop) start(a decide.StartWorker) {
 				l.outputs.note(outputNote{Worker: a.ID, Ended: true}) // again: notes may have followed the first one
 			}
 		})
-		var exit Exit
+		var exit job.Exit
 		var ran []string
 		ask := func() {
 			if l.cfg.Tasks != nil && !exit.Unkillable && exit.Err == nil {
@@ -661,10 +661,10 @@ func (l *loop) start(a decide.StartWorker) {
 
 // runWorker runs a worker until its output is written; ended is called when its process ends,
 // before that.
-func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, ended func(error)) Exit {
+func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, ended func(error)) job.Exit {
 	env, err := l.environ(a, p)
 	if err != nil {
-		return Exit{Err: err}
+		return job.Exit{Err: err}
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
 	before := l.outputs.of(a.ID)
@@ -746,19 +746,19 @@ func (l *loop) maxResets() int {
 	return math.MaxInt32
 }
 
-func exitOf(err error) Exit {
+func exitOf(err error) job.Exit {
 	var exit *launch.ExitError
 	var start *launch.StartError
 	var unkillable *launch.UnkillableError
 	switch {
 	case err == nil:
-		return Exit{}
+		return job.Exit{}
 	case errors.As(err, &unkillable):
-		return Exit{Code: 137, Err: err, Unkillable: true}
+		return job.Exit{Code: 137, Err: err, Unkillable: true}
 	case errors.As(err, &exit):
-		return Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
+		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
 	}
-	return Exit{Code: 127, Err: err, Evicted: errors.As(err, &start) && start.Evicted}
+	return job.Exit{Code: 127, Err: err, Evicted: errors.As(err, &start) && start.Evicted}
 }
 
 // post sends an event to the loop; after the loop's end it is dropped.

@@ -36,7 +36,7 @@ type testJob struct {
 	dismissed []string
 	pushed    []notify.Update
 	losses    []notify.Loss
-	events    []EventName
+	events    []job.EventName
 	slots     []job.PublishedSlot // of the last world_published
 	out       bytes.Buffer
 	result    chan error
@@ -130,7 +130,7 @@ func newReportedJob(t *testing.T, ctx context.Context, cfg Config, report chan s
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	cfg.Command, cfg.RunID, cfg.Launcher, cfg.Log = []string{"train"}, "loop", j, log
-	cfg.Events = func(e Event) {
+	cfg.Events = func(e job.Event) {
 		j.events = append(j.events, e.Name)
 		for _, f := range e.Fields {
 			if slots, ok := f.Value.([]job.PublishedSlot); ok {
@@ -195,7 +195,7 @@ func TestJoinBeforeTheReportOfTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		report := make(chan struct{})
 		j := newReportedJob(t, context.Background(), Config{
-			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: job.Size{NP: 2, Min: 1, Elastic: true},
 		}, report)
 		j.joins(t, 0, "a:0", "a:1")
 		if len(j.published) != 0 {
@@ -216,7 +216,7 @@ func TestJoinBeforeTheReportOfTheStart(t *testing.T) {
 func TestLoopRunsAJob(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := newJob(t, context.Background(), Config{
-			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: job.Size{NP: 2, Min: 1, Elastic: true},
 		})
 		j.joins(t, 0, "a:0", "a:1")
 		if len(j.published) != 1 || j.published[0].Size() != 2 {
@@ -235,7 +235,7 @@ func TestLoopRunsAJob(t *testing.T) {
 		if err := <-j.result; err != nil {
 			t.Errorf("the job ended with %v", err)
 		}
-		if last := j.events[len(j.events)-1]; last != JobDone {
+		if last := j.events[len(j.events)-1]; last != job.JobDone {
 			t.Errorf("the last event is %s", last)
 		}
 	})
@@ -244,7 +244,7 @@ func TestLoopRunsAJob(t *testing.T) {
 func TestLoopLabelsOutputByCurrentRank(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := newJob(t, context.Background(), Config{
-			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: job.Size{NP: 2, Min: 1, Elastic: true},
 		})
 		j.joins(t, 0, "a:0", "a:1")
 		survivor := j.worker(t, "a:1")
@@ -257,7 +257,7 @@ func TestLoopLabelsOutputByCurrentRank(t *testing.T) {
 			t.Errorf("output %q, want %q", got, want)
 		}
 		survivor.exit <- &launch.ExitError{Code: 3}
-		var worker *WorkerError
+		var worker *job.WorkerError
 		if err := <-j.result; !errors.As(err, &worker) || worker.Exit.Code != 3 {
 			t.Errorf("the job ended with %v, want the survivor's exit", err)
 		}
@@ -268,7 +268,7 @@ func TestLoopStopsEverythingOnCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		j := newJob(t, ctx, Config{
-			Source: discovery.Fixed{{Name: "a", Slots: 3}}, Size: Size{NP: 3, Min: 1, Elastic: true},
+			Source: discovery.Fixed{{Name: "a", Slots: 3}}, Size: job.Size{NP: 3, Min: 1, Elastic: true},
 		})
 		j.joins(t, 0, "a:0")
 		cause := errors.New("enough")
@@ -286,7 +286,7 @@ func TestLoopStopsEverythingOnCancel(t *testing.T) {
 func TestLoopGivesTimeToWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
-		j := newJob(t, ctx, Config{Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: Size{NP: 1, Elastic: true}})
+		j := newJob(t, ctx, Config{Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: job.Size{NP: 1, Elastic: true}})
 		j.joins(t, 0, "a:0")
 		w := j.worker(t, "a:0")
 		from := identity.Subject{Incarnation: w.spec.Incarnation}
@@ -320,10 +320,10 @@ func TestLoopKeepsDeadlines(t *testing.T) {
 		begin := time.Now()
 		j := newJob(t, context.Background(), Config{
 			Source:   discovery.Fixed{{Name: "a", Slots: 1}},
-			Size:     Size{NP: 2, Min: 1, Elastic: true},
-			Timeouts: Timeouts{Elastic: 90 * time.Second},
+			Size:     job.Size{NP: 2, Min: 1, Elastic: true},
+			Timeouts: job.Timeouts{Elastic: 90 * time.Second},
 		})
-		if err := <-j.result; !errors.Is(err, ErrNotEnoughSlots) {
+		if err := <-j.result; !errors.Is(err, job.ErrNotEnoughSlots) {
 			t.Errorf("the job ended with %v", err)
 		}
 		if d := time.Since(begin); d < 90*time.Second || d > 91*time.Second {
@@ -349,9 +349,9 @@ func (f *failing) Discover(context.Context) ([]plan.Host, error) {
 
 func TestLoopEndsWhenTheFirstDiscoveryFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		j := newJob(t, context.Background(), Config{Source: &failing{from: 1}, Size: Size{NP: 1}})
+		j := newJob(t, context.Background(), Config{Source: &failing{from: 1}, Size: job.Size{NP: 1}})
 		err := <-j.result
-		if !errors.Is(err, ErrDiscovery) || !strings.Contains(err.Error(), "the scheduler is down") {
+		if !errors.Is(err, job.ErrDiscovery) || !strings.Contains(err.Error(), "the scheduler is down") {
 			t.Errorf("the job ended with %v", err)
 		}
 	})
@@ -360,12 +360,12 @@ func TestLoopEndsWhenTheFirstDiscoveryFails(t *testing.T) {
 func TestLoopOutlivesALaterFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := newJob(t, context.Background(), Config{
-			Source: &failing{hosts: []plan.Host{{Name: "a", Slots: 1}}, from: 2}, Size: Size{NP: 1, Elastic: true},
+			Source: &failing{hosts: []plan.Host{{Name: "a", Slots: 1}}, from: 2}, Size: job.Size{NP: 1, Elastic: true},
 		})
 		j.joins(t, 0, "a:0")
 		<-time.After(5 * time.Second)
 		synctest.Wait()
-		if !slices.Contains(j.events, DiscoveryFailed) {
+		if !slices.Contains(j.events, job.DiscoveryFailed) {
 			t.Error("the failure is in no event")
 		}
 		j.worker(t, "a:0").exit <- nil
@@ -390,7 +390,7 @@ func (f *frozen) Write(b []byte) (int, error) {
 func frozenJob(t *testing.T, ctx context.Context) (*testJob, *frozen) {
 	f := &frozen{thawed: make(chan struct{})}
 	j := newJob(t, ctx, Config{
-		Source: discovery.Fixed{{Name: "a", Slots: 3}}, Size: Size{NP: 3, Min: 1, Elastic: true},
+		Source: discovery.Fixed{{Name: "a", Slots: 3}}, Size: job.Size{NP: 3, Min: 1, Elastic: true},
 		Output: &launch.Output{Stdout: f, Stderr: &bytes.Buffer{}},
 	})
 	j.joins(t, 0, "a:0", "a:1", "a:2")
@@ -408,7 +408,7 @@ func TestFrozenOutput(t *testing.T) {
 		dead.exit <- &launch.ExitError{Code: 137, Signal: 9}
 		<-time.After(outputGrace)
 		synctest.Wait()
-		if !slices.Contains(j.events, WorkerExited) {
+		if !slices.Contains(j.events, job.WorkerExited) {
 			t.Fatalf("the death of a worker whose output is not read is unknown: %v", j.events)
 		}
 		j.joins(t, 1, "a:0", "a:2")

@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -47,7 +48,7 @@ func longJob(b *testing.B, events int) string {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	cfg, err := Config{
-		Command: []string{"x"}, Source: noSource{}, Log: log, Size: Size{NP: 8, Min: 1, Elastic: true},
+		Command: []string{"x"}, Source: noSource{}, Log: log, Size: job.Size{NP: 8, Min: 1, Elastic: true},
 		Journal: filepath.Join(b.TempDir(), "journal"),
 	}.withDefaults()
 	if err != nil {
@@ -99,7 +100,7 @@ func longJob(b *testing.B, events int) string {
 		last := alive[len(alive)-1]
 		alive = alive[:len(alive)-1]
 		forked = len(alive)
-		step(decide.WorkerEnded{ID: last, Exit: Exit{Code: 137, Signal: syscall.SIGKILL}})
+		step(decide.WorkerEnded{ID: last, Exit: job.Exit{Code: 137, Signal: syscall.SIGKILL}})
 		now = now.Add(2 * time.Second)
 		step(decide.DeadlinePassed{})
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -63,7 +64,7 @@ func TestRouter(t *testing.T) {
 			}
 		}}
 		cfg := Config{
-			Command: []string{"train"}, Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: Size{NP: 1},
+			Command: []string{"train"}, Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: job.Size{NP: 1},
 			Launcher: seen, Log: log,
 		}
 		if remote {
@@ -107,7 +108,7 @@ func TestWidener(t *testing.T) {
 		}
 	}}
 	err := Run(t.Context(), Config{
-		Command: []string{"train"}, Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: Size{NP: 1},
+		Command: []string{"train"}, Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: job.Size{NP: 1},
 		Launcher: widened{routed{seen, &near}, &open}, Log: log,
 	})
 	if err != nil {

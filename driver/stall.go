@@ -92,7 +92,7 @@ const (
 	jamEnded // the world was reported as stuck
 )
 
-func newStalls(t Timeouts) *stalls {
+func newStalls(t job.Timeouts) *stalls {
 	return &stalls{
 		warning: max(0, t.StallWarning), limit: max(0, t.Stall), grace: t.Drain, workers: map[string]*beating{},
 		stragglers: newStragglers(),

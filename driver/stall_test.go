@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -19,7 +20,7 @@ type jobOfBeats struct {
 // newJobOfBeats returns a world of generation 4 with workers w0, w1, …, which are reported after 5
 // s and stopped after 120 s.
 func newJobOfBeats(n int) *jobOfBeats {
-	j := &jobOfBeats{stalls: newStalls(Timeouts{}.WithDefaults()), now: time.Unix(1_700_000_000, 0)}
+	j := &jobOfBeats{stalls: newStalls(job.Timeouts{}.WithDefaults()), now: time.Unix(1_700_000_000, 0)}
 	members := make([]string, n)
 	for r := range members {
 		members[r] = fmt.Sprint("w", r)
@@ -294,7 +295,7 @@ func TestNever(t *testing.T) {
 		{-1, -1, nil},
 	} {
 		j := newJobOfBeats(2)
-		other := newStalls(Timeouts{StallWarning: c.warning, Stall: c.limit})
+		other := newStalls(job.Timeouts{StallWarning: c.warning, Stall: c.limit})
 		j.warning, j.limit = other.warning, other.limit
 		j.beats(in(18, 100*s), out(17, 100*s))
 		found := j.pass(look)

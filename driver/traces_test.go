@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -63,7 +64,7 @@ func TestTrace(t *testing.T) {
 	first := j.take(j.now, false)
 	j.check(t, first, 1, "the job starts", "agent start process h1", "worker start program h2", "driver decide and publish",
 		"worker connect h1", "worker sync h2", "worker first step h1")
-	j.after(60 * s).in(decide.WorkerEnded{ID: "b", Exit: Exit{Code: 137, Signal: 9}})
+	j.after(60 * s).in(decide.WorkerEnded{ID: "b", Exit: job.Exit{Code: 137, Signal: 9}})
 	j.after(s).in(decide.WorkerJoined{ID: "a", Join: decide.Join{After: 1, Cause: "a peer is gone"}}, publish(2, "a"))
 	j.after(s).in(decide.WorkerReported{ID: "a", Report: decide.ReportCommitted, Generation: 2})
 	j.beat(j.now, "a", way(2, 90*s, s, 300*time.Millisecond, 200*time.Millisecond, 0)) // it says that it joined long before

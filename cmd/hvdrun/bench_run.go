@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/bench"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -122,12 +123,12 @@ func (r *benchRun) findHosts(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return workFailed(context.Cause(ctx))
 		case err != nil:
-			return workFailed(fmt.Errorf("%w: %w", driver.ErrDiscovery, err))
+			return workFailed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
 		}
 	}
 	var ranks int
 	if r.hosts, ranks = benchHosts(hosts, r.m.np); ranks < max(r.m.np, 1) {
-		return workFailed(fmt.Errorf("%w: %d are needed, and the hosts have %d", driver.ErrNotEnoughSlots, max(r.m.np, 1), ranks))
+		return workFailed(fmt.Errorf("%w: %d are needed, and the hosts have %d", job.ErrNotEnoughSlots, max(r.m.np, 1), ranks))
 	}
 	if err := r.m.checkParts(ranks); err != nil {
 		return err
@@ -309,7 +310,7 @@ func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.
 			return err
 		}
 	}
-	return p.drive(ctx, &s, jobRun{command: command, fixed: r.hosts, size: driver.Size{NP: r.at.Ranks}, authority: authority})
+	return p.drive(ctx, &s, jobRun{command: command, fixed: r.hosts, size: job.Size{NP: r.at.Ranks}, authority: authority})
 }
 
 // rowReader takes the output of our ranks, a line a time.

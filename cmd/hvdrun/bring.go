@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 const (
@@ -29,20 +30,20 @@ type bringer struct {
 	woken  chan struct{}
 
 	mu   sync.Mutex
-	size driver.Size
+	size job.Size
 }
 
 // bring asks the source until end is called. Where it cannot bring hosts, nothing happens. The
 // job's events tell when its bounds change: bring adds to what the config calls with them.
-func bring(ctx context.Context, source discovery.Discoverer, size driver.Size, cfg *driver.Config, log logrus.FieldLogger) *bringer {
+func bring(ctx context.Context, source discovery.Discoverer, size job.Size, cfg *driver.Config, log logrus.FieldLogger) *bringer {
 	scaler, can := source.(discovery.Scaler)
 	if !can || !size.Elastic {
 		return nil
 	}
 	b := &bringer{scaler: scaler, log: log, size: size, woken: make(chan struct{}, 1)}
-	for _, f := range []*func(driver.Event){&cfg.Events, &cfg.Replayed} {
+	for _, f := range []*func(job.Event){&cfg.Events, &cfg.Replayed} {
 		next := *f
-		*f = func(e driver.Event) {
+		*f = func(e job.Event) {
 			if next != nil {
 				next(e)
 			}
@@ -55,8 +56,8 @@ func bring(ctx context.Context, source discovery.Discoverer, size driver.Size, c
 }
 
 // hear takes new bounds of the job.
-func (b *bringer) hear(e driver.Event) {
-	if e.Name != driver.Scaled {
+func (b *bringer) hear(e job.Event) {
+	if e.Name != job.Scaled {
 		return
 	}
 	b.mu.Lock()

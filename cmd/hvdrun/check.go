@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
@@ -95,7 +96,7 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 	case ctx.Err() != nil:
 		return workFailed(context.Cause(ctx))
 	case err != nil:
-		return workFailed(fmt.Errorf("%w: %w", driver.ErrDiscovery, err))
+		return workFailed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
 	}
 	authority, err := identity.NewAuthority(s.runID)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
@@ -78,7 +79,7 @@ func (p *program) placeWords(ctx context.Context, job string) (words []string) {
 	return placesOf(s)
 }
 
-func placesOf(s control.Status) (words []string) {
+func placesOf(s job.Status) (words []string) {
 	for _, h := range s.Hosts {
 		host := h.Host
 		if strings.Contains(host, ":") { // IPv6

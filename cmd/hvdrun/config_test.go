@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"pgregory.net/rapid"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // checkSame writes settings as a config file, and reads the same ones back.
@@ -94,14 +94,14 @@ func TestDefaults(t *testing.T) {
 	said := settings{provenance: provenance{origins: map[string]string{}}}
 	said.setDefaults()
 	half := 30 * time.Second
-	want := driver.Timeouts{DiscoveryInterval: time.Second, Elastic: 600 * time.Second, Start: half, Join: half, Drain: half, Finish: half,
+	want := job.Timeouts{DiscoveryInterval: time.Second, Elastic: 600 * time.Second, Start: half, Join: half, Drain: half, Finish: half,
 		Exit: 5 * time.Minute, StallWarning: 5 * time.Second, Stall: 120 * time.Second}
 	if said.timeouts != want {
 		t.Errorf("%+v, want %+v", said.timeouts, want)
 	}
 	s, err := loadArgs(t, "", nil, "")
 	if err != nil || said.discoveryTimeout != s.discoveryTimeout || said.orphan != defaultOrphan || said.slotsPerHost != 0 ||
-		said.blame.Policy != driver.BlameSlot || said.tuning.EncryptData || said.logJSON {
+		said.blame.Policy != job.BlameSlot || said.tuning.EncryptData || said.logJSON {
 		t.Errorf("%+v, %v", said, err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
@@ -72,7 +72,7 @@ It is refused where fewer than --min-np slots would be left.
 		Args:                  cobra.RangeArgs(1, 2),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.placeCommand(cmd.Context(), args, control.Command{Verb: control.Drain})
+			return p.placeCommand(cmd.Context(), args, job.Command{Verb: job.Drain})
 		},
 	}
 }
@@ -90,7 +90,7 @@ No worker is started there for the time of --for, or until hvdrun readmit. drain
 		Args:                  cobra.RangeArgs(1, 2),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			c := control.Command{Verb: control.Exclude}
+			c := job.Command{Verb: job.Exclude}
 			if cmd.Flags().Changed("for") {
 				if c.For, err = parseDuration(howLong); err != nil {
 					return fmt.Errorf("--for: %w", err)
@@ -115,7 +115,7 @@ because workers had failed there; those failures are forgotten.
 		Args:                  cobra.RangeArgs(1, 2),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.placeCommand(cmd.Context(), args, control.Command{Verb: control.Readmit})
+			return p.placeCommand(cmd.Context(), args, job.Command{Verb: job.Readmit})
 		},
 	}
 }
@@ -133,7 +133,7 @@ next commit; where there are slots for more, workers are started at once. --max-
 		Args:                  cobra.MaximumNArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c := control.Command{Verb: control.Scale}
+			c := job.Command{Verb: job.Scale}
 			if cmd.Flags().Changed("min-np") {
 				n, err := parseCount(least, 1)
 				if err != nil {
@@ -163,7 +163,7 @@ next commit; where there are slots for more, workers are started at once. --max-
 }
 
 // placeCommand gives a command about HOST[:SLOT], which is the last word; JOB is before it.
-func (p *program) placeCommand(ctx context.Context, args []string, c control.Command) (err error) {
+func (p *program) placeCommand(ctx context.Context, args []string, c job.Command) (err error) {
 	job := ""
 	if len(args) == 2 {
 		job = args[0]
@@ -203,7 +203,7 @@ func parsePlace(text string) (host string, slot *int, err error) {
 }
 
 // order has the job's driver carry out a command, and prints what was done.
-func (p *program) order(ctx context.Context, job string, c control.Command) error {
+func (p *program) order(ctx context.Context, job string, c job.Command) error {
 	d, err := theJob(p.env, job)
 	if err != nil {
 		return err
@@ -212,7 +212,7 @@ func (p *program) order(ctx context.Context, job string, c control.Command) erro
 }
 
 // orderOf is order, of a job that has been found.
-func (p *program) orderOf(ctx context.Context, d *jobDir, c control.Command) error {
+func (p *program) orderOf(ctx context.Context, d *jobDir, c job.Command) error {
 	var done string
 	err := d.ask(ctx, func(driver *control.Client) (err error) {
 		done, err = driver.Command(ctx, c)
@@ -274,7 +274,7 @@ type errNoDriver struct {
 
 func (e *errNoDriver) Error() string {
 	if e.ended {
-		return fmt.Sprintf("job %s: %v", e.job, driver.ErrFinished)
+		return fmt.Sprintf("job %s: %v", e.job, job.ErrFinished)
 	}
 	return fmt.Sprintf("job %s has no driver: hvdrun resume %s", e.job, e.job)
 }

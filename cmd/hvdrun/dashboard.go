@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -147,16 +148,16 @@ func (d *jobDir) tasksText(ctx context.Context) (json.RawMessage, error) {
 type jobSource struct{ d *jobDir }
 
 // Status returns the status, also of a job that has no driver.
-func (s jobSource) Status(ctx context.Context) (control.Status, error) { return s.d.status(ctx) }
+func (s jobSource) Status(ctx context.Context) (job.Status, error) { return s.d.status(ctx) }
 
 // Command has the driver carry out a command. That there is none is a refusal.
-func (s jobSource) Command(ctx context.Context, c control.Command) (done string, err error) {
+func (s jobSource) Command(ctx context.Context, c job.Command) (done string, err error) {
 	err = s.d.ask(ctx, func(driver *control.Client) (err error) {
 		done, err = driver.Command(ctx, c)
 		return err
 	})
 	if none, is := errors.AsType[*errNoDriver](err); is {
-		err = &control.RefusedError{Reason: none.Error()}
+		err = &job.RefusedError{Reason: none.Error()}
 	}
 	return done, err
 }

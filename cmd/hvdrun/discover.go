@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -103,7 +103,7 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 		return workFailed(context.Cause(ctx))
 	}
 	if err != nil {
-		return workFailed(fmt.Errorf("%w: %w", driver.ErrDiscovery, err))
+		return workFailed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
 	}
 	found, err := s.understand(ctx, hosts)
 	if err != nil {

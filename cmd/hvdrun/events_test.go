@@ -9,7 +9,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // shortDisk takes n bytes more, then none until it is given more room.
@@ -38,7 +38,7 @@ func TestEventFile(t *testing.T) {
 		log.SetOutput(&logged)
 		disk := &shortDisk{room: 10}
 		f := newEventFile(disk, log)
-		event := driver.Event{Time: time.Unix(1, 0), Name: driver.Reset, Fields: []driver.Field{{Key: "count", Value: 1}}}
+		event := job.Event{Time: time.Unix(1, 0), Name: job.Reset, Fields: []job.Field{{Key: "count", Value: 1}}}
 		f.write(event)
 		f.write(event)
 		<-time.After(10 * retryPause)

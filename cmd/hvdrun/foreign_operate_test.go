@@ -7,8 +7,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/clitest"
-
-	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // TestForeignJobs: what jobs call themselves and their hosts is shown escaped.
@@ -34,15 +33,15 @@ func TestForeignJobs(t *testing.T) {
 	}
 }
 
-func foreignStatus(t *testing.T) control.Status {
+func foreignStatus(t *testing.T) job.Status {
 	t.Helper()
 	event, err := json.Marshal(map[string]string{"event": "host_excluded", "host": clitest.Foreign, "time": clitest.Foreign})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return control.Status{
-		Job: clitest.Foreign, State: control.Running, Driver: 1, Message: clitest.Foreign, Events: []json.RawMessage{event},
-		Waits: []control.Wait{{For: clitest.Foreign}},
-		Hosts: []control.Host{{Host: clitest.Foreign, Slots: []control.Slot{{What: clitest.Foreign}}}, {Host: clitest.Foreign}},
+	return job.Status{
+		Job: clitest.Foreign, State: job.Running, Driver: 1, Message: clitest.Foreign, Events: []json.RawMessage{event},
+		Waits: []job.Wait{{For: clitest.Foreign}},
+		Hosts: []job.Host{{Host: clitest.Foreign, Slots: []job.Slot{{What: clitest.Foreign}}}, {Host: clitest.Foreign}},
 	}
 }

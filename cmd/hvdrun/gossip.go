@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/cluster"
@@ -141,11 +142,11 @@ func (s *settings) rememberMembers(d *jobDir, cfg *driver.Config, log logrus.Fie
 	}
 	changed, ended := make(chan struct{}, 1), make(chan struct{})
 	next := cfg.Events
-	cfg.Events = func(e driver.Event) {
+	cfg.Events = func(e job.Event) {
 		if next != nil {
 			next(e)
 		}
-		if e.Name != driver.HostsFound {
+		if e.Name != job.HostsFound {
 			return
 		}
 		select {

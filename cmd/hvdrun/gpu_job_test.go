@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/internal/agent"
@@ -92,12 +93,12 @@ func (c agentCluster) run(name string, slots int, d *slotDevices, faults <-chan 
 // jobEvents are what has happened to a job.
 type jobEvents struct {
 	t   *testing.T
-	all chan driver.Event
+	all chan job.Event
 	log []string
 }
 
 // await takes events until one is of the name and says all the words, as in "host=b".
-func (j *jobEvents) await(name driver.EventName, words ...string) {
+func (j *jobEvents) await(name job.EventName, words ...string) {
 	j.t.Helper()
 	limit := sandbox.Expired()
 	for {
@@ -160,15 +161,15 @@ func TestJobLosesADevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	j := &jobEvents{t: t, all: make(chan driver.Event, 10000)}
+	j := &jobEvents{t: t, all: make(chan job.Event, 10000)}
 	ended := make(chan error, 1)
 	go func() {
 		ended <- driver.Run(ctx, driver.Config{
 			RunID: s.runID, Command: []string{program}, Env: os.Environ(), Source: source, Launcher: launcher, Log: log,
 			Authority: authority,
-			Size:      driver.Size{NP: 3, Min: 1, Elastic: true},
-			Blame:     driver.Blame{CooldownMin: 100 * time.Millisecond, CooldownMax: 400 * time.Millisecond},
-			Events:    func(e driver.Event) { j.all <- e },
+			Size:      job.Size{NP: 3, Min: 1, Elastic: true},
+			Blame:     job.Blame{CooldownMin: 100 * time.Millisecond, CooldownMax: 400 * time.Millisecond},
+			Events:    func(e job.Event) { j.all <- e },
 		})
 	}()
 	defer func() {
@@ -177,13 +178,13 @@ func TestJobLosesADevice(t *testing.T) {
 			t.Errorf("the job: %v", err)
 		}
 	}()
-	j.await(driver.WorldPublished, "size=3")
-	j.await(driver.FirstCommit)
+	j.await(job.WorldPublished, "size=3")
+	j.await(job.FirstCommit)
 
 	faults <- fails(0, "GPU-a", true) // which is that of slot 1
-	j.await(driver.WorkerExited, "host=b", "slot=1", fmt.Sprintf("signal=%d", syscall.SIGKILL), "cause=failed")
-	j.await(driver.WorldPublished, "size=2")
-	j.await(driver.FirstCommit)
+	j.await(job.WorkerExited, "host=b", "slot=1", fmt.Sprintf("signal=%d", syscall.SIGKILL), "cause=failed")
+	j.await(job.WorldPublished, "size=2")
+	j.await(job.FirstCommit)
 	known, stop := context.WithDeadline(t.Context(), sandbox.Limit())
 	defer stop()
 	err = source.WatchAgents(known, func(agents []gossip.Meta) {
@@ -195,16 +196,16 @@ func TestJobLosesADevice(t *testing.T) {
 		t.Fatalf("waiting for the slot to be known as bad: %v", err)
 	}
 	for range 3 { // the driver tries, and the agent refuses; the world stays
-		j.await(driver.WorkerExited, "host=b", "slot=1", "code=127")
+		j.await(job.WorkerExited, "host=b", "slot=1", "code=127")
 	}
 
 	stopB()
-	j.await(driver.WorldPublished, "size=1")
+	j.await(job.WorldPublished, "size=1")
 	stopB = c.run("b", 2, twoDevices(), faults)
-	j.await(driver.WorldPublished, "size=3")
-	j.await(driver.FirstCommit)
+	j.await(job.WorldPublished, "size=3")
+	j.await(job.FirstCommit)
 	cancel()
-	j.await(driver.JobDone)
+	j.await(job.JobDone)
 	stopA()
 	stopB()
 	for i, line := range j.log {

@@ -7,8 +7,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -142,7 +142,7 @@ func (s *settings) openSource(fixed []plan.Host, log logrus.FieldLogger) (source
 }
 
 // size checks the bounds of the worlds against each other and against the fixed hosts.
-func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
+func (s *settings) size(fixed []plan.Host) (job.Size, error) {
 	elastic := s.given("min-np") || s.given("max-np") || len(s.dynamic()) > 0
 	np := s.np
 	slots := 0
@@ -151,22 +151,22 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 	}
 	if !s.given("np") {
 		if s.hosts == "" && s.hostfile == "" {
-			return driver.Size{}, fmt.Errorf("-np is missing: the number of slots to wait for before the start")
+			return job.Size{}, fmt.Errorf("-np is missing: the number of slots to wait for before the start")
 		}
 		if np = max(1, slots-s.spares); s.maxNP > 0 {
 			np = min(np, s.maxNP)
 		}
 	}
 	if s.spares > 0 && !elastic {
-		return driver.Size{}, fmt.Errorf("%s is %d, and the job is not elastic: give --min-np too", s.origin("spares"), s.spares)
+		return job.Size{}, fmt.Errorf("%s is %d, and the job is not elastic: give --min-np too", s.origin("spares"), s.spares)
 	}
 	switch {
 	case s.minNP > np:
-		return driver.Size{}, fmt.Errorf("%s is %d, more than the %d slots of %s", s.origin("min-np"), s.minNP, np, s.fixedOrigin())
+		return job.Size{}, fmt.Errorf("%s is %d, more than the %d slots of %s", s.origin("min-np"), s.minNP, np, s.fixedOrigin())
 	case fixed != nil && slots < max(np, 1):
-		return driver.Size{}, workFailed(fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
-			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots))
+		return job.Size{}, workFailed(fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
+			job.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots))
 
 	}
-	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Spares: s.spares, Elastic: elastic, TasksOnly: s.tasksOnly, Stateless: s.restart.workers}, nil
+	return job.Size{NP: np, Min: s.minNP, Max: s.maxNP, Spares: s.spares, Elastic: elastic, TasksOnly: s.tasksOnly, Stateless: s.restart.workers}, nil
 }

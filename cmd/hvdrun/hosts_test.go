@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -69,7 +69,7 @@ func TestSize(t *testing.T) {
 		}
 		got := ""
 		if err == nil {
-			var size driver.Size
+			var size job.Size
 			size, err = s.size(fixed)
 			got = fmt.Sprint(size)
 		}
@@ -79,7 +79,7 @@ func TestSize(t *testing.T) {
 		if got != c.want && (err == nil || !strings.HasPrefix(got, c.want)) {
 			t.Errorf("%q: %s; want %s", c.args, got, c.want)
 		}
-		if status := status(err); errors.Is(err, driver.ErrNotEnoughSlots) && status != 3 {
+		if status := status(err); errors.Is(err, job.ErrNotEnoughSlots) && status != 3 {
 			t.Errorf("%q: status %d", c.args, status)
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -154,7 +155,7 @@ func (s *settings) workerEnv(env []string) []string {
 type jobRun struct {
 	command   []string
 	fixed     []plan.Host // nil: sources are asked
-	size      driver.Size
+	size      job.Size
 	authority *identity.Authority
 	dir       *jobDir             // nil: it has none
 	known     []client.KnownAgent // of the driver before
@@ -216,7 +217,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	}
 	if j.dir != nil {
 		defer func() {
-			if !errors.Is(err, journal.ErrLocked) && !errors.Is(err, journal.ErrBehind) {
+			if !errors.Is(err, job.ErrDriven) && !errors.Is(err, journal.ErrBehind) {
 				j.dir.end(err, log)
 			}
 		}()
@@ -302,7 +303,7 @@ func (s *settings) serveSides(cfg *driver.Config, j jobRun, to *tracks, log *log
 	if err != nil {
 		return nil, err
 	}
-	taskEvents := make(chan driver.TaskEvent, 256)
+	taskEvents := make(chan job.TaskEvent, 256)
 	side, closeTasks, err := s.serveTasks(j.dir, j.authority, j.copy != nil, taskEvents, to, log)
 	if err != nil {
 		closeMetrics()
@@ -414,7 +415,7 @@ func newEventFile(file io.WriteCloser, log logrus.FieldLogger) *eventFile {
 
 // write appends the event soon, in the order of the calls; it does not wait for the file. What
 // cannot be written is tried again.
-func (f *eventFile) write(e driver.Event) {
+func (f *eventFile) write(e job.Event) {
 	if f == nil {
 		return
 	}

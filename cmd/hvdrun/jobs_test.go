@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -54,8 +54,8 @@ func TestTheJob(t *testing.T) {
 			t.Errorf("completes to %q", words)
 		}
 	}
-	status := control.Status{Hosts: []control.Host{{Host: "a", Slots: make([]control.Slot, 1)},
-		{Host: "fe80::1", Slots: []control.Slot{{State: "training"}, {Slot: 1, State: "free"}}}}}
+	status := job.Status{Hosts: []job.Host{{Host: "a", Slots: make([]job.Slot, 1)},
+		{Host: "fe80::1", Slots: []job.Slot{{State: "training"}, {Slot: 1, State: "free"}}}}}
 	if got := placesOf(status); !slices.Equal(got, []string{"a", "[fe80::1]", "[fe80::1]:0\ttraining", "[fe80::1]:1\tfree"}) {
 		t.Errorf("places complete to %q", got)
 	}

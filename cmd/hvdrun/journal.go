@@ -15,7 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
@@ -119,7 +119,7 @@ func (p *program) holds(claim jobClaim, why string, log *logrus.Logger) *claimed
 	c.die = sync.OnceFunc(func() {
 		log.Error(why)
 		_ = p.log.flush(hurriedFlush)
-		os.Exit(driver.Status(errors.New("")))
+		os.Exit(job.ExitStatus(errors.New("")))
 	})
 	c.watching.Go(func() {
 		select {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
@@ -112,7 +112,7 @@ func (s *settings) agents(
 // prepare starts the agents of hosts that will be there all the time before anything waits for a
 // worker: bringing a program there may take its time. It logs which hosts cannot be used;
 // unless others may do, that ends the job.
-func prepare(ctx context.Context, a *client.Agents, hosts []plan.Host, size driver.Size, log logrus.FieldLogger) error {
+func prepare(ctx context.Context, a *client.Agents, hosts []plan.Host, size job.Size, log logrus.FieldLogger) error {
 	names := hostNames(hosts)
 	failed := a.Prepare(ctx, names)
 	if ctx.Err() != nil {

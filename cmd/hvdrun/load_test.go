@@ -13,7 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -127,8 +127,8 @@ verbose: off
 	want := settings{
 		np: 4, minNP: 2, maxNP: 8,
 		sourceSettings: sourceSettings{hosts: "localhost:2,127.0.0.1:2", discoveryTimeout: 5 * sec, removalAfter: 3},
-		timeouts:       driver.Timeouts{DiscoveryInterval: sec / 2, Elastic: 60 * sec, Start: 61 * sec, Join: 62 * sec, Drain: 63 * sec, Finish: 64 * sec, Exit: 65 * sec},
-		blame:          driver.Blame{Policy: driver.BlameHost, CooldownMin: sec, CooldownMax: 600 * sec},
+		timeouts:       job.Timeouts{DiscoveryInterval: sec / 2, Elastic: 60 * sec, Start: 61 * sec, Join: 62 * sec, Drain: 63 * sec, Finish: 64 * sec, Exit: 65 * sec},
+		blame:          job.Blame{Policy: job.BlameHost, CooldownMin: sec, CooldownMax: 600 * sec},
 		tuning:         plan.Tuning{NetworkInterfaces: []string{"lo", "eth0"}, EncryptData: true},
 		outputSettings: outputSettings{outputDir: "out", timestamps: true, logLevel: logrus.DebugLevel, logJSON: true, eventsFile: "events"},
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent"
 	"github.com/hvdrun/hvdrun/internal/metrics"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -137,7 +138,7 @@ func (s *settings) measureJob(cfg *driver.Config, resumed bool, log logrus.Field
 	}
 	cfg.Meter = meter
 	events := cfg.Events
-	cfg.Events = func(e driver.Event) {
+	cfg.Events = func(e job.Event) {
 		collector.Event(e)
 		events(e)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -59,7 +59,7 @@ func (f *eventFile) mark() json.RawMessage {
 
 // replay returns what takes the mark of the drivers before this one, and their events since then.
 // Those that the file lacks are written with the next.
-func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed func(driver.Event)) {
+func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed func(job.Event)) {
 	if f == nil {
 		return nil, nil
 	}
@@ -76,7 +76,7 @@ func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed f
 		f.told = mark.Told
 		m.from, m.all = from+mark.Told-int64(len(mark.Text)), []byte(mark.Text)
 	}
-	replayed = func(e driver.Event) {
+	replayed = func(e job.Event) {
 		if line, err := json.Marshal(e); err == nil {
 			m.all = append(append(m.all, line...), '\n')
 			f.told += int64(len(line) + 1)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // Wherever the file of one driver ends, and whenever the journal has forgotten what was before, the
@@ -31,16 +31,16 @@ func TestMissedEvents(t *testing.T) {
 			log := logrus.New()
 			log.SetOutput(&logged)
 			n, want := 0, before
-			next := func(f *eventFile) driver.Event {
+			next := func(f *eventFile) job.Event {
 				n++
-				e := driver.Event{Time: time.Unix(int64(n), 0), Name: driver.Reset, Fields: []driver.Field{{Key: "count", Value: n}}}
+				e := job.Event{Time: time.Unix(int64(n), 0), Name: job.Reset, Fields: []job.Field{{Key: "count", Value: n}}}
 				f.write(e)
 				want += fmt.Sprintf(`{"time":"%s","event":"reset","count":%d}`, e.Time.UTC().Format("2006-01-02T15:04:05.000000000Z07:00"), n) + "\n"
 				return e
 			}
 			// Each driver but the last dies with its disk full.
 			var mark []byte
-			var since []driver.Event // that the journal holds
+			var since []job.Event // that the journal holds
 			for turn := range 4 {
 				file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 				if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
@@ -77,7 +77,7 @@ func resumableJob(env []string) (*jobDir, error) {
 // resumeJob goes on with a job, as it was begun.
 func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	if d.about.Ended != nil {
-		return workFailed(fmt.Errorf("job %s: %w, at %s", d.about.RunID, driver.ErrFinished, d.about.Ended.Format(time.DateTime)))
+		return workFailed(fmt.Errorf("job %s: %w, at %s", d.about.RunID, job.ErrFinished, d.about.Ended.Format(time.DateTime)))
 	}
 	if running, err := isDriven(ctx, d); err != nil {
 		return workFailed(fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err))

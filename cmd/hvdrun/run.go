@@ -18,7 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/logline"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
@@ -50,7 +50,7 @@ type runError struct{ error }
 func (e runError) Unwrap() error { return e.error }
 
 // stopSignal is why what runs was stopped.
-type stopSignal = driver.StopSignal
+type stopSignal = job.StopSignal
 
 // run does what the arguments ask for and returns the exit status. It takes over the process's
 // signals meanwhile.
@@ -112,10 +112,10 @@ func status(err error) int {
 		return 0
 	case errors.As(err, &exit):
 		return exit.code
-	case errors.As(err, &stopped) && !errors.Is(err, driver.ErrCheckpoint):
+	case errors.As(err, &stopped) && !errors.Is(err, job.ErrCheckpoint):
 		return statusShell + int(stopped.Signal)
 	case errors.As(err, &failed):
-		return driver.Status(failed.error)
+		return job.ExitStatus(failed.error)
 	}
 	return statusUsage
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 func TestStatus(t *testing.T) {
@@ -21,12 +21,12 @@ func TestStatus(t *testing.T) {
 		want int
 	}{
 		{nil, 0},
-		{workFailed(&driver.WorkerError{}), 1},
+		{workFailed(&job.WorkerError{}), 1},
 		{errors.New("bad flag"), 2},
-		{workFailed(fmt.Errorf("%w: 2 of 4", driver.ErrNotEnoughSlots)), 3},
-		{workFailed(driver.ErrResetLimit), 4},
-		{workFailed(driver.ErrStateLost), 5},
-		{workFailed(driver.ErrDiscovery), 6},
+		{workFailed(fmt.Errorf("%w: 2 of 4", job.ErrNotEnoughSlots)), 3},
+		{workFailed(job.ErrResetLimit), 4},
+		{workFailed(job.ErrStateLost), 5},
+		{workFailed(job.ErrDiscovery), 6},
 		{workFailed(stopSignal{Signal: syscall.SIGINT}), 130},
 		{workFailed(errors.Join(stopSignal{Signal: syscall.SIGTERM}, errors.New("and more"))), 143},
 	} {

@@ -15,8 +15,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
@@ -35,8 +35,8 @@ type settings struct {
 	sourceSettings
 	slurm     slurmSettings
 	cluster   clusterSettings
-	timeouts  driver.Timeouts
-	blame     driver.Blame
+	timeouts  job.Timeouts
+	blame     job.Blame
 	tuning    plan.Tuning // its TimelineFilename is absolute
 	bindGPUs  bool
 	coreLimit uint64 // bytes
@@ -523,7 +523,7 @@ func setSlotsPerHost(s *settings, text string) (err error) {
 
 func setPolicy(s *settings, text string) error {
 	i, err := parseChoice(text, "slot", "host")
-	s.blame.Policy = []driver.FailurePolicy{driver.BlameSlot, driver.BlameHost}[i]
+	s.blame.Policy = []job.FailurePolicy{job.BlameSlot, job.BlameHost}[i]
 	return err
 }
 

@@ -67,7 +67,7 @@ const driverLeaves = 20 * time.Millisecond
 
 // status asks the driver, or the journal where there is none. A driver refuses only when its job
 // has just ended; then it is gone in a moment, and the journal has it all.
-func (d *jobDir) status(ctx context.Context) (s control.Status, err error) {
+func (d *jobDir) status(ctx context.Context) (s job.Status, err error) {
 	for {
 		err = d.ask(ctx, func(driver *control.Client) (err error) {
 			s, err = driver.Status(ctx)
@@ -76,7 +76,7 @@ func (d *jobDir) status(ctx context.Context) (s control.Status, err error) {
 		if _, none := errors.AsType[*errNoDriver](err); none {
 			return driver.InspectStatus(d.journal())
 		}
-		if _, refused := errors.AsType[*control.RefusedError](err); !refused {
+		if _, refused := errors.AsType[*job.RefusedError](err); !refused {
 			return s, err
 		}
 		pause := time.NewTimer(driverLeaves)
@@ -97,7 +97,7 @@ func (p *program) watchStatus(ctx context.Context, d *jobDir, asJSON bool) error
 	case asJSON:
 		show = (&statusObjects{p.stdout, nil}).show
 	case file:
-		show = func(s control.Status) error { return redraw(p.stdout, d.picture(s)) }
+		show = func(s job.Status) error { return redraw(p.stdout, d.picture(s)) }
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -112,7 +112,7 @@ func (p *program) watchStatus(ctx context.Context, d *jobDir, asJSON bool) error
 		if err != nil {
 			return workFailed(err)
 		}
-		if s.State == control.Done || s.State == control.Failed {
+		if s.State == job.Done || s.State == job.Failed {
 			return nil
 		}
 		select {
@@ -142,7 +142,7 @@ type statusObjects struct {
 	last []byte
 }
 
-func (o *statusObjects) show(s control.Status) error {
+func (o *statusObjects) show(s job.Status) error {
 	still := s
 	still.Time = time.Time{}
 	b, err := json.Marshal(still)
@@ -156,10 +156,10 @@ func (o *statusObjects) show(s control.Status) error {
 // statusLines prints what is new in each status, a line each.
 type statusLines struct {
 	out  io.Writer
-	last control.Status
+	last job.Status
 }
 
-func (l *statusLines) show(s control.Status) error {
+func (l *statusLines) show(s job.Status) error {
 	var b strings.Builder
 	fresh := s.Events
 	for i := len(s.Events) - 1; i >= 0 && len(l.last.Events) > 0; i-- {
@@ -183,11 +183,11 @@ func (l *statusLines) show(s control.Status) error {
 }
 
 // headline says in one line how a job is doing.
-func headline(s control.Status) string {
+func headline(s job.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "job %s ", escapeCell(s.Job))
-	ended := s.State == control.Done || s.State == control.Failed
-	trains := s.State == control.Running && s.Driver != 0
+	ended := s.State == job.Done || s.State == job.Failed
+	trains := s.State == job.Running && s.Driver != 0
 	switch {
 	case ended:
 		fmt.Fprintf(&b, "has ended: %s", s.State)
@@ -219,7 +219,7 @@ func headline(s control.Status) string {
 	return b.String()
 }
 
-func sizeText(s control.Status) string {
+func sizeText(s job.Status) string {
 	switch {
 	case !s.Elastic:
 		return fmt.Sprintf("%d, not elastic", s.NP)
@@ -230,7 +230,7 @@ func sizeText(s control.Status) string {
 }
 
 // picture is the status for people: the headline, waits, a table of slots, the last events.
-func (d *jobDir) picture(s control.Status) string {
+func (d *jobDir) picture(s job.Status) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, headline(s))
 	fmt.Fprintf(&b, "begun %s, resets: %d", s.Begun.Local().Format(time.DateTime), s.Resets)
@@ -249,7 +249,7 @@ func (d *jobDir) picture(s control.Status) string {
 	for _, line := range s.Tasks {
 		fmt.Fprintf(&b, "%s\n", escapeCell(line))
 	}
-	if s.Driver == 0 && s.State != control.Done && s.State != control.Failed {
+	if s.Driver == 0 && s.State != job.Done && s.State != job.Failed {
 		if err := d.keyLost(); err != nil && d.about.Version == jobFileVersion {
 			fmt.Fprintf(&b, "it cannot be resumed: %v\n", err)
 		} else {
@@ -269,7 +269,7 @@ func (d *jobDir) picture(s control.Status) string {
 	return escape(b.String())
 }
 
-func slotTable(out io.Writer, s control.Status) {
+func slotTable(out io.Writer, s job.Status) {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "HOST\tSLOT\tRANK\tPID\tSTATE\tCOMMITS\tFAILURES\tWHAT")
@@ -316,7 +316,7 @@ func slotTable(out io.Writer, s control.Status) {
 }
 
 // lateText describes a worker that mostly comes last to operations; empty: it does not.
-func lateText(s *control.Straggler) string {
+func lateText(s *job.Straggler) string {
 	if !s.Late() {
 		return ""
 	}
@@ -325,7 +325,7 @@ func lateText(s *control.Straggler) string {
 }
 
 // slotState is a slot's state in words, with that of its worker first.
-func slotState(slot control.Slot, now time.Time) string {
+func slotState(slot job.Slot, now time.Time) string {
 	if slot.Out == "" {
 		return string(slot.State)
 	}
@@ -333,7 +333,7 @@ func slotState(slot control.Slot, now time.Time) string {
 	switch {
 	case slot.Until != nil:
 		out += fmt.Sprintf(" until %s (in %v)", clockTime(*slot.Until, now), round(max(0, slot.Until.Sub(now))))
-	case slot.Out == control.SlotExcluded:
+	case slot.Out == job.SlotExcluded:
 		out += " for ever"
 	}
 	if slot.State == slot.Out {

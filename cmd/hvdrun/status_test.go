@@ -9,14 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 var update = flag.Bool("update", false, "rewrite what is expected with what there is now")
 
 // statuses are moments of a job.
-func statuses(t *testing.T) map[string]control.Status {
+func statuses(t *testing.T) map[string]job.Status {
 	t.Helper()
 	now := time.Date(2026, 3, 9, 12, 0, 0, 0, time.UTC)
 	at := func(after time.Duration) *time.Time { return new(now.Add(after)) }
@@ -26,27 +25,27 @@ func statuses(t *testing.T) map[string]control.Status {
 		}
 		return json.RawMessage(text)
 	}
-	running := control.Status{
-		Job: "4be1c0ffee5151ab", Time: now, Driver: 4711, State: control.Running, Since: now.Add(-83 * time.Second),
+	running := job.Status{
+		Job: "4be1c0ffee5151ab", Time: now, Driver: 4711, State: job.Running, Since: now.Add(-83 * time.Second),
 		Begun: now.Add(-time.Hour), Last: now.Add(-time.Second), Generation: 7, Size: 3, NP: 4, MinNP: 2, MaxNP: 8, Elastic: true, Resets: 6,
 		Goodput: job.Goodput{Seconds: 3600, Parts: []job.Spent{{Part: job.PartTraining, Seconds: 3351.6}, {Part: job.PartRecovering, Seconds: 72}, {Part: job.PartStalled, Seconds: 176.4}},
 			StalledBy: []job.StalledBy{{Host: "node1", Slot: 3, Seconds: 176.4}}},
-		Hosts: []control.Host{
-			{Host: "node1", Listed: true, Slots: []control.Slot{
-				{Slot: 0, State: control.SlotTraining, Rank: new(0), PID: 100, Commits: new(uint64(12345))},
-				{Slot: 1, State: control.SlotTraining, Out: control.SlotDrained, Rank: new(1), PID: 101, Commits: new(uint64(12345)), What: "AllReduce for 7s"},
-				{Slot: 2, State: control.SlotExcluded, Out: control.SlotExcluded, Until: at(43 * time.Second), Failures: 3},
-				{Slot: 3, State: control.SlotStopping, Out: control.SlotExcluded, Until: at(36 * time.Hour), PID: 103, Failures: 1, What: "did not join within 30s of its start"},
+		Hosts: []job.Host{
+			{Host: "node1", Listed: true, Slots: []job.Slot{
+				{Slot: 0, State: job.SlotTraining, Rank: new(0), PID: 100, Commits: new(uint64(12345))},
+				{Slot: 1, State: job.SlotTraining, Out: job.SlotDrained, Rank: new(1), PID: 101, Commits: new(uint64(12345)), What: "AllReduce for 7s"},
+				{Slot: 2, State: job.SlotExcluded, Out: job.SlotExcluded, Until: at(43 * time.Second), Failures: 3},
+				{Slot: 3, State: job.SlotStopping, Out: job.SlotExcluded, Until: at(36 * time.Hour), PID: 103, Failures: 1, What: "did not join within 30s of its start"},
 			}},
-			{Host: "a-node-with-a-long-name.example.org", Listed: true, Draining: true, Slots: []control.Slot{
-				{Slot: 0, State: control.SlotReady, PID: 200, Commits: new(uint64(0)), What: "waits for the next world"},
-				{Slot: 1, State: control.SlotExcluded, Out: control.SlotExcluded, Failures: 1},
+			{Host: "a-node-with-a-long-name.example.org", Listed: true, Draining: true, Slots: []job.Slot{
+				{Slot: 0, State: job.SlotReady, PID: 200, Commits: new(uint64(0)), What: "waits for the next world"},
+				{Slot: 1, State: job.SlotExcluded, Out: job.SlotExcluded, Failures: 1},
 			}},
-			{Host: "fe80::1", Listed: true, Slots: []control.Slot{{Slot: 0, State: control.SlotHeld, Out: control.SlotHeld}}},
+			{Host: "fe80::1", Listed: true, Slots: []job.Slot{{Slot: 0, State: job.SlotHeld, Out: job.SlotHeld}}},
 			{Host: "empty", Listed: true},
-			{Host: "gone", Slots: []control.Slot{{Slot: 0, State: control.SlotLeaving, Rank: new(2), PID: 300, Commits: new(uint64(12340))}}},
+			{Host: "gone", Slots: []job.Slot{{Slot: 0, State: job.SlotLeaving, Rank: new(2), PID: 300, Commits: new(uint64(12340))}}},
 		},
-		Waits: []control.Wait{{For: "node1:3 to end", Until: *at(4200 * time.Millisecond)}, {For: "2 slots, 1 there", Until: *at(9 * time.Minute)}},
+		Waits: []job.Wait{{For: "node1:3 to end", Until: *at(4200 * time.Millisecond)}, {For: "2 slots, 1 there", Until: *at(9 * time.Minute)}},
 		Events: []json.RawMessage{
 			event(`{"time":"2026-03-09T11:00:00.000000001Z","event":"hosts_found","hosts":[{"host":"node1","slots":4},{"host":"x","slots":1,"draining":true}]}`),
 			event(`{"time":"2026-03-09T11:58:37.25Z","event":"world_published","generation":7,"size":3,"root":0,"slots":[{"rank":0,"host":"node1","slot":0,"pid":100}]}`),
@@ -55,15 +54,15 @@ func statuses(t *testing.T) map[string]control.Status {
 			event(`{"time":"2026-03-09T11:59:59Z","event":"discovery_failed","error":"exit status 1: no \"hosts\""}`),
 		},
 	}
-	waiting := control.Status{
-		Job: "4be1c0ffee5151ab", Time: now, Driver: 4711, State: control.Waiting, Since: now.Add(-2 * time.Second), Begun: now,
-		NP: 4, MinNP: 4, MaxNP: 0, Elastic: true, Waits: []control.Wait{{For: "4 slots, 0 there", Until: *at(598 * time.Second)}},
+	waiting := job.Status{
+		Job: "4be1c0ffee5151ab", Time: now, Driver: 4711, State: job.Waiting, Since: now.Add(-2 * time.Second), Begun: now,
+		NP: 4, MinNP: 4, MaxNP: 0, Elastic: true, Waits: []job.Wait{{For: "4 slots, 0 there", Until: *at(598 * time.Second)}},
 	}
 	dead := running
 	dead.Driver, dead.Hosts, dead.Events = 0, dead.Hosts[:1], dead.Events[:1]
 	failed := dead
-	failed.State, failed.Message, failed.Hosts = control.Failed, "state lost: the last worker that had it has left", nil
-	return map[string]control.Status{"running": running, "waiting": waiting, "dead": dead, "failed": failed}
+	failed.State, failed.Message, failed.Hosts = job.Failed, "state lost: the last worker that had it has left", nil
+	return map[string]job.Status{"running": running, "waiting": waiting, "dead": dead, "failed": failed}
 }
 
 // TestStatusPicture: what people are shown is what stands in testdata/status.

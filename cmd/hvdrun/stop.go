@@ -15,8 +15,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -31,7 +30,7 @@ func (p *program) stopJob(ctx context.Context, name string, now bool) error {
 		}
 	}
 	for try := 1; ; try++ {
-		err = p.orderOf(ctx, d, control.Command{Verb: control.Stop, Now: now})
+		err = p.orderOf(ctx, d, job.Command{Verb: job.Stop, Now: now})
 		var gone *errNoDriver
 		if !errors.As(err, &gone) || gone.ended || d.about.Ended != nil {
 			return err
@@ -124,7 +123,7 @@ func (d *jobDir) close() error {
 	if d.about.Version != 0 { // else there is no job.json that could be written anew
 		stopped := time.Now()
 		d.about.Keys, d.about.Ended = "", &stopped
-		d.about.Status = status(workFailed(driver.StopSignal{Signal: syscall.SIGTERM}))
+		d.about.Status = status(workFailed(job.StopSignal{Signal: syscall.SIGTERM}))
 		err = errors.Join(err, d.write())
 	}
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
-	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
@@ -288,7 +288,7 @@ func (d *jobDir) forgetTasks() error {
 // openTasks makes the job's scheduler of tasks, which goes on with what is written down. copied:
 // the job's journal has a copy, from which another machine may go on with it.
 func (s *settings) openTasks(
-	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, to *tracks, log *logrus.Logger,
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- job.TaskEvent, to *tracks, log *logrus.Logger,
 ) (*scheduler.Scheduler, error) {
 	creds, err := authority.Issue(identity.Subject{Role: identity.Driver})
 	if err != nil {
@@ -321,7 +321,7 @@ func (s *settings) openTasks(
 // serveTasks makes the job's scheduler of tasks. Clients of this machine reach it by a socket in
 // the job's folder, if it has one. The function it returns ends it.
 func (s *settings) serveTasks(
-	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, to *tracks, log *logrus.Logger,
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- job.TaskEvent, to *tracks, log *logrus.Logger,
 ) (*scheduler.Scheduler, func(), error) {
 	side, err := s.openTasks(d, authority, copied, events, to, log)
 	if err != nil {
@@ -348,12 +348,12 @@ func (s *settings) serveTasks(
 }
 
 // taskEvent returns an event of the scheduler as the job has it.
-func taskEvent(e scheduler.Event) driver.TaskEvent {
-	names := map[scheduler.EventKind]driver.EventName{
-		scheduler.WorkerJoined: driver.TaskWorkerJoined, scheduler.WorkerLeft: driver.TaskWorkerLeft, scheduler.TaskFailed: driver.TaskFailed,
-		scheduler.WorkerStuck: driver.TaskWorkerStuck,
+func taskEvent(e scheduler.Event) job.TaskEvent {
+	names := map[scheduler.EventKind]job.EventName{
+		scheduler.WorkerJoined: job.TaskWorkerJoined, scheduler.WorkerLeft: job.TaskWorkerLeft, scheduler.TaskFailed: job.TaskFailed,
+		scheduler.WorkerStuck: job.TaskWorkerStuck,
 	}
-	return driver.TaskEvent{
+	return job.TaskEvent{
 		Name: names[e.What], Worker: e.Worker, Host: e.Host, Offers: e.Offers, Lost: e.Lost,
 		Function: e.Function, Client: e.Client, N: e.N, Reason: e.Failure, Text: e.Text, Dropped: e.Dropped,
 		Incarnation: e.Incarnation,

@@ -8,7 +8,6 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
@@ -82,17 +81,17 @@ func placeDialog(key, place string, whole bool, c job.Command) *dialog {
 	order := func(*dialog) (job.Command, error) { return c, nil }
 	switch key {
 	case "d":
-		c.Verb = control.Drain
+		c.Verb = job.Drain
 		return &dialog{title: "Drain " + place + "?", yes: "drain", order: order, text: []string{
 			who + " " + leave + " at the next commit; no step is lost.", "No worker is started there until it is readmitted.",
 		}}
 	case "r":
-		c.Verb = control.Readmit
+		c.Verb = job.Readmit
 		return &dialog{title: "Use " + place + " again?", yes: "readmit", order: order, text: []string{
 			"Drains and exclusions there end, and failures are forgotten.", "Workers are started there if there is room.",
 		}}
 	}
-	c.Verb = control.Exclude
+	c.Verb = job.Exclude
 	return &dialog{
 		title: "Exclude " + place + "?", yes: "exclude", fields: []field{{"for how long, such as 30m (none: until it is readmitted)", ""}},
 		text: []string{who + " " + stopped + " stopped at once; the others go back to their last commit.", "Drain (d) is the gentle way."},
@@ -129,7 +128,7 @@ func scaleDialog(s *job.Status) *dialog {
 					return job.Command{}, errors.New("most: a number of workers is at least 1")
 				}
 			}
-			return job.Command{Verb: control.Scale, MinNP: &least, MaxNP: &most}, nil
+			return job.Command{Verb: job.Scale, MinNP: &least, MaxNP: &most}, nil
 		},
 	}
 }
@@ -140,7 +139,7 @@ func stopDialog(s *job.Status) *dialog {
 		text: []string{
 			"Workers in training leave at a step boundary and write the last checkpoint,", "if the program writes any. The job ends, and cannot be resumed.",
 		},
-		order: func(d *dialog) (job.Command, error) { return job.Command{Verb: control.Stop, Now: d.on}, nil },
+		order: func(d *dialog) (job.Command, error) { return job.Command{Verb: job.Stop, Now: d.on}, nil },
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
@@ -114,11 +113,11 @@ func (m *top) scrolled(lines []string, room int) []string {
 // stateStyle is the colour of a job's state.
 func stateStyle(s *job.Status) lipgloss.Style {
 	switch s.State {
-	case control.Running, control.Done:
+	case job.Running, job.Done:
 		return green
-	case control.Failed:
+	case job.Failed:
 		return red
-	case control.Waiting, control.Stopping:
+	case job.Waiting, job.Stopping:
 		return yellow
 	}
 	return cyan
@@ -185,9 +184,9 @@ func (m *top) banners() []string {
 		}
 	}
 	switch {
-	case s.State == control.Failed:
+	case s.State == job.Failed:
 		add(red, "The job has failed: "+escapeCell(s.Message))
-	case s.State == control.Done:
+	case s.State == job.Done:
 		add(green, "The job is done. "+escapeCell(s.Message))
 	case v.Problem != "":
 		add(red, "The job cannot be asked: "+escapeCell(v.Problem))

@@ -11,7 +11,6 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
 	"github.com/hvdrun/hvdrun/tasks"
@@ -26,20 +25,20 @@ type slotLook struct {
 
 // slotStates are in the order of the legend.
 var slotStates = []job.SlotState{
-	control.SlotTraining, control.SlotReady, control.SlotStarting, control.SlotLeaving, control.SlotStopping, control.SlotFree,
-	control.SlotExcluded, control.SlotDrained, control.SlotHeld,
+	job.SlotTraining, job.SlotReady, job.SlotStarting, job.SlotLeaving, job.SlotStopping, job.SlotFree,
+	job.SlotExcluded, job.SlotDrained, job.SlotHeld,
 }
 
 var slotLooks = map[job.SlotState]slotLook{
-	control.SlotTraining: {"#", green, "training"},
-	control.SlotReady:    {"+", cyan, "waits to join"},
-	control.SlotStarting: {".", cyan, "starting"},
-	control.SlotLeaving:  {"<", yellow, "leaving"},
-	control.SlotStopping: {"x", yellow, "being stopped"},
-	control.SlotFree:     {"-", faint, "free"},
-	control.SlotExcluded: {"X", red, "excluded"},
-	control.SlotDrained:  {"D", magenta, "drained"},
-	control.SlotHeld:     {"H", magenta, "held"},
+	job.SlotTraining: {"#", green, "training"},
+	job.SlotReady:    {"+", cyan, "waits to join"},
+	job.SlotStarting: {".", cyan, "starting"},
+	job.SlotLeaving:  {"<", yellow, "leaving"},
+	job.SlotStopping: {"x", yellow, "being stopped"},
+	job.SlotFree:     {"-", faint, "free"},
+	job.SlotExcluded: {"X", red, "excluded"},
+	job.SlotDrained:  {"D", magenta, "drained"},
+	job.SlotHeld:     {"H", magenta, "held"},
 }
 
 // cell is where a slot is in the grid.
@@ -119,7 +118,7 @@ func (m *top) slotText(host string, s *job.Slot, wide int) string {
 			text = "~"
 		}
 	} else {
-		if s.State == control.SlotTraining && s.Rank != nil {
+		if s.State == job.SlotTraining && s.Rank != nil {
 			text = fmt.Sprint(*s.Rank)
 		}
 		text = fmt.Sprintf("%3s", text)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // tracks writes the driver's part of a timeline: the job's events, the parts of its resets, and
@@ -31,7 +32,7 @@ func openTracks(s *settings, log logrus.FieldLogger) *tracks {
 	return &tracks{file}
 }
 
-func (t *tracks) event(e driver.Event) {
+func (t *tracks) event(e job.Event) {
 	if t == nil {
 		return
 	}
@@ -91,7 +92,7 @@ func openOutlets(s *settings, env []string, log logrus.FieldLogger) (o outlets, 
 
 // attach has the driver write to them.
 func (o outlets) attach(cfg *driver.Config) {
-	cfg.Events = func(e driver.Event) {
+	cfg.Events = func(e job.Event) {
 		o.events.write(e)
 		o.tracks.event(e)
 		o.story.event(e)

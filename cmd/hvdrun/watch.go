@@ -13,7 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -53,7 +53,7 @@ func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) e
 	}
 	err = <-ended
 	if first, ok := errors.AsType[*discovery.FirstError](err); ok {
-		err = fmt.Errorf("%w: %w", driver.ErrDiscovery, first.Err)
+		err = fmt.Errorf("%w: %w", job.ErrDiscovery, first.Err)
 	}
 	return workFailed(err)
 }
@@ -131,7 +131,7 @@ func (w *watchPrinter) found(hosts []plan.Host) {
 			Event string `json:"event"`
 			understood
 			Changes map[string][]string `json:"changes"`
-		}{w.now().Format(timeJSON), string(driver.HostsFound), list, kinds})
+		}{w.now().Format(timeJSON), string(job.HostsFound), list, kinds})
 		return
 	}
 	for _, c := range all {
@@ -147,7 +147,7 @@ func (w *watchPrinter) failed(err error, age time.Duration) {
 			Event string  `json:"event"`
 			Error string  `json:"error"`
 			Age   float64 `json:"age"`
-		}{w.now().Format(timeJSON), string(driver.DiscoveryFailed), err.Error(), age.Seconds()})
+		}{w.now().Format(timeJSON), string(job.DiscoveryFailed), err.Error(), age.Seconds()})
 		return
 	}
 	w.line("failed", fmt.Sprintf("%v (the last list, %v old, stays)", err, age.Round(time.Millisecond)))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	jobs "github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/plan"
@@ -152,8 +153,8 @@ func TestBackendEvent(t *testing.T) {
 			<-heard[0]
 			return true
 		},
-		Driver: jobs.Config{Events: func(e jobs.Event) {
-			if e.Name == jobs.Backend {
+		Driver: jobs.Config{Events: func(e job.Event) {
+			if e.Name == job.Backend {
 				text, err := json.Marshal(e)
 				if err != nil {
 					t.Error(err)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -43,10 +44,10 @@ func Dial(path string) (*Client, error) {
 func (c *Client) Close() error { return c.conn.Close() }
 
 // Status returns the job's status.
-func (c *Client) Status(ctx context.Context) (Status, error) {
+func (c *Client) Status(ctx context.Context) (job.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	var s Status
+	var s job.Status
 	reply, err := c.stub.Status(ctx, &wire.StatusRequest{})
 	if err != nil {
 		return s, answer(ctx, err)
@@ -58,7 +59,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 }
 
 // Command sends a command and returns a description of what was done. A refusal is a *RefusedError.
-func (c *Client) Command(ctx context.Context, what Command) (done string, err error) {
+func (c *Client) Command(ctx context.Context, what job.Command) (done string, err error) {
 	if err := what.Check(); err != nil {
 		return "", err
 	}
@@ -98,7 +99,7 @@ func answer(ctx context.Context, err error) error {
 	s := status.Convert(err)
 	switch {
 	case s.Code() == codes.FailedPrecondition, s.Code() == codes.InvalidArgument:
-		return &RefusedError{Reason: s.Message()}
+		return &job.RefusedError{Reason: s.Message()}
 	case s.Code() == codes.DeadlineExceeded && ctx.Err() != nil:
 		return fmt.Errorf("%w within %v", ErrNoDriver, patience)
 	case s.Code() == codes.Canceled && ctx.Err() != nil:

@@ -2,7 +2,11 @@
 // programs: a unix socket in the job's directory that only the job's user may open.
 package control
 
-import "context"
+import (
+	"context"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+)
 
 // SocketName is the name of the socket in a job's folder.
 const SocketName = "control"
@@ -10,12 +14,12 @@ const SocketName = "control"
 // Handler is implemented by the driver. Its methods are called concurrently and return soon after
 // ctx has ended.
 type Handler interface {
-	// Status returns the JSON of a Status. A *RefusedError means that the job has ended.
+	// Status returns the JSON of a job.Status. A *job.RefusedError means that the job has ended.
 	Status(ctx context.Context) ([]byte, error)
 	// Command carries out a command that has passed Check and returns a description of what was
-	// done. A refusal is a *RefusedError.
-	Command(ctx context.Context, c Command) (done string, err error)
+	// done. A refusal is a *job.RefusedError.
+	Command(ctx context.Context, c job.Command) (done string, err error)
 	// Stacks returns the JSON of a slice of Stacks: of the ranks, or if there are none of all
-	// workers. All: with all goroutines. A refusal is a *RefusedError.
+	// workers. All: with all goroutines. A refusal is a *job.RefusedError.
 	Stacks(ctx context.Context, ranks []int, all bool) ([]byte, error)
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -51,23 +52,23 @@ func visit(path string) string {
 // fake is a driver that records commands.
 type fake struct {
 	mu  sync.Mutex
-	got []control.Command
+	got []job.Command
 	err error
 }
 
 func (f *fake) Status(context.Context) ([]byte, error) {
-	return json.Marshal(control.Status{Job: "fake", State: control.Running})
+	return json.Marshal(job.Status{Job: "fake", State: job.Running})
 }
 
 func (f *fake) Stacks(_ context.Context, ranks []int, all bool) ([]byte, error) {
 	if slices.Contains(ranks, 9) {
-		return nil, &control.RefusedError{Reason: "there is no rank 9 now"}
+		return nil, &job.RefusedError{Reason: "there is no rank 9 now"}
 	}
 	s := []control.Stacks{{Rank: len(ranks), Host: fmt.Sprint(ranks, all)}}
 	return json.Marshal(s)
 }
 
-func (f *fake) Command(_ context.Context, c control.Command) (string, error) {
+func (f *fake) Command(_ context.Context, c job.Command) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.got = append(f.got, c)
@@ -118,16 +119,16 @@ func TestCommands(t *testing.T) {
 		t.Errorf("the socket has mode %v, %v", fi.Mode(), err)
 	}
 	c := dial(t, path)
-	if s, err := c.Status(t.Context()); err != nil || s.Job != "fake" || s.State != control.Running {
+	if s, err := c.Status(t.Context()); err != nil || s.Job != "fake" || s.State != job.Running {
 		t.Errorf("%+v, %v", s, err)
 	}
-	for _, want := range []control.Command{
-		{Verb: control.Stop, Now: true},
-		{Verb: control.Drain, Host: "a"},
-		{Verb: control.Exclude, Host: "::1", Slot: new(0), For: 90 * time.Second},
-		{Verb: control.Readmit, Host: "a", Slot: new(7)},
-		{Verb: control.Scale, MinNP: new(3), MaxNP: new(0)},
-		{Verb: control.Scale, MinNP: new(3)},
+	for _, want := range []job.Command{
+		{Verb: job.Stop, Now: true},
+		{Verb: job.Drain, Host: "a"},
+		{Verb: job.Exclude, Host: "::1", Slot: new(0), For: 90 * time.Second},
+		{Verb: job.Readmit, Host: "a", Slot: new(7)},
+		{Verb: job.Scale, MinNP: new(3), MaxNP: new(0)},
+		{Verb: job.Scale, MinNP: new(3)},
 	} {
 		done, err := c.Command(t.Context(), want)
 		if err != nil || done != "so be it" {
@@ -139,9 +140,9 @@ func TestCommands(t *testing.T) {
 			t.Errorf("%s arrives as %s", should, is)
 		}
 	}
-	f.err = &control.RefusedError{Reason: "never"}
-	refused, ok := errors.AsType[*control.RefusedError](func() error {
-		_, err := c.Command(t.Context(), control.Command{Verb: control.Drain, Host: "a"})
+	f.err = &job.RefusedError{Reason: "never"}
+	refused, ok := errors.AsType[*job.RefusedError](func() error {
+		_, err := c.Command(t.Context(), job.Command{Verb: job.Drain, Host: "a"})
 		return err
 	}())
 	if !ok || refused.Reason != "never" {
@@ -151,16 +152,16 @@ func TestCommands(t *testing.T) {
 
 // TestCheck: commands that are invalid for any job are refused by both client and server.
 func TestCheck(t *testing.T) {
-	for _, c := range []control.Command{
+	for _, c := range []job.Command{
 		{},
 		{Verb: "dance"},
-		{Verb: control.Drain},
-		{Verb: control.Readmit, Host: "a", Slot: new(-1)},
-		{Verb: control.Exclude, Host: "a", Slot: new(1 << 20)},
-		{Verb: control.Exclude, Host: "a", For: -1},
-		{Verb: control.Scale},
-		{Verb: control.Scale, MinNP: new(0)},
-		{Verb: control.Scale, MaxNP: new(-1)},
+		{Verb: job.Drain},
+		{Verb: job.Readmit, Host: "a", Slot: new(-1)},
+		{Verb: job.Exclude, Host: "a", Slot: new(1 << 20)},
+		{Verb: job.Exclude, Host: "a", For: -1},
+		{Verb: job.Scale},
+		{Verb: job.Scale, MinNP: new(0)},
+		{Verb: job.Scale, MaxNP: new(-1)},
 	} {
 		if err := c.Check(); err == nil {
 			t.Errorf("%+v is let through", c)
@@ -279,7 +280,7 @@ func TestCallsAreRecorded(t *testing.T) {
 		if r := <-records; r.What != "dance" || !r.IsRefusal() || r.Who.PID != os.Getpid() {
 			t.Errorf("%s: the record is %v", name, r)
 		}
-		if err := call(string(control.Drain)); err != nil {
+		if err := call(string(job.Drain)); err != nil {
 			t.Error(err)
 		}
 		if c := f.got[len(f.got)-1]; c.By.PID != os.Getpid() || c.By.UID != strconv.Itoa(os.Getuid()) {

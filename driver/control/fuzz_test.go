@@ -7,17 +7,18 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
 // obeyed is a handler that keeps the last command.
-type obeyed struct{ last *Command }
+type obeyed struct{ last *job.Command }
 
 func (o *obeyed) Status(context.Context) ([]byte, error) { return nil, nil }
 
 func (o *obeyed) Stacks(context.Context, []int, bool) ([]byte, error) { return nil, nil }
 
-func (o *obeyed) Command(_ context.Context, c Command) (string, error) {
+func (o *obeyed) Command(_ context.Context, c job.Command) (string, error) {
 	o.last = &c
 	return "done", nil
 }
@@ -27,9 +28,9 @@ func (o *obeyed) Command(_ context.Context, c Command) (string, error) {
 func FuzzCommand(f *testing.F) {
 	slot := uint32(1 << 31)
 	for _, m := range []*wire.CommandRequest{
-		{Verb: string(Stop), Now: true},
-		{Verb: string(Exclude), Host: "a", Slot: &slot, ForNanoseconds: -1},
-		{Verb: string(Scale), MinNp: &slot},
+		{Verb: string(job.Stop), Now: true},
+		{Verb: string(job.Exclude), Host: "a", Slot: &slot, ForNanoseconds: -1},
+		{Verb: string(job.Scale), MinNp: &slot},
 		{Verb: "\x1b[2J"},
 	} {
 		b, err := proto.Marshal(m)

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
@@ -60,8 +61,8 @@ func (s *server) Status(ctx context.Context, _ *wire.StatusRequest) (*wire.Statu
 }
 
 func (s *server) Command(ctx context.Context, m *wire.CommandRequest) (*wire.CommandReply, error) {
-	c := Command{
-		Verb: Verb(m.GetVerb()), Host: m.GetHost(), Slot: number(m.Slot), For: time.Duration(m.GetForNanoseconds()),
+	c := job.Command{
+		Verb: job.Verb(m.GetVerb()), Host: m.GetHost(), Slot: number(m.Slot), For: time.Duration(m.GetForNanoseconds()),
 		MinNP: number(m.MinNp), MaxNP: number(m.MaxNp), Now: m.GetNow(), By: who(wire.LocalCaller(ctx)),
 	}
 	if err := c.Check(); err != nil {
@@ -94,7 +95,7 @@ func (s *server) Stacks(ctx context.Context, m *wire.StacksRequest) (*wire.Stack
 }
 
 func failure(err error) error {
-	if refused, ok := errors.AsType[*RefusedError](err); ok {
+	if refused, ok := errors.AsType[*job.RefusedError](err); ok {
 		return status.Error(codes.FailedPrecondition, refused.Reason)
 	}
 	return status.Error(codes.Unavailable, err.Error())

@@ -21,6 +21,10 @@ var (
 	// ErrCheckpoint: the job succeeded or was stopped, but its last checkpoint could not be
 	// written.
 	ErrCheckpoint = errors.New("driver: the last checkpoint could not be written")
+	// ErrDriven: there is nothing to resume, another driver runs the job.
+	ErrDriven = errors.New("driver: another driver runs the job")
+	// ErrFinished: there is nothing to resume, the job has ended.
+	ErrFinished = errors.New("driver: the job has ended")
 )
 
 // StopSignal is the cause of the context of a job that a signal ends. ExitStatus recognizes it,

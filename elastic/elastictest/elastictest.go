@@ -25,6 +25,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
@@ -129,21 +130,21 @@ func (j *Job) run(ctx context.Context) error {
 	left := j.awaitWorkers()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.idle = errors.As(err, new(driver.StopSignal)) && !errors.Is(err, driver.ErrCheckpoint) && left == nil && len(j.failures) == 0
+	j.idle = errors.As(err, new(job.StopSignal)) && !errors.Is(err, job.ErrCheckpoint) && left == nil && len(j.failures) == 0
 	return errors.Join(append([]error{err, left}, j.failures...)...)
 }
 
 func (j *Job) driverConfig() driver.Config {
 	cfg := j.cfg.Driver
-	if cfg.Size == (driver.Size{}) {
-		cfg.Size = driver.Size{Min: 1, Elastic: true}
+	if cfg.Size == (job.Size{}) {
+		cfg.Size = job.Size{Min: 1, Elastic: true}
 	}
 	if cfg.Size.NP == 0 {
 		for _, h := range j.cfg.Hosts {
 			cfg.Size.NP += h.Slots
 		}
 	}
-	if b := &cfg.Blame; b.Policy == driver.BlameSlot && b.CooldownMin == 0 && b.CooldownMax == 0 {
+	if b := &cfg.Blame; b.Policy == job.BlameSlot && b.CooldownMin == 0 && b.CooldownMax == 0 {
 		b.CooldownMin, b.CooldownMax = 10*time.Millisecond, time.Second
 	}
 	if cfg.Timeouts.Drain == 0 {
@@ -159,7 +160,7 @@ func (j *Job) driverConfig() driver.Config {
 	cfg.Source, cfg.Launcher = &j.source, launcher{job: j, log: cfg.Log}
 	cfg.Output = &launch.Output{}
 	events := cfg.Events
-	cfg.Events = func(e driver.Event) {
+	cfg.Events = func(e job.Event) {
 		j.observe(e)
 		if events != nil {
 			events(e)
@@ -199,7 +200,7 @@ func (j *Job) Wait() error {
 // Stop ends the job as SIGTERM ends hvdrun: its workers leave together at their next commit. It
 // blocks like Wait and returns the same, or nil if the job ended because of Stop.
 func (j *Job) Stop() error {
-	j.stop(driver.StopSignal{Signal: syscall.SIGTERM})
+	j.stop(job.StopSignal{Signal: syscall.SIGTERM})
 	err := j.Wait()
 	if j.idle {
 		return nil
@@ -299,8 +300,8 @@ func Commit(number uint64) func(Status) bool {
 }
 
 // observe updates the status from the driver's events.
-func (j *Job) observe(e driver.Event) {
-	if e.Name != driver.WorldPublished {
+func (j *Job) observe(e job.Event) {
+	if e.Name != job.WorldPublished {
 		return
 	}
 	j.mu.Lock()
@@ -310,7 +311,7 @@ func (j *Job) observe(e driver.Event) {
 		switch v := f.Value.(type) {
 		case uint64:
 			j.status.World.Generation = v
-		case []driver.PublishedSlot:
+		case []job.PublishedSlot:
 			for _, s := range v {
 				j.ranks = append(j.ranks, s.PID)
 				if p := j.procs[s.PID]; p == nil || p.over {

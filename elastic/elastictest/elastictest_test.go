@@ -13,6 +13,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/plan"
@@ -249,15 +250,15 @@ func TestDie(t *testing.T) {
 func TestStop(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		var l loop
-		job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
-		await(t, job, elastictest.Commit(5))
-		if err := job.Stop(); err != nil {
+		run := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
+		await(t, run, elastictest.Commit(5))
+		if err := run.Stop(); err != nil {
 			t.Error(err)
 		}
-		if err := job.Wait(); driver.Status(err) != 128+15 {
+		if err := run.Wait(); job.ExitStatus(err) != 128+15 {
 			t.Error(err)
 		}
-		await(t, job, func(s elastictest.Status) bool { return s.Ended == 2 && s.Killed == 0 })
+		await(t, run, func(s elastictest.Status) bool { return s.Ended == 2 && s.Killed == 0 })
 	})
 }
 
@@ -284,14 +285,14 @@ func TestFailures(t *testing.T) {
 	}{
 		{"no function", elastictest.Config{Hosts: two}, nil, []string{"a Worker function"}},
 		{"no hosts", elastictest.Config{Worker: hangs}, nil, []string{"Hosts"}},
-		{"the driver's config", elastictest.Config{Worker: hangs, Hosts: two, Driver: driver.Config{Size: driver.Size{NP: -1}}},
+		{"the driver's config", elastictest.Config{Worker: hangs, Hosts: two, Driver: driver.Config{Size: job.Size{NP: -1}}},
 			nil, []string{"driver: a job needs at least one worker"}},
-		{"the function's error", elastictest.Config{Hosts: two, Driver: driver.Config{Size: driver.Size{NP: 2}},
+		{"the function's error", elastictest.Config{Hosts: two, Driver: driver.Config{Size: job.Size{NP: 2}},
 			Worker: func(ctx context.Context) error { return broken }}, broken, []string{"exited with code 1", "worker a:"}},
-		{"no Init", elastictest.Config{Hosts: two, Driver: driver.Config{Size: driver.Size{NP: 2}},
+		{"no Init", elastictest.Config{Hosts: two, Driver: driver.Config{Size: job.Size{NP: 2}},
 			Worker: func(ctx context.Context) error { return nil }}, nil, []string{"has not called elastic.Init"}},
 		{"the limit", elastictest.Config{Hosts: two, Worker: hangs, Limit: 8 * time.Second,
-			Driver: driver.Config{Timeouts: driver.Timeouts{Drain: 50 * time.Millisecond}}},
+			Driver: driver.Config{Timeouts: job.Timeouts{Drain: 50 * time.Millisecond}}},
 			nil, []string{"limit of 8s", "a:0 is rank 0, training", "a:1 is rank 1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/plan"
@@ -129,7 +130,7 @@ func (s *schedule) run() {
 	s.mu.Lock()
 	s.job = elastictest.Start(timed(s.seed, elastictest.Config{
 		Worker: s.worker, Hosts: s.plan.hosts, At: s.at,
-		Driver: driver.Config{Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
+		Driver: driver.Config{Blame: job.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
 	}))
 	s.mu.Unlock()
 	err := s.job.Wait()

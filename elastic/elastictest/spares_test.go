@@ -7,6 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/plan"
@@ -18,7 +19,7 @@ func TestSpares(t *testing.T) {
 		waiting := newWaiters()
 		job := begin(elastictest.Config{
 			Hosts:  []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 2}},
-			Driver: driver.Config{Size: driver.Size{NP: 2, Min: 1, Spares: 2, Elastic: true}, Events: waiting.observe},
+			Driver: driver.Config{Size: job.Size{NP: 2, Min: 1, Spares: 2, Elastic: true}, Events: waiting.observe},
 			Worker: func(ctx context.Context) error {
 				w, err := elastic.Init(ctx)
 				if err != nil {
@@ -97,7 +98,7 @@ func (w *waiters) count() int {
 	return len(w.slots)
 }
 
-func (w *waiters) observe(e driver.Event) {
+func (w *waiters) observe(e job.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var slot plan.SlotID
@@ -111,16 +112,16 @@ func (w *waiters) observe(e driver.Event) {
 			if f.Key == "slot" {
 				slot.Index = v
 			}
-		case []driver.PublishedSlot:
+		case []job.PublishedSlot:
 			for _, s := range v {
 				delete(w.slots, plan.SlotID{Host: s.Host, Index: s.Slot})
 			}
 		}
 	}
 	switch e.Name {
-	case driver.WorkerReady:
+	case job.WorkerReady:
 		w.slots[slot] = true
-	case driver.WorkerExited:
+	case job.WorkerExited:
 		delete(w.slots, slot)
 	}
 }

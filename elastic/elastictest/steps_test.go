@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/plan"
@@ -121,15 +122,15 @@ func newStepSchedule(seed uint64) *stepSchedule {
 }
 
 // size bounds the worlds of a job with spares: to half of the slots of its first hosts.
-func (s *stepSchedule) size() driver.Size {
+func (s *stepSchedule) size() job.Size {
 	if s.spares == 0 {
-		return driver.Size{}
+		return job.Size{}
 	}
 	slots := 0
 	for _, h := range s.stepPlan.hosts {
 		slots += h.Slots
 	}
-	return driver.Size{NP: max(1, slots/2), Min: 1, Max: max(1, slots/2), Spares: s.spares, Elastic: true}
+	return job.Size{NP: max(1, slots/2), Min: 1, Max: max(1, slots/2), Spares: s.spares, Elastic: true}
 }
 
 func bitsOf(v []float32) (bits []uint32) {
@@ -172,7 +173,7 @@ func (s *stepSchedule) run(t *testing.T) {
 	s.mu.Lock()
 	s.job = elastictest.Start(s.timed(elastictest.Config{
 		Hosts: s.stepPlan.hosts, At: s.at,
-		Driver: driver.Config{Log: s.log, Size: s.size(), Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
+		Driver: driver.Config{Log: s.log, Size: s.size(), Blame: job.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
 		Worker: func(ctx context.Context) error {
 			m, err := s.train(ctx, s)
 			if errors.Is(err, elastic.ErrRemoved) || errors.Is(err, elastic.ErrFinished) {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
@@ -114,30 +114,30 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 		want error // of the job; nil: stopped without a failure
 	}{
 		"stop": {job: func(e *endless, _ *elastictest.Config) { e.local, e.async = true, true }},
-		"rank 0 has left": {then: func(_ *endless, job *elastictest.Job) {
-			job.DrainHost("a")
-			await(t, job, elastictest.Size(2))
+		"rank 0 has left": {then: func(_ *endless, run *elastictest.Job) {
+			run.DrainHost("a")
+			await(t, run, elastictest.Size(2))
 		}},
-		"rank 0 has died": {then: func(_ *endless, job *elastictest.Job) {
-			job.RemoveHost("a")
-			job.Kill(0)
-			await(t, job, elastictest.Size(2))
+		"rank 0 has died": {then: func(_ *endless, run *elastictest.Job) {
+			run.RemoveHost("a")
+			run.Kill(0)
+			await(t, run, elastictest.Size(2))
 		}},
-		"the last stays": {then: func(_ *endless, job *elastictest.Job) {
+		"the last stays": {then: func(_ *endless, run *elastictest.Job) {
 			for _, h := range []string{"a", "b", "c"} {
-				job.DrainHost(h)
+				run.DrainHost(h)
 			}
-			await(t, job, elastictest.Size(1))
+			await(t, run, elastictest.Size(1))
 		}},
 		"too few": {job: func(_ *endless, c *elastictest.Config) {
-			c.Driver.Size = driver.Size{Min: 2, Elastic: true}
+			c.Driver.Size = job.Size{Min: 2, Elastic: true}
 			c.Driver.Timeouts.Elastic = 10 * time.Millisecond
-		}, then: func(_ *endless, job *elastictest.Job) {
-			job.RemoveHost("a")
-			job.RemoveHost("b")
-		}, want: driver.ErrNotEnoughSlots},
+		}, then: func(_ *endless, run *elastictest.Job) {
+			run.RemoveHost("a")
+			run.RemoveHost("b")
+		}, want: job.ErrNotEnoughSlots},
 		"rank 0 fails": {job: func(e *endless, c *elastictest.Config) {
-			c.Driver.Size = driver.Size{Min: 3}
+			c.Driver.Size = job.Size{Min: 3}
 		}, then: func(e *endless, _ *elastictest.Job) { e.fails.Store(4) }, want: errOwn},
 		"an only rank fails": {job: func(e *endless, c *elastictest.Config) {
 			c.Hosts = hosts("a")
@@ -150,14 +150,14 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 				if c.job != nil {
 					c.job(e, &cfg)
 				}
-				job := begin(cfg)
-				await(t, job, elastictest.Commit(3))
+				run := begin(cfg)
+				await(t, run, elastictest.Commit(3))
 				if c.then != nil {
-					c.then(e, job)
+					c.then(e, run)
 				}
-				end := job.Stop
+				end := run.Stop
 				if c.want != nil {
-					end = job.Wait
+					end = run.Wait
 				}
 				if err := end(); !errors.Is(err, c.want) {
 					t.Errorf("%v, want %v", err, c.want)
@@ -178,7 +178,7 @@ func TestLastCheckpointCannotBeWritten(t *testing.T) {
 				t.Fatal(err)
 			}
 			var cut atomic.Bool
-			job := begin(elastictest.Config{
+			run := begin(elastictest.Config{
 				Hosts: hosts("abc"), Worker: e.train,
 				At: func(m elastictest.Moment) bool {
 					if m.Phase == elastictest.Committed && m.Commit == 4 && cut.CompareAndSwap(false, true) {
@@ -190,16 +190,16 @@ func TestLastCheckpointCannotBeWritten(t *testing.T) {
 					return false
 				},
 			})
-			await(t, job, elastictest.Commit(5))
-			end := job.Wait
+			await(t, run, elastictest.Commit(5))
+			end := run.Wait
 			if steps == 0 {
-				end = job.Stop
+				end = run.Stop
 			}
 			err := end()
-			if !errors.Is(err, driver.ErrCheckpoint) || driver.Status(err) != 7 {
-				t.Errorf("%s: status %d: %v", name, driver.Status(err), err)
+			if !errors.Is(err, job.ErrCheckpoint) || job.ExitStatus(err) != 7 {
+				t.Errorf("%s: status %d: %v", name, job.ExitStatus(err), err)
 			}
-			if stopped := errors.As(err, new(driver.StopSignal)); stopped != (steps == 0) {
+			if stopped := errors.As(err, new(job.StopSignal)); stopped != (steps == 0) {
 				t.Errorf("%s: %v", name, err)
 			}
 		})

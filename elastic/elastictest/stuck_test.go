@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/plan"
@@ -61,13 +62,13 @@ func TestAllWaitForEachOther(t *testing.T) {
 		job := elastictest.Start(elastictest.Config{
 			Worker: train, Hosts: []plan.Host{{Name: "a", Slots: 2}},
 			Driver: driver.Config{
-				Log: log, Size: driver.Size{Min: 2, Elastic: true},
-				Timeouts: driver.Timeouts{StallWarning: time.Second, Stall: 6 * time.Second},
-				Events: func(e driver.Event) {
+				Log: log, Size: job.Size{Min: 2, Elastic: true},
+				Timeouts: job.Timeouts{StallWarning: time.Second, Stall: 6 * time.Second},
+				Events: func(e job.Event) {
 					switch e.Name {
-					case driver.Reset:
+					case job.Reset:
 						resets.Add(1)
-					case driver.WorkerStarted:
+					case job.WorkerStarted:
 						starts.Add(1)
 					}
 				},

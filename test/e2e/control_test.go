@@ -16,6 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
@@ -23,10 +24,10 @@ import (
 // Commands to running jobs, and their answers.
 
 // statusOf returns the output of `hvdrun status --json` for the job.
-func statusOf(t *testing.T, r *Running, args ...string) control.Status {
+func statusOf(t *testing.T, r *Running, args ...string) job.Status {
 	t.Helper()
 	out, err := hvdrun(r, append([]string{"status", "--json"}, args...)...)
-	var s control.Status
+	var s job.Status
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &s)); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -34,7 +35,7 @@ func statusOf(t *testing.T, r *Running, args ...string) control.Status {
 }
 
 // slots formats the slots of a status: "host:slot state", and the rank if there is one.
-func slots(s control.Status) string {
+func slots(s job.Status) string {
 	var words []string
 	for _, h := range s.Hosts {
 		for _, slot := range h.Slots {
@@ -50,9 +51,9 @@ func slots(s control.Status) string {
 
 // awaitSlots blocks until those are the job's slots: a worker that has left a world may take a
 // moment to end.
-func awaitSlots(t *testing.T, r *Running, want string, args ...string) control.Status {
+func awaitSlots(t *testing.T, r *Running, want string, args ...string) job.Status {
 	t.Helper()
-	var s control.Status
+	var s job.Status
 	if !follow.Await(t, func() bool {
 		s = statusOf(t, r, args...)
 		return slots(s) == want
@@ -178,7 +179,7 @@ func TestExclude(t *testing.T) {
 	order(t, r, "for 1.5s; workers that are stopped: 1", "exclude", hostA+":1", "--for", "1.5")
 	g := awaitWorld(t, r, 1, 3)
 	s := statusOf(t, r).Hosts[0].Slots[1]
-	if back := time.Since(asked) > 1500*time.Millisecond; !back && (s.Out != control.SlotExcluded || s.Until == nil) {
+	if back := time.Since(asked) > 1500*time.Millisecond; !back && (s.Out != job.SlotExcluded || s.Until == nil) {
 		t.Errorf("%+v", s)
 	}
 	g = awaitWorld(t, r, g, 4)
@@ -244,7 +245,7 @@ func TestControlOfAnotherDriver(t *testing.T) {
 		t.Errorf("the socket of the dead driver: %v, %v", fi, err)
 	}
 	s := statusOf(t, r, long)
-	if s.Driver != 0 || s.State != control.Running || s.MaxNP != 3 || s.Size != 3 || s.Generation != g || len(s.Events) < 12 {
+	if s.Driver != 0 || s.State != job.Running || s.MaxNP != 3 || s.Size != 3 || s.Generation != g || len(s.Events) < 12 {
 		t.Errorf("%+v", s)
 	}
 	out, err := hvdrun(r, "status", long)
@@ -268,7 +269,7 @@ func TestControlOfAnotherDriver(t *testing.T) {
 	awaitWorld(t, next, g, 4)
 	order(t, next, "being stopped", "stop", long)
 	finish(t, next, 128+15, controlledSteps)
-	if s := statusOf(t, next, long); s.State != control.Failed || s.Driver != 0 || !strings.Contains(s.Message, "terminated") {
+	if s := statusOf(t, next, long); s.State != job.Failed || s.Driver != 0 || !strings.Contains(s.Message, "terminated") {
 		t.Errorf("%+v", s)
 	}
 	refused(t, next, 1, "the job has ended", "stop", long)
@@ -330,8 +331,8 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	all := strings.Split(strings.TrimSpace(objects()), "\n")
-	var s control.Status
-	if err := json.Unmarshal([]byte(all[len(all)-1]), &s); err != nil || s.State != control.Failed {
+	var s job.Status
+	if err := json.Unmarshal([]byte(all[len(all)-1]), &s); err != nil || s.State != job.Failed {
 		t.Errorf("the last object is %+v, %v", s, err)
 	}
 	if len(all) > 64 { // of some hundred steps; that a starved worker is silent is told too

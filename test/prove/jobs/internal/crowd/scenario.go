@@ -21,6 +21,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
@@ -52,7 +53,7 @@ type stage struct {
 	events  *json.Encoder
 
 	mu   sync.Mutex
-	seen map[driver.EventName][]time.Time
+	seen map[job.EventName][]time.Time
 	more chan struct{} // capacity 1: an event has been added
 }
 
@@ -66,7 +67,7 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	st := &stage{
-		Scenario: sc, seen: make(map[driver.EventName][]time.Time), more: make(chan struct{}, 1),
+		Scenario: sc, seen: make(map[job.EventName][]time.Time), more: make(chan struct{}, 1),
 		journal: filepath.Join(dir, "journal"), events: json.NewEncoder(events),
 	}
 	if st.workers, err = startRemote(context.WithoutCancel(ctx)); err != nil {
@@ -137,10 +138,10 @@ func (st *stage) config() driver.Config {
 	return driver.Config{
 		Command: []string{"worker"}, Source: &st.source, Launcher: st.workers, Log: log, Journal: st.journal,
 		Output: &launch.Output{Stdout: io.Discard, Stderr: io.Discard},
-		Size:   driver.Size{NP: st.Workers, Min: 1, Elastic: true},
+		Size:   job.Size{NP: st.Workers, Min: 1, Elastic: true},
 		// The slots of dead workers stay excluded.
-		Blame:    driver.Blame{CooldownMin: time.Hour, CooldownMax: time.Hour},
-		Timeouts: driver.Timeouts{DiscoveryInterval: 10 * time.Millisecond, Start: starting, Join: starting},
+		Blame:    job.Blame{CooldownMin: time.Hour, CooldownMax: time.Hour},
+		Timeouts: job.Timeouts{DiscoveryInterval: 10 * time.Millisecond, Start: starting, Join: starting},
 		Events:   st.note,
 	}
 }
@@ -153,7 +154,7 @@ func (st *stage) Fire(*logrus.Entry) error { st.lines.Add(1); return nil }
 
 // acts are the phases of the job.
 func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.Duration) error {
-	published, err := st.await(ctx, driver.WorldPublished, 1)
+	published, err := st.await(ctx, job.WorldPublished, 1)
 	if err != nil {
 		return err
 	}
@@ -162,7 +163,7 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 		return err
 	}
 	s.Formed, s.Received = report.Milliseconds(first.Sub(began)), report.Milliseconds(first.Sub(published))
-	if _, err = st.await(ctx, driver.FirstCommit, 1); err != nil {
+	if _, err = st.await(ctx, job.FirstCommit, 1); err != nil {
 		return err
 	}
 	s.FormCPU = report.Milliseconds(processor() - cpu)
@@ -174,7 +175,7 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 	if s.AckedWarm, err = st.change(ctx, hosts(st.Workers), 3); err != nil {
 		return err
 	}
-	if _, err = st.await(ctx, driver.WorkerExited, slotsPerHost); err != nil {
+	if _, err = st.await(ctx, job.WorkerExited, slotsPerHost); err != nil {
 		return err
 	}
 	s.GrowCPU = report.Milliseconds(processor() - cpu)
@@ -200,7 +201,7 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 // workers until the last worker was notified. It then waits for the resulting world.
 func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms float64, err error) {
 	st.source.set(to)
-	told, err := st.await(ctx, driver.HostsUpdated, generation-1)
+	told, err := st.await(ctx, job.HostsUpdated, generation-1)
 	if err != nil {
 		return 0, err
 	}
@@ -211,12 +212,12 @@ func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms
 	if _, err = st.hear(ctx, func(n news) bool { return n.World == uint64(generation) }); err != nil {
 		return 0, err
 	}
-	_, err = st.await(ctx, driver.FirstCommit, generation)
+	_, err = st.await(ctx, job.FirstCommit, generation)
 	return report.Milliseconds(heard.Sub(told)), err
 }
 
 // await returns when the event of that name happened for the nth time.
-func (st *stage) await(ctx context.Context, name driver.EventName, count int) (time.Time, error) {
+func (st *stage) await(ctx context.Context, name job.EventName, count int) (time.Time, error) {
 	for {
 		st.mu.Lock()
 		seen := st.seen[name]
@@ -233,7 +234,7 @@ func (st *stage) await(ctx context.Context, name driver.EventName, count int) (t
 }
 
 // note records an event.
-func (st *stage) note(e driver.Event) {
+func (st *stage) note(e job.Event) {
 	if err := st.events.Encode(e); err != nil {
 		panic(err) // the file is one of the case's
 	}
