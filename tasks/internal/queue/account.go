@@ -22,20 +22,35 @@ type share struct {
 	waiting int              // tasks in the lines
 }
 
+// ledger is what the tasks of all clients take.
+type ledger struct {
+	accounts map[uint64]*account // by the client
+	bytes    int64               // of all of them
+}
+
 // account returns that of a client.
-func (q *Queue) account(client uint64) *account {
-	a := q.accounts[client]
+func (l *ledger) account(client uint64) *account {
+	a := l.accounts[client]
 	if a == nil {
 		a = &account{}
-		q.accounts[client] = a
+		l.accounts[client] = a
 	}
 	return a
 }
 
+// close notes that a task of a client is forgotten: with the last one its account is.
+func (l *ledger) close(client uint64) {
+	if a := l.account(client); a.tasks > 1 {
+		a.tasks--
+	} else {
+		delete(l.accounts, client)
+	}
+}
+
 // charge adds what a task takes to the account of its client, or removes it, as it is now: what it
 // takes does not change in between.
-func (q *Queue) charge(t *task, sign int64) {
-	a := q.account(t.ID.Client)
+func (l *ledger) charge(t *task, sign int64) {
+	a := l.account(t.ID.Client)
 	bytes := int64(t.Cost)
 	if !t.state.Over() {
 		a.open += sign * bytes
@@ -55,7 +70,7 @@ func (q *Queue) charge(t *task, sign int64) {
 			a.unread += sign * kept
 		}
 	}
-	q.bytes += sign * bytes
+	l.bytes += sign * bytes
 }
 
 // paused returns whether the client has, or will have, so much to read that its tasks wait.
@@ -83,7 +98,7 @@ type Usage struct {
 }
 
 // Bytes returns what all tasks take.
-func (q *Queue) Bytes() int64 { return q.bytes }
+func (l *ledger) Bytes() int64 { return l.bytes }
 
 // Usage returns what the tasks of a client take.
 func (q *Queue) Usage(client uint64) Usage {

@@ -216,16 +216,6 @@ func (q *Queue) lostHost(now time.Time, host string) {
 	}
 }
 
-// lostInputs goes on with a task whose worker has found a stored argument nowhere.
-func (q *Queue) lostInputs(now time.Time, t *task) {
-	if int(t.lacked) >= q.cfg.Rebuilds {
-		q.finish(now, t, Result{State: Failed, Failure: Gone, Text: "a stored argument cannot be fetched"})
-		return
-	}
-	t.lacked++
-	q.retry(now, t)
-}
-
 // Missing says that a host does not have a stored value any more, or that it cannot be reached.
 func (q *Queue) Missing(now time.Time, id Object, host string) {
 	if o := q.objects[id]; o != nil {

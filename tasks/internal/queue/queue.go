@@ -208,28 +208,40 @@ func (l *line) Pop() any {
 // task is a task and where it stands. There may be a million, so what few of them have is in more.
 type task struct {
 	Task
-	in       *line   // where it is ready
-	worker   *worker // to which it is sent
-	order    uint64  // by which it came
-	attempt  uint64
-	place    int32 // in its line
-	missing  int32 // results and stored values that it waits for
-	users    int32 // tasks not over that need its result
-	waits    int32 // more than 0: its function waits for other tasks, and has lent its processors
-	state    State
-	deaths   uint8 // workers that were lost while they ran it
-	tries    uint8 // attempts beyond the first that count against Retries
+	in      *line  // where it is ready
+	attempt        // while it is sent
+	order   uint64 // by which it came
+	place   int32  // in its line
+	missing int32  // results and stored values that it waits for
+	users   int32  // tasks not over that need its result
+	state   State
+	attempts
 	depth    uint8 // of making lost results again
-	lacked   uint8 // attempts that found a stored argument nowhere
-	taking   bool  // it has been asked for, to run elsewhere
-	unsure   bool  // its worker is to say when it begins it, and has not
-	stopped  bool  // it stands for an attempt that was told to stop, and is no task any more
 	released bool  // the client needs the result no more
 	again    bool  // it runs for the sake of its stored result alone
 	// suspended: it was restored, and has not been resumed. restored: and it has not been over
 	// since.
 	suspended, restored bool
 	*more
+}
+
+// attempt is a task's last attempt, from when it is sent to a worker until that is done with it.
+type attempt struct {
+	worker  *worker // to which it is sent
+	number  uint64  // of all attempts of the queue
+	waits   int32   // more than 0: its function waits for other tasks, and has lent its processors
+	taking  bool    // it has been asked for, to run elsewhere
+	unsure  bool    // its worker is to say when it begins it, and has not
+	stopped bool    // it was told to stop: what it is part of is no task any more
+}
+
+// of returns the task of which an attempt is the last and is not over; nil: there is none.
+func (q *Queue) of(worker uint64, h Held) *task {
+	t := q.tasks[h.ID]
+	if t == nil || t.state != Sent || t.number != h.Attempt || t.worker.ID != worker {
+		return nil
+	}
+	return t
 }
 
 // more is what few tasks have for long.
@@ -260,34 +272,24 @@ type Queue struct {
 	// again. The caller empties them.
 	Over, Losses []ID
 
-	cfg     Config
-	tasks   map[ID]*task
-	groups  map[groupKey]*Group
-	order   []*Group // all groups, by which they came
-	workers map[uint64]*worker
-	list    []*worker // the same, by which they came
-	objects map[Object]*object
-	last    uint64             // order of the last task
-	tries   uint64             // attempts so far
-	idle    pool               // workers that have nothing to do
-	roomy   pool               // others that may have more
-	counts  [Cancelled + 1]int // tasks by state
-	retried int
-	// finished are tasks that have ended; those that need them are still to be told.
-	finished []finished
-	// suspended is how many tasks wait for Resume.
-	suspended int
-	accounts  map[uint64]*account // by the client
-	bytes     int64               // of all of them
-	// restored is how many tasks were restored that have not been over since: a client may have the
-	// result of each.
-	restored int
+	cfg      Config
+	tasks    map[ID]*task
+	objects  map[Object]*object
+	last     uint64             // order of the last task
+	tries    uint64             // attempts so far
+	counts   [Cancelled + 1]int // tasks by state
+	retried  int
+	finished []finished // tasks that have ended; those that need them are still to be told
+	groups
+	crew
+	ledger
+	earlier
 }
 
-// pool is workers of which any may be taken.
-type pool struct {
-	list []*worker
-	next int // where the next search begins
+// groups are the groups of tasks; they stay.
+type groups struct {
+	byKey map[groupKey]*Group
+	order []*Group // by which they came
 }
 
 type groupKey struct{ function, demand string }
@@ -304,8 +306,8 @@ func New(cfg Config) *Queue {
 		cfg.Rebuilds = 16
 	}
 	return &Queue{
-		cfg: cfg, tasks: map[ID]*task{}, groups: map[groupKey]*Group{}, workers: map[uint64]*worker{},
-		objects: map[Object]*object{}, accounts: map[uint64]*account{},
+		cfg: cfg, tasks: map[ID]*task{}, objects: map[Object]*object{}, groups: groups{byKey: map[groupKey]*Group{}},
+		crew: crew{workers: map[uint64]*worker{}}, ledger: ledger{accounts: map[uint64]*account{}},
 	}
 }
 
@@ -319,15 +321,23 @@ func (q *Queue) due(at time.Time) {
 func (q *Queue) do(a Action) { q.Out = append(q.Out, a) }
 
 // Group returns the group of a function's tasks with a demand.
-func (q *Queue) Group(function string, d Demand) *Group {
+func (all *groups) Group(function string, d Demand) *Group {
 	key := groupKey{function, d.key()}
-	g := q.groups[key]
+	g := all.byKey[key]
 	if g == nil {
-		g = &Group{Function: function, Family: familyOf(function), Demand: d, Index: len(q.order), shares: map[uint64]*share{}}
-		q.groups[key] = g
-		q.order = append(q.order, g)
+		g = &Group{Function: function, Family: familyOf(function), Demand: d, Index: len(all.order), shares: map[uint64]*share{}}
+		all.byKey[key] = g
+		all.order = append(all.order, g)
 	}
 	return g
+}
+
+// GroupAt returns the group with an index, or nil.
+func (all *groups) GroupAt(index int) *Group {
+	if index < 0 || index >= len(all.order) {
+		return nil
+	}
+	return all.order[index]
 }
 
 // familyOf returns what a worker calls all functions whose names begin as this one's: of
@@ -563,10 +573,7 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 		q.leave(t)
 	}
 	q.unsuspend(t)
-	if t.restored {
-		t.restored = false
-		q.restored--
-	}
+	q.settle(t)
 	q.Over = append(q.Over, t.ID)
 	t.Group.at = now
 	old := t.rest().old
@@ -670,11 +677,7 @@ func (q *Queue) forget(t *task) {
 	delete(q.tasks, t.ID)
 	t.Group.known--
 	q.counts[t.state]--
-	if a := q.account(t.ID.Client); a.tasks > 1 {
-		a.tasks--
-	} else {
-		delete(q.accounts, t.ID.Client)
-	}
+	q.close(t.ID.Client)
 	if t.result.Size > 0 {
 		q.unmade(t)
 		q.unneed(t)
@@ -781,12 +784,4 @@ func (q *Queue) OptionsOf(id ID) Options {
 		return *t.Options
 	}
 	return defaults
-}
-
-// GroupAt returns the group with an index, or nil.
-func (q *Queue) GroupAt(index int) *Group {
-	if index < 0 || index >= len(q.order) {
-		return nil
-	}
-	return q.order[index]
 }

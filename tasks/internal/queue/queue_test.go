@@ -229,7 +229,7 @@ func (s *sim) anywhere(o Object) bool {
 func (s *sim) end(w *simWorker, left bool) {
 	if real := s.q.workers[w.id]; real != nil && !left {
 		for _, t := range real.sent[:real.running] {
-			if !t.stopped && !s.unsure[Held{t.ID, t.attempt}] {
+			if !t.stopped && !s.unsure[Held{t.ID, t.number}] {
 				s.tasks[t.ID].begun++
 			}
 		}

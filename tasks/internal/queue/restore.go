@@ -6,6 +6,38 @@ import (
 	"time"
 )
 
+// earlier counts the tasks of an earlier queue.
+type earlier struct {
+	suspended int // that wait for Resume
+	restored  int // that have not been over since: a client may have the result of each
+}
+
+// restore notes that a task is one of an earlier queue.
+func (e *earlier) restore(t *task) {
+	t.suspended, t.restored = true, true
+	e.suspended++
+	e.restored++
+}
+
+// unsuspend notes that a task does not wait for Resume.
+func (e *earlier) unsuspend(t *task) {
+	if t.suspended {
+		t.suspended = false
+		e.suspended--
+	}
+}
+
+// settle notes that a task is over.
+func (e *earlier) settle(t *task) {
+	if t.restored {
+		t.restored = false
+		e.restored--
+	}
+}
+
+// Suspended returns how many tasks wait for Resume.
+func (e *earlier) Suspended() int { return e.suspended }
+
 // Saved is what must be known of a task to go on with it in another queue.
 type Saved struct {
 	Task
@@ -75,9 +107,8 @@ func (q *Queue) Restore(s Task) {
 	if s.Options == nil {
 		s.Options = &defaults
 	}
-	t := &task{Task: s, order: q.last, suspended: true, restored: true}
-	q.suspended++
-	q.restored++
+	t := &task{Task: s, order: q.last}
+	q.restore(t)
 	q.insert(t)
 }
 
@@ -101,16 +132,6 @@ func (q *Queue) RestoreLosses(id ID, tries int, killers []string) {
 	if t := q.tasks[id]; t != nil {
 		t.tries, t.deaths = uint8(min(tries, 255)), uint8(min(len(killers), 255))
 		t.rest().killers = killers
-	}
-}
-
-// Suspended returns how many tasks wait for Resume.
-func (q *Queue) Suspended() int { return q.suspended }
-
-func (q *Queue) unsuspend(t *task) {
-	if t.suspended {
-		t.suspended = false
-		q.suspended--
 	}
 }
 

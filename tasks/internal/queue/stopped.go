@@ -17,14 +17,14 @@ const endAgain = 10 * time.Second
 // may not heed its context. why is for people.
 func (q *Queue) stop(now time.Time, t *task, force bool, why string) {
 	w := t.worker
-	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: force})
+	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.number, Force: force})
 	if !w.SaysEnded {
 		q.unsend(t)
 		return
 	}
 	w.sent[slices.Index(w.sent, t)] = &task{
-		Task: Task{ID: t.ID, Group: t.Group, Priority: t.Priority, Options: &defaults}, state: Sent, worker: w, attempt: t.attempt,
-		stopped: true, waits: t.waits, more: &more{began: now, result: Result{Text: why}},
+		Task: Task{ID: t.ID, Group: t.Group, Priority: t.Priority, Options: &defaults}, state: Sent,
+		attempt: attempt{worker: w, number: t.number, waits: t.waits, stopped: true}, more: &more{began: now, result: Result{Text: why}},
 	}
 	t.waits = 0
 	w.stopped++
@@ -40,7 +40,7 @@ func (w *worker) stoppedAttempt(h Held) *task {
 	if w.stopped == 0 {
 		return nil
 	}
-	i := slices.IndexFunc(w.sent, func(t *task) bool { return t.stopped && t.ID == h.ID && t.attempt == h.Attempt })
+	i := slices.IndexFunc(w.sent, func(t *task) bool { return t.stopped && t.ID == h.ID && t.number == h.Attempt })
 	if i < 0 {
 		return nil
 	}

@@ -13,8 +13,8 @@ func (q *Queue) Waits(now time.Time, worker uint64, h Held, n int32) {
 	if w == nil {
 		return
 	}
-	t := q.tasks[h.ID]
-	if t == nil || t.state != Sent || t.attempt != h.Attempt || t.worker != w {
+	t := q.of(worker, h)
+	if t == nil {
 		if t = w.stoppedAttempt(h); t == nil {
 			return
 		}

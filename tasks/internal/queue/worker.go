@@ -51,6 +51,38 @@ type lease struct {
 	sent  int       // tasks of the group that are with the worker
 }
 
+// crew is the workers that are there.
+type crew struct {
+	workers map[uint64]*worker
+	list    []*worker // by which they came
+	idle    pool      // those that have nothing to do
+	roomy   pool      // others that may have more
+}
+
+// pool is workers of which any may be taken.
+type pool struct {
+	list []*worker
+	next int // where the next search begins
+}
+
+// add adds a worker.
+func (c *crew) add(w *worker) {
+	c.workers[w.ID] = w
+	c.list = append(c.list, w)
+}
+
+// remove removes a worker, and returns it; nil: there is none.
+func (c *crew) remove(id uint64) *worker {
+	w := c.workers[id]
+	if w == nil {
+		return nil
+	}
+	delete(c.workers, id)
+	c.list = slices.DeleteFunc(c.list, func(o *worker) bool { return o == w })
+	w.leave()
+	return w
+}
+
 type leaseState uint8
 
 const (
@@ -81,17 +113,16 @@ func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 	w := q.workers[wk.ID]
 	if w == nil {
 		w = &worker{Worker: wk, free: maps.Clone(wk.Offers)}
-		q.workers[wk.ID] = w
-		q.list = append(q.list, w)
+		q.crew.add(w)
 	}
 	w.Functions, w.Confirms, w.SaysEnded = wk.Functions, wk.Confirms, wk.SaysEnded
 	q.unheard(now, w, held)
 	for _, h := range held {
-		t := q.tasks[h.ID]
-		if t != nil && t.state == Sent && t.worker == w && t.attempt == h.Attempt {
+		if t := q.of(w.ID, h); t != nil {
 			t.unsure = false
 			continue
 		}
+		t := q.tasks[h.ID]
 		if w.stoppedAttempt(h) != nil {
 			t = nil
 		}
@@ -121,9 +152,9 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	}
 	for _, t := range slices.Clone(w.sent) {
 		q.setWaits(t, 0) // it is said again
-		if t.taking = false; !has[Held{t.ID, t.attempt}] {
+		if t.taking = false; !has[Held{t.ID, t.number}] {
 			if q.unsend(t); !t.stopped {
-				q.retry(now, t)
+				q.attemptEnded(now, t, takenBack, Result{}, w.Name)
 			}
 		}
 	}
@@ -133,19 +164,16 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 // Lose removes a worker that is gone. What it had begun counts as an attempt: of a task with which
 // no worker was lost before, what it may have begun; of another, what it has confirmed. The workers
 // of a host that dies are lost one after another, and those that are not lost yet are sent tasks.
-func (q *Queue) Lose(now time.Time, id uint64) { q.remove(now, id, true) }
+func (q *Queue) Lose(now time.Time, id uint64) { q.gone(now, id, true) }
 
 // Left removes a worker that has gone away as it was asked to. What it had counts for nothing.
-func (q *Queue) Left(now time.Time, id uint64) { q.remove(now, id, false) }
+func (q *Queue) Left(now time.Time, id uint64) { q.gone(now, id, false) }
 
-func (q *Queue) remove(now time.Time, id uint64, lost bool) {
-	w := q.workers[id]
+func (q *Queue) gone(now time.Time, id uint64, lost bool) {
+	w := q.crew.remove(id)
 	if w == nil {
 		return
 	}
-	delete(q.workers, id)
-	q.list = slices.DeleteFunc(q.list, func(o *worker) bool { return o == w })
-	w.leave()
 	q.lostHost(now, w.Host)
 	sent, running := w.sent, w.running
 	w.sent, w.running = nil, 0
@@ -154,11 +182,11 @@ func (q *Queue) remove(now time.Time, id uint64, lost bool) {
 		if t.worker = nil; t.stopped {
 			continue
 		}
+		how := takenBack
 		if lost && i < running && !t.unsure {
-			q.lostAttempt(now, t, w)
-		} else {
-			q.retry(now, t)
+			how = workerLost
 		}
+		q.attemptEnded(now, t, how, Result{}, w.Name)
 	}
 	for _, g := range q.order {
 		for _, s := range g.shares {
@@ -188,32 +216,6 @@ func (q *Queue) Runs(id uint64, most int) (all []string) {
 
 // Busy returns whether a worker has tasks.
 func (q *Queue) Busy(id uint64) bool { w := q.workers[id]; return w != nil && len(w.sent) > 0 }
-
-// lostAttempt counts the loss of a worker that ran the task.
-func (q *Queue) lostAttempt(now time.Time, t *task, w *worker) {
-	t.deaths++
-	t.rest().killers = append(t.rest().killers, w.Name)
-	switch {
-	case int(t.deaths) >= q.cfg.Poison:
-		q.finish(now, t, Result{State: Failed, Failure: Poison,
-			Text: fmt.Sprintf("its worker was lost %d times while it ran: %v", t.deaths, t.rest().killers)})
-	case int(t.tries) >= t.Retries:
-		q.finish(now, t, Result{State: Failed, Failure: Lost, Text: fmt.Sprintf("its worker %s was lost", w.Name)})
-	default:
-		t.tries++
-		q.retried++
-		q.Losses = append(q.Losses, t.ID)
-		q.retry(now, t)
-	}
-}
-
-// retry puts a task that was sent back into its line; it waits for its arguments again where
-// they were lost.
-func (q *Queue) retry(now time.Time, t *task) {
-	q.move(t, Waiting)
-	t.taking = false
-	q.await(now, t)
-}
 
 // Leave says that a worker is going away: it gets nothing more, and gives back what has not begun.
 func (q *Queue) Leave(now time.Time, id uint64) {
@@ -258,7 +260,7 @@ func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker trains"})
 		return
 	}
-	q.retry(now, t)
+	q.attemptEnded(now, t, takenBack, Result{}, w.Name)
 }
 
 // Granted and Refused are a worker's answers to Ask.
@@ -397,7 +399,7 @@ func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
 		q.tries++
 		q.send(now, w, t, uint64(q.cfg.Term)<<40|q.tries)
 		t.unsure = t.deaths > 0 && w.Confirms
-		q.do(Action{What: Push, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Group: t.Group, Confirm: t.unsure})
+		q.do(Action{What: Push, Worker: w.ID, Task: t.ID, Attempt: t.number, Group: t.Group, Confirm: t.unsure})
 	}
 	switch {
 	case w.running == len(w.sent) && w.spare():
@@ -512,16 +514,15 @@ func (s *share) first(w *worker, any bool) (best *task) {
 
 // Begun says that a worker begins an attempt, which is one that it was asked to confirm.
 func (q *Queue) Begun(worker uint64, h Held) {
-	t := q.tasks[h.ID]
-	if t != nil && t.state == Sent && t.attempt == h.Attempt && t.worker.ID == worker {
+	if t := q.of(worker, h); t != nil {
 		t.unsure = false
 	}
 }
 
 // send records that a worker has a task.
-func (q *Queue) send(now time.Time, w *worker, t *task, attempt uint64) {
+func (q *Queue) send(now time.Time, w *worker, t *task, number uint64) {
 	q.move(t, Sent)
-	t.worker, t.attempt, t.taking, t.unsure = w, attempt, false, false
+	t.attempt = attempt{worker: w, number: number}
 	w.sent = append(w.sent, t)
 	w.lease(t.Group).sent++
 	q.begin(now, w)
@@ -564,8 +565,8 @@ func (q *Queue) unsend(t *task) {
 
 // Done says how an attempt has ended, and how long it ran. Only the last attempt of a task counts.
 func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Duration) {
-	t := q.tasks[h.ID]
-	if t == nil || t.state != Sent || t.attempt != h.Attempt || t.worker.ID != worker {
+	t := q.of(worker, h)
+	if t == nil {
 		if w := q.workers[worker]; w != nil && r.Size > 0 {
 			o := q.object(r.Object)
 			q.has(now, o, w.Host)
@@ -588,20 +589,7 @@ func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Du
 	w.lease(g).at = now
 	q.due(now.Add(leaseIdle))
 	q.begin(now, w)
-	switch {
-	case r.State == Failed && r.Failure == Gone:
-		q.lostInputs(now, t)
-	case r.State == Failed && r.Failure == Lost:
-		q.lostAttempt(now, t, w)
-	case r.State == Failed && r.Failure == ByUser && t.Again && int(t.tries) < t.Retries:
-		t.tries++
-		q.retried++
-		q.retry(now, t)
-	case t.restored:
-		q.finishRestored(now, t, r)
-	default:
-		q.finish(now, t, r)
-	}
+	q.attemptEnded(now, t, endingOf(r), r, w.Name)
 	q.fill(now, w)
 }
 
@@ -612,22 +600,21 @@ func (q *Queue) Returned(now time.Time, worker uint64, all []Held) {
 		return
 	}
 	for _, h := range all {
-		t := q.tasks[h.ID]
-		if t == nil || t.state != Sent || t.attempt != h.Attempt || t.worker != w {
+		t := q.of(worker, h)
+		if t == nil {
 			q.stoppedEnded(now, worker, h)
 			continue
 		}
 		q.unsend(t)
 		q.begin(now, w)
-		q.retry(now, t)
+		q.attemptEnded(now, t, takenBack, Result{}, w.Name)
 	}
 	q.fill(now, w)
 }
 
 // Kept says that a worker has begun a task that it was asked to give back.
 func (q *Queue) Kept(worker uint64, h Held) {
-	t := q.tasks[h.ID]
-	if t != nil && t.state == Sent && t.attempt == h.Attempt && t.worker.ID == worker && t.taking {
+	if t := q.of(worker, h); t != nil && t.taking {
 		t.taking = false
 		t.worker.asked--
 	}
@@ -641,7 +628,7 @@ func (q *Queue) takeBack(now time.Time, w *worker, t *task) {
 	w.asked++
 	w.askedAt = now
 	q.due(now.Add(leaseReply))
-	q.do(Action{What: TakeBack, Worker: w.ID, Task: t.ID, Attempt: t.attempt})
+	q.do(Action{What: TakeBack, Worker: w.ID, Task: t.ID, Attempt: t.number})
 }
 
 // balance asks the worker that has most tasks waiting for half of them, for one that has nothing to
