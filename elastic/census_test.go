@@ -51,7 +51,7 @@ func (p *proc) enrol() {
 	set := p.state.locals.set(p.state.locals.current)
 	for _, n := range set.own()[1:] {
 		var orphan shard
-		if err := p.state.locals.parts[0].(*local[shard]).decode(set.of[n][0].bytes(), &orphan); err != nil {
+		if err := p.state.locals.parts[0].(*local[shard]).decode(set.of[n][0].Bytes(), &orphan); err != nil {
 			fail("worker %d: orphan %d: %v", p.id, n, err)
 		}
 		c.places, c.orphans = append(c.places, orphan.Place), append(c.orphans, orphan.Place)

@@ -9,8 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/feed"
-	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -52,10 +51,10 @@ type door struct {
 	cancel context.CancelFunc
 	before *membership // of the trial assignment
 
-	follower *feed.Follower // nil: none
-	applied  int            // steps since the commit was taken
-	broken   bool           // they ended because no further ones came
-	spoiled  bool           // one could not be applied: the state is none of training
+	follower *transfer.Follower // nil: none
+	applied  int                // steps since the commit was taken
+	broken   bool               // they ended because no further ones came
+	spoiled  bool               // one could not be applied: the state is none of training
 	reported time.Time
 
 	answered chan struct{} // closed when the join is answered; nil: not joined yet
@@ -86,10 +85,10 @@ func (r *runner) rehearse() (arrival, error) {
 	for takes := 0; takes < mostTakes || d.answered != nil; takes++ {
 		if err := d.take(); err != nil {
 			w.log.Debugf("elastic: following no other worker: %v", err)
-			if errors.Is(err, errNobody) && d.answered == nil || errors.Is(err, feed.ErrOther) {
+			if errors.Is(err, errNobody) && d.answered == nil || errors.Is(err, transfer.ErrOther) {
 				break
 			}
-			if errors.Is(err, feed.ErrBusy) { // its turn comes
+			if errors.Is(err, transfer.ErrBusy) { // its turn comes
 				d.report()
 				takes, pause = -1, min(pause, busyPause)
 			}
@@ -192,7 +191,7 @@ func (d *door) take() error {
 		return errors.Join(errNobody, err)
 	}
 	_, blobs := s.parts.memory()
-	memory := feed.Memory{Layout: s.layout(), Blobs: blobs, Buffers: s.steps.lent(feed.Depth(s.steps.averaged()))}
+	memory := transfer.Memory{Layout: s.layout(), Blobs: blobs, Buffers: s.steps.lent(transfer.Depth(s.steps.averaged()))}
 	var errs []error
 	for _, source := range sources {
 		err := d.follow(source, memory)
@@ -205,17 +204,14 @@ func (d *door) take() error {
 }
 
 // follow takes the commit of one source.
-func (d *door) follow(source fetch.Source, memory feed.Memory) error {
+func (d *door) follow(source transfer.Source, memory transfer.Memory) error {
 	s, w := d.runner.state, d.runner.worker
 	conn, err := source(d.ctx)
 	if err != nil {
 		return err
 	}
-	if err := fetch.AskToFollow(conn); err != nil {
-		return errors.Join(err, conn.Close())
-	}
 	s.saved.clean = false
-	f, err := feed.Follow(d.ctx, conn, memory)
+	f, err := transfer.Follow(d.ctx, conn, memory)
 	if err != nil {
 		return err
 	}
@@ -247,7 +243,7 @@ func (d *door) follow(source fetch.Source, memory feed.Memory) error {
 }
 
 // taken makes the state that of the commit.
-func (d *door) taken(f *feed.Follower) error {
+func (d *door) taken(f *transfer.Follower) error {
 	s := d.runner.state
 	if err := s.readCarried(f.Head.Carried); err != nil {
 		return err
@@ -300,7 +296,7 @@ func (d *door) train() {
 
 // next returns the next step to apply; nil: the join is answered, and all steps that were on their
 // way by then have been applied.
-func (d *door) next(ctx context.Context) (*feed.Step, error) {
+func (d *door) next(ctx context.Context) (*transfer.Step, error) {
 	f := d.follower
 	for f != nil && !d.spoiled {
 		d.runner.worker.fake.Survive()
@@ -352,7 +348,7 @@ func (d *door) answersSoon(ctx context.Context) bool {
 	if d.isAnswered() {
 		return true
 	}
-	if d.answered == nil || errors.Is(d.follower.Err(), feed.ErrLost) {
+	if d.answered == nil || errors.Is(d.follower.Err(), transfer.ErrLost) {
 		return false
 	}
 	timer := time.NewTimer(answerBound)
@@ -441,17 +437,17 @@ func (s *State) replayable() bool {
 func (s *State) layout() string { return strings.Join(s.parts.layouts(), "\n") }
 
 // newFeed returns a feed for workers that follow this one; nil if the state does not allow it.
-func (s *State) newFeed() *feed.Feed {
+func (s *State) newFeed() *transfer.Feed {
 	if !s.replayable() {
 		return nil
 	}
 	layout := s.layout()
 	log := s.worker.log
-	return feed.New(feed.Source{
+	return transfer.NewFeed(transfer.FeedSource{
 		Size:    s.steps.averaged(),
 		Reserve: s.reserve,
 		Trim:    s.saved.Trim,
-		Hold:    func() (*feed.Commit, error) { return s.hold(layout) },
+		Hold:    func() (*transfer.Commit, error) { return s.hold(layout) },
 		Sample:  s.sample,
 		Began: func(bytes int) {
 			log.Debugf("another worker follows this one: the averages of its last steps are kept, %.1f MB", float64(bytes)/bytesPerMega)
@@ -469,15 +465,15 @@ func (s *State) reserve() {
 
 // hold holds the newest commit for a follower. It does not while the commit and the next one would
 // both be copies, and later ones are none.
-func (s *State) hold(layout string) (*feed.Commit, error) {
+func (s *State) hold(layout string) (*transfer.Commit, error) {
 	if s.waitsForCalm() {
-		return nil, feed.ErrSoon
+		return nil, transfer.ErrSoon
 	}
 	m := s.saved.Hold()
 	if m == nil {
 		return nil, nil
 	}
-	c := &feed.Commit{Number: m.Number(), Layout: layout, Blobs: s.parts.memoryIn(m.Blobs()), Release: m.Release}
+	c := &transfer.Commit{Number: m.Number(), Layout: layout, Blobs: s.parts.memoryIn(m.Blobs()), Release: m.Release}
 	c.Carried = make([][]byte, len(s.parts.of))
 	for i, of := range s.parts.of {
 		if !of.carried() {
@@ -506,7 +502,7 @@ func (s *State) stepsAt() int {
 }
 
 // sample returns the checksums of some chunks of a commit.
-func (s *State) sample(commit uint64) (sums []feed.Sum) {
+func (s *State) sample(commit uint64) (sums []transfer.Sum) {
 	number, blobs := s.saved.Lend()
 	if blobs == nil || number != commit {
 		return nil
@@ -522,7 +518,7 @@ func (s *State) sample(commit uint64) (sums []feed.Sum) {
 		for _, p := range pieces {
 			if at < p.Chunks() {
 				if sum, ok := p.TrySum(at); ok {
-					sums = append(sums, feed.Sum{Chunk: uint32(chunk), Sum: sum})
+					sums = append(sums, transfer.Sum{Chunk: uint32(chunk), Sum: sum})
 				}
 				break
 			}
@@ -533,7 +529,7 @@ func (s *State) sample(commit uint64) (sums []feed.Sum) {
 }
 
 // resembles reports whether chunks of the last save have these checksums, if the state is saved.
-func (s *State) resembles(sums []feed.Sum) bool {
+func (s *State) resembles(sums []transfer.Sum) bool {
 	if !s.saved.clean {
 		return true
 	}

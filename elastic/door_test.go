@@ -3,8 +3,8 @@ package elastic
 import (
 	"testing"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/feed"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
 // A follower finds that its state is not that of the member whose steps it applies.
@@ -16,7 +16,7 @@ func TestStateOfAnother(t *testing.T) {
 	defer w.Close()
 	live := [2][]byte{make([]byte, 3*image.ChunkSize+5), make([]byte, image.ChunkSize)}
 	state := NewState(w, Tensors("weights", live[:]))
-	save := func(number uint64) []feed.Sum {
+	save := func(number uint64) []transfer.Sum {
 		if err := state.save(number); err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func TestStateOfAnother(t *testing.T) {
 			}
 			*where ^= 1
 		}
-		if state.resembles([]feed.Sum{{Chunk: 5}}) {
+		if state.resembles([]transfer.Sum{{Chunk: 5}}) {
 			t.Error("a chunk that there is not is like another")
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
 // A worker that waits at the door for its first world, as spares do, follows the commits of those
@@ -59,14 +59,14 @@ func (r *runner) followOnce(ctx context.Context, from supplier) {
 		return
 	}
 	layout, memory := s.parts.memory()
-	options := fetch.Options{}
+	options := transfer.Options{}
 	if s.saved.clean {
 		for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
 			options.Have = append(options.Have, p.Sums()...)
 		}
 	}
 	s.saved.clean = false
-	taken, err := fetch.Take(ctx, sources, layout, memory, options)
+	taken, err := transfer.Take(ctx, sources, layout, memory, options)
 	if err != nil || ctx.Err() != nil {
 		return
 	}

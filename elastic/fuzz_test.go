@@ -2,11 +2,10 @@ package elastic
 
 import (
 	"bytes"
-	"encoding/binary"
-	"encoding/gob"
+	"fmt"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
 // FuzzOpening: an opening of a sync that is taken has all the parts that it names.
@@ -17,16 +16,18 @@ func FuzzOpening(f *testing.F) {
 		{Commits: 3, Layout: layout},
 		{Layout: layout[:1], Carried: [][]byte{{1}}},
 	} {
-		var b bytes.Buffer
-		if err := gob.NewEncoder(&b).Encode(o); err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b.Bytes())
+		b := o.append(nil)
+		f.Add(b[:len(b)-4])
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		o, err := readOpening(binary.LittleEndian.AppendUint32(text, image.Sum(text)), layout)
+		o, err := readOpening(transfer.Seal(text), layout)
 		if err == nil && (len(o.Layout) != len(layout) || len(o.Carried) != len(layout)) {
 			t.Errorf("taken: %+v", o)
+		}
+		if err == nil {
+			if again, err := readOpening(o.append(nil), layout); err != nil || fmt.Sprint(again) != fmt.Sprint(o) {
+				t.Errorf("%+v, %v, want %+v", again, err, o)
+			}
 		}
 		if _, err := readOpening(text, layout); err == nil && len(text) < 4 {
 			t.Error("a text without a checksum is taken")

@@ -8,6 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
 // gather sends all pieces of the last commit to rank 0 for a checkpoint, if wanted, which must be
@@ -86,7 +87,7 @@ func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor
 	for n := range s.size + len(s.orphans) {
 		src := image.Source{Given: true}
 		if b := s.of[n]; b != nil && b[i] != nil {
-			src.Bytes = b[i].bytes()
+			src.Bytes = b[i].Bytes()
 		}
 		tensor := p.tensor(fmt.Sprint(name, ".", n))
 		if tensor.Scalar && len(src.Bytes) == 0 {
@@ -119,7 +120,7 @@ func (l *locals) loaded(about checkpoint.About, parts [][][]byte) (*pieceSet, er
 		b := make(bundle, len(parts))
 		for i, tensors := range parts {
 			if n < about.Size || !l.parts[i].shared() {
-				b[i] = pieceOf(tensors[n], nil)
+				b[i] = transfer.NewValue(tensors[n], nil)
 			}
 		}
 		set.of[n] = b

@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -364,7 +365,7 @@ type driven struct {
 	warning    time.Duration // see beater.stallWarning
 
 	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: no callback
-	supply atomic.Pointer[supplies]                                // nil: nothing to supply
+	supply atomic.Pointer[transfer.Supply]                         // nil: nothing to supply
 
 	stopServing context.CancelFunc
 	serving     sync.WaitGroup

@@ -9,8 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/feed"
-	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -122,11 +121,10 @@ func (w *Worker) firstGroup() *collective.Group {
 
 // supplier is a meeting through which workers fetch each other's commits.
 type supplier interface {
-	// give lets other workers fetch the commit that newest returns, and follow the steps of feed,
-	// if that is not nil. newest is called from any goroutine; nil ends it.
-	give(newest func() *fetch.Commit, feed *feed.Feed)
+	// give lets other workers have what is supplied; nil ends it.
+	give(*transfer.Supply)
 	// sources returns some workers that may have a commit.
-	sources(ctx context.Context) ([]fetch.Source, error)
+	sources(ctx context.Context) ([]transfer.Source, error)
 }
 
 const (
@@ -169,7 +167,7 @@ func (r *runner) fetch() error {
 	w.reportFetching()
 	began := time.Now()
 	lastReport := began
-	taken, err := fetch.Take(r.ctx, sources, layout, memory, fetch.Options{
+	taken, err := transfer.Take(r.ctx, sources, layout, memory, transfer.Options{
 		Progress: func(have, of int64) {
 			if now := time.Now(); now.Sub(lastReport) >= fetchReports {
 				lastReport = now
@@ -222,19 +220,19 @@ func (s *State) supply() {
 	if s.feed == nil {
 		s.feed = s.newFeed()
 	}
-	to.give(func() *fetch.Commit {
+	to.give(&transfer.Supply{Feed: s.feed, Newest: func() *transfer.Commit {
 		number, blobs := s.saved.Lend()
 		if blobs == nil {
 			return nil
 		}
-		return &fetch.Commit{Number: number, Layout: layout, Blobs: s.parts.memoryIn(blobs)}
-	}, s.feed)
+		return &transfer.Commit{Number: number, Layout: layout, Blobs: s.parts.memoryIn(blobs)}
+	}})
 }
 
 // withdraw undoes supply.
 func (s *State) withdraw() {
 	if to, ok := s.worker.meeting.(supplier); ok {
-		to.give(nil, nil)
+		to.give(nil)
 	}
 	if s.feed != nil {
 		s.feed.End()
@@ -242,34 +240,11 @@ func (s *State) withdraw() {
 	}
 }
 
-// supplies are what a worker has for others.
-type supplies struct {
-	newest func() *fetch.Commit
-	feed   *feed.Feed // nil: nobody can follow this worker
-}
-
-func (d *driven) give(newest func() *fetch.Commit, feed *feed.Feed) {
-	if newest == nil {
-		d.supply.Store(nil)
-		return
-	}
-	d.supply.Store(&supplies{newest, feed})
-}
+func (d *driven) give(s *transfer.Supply) { d.supply.Store(s) }
 
 // visited serves a connection of another worker.
 func (d *driven) visited(conn net.Conn) {
-	err := fetch.Serve(conn, func() *fetch.Commit {
-		if s := d.supply.Load(); s != nil {
-			return s.newest()
-		}
-		return nil
-	}, func(conn net.Conn) error {
-		if s := d.supply.Load(); s != nil && s.feed != nil {
-			return s.feed.Serve(conn)
-		}
-		return feed.Refuse(conn)
-	})
-	if err != nil {
+	if err := transfer.Serve(conn, d.supply.Load); err != nil {
 		ownLog().Debugf("elastic: serving the state to another worker: %v", err)
 	}
 }
@@ -281,13 +256,13 @@ func (d *driven) trains(ctx context.Context) bool {
 	return err == nil && world.Generation > 0
 }
 
-func (d *driven) sources(ctx context.Context) ([]fetch.Source, error) {
+func (d *driven) sources(ctx context.Context) ([]transfer.Source, error) {
 	world, err := d.Look(ctx)
 	if err != nil {
 		return nil, err
 	}
 	addrs := world.DataAddrs()
-	var sources []fetch.Source
+	var sources []transfer.Source
 	for _, rank := range rand.Perm(len(addrs)) {
 		if len(sources) < mostSources {
 			sources = append(sources, func(ctx context.Context) (net.Conn, error) {

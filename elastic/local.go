@@ -192,7 +192,7 @@ func (l *local[T]) decode(b []byte, to *T) error {
 	return nil
 }
 
-func (l *local[T]) read(p *piece) error { return l.decode(p.bytes(), l.value.live) }
+func (l *local[T]) read(p *piece) error { return l.decode(p.Bytes(), l.value.live) }
 
 func (l *local[T]) deal(pieces []*piece, rank, size int) error {
 	all := make([]Piece[T], len(pieces))
@@ -201,7 +201,7 @@ func (l *local[T]) deal(pieces []*piece, rank, size int) error {
 		if p == nil {
 			continue
 		}
-		if err := l.decode(p.bytes(), &all[i].Value); err != nil {
+		if err := l.decode(p.Bytes(), &all[i].Value); err != nil {
 			return err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
@@ -429,20 +430,20 @@ func TestHandOverBounded(t *testing.T) {
 func FuzzPieces(f *testing.F) {
 	l := &locals{parts: make([]localPart, 2)}
 	id, before := saveID{3, 7}, saveID{3, 6}
-	whole := bundle{pieceOf([]byte("some bytes"), nil), pieceOf(make([]byte, image.ChunkSize+1), nil)}
+	whole := bundle{transfer.NewValue([]byte("some bytes"), nil), transfer.NewValue(make([]byte, image.ChunkSize+1), nil)}
 	base := &pieceSet{id: before, of: map[int]bundle{1: whole}}
-	changed := bundle{pieceOf([]byte("other bytes"), whole[0]), pieceOf(append(make([]byte, image.ChunkSize), 1), whole[1])}
-	good := appendBundle(appendBundle(appendHead(nil, id, before, 2), 1, 1, changed), 4, -1, bundle{nil, pieceOf(nil, nil)})
+	changed := bundle{transfer.NewValue([]byte("other bytes"), whole[0]), transfer.NewValue(append(make([]byte, image.ChunkSize), 1), whole[1])}
+	good := appendBundle(appendBundle(appendHead(nil, id, before, 2), 1, 1, changed), 4, -1, bundle{nil, transfer.NewValue(nil, nil)})
 	got, err := l.parse(good, id, base)
-	if err != nil || len(got) != 2 || string(got[1][0].bytes()) != "other bytes" || !bytes.Equal(got[1][1].bytes(), changed[1].bytes()) ||
-		got[4][0] != nil || got[4][1].size != 0 {
+	if err != nil || len(got) != 2 || string(got[1][0].Bytes()) != "other bytes" || !bytes.Equal(got[1][1].Bytes(), changed[1].Bytes()) ||
+		got[4][0] != nil || got[4][1].Len() != 0 {
 		f.Fatal(got, err)
 	}
 	if len(good) > 200 {
 		f.Fatalf("%d bytes for a few that have changed", len(good))
 	}
 	f.Add(good)
-	f.Add(appendBundle(appendHead(nil, id, saveID{}, 1), 1, -1, bundle{pieceOf([]byte("x"), nil), nil}))
+	f.Add(appendBundle(appendHead(nil, id, saveID{}, 1), 1, -1, bundle{transfer.NewValue([]byte("x"), nil), nil}))
 	f.Add(appendHead(nil, id, before, 1<<40))
 	f.Fuzz(func(t *testing.T, m []byte) {
 		all, err := l.parse(m, id, base)
@@ -451,19 +452,19 @@ func FuzzPieces(f *testing.F) {
 		}
 		for _, b := range all {
 			for _, p := range b {
-				if p != nil && len(p.bytes()) != p.size {
-					t.Errorf("%d bytes of %d", len(p.bytes()), p.size)
+				if p != nil && len(p.Bytes()) != p.Len() {
+					t.Errorf("%d bytes of %d", len(p.Bytes()), p.Len())
 				}
 			}
 		}
 	})
-	known := []string{"some bytes", "other bytes", "", string(changed[1].bytes()), string(whole[1].bytes())}
+	known := []string{"some bytes", "other bytes", "", string(changed[1].Bytes()), string(whole[1].Bytes())}
 	for i := range good {
 		for _, m := range [][]byte{good[:i], slices.Concat(good[:i], []byte{good[i] ^ 1}, good[i+1:])} {
 			got, err := l.parse(m, id, base)
 			for _, b := range got {
 				for _, p := range b {
-					if p != nil && (err != nil || !slices.Contains(known, string(p.bytes()))) {
+					if p != nil && (err != nil || !slices.Contains(known, string(p.Bytes()))) {
 						f.Errorf("byte %d: %v, %v", i, p, err)
 					}
 				}

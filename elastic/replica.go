@@ -1,16 +1,13 @@
 package elastic
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -35,39 +32,8 @@ import (
 // saveID identifies a save that all ranks of a world have made together. The zero value means none.
 type saveID struct{ Generation, Save uint64 }
 
-// piece is the immutable value of a Local part on one rank, in chunks as in an image.
-type piece struct {
-	size    int
-	chunks  [][]byte
-	sums    []uint32
-	changed []bool // chunks that differ from those of the previous piece; nil: all
-}
-
-// pieceOf splits b, which must not change, into chunks. before may be nil.
-func pieceOf(b []byte, before *piece) *piece {
-	n := image.Chunks(len(b))
-	p := &piece{size: len(b), chunks: make([][]byte, n), sums: make([]uint32, n), changed: make([]bool, n)}
-	for i := range n {
-		p.chunks[i] = b[i*image.ChunkSize : min((i+1)*image.ChunkSize, len(b))]
-		if before != nil && i < len(before.chunks) && bytes.Equal(before.chunks[i], p.chunks[i]) {
-			p.sums[i] = before.sums[i]
-			continue
-		}
-		p.sums[i], p.changed[i] = image.Sum(p.chunks[i]), true
-	}
-	return p
-}
-
-// refers reports whether a message omits chunk i because it refers to the previous piece.
-func (p *piece) refers(i int, before bool) bool { return before && p.changed != nil && !p.changed[i] }
-
-// bytes returns the value; the caller must not write to it.
-func (p *piece) bytes() []byte {
-	if len(p.chunks) == 1 {
-		return p.chunks[0]
-	}
-	return slices.Concat(p.chunks...)
-}
+// piece is the value of a Local part on one rank.
+type piece = transfer.Value
 
 // bundle contains one rank's pieces, one for each Local part; nil: no piece of that part.
 type bundle []*piece
@@ -75,7 +41,7 @@ type bundle []*piece
 func (b bundle) size() (n int) {
 	for _, p := range b {
 		if p != nil {
-			n += p.size
+			n += p.Len()
 		}
 	}
 	return n
@@ -86,7 +52,7 @@ func (b bundle) settled() bundle {
 	next := make(bundle, len(b))
 	for i, p := range b {
 		if p != nil {
-			next[i] = &piece{p.size, p.chunks, p.sums, make([]bool, len(p.chunks))}
+			next[i] = p.Unchanged()
 		}
 	}
 	return next
@@ -215,7 +181,7 @@ func (l *locals) write(before bundle) (bundle, error) {
 		if before != nil {
 			old = before[i]
 		}
-		mine[i] = pieceOf(b, old)
+		mine[i] = transfer.NewValue(b, old)
 	}
 	return mine, nil
 }
@@ -349,172 +315,47 @@ func holders(size, replicas int, sum, most uint64) int {
 	return min(max(replicas, 1, int(handOverLimit/max(most, 1))), size-1)
 }
 
-// A message contains bundles. It begins with the IDs of their save and of the save they refer to
-// (four 64-bit numbers, little-endian) and the number of bundles. Each bundle has its number, and
-// the number of the bundle that it refers to plus one, or 0. Each part follows with its size plus
-// one, or 0 if it is absent; the 32-bit checksums of its chunks; one byte per chunk, 1 if the chunk
-// is that of the bundle referred to; and the other chunks. Other numbers are varints.
+// A message contains bundles. It begins with the IDs of their save and of the save they refer to,
+// in four words, and the number of bundles. Each bundle has its number, the number of the bundle
+// that it refers to plus one, or 0, and the values of its parts.
 
 func appendHead(m []byte, id, base saveID, bundles int) []byte {
-	for _, n := range []uint64{id.Generation, id.Save, base.Generation, base.Save} {
-		m = binary.LittleEndian.AppendUint64(m, n)
-	}
-	return binary.AppendUvarint(m, uint64(bundles))
+	m = transfer.AppendWord(m, id.Generation, id.Save, base.Generation, base.Save)
+	return transfer.AppendNumber(m, bundles)
 }
 
 // appendBundle appends a bundle. before is the number of the bundle that its changes refer to;
 // negative: all chunks are sent.
 func appendBundle(m []byte, number, before int, b bundle) []byte {
-	room := 2 * binary.MaxVarintLen64
-	for _, p := range b {
-		room += binary.MaxVarintLen64
-		if p == nil {
-			continue
-		}
-		for i, c := range p.chunks {
-			if room += 5; !p.refers(i, before >= 0) {
-				room += len(c)
-			}
-		}
-	}
-	m = slices.Grow(m, room)
-	m = binary.AppendUvarint(m, uint64(number))
-	m = binary.AppendUvarint(m, uint64(before+1))
-	for _, p := range b {
-		m = appendPiece(m, p, before >= 0)
-	}
-	return m
+	return transfer.AppendValues(transfer.AppendNumber(m, number, before+1), b, before >= 0)
 }
-
-func appendPiece(m []byte, p *piece, refers bool) []byte {
-	if p == nil {
-		return append(m, 0)
-	}
-	m = binary.AppendUvarint(m, uint64(p.size)+1)
-	for _, sum := range p.sums {
-		m = binary.LittleEndian.AppendUint32(m, sum)
-	}
-	for i := range p.chunks {
-		if p.refers(i, refers) {
-			m = append(m, 1)
-		} else {
-			m = append(m, 0)
-		}
-	}
-	for i, c := range p.chunks {
-		if !p.refers(i, refers) {
-			m = append(m, c...)
-		}
-	}
-	return m
-}
-
-var errMessage = errors.New("damaged message")
-
-// parser reads a message. After an error it returns zeros.
-type parser struct {
-	b   []byte
-	bad bool
-}
-
-func (p *parser) take(n int) []byte {
-	if p.bad || n < 0 || n > len(p.b) {
-		p.bad = true
-		return nil
-	}
-	b := p.b[:n:n]
-	p.b = p.b[n:]
-	return b
-}
-
-func (p *parser) word() uint64 {
-	if b := p.take(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
-
-// number returns a number below 2^48.
-func (p *parser) number() int {
-	n, k := binary.Uvarint(p.b)
-	if p.bad || k <= 0 || n >= 1<<48 {
-		p.bad = true
-		return 0
-	}
-	p.b = p.b[k:]
-	return int(n)
-}
-
-func (p *parser) id() saveID { return saveID{p.word(), p.word()} }
 
 // parse checks and returns the bundles of a message, which must be of save id; bases may be nil.
 // The bundles may alias m.
 func (l *locals) parse(m []byte, id saveID, bases *pieceSet) (map[int]bundle, error) {
-	p := &parser{b: m}
-	if of := p.id(); of != id && !p.bad {
+	r := transfer.NewReader(m)
+	if of := (saveID{r.Word(), r.Word()}); of != id && r.Err() == nil {
 		return nil, fmt.Errorf("message of save %v instead of %v: the ranks do not call Commit equally often", of, id)
 	}
-	if of := p.id(); bases != nil && bases.id != of || of == (saveID{}) {
+	if of := (saveID{r.Word(), r.Word()}); bases != nil && bases.id != of || of == (saveID{}) {
 		bases = nil
 	}
 	all := make(map[int]bundle)
-	for range min(p.number(), len(p.b)) {
-		number := p.number()
+	for range r.Count() {
+		number := r.Number()
 		var before bundle
-		if refers := p.number() - 1; refers >= 0 {
+		if refers := r.Number() - 1; refers >= 0 {
 			if bases == nil || bases.of[refers] == nil {
-				return nil, fmt.Errorf("%w: it refers to a bundle that this rank does not have", errMessage)
+				return nil, fmt.Errorf("%w: it refers to a bundle that this rank does not have", transfer.ErrDamaged)
 			}
 			before = bases.of[refers]
 		}
-		b := make(bundle, len(l.parts))
-		for i := range b {
-			var old *piece
-			if before != nil {
-				old = before[i]
-			}
-			b[i] = p.piece(old)
-		}
-		all[number] = b
+		all[number] = r.Values(len(l.parts), before)
 	}
-	if p.bad || len(p.b) > 0 {
-		return nil, errMessage
+	if err := r.End(); err != nil {
+		return nil, err
 	}
 	return all, nil
-}
-
-// piece reads a piece. old, which may be nil, has its unchanged chunks.
-func (p *parser) piece(old *piece) *piece {
-	size := p.number() - 1
-	if size < 0 {
-		return nil
-	}
-	n := image.Chunks(size)
-	sums, as := p.take(4*n), p.take(n)
-	if p.bad {
-		return nil
-	}
-	q := &piece{size: size, chunks: make([][]byte, n), sums: make([]uint32, n)}
-	whole := !slices.Contains(as, 1)
-	for i := range n {
-		length := min(image.ChunkSize, size-i*image.ChunkSize)
-		q.sums[i] = binary.LittleEndian.Uint32(sums[4*i:])
-		switch {
-		case as[i] == 0:
-			if q.chunks[i] = p.take(length); !whole {
-				q.chunks[i] = bytes.Clone(q.chunks[i]) // a chunk must not retain a message that consists mostly of other chunks
-			}
-			p.bad = p.bad || image.Sum(q.chunks[i]) != q.sums[i]
-		case old == nil || i >= len(old.chunks) || len(old.chunks[i]) != length || old.sums[i] != q.sums[i]:
-			p.bad = true
-		default:
-			q.chunks[i] = old.chunks[i]
-		}
-		if p.bad {
-			return nil
-		}
-	}
-	return q
 }
 
 // held returns the sorted numbers of the bundles in a set.

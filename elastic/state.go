@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/feed"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -33,7 +33,7 @@ type State struct {
 	run     *runner         // the current Run; nil: none
 	steps   stepper         // nil: none
 	door    *door           // of a Run that is in no world yet; nil: none
-	feed    *feed.Feed      // of the current Run; nil: nobody can follow this worker
+	feed    *transfer.Feed  // of the current Run; nil: nobody can follow this worker
 	term    *termHandler    // of the current Run; nil: none
 	onReset []func() error
 

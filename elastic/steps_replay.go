@@ -1,15 +1,11 @@
 package elastic
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
 	"fmt"
-	"slices"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/feed"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
 // replay is a Step of a worker that is in no world yet.
@@ -26,7 +22,7 @@ func (s *Steps[T]) replay(ctx context.Context) error {
 }
 
 // applyGiven applies a step of another worker, and saves the state as the commit of a Step does.
-func (s *Steps[T]) applyGiven(step *feed.Step) error {
+func (s *Steps[T]) applyGiven(step *transfer.Step) error {
 	d := s.state.door
 	defer d.follower.Done(step)
 	d.spoiled = true // until all has gone well
@@ -145,7 +141,7 @@ func (s *Steps[T]) lent(n int) (all [][]byte) {
 // returned ends lent. What a small world needs at first is kept.
 func (s *Steps[T]) returned() {
 	for _, g := range s.loans {
-		if len(s.free) < feed.Depth(1<<62) {
+		if len(s.free) < transfer.Depth(1<<62) {
 			s.free = append(s.free, g)
 		} else {
 			collective.Free(g.flat)
@@ -161,7 +157,7 @@ func (s *Steps[T]) caughtUp() bool { return s.caught && s.live == s.caughtAt }
 // settleCarried sets the values of the parts in no blob on ranks that come by replay to those that
 // the source has, or had, right before it applies the same step. It is collective.
 func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, v verdict, wanted bool) error {
-	var b bytes.Buffer
+	var b []byte
 	if g.Rank() == v.source {
 		values, err := s.last.carried, error(nil)
 		if !v.kept {
@@ -170,27 +166,19 @@ func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, v ver
 		if err != nil {
 			return err
 		}
-		if err := gob.NewEncoder(&b).Encode(values); err != nil {
-			return fmt.Errorf("elastic: sync: %w", err)
-		}
+		b = transfer.Seal(transfer.AppendList(nil, values))
 	}
-	m, err := collective.BroadcastBytes(ctx, g, slices.Concat(b.Bytes(), sumOf(b.Bytes())), v.source)
+	b, err := collective.BroadcastBytes(ctx, g, b, v.source)
 	if err != nil || !wanted {
 		return err
 	}
-	n := len(m) - 4
-	if n < 0 || !bytes.Equal(sumOf(m[:n]), m[n:]) {
-		return errMessage
+	if b, err = transfer.Unseal(b); err != nil {
+		return fmt.Errorf("elastic: sync: %w", err)
 	}
-	var values [][]byte
-	if err := gob.NewDecoder(bytes.NewReader(m[:n])).Decode(&values); err != nil {
+	r := transfer.NewReader(b)
+	values := r.List()
+	if err := r.End(); err != nil {
 		return fmt.Errorf("elastic: sync: %w", err)
 	}
 	return s.state.readCarried(values)
-}
-
-// sumOf returns the checksum of a message, in bytes.
-func sumOf(b []byte) []byte {
-	sum := image.Sum(b)
-	return []byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}
 }

@@ -2,13 +2,12 @@ package elastic
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -87,27 +86,26 @@ func (r standing) append(b []byte) []byte {
 			flags |= 1 << i
 		}
 	}
-	b = binary.AppendUvarint(append(b, flags), r.applied)
-	b = binary.LittleEndian.AppendUint64(b, r.feed)
-	b = binary.AppendUvarint(b, uint64(len(r.nodes)))
+	b = transfer.AppendWord(transfer.AppendNumber(append(b, flags), r.applied), r.feed)
+	b = transfer.AppendNumber(b, len(r.nodes))
 	for _, n := range r.nodes {
-		b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(n.Level)), uint64(n.Index))
+		b = transfer.AppendNumber(b, n.Level, n.Index)
 	}
 	return b
 }
 
 func parseStanding(b []byte) (r standing, err error) {
-	p := parser{b: b}
-	if flags := p.take(1); flags != nil {
+	p := transfer.NewReader(b)
+	if flags := p.Take(1); flags != nil {
 		r.state, r.within, r.sealed, r.replays, r.keeps = flags[0]&1 != 0, flags[0]&2 != 0, flags[0]&4 != 0, flags[0]&8 != 0, flags[0]&16 != 0
 	}
-	r.applied = uint64(p.number())
-	r.feed = p.word()
-	for range min(p.number(), len(p.b)) {
-		r.nodes = append(r.nodes, collective.Node{Level: min(p.number(), 64), Index: p.number()})
+	r.applied = uint64(p.Number())
+	r.feed = p.Word()
+	for range p.Count() {
+		r.nodes = append(r.nodes, collective.Node{Level: min(p.Number(), 64), Index: p.Number()})
 	}
-	if p.bad || len(p.b) > 0 {
-		return standing{}, errMessage
+	if err := p.End(); err != nil {
+		return standing{}, err
 	}
 	return r, nil
 }
@@ -297,19 +295,17 @@ func (s *Steps[T]) settleApply() error {
 
 // tell exchanges what the ranks tell each other.
 func tell(ctx context.Context, g *collective.Group, mine standing) ([]standing, error) {
-	b := mine.append(nil)
-	b = binary.LittleEndian.AppendUint32(b, image.Sum(b))
-	texts, err := collective.AllGather(ctx, g, b)
+	texts, err := collective.AllGather(ctx, g, transfer.Seal(mine.append(nil)))
 	if err != nil {
 		return nil, err
 	}
 	all := make([]standing, len(texts))
 	for r, t := range texts {
-		n := len(t) - 4
-		if n < 0 || image.Sum(t[:n]) != binary.LittleEndian.Uint32(t[n:]) {
-			return nil, fmt.Errorf("elastic: sync: rank %d: %w", r, errMessage)
+		b, err := transfer.Unseal(t)
+		if err == nil {
+			all[r], err = parseStanding(b)
 		}
-		if all[r], err = parseStanding(t[:n]); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("elastic: sync: rank %d: %w", r, err)
 		}
 	}

@@ -1,15 +1,13 @@
 package elastic
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/gob"
 	"errors"
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
 // trainReturned records that train has returned err. If err is the *HostsUpdatedError of the last
@@ -124,6 +122,11 @@ type opening struct {
 	Carried [][]byte // encoded carried parts; empty for others
 }
 
+func (o *opening) append(b []byte) []byte {
+	b = transfer.AppendWord(b, o.Commits, o.Mark.Generation, o.Mark.Count)
+	return transfer.Seal(transfer.AppendList(transfer.AppendList(b, o.Layout), o.Carried))
+}
+
 // syncOpening broadcasts the root's opening, applies the carried parts and returns it.
 func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) (opening, error) {
 	mine := opening{Commits: s.commits, Layout: s.parts.layouts(), Carried: make([][]byte, len(s.parts.all))}
@@ -138,11 +141,7 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 	}
 	if g.Rank() == root {
 		mine.Mark = s.intact()
-		var b bytes.Buffer
-		if err := gob.NewEncoder(&b).Encode(mine); err != nil {
-			return opening{}, fmt.Errorf("elastic: sync: %w", err)
-		}
-		_, err := collective.BroadcastBytes(ctx, g, binary.LittleEndian.AppendUint32(b.Bytes(), image.Sum(b.Bytes())), root)
+		_, err := collective.BroadcastBytes(ctx, g, mine.append(nil), root)
 		return mine, err
 	}
 	b, err := collective.BroadcastBytes(ctx, g, nil, root)
@@ -166,12 +165,17 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 
 // readOpening reads the root's opening, which must be of the same parts.
 func readOpening(b []byte, layout []string) (opening, error) {
-	n := len(b) - 4
-	if n < 0 || image.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
+	b, err := transfer.Unseal(b)
+	if err != nil {
 		return opening{}, errors.New("elastic: sync: the root's opening message has a wrong checksum")
 	}
-	var roots opening
-	if err := gob.NewDecoder(bytes.NewReader(b[:n])).Decode(&roots); err != nil {
+	r := transfer.NewReader(b)
+	roots := opening{Commits: r.Word(), Mark: imageID{r.Word(), r.Word()}}
+	for _, text := range r.List() {
+		roots.Layout = append(roots.Layout, string(text))
+	}
+	roots.Carried = r.List()
+	if err := r.End(); err != nil {
 		return opening{}, fmt.Errorf("elastic: sync: the root's opening message: %w", err)
 	}
 	if err := sameLayout(layout, roots.Layout); err != nil {

@@ -1,21 +1,9 @@
-// Package feed lets a worker that is in no world yet follow the steps of one that trains: it brings
-// it one commit whole, and from then on the averages of each later step, which the follower applies
-// itself.
-//
-// A source serves an authenticated connection. It holds its newest commit until that is sent, so
-// that its next commits use other memory meanwhile, and keeps the averages of the last steps while
-// anybody follows: two, or more where they are small. It never waits for a follower: one that comes
-// later than that is told that it has lost the thread, and begins anew with a newer commit.
-//
-// The package neither dials nor listens. All numbers on the wire are little-endian.
-package feed
+package transfer
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"time"
 
@@ -27,7 +15,6 @@ const (
 	mostKept  = 64       // steps whose averages are kept, however small they are
 	smallKept = 32 << 20 // bytes up to which averages of more than leastKept steps are kept
 
-	idle = 30 * time.Second // timeout of reads and writes
 	soon = 10 * time.Second // longest wait for a commit that is under way
 
 	soonSteps = 16          // steps within which another follower is likely to come
@@ -40,25 +27,8 @@ const (
 // before it has the commit, where those of a step have so many bytes.
 func Depth(size int) int { return min(max(leastKept, smallKept/max(size, 1)), mostKept) }
 
-// Commit is a commit for followers.
-type Commit struct {
-	// Number is the number of the commit, Steps the number of the steps that have led to it.
-	Number, Steps uint64
-	// Layout describes all of the state; only workers with the same layout can follow.
-	Layout string
-	// Carried are the values of the parts that are in no blob.
-	Carried [][]byte
-	// Blobs are the others. They are held.
-	Blobs []*image.Blob
-	// Release ends the hold.
-	Release func()
-}
-
-// Sum is the checksum of a chunk, whose number counts the chunks of all blobs.
-type Sum struct{ Chunk, Sum uint32 }
-
-// Source says where a Feed has its commits from. Its functions are called by any goroutine.
-type Source struct {
+// FeedSource says where a Feed has its commits from. Its functions are called by any goroutine.
+type FeedSource struct {
 	// Size is the number of bytes that the averages of a step have.
 	Size int
 	// Reserve takes the memory that commits need while one is held. It may take long.
@@ -79,7 +49,7 @@ type Source struct {
 // Feed is what a worker that trains has for its followers. Its methods may be called concurrently.
 type Feed struct {
 	id     uint64
-	source Source
+	source FeedSource
 
 	mu        sync.Mutex
 	followers int
@@ -100,8 +70,8 @@ type kept struct {
 	averages       []byte
 }
 
-// New returns a feed.
-func New(s Source) *Feed {
+// NewFeed returns a feed.
+func NewFeed(s FeedSource) *Feed {
 	return &Feed{id: rand.Uint64() | 1, source: s, more: make(chan struct{}), end: make(chan struct{})}
 }
 
@@ -180,14 +150,12 @@ func (f *Feed) End() {
 	f.changed()
 }
 
-// ErrSoon is returned by Source.Hold.
-var ErrSoon = errors.New("feed: a commit that can be held comes soon")
+// ErrSoon is returned by FeedSource.Hold.
+var ErrSoon = errors.New("transfer: a commit that can be held comes soon")
 
 var (
-	errBusy  = errors.New("feed: another worker takes a commit from this one")
-	errEnded = errors.New("feed: the feed has ended")
-	errNone  = errors.New("feed: there is no commit")
-	errLate  = errors.New("feed: the next commit takes long")
+	errEnded = errors.New("transfer: the feed has ended")
+	errLate  = errors.New("transfer: the next commit takes long")
 )
 
 // enter begins to keep averages for one more follower. All after the first from steps are kept for
@@ -196,7 +164,7 @@ func (f *Feed) enter() (from uint64, err error) {
 	f.mu.Lock()
 	if f.holding || f.ended {
 		defer f.mu.Unlock()
-		return 0, map[bool]error{true: errEnded, false: errBusy}[f.ended]
+		return 0, map[bool]error{true: errEnded, false: ErrBusy}[f.ended]
 	}
 	f.holding = true
 	f.followers++ // from now on nobody else's leave ends the feed's work
@@ -250,14 +218,13 @@ func (f *Feed) leave() {
 	}
 }
 
-// Serve serves one follower until that closes the connection, or has lost the thread. The caller
-// closes the connection, which also ends a blocked Serve.
-func (f *Feed) Serve(conn net.Conn) error {
-	v := &visitor{feed: f, conn: conn, spare: soonSteps}
+// serve serves one follower.
+func (f *Feed) serve(to *link) error {
+	v := &visitor{link: to, feed: f, spare: soonSteps}
 	from, err := f.enter()
 	if err != nil {
 		busy := uint32(0)
-		if errors.Is(err, errBusy) {
+		if errors.Is(err, ErrBusy) {
 			busy = 1
 		}
 		return errors.Join(err, v.write(frameNone, busy, nil))
@@ -274,26 +241,18 @@ func (f *Feed) Serve(conn net.Conn) error {
 	return v.send()
 }
 
-// Refuse tells a follower that there is nothing to follow.
-func Refuse(conn net.Conn) error {
-	return (&visitor{conn: conn}).write(frameNone, 0, nil)
-}
-
 // visitor is one follower at its source.
 type visitor struct {
-	feed    *Feed
-	conn    net.Conn
-	commit  *Commit // held; nil: sent
-	holds   bool    // it is this one for which the feed is holding
-	chunks  []place
-	sent    int    // of chunks
-	first   uint64 // step
-	cursor  uint64 // the next step to send
-	scratch []byte
-	spare   int // steps after the commit until memory that others who come would need is given back
+	*link
+	feed   *Feed
+	commit *Commit // held; nil: sent
+	holds  bool    // it is this one for which the feed is holding
+	chunks []place
+	sent   int    // of chunks
+	first  uint64 // step
+	cursor uint64 // the next step to send
+	spare  int    // steps after the commit until memory that others who come would need is given back
 }
-
-type place struct{ blob, chunk int }
 
 // hold holds a commit from which on all averages are kept.
 func (v *visitor) hold(from uint64) error {
@@ -313,7 +272,7 @@ func (v *visitor) hold(from uint64) error {
 		case err != nil:
 			return err
 		case c == nil:
-			return errNone
+			return ErrNone
 		case c.Steps >= from:
 			v.commit, v.first, v.cursor = c, c.Steps, c.Steps
 			return nil
@@ -351,7 +310,7 @@ func (v *visitor) await(more <-chan struct{}, while time.Duration) error {
 	case <-more:
 		return nil
 	case <-timer.C:
-		return v.write(frameBeat, 0, binary.LittleEndian.AppendUint64(nil, v.latest()))
+		return v.write(frameBeat, 0, AppendWord(nil, v.latest()))
 	}
 }
 
@@ -362,16 +321,9 @@ func (v *visitor) latest() uint64 {
 }
 
 func (v *visitor) head() error {
-	for i, b := range v.commit.Blobs {
-		for j := range b.Chunks() {
-			v.chunks = append(v.chunks, place{i, j})
-		}
-	}
-	h := Head{Feed: v.feed.id, Number: v.commit.Number, Steps: v.commit.Steps, Latest: v.latest(), Layout: v.commit.Layout,
+	v.chunks = v.commit.places()
+	h := Head{Manifest: v.commit.manifest(), Feed: v.feed.id, Steps: v.commit.Steps, Latest: v.latest(),
 		Carried: v.commit.Carried, size: v.feed.source.Size}
-	for _, b := range v.commit.Blobs {
-		h.lengths = append(h.lengths, b.Len())
-	}
 	return v.write(frameHead, 0, h.append(nil))
 }
 
@@ -383,10 +335,8 @@ func (v *visitor) send() error {
 		f.mu.Lock()
 		more, ended, step, lost := f.more, f.ended, f.find(v.cursor), f.lost(v.cursor)
 		var head []byte
-		var sums []Sum
 		if step != nil {
-			sums = step.sums
-			head = (&Step{Number: step.number, Commit: step.commit, Carried: step.carried, latest: f.next}).append(nil)
+			head = (&Step{Number: step.number, Commit: step.commit, Carried: step.carried, Sums: step.sums, latest: f.next}).append(nil)
 		}
 		f.mu.Unlock()
 		var err error
@@ -396,7 +346,7 @@ func (v *visitor) send() error {
 		case lost:
 			return v.write(frameLost, 0, nil)
 		case step != nil && (v.commit == nil || v.cursor-v.first < depth):
-			err = v.step(head, sums)
+			err = v.step(head)
 		case v.commit != nil && v.sent < len(v.chunks):
 			err = v.chunk(more)
 		case v.commit != nil:
@@ -429,9 +379,7 @@ func (f *Feed) lost(number uint64) bool {
 // chunk sends a chunk, and leaves the processors to training for a while.
 func (v *visitor) chunk(more <-chan struct{}) error {
 	began := time.Now()
-	at := v.chunks[v.sent]
-	blob := v.commit.Blobs[at.blob]
-	if err := v.frame(frameChunk, uint32(v.sent), blob.Chunk(at.chunk), blob.Sum(at.chunk)); err != nil {
+	if err := v.writeChunk(v.commit, v.sent, v.chunks[v.sent]); err != nil {
 		return err
 	}
 	v.sent++
@@ -445,29 +393,26 @@ func (v *visitor) chunk(more <-chan struct{}) error {
 }
 
 // step sends a step. If it is overwritten meanwhile, the next look finds that it is lost.
-func (v *visitor) step(head []byte, sums []Sum) error {
-	if err := v.write(frameStep, 0, appendSums(head, sums)); err != nil {
+func (v *visitor) step(head []byte) error {
+	if err := v.write(frameStep, 0, head); err != nil {
 		return err
-	}
-	if v.scratch == nil {
-		v.scratch = make([]byte, image.ChunkSize)
 	}
 	size := v.feed.source.Size
 	for at := 0; at < size; {
-		n := min(len(v.scratch), size-at)
+		piece := v.buffer(min(image.ChunkSize, size-at))
 		v.feed.mu.Lock()
 		k := v.feed.find(v.cursor)
 		if k != nil {
-			copy(v.scratch[:n], k.averages[at:])
+			copy(piece, k.averages[at:])
 		}
 		v.feed.mu.Unlock()
 		if k == nil {
-			return errors.Join(fmt.Errorf("feed: step %d is overwritten while it is sent", v.cursor), v.write(frameLost, 0, nil))
+			return errors.Join(fmt.Errorf("transfer: step %d is overwritten while it is sent", v.cursor), v.write(frameLost, 0, nil))
 		}
-		if err := v.write(framePiece, 0, v.scratch[:n]); err != nil {
+		if err := v.write(framePiece, 0, piece); err != nil {
 			return err
 		}
-		at += n
+		at += len(piece)
 	}
 	v.cursor++
 	if v.commit != nil { // the steps that count are those after the commit
@@ -481,26 +426,6 @@ func (v *visitor) step(head []byte, sums []Sum) error {
 	v.feed.mu.Unlock()
 	if idle {
 		v.feed.source.Trim()
-	}
-	return nil
-}
-
-func (v *visitor) write(kind byte, number uint32, payload []byte) error {
-	return v.frame(kind, number, payload, image.Sum(payload))
-}
-
-func (v *visitor) frame(kind byte, number uint32, payload []byte, sum uint32) error {
-	if err := v.conn.SetWriteDeadline(time.Now().Add(idle)); err != nil {
-		return err
-	}
-	if _, err := v.conn.Write(frame{kind, number, uint32(len(payload)), sum}.append(nil)); err != nil {
-		return fmt.Errorf("feed: %w", err)
-	}
-	if len(payload) == 0 {
-		return nil
-	}
-	if _, err := v.conn.Write(payload); err != nil {
-		return fmt.Errorf("feed: %w", err)
 	}
 	return nil
 }

@@ -1,25 +1,18 @@
-package feed
+package transfer
 
 import (
 	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"slices"
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const layout = "0 tensor"
 
 // member trains: a step adds its averages, of which each has the number of the step, to all of the
 // state.
@@ -33,7 +26,7 @@ type member struct {
 
 func newMember(length, averages int) *member {
 	m := &member{live: make([]byte, length)}
-	m.feed = New(Source{
+	m.feed = NewFeed(FeedSource{
 		Size:    averages,
 		Reserve: m.store.Reserve,
 		Trim:    m.store.Trim,
@@ -78,7 +71,7 @@ func (m *member) step() error {
 func (m *member) visit() net.Conn {
 	near, far := net.Pipe()
 	m.serving.Go(func() {
-		_ = m.feed.Serve(far) // the other end checks what comes
+		_ = Serve(far, func() *Supply { return &Supply{Feed: m.feed} }) // the other end checks what comes
 		far.Close()
 	})
 	return near
@@ -106,10 +99,10 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	near, far := net.Pipe()
 	var reading sync.WaitGroup
 	reading.Go(func() { _, _ = io.Copy(io.Discard, near) }) // until far is closed
-	v := &visitor{feed: m.feed, conn: far, spare: soonSteps, commit: &Commit{}}
+	v := &visitor{link: &link{conn: far}, feed: m.feed, spare: soonSteps, commit: &Commit{}}
 	send := func(steps, want int) {
 		for range steps {
-			if err := errors.Join(m.step(), v.step(nil, nil)); err != nil {
+			if err := errors.Join(m.step(), v.step(nil)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -236,8 +229,11 @@ func TestRefused(t *testing.T) {
 		t.Errorf("a state of another layout: %v", err)
 	}
 	m.serving.Wait()
-	held := m.visit() // reads nothing
+	held := m.visit() // reads nothing more
 	var head [1]byte
+	if err := (&link{conn: held}).write(askToFollow, 0, nil); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := held.Read(head[:]); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +244,7 @@ func TestRefused(t *testing.T) {
 	m.serving.Wait()
 	near, far := net.Pipe()
 	m.serving.Go(func() {
-		_ = Refuse(far) // the other end checks what comes
+		_ = Serve(far, func() *Supply { return nil }) // the other end checks what comes
 		far.Close()
 	})
 	if _, err := Follow(t.Context(), near, memory(layout)); !errors.Is(err, ErrNone) {
@@ -281,24 +277,4 @@ func TestEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.serving.Wait()
-}
-
-// Messages of any bytes are an error or have a meaning.
-func FuzzMessages(f *testing.F) {
-	f.Add((&Head{Layout: layout, Carried: [][]byte{nil, {1}}, lengths: []int{3}, size: 4}).append(nil))
-	f.Add(appendSums((&Step{Number: 3, Carried: [][]byte{{1, 2}}}).append(nil), []Sum{{1, 2}}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if h, err := parseHead(b); err == nil && !bytes.Equal(h.append(nil), b) {
-			again, err := parseHead(h.append(nil))
-			if err != nil || fmt.Sprint(again) != fmt.Sprint(h) {
-				t.Errorf("%+v, %v, want %+v", again, err, h)
-			}
-		}
-		if s, err := parseStep(b); err == nil {
-			again, err := parseStep(appendSums(s.append(nil), s.Sums))
-			if err != nil || fmt.Sprint(again) != fmt.Sprint(s) {
-				t.Errorf("%+v, %v, want %+v", again, err, s)
-			}
-		}
-	})
 }

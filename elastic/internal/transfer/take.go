@@ -1,18 +1,13 @@
-package fetch
+package transfer
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
-
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
 const (
@@ -52,13 +47,8 @@ type Taken struct {
 // ctx ends, closes its connections and waits for its goroutines. Blobs may be empty. After an error
 // they may contain parts of several commits.
 func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, o Options) (Taken, error) {
-	if len(layout) > maxLayout || len(blobs) > maxPieces {
-		return Taken{}, errors.New("fetch: the state has too many parts")
-	}
-	t := &taker{options: o, layout: layout, chunks: chunked(blobs)}
-	for _, p := range blobs {
-		t.lengths = append(t.lengths, len(p))
-	}
+	t := &taker{options: o, layout: layout}
+	t.chunks, t.lengths = chunked(blobs)
 	t.have = make([]uint32, len(t.chunks))
 	t.known = make([]bool, len(t.chunks))
 	if len(o.Have) == len(t.chunks) {
@@ -79,10 +69,10 @@ func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, 
 	for {
 		err := t.round()
 		if ctx.Err() != nil {
-			return t.taken, fmt.Errorf("fetch: %w", context.Cause(ctx))
+			return t.taken, fmt.Errorf("transfer: %w", context.Cause(ctx))
 		}
 		if err != nil {
-			return t.taken, fmt.Errorf("fetch: %w", err)
+			return t.taken, fmt.Errorf("transfer: %w", err)
 		}
 		if t.of <= little || t.taken.Rounds == rounds || t.got < t.of/2 || t.taken.Rounds > 1 && t.of > last/2 {
 			return t.taken, nil
@@ -114,9 +104,9 @@ type taker struct {
 
 // peer is a source and its manifest in this round.
 type peer struct {
+	link
 	number   int
-	conn     net.Conn
-	manifest manifest
+	manifest Manifest
 	failed   atomic.Bool
 }
 
@@ -131,7 +121,7 @@ func (t *taker) connect(ctx context.Context, sources []Source) {
 			}
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			t.peers = append(t.peers, &peer{number: i, conn: conn})
+			t.peers = append(t.peers, &peer{link: link{conn: conn}, number: i})
 		})
 	}
 	dialing.Wait()
@@ -205,7 +195,7 @@ func (t *taker) round() error {
 	t.each(func(p *peer) error { return t.pull(p, base) })
 	t.taken.Rounds++
 	t.taken.Bytes += t.got
-	t.taken.Number = base.number
+	t.taken.Number = base.Number
 	t.missing = slices.DeleteFunc(t.missing, func(i int) bool { return t.changing[i] })
 	if len(t.missing) > 0 {
 		if t.newest() == nil || t.taken.Rounds == rounds {
@@ -218,51 +208,56 @@ func (t *taker) round() error {
 
 // ask requests a peer's manifest.
 func (t *taker) ask(p *peer) error {
-	// The checksums of a large state take long to compute.
-	if err := p.conn.SetDeadline(time.Now().Add(2 * idle)); err != nil {
+	if err := p.write(askManifest, 0, nil); err != nil {
 		return err
 	}
-	if _, err := p.conn.Write([]byte{askManifest}); err != nil {
+	f, b, err := p.read(2 * idle) // the checksums of a large state take long to compute
+	switch {
+	case err != nil:
+		return err
+	case f.kind == frameNone:
+		return ErrNone
+	case f.kind != frameManifest:
+		return ErrDamaged
+	}
+	r := NewReader(b)
+	p.manifest = r.manifest()
+	if err := r.End(); err != nil {
 		return err
 	}
-	var err error
-	p.manifest, err = readManifest(p.conn, t.layout, t.lengths)
-	return err
+	if err := p.manifest.fits(t.layout, t.lengths); err != nil {
+		return err
+	}
+	if len(p.manifest.sums) != len(t.chunks) {
+		return ErrDamaged
+	}
+	return nil
 }
 
 // newest returns the manifest of the newest commit, the most common one if peers differ; nil if
 // there is none.
-func (t *taker) newest() *manifest {
-	var best *manifest
+func (t *taker) newest() *Manifest {
+	var best *Manifest
 	most := 0
 	for _, p := range t.peers {
-		if p.failed.Load() || best != nil && p.manifest.number < best.number {
+		if p.failed.Load() || best != nil && p.manifest.Number < best.Number {
 			continue
 		}
 		votes := 0
 		for _, other := range t.peers {
-			if !other.failed.Load() && other.manifest.number == p.manifest.number && sameSums(other.manifest.sums, p.manifest.sums) {
+			if !other.failed.Load() && other.manifest.Number == p.manifest.Number && slices.Equal(other.manifest.sums, p.manifest.sums) {
 				votes++
 			}
 		}
-		if best == nil || p.manifest.number > best.number || votes > most {
+		if best == nil || p.manifest.Number > best.Number || votes > most {
 			best, most = &p.manifest, votes
 		}
 	}
 	return best
 }
 
-func sameSums(a, b []uint32) bool {
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
-}
-
 // pull fetches chunks from a peer until none is left to request.
-func (t *taker) pull(p *peer, base *manifest) error {
+func (t *taker) pull(p *peer, base *Manifest) error {
 	for {
 		wanted := t.next(p, base)
 		if len(wanted) == 0 {
@@ -279,7 +274,7 @@ func (t *taker) pull(p *peer, base *manifest) error {
 }
 
 // next takes a batch of missing chunks that the peer has.
-func (t *taker) next(p *peer, base *manifest) []int {
+func (t *taker) next(p *peer, base *Manifest) []int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var wanted []int
@@ -296,30 +291,26 @@ func (t *taker) next(p *peer, base *manifest) []int {
 }
 
 // fetch requests chunks from a peer and returns how many have arrived intact.
-func (t *taker) fetch(p *peer, base *manifest, wanted []int) (done int, err error) {
-	b := binary.LittleEndian.AppendUint32([]byte{askChunks}, uint32(len(wanted)))
-	for _, i := range wanted {
-		b = binary.LittleEndian.AppendUint32(b, uint32(i))
-	}
-	if _, err := p.conn.Write(b); err != nil {
+func (t *taker) fetch(p *peer, base *Manifest, wanted []int) (done int, err error) {
+	if err := p.write(askChunks, 0, AppendNumber(AppendNumber(nil, len(wanted)), wanted...)); err != nil {
 		return 0, err
 	}
 	for n, i := range wanted {
-		if err := p.conn.SetDeadline(time.Now().Add(idle)); err != nil {
+		f, _, err := p.read(idle)
+		if err != nil {
 			return n, err
 		}
-		var there [1]byte
-		if _, err := io.ReadFull(p.conn, there[:]); err != nil {
-			return n, err
+		if f.number != uint32(i) || f.kind != frameChunk && f.kind != frameGone {
+			return n, ErrDamaged
 		}
-		if there[0] != present {
+		if f.kind == frameGone {
 			t.gone(i)
 			continue
 		}
-		if _, err := io.ReadFull(p.conn, t.chunks[i]); err != nil {
+		if err := p.fill(t.chunks[i], f); err != nil {
 			return n, err
 		}
-		if image.Sum(t.chunks[i]) != base.sums[i] {
+		if f.sum != base.sums[i] {
 			return n, fmt.Errorf("chunk %d has a wrong checksum", i)
 		}
 		t.received(i, base.sums[i])

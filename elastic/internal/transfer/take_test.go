@@ -1,4 +1,4 @@
-package fetch
+package transfer
 
 import (
 	"bytes"
@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -71,6 +70,8 @@ func (g *giver) newest() *Commit {
 	return c
 }
 
+func (g *giver) supply() *Supply { return &Supply{Newest: g.newest} }
+
 // counting counts the bytes written.
 type counting struct {
 	net.Conn
@@ -98,7 +99,7 @@ func (g *giver) source(serving *sync.WaitGroup) Source {
 			conn = g.spoil(conn)
 		}
 		serving.Go(func() {
-			_ = Serve(conn, g.newest, nil) // take checks the result on the other end
+			_ = Serve(conn, g.supply) // take checks the result on the other end
 			conn.Close()
 		})
 		return near, nil
@@ -225,7 +226,7 @@ func TestTakeFromTheMajority(t *testing.T) {
 	}
 	same(t, got, [][]byte{live})
 	_, _, err = take(t, t.Context(), []*giver{other, {layout: layout}, shorter}, []int{len(live)}, Options{})
-	if !errors.Is(err, errLayout) || !errors.Is(err, errNone) {
+	if !errors.Is(err, ErrOther) || !errors.Is(err, ErrNone) {
 		t.Errorf("no source of this state: %v", err)
 	}
 }
@@ -329,18 +330,27 @@ func TestTakeIsEnded(t *testing.T) {
 
 // A source refuses invalid requests and closes the connection.
 func TestServeSenseless(t *testing.T) {
-	for name, question := range map[string]string{
-		"unknown": "x", "chunks of nothing": "c\x01\x00\x00\x00\x00\x00\x00\x00", "too many": "c\xff\xff\xff\x7f", "behind the end": "mc\x01\x00\x00\x00\x09\x00\x00\x00",
+	ask := func(kind byte, payload []byte) []byte {
+		return append(frame{kind, 0, uint32(len(payload)), image.Sum(payload)}.append(nil), payload...)
+	}
+	for name, question := range map[string][]byte{
+		"unknown":           ask('x', nil),
+		"chunks of nothing": ask(askChunks, []byte{1, 0}),
+		"too many":          ask(askChunks, AppendList(AppendNumber(nil, maxBatch+1), make([][]byte, maxBatch))),
+		"behind the end":    slices.Concat(ask(askManifest, nil), ask(askChunks, []byte{1, 9})),
+		"not all":           slices.Concat(ask(askManifest, nil), ask(askChunks, []byte{2, 0})),
+		"a wrong checksum":  frame{askChunks, 0, 0, 1}.append(nil),
+		"too long":          frame{askChunks, 0, mostMessage + 1, 0}.append(nil),
 	} {
 		g := newGiver(make([]byte, 10))
 		near, far := net.Pipe()
 		done := make(chan error, 1)
 		go func() {
-			err := Serve(far, g.newest, nil)
+			err := Serve(far, g.supply)
 			far.Close()
 			done <- err
 		}()
-		go func() { _, _ = near.Write([]byte(question)) }()
+		go func() { _, _ = near.Write(question) }()
 		b := make([]byte, 1000)
 		for {
 			if _, err := near.Read(b); err != nil {
@@ -353,32 +363,3 @@ func TestServeSenseless(t *testing.T) {
 		near.Close()
 	}
 }
-
-// FuzzManifest: any response of a source is a manifest with the requested lengths, or an error.
-func FuzzManifest(f *testing.F) {
-	g := newGiver(make([]byte, image.ChunkSize+1), nil)
-	var b bytes.Buffer
-	s := &source{conn: into{&b}, commit: g.newest()}
-	if err := s.manifest(); err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b.Bytes())
-	f.Add([]byte{0})
-	f.Add(b.Bytes()[:20])
-	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := readManifest(bytes.NewReader(b), layout, []int{image.ChunkSize + 1, 0})
-		if err == nil && len(m.sums) != 2 {
-			t.Errorf("%d checksums", len(m.sums))
-		}
-	})
-}
-
-// into is a connection that writes to a buffer.
-type into struct{ *bytes.Buffer }
-
-func (into) Close() error                     { return nil }
-func (into) LocalAddr() net.Addr              { return nil }
-func (into) RemoteAddr() net.Addr             { return nil }
-func (into) SetDeadline(time.Time) error      { return nil }
-func (into) SetReadDeadline(time.Time) error  { return nil }
-func (into) SetWriteDeadline(time.Time) error { return nil }

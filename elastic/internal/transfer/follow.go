@@ -1,18 +1,12 @@
-package feed
+package transfer
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
-
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
 // Memory is where a follower has the state.
@@ -25,55 +19,41 @@ type Memory struct {
 	Buffers [][]byte
 }
 
-// Errors by which following ends.
-var (
-	// ErrLost: the source has gone on too far since.
-	ErrLost = errors.New("feed: the source has the next step no longer")
-	// ErrNone: the source has nothing to follow.
-	ErrNone = errors.New("feed: the source cannot be followed")
-	// ErrBusy: another worker takes the source's commit.
-	ErrBusy = errors.New("feed: another worker takes the source's commit")
-	// ErrOther: the source has another state.
-	ErrOther = errors.New("feed: the source has a state of another layout")
-)
-
 // Follower receives a commit, and the steps after it. Its methods may be called concurrently.
 type Follower struct {
 	// Head is that of the commit.
 	Head Head
 
-	conn   net.Conn
-	memory Memory
-	chunks [][]byte
+	link
+	memory  Memory
+	chunks  [][]byte
+	lengths []int // of the blobs
 
-	received atomic.Int64  // bytes
-	latest   atomic.Uint64 // as Head.Latest
-	ready    chan *Step
-	free     chan int
-	loaded   chan struct{}
-	beats    chan struct{}
-	failed   chan struct{}
-	err      error // valid when failed is closed
-	stop     chan struct{}
-	closing  sync.Once
-	reading  sync.WaitGroup
-	release  func() bool
+	latest  atomic.Uint64 // as Head.Latest
+	ready   chan *Step
+	free    chan int
+	loaded  chan struct{}
+	beats   chan struct{}
+	failed  chan struct{}
+	err     error // valid when failed is closed
+	stop    chan struct{}
+	closing sync.Once
+	reading sync.WaitGroup
+	release func() bool
 }
 
 // Follow begins to follow the source at the other end of conn, and blocks until the head of its
 // commit is there. Close closes conn, also if ctx ends; if Follow fails, it has.
 func Follow(ctx context.Context, conn net.Conn, m Memory) (*Follower, error) {
 	f := &Follower{
-		conn: conn, memory: m, ready: make(chan *Step, len(m.Buffers)), free: make(chan int, len(m.Buffers)),
+		link: link{conn: conn}, memory: m, ready: make(chan *Step, len(m.Buffers)), free: make(chan int, len(m.Buffers)),
 		loaded: make(chan struct{}), beats: make(chan struct{}, 1), failed: make(chan struct{}), stop: make(chan struct{}),
 	}
 	f.release = context.AfterFunc(ctx, f.shut)
 	for i := range m.Buffers {
 		f.free <- i
 	}
-	for _, b := range m.Blobs {
-		f.chunks = slices.AppendSeq(f.chunks, slices.Chunk(b, image.ChunkSize))
-	}
+	f.chunks, f.lengths = chunked(m.Blobs)
 	if err := f.begin(); err != nil {
 		f.Close()
 		return nil, err
@@ -83,7 +63,7 @@ func Follow(ctx context.Context, conn net.Conn, m Memory) (*Follower, error) {
 	}
 	f.reading.Go(func() {
 		defer close(f.failed)
-		f.err = f.read()
+		f.err = f.receive()
 	})
 	return f, nil
 }
@@ -127,10 +107,13 @@ func (f *Follower) Latest() uint64 { return f.latest.Load() }
 // Received returns the number of bytes received so far.
 func (f *Follower) Received() int64 { return f.received.Load() }
 
-// begin reads up to the head.
+// begin asks to follow, and reads up to the head.
 func (f *Follower) begin() error {
+	if err := f.write(askToFollow, 0, nil); err != nil {
+		return err
+	}
 	for {
-		fr, b, err := f.message()
+		fr, b, err := f.read(idle)
 		if err != nil {
 			return err
 		}
@@ -150,80 +133,37 @@ func (f *Follower) begin() error {
 			f.know(h.Latest)
 			return f.fits(h)
 		default:
-			return errMessage
+			return ErrDamaged
 		}
 	}
 }
 
 // fits compares the head with the memory.
 func (f *Follower) fits(h *Head) error {
-	ok := h.Layout == f.memory.Layout && len(h.lengths) == len(f.memory.Blobs)
-	for i := range h.lengths {
-		ok = ok && h.lengths[i] == len(f.memory.Blobs[i])
-	}
 	for _, b := range f.memory.Buffers {
-		ok = ok && len(b) == h.size
+		if len(b) != h.size {
+			return ErrOther
+		}
 	}
-	if !ok {
-		return ErrOther
-	}
-	return nil
-}
-
-// message reads a frame, and its payload unless that is a chunk or a piece.
-func (f *Follower) message() (frame, []byte, error) {
-	if err := f.conn.SetReadDeadline(time.Now().Add(idle)); err != nil {
-		return frame{}, nil, err
-	}
-	fr, err := readFrame(f.conn)
-	if err != nil || fr.kind == frameChunk || fr.kind == framePiece {
-		return fr, nil, err
-	}
-	if fr.length > mostHead {
-		return fr, nil, errMessage
-	}
-	var b bytes.Buffer // memory is taken as bytes arrive
-	if _, err := io.CopyN(&b, f.conn, int64(fr.length)); err != nil {
-		return fr, nil, err
-	}
-	if image.Sum(b.Bytes()) != fr.sum {
-		return fr, nil, errMessage
-	}
-	f.received.Add(int64(fr.length))
-	return fr, b.Bytes(), nil
-}
-
-// fill reads the payload of a frame.
-func (f *Follower) fill(to []byte, fr frame) error {
-	if uint64(fr.length) != uint64(len(to)) {
-		return errMessage
-	}
-	if _, err := io.ReadFull(f.conn, to); err != nil {
-		return err
-	}
-	if image.Sum(to) != fr.sum {
-		return errors.New("feed: a wrong checksum")
-	}
-	f.received.Add(int64(len(to)))
-	return nil
+	return h.Manifest.fits(f.memory.Layout, f.lengths)
 }
 
 // know notes how far the source is.
 func (f *Follower) know(latest uint64) { f.latest.Store(max(f.latest.Load(), latest)) }
 
-// read receives until that fails.
-func (f *Follower) read() error {
+// receive receives until that fails.
+func (f *Follower) receive() error {
 	missing := len(f.chunks)
 	next := f.Head.Steps
 	for {
-		fr, b, err := f.message()
+		fr, b, err := f.read(idle)
 		if err != nil {
-			return fmt.Errorf("feed: %w", err)
+			return fmt.Errorf("transfer: %w", err)
 		}
 		switch fr.kind {
 		case frameChunk:
 			if missing == 0 || int(fr.number) != len(f.chunks)-missing {
-				return errMessage
+				return ErrDamaged
 			}
 			if err := f.fill(f.chunks[fr.number], fr); err != nil {
 				return err
@@ -234,15 +174,15 @@ func (f *Follower) read() error {
 		case frameStep:
 			s, err := parseStep(b)
 			if err != nil || s.Number != next {
-				return errors.Join(errMessage, err)
+				return errors.Join(ErrDamaged, err)
 			}
 			if err := f.step(s); err != nil {
 				return err
 			}
 			next++
 		case frameBeat:
-			p := reader{b: b}
-			f.know(p.word())
+			r := NewReader(b)
+			f.know(r.Word())
 			select {
 			case f.beats <- struct{}{}:
 			default:
@@ -250,7 +190,7 @@ func (f *Follower) read() error {
 		case frameLost:
 			return ErrLost
 		default:
-			return errMessage
+			return ErrDamaged
 		}
 	}
 }
@@ -264,14 +204,14 @@ func (f *Follower) step(s *Step) error {
 		return net.ErrClosed
 	}
 	for rest := f.memory.Buffers[s.Buffer]; len(rest) > 0; {
-		fr, _, err := f.message()
+		fr, _, err := f.read(idle)
 		switch {
 		case err != nil:
-			return fmt.Errorf("feed: %w", err)
+			return fmt.Errorf("transfer: %w", err)
 		case fr.kind == frameLost:
 			return ErrLost
 		case fr.kind != framePiece || uint64(fr.length) > uint64(len(rest)) || fr.length == 0:
-			return errMessage
+			return ErrDamaged
 		}
 		if err := f.fill(rest[:fr.length], fr); err != nil {
 			return err

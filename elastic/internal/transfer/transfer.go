@@ -1,0 +1,189 @@
+// Package transfer brings a worker's state to another one that comes late, without interrupting
+// those who train: Take copies their newest commit from several of them, and Follow takes a commit
+// whole from one and then the averages of each later step, which the follower applies itself. It
+// also has the codec of all messages in which workers tell each other of their state.
+//
+// A source serves an authenticated connection. On request it sends the manifest of its newest
+// commit, the lengths and checksums of all chunks of 1 MiB, and then chunks. It keeps nothing for
+// that: chunks that later commits overwrite are gone, and it says so. Take asks all sources for
+// their manifests, requests different chunks from each, and verifies every chunk. It repeats this
+// for the chunks that have changed meanwhile, until these are few or no longer become fewer. Chunks
+// that are gone change all the time, and are left out.
+//
+// For a follower the source holds its newest commit until that is sent, so that its next commits
+// use other memory meanwhile, and keeps the averages of the last steps while anybody follows: two,
+// or more where they are small. It never waits for a follower: one that comes later than that is
+// told that it has lost the thread, and begins anew with a newer commit.
+//
+// The package neither dials nor listens.
+package transfer
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+const (
+	batch    = 8    // chunks per request
+	maxBatch = 1024 // maximum chunks per request that a source accepts
+)
+
+// Commit is a commit of a source.
+type Commit struct {
+	// Number is the number of the commit.
+	Number uint64
+	// Layout describes what is sent; only workers with the same layout can use it.
+	Layout string
+	// Blobs are read by one goroutine. They may be lent.
+	Blobs []*image.Blob
+
+	// Steps is the number of the steps that have led to the commit. It is for followers, as what
+	// follows it.
+	Steps uint64
+	// Carried are the values of the parts that are in no blob.
+	Carried [][]byte
+	// Release ends the hold of the blobs; nil: they are lent.
+	Release func()
+}
+
+// place is the position of a chunk.
+type place struct{ blob, chunk int }
+
+// places returns the positions of all chunks.
+func (c *Commit) places() (all []place) {
+	for i, b := range c.Blobs {
+		for j := range b.Chunks() {
+			all = append(all, place{i, j})
+		}
+	}
+	return all
+}
+
+// manifest returns the manifest without checksums.
+func (c *Commit) manifest() Manifest {
+	m := Manifest{Number: c.Number, Layout: c.Layout}
+	for _, b := range c.Blobs {
+		m.lengths = append(m.lengths, b.Len())
+	}
+	return m
+}
+
+// Errors of a source.
+var (
+	// ErrNone: it has no commit, or nothing to follow.
+	ErrNone = errors.New("transfer: the source has no commit to give")
+	// ErrOther: it has another state.
+	ErrOther = errors.New("transfer: the source has a state of another layout")
+	// ErrBusy: another worker that follows it takes its commit.
+	ErrBusy = errors.New("transfer: another worker takes the source's commit")
+	// ErrLost: it has gone on too far since.
+	ErrLost = errors.New("transfer: the source has the next step no longer")
+)
+
+// Supply is what a worker has for others.
+type Supply struct {
+	// Newest returns the newest commit; nil: there is none. It is called by any goroutine.
+	Newest func() *Commit
+	// Feed is for followers; nil: nobody can follow this worker.
+	Feed *Feed
+}
+
+// Serve answers the requests of one worker until that closes the connection, is silent for 30
+// seconds or sends an invalid request. supply returns what there is at that time; nil: nothing. The
+// caller closes the connection, which also ends a blocked Serve. A worker that follows is served
+// until it closes the connection or has lost the thread.
+func Serve(conn net.Conn, supply func() *Supply) error {
+	s := &source{link: link{conn: conn}}
+	for {
+		f, b, err := s.read(idle)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			switch f.kind {
+			case askManifest:
+				err = s.manifest(supply())
+			case askChunks:
+				err = s.chunks(b)
+			case askToFollow:
+				return s.follow(supply())
+			default:
+				err = fmt.Errorf("unknown request %#x", f.kind)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("transfer: %w", err)
+		}
+	}
+}
+
+// source serves one connection.
+type source struct {
+	link
+	commit *Commit
+	places []place // of the commit
+}
+
+func (s *source) manifest(from *Supply) error {
+	s.commit, s.places = nil, nil
+	if from != nil {
+		s.commit = from.Newest()
+	}
+	if s.commit == nil {
+		return s.write(frameNone, 0, nil)
+	}
+	s.places = s.commit.places()
+	m := s.commit.manifest()
+	for _, at := range s.places {
+		sum, ok := s.commit.Blobs[at.blob].TrySum(at.chunk) // sequentially: training uses the other processors
+		m.sums, m.there = append(m.sums, sum), append(m.there, gone)
+		if ok {
+			m.there[len(m.there)-1] = present
+		}
+	}
+	return s.write(frameManifest, 0, m.append(nil))
+}
+
+func (s *source) chunks(b []byte) error {
+	r := NewReader(b)
+	numbers := make([]int, min(r.Count(), maxBatch+1))
+	for i := range numbers {
+		numbers[i] = r.Number()
+	}
+	if len(numbers) > maxBatch {
+		return fmt.Errorf("request for more than %d chunks", maxBatch)
+	}
+	if err := r.End(); err != nil {
+		return err
+	}
+	for _, n := range numbers {
+		if n >= len(s.places) {
+			return fmt.Errorf("request for chunk %d of %d", n, len(s.places))
+		}
+		if err := s.writeChunk(s.commit, n, s.places[n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *source) follow(from *Supply) error {
+	if from == nil || from.Feed == nil {
+		return s.write(frameNone, 0, nil)
+	}
+	return from.Feed.serve(&s.link)
+}
+
+// chunked returns the chunks of blobs, in order, and the lengths of the blobs.
+func chunked(blobs [][]byte) (all [][]byte, lengths []int) {
+	for _, b := range blobs {
+		all = slices.AppendSeq(all, slices.Chunk(b, image.ChunkSize))
+		lengths = append(lengths, len(b))
+	}
+	return all, lengths
+}
