@@ -9,7 +9,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -37,6 +36,13 @@ const (
 	// workers may come back with what they run.
 	returning = 2 * time.Second
 )
+
+// records are what is written down of tasks.
+type records struct {
+	book   *book // nil: there is no journal
+	groups int   // that are noted there
+	held   bool  // tasks of the journal wait for workers that may have them
+}
 
 // book writes down what must survive this process. What is acknowledged is on the disk. Its fields
 // are protected by the scheduler's lock, the keeper apart, which is the writer's.
@@ -173,18 +179,28 @@ func (p *peer) acknowledge(a ack) {
 	}
 }
 
+// debts are the clients for which something is put, and not sent yet.
+type debts struct {
+	owing []*peer
+	owes  *time.Timer // sends it
+}
+
 // owe has what was put for a client be sent soon, if nothing else is; the lock is held.
 func (p *peer) owe(accepted uint64) {
-	s := p.s
 	switch {
 	case accepted >= p.told+acceptAt:
 		p.told = accepted
 		p.touch()
-	case !p.owed:
+	case !p.owed && !p.s.closed:
 		p.owed = true
-		if s.owing = append(s.owing, p); len(s.owing) == 1 && !s.closed {
-			s.owes.Reset(acceptWithin)
-		}
+		p.s.debts.add(p)
+	}
+}
+
+// add adds a client.
+func (d *debts) add(p *peer) {
+	if d.owing = append(d.owing, p); len(d.owing) == 1 {
+		d.owes.Reset(acceptWithin)
 	}
 }
 
@@ -445,12 +461,12 @@ func Open(cfg Config) (*Scheduler, error) {
 	objects := s.q.Objects()
 	s.mu.Unlock()
 	if len(objects) > 0 {
-		if store, err := s.openStore(); err != nil {
+		if _, err := s.openStore(); err != nil {
 			s.cfg.Log.WithError(err).Warn("tasks: the scheduler has no store")
 		} else {
 			s.mu.Lock()
 			for _, id := range objects {
-				if store.Has(blob.ID(id)) {
+				if s.has(id) {
 					s.q.Stored(r.now, id, beside)
 				}
 			}
@@ -500,8 +516,8 @@ func (r *replay) next(payload []byte) error {
 	for _, c := range m.GetClients() {
 		if s.peers[c.GetSession()] == nil && c.GetSession() != 0 {
 			s.peers[c.GetSession()] = &peer{
-				s: s, session: c.GetSession(), host: c.GetHost(), pid: c.GetPid(), name: fmt.Sprintf("%s:%d", c.GetHost(), c.GetPid()),
-				since: r.now, from: identity.Subject{
+				s: s, session: c.GetSession(), profile: profileOf(&wire.TasksHello{Host: c.GetHost(), Pid: c.GetPid()}),
+				from: identity.Subject{
 					RunID: c.GetRunId(), Role: identity.Role(c.GetRole()), Host: c.GetFromHost(), Index: int(c.GetIndex()),
 					Incarnation: c.GetIncarnation(), User: c.GetUser(), UID: c.GetUid(),
 				},

@@ -203,7 +203,7 @@ func TestJournal(t *testing.T) {
 func (s *Scheduler) status() (of struct{ Suspended, Running, Ready, Waiting int }) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q := s.q.Status(s.tick)
+	q := s.q.Status(s.alarm.at)
 	of.Suspended, of.Running, of.Ready, of.Waiting = q.Suspended, q.Running, q.Ready, q.Waiting
 	return of
 }

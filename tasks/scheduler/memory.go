@@ -61,6 +61,12 @@ func costOf(t *wire.SubmitTask) int32 { return int32(min(queue.TaskCost+proto.Si
 // costOfGroup is how many bytes a group takes, which stays.
 func costOfGroup(g *wire.TaskGroup) int64 { return groupCost + 4*int64(proto.Size(g)) }
 
+// usage is what is taken besides tasks, and what clients know of it.
+type usage struct {
+	besides int64 // bytes of what is not of tasks
+	told    int64 // what was used when clients were told what their tasks may take
+}
+
 // used returns how many bytes are taken; the lock is held.
 func (s *Scheduler) used() int64 {
 	n := s.q.Bytes() + s.besides
@@ -129,16 +135,6 @@ func (s *Scheduler) bounded(r queue.Result) queue.Result {
 			"its result of %d bytes finds no room: tasks and results have %d bytes, and may have %d", n, s.used(), s.cfg.Memory)}
 	}
 	return r
-}
-
-// clients returns how many clients are connected; the lock is held.
-func (s *Scheduler) clients() (n int) {
-	for _, p := range s.peers {
-		if !p.worker && p.link != nil {
-			n++
-		}
-	}
-	return n
 }
 
 // memory tells what is taken, and by whom; the lock is held.

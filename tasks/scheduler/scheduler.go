@@ -94,62 +94,34 @@ const (
 type Scheduler struct {
 	cfg Config
 
-	mu       sync.Mutex
-	q        *queue.Queue
-	peers    map[uint64]*peer               // by session
-	arriving map[queue.Object][]*time.Timer // values that were brought, until those have come who need them
-	hosts    map[string][]*peer             // workers, by their hosts
-	touched  []*peer                        // with something to send
-	timer    *time.Timer
-	watch    *time.Timer // looks which workers are silent
-	owing    []*peer     // clients for which something is put, and not sent yet
-	owes     *time.Timer // sends it
-	tick     time.Time   // when timer fires; zero: it does not
-	closed   bool
-	wg       sync.WaitGroup      // connections
-	store    *blob.Store         // nil: not opened yet
-	book     *book               // nil: there is no journal
-	groups   int                 // that are noted there
-	training map[string]bool     // incarnations of workers that have a place in a world
-	ran      map[string][]string // functions that ran in workers that are lost, by incarnation, until Ended
-	told     int64               // what was used when clients were told what their tasks may take
-	besides  int64               // bytes of what is not of tasks
-	held     bool                // tasks of the journal wait for workers that may have them
-	events   *teller
-	shared   *wire.TaskResult // of tasks that have failed for the same one
+	mu      sync.Mutex
+	q       *queue.Queue
+	touched []*peer // with something to send
+	alarm   alarm
+	watch   *time.Timer // looks which workers are silent
+	closed  bool
+	wg      sync.WaitGroup // connections
+	events  *teller
+	shared  *wire.TaskResult // of tasks that have failed for the same one
+	roster
+	debts
+	values
+	usage
+	records
 }
 
-// peer is a client or a worker; it outlives its connections.
-type peer struct {
-	s        *Scheduler
-	touched  bool // it is in s.touched
-	session  uint64
-	from     identity.Subject
-	worker   bool
-	name     string
-	host     string
-	pid      uint32
-	values   string // where it provides stored values
-	rank     uint32
-	groups   []*queue.Group        // that a client has declared
-	puts     map[queue.Object]bool // of a client
-	accepted uint64                // the number of a client's last task
-	durable  ack                   // what it need not repeat
-	window   int64                 // what a client was told that its tasks may take
-	told     uint64                // of durable.accepted, what a client was sent at the latest
-	owed     bool                  // it is in s.owing
-	heard    uint64                // dones of a worker
-	untold   int                   // about the bytes of those of which it has not been told
-	leaving  bool
-	beside   bool      // it runs tasks while it trains too
-	heardAt  time.Time // when it said something last
-	link     *link.Link[*wire.FromTasks]
-	left     bool
-	since    time.Time     // of the connection, or of its end
-	gone     *time.Timer   // gives up a peer whose connection has broken
-	ended    bool          // its process has
-	stopped  bool          // as it was told to
-	over     chan struct{} // closed when a worker is given up
+// alarm is the timer of the queue.
+type alarm struct {
+	timer *time.Timer
+	at    time.Time // when it fires; zero: it does not
+}
+
+// set has it fire at a time, or before; zero: at none.
+func (a *alarm) set(at time.Time) {
+	if !at.IsZero() && (a.at.IsZero() || at.Before(a.at)) {
+		a.at = at
+		a.timer.Reset(time.Until(at))
+	}
 }
 
 // New returns a Scheduler without peers. Close must be called.
@@ -177,10 +149,13 @@ func New(cfg Config) *Scheduler {
 	}
 	// Attempts of another scheduler of the job, which died, have other numbers.
 	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
-	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare, Grace: max(cfg.Grace, 0)}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, ran: map[string][]string{}, events: newTeller(cfg.Event)}
+	s := &Scheduler{
+		cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare, Grace: max(cfg.Grace, 0)}),
+		roster: newRoster(), events: newTeller(cfg.Event),
+	}
 	s.mu.Lock() // which the timers take
-	s.timer = time.AfterFunc(time.Hour, s.onTimer)
-	s.timer.Stop()
+	s.alarm.timer = time.AfterFunc(time.Hour, s.onTimer)
+	s.alarm.timer.Stop()
 	s.watch = time.AfterFunc(cfg.Silence/4, s.watchWorkers)
 	s.owes = time.AfterFunc(time.Hour, s.payOff)
 	s.owes.Stop()
@@ -195,7 +170,7 @@ func New(cfg Config) *Scheduler {
 func (s *Scheduler) Close() {
 	s.mu.Lock()
 	s.closed = true
-	s.timer.Stop()
+	s.alarm.timer.Stop()
 	s.watch.Stop()
 	s.owes.Stop()
 	var open []*link.Link[*wire.FromTasks]
@@ -326,109 +301,6 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	return err
 }
 
-// attach makes the connection that of the session.
-func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Link[*wire.FromTasks]) (*peer, error) {
-	if err := checkHello(h); err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.unlock()
-	p := s.peers[h.GetSession()]
-	known := p != nil
-	switch {
-	case s.closed:
-		return nil, errClosed
-	case known && (p.from != from || p.worker != h.GetWorker()):
-		return nil, errors.New("scheduler: the session is of another process")
-	case !known && !h.GetWorker() && s.clients() >= mostClients:
-		return nil, fmt.Errorf("scheduler: %d clients are connected; there may be no more", mostClients)
-	case !known:
-		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), host: h.GetHost(), pid: h.GetPid(), over: make(chan struct{})}
-		s.peers[p.session] = p
-		if !p.worker {
-			client := clientOf(p)
-			s.note(client, func(m *wire.TasksRecord) { m.Clients = append(m.Clients, client) })
-		}
-	}
-	if old := p.link; old != nil {
-		s.wg.Go(old.Close)
-	}
-	if p.gone != nil {
-		p.gone.Stop()
-		p.gone = nil
-	}
-	if p.worker && (!known || p.host != h.GetHost()) {
-		s.leaveHost(p)
-		s.hosts[h.GetHost()] = append(s.hosts[h.GetHost()], p)
-	}
-	p.host, p.pid, p.values, p.rank = h.GetHost(), h.GetPid(), h.GetValues(), h.GetRank()
-	p.beside, p.heardAt = h.GetBeside(), time.Now()
-	if p.name = h.GetName(); p.name == "" {
-		p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
-	}
-	p.link, p.since, p.groups, p.untold = l, time.Now(), nil, 0
-	p.window = s.windowOf(p)
-	l.Say(func(m *wire.FromTasks) {
-		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
-		m.Heard, m.Accepted, m.WindowBytes = p.durable.heard, p.durable.accepted, uint64(p.window)
-	})
-	if p.worker {
-		p.heard = p.durable.heard // the others come again
-		s.join(p, h, known)
-	} else if known {
-		s.q.TellAgain(p.session)
-	}
-	s.act()
-	return p, nil
-}
-
-func checkHello(h *wire.TasksHello) error {
-	switch {
-	case len(h.GetFunctions()) > link.MaxFunctions || len(h.GetHeld()) > link.MaxHeld || len(h.GetOffers()) > link.MaxAmounts ||
-		len(h.GetStored()) > link.MaxHeld:
-		return errors.New("scheduler: a hello with more than there may be")
-	case len(h.GetHost()) > link.MaxName || len(h.GetName()) > link.MaxName || len(h.GetValues()) > link.MaxName || longName(h.GetOffers()):
-		return errors.New("scheduler: a hello with a name that is too long")
-	}
-	for _, f := range h.GetFunctions() {
-		if len(f.GetName()) > link.MaxName {
-			return errors.New("scheduler: a hello with a function whose name is too long")
-		}
-	}
-	return nil
-}
-
-// longName returns whether a name of a resource is longer than may be.
-func longName(of []*wire.Amount) bool {
-	return slices.ContainsFunc(of, func(a *wire.Amount) bool { return len(a.GetName()) > link.MaxName })
-}
-
-func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
-	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}, Confirms: h.GetConfirms(), SaysEnded: h.GetSaysEnded()}
-	for _, f := range h.GetFunctions() {
-		w.Functions[functionKey(f)] = true
-	}
-	for _, a := range h.GetOffers() {
-		if a.GetMilli() > 0 {
-			w.Offers[a.GetName()] = a.GetMilli()
-		}
-	}
-	held := make([]queue.Held, 0, len(h.GetHeld()))
-	for _, a := range h.GetHeld() {
-		held = append(held, heldOf(a))
-	}
-	s.cfg.Log.Debugf("tasks: worker %s joins with %d functions", p.name, len(w.Functions))
-	if !known {
-		s.events.event(time.Now(), Event{What: WorkerJoined, Worker: p.name, Host: p.host, Offers: queue.MakeDemand(w.Offers).String()})
-	}
-	if s.held && len(s.hosts) == 1 && len(s.hosts[p.host]) == 1 {
-		time.AfterFunc(returning, s.resumeTasks)
-	}
-	s.q.Join(time.Now(), w, held)
-	s.q.Train(time.Now(), p.session, !p.beside && s.training[p.from.Incarnation])
-	s.hasStored(p, h.GetStored(), true)
-}
-
 func functionKey(f *wire.TaskFunction) string {
 	return f.GetName() + "@" + hex.EncodeToString(f.GetHash()[:min(8, len(f.GetHash()))])
 }
@@ -439,171 +311,6 @@ func heldOf(a *wire.Attempt) queue.Held {
 
 func attemptOf(id queue.ID, attempt uint64) *wire.Attempt {
 	return &wire.Attempt{Client: id.Client, N: id.N, Attempt: attempt}
-}
-
-// detach notes that a connection has ended. The peer may come back for a time.
-func (s *Scheduler) detach(p *peer, l *link.Link[*wire.FromTasks], why error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if p.link != l || s.closed {
-		return
-	}
-	p.link, p.since = nil, time.Now()
-	grace := s.cfg.ClientGrace
-	if p.worker {
-		grace = s.cfg.WorkerGrace
-	}
-	if p.left || p.ended {
-		grace = 0
-	} else {
-		s.cfg.Log.Debugf("tasks: the connection of %s has ended: %v", p.name, why)
-	}
-	p.gone = time.AfterFunc(grace, func() { s.giveUp(p) })
-}
-
-// giveUp ends the session of a peer that has not come back.
-func (s *Scheduler) giveUp(p *peer) {
-	s.mu.Lock()
-	defer s.unlock()
-	if p.link != nil || s.closed || s.peers[p.session] != p {
-		return
-	}
-	delete(s.peers, p.session)
-	if p.worker {
-		defer close(p.over)
-	}
-	s.leaveHost(p)
-	now := time.Now()
-	if p.worker {
-		s.events.event(now, Event{What: WorkerLeft, Worker: p.name, Host: p.host, Lost: !p.left && !p.stopped})
-	}
-	switch {
-	case p.worker && (p.left || p.stopped):
-		s.q.Left(now, p.session)
-	case p.worker:
-		s.cfg.Log.Warnf("tasks: worker %s is lost", p.name)
-		if ran := s.q.Runs(p.session, mostRan-len(s.ran[p.from.Incarnation])); len(ran) > 0 && p.from.Role == identity.Worker {
-			s.ran[p.from.Incarnation] = append(s.ran[p.from.Incarnation], ran...)
-		}
-		s.q.Lose(now, p.session)
-	default:
-		ids := s.q.Tasks(p.session)
-		if len(ids) > 0 {
-			s.cfg.Log.Warnf("tasks: client %s is gone: its %d tasks are cancelled", p.name, len(ids))
-		}
-		s.endClient(now, p)
-		s.note(nil, func(m *wire.TasksRecord) { m.Gone = append(m.Gone, p.session) })
-	}
-	s.act()
-}
-
-// endClient ends the tasks of a client that is gone, and gives back what it has put; the lock is
-// held.
-func (s *Scheduler) endClient(now time.Time, p *peer) {
-	for _, id := range s.q.Tasks(p.session) {
-		s.q.Cancel(now, id, false)
-		s.q.Release(now, id)
-	}
-	for id := range p.puts {
-		s.q.Unput(id)
-	}
-	s.besides -= putCost * int64(len(p.puts))
-	p.puts = nil
-}
-
-// leaveHost forgets that a worker is one of its host; the lock is held.
-func (s *Scheduler) leaveHost(p *peer) {
-	all := slices.DeleteFunc(s.hosts[p.host], func(o *peer) bool { return o == p })
-	if s.hosts[p.host] = all; len(all) == 0 {
-		delete(s.hosts, p.host)
-	}
-}
-
-// Expel says that the process of a worker of a job has ended, which is known before its connection
-// has been missed for long. What it has sent before is read first. It does not block.
-func (s *Scheduler) Expel(incarnation string) { s.expel(incarnation, false) }
-
-// expel is Expel. stopped: the process was told to end.
-func (s *Scheduler) expel(incarnation string, stopped bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.peers {
-		if p.from.Incarnation != incarnation || s.closed {
-			continue
-		}
-		p.ended, p.stopped = true, p.stopped || stopped
-		if l := p.link; l != nil {
-			time.AfterFunc(lastWords, l.Close)
-		} else {
-			p.gone.Reset(0)
-		}
-	}
-}
-
-// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8:
-// none where it was told to end, and then what it had counts for nothing, or where it trains. It
-// blocks until what the process has sent is read, for about 100 ms where its connection does not
-// end, and 2 s at most.
-func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
-	s.expel(incarnation, stopped)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed || s.training[incarnation] {
-		return nil // and the others that train do not wait
-	}
-	var of []*peer
-	for _, p := range s.peers {
-		if p.worker && p.from.Incarnation == incarnation && s.q.Busy(p.session) {
-			of = append(of, p)
-		}
-	}
-	s.mu.Unlock()
-	late, cancel := context.WithTimeout(context.Background(), endedTime)
-	defer cancel()
-	for _, p := range of {
-		select {
-		case <-p.over:
-		case <-late.Done():
-		}
-	}
-	s.mu.Lock()
-	ran := s.ran[incarnation]
-	delete(s.ran, incarnation)
-	return ran
-}
-
-// Train says which workers have a place in a world. They run no tasks, unless they have said that
-// they do so beside training. It does not block.
-func (s *Scheduler) Train(incarnations []string) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.training = make(map[string]bool, len(incarnations))
-	for _, i := range incarnations {
-		s.training[i] = true
-	}
-	for _, p := range s.peers {
-		if p.worker {
-			s.q.Train(time.Now(), p.session, !p.beside && s.training[p.from.Incarnation])
-		}
-	}
-	s.act()
-}
-
-// watchWorkers ends the connections of workers that have said nothing for long: their processes
-// are stopped, or their machines are gone.
-func (s *Scheduler) watchWorkers() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return
-	}
-	for _, p := range s.peers {
-		if p.worker && p.link != nil && time.Since(p.heardAt) > s.cfg.Silence {
-			s.cfg.Log.Warnf("tasks: worker %s has said nothing for %v", p.name, s.cfg.Silence)
-			s.wg.Go(p.link.Close)
-		}
-	}
-	s.watch.Reset(s.cfg.Silence / 4)
 }
 
 // take handles a message of a peer. An error ends the connection.
@@ -907,9 +614,8 @@ func (s *Scheduler) act() {
 	}
 	s.noteOvers()
 	s.tellWindows()
-	if next := s.q.Next; !s.closed && !next.IsZero() && (s.tick.IsZero() || next.Before(s.tick)) {
-		s.tick = next
-		s.timer.Reset(time.Until(next))
+	if !s.closed {
+		s.alarm.set(s.q.Next)
 	}
 }
 
@@ -1042,7 +748,7 @@ func cutKey(key string) (name string, hash []byte, err error) {
 func (s *Scheduler) onTimer() {
 	s.mu.Lock()
 	defer s.unlock()
-	s.tick = time.Time{}
+	s.alarm.at = time.Time{}
 	s.q.Tick(time.Now())
 	s.act()
 }

@@ -34,6 +34,15 @@ const (
 	beside = ""
 )
 
+// values are the stored values beside the scheduler.
+type values struct {
+	store    *blob.Store                    // nil: not opened yet
+	arriving map[queue.Object][]*time.Timer // that were brought, until those have come who need them
+}
+
+// has returns whether the store has a value.
+func (v *values) has(id queue.Object) bool { return v.store != nil && v.store.Has(blob.ID(id)) }
+
 // openStore returns the store beside the scheduler.
 func (s *Scheduler) openStore() (*blob.Store, error) {
 	s.mu.Lock()
@@ -66,10 +75,10 @@ func (s *Scheduler) transfer(ctx context.Context, conn net.Conn, r *link.Reader)
 func (s *Scheduler) brought(id blob.ID, size int64) bool {
 	s.mu.Lock()
 	defer s.unlock()
-	if s.closed || s.store == nil || !s.store.Has(id) {
+	object := queue.Object(id)
+	if s.closed || !s.has(object) {
 		return false
 	}
-	object := queue.Object(id)
 	s.q.Use(object, size)
 	s.q.Stored(time.Now(), object, beside)
 	if s.arriving == nil {
@@ -117,7 +126,7 @@ func (s *Scheduler) dropLater(f func()) *time.Timer {
 // storedHere notes that the store beside the scheduler has the result of a worker which provides
 // none itself; the lock is held.
 func (s *Scheduler) storedHere(now time.Time, id queue.Object) {
-	if s.store != nil && s.store.Has(blob.ID(id)) {
+	if s.has(id) {
 		s.q.Stored(now, id, beside)
 	}
 }

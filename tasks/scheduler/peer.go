@@ -1,0 +1,379 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+)
+
+// roster is who is there.
+type roster struct {
+	peers    map[uint64]*peer    // by session
+	hosts    map[string][]*peer  // workers, by their hosts
+	training map[string]bool     // incarnations of workers that have a place in a world
+	ran      map[string][]string // functions that ran in workers that are lost, by incarnation, until Ended
+}
+
+func newRoster() roster {
+	return roster{peers: map[uint64]*peer{}, hosts: map[string][]*peer{}, ran: map[string][]string{}}
+}
+
+// clients returns how many clients are connected.
+func (r *roster) clients() (n int) {
+	for _, p := range r.peers {
+		if !p.worker && p.link != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// arrive notes that a worker is one of its host, and leaveHost that it is so no more.
+func (r *roster) arrive(p *peer) { r.hosts[p.host] = append(r.hosts[p.host], p) }
+
+func (r *roster) leaveHost(p *peer) {
+	all := slices.DeleteFunc(r.hosts[p.host], func(o *peer) bool { return o == p })
+	if r.hosts[p.host] = all; len(all) == 0 {
+		delete(r.hosts, p.host)
+	}
+}
+
+// trains returns whether a worker runs no tasks since it has a place in a world.
+func (r *roster) trains(p *peer) bool { return !p.beside && r.training[p.from.Incarnation] }
+
+// peer is a client or a worker; it outlives its connections.
+type peer struct {
+	s       *Scheduler
+	session uint64
+	from    identity.Subject
+	worker  bool
+	touched bool   // it is in s.touched
+	durable ack    // what it need not repeat
+	heard   uint64 // dones of a worker
+	leaving bool
+	profile
+	connection
+	parting
+	submitter
+}
+
+// profile is what a peer has said of itself, in its last hello.
+type profile struct {
+	name   string
+	host   string
+	pid    uint32
+	values string // where it provides stored values
+	rank   uint32
+	beside bool // it runs tasks while it trains too
+}
+
+// profileOf returns what a hello says of its peer.
+func profileOf(h *wire.TasksHello) profile {
+	p := profile{name: h.GetName(), host: h.GetHost(), pid: h.GetPid(), values: h.GetValues(), rank: h.GetRank(), beside: h.GetBeside()}
+	if p.name == "" {
+		p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
+	}
+	return p
+}
+
+// connection is a peer's last connection.
+type connection struct {
+	link    *link.Link[*wire.FromTasks] // nil: it has ended
+	heardAt time.Time                   // when the peer said something last
+	groups  []*queue.Group              // that a client has declared
+	untold  int                         // about the bytes of the dones of which a worker has not been told
+}
+
+// parting is how a peer goes.
+type parting struct {
+	left    bool          // it has said so
+	ended   bool          // its process has
+	stopped bool          // as it was told to
+	gone    *time.Timer   // gives the peer up; nil: it has a connection
+	over    chan struct{} // closed when a worker is given up
+}
+
+// returned notes that the peer has a connection again.
+func (d *parting) returned() {
+	if d.gone != nil {
+		d.gone.Stop()
+		d.gone = nil
+	}
+}
+
+// inOrder returns whether what a worker has counts for nothing when it is given up.
+func (d *parting) inOrder() bool { return d.left || d.stopped }
+
+// final returns whether the peer does not come back.
+func (d *parting) final() bool { return d.left || d.ended }
+
+// submitter is what a client has of the scheduler.
+type submitter struct {
+	puts     map[queue.Object]bool // values that it needs
+	accepted uint64                // the number of its last task
+	window   int64                 // what it was told that its tasks may take
+	told     uint64                // of what it need not repeat, what it was sent at the latest
+	owed     bool                  // it is in Scheduler.owing
+}
+
+// attach makes the connection that of the session.
+func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Link[*wire.FromTasks]) (*peer, error) {
+	if err := checkHello(h); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.unlock()
+	p := s.peers[h.GetSession()]
+	known := p != nil
+	switch {
+	case s.closed:
+		return nil, errClosed
+	case known && (p.from != from || p.worker != h.GetWorker()):
+		return nil, errors.New("scheduler: the session is of another process")
+	case !known && !h.GetWorker() && s.clients() >= mostClients:
+		return nil, fmt.Errorf("scheduler: %d clients are connected; there may be no more", mostClients)
+	case !known:
+		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), profile: profileOf(h), parting: parting{over: make(chan struct{})}}
+		s.peers[p.session] = p
+		if !p.worker {
+			client := clientOf(p)
+			s.note(client, func(m *wire.TasksRecord) { m.Clients = append(m.Clients, client) })
+		}
+	}
+	if old := p.link; old != nil {
+		s.wg.Go(old.Close)
+	}
+	p.returned()
+	moves := p.worker && (!known || p.host != h.GetHost())
+	if moves {
+		s.leaveHost(p)
+	}
+	p.profile, p.connection = profileOf(h), connection{link: l, heardAt: time.Now()}
+	if moves {
+		s.arrive(p)
+	}
+	p.window = s.windowOf(p)
+	l.Say(func(m *wire.FromTasks) {
+		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
+		m.Heard, m.Accepted, m.WindowBytes = p.durable.heard, p.durable.accepted, uint64(p.window)
+	})
+	if p.worker {
+		p.heard = p.durable.heard // the others come again
+		s.join(p, h, known)
+	} else if known {
+		s.q.TellAgain(p.session)
+	}
+	s.act()
+	return p, nil
+}
+
+func checkHello(h *wire.TasksHello) error {
+	switch {
+	case len(h.GetFunctions()) > link.MaxFunctions || len(h.GetHeld()) > link.MaxHeld || len(h.GetOffers()) > link.MaxAmounts ||
+		len(h.GetStored()) > link.MaxHeld:
+		return errors.New("scheduler: a hello with more than there may be")
+	case len(h.GetHost()) > link.MaxName || len(h.GetName()) > link.MaxName || len(h.GetValues()) > link.MaxName || longName(h.GetOffers()):
+		return errors.New("scheduler: a hello with a name that is too long")
+	}
+	for _, f := range h.GetFunctions() {
+		if len(f.GetName()) > link.MaxName {
+			return errors.New("scheduler: a hello with a function whose name is too long")
+		}
+	}
+	return nil
+}
+
+// longName returns whether a name of a resource is longer than may be.
+func longName(of []*wire.Amount) bool {
+	return slices.ContainsFunc(of, func(a *wire.Amount) bool { return len(a.GetName()) > link.MaxName })
+}
+
+func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
+	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}, Confirms: h.GetConfirms(), SaysEnded: h.GetSaysEnded()}
+	for _, f := range h.GetFunctions() {
+		w.Functions[functionKey(f)] = true
+	}
+	for _, a := range h.GetOffers() {
+		if a.GetMilli() > 0 {
+			w.Offers[a.GetName()] = a.GetMilli()
+		}
+	}
+	held := make([]queue.Held, 0, len(h.GetHeld()))
+	for _, a := range h.GetHeld() {
+		held = append(held, heldOf(a))
+	}
+	s.cfg.Log.Debugf("tasks: worker %s joins with %d functions", p.name, len(w.Functions))
+	if !known {
+		s.events.event(time.Now(), Event{What: WorkerJoined, Worker: p.name, Host: p.host, Offers: queue.MakeDemand(w.Offers).String()})
+	}
+	if s.held && len(s.hosts) == 1 && len(s.hosts[p.host]) == 1 {
+		time.AfterFunc(returning, s.resumeTasks)
+	}
+	s.q.Join(time.Now(), w, held)
+	s.q.Train(time.Now(), p.session, s.trains(p))
+	s.hasStored(p, h.GetStored(), true)
+}
+
+// detach notes that a connection has ended. The peer may come back for a time.
+func (s *Scheduler) detach(p *peer, l *link.Link[*wire.FromTasks], why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.link != l || s.closed {
+		return
+	}
+	p.link = nil
+	grace := s.cfg.ClientGrace
+	if p.worker {
+		grace = s.cfg.WorkerGrace
+	}
+	if p.final() {
+		grace = 0
+	} else {
+		s.cfg.Log.Debugf("tasks: the connection of %s has ended: %v", p.name, why)
+	}
+	p.gone = time.AfterFunc(grace, func() { s.giveUp(p) })
+}
+
+// giveUp ends the session of a peer that has not come back.
+func (s *Scheduler) giveUp(p *peer) {
+	s.mu.Lock()
+	defer s.unlock()
+	if p.link != nil || s.closed || s.peers[p.session] != p {
+		return
+	}
+	delete(s.peers, p.session)
+	if p.worker {
+		defer close(p.over)
+	}
+	s.leaveHost(p)
+	now := time.Now()
+	if p.worker {
+		s.events.event(now, Event{What: WorkerLeft, Worker: p.name, Host: p.host, Lost: !p.inOrder()})
+	}
+	switch {
+	case p.worker && p.inOrder():
+		s.q.Left(now, p.session)
+	case p.worker:
+		s.cfg.Log.Warnf("tasks: worker %s is lost", p.name)
+		if ran := s.q.Runs(p.session, mostRan-len(s.ran[p.from.Incarnation])); len(ran) > 0 && p.from.Role == identity.Worker {
+			s.ran[p.from.Incarnation] = append(s.ran[p.from.Incarnation], ran...)
+		}
+		s.q.Lose(now, p.session)
+	default:
+		ids := s.q.Tasks(p.session)
+		if len(ids) > 0 {
+			s.cfg.Log.Warnf("tasks: client %s is gone: its %d tasks are cancelled", p.name, len(ids))
+		}
+		s.endClient(now, p)
+		s.note(nil, func(m *wire.TasksRecord) { m.Gone = append(m.Gone, p.session) })
+	}
+	s.act()
+}
+
+// endClient ends the tasks of a client that is gone, and gives back what it has put; the lock is
+// held.
+func (s *Scheduler) endClient(now time.Time, p *peer) {
+	for _, id := range s.q.Tasks(p.session) {
+		s.q.Cancel(now, id, false)
+		s.q.Release(now, id)
+	}
+	for id := range p.puts {
+		s.q.Unput(id)
+	}
+	s.besides -= putCost * int64(len(p.puts))
+	p.puts = nil
+}
+
+// Expel says that the process of a worker of a job has ended, which is known before its connection
+// has been missed for long. What it has sent before is read first. It does not block.
+func (s *Scheduler) Expel(incarnation string) { s.expel(incarnation, false) }
+
+// expel is Expel. stopped: the process was told to end.
+func (s *Scheduler) expel(incarnation string, stopped bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.peers {
+		if p.from.Incarnation != incarnation || s.closed {
+			continue
+		}
+		p.ended, p.stopped = true, p.stopped || stopped
+		if l := p.link; l != nil {
+			time.AfterFunc(lastWords, l.Close)
+		} else {
+			p.gone.Reset(0)
+		}
+	}
+}
+
+// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8:
+// none where it was told to end, and then what it had counts for nothing, or where it trains. It
+// blocks until what the process has sent is read, for about 100 ms where its connection does not
+// end, and 2 s at most.
+func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
+	s.expel(incarnation, stopped)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.training[incarnation] {
+		return nil // and the others that train do not wait
+	}
+	var of []*peer
+	for _, p := range s.peers {
+		if p.worker && p.from.Incarnation == incarnation && s.q.Busy(p.session) {
+			of = append(of, p)
+		}
+	}
+	s.mu.Unlock()
+	late, cancel := context.WithTimeout(context.Background(), endedTime)
+	defer cancel()
+	for _, p := range of {
+		select {
+		case <-p.over:
+		case <-late.Done():
+		}
+	}
+	s.mu.Lock()
+	ran := s.ran[incarnation]
+	delete(s.ran, incarnation)
+	return ran
+}
+
+// Train says which workers have a place in a world. They run no tasks, unless they have said that
+// they do so beside training. It does not block.
+func (s *Scheduler) Train(incarnations []string) {
+	s.mu.Lock()
+	defer s.unlock()
+	s.training = make(map[string]bool, len(incarnations))
+	for _, i := range incarnations {
+		s.training[i] = true
+	}
+	for _, p := range s.peers {
+		if p.worker {
+			s.q.Train(time.Now(), p.session, s.trains(p))
+		}
+	}
+	s.act()
+}
+
+// watchWorkers ends the connections of workers that have said nothing for long: their processes
+// are stopped, or their machines are gone.
+func (s *Scheduler) watchWorkers() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	for _, p := range s.peers {
+		if p.worker && p.link != nil && time.Since(p.heardAt) > s.cfg.Silence {
+			s.cfg.Log.Warnf("tasks: worker %s has said nothing for %v", p.name, s.cfg.Silence)
+			s.wg.Go(p.link.Close)
+		}
+	}
+	s.watch.Reset(s.cfg.Silence / 4)
+}
