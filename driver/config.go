@@ -10,7 +10,6 @@ import (
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -35,7 +34,7 @@ type Config struct {
 	Launcher launch.Launcher
 	// Authority issues the credentials of the job. Nil: a new one. Resume needs the previous
 	// driver's.
-	Authority *identity.Authority
+	Authority Authority
 	// Output takes the workers' output. Nil: this process's stdout and stderr.
 	Output *launch.Output
 

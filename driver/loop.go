@@ -158,15 +158,17 @@ func newLoop(cfg Config) *loop {
 }
 
 // open sets up the job's credentials, the rendezvous listener and the journal.
-func (l *loop) open() (*identity.Listener, error) {
-	l.credentials = l.cfg.Authority
-	if l.credentials == nil {
-		var err error
-		if l.credentials, err = identity.NewAuthority(l.cfg.RunID); err != nil {
-			return nil, fmt.Errorf("driver: %w", err)
-		}
+func (l *loop) open() (lis *identity.Listener, err error) {
+	if l.cfg.Authority == nil {
+		l.cfg.Authority, err = NewAuthority(l.cfg.RunID)
 	}
-	lis, err := l.listenForWorkers()
+	if err == nil {
+		l.credentials, err = authority(l.cfg.Authority)
+	}
+	if err != nil {
+		return nil, err
+	}
+	lis, err = l.listenForWorkers()
 	if err != nil {
 		return nil, fmt.Errorf("driver: listening for workers: %w", err)
 	}

@@ -165,7 +165,7 @@ type jobRun struct {
 
 // begun writes down that a job agent has been started.
 func (j jobRun) begun(k client.KnownAgent) error {
-	if err := j.dir.begun(k); err != nil || j.copy == nil {
+	if err := j.dir.agents.Begun(k); err != nil || j.copy == nil {
 		return err
 	}
 	return j.copy.begun(k)

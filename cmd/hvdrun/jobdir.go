@@ -36,7 +36,7 @@ type jobDir struct {
 	named   bool // by --job-dir
 	about   jobFile
 	secrets jobSecrets
-	agents  *journal.Journal // nil: not open
+	agents  client.KnownFile // none: not open
 }
 
 // The files of a job's folder.
@@ -179,9 +179,9 @@ func (p *program) keepSecrets(s *settings, d *jobDir, log logrus.FieldLogger) er
 
 // undo removes what make has made before it failed.
 func (d *jobDir) undo() {
-	if d.agents != nil {
+	if d.agents.Journal != nil {
 		_ = d.agents.Close() // nothing is in it
-		d.agents = nil
+		d.agents = client.KnownFile{}
 	}
 	_ = os.RemoveAll(d.path) // no other job has the name
 }
@@ -213,7 +213,7 @@ func (d *jobDir) make(eventsFile string) (err error) {
 	if _, err := os.Lstat(d.journal()); err == nil {
 		return fmt.Errorf("%s is the folder of another job", d.path)
 	}
-	d.agents, err = journal.Create(d.agentsPath(), d.about.RunID)
+	d.agents, err = client.CreateKnown(d.agentsPath(), d.about.RunID)
 	return err
 }
 
@@ -278,25 +278,8 @@ func (d *jobDir) open(env []string) (authority *identity.Authority, known []clie
 	if authority, err = identity.DecodeAuthority(d.secrets.authority); err != nil {
 		return nil, nil, err
 	}
-	d.agents, _, err = journal.Open(d.agentsPath(), func(b []byte) error {
-		var k client.KnownAgent
-		err := json.Unmarshal(b, &k)
-		known = append(known, k)
-		return err
-	})
+	d.agents, known, err = client.OpenKnown(d.agentsPath())
 	return authority, known, err
-}
-
-// begun writes down that a job agent has been started.
-func (d *jobDir) begun(k client.KnownAgent) error {
-	b, err := json.Marshal(k)
-	if err == nil {
-		err = errors.Join(d.agents.Append(b), d.agents.Sync())
-	}
-	if err != nil {
-		return errors.Join(err, d.agents.Mend()) // the next may find room
-	}
-	return nil
 }
 
 // end forgets the secrets of a job that has ended, and all of one that never began. One that has

@@ -24,7 +24,14 @@ import (
 const UnlimitedCore = proc.UnlimitedCore
 
 // User is whom a worker runs as, where that is not the launcher's own user.
-type User = proc.User
+type User struct {
+	Name     string
+	UID, GID uint32
+	// Groups are the supplementary groups.
+	Groups []uint32
+	// Home is the user's home directory.
+	Home string
+}
 
 // Spec says what to run. A Launcher keeps nothing of it beyond Run and changes none of its slices.
 type Spec struct {

@@ -70,13 +70,13 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 func fork(path string, s Spec, files []uintptr) (*proc.Tree, error) {
 	c := proc.Command{
 		Path: path, Args: s.Command, Env: lastOfEach(s.Env), Dir: s.Dir, Files: files, CoreLimit: s.CoreLimit,
-		User: s.As, Cgroup: s.Cgroup,
+		User: (*proc.User)(s.As), Cgroup: s.Cgroup,
 	}
 	if s.Incarnation != "" {
 		c.Mark = plan.EnvIncarnation + "=" + s.Incarnation
 	}
 	tree, err := proc.Fork(c)
-	return tree, s.As.Explain(proc.ExplainStart(err, inDir(s.Dir, path)), s.Dir, path)
+	return tree, (*proc.User)(s.As).Explain(proc.ExplainStart(err, inDir(s.Dir, path)), s.Dir, path)
 }
 
 // lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it,

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -18,16 +19,16 @@ type build struct {
 
 func (b *build) name() string { return "hvdrun-" + b.sum }
 
-// ownBuild is the program of this process, read when it is first asked for. The file is that which
-// was started, even where another has taken its name since.
+// ownBuild is the program of this process, or another, read when it is first asked for. The file of
+// this process is that which was started, even where another has taken its name since.
 type ownBuild struct {
 	once  sync.Once
 	build build
 	err   error
 }
 
-func (o *ownBuild) get() (*build, error) {
-	o.once.Do(func() { o.build, o.err = readBuild("/proc/self/exe") })
+func (o *ownBuild) get(path string) (*build, error) {
+	o.once.Do(func() { o.build, o.err = readBuild(cmp.Or(path, "/proc/self/exe")) })
 	return &o.build, o.err
 }
 

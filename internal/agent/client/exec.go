@@ -13,9 +13,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// Exec starts job agents on this machine, with this process's own executable. They outlive this
-// process.
-type Exec struct{}
+// Exec starts job agents on this machine. They outlive this process.
+type Exec struct {
+	// Hvdrun is the path of the program. Empty: this process's own.
+	Hvdrun string
+}
 
 var _ Starter = Exec{}
 
@@ -23,7 +25,7 @@ var _ Starter = Exec{}
 var agentArgs = []string{"agent", "--job"}
 
 // Start implements Starter.
-func (Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
+func (e Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
 	fail := func(err error) (Ready, error) {
 		return Ready{}, &HostError{Host: host, Stage: stageCommand, Err: err}
 	}
@@ -31,9 +33,11 @@ func (Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error) 
 	if err != nil {
 		return fail(err)
 	}
-	path, err := os.Executable()
-	if err != nil {
-		return fail(err)
+	path := e.Hvdrun
+	if path == "" {
+		if path, err = os.Executable(); err != nil {
+			return fail(err)
+		}
 	}
 	cmd := exec.Command(path, agentArgs...)
 	cmd.Stdin = bytes.NewReader(line)

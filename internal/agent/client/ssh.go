@@ -68,9 +68,10 @@ type SSH struct {
 	// Port and IdentityFile are ssh's -p and -i. 0 and empty: what ssh takes.
 	Port         int
 	IdentityFile string
-	// Hvdrun is the program on the hosts. Empty: the very program of this process, which is brought
-	// where it is missing.
+	// Hvdrun is the program on the hosts. Empty: Program is brought where it is missing.
 	Hvdrun string
+	// Program is a path on this machine. Empty: the very program of this process.
+	Program string
 	// Audit is called with a record when the program has been brought to a host, or could not be.
 	// It must not block. Nil: not called.
 	Audit func(audit.Record)
@@ -106,7 +107,7 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 		}
 		return parseReady(host, answer)
 	}
-	own, err := s.own.get()
+	own, err := s.own.get(s.Program)
 	if err != nil {
 		return Ready{}, &HostError{host, stageCopy, err}
 	}

@@ -1,0 +1,150 @@
+// Package agents starts the workers of a job through an agent on each of its hosts. Agents keep the
+// workers of a driver that dies for the driver that resumes the job, and lead to other machines.
+// hvdrun starts the workers of its jobs in this way.
+package agents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// Config says how agents are started, and how long they and the driver wait for each other.
+type Config struct {
+	// RunID and Authority are those of the driver's Config. Both are needed.
+	RunID     string
+	Authority driver.Authority
+	// Hvdrun is the path of the program hvdrun on this machine, which is run as the agent, and
+	// brought to hosts where it is missing. Empty: the one in PATH.
+	Hvdrun string
+	// SSH is the command that reaches other machines, with its first arguments. Empty: ssh.
+	// SSHPort and SSHIdentityFile are its -p and -i; 0 and empty: what it takes.
+	SSH             []string
+	SSHPort         int
+	SSHIdentityFile string
+
+	// Record is the path of a file in which the agents that have been started are recorded, with no
+	// secret, in a folder that only this user may enter. New makes it where there is none;
+	// otherwise the agents in it are taken over, as Resume needs. Empty: there is no file, and
+	// workers end with their driver.
+	Record string
+	// Orphan is how long agents keep the workers of a driver that has died. 0: 10 s.
+	Orphan time.Duration
+	// Log takes messages about the agents. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+// Launcher is a launch.Launcher, and also a launch.Widener, a launch.Prober and a launch.Keeper. It
+// serves one driver.
+type Launcher struct {
+	agents *client.Agents
+	record client.KnownFile // its Journal is nil where there is no file
+}
+
+var (
+	_ launch.Widener = (*Launcher)(nil)
+	_ launch.Prober  = (*Launcher)(nil)
+	_ launch.Keeper  = (*Launcher)(nil)
+)
+
+// New returns the launcher of a driver. It starts nothing yet. Close must be called when the driver
+// has returned.
+func New(cfg Config) (*Launcher, error) {
+	if cfg.RunID == "" || cfg.Authority == nil {
+		return nil, errors.New("agents: the run id and the authority of the job are needed")
+	}
+	text, err := cfg.Authority.Encode()
+	if err != nil {
+		return nil, fmt.Errorf("agents: %w", err)
+	}
+	authority, err := identity.DecodeAuthority(text)
+	if err != nil {
+		return nil, fmt.Errorf("agents: %w", err)
+	}
+	if cfg.Hvdrun == "" {
+		if cfg.Hvdrun, err = exec.LookPath("hvdrun"); err != nil {
+			return nil, fmt.Errorf("agents: Config.Hvdrun is empty, and %w", err)
+		}
+	}
+	if cfg.Log == nil {
+		cfg.Log = logrus.StandardLogger()
+	}
+	l := &Launcher{}
+	c := client.Config{
+		Authority: authority,
+		Starter: client.Hosts{
+			Local:  client.Exec{Hvdrun: cfg.Hvdrun},
+			Remote: &client.SSH{Command: cfg.SSH, Port: cfg.SSHPort, IdentityFile: cfg.SSHIdentityFile, Program: cfg.Hvdrun},
+		},
+		Hello: client.Hello{LogLevel: logrus.InfoLevel.String()},
+		Log:   cfg.Log,
+	}
+	if cfg.Record != "" {
+		if c.Known, err = l.open(cfg.Record, cfg.RunID); err != nil {
+			return nil, fmt.Errorf("agents: %w", err)
+		}
+		c.Keep, c.Begun, c.Orphan = true, l.record.Begun, cfg.Orphan
+	}
+	l.agents = client.New(c)
+	return l, nil
+}
+
+func (l *Launcher) open(path, runID string) (known []client.KnownAgent, err error) {
+	l.record, known, err = client.OpenKnown(path)
+	if errors.Is(err, os.ErrNotExist) {
+		l.record, err = client.CreateKnown(path, runID)
+	}
+	return known, err
+}
+
+// Close ends what the driver has left, and waits for it, for some seconds at most. All calls of Run
+// must have returned.
+func (l *Launcher) Close() error {
+	err := l.agents.Close()
+	if l.record.Journal != nil {
+		err = errors.Join(err, l.record.Close())
+	}
+	return err
+}
+
+// Kill kills all workers now. It does not block.
+func (l *Launcher) Kill() { l.agents.Kill() }
+
+// Run implements launch.Launcher.
+func (l *Launcher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	return l.agents.Run(ctx, s, started)
+}
+
+// ListenAddr implements launch.Router.
+func (l *Launcher) ListenAddr() string { return l.agents.ListenAddr() }
+
+// Listening implements launch.Router.
+func (l *Launcher) Listening(port int) { l.agents.Listening(port) }
+
+// HostAddr implements launch.Router.
+func (l *Launcher) HostAddr(host string) (string, error) { return l.agents.HostAddr(host) }
+
+// Widen implements launch.Widener.
+func (l *Launcher) Widen(open func() (port int, err error)) { l.agents.Widen(open) }
+
+// Probe implements launch.Prober.
+func (l *Launcher) Probe(ctx context.Context, host, incarnation string, goroutines bool) (stacks.Worker, error) {
+	return l.agents.Probe(ctx, host, incarnation, goroutines)
+}
+
+// Adopt implements launch.Keeper.
+func (l *Launcher) Adopt(incarnations []string, term uint64) { l.agents.Adopt(incarnations, term) }
+
+// Settle implements launch.Keeper.
+func (l *Launcher) Settle(incarnation string) { l.agents.Settle(incarnation) }

@@ -1,0 +1,46 @@
+package driver
+
+import (
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// Authority issues the credentials of all parties of a job: who has it can pose as any of them.
+// NewAuthority makes one.
+type Authority interface {
+	// Encode returns it as one line of text, for DecodeAuthority: text for a file that only its
+	// owner may read.
+	Encode() (string, error)
+}
+
+// NewAuthority returns a new authority for the job with the run id.
+func NewAuthority(runID string) (Authority, error) {
+	a, err := identity.NewAuthority(runID)
+	if err != nil {
+		return nil, fmt.Errorf("driver: %w", err)
+	}
+	return a, nil
+}
+
+// DecodeAuthority returns the authority whose Encode has returned the text. Errors reveal nothing
+// about the text.
+func DecodeAuthority(text string) (Authority, error) {
+	a, err := identity.DecodeAuthority(text)
+	if err != nil {
+		return nil, fmt.Errorf("driver: %w", err)
+	}
+	return a, nil
+}
+
+// authority returns what an Authority is.
+func authority(a Authority) (*identity.Authority, error) {
+	if a, is := a.(*identity.Authority); is {
+		return a, nil
+	}
+	text, err := a.Encode()
+	if err != nil {
+		return nil, err
+	}
+	return identity.DecodeAuthority(text)
+}

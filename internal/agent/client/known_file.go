@@ -1,0 +1,41 @@
+package client
+
+import (
+	"encoding/json"
+	"errors"
+
+	"github.com/hvdrun/hvdrun/internal/journal"
+)
+
+// KnownFile is the file in which a driver records the job agents that it has started, for the
+// driver after it. It must be in a folder that only the job's user may enter.
+type KnownFile struct{ *journal.Journal }
+
+// CreateKnown makes the file of a job that begins. It must not exist.
+func CreateKnown(path, runID string) (KnownFile, error) {
+	j, err := journal.Create(path, runID)
+	return KnownFile{j}, err
+}
+
+// OpenKnown returns the file of a job that a driver takes over, and the agents in it.
+func OpenKnown(path string) (f KnownFile, known []KnownAgent, err error) {
+	f.Journal, _, err = journal.Open(path, func(b []byte) error {
+		var k KnownAgent
+		err := json.Unmarshal(b, &k)
+		known = append(known, k)
+		return err
+	})
+	return f, known, err
+}
+
+// Begun records an agent, on the disk when it returns. It is what Config.Begun needs.
+func (f KnownFile) Begun(k KnownAgent) error {
+	b, err := json.Marshal(k)
+	if err == nil {
+		err = errors.Join(f.Append(b), f.Sync())
+	}
+	if err != nil {
+		return errors.Join(err, f.Mend()) // the next may find room
+	}
+	return nil
+}
