@@ -45,15 +45,16 @@ func StartSSHD(t *testing.T, addr string, before ...string) *SSHD {
 			t.Logf("the ssh server at %s\n%s", addr, s.log())
 		}
 	})
-	if !follow.Await(t, func() bool {
+	ended := func() bool {
 		select {
 		case <-s.done:
 			return true
 		default:
-			return strings.Contains(s.log(), "Server listening")
+			return false
 		}
-	}) || s.cmd.ProcessState != nil {
-		t.Fatalf("e2e: sshd does not listen: %v", s.cmd.ProcessState)
+	}
+	if !follow.Await(t, func() bool { return ended() || strings.Contains(s.log(), "Server listening") }) || ended() {
+		t.Fatalf("e2e: sshd does not listen: %s", s.log())
 	}
 	return s
 }
