@@ -8,13 +8,23 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+)
+
+const (
+	// reachEvery is the pause between two tries to reach the scheduler.
+	reachEvery = 50 * time.Millisecond
+	tellAfter  = 2 * time.Second  // from when on failures to reach it again are told
+	tellEvery  = 10 * time.Second // and how often at most
 )
 
 // dialTimeout bounds a try to reach the scheduler: where a driver has just died, the host's agent
@@ -27,6 +37,87 @@ const directTimeout = time.Second
 
 // absentFor is how long the socket of a job may be missing that begins, or is being resumed.
 const absentFor = 2 * time.Second
+
+// session is one connection to the scheduler, after both have said hello.
+type session struct {
+	conn  net.Conn
+	link  *link.Link[*wire.ToTasks] // owns conn
+	r     *link.Reader
+	first *wire.FromTasks // the scheduler's first message, which welcomes
+}
+
+// greet connects once and says hello. The error is a refusedError where another try is in vain.
+func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), hello func(net.Conn) *wire.TasksHello) (*session, error) {
+	conn, err := dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("tasks: connecting to the scheduler: %w", err)
+	}
+	s := &session{
+		conn: conn, link: link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} }), r: link.NewReader(conn), first: &wire.FromTasks{},
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	err = s.greet(hello(conn))
+	if !stop() {
+		err = errors.Join(ctx.Err(), err)
+	}
+	if err != nil {
+		s.link.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// greet says hello. An agent that carries the connection bounds what it takes before the scheduler
+// has spoken, and a hello may be larger. So an empty message asks the scheduler to speak first.
+func (s *session) greet(hello *wire.TasksHello) error {
+	s.link.Say(func(*wire.ToTasks) {})
+	err := s.r.Read(s.first)
+	if err == nil && s.first.GetRefused() == "" {
+		if err = s.link.Send(hello, func(m *wire.ToTasks) { m.Hello = hello }); err == nil {
+			err = s.r.Read(s.first)
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("tasks: the scheduler does not answer: %w", err)
+	case s.first.GetRefused() != "":
+		return refusedError{s.first.GetRefused()}
+	case s.first.GetWelcome() == nil:
+		return errors.New("tasks: the scheduler's first message is no welcome")
+	}
+	return nil
+}
+
+// refusedError is the scheduler's answer that another try is in vain.
+type refusedError struct{ why string }
+
+func (e refusedError) Error() string {
+	return "tasks: refused: " + strings.TrimPrefix(e.why, "scheduler: ")
+}
+
+// regain calls hello until it has connected again, ctx ends, the scheduler refuses, or the patience
+// is over; 0: it has no end.
+func regain(ctx context.Context, patience time.Duration, log logrus.FieldLogger, hello func(context.Context) error) error {
+	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
+	for since := time.Now(); ; {
+		err := hello(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil {
+			failures.Warn(log, time.Now(), "tasks: the scheduler is not reached", err)
+		}
+		var refused refusedError
+		if errors.As(err, &refused) || patience > 0 && time.Since(since) > patience {
+			return err
+		}
+		select {
+		case <-time.After(reachEvery):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
 
 // reach calls hello until it has connected. The scheduler is out of reach while another hvdrun
 // resumes its job, so reach waits for it, for no longer than the patience. It does not wait for a

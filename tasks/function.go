@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -168,32 +167,6 @@ func (f *function) arg(i int) (reflect.Type, error) {
 		return f.more, nil
 	}
 	return nil, fmt.Errorf("tasks: %s takes %d arguments, not %d", f.name, len(f.in), i+1)
-}
-
-// panicError is the panic of a function.
-type panicError struct {
-	text  string
-	stack []byte
-}
-
-// Error has no stack, which people read in FunctionError.
-func (e *panicError) Error() string { return e.text }
-
-// run calls the function, and encodes its result, in parts. A panic is an error.
-func (f *function) run(ctx context.Context, args []reflect.Value) (value [][]byte, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = &panicError{fmt.Sprintf("panic: %v", p), debug.Stack()}
-		}
-	}()
-	out := f.call.Call(append([]reflect.Value{reflect.ValueOf(ctx)}, args...))
-	if e := out[len(out)-1]; !e.IsNil() {
-		return nil, e.Interface().(error)
-	}
-	if f.out == nil {
-		return [][]byte{{asNothing}}, nil
-	}
-	return encodeParts(out[0])
 }
 
 // options are those of a task.

@@ -51,7 +51,7 @@ func TestHelloOfManyTasks(t *testing.T) {
 	defer s.Close()
 	var handling sync.WaitGroup
 	defer handling.Wait()
-	w, err := newWorker(ServeConfig{Host: "a", Log: quiet(), root: t.TempDir(), run: "run", Dial: func(context.Context) (net.Conn, error) {
+	w, err := newServer(ServeConfig{Host: "a", Log: quiet(), root: t.TempDir(), run: "run", Dial: func(context.Context) (net.Conn, error) {
 		near, far := net.Pipe()
 		handling.Go(func() { _ = s.Handle(context.Background(), far, identity.Subject{Role: identity.Worker}) })
 		return &bounded{Conn: near}, nil
@@ -64,7 +64,7 @@ func TestHelloOfManyTasks(t *testing.T) {
 	for i := range uint64(10_000) {
 		w.held = append(w.held, &attempt{push: &wire.PushTask{Of: &wire.Attempt{Client: 1, N: i, Attempt: 1}}})
 	}
-	if _, _, err := w.hello(t.Context()); err != nil {
+	if _, err := w.hello(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.link.Close()

@@ -12,7 +12,7 @@ type lenderKey struct{}
 
 // lender is an attempt, for what its function calls.
 type lender struct {
-	w *worker
+	w *server
 	a *attempt
 }
 

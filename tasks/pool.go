@@ -7,12 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net"
 	"os"
 	"runtime"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -21,18 +18,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
-	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
-	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
 )
 
 const (
-	// reachEvery is the pause between two tries to reach the scheduler.
-	reachEvery = 50 * time.Millisecond
-	tellAfter  = 2 * time.Second  // from when on failures to reach the scheduler are told
-	tellEvery  = 10 * time.Second // and how often at most
 	// defaultPatience is how long a client waits for a scheduler that is out of reach.
 	defaultPatience = time.Minute
 )
@@ -40,9 +31,6 @@ const (
 // releaseWithin is how long the scheduler may keep the result of a task that the client has: it is
 // told so with what the client says next, without a message of its own.
 const releaseWithin = 5 * time.Millisecond
-
-// mostUnaccepted is how many tasks that are over a client remembers, beyond what it needs.
-const mostUnaccepted = 1000
 
 // ConnectConfig says how the scheduler is reached. The zero value is for a worker of a job, and for
 // a program that hvdrun tasks run has started.
@@ -71,30 +59,76 @@ type Pool struct {
 	wg      sync.WaitGroup
 
 	mu     sync.Mutex
-	link   *link.Link[*wire.ToTasks] // nil: there is no connection
-	groups []*wire.TaskGroup
-	index  map[string]uint32   // of groups
 	tasks  map[uint64]*pending // not over
-	kept   map[uint64]bool     // over, and their results are stored
-	puts   map[blob.ID]*holding
-	spare  *transfer.Client // a connection for values; nil: none is kept
 	last   uint64
-	// unaccepted are tasks that the scheduler has not written down, in their order, those that are
-	// over too. Those before them are not repeated.
-	unaccepted []*wire.SubmitTask
-	connects   int             // hellos so far
-	remaking   map[uint64]bool // over, and repeated at the last of them for the sake of their results
-	window     int
-	// mostBytes is how many bytes of tasks that are not over the scheduler takes; 0: any number.
-	// bytes is how many they have, and short how many that may have least for which Submit waits.
-	mostBytes, bytes, short int64
+	failed error // nothing comes of it any more
+	outlet
+	kinds
+	admission
+	unwritten
+	holdings
+	inquiries
+}
 
-	room   chan struct{}   // closed when there may be room in the window again
-	asked  []chan<- []byte // for the status
-	wonder []question      // that have no answer
-	failed error           // nothing comes of it any more
-	soon   *time.Timer     // sends what was put for the scheduler
-	due    bool            // soon will fire
+// outlet is where a client says what it has to say.
+type outlet struct {
+	log  logrus.FieldLogger
+	link *link.Link[*wire.ToTasks] // nil: there is no connection
+	soon *time.Timer               // pushes what was put
+	due  bool                      // soon will fire
+}
+
+// send sends where there is a connection; the next one repeats what counts.
+func (o *outlet) send(part proto.Message, add func(*wire.ToTasks)) {
+	if o.include(part, add); o.link != nil {
+		o.link.Push()
+	}
+}
+
+// include is send of what may wait for what is sent next. It is within its bounds.
+func (o *outlet) include(part proto.Message, add func(*wire.ToTasks)) {
+	if o.link == nil {
+		return
+	}
+	if err := o.link.Put(part, add); err != nil {
+		o.log.WithError(err).Error("tasks: the scheduler cannot be told")
+	}
+}
+
+// later has what was included be sent soon.
+func (o *outlet) later() {
+	if !o.due {
+		o.due = true
+		o.soon.Reset(releaseWithin)
+	}
+}
+
+// kinds are the groups of tasks that a client has submitted, which the scheduler knows by their
+// numbers.
+type kinds struct {
+	groups []*wire.TaskGroup
+	index  map[string]uint32
+}
+
+// number returns the number of a kind of tasks, and the group where it is new.
+func (k *kinds) number(f *function, d queue.Demand) (n uint32, new *wire.TaskGroup, err error) {
+	key := f.name + " " + d.String()
+	n, ok := k.index[key]
+	switch {
+	case ok:
+		return n, nil, nil
+	case len(k.groups) >= link.MaxFunctions:
+		return 0, nil, fmt.Errorf("tasks: %s: the pool has submitted %d kinds of tasks, which differ in their functions or their needs; there may be no more",
+			f.name, len(k.groups))
+	}
+	new = &wire.TaskGroup{Function: f.wire()}
+	for _, a := range d {
+		new.Demand = append(new.Demand, &wire.Amount{Name: a.Name, Milli: a.Milli})
+	}
+	n = uint32(len(k.groups))
+	k.groups = append(k.groups, new)
+	k.index[key] = n
+	return n, new, nil
 }
 
 // pending is a task as its client knows it.
@@ -132,15 +166,14 @@ func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 		cfg.Dial = dial
 	}
 	p := &Pool{
-		cfg: cfg, session: newSession(), index: map[string]uint32{}, tasks: map[uint64]*pending{}, room: make(chan struct{}),
-		kept: map[uint64]bool{}, puts: map[blob.ID]*holding{},
+		cfg: cfg, session: newSession(), tasks: map[uint64]*pending{}, outlet: outlet{log: cfg.Log}, kinds: kinds{index: map[string]uint32{}},
+		admission: admission{room: make(chan struct{})}, unwritten: unwritten{kept: map[uint64]bool{}}, holdings: holdings{puts: map[blob.ID]*holding{}},
 	}
 	p.soon = time.AfterFunc(time.Hour, p.pushSoon)
 	p.soon.Stop()
-	var conn net.Conn
-	var r *link.Reader
+	var first *session
 	err := reach(ctx, cfg.Patience, cfg.Log, func(ctx context.Context) (err error) {
-		conn, r, err = p.hello(ctx)
+		first, err = p.hello(ctx)
 		return err
 	})
 	if err != nil {
@@ -148,7 +181,7 @@ func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.cancel = cancel
-	p.wg.Go(func() { p.run(life, conn, r) })
+	p.wg.Go(func() { p.run(life, first) })
 	return p, nil
 }
 
@@ -159,79 +192,44 @@ func newSession() uint64 {
 }
 
 // hello connects once, and says all that the scheduler may not have heard.
-func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
-	conn, err := p.cfg.Dial(ctx)
-	if err != nil {
-		return nil, nil, fmt.Errorf("tasks: connecting to the scheduler: %w", err)
-	}
-	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
-	host, _ := os.Hostname()
-	l.Say(func(m *wire.ToTasks) {
-		m.Hello = &wire.TasksHello{Session: p.session, Host: queue.Cut(host, 200), Pid: uint32(os.Getpid())}
+func (p *Pool) hello(ctx context.Context) (*session, error) {
+	s, err := greet(ctx, p.cfg.Dial, func(net.Conn) *wire.TasksHello {
+		host, _ := os.Hostname()
+		return &wire.TasksHello{Session: p.session, Host: queue.Cut(host, 200), Pid: uint32(os.Getpid())}
 	})
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	r := link.NewReader(conn)
-	first, err := readWelcome(r)
-	if !stop() {
-		err = errors.Join(ctx.Err(), err)
-	}
 	if err != nil {
-		l.Close()
-		return nil, nil, err
+		return nil, err
 	}
 	p.mu.Lock()
-	var forgotten []func()
-	defer func() {
-		p.mu.Unlock()
-		for _, f := range forgotten {
-			f()
-		}
-	}()
-	p.link = l
-	p.accept(first.GetAccepted())
-	p.mostBytes = 0
-	p.mayHave(first.GetWindowBytes())
-	welcome := first.GetWelcome()
-	p.window = int(welcome.GetWindow())
-	if p.cfg.Window > 0 {
-		p.window = min(p.window, p.cfg.Window)
+	after := p.welcomed(s)
+	p.mu.Unlock()
+	for _, f := range after {
+		f()
 	}
+	return s, nil
+}
+
+// welcomed goes on over a new connection, and returns what is to be called; the lock is held.
+func (p *Pool) welcomed(s *session) (after []func()) {
+	p.link = s.link
+	p.accept(s.first.GetAccepted())
+	p.newLimits(int(s.first.GetWelcome().GetWindow()), p.cfg.Window)
+	p.mayHave(s.first.GetWindowBytes())
 	p.introduce()
-	if !welcome.GetKnown() {
+	if !s.first.GetWelcome().GetKnown() {
 		for _, t := range p.tasks {
 			if t.submit == nil {
-				forgotten = append(forgotten, p.end(t, nil, fmt.Errorf("%w: %s", ErrForgotten, t.fn.name))...)
+				after = append(after, p.end(t, nil, fmt.Errorf("%w: %s", ErrForgotten, t.fn.name))...)
 			}
 		}
 	}
-	ends := p.ends()
-	p.unaccepted = p.repeated(ends)
-	p.connects++
-	p.remaking = map[uint64]bool{}
-	for _, t := range p.unaccepted {
-		end := ends[t.GetN()]
-		delete(ends, t.GetN())
-		if p.tasks[t.GetN()] == nil && end == nil {
-			p.remaking[t.GetN()] = true
-		}
-		part := &wire.ToTasks{Submits: []*wire.SubmitTask{t}} // in one message, since it may need what is unknown
-		if end != nil {
-			part.Ends = []*wire.TaskTold{{N: t.GetN(), Result: end}}
-		}
-		p.send(part, func(m *wire.ToTasks) {
-			m.Submits, m.Ends = append(m.Submits, part.GetSubmits()...), append(m.Ends, part.GetEnds()...)
-		})
-	}
-	for n, end := range ends {
-		told := &wire.TaskTold{N: n, Result: end}
-		p.send(told, func(m *wire.ToTasks) { m.Ends = append(m.Ends, told) })
-	}
+	p.repeat()
 	for _, t := range p.tasks {
 		if t.cancelled {
 			p.send(nil, t.cancel)
 		}
 	}
-	return conn, r, nil
+	return after
 }
 
 // introduce says over a new connection what tasks refer to, and asks again what people have asked;
@@ -253,69 +251,11 @@ func (p *Pool) introduce() {
 	p.link.Push()
 }
 
-// ends returns what has become of tasks that are arguments of those which are not over. The
-// scheduler may have taken the place of one that told it and did not write it down. Stored results
-// are left out: another scheduler may have to make them again. The lock is held.
-func (p *Pool) ends() map[uint64]*wire.TaskResult {
-	all := map[uint64]*wire.TaskResult{}
-	for _, t := range p.tasks {
-		for _, need := range t.needs {
-			if n, ok := need.(*pending); ok && n.result != nil && n.result.GetSize() == 0 {
-				all[n.n] = n.result
-			}
-		}
-	}
-	return all
-}
-
-// repeated returns those of the tasks which the scheduler has not written down that another
-// scheduler must know: they are not over, or their result is stored and kept, or is an argument of
-// such a task. What those need whose ends are told is not repeated. The lock is held.
-func (p *Pool) repeated(ends map[uint64]*wire.TaskResult) (all []*wire.SubmitTask) {
-	needed := make(map[uint64]bool)
-	for _, t := range slices.Backward(p.unaccepted) {
-		if p.tasks[t.GetN()] == nil && !p.kept[t.GetN()] && !needed[t.GetN()] {
-			continue
-		}
-		all = append(all, t)
-		if ends[t.GetN()] != nil {
-			continue
-		}
-		for _, n := range t.GetOptions().GetNeeds() {
-			needed[n] = true
-		}
-	}
-	slices.Reverse(all)
-	return all
-}
-
-// refusedError is the scheduler's answer that another try is in vain.
-type refusedError struct{ why string }
-
-func (e refusedError) Error() string {
-	return "tasks: refused: " + strings.TrimPrefix(e.why, "scheduler: ")
-}
-
-// readWelcome reads the scheduler's first message.
-func readWelcome(r *link.Reader) (*wire.FromTasks, error) {
-	m := &wire.FromTasks{}
-	if err := r.Read(m); err != nil {
-		return nil, fmt.Errorf("tasks: the scheduler does not answer: %w", err)
-	}
-	if m.GetRefused() != "" {
-		return nil, refusedError{m.GetRefused()}
-	}
-	if m.GetWelcome() == nil {
-		return nil, errors.New("tasks: the scheduler's first message is no welcome")
-	}
-	return m, nil
-}
-
 // run reads what the scheduler says until ctx ends, over as many connections as it takes.
-func (p *Pool) run(ctx context.Context, conn net.Conn, r *link.Reader) {
+func (p *Pool) run(ctx context.Context, s *session) {
 	for {
-		stop := context.AfterFunc(ctx, func() { conn.Close() })
-		err := p.listen(r)
+		stop := context.AfterFunc(ctx, func() { s.conn.Close() })
+		err := p.listen(s.r)
 		stop()
 		p.mu.Lock()
 		l, closed := p.link, p.failed != nil
@@ -327,25 +267,18 @@ func (p *Pool) run(ctx context.Context, conn net.Conn, r *link.Reader) {
 		}
 		l.Close()
 		p.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
-		failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
-		for since := time.Now(); ; {
-			if conn, r, err = p.hello(ctx); err == nil {
-				break
-			}
-			if ctx.Err() == nil {
-				failures.Warn(p.cfg.Log, time.Now(), "tasks: the scheduler is not reached", err)
-			}
-			var refused refusedError
-			if errors.As(err, &refused) || time.Since(since) > p.cfg.Patience {
-				p.fail(err)
-				return
-			}
-			select {
-			case <-time.After(reachEvery):
-			case <-ctx.Done():
-				p.fail(ErrClosed)
-				return
-			}
+		err = regain(ctx, p.cfg.Patience, p.cfg.Log, func(ctx context.Context) (err error) {
+			s, err = p.hello(ctx)
+			return err
+		})
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			p.fail(ErrClosed)
+			return
+		default:
+			p.fail(err)
+			return
 		}
 	}
 }
@@ -395,10 +328,7 @@ func (p *Pool) release(all []uint64) {
 		return
 	}
 	p.include(&wire.ToTasks{Releases: all}, func(m *wire.ToTasks) { m.Releases = append(m.Releases, all...) })
-	if !p.due {
-		p.due = true
-		p.soon.Reset(releaseWithin)
-	}
+	p.later()
 }
 
 // pushSoon sends what was put.
@@ -410,18 +340,6 @@ func (p *Pool) pushSoon() {
 	if l != nil {
 		l.Push()
 	}
-}
-
-// accept notes that tasks up to a number are written down; the lock is held.
-func (p *Pool) accept(n uint64) {
-	i := 0
-	for ; i < len(p.unaccepted) && p.unaccepted[i].GetN() <= n; i++ {
-		if t := p.tasks[p.unaccepted[i].GetN()]; t != nil {
-			t.submit = nil
-		}
-		p.unaccepted[i] = nil
-	}
-	p.unaccepted = p.unaccepted[i:]
 }
 
 // keep has the scheduler keep the stored result of a task until nothing has its Future any more;
@@ -447,30 +365,10 @@ func (p *Pool) end(t *pending, r *wire.TaskResult, err error) []func() {
 	if t.over != nil {
 		close(t.over)
 	}
-	p.bytes -= t.cost
-	if len(p.tasks) == p.window-1 || p.short > 0 && p.hasRoom(p.short) {
-		p.again()
-	}
+	p.free(len(p.tasks), t.cost)
 	after := t.after
 	t.after = nil
 	return after
-}
-
-// send sends where there is a connection; the next one repeats what counts. The lock is held.
-func (p *Pool) send(part proto.Message, add func(*wire.ToTasks)) {
-	if p.include(part, add); p.link != nil {
-		p.link.Push()
-	}
-}
-
-// include is send of what may wait for what is sent next. It is within its bounds.
-func (p *Pool) include(part proto.Message, add func(*wire.ToTasks)) {
-	if p.link == nil {
-		return
-	}
-	if err := p.link.Put(part, add); err != nil {
-		p.cfg.Log.WithError(err).Error("tasks: the scheduler cannot be told")
-	}
 }
 
 // fail ends all tasks.
@@ -483,31 +381,11 @@ func (p *Pool) fail(err error) {
 	for _, t := range p.tasks {
 		after = append(after, p.end(t, nil, err)...)
 	}
-	p.again()
+	p.retry()
 	p.mu.Unlock()
 	for _, f := range after {
 		f()
 	}
-}
-
-// mayHave notes how many bytes the scheduler takes; 0: what it said before. The lock is held.
-func (p *Pool) mayHave(bytes uint64) {
-	if bytes > 0 {
-		p.mostBytes = int64(min(bytes, math.MaxInt64))
-	}
-	if p.short > 0 && p.hasRoom(p.short) {
-		p.again()
-	}
-}
-
-// hasRoom returns whether the scheduler takes so many bytes more; the lock is held.
-func (p *Pool) hasRoom(more int64) bool { return p.mostBytes == 0 || p.bytes+more <= p.mostBytes }
-
-// again has those try again that wait for room; the lock is held.
-func (p *Pool) again() {
-	p.short = 0
-	close(p.room)
-	p.room = make(chan struct{})
 }
 
 // Err returns why nothing more can come of the pool: it was closed, or the scheduler was out of
@@ -525,8 +403,7 @@ func (p *Pool) Close() error {
 	if !closed {
 		p.send(nil, func(m *wire.ToTasks) { m.Left = true })
 	}
-	l, c := p.link, p.spare
-	p.spare = nil
+	l, c := p.link, p.takeSpare()
 	p.mu.Unlock()
 	p.fail(ErrClosed)
 	if c != nil {
@@ -575,24 +452,11 @@ func (p *Pool) group(f *function, o *options) (uint32, error) {
 		}
 		demand[queue.CPU] = queue.Unit
 	}
-	d := queue.MakeDemand(demand)
-	key := f.name + " " + d.String()
-	i, ok := p.index[key]
-	if !ok && len(p.groups) >= link.MaxFunctions {
-		return 0, fmt.Errorf("tasks: %s: the pool has submitted %d kinds of tasks, which differ in their functions or their needs; there may be no more",
-			f.name, len(p.groups))
-	}
-	if !ok {
-		g := &wire.TaskGroup{Function: f.wire()}
-		for _, a := range d {
-			g.Demand = append(g.Demand, &wire.Amount{Name: a.Name, Milli: a.Milli})
-		}
-		i = uint32(len(p.groups))
-		p.groups = append(p.groups, g)
-		p.index[key] = i
+	n, g, err := p.number(f, queue.MakeDemand(demand))
+	if g != nil {
 		p.send(g, func(m *wire.ToTasks) { m.Groups = append(m.Groups, g) })
 	}
-	return i, nil
+	return n, err
 }
 
 // submit sends a task, once there is room in the window.
@@ -628,39 +492,10 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 	}
 }
 
-// errNoRoom has Submit wait.
-var errNoRoom = errors.New("tasks: there is no room")
-
-// roomWarnedAfter is how long Submit waits for room in the scheduler's memory before its user is
-// told.
-const roomWarnedAfter = 5 * time.Second
-
-// waitFor waits for room.
-func (p *Pool) waitFor(ctx context.Context, room <-chan struct{}, f *function) error {
-	warn := time.NewTimer(roomWarnedAfter)
-	defer warn.Stop()
-	for {
-		select {
-		case <-room:
-			return nil
-		case <-warn.C:
-			p.mu.Lock()
-			bytes, most, short := p.bytes, p.mostBytes, p.short > 0
-			p.mu.Unlock()
-			if short {
-				p.cfg.Log.Warnf("tasks: Submit of %s waits: %d bytes of tasks of this program are not over, and the scheduler takes %d now "+
-					"(--tasks-memory); hvdrun tasks shows who has how many", f.name, bytes, most)
-			}
-		case <-ctx.Done():
-			return fmt.Errorf("%w for a task of %s: %w", ErrQueueFull, f.name, ctx.Err())
-		}
-	}
-}
-
 // add sends a task; the lock is held. The error is a *spillError where an argument must be stored
 // first, and errNoRoom where as many tasks are not over as may be.
 func (p *Pool) add(t *pending, o *options, in []input) error {
-	if len(p.tasks) >= p.window {
+	if p.full(len(p.tasks)) {
 		return errNoRoom
 	}
 	e, err := p.encodeInputs(t.fn, in)
@@ -685,22 +520,14 @@ func (p *Pool) add(t *pending, o *options, in []input) error {
 	if submit.Group, err = p.group(t.fn, o); err != nil {
 		return err
 	}
-	cost := int64(queue.TaskCost + proto.Size(submit))
-	if !p.hasRoom(cost) {
-		if p.short == 0 || cost < p.short {
-			p.short = cost
-		}
+	t.cost = int64(queue.TaskCost + proto.Size(submit))
+	if !p.take(t.cost) {
 		return errNoRoom
 	}
 	p.last++
-	p.bytes += cost
-	t.cost = cost
 	t.submit, t.n, t.needs, t.spills = submit, p.last, e.keep, e.spills
 	p.tasks[t.n] = t
-	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler writes nothing down
-		p.unaccepted = p.repeated(nil)
-	}
-	p.unaccepted = append(p.unaccepted, t.submit)
+	p.remember(t.submit)
 	p.send(t.submit, func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
 	return nil
 }

@@ -13,6 +13,12 @@ import (
 // Status is what the scheduler has: tasks by function, with why they wait, and workers.
 type Status = queue.Status
 
+// inquiries are what people have asked the scheduler, and have no answer to.
+type inquiries struct {
+	asked  []chan<- []byte // for the status
+	wonder []question
+}
+
 // Status asks the scheduler how it is doing.
 func (p *Pool) Status(ctx context.Context) (s Status, err error) {
 	answer := make(chan []byte, 1)

@@ -14,6 +14,19 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
 )
 
+// holdings are the stored values of a client.
+type holdings struct {
+	puts  map[blob.ID]*holding // that it needs
+	spare *transfer.Client     // a connection for values; nil: none is kept
+}
+
+// takeSpare returns the connection that is kept, which is so no more; nil: there is none.
+func (h *holdings) takeSpare() *transfer.Client {
+	c := h.spare
+	h.spare = nil
+	return c
+}
+
 // dialValues returns a connection that carries values to and from the scheduler.
 func dialValues(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	conn, err := dial(ctx)
@@ -77,8 +90,9 @@ func (p *Pool) settled(missed *int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := *missed
-	*missed = p.connects
-	return p.link != nil && len(p.remaking) == 0 && before == p.connects
+	connect, all := p.current()
+	*missed = connect
+	return p.link != nil && all && before == connect
 }
 
 // storeError is the error of what a store has refused.
@@ -92,8 +106,7 @@ func storeError(text string) error {
 // values returns a connection that carries values: the one that was kept, or a new one.
 func (p *Pool) values(ctx context.Context) (*transfer.Client, error) {
 	p.mu.Lock()
-	c := p.spare
-	p.spare = nil
+	c := p.takeSpare()
 	p.mu.Unlock()
 	if c != nil {
 		return c, nil

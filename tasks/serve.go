@@ -10,6 +10,7 @@ import (
 	"os"
 	"reflect"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +21,6 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
@@ -79,16 +79,15 @@ const (
 // be reached at first for a minute, or refuses it. The causes ErrVanished and ErrReturned of ctx's
 // end have it return at once.
 func Serve(ctx context.Context, cfg ServeConfig) error {
-	w, err := newWorker(cfg)
+	w, err := newServer(cfg)
 	if err != nil {
 		return err
 	}
 	w.shelf = openShelf(ctx, &w.cfg)
 	defer w.shelf.close()
-	var conn net.Conn
-	var r *link.Reader
+	var first *session
 	err = reach(ctx, defaultPatience, w.cfg.Log, func(ctx context.Context) (err error) {
-		conn, r, err = w.hello(ctx)
+		first, err = w.hello(ctx)
 		return err
 	})
 	switch {
@@ -100,30 +99,112 @@ func Serve(ctx context.Context, cfg ServeConfig) error {
 	case err != nil:
 		return err
 	}
-	return w.serve(ctx, conn, r)
+	return w.serve(ctx, first)
 }
 
-// worker runs tasks.
-type worker struct {
+// server runs tasks: it is the worker of package queue, in its process.
+type server struct {
 	cfg     ServeConfig
 	session uint64
 	rank    int
-	offers  map[string]int64
 	shelf   *shelf
 
 	mu      sync.Mutex
 	link    *link.Link[*wire.ToTasks]
 	groups  map[uint32]*offered // of which there is a lease
-	held    []*attempt          // in the order in which they came
-	queued  []*attempt          // of those, the ones that have not begun
-	free    map[string]int64
-	results []*wire.ResultFor // of tasks that have not come yet
-	unheard []*wire.TaskDone  // of ended attempts
-	heard   uint64            // of all ended attempts, the scheduler has so many
-	leaving bool
-	silent  bool          // what ends is not told any more
-	idle    chan struct{} // closed when nothing is held; made while leaving
 	running sync.WaitGroup
+	resources
+	inbox
+	reports
+	departure
+}
+
+// resources are what the worker offers, and what of it no task has.
+type resources struct{ offers, free map[string]int64 }
+
+// fits returns whether a demand is free.
+func (r *resources) fits(d queue.Demand) bool {
+	for _, a := range d {
+		if r.free[a.Name] < a.Milli {
+			return false
+		}
+	}
+	return true
+}
+
+// take takes what an attempt needs of some resources, or with -1 gives it back.
+func (r *resources) take(a *attempt, n int64, of func(resource string) bool) {
+	if a.of == nil {
+		return
+	}
+	for _, d := range a.of.demand {
+		if of(d.Name) {
+			r.free[d.Name] -= n * d.Milli
+		}
+	}
+}
+
+// inbox is the tasks that were sent here.
+type inbox struct {
+	held    []*attempt        // in the order in which they came
+	queued  []*attempt        // of those, the ones that have not begun
+	results []*wire.ResultFor // arguments of tasks that have not come yet
+}
+
+// add adds a task that has come.
+func (b *inbox) add(push *wire.PushTask, of *offered) {
+	if len(b.results) > 0 {
+		b.claim(push)
+	}
+	a := &attempt{push: push, of: of}
+	b.held = append(b.held, a)
+	b.queued = append(b.queued, a)
+}
+
+// claim gives a task the results that were sent before it.
+func (b *inbox) claim(push *wire.PushTask) {
+	b.results = slices.DeleteFunc(b.results, func(r *wire.ResultFor) bool {
+		is := same(r.GetOf(), push.GetOf())
+		if is {
+			push.Results = append(push.Results, r.GetResult())
+		}
+		return is
+	})
+}
+
+// drop forgets a task that has not begun.
+func (b *inbox) drop(a *attempt) {
+	is := func(o *attempt) bool { return a == o }
+	b.queued = slices.DeleteFunc(b.queued, is)
+	b.held = slices.DeleteFunc(b.held, is)
+}
+
+// reports are the ends of attempts of which the scheduler has not said that it has them.
+type reports struct {
+	unheard []*wire.TaskDone
+	heard   uint64 // of all ends, the scheduler has so many
+}
+
+// acknowledge forgets the ends that the scheduler has, and returns them.
+func (r *reports) acknowledge(heard uint64) (gone map[*wire.Attempt]bool) {
+	if heard <= r.heard || heard-r.heard > uint64(len(r.unheard)) {
+		return nil
+	}
+	n := heard - r.heard
+	gone = make(map[*wire.Attempt]bool, n)
+	for _, d := range r.unheard[:n] {
+		gone[d.GetOf()] = true
+	}
+	r.unheard = slices.Delete(r.unheard, 0, int(n))
+	r.heard = heard
+	return gone
+}
+
+// departure is how far the worker has left.
+type departure struct {
+	leaving bool
+	silent  bool          // what ends is not told any more, and nothing begins
+	idle    chan struct{} // closed when nothing is held; made while leaving
 }
 
 // offered is a group of tasks that the scheduler may send.
@@ -142,7 +223,7 @@ type attempt struct {
 	waits   int                // calls in which its function waits for tasks; then it has lent its processors
 }
 
-func newWorker(cfg ServeConfig) (*worker, error) {
+func newServer(cfg ServeConfig) (*server, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
@@ -169,7 +250,7 @@ func newWorker(cfg ServeConfig) (*worker, error) {
 			return nil, fmt.Errorf("tasks: the name %.20q… of the worker, its host or a resource has %d bytes, or is not UTF-8; at most %d", name, len(name), link.MaxName)
 		}
 	}
-	w := &worker{cfg: cfg, session: newSession(), rank: rank, offers: map[string]int64{}, groups: map[uint32]*offered{}}
+	w := &server{cfg: cfg, session: newSession(), rank: rank, resources: resources{offers: map[string]int64{}}, groups: map[uint32]*offered{}}
 	for name, n := range cfg.Offers {
 		w.offers[name] = int64(n*queue.Unit + 0.5)
 	}
@@ -180,13 +261,17 @@ func newWorker(cfg ServeConfig) (*worker, error) {
 	return w, nil
 }
 
-// hello connects once, and says what the worker has.
-func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
-	conn, err := w.cfg.Dial(ctx)
-	if err != nil {
-		return nil, nil, fmt.Errorf("tasks: connecting to the scheduler: %w", err)
+// hello connects once, and goes on over the new connection.
+func (w *server) hello(ctx context.Context) (*session, error) {
+	s, err := greet(ctx, w.cfg.Dial, w.introduce)
+	if err == nil {
+		w.welcomed(s.link, s.first)
 	}
-	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
+	return s, err
+}
+
+// introduce returns what the worker has.
+func (w *server) introduce(conn net.Conn) *wire.TasksHello {
 	h := &wire.TasksHello{
 		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
 		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside, Confirms: true, SaysEnded: true,
@@ -196,39 +281,15 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		h.Offers = append(h.Offers, &wire.Amount{Name: name, Milli: w.offers[name]})
 	}
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, a := range w.held {
 		h.Held = append(h.Held, a.push.GetOf())
 	}
-	w.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	r := link.NewReader(conn)
-	var m wire.FromTasks
-	// An agent that carries the connection bounds what it takes before the scheduler has spoken,
-	// and a hello may be larger. So an empty message asks the scheduler to speak first.
-	l.Say(func(*wire.ToTasks) {})
-	if err = r.Read(&m); err == nil && m.GetRefused() == "" {
-		if err = l.Send(h, func(m *wire.ToTasks) { m.Hello = h }); err == nil {
-			err = r.Read(&m)
-		}
-	}
-	if !stop() {
-		err = errors.Join(ctx.Err(), err)
-	}
-	if err == nil && m.GetRefused() != "" {
-		err = refusedError{m.GetRefused()}
-	} else if err == nil && m.GetWelcome() == nil {
-		err = errors.New("tasks: the scheduler's first message is no welcome")
-	}
-	if err != nil {
-		l.Close()
-		return nil, nil, err
-	}
-	w.welcomed(l, &m)
-	return conn, r, nil
+	return h
 }
 
 // offered are the functions that the worker has.
-func (w *worker) offered() (all []*wire.TaskFunction) {
+func (w *server) offered() (all []*wire.TaskFunction) {
 	for _, f := range w.cfg.Families {
 		all = append(all, f.fn.wire())
 	}
@@ -244,7 +305,7 @@ func (w *worker) offered() (all []*wire.TaskFunction) {
 }
 
 // find returns the function with a name, or nil.
-func (w *worker) find(name string) *function {
+func (w *server) find(name string) *function {
 	if w.cfg.Families == nil {
 		functions.Lock()
 		defer functions.Unlock()
@@ -259,7 +320,7 @@ func (w *worker) find(name string) *function {
 }
 
 // welcomed goes on over a new connection: what the scheduler has not heard is said again.
-func (w *worker) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
+func (w *server) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
 	w.mu.Lock()
 	if w.silent {
 		left := w.leaving // in order
@@ -292,25 +353,17 @@ func (w *worker) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
 	w.hear(m)
 }
 
-// acknowledge forgets the ends of attempts that the scheduler has; the lock is held.
-func (w *worker) acknowledge(heard uint64) {
-	if heard <= w.heard || heard-w.heard > uint64(len(w.unheard)) {
-		return
+// acknowledge forgets the attempts whose ends the scheduler has; the lock is held.
+func (w *server) acknowledge(heard uint64) {
+	if gone := w.reports.acknowledge(heard); gone != nil {
+		w.held = slices.DeleteFunc(w.held, func(a *attempt) bool { return gone[a.push.GetOf()] })
+		w.noteIdle()
 	}
-	n := heard - w.heard
-	gone := make(map[*wire.Attempt]bool, n)
-	for _, d := range w.unheard[:n] {
-		gone[d.GetOf()] = true
-	}
-	w.held = slices.DeleteFunc(w.held, func(a *attempt) bool { return gone[a.push.GetOf()] })
-	w.unheard = slices.Delete(w.unheard, 0, int(n))
-	w.heard = heard
-	w.noteIdle()
 }
 
 // noteIdle tells serve when a worker that leaves has nothing left that anybody wants; the lock is
 // held.
-func (w *worker) noteIdle() {
+func (w *server) noteIdle() {
 	wanted := func(a *attempt) bool { return a.ended || !a.stopped }
 	if w.leaving && w.idle != nil && !slices.ContainsFunc(w.held, wanted) {
 		close(w.idle)
@@ -319,12 +372,12 @@ func (w *worker) noteIdle() {
 }
 
 // serve handles what the scheduler says until ctx ends, over as many connections as it takes.
-func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error {
+func (w *server) serve(ctx context.Context, first *session) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	failed := make(chan error, 1)
 	var reading sync.WaitGroup
-	reading.Go(func() { failed <- w.read(life, conn, r) })
+	reading.Go(func() { failed <- w.read(life, first) })
 	defer reading.Wait()
 	defer end()
 	alive := time.NewTicker(aliveEvery)
@@ -362,7 +415,7 @@ func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error
 }
 
 // leave gives back what has not begun, and waits for the rest.
-func (w *worker) leave(grace time.Duration) {
+func (w *server) leave(grace time.Duration) {
 	idle := make(chan struct{})
 	w.mu.Lock()
 	w.leaving, w.idle = true, idle
@@ -392,7 +445,7 @@ func (w *worker) leave(grace time.Duration) {
 }
 
 // vanish ends without a word, as a process does that is killed.
-func (w *worker) vanish(end func()) {
+func (w *server) vanish(end func()) {
 	w.mu.Lock()
 	l := w.link
 	w.link, w.silent = nil, true
@@ -406,7 +459,7 @@ func (w *worker) vanish(end func()) {
 
 // await waits for the functions, whose contexts have ended; not for long for those that do not heed
 // theirs, so that the process can end.
-func (w *worker) await() {
+func (w *server) await() {
 	ended := make(chan struct{})
 	go func() {
 		w.running.Wait()
@@ -421,7 +474,7 @@ func (w *worker) await() {
 	}
 }
 
-func (w *worker) stopAll() {
+func (w *server) stopAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, a := range w.held {
@@ -432,7 +485,7 @@ func (w *worker) stopAll() {
 }
 
 // say says some numbers.
-func (w *worker) say(add func(*wire.ToTasks)) {
+func (w *server) say(add func(*wire.ToTasks)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.link != nil {
@@ -441,7 +494,7 @@ func (w *worker) say(add func(*wire.ToTasks)) {
 }
 
 // put has something said with what is said next; the lock is held. It is within its bounds.
-func (w *worker) put(part proto.Message, add func(*wire.ToTasks)) {
+func (w *server) put(part proto.Message, add func(*wire.ToTasks)) {
 	if w.link == nil {
 		return
 	}
@@ -451,9 +504,9 @@ func (w *worker) put(part proto.Message, add func(*wire.ToTasks)) {
 }
 
 // read reads what the scheduler says until ctx ends.
-func (w *worker) read(ctx context.Context, conn net.Conn, r *link.Reader) error {
+func (w *server) read(ctx context.Context, s *session) error {
 	for {
-		err := w.listen(ctx, conn, r)
+		err := w.listen(ctx, s)
 		w.mu.Lock()
 		l, silent := w.link, w.silent
 		w.link = nil
@@ -467,35 +520,26 @@ func (w *worker) read(ctx context.Context, conn net.Conn, r *link.Reader) error 
 			return nil
 		}
 		w.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
-		failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
-		for {
-			if conn, r, err = w.hello(ctx); err == nil {
-				break
-			}
-			if ctx.Err() == nil {
-				failures.Warn(w.cfg.Log, time.Now(), "tasks: the scheduler is not reached", err)
-			}
-			var refused refusedError
-			switch {
-			case ctx.Err() != nil:
-				return nil
-			case errors.As(err, &refused):
-				return err
-			}
-			select {
-			case <-time.After(reachEvery):
-			case <-ctx.Done():
-			}
+		err = regain(ctx, 0, w.cfg.Log, func(ctx context.Context) (err error) {
+			s, err = w.hello(ctx)
+			return err
+		})
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil
+		default:
+			return err
 		}
 	}
 }
 
-func (w *worker) listen(ctx context.Context, conn net.Conn, r *link.Reader) error {
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
+func (w *server) listen(ctx context.Context, s *session) error {
+	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
 	defer stop()
 	var m wire.FromTasks
 	for {
-		if err := r.Read(&m); err != nil {
+		if err := s.r.Read(&m); err != nil {
 			return err
 		}
 		if m.GetRefused() != "" {
@@ -506,7 +550,7 @@ func (w *worker) listen(ctx context.Context, conn net.Conn, r *link.Reader) erro
 }
 
 // hear does what the scheduler says.
-func (w *worker) hear(m *wire.FromTasks) {
+func (w *server) hear(m *wire.FromTasks) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.silent {
@@ -523,12 +567,7 @@ func (w *worker) hear(m *wire.FromTasks) {
 		w.shelf.drop(m.GetDrops())
 	}
 	for _, push := range m.GetPushes() {
-		a := &attempt{push: push, of: w.groups[push.GetGroup()]}
-		if len(w.results) > 0 {
-			w.claim(push)
-		}
-		w.held = append(w.held, a)
-		w.queued = append(w.queued, a)
+		w.add(push, w.groups[push.GetGroup()])
 	}
 	for _, of := range m.GetTakeBack() {
 		w.giveBack(of)
@@ -539,19 +578,8 @@ func (w *worker) hear(m *wire.FromTasks) {
 	w.begin()
 }
 
-// claim gives a task the results that were sent before it; the lock is held.
-func (w *worker) claim(push *wire.PushTask) {
-	w.results = slices.DeleteFunc(w.results, func(r *wire.ResultFor) bool {
-		is := same(r.GetOf(), push.GetOf())
-		if is {
-			push.Results = append(push.Results, r.GetResult())
-		}
-		return is
-	})
-}
-
 // answer answers the request for a lease; the lock is held.
-func (w *worker) answer(a *wire.LeaseAsk) {
+func (w *server) answer(a *wire.LeaseAsk) {
 	of := a.GetOf()
 	f := w.find(of.GetFunction().GetName())
 	reply := &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true}
@@ -582,7 +610,7 @@ func same(a, b *wire.Attempt) bool {
 }
 
 // giveBack gives a task back that has not begun; the lock is held.
-func (w *worker) giveBack(of *wire.Attempt) {
+func (w *server) giveBack(of *wire.Attempt) {
 	i := slices.IndexFunc(w.queued, func(a *attempt) bool { return same(a.push.GetOf(), of) })
 	if i >= 0 {
 		w.drop(w.queued[i])
@@ -599,15 +627,13 @@ func (w *worker) giveBack(of *wire.Attempt) {
 }
 
 // drop forgets a task that has not begun; the lock is held.
-func (w *worker) drop(a *attempt) {
-	is := func(b *attempt) bool { return a == b }
-	w.queued = slices.DeleteFunc(w.queued, is)
-	w.held = slices.DeleteFunc(w.held, is)
+func (w *server) drop(a *attempt) {
+	w.inbox.drop(a)
 	w.noteIdle()
 }
 
 // stop ends a task whose result is not wanted any more; the lock is held.
-func (w *worker) stop(of *wire.Attempt) {
+func (w *server) stop(of *wire.Attempt) {
 	for _, a := range w.held {
 		switch {
 		case !same(a.push.GetOf(), of):
@@ -628,14 +654,14 @@ func (w *worker) stop(of *wire.Attempt) {
 }
 
 // returned says that an attempt is not here; the lock is held.
-func (w *worker) returned(of *wire.Attempt) {
+func (w *server) returned(of *wire.Attempt) {
 	if w.link != nil {
 		w.link.Say(func(m *wire.ToTasks) { m.Returned = append(m.Returned, of) })
 	}
 }
 
 // begin begins what can, in the order in which it came; the lock is held.
-func (w *worker) begin() {
+func (w *server) begin() {
 	n := 0
 	for ; n < len(w.queued); n++ {
 		a := w.queued[n]
@@ -652,29 +678,8 @@ func (w *worker) begin() {
 	}
 }
 
-// take takes what an attempt needs of some resources, or with -1 gives it back; the lock is held.
-func (w *worker) take(a *attempt, n int64, of func(resource string) bool) {
-	if a.of == nil {
-		return
-	}
-	for _, d := range a.of.demand {
-		if of(d.Name) {
-			w.free[d.Name] -= n * d.Milli
-		}
-	}
-}
-
-func (w *worker) fits(d queue.Demand) bool {
-	for _, a := range d {
-		if w.free[a.Name] < a.Milli {
-			return false
-		}
-	}
-	return true
-}
-
 // run runs a task, and reports its result.
-func (w *worker) run(ctx context.Context, a *attempt) {
+func (w *server) run(ctx context.Context, a *attempt) {
 	defer a.cancel()
 	began := time.Now()
 	if limit := a.push.GetLimitMs(); limit > 0 {
@@ -702,7 +707,7 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 }
 
 // confirm tells the scheduler that a task begins, before it does: it may end this process.
-func (w *worker) confirm(ctx context.Context, a *attempt) {
+func (w *server) confirm(ctx context.Context, a *attempt) {
 	w.mu.Lock()
 	l := w.link
 	w.mu.Unlock()
@@ -719,7 +724,7 @@ func failed(f queue.Failure, text string) *wire.TaskResult {
 }
 
 // call decodes the arguments and calls the function.
-func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
+func (w *server) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	if a.of == nil {
 		return failed(queue.ByUser, "it was sent to a worker without a lease")
 	}
@@ -758,9 +763,35 @@ func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	return &wire.TaskResult{State: uint32(queue.Succeeded), Value: id[:], Size: uint64(size)}
 }
 
+// panicError is the panic of a function.
+type panicError struct {
+	text  string
+	stack []byte
+}
+
+// Error has no stack, which people read in FunctionError.
+func (e *panicError) Error() string { return e.text }
+
+// run calls the function, and encodes its result, in parts. A panic is an error.
+func (f *function) run(ctx context.Context, args []reflect.Value) (value [][]byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{fmt.Sprintf("panic: %v", p), debug.Stack()}
+		}
+	}()
+	out := f.call.Call(append([]reflect.Value{reflect.ValueOf(ctx)}, args...))
+	if e := out[len(out)-1]; !e.IsNil() {
+		return nil, e.Interface().(error)
+	}
+	if f.out == nil {
+		return [][]byte{{asNothing}}, nil
+	}
+	return encodeParts(out[0])
+}
+
 // argumentsOf returns the arguments of a task. Those that are stored are brought to this host
 // first. The error is a *goneError where one is nowhere.
-func (w *worker) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, error) {
+func (w *server) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, error) {
 	var all wire.TaskArgs
 	if err := proto.Unmarshal(a.push.GetArgs(), &all); err != nil {
 		return nil, err
@@ -794,7 +825,7 @@ func (w *worker) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, 
 }
 
 // argument returns an argument that was sent, or is stored, as one of a type.
-func (w *worker) argument(ctx context.Context, a *attempt, inlined, object []byte, t reflect.Type) (reflect.Value, error) {
+func (w *server) argument(ctx context.Context, a *attempt, inlined, object []byte, t reflect.Type) (reflect.Value, error) {
 	below := refOf(t)
 	if len(object) == 0 {
 		if below == nil {
@@ -824,7 +855,7 @@ type goneError struct{ err error }
 func (e *goneError) Error() string { return e.err.Error() }
 
 // bring has a stored value on this host, and tells the scheduler who does not have it.
-func (w *worker) bring(ctx context.Context, a *attempt, id blob.ID) error {
+func (w *server) bring(ctx context.Context, a *attempt, id blob.ID) error {
 	var at *wire.ValueAt
 	for _, v := range a.push.GetValues() {
 		if bytes.Equal(v.GetValue(), id[:]) {
