@@ -32,7 +32,7 @@ type State struct {
 	ctx     context.Context // of the current Run; Commit has no ctx argument
 	run     *runner         // the current Run; nil: none
 	steps   stepper         // nil: none
-	door    *door           // of a Run that is in no world yet; nil: none
+	catchUp *catchUp        // of a Run that is in no world yet; nil: none
 	feed    *transfer.Feed  // of the current Run; nil: nobody can follow this worker
 	term    *termHandler    // of the current Run; nil: none
 	onReset []func() error
@@ -170,7 +170,7 @@ func (s *State) Commit() error { return s.commit(false) }
 func (s *State) CommitAsync() error { return s.commit(true) }
 
 func (s *State) commit(async bool) error {
-	if s.atDoor() {
+	if s.catchingUp() {
 		return s.saveReplayed()
 	}
 	if err := s.replicate(); err != nil {
@@ -282,7 +282,7 @@ func (s *State) agree() error {
 // the job have changed. It is collective and blocks for one reduction of eight bytes. Other errors
 // are those of the collective.
 func (s *State) CheckHostUpdates() error {
-	if s.err != nil || s.atDoor() {
+	if s.err != nil || s.catchingUp() {
 		return s.err
 	}
 	s.saved.promised = nil
@@ -468,7 +468,7 @@ func (s *State) begin(number uint64, inPlace bool) (_ *image.Pending, err error)
 			s.saved.Abandon()
 		}
 	}()
-	if !s.atDoor() { // there the worker joins meanwhile
+	if !s.catchingUp() { // there the worker joins meanwhile
 		defer s.worker.doing.enter(s.worker.doing.phase())
 		s.worker.run.commit = number
 		s.worker.doing.enter(rendezvous.Saving)

@@ -192,7 +192,7 @@ func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, ap
 	s.within = true
 	s.apply = apply
 	defer func() { s.within, s.apply = false, nil }()
-	if s.state.atDoor() {
+	if s.state.catchingUp() {
 		return s.replay(ctx)
 	}
 	for want := s.live.applied + 1; s.live.applied < want; {

@@ -10,22 +10,22 @@ import (
 
 // replay is a Step of a worker that is in no world yet.
 func (s *Steps[T]) replay(ctx context.Context) error {
-	d := s.state.door
-	step, err := d.next(ctx)
+	c := s.state.catchUp
+	step, err := c.next(ctx)
 	switch {
 	case err != nil:
 		return err
 	case step == nil:
-		return d.enter()
+		return c.enter()
 	}
 	return s.applyGiven(step)
 }
 
 // applyGiven applies a step of another worker, and saves the state as the commit of a Step does.
 func (s *Steps[T]) applyGiven(step *transfer.Step) error {
-	d := s.state.door
-	defer d.follower.Done(step)
-	d.spoiled = true // until all has gone well
+	c := s.state.catchUp
+	defer c.follower.Done(step)
+	c.spoiled = true // until all has gone well
 	if step.Number != s.live.applied || !s.state.resembles(step.Sums) {
 		return errUnlike
 	}
@@ -40,11 +40,11 @@ func (s *Steps[T]) applyGiven(step *transfer.Step) error {
 		return err
 	}
 	s.state.commits++
-	d.applied++
+	c.applied++
 	if err := s.state.saveReplayed(); err != nil {
 		return err
 	}
-	d.spoiled = false
+	c.spoiled = false
 	return nil
 }
 
@@ -58,7 +58,7 @@ func (s *Steps[T]) applyLoan(averages *gradients[T]) error {
 
 // applyNext applies the next step, which the member that this worker follows has kept.
 func (s *Steps[T]) applyNext(ctx context.Context) error {
-	f := s.state.door.follower
+	f := s.state.catchUp.follower
 	select {
 	case step := <-f.Ready():
 		return s.applyGiven(step)
@@ -95,7 +95,7 @@ type lastStep[T collective.Element] struct {
 
 // keepLast keeps the averages that are about to be applied.
 func (s *Steps[T]) keepLast() (err error) {
-	if !s.state.followed || s.state.door != nil || s.averaged() > mostLast {
+	if !s.state.followed || s.state.catchUp != nil || s.averaged() > mostLast {
 		s.last = lastStep[T]{}
 		return nil
 	}

@@ -140,7 +140,7 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 			}
 		}
 		if v.replayed {
-			if err := s.settleCarried(ctx, g, v, applies && s.state.door != nil); err != nil {
+			if err := s.settleCarried(ctx, g, v, applies && s.state.catchUp != nil); err != nil {
 				return root, err
 			}
 		}
@@ -158,8 +158,8 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 // standing returns what this rank tells.
 func (s *Steps[T]) standing() standing {
 	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied, feed: s.state.following(), keeps: s.keepsLast()}
-	if d := s.state.door; d != nil {
-		mine.within, mine.replays = false, s.within && d.follower != nil && !d.spoiled
+	if c := s.state.catchUp; c != nil {
+		mine.within, mine.replays = false, s.within && c.follower != nil && !c.spoiled
 	}
 	for _, h := range s.nodes {
 		mine.nodes = append(mine.nodes, h.node)
@@ -190,7 +190,7 @@ func (s *Steps[T]) await(ctx context.Context, mine bool) error {
 		return nil
 	}
 	if err := s.applyNext(ctx); err != nil {
-		s.state.door.spoiled = true
+		s.state.catchUp.spoiled = true
 		s.state.worker.log.Debugf("elastic: the last step could not be applied, so the sync sends the state: %v", err)
 	}
 	return ctx.Err()
@@ -272,7 +272,7 @@ func (s *Steps[T]) give(ctx context.Context, g *collective.Group, v verdict, wan
 // that commit is the sync that follows. The save has the mark of that commit, as on ranks that have
 // made it in the world before: the sync sends them nothing.
 func (s *Steps[T]) settleApply() error {
-	if s.state.door != nil {
+	if s.state.catchUp != nil {
 		s.state.saved.clean = false
 	}
 	s.state.worker.doing.enter(rendezvous.Training)
@@ -280,7 +280,7 @@ func (s *Steps[T]) settleApply() error {
 	if err := s.applySealed(); err != nil {
 		return err
 	}
-	if s.state.door != nil { // the sync saves
+	if s.state.catchUp != nil { // the sync saves
 		return nil
 	}
 	s.state.locals.unreplicated()

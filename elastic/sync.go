@@ -55,7 +55,7 @@ func (s *State) Sync(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
-	if s.atDoor() {
+	if s.catchingUp() {
 		return s.worker.first.refuses()
 	}
 	if err := s.settled(); err != nil {
@@ -80,7 +80,7 @@ func (s *State) Sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	same := s.door != nil && roots.Mark != (imageID{}) && s.steps.caughtUp()
+	same := s.catchUp != nil && roots.Mark != (imageID{}) && s.steps.caughtUp()
 	if same {
 		s.worker.log.Debugf("elastic: has come to commit %d by applying the steps of others", roots.Commits)
 	}

@@ -120,7 +120,7 @@ func (s *State) Verify(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
-	if s.atDoor() {
+	if s.catchingUp() {
 		return s.worker.first.refuses()
 	}
 	if err := s.settled(); err != nil {

@@ -8,9 +8,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
-// TestWay: the phases from a join to the first save are told until they were sent, and no others.
-func TestWay(t *testing.T) {
-	var w way
+// TestResetTrace: the phases from a join to the first save are told until they were sent, and no
+// others.
+func TestResetTrace(t *testing.T) {
+	var w resetTrace
 	now := time.Unix(1000, 0)
 	enter := func(phases ...rendezvous.Phase) {
 		for _, p := range phases {

@@ -20,7 +20,7 @@ import (
 // spare when a member has died. The settlement in the new world does the rest, and train is called
 // anew.
 
-// arrival says where rehearse has left a worker.
+// arrival says where catchUp has left a worker.
 type arrival uint8
 
 const (
@@ -38,13 +38,13 @@ const (
 )
 
 var (
-	errAtDoor = errors.New("elastic: this worker is in no world yet, so that only Step and Commit can be called")
-	errUnlike = errors.New("elastic: the state cannot be reached by applying the steps of others")
-	errThread = errors.New("elastic: the steps that follow are not known any more")
+	errOutside = errors.New("elastic: this worker is in no world yet, so that only Step and Commit can be called")
+	errUnlike  = errors.New("elastic: the state cannot be reached by applying the steps of others")
+	errThread  = errors.New("elastic: the steps that follow are not known any more")
 )
 
-// door is the way of a worker into its first world.
-type door struct {
+// catchUp is the entry of a worker into its first world by the steps of others.
+type catchUp struct {
 	runner *runner
 	from   supplier
 	ctx    context.Context
@@ -66,47 +66,47 @@ type door struct {
 	failed error // of synchronising
 }
 
-// atDoor reports whether train runs in no world.
-func (s *State) atDoor() bool { return s.door != nil && !s.door.inside }
+// catchingUp reports whether train runs in no world.
+func (s *State) catchingUp() bool { return s.catchUp != nil && !s.catchUp.inside }
 
-// rehearse enters the first world as described above, if the state can be reached in that way and
+// catchUp enters the first world as described above, if the state can be reached in that way and
 // train calls nothing but Step and Commit.
-func (r *runner) rehearse() (arrival, error) {
+func (r *runner) catchUp() (arrival, error) {
 	s, w := r.state, r.worker
 	from, ok := w.meeting.(supplier)
 	if !ok || !s.replayable() {
 		return apart, nil
 	}
-	d := &door{runner: r, from: from, before: w.member.Load()}
-	d.ctx, d.cancel = context.WithCancel(r.ctx)
-	d.begin()
-	defer d.end()
+	c := &catchUp{runner: r, from: from, before: w.member.Load()}
+	c.ctx, c.cancel = context.WithCancel(r.ctx)
+	c.begin()
+	defer c.end()
 	pause := takePause
-	for takes := 0; takes < mostTakes || d.answered != nil; takes++ {
-		if err := d.take(); err != nil {
+	for takes := 0; takes < mostTakes || c.answered != nil; takes++ {
+		if err := c.take(); err != nil {
 			w.log.Debugf("elastic: following no other worker: %v", err)
-			if errors.Is(err, errNobody) && d.answered == nil || errors.Is(err, transfer.ErrOther) {
+			if errors.Is(err, errNobody) && c.answered == nil || errors.Is(err, transfer.ErrOther) {
 				break
 			}
 			if errors.Is(err, transfer.ErrBusy) { // its turn comes
-				d.report()
+				c.report()
 				takes, pause = -1, min(pause, busyPause)
 			}
 		} else {
-			d.train()
-			if d.synced || !d.broken {
+			c.train()
+			if c.synced || !c.broken {
 				break
 			}
-			if d.applied > 0 {
+			if c.applied > 0 {
 				takes, pause = -1, takePause
 			}
 		}
-		if !d.pause(pause) {
+		if !c.pause(pause) {
 			break
 		}
-		pause = min(2*pause, followMost)
+		pause = min(2*pause, refetchMost)
 	}
-	if !d.synced { // from now on commits of others are written to the live memory
+	if !c.synced { // from now on commits of others are written to the live memory
 		s.steps.restless()
 		if s.saved.Last() == nil || s.saved.InPlace() {
 			if err := s.saveReplayedAs(false); err != nil {
@@ -115,29 +115,29 @@ func (r *runner) rehearse() (arrival, error) {
 		}
 	}
 	switch {
-	case d.synced:
-		return synchronised, d.failed
-	case d.answered == nil:
+	case c.synced:
+		return synchronised, c.failed
+	case c.answered == nil:
 		s.commits = 0
 		return apart, r.ctx.Err()
 	}
-	stop := r.follow()
-	<-d.answered
+	stop := r.refetch()
+	<-c.answered
 	stop()
-	d.joining.Wait()
+	c.joining.Wait()
 	w.fake.Survive()
 	s.commits = 0
-	return inside, d.err
+	return inside, c.err
 }
 
-// begin makes the worker one that stands at the door.
-func (d *door) begin() {
-	w := d.runner.worker
-	d.runner.state.door = d
+// begin makes the worker one that is in no world, and whose train runs.
+func (c *catchUp) begin() {
+	w := c.runner.worker
+	c.runner.state.catchUp = c
 	none := collective.Local(1)[0]
-	none.Abort(errAtDoor)
+	none.Abort(errOutside)
 	w.first.none.Store(none)
-	if p := *d.before; p.slot.Rank == 0 && p.world.Size() > 1 { // rank 0 is another, which logs and writes for all
+	if p := *c.before; p.slot.Rank == 0 && p.world.Size() > 1 { // rank 0 is another, which logs and writes for all
 		p.slot.Rank = p.world.Size() - 1
 		w.member.Store(&p)
 	}
@@ -145,36 +145,36 @@ func (d *door) begin() {
 }
 
 // end ends what is under way, and waits for it.
-func (d *door) end() {
-	w := d.runner.worker
-	d.cancel()
-	d.joining.Wait()
-	d.leave()
+func (c *catchUp) end() {
+	w := c.runner.worker
+	c.cancel()
+	c.joining.Wait()
+	c.leave()
 	w.first.none.Store(nil)
-	d.runner.state.door = nil
-	if d.answered == nil {
-		w.member.Store(d.before)
+	c.runner.state.catchUp = nil
+	if c.answered == nil {
+		w.member.Store(c.before)
 	}
 }
 
 // leave ends following.
-func (d *door) leave() {
-	if d.follower != nil {
-		d.follower.Close()
-		d.follower = nil
+func (c *catchUp) leave() {
+	if c.follower != nil {
+		c.follower.Close()
+		c.follower = nil
 	}
-	d.runner.state.steps.returned()
+	c.runner.state.steps.returned()
 }
 
 // pause waits, and reports whether another commit may be taken.
-func (d *door) pause(t time.Duration) bool {
+func (c *catchUp) pause(t time.Duration) bool {
 	timer := time.NewTimer(t)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true
-	case <-d.answered:
-	case <-d.ctx.Done():
+	case <-c.answered:
+	case <-c.ctx.Done():
 	}
 	return false
 }
@@ -182,11 +182,9 @@ func (d *door) pause(t time.Duration) bool {
 var errNobody = errors.New("elastic: no worker trains")
 
 // take sets the state to the newest commit of a worker, and follows that.
-func (d *door) take() error {
-	s := d.runner.state
-	look, cancel := context.WithTimeout(d.ctx, lookBound)
-	sources, err := d.from.sources(look)
-	cancel()
+func (c *catchUp) take() error {
+	s := c.runner.state
+	sources, err := c.from.sources(c.ctx)
 	if err != nil || len(sources) == 0 {
 		return errors.Join(errNobody, err)
 	}
@@ -194,7 +192,7 @@ func (d *door) take() error {
 	memory := transfer.Memory{Layout: s.layout(), Blobs: blobs, Buffers: s.steps.lent(transfer.Depth(s.steps.averaged()))}
 	var errs []error
 	for _, source := range sources {
-		err := d.follow(source, memory)
+		err := c.follow(source, memory)
 		if err == nil {
 			return nil
 		}
@@ -204,19 +202,19 @@ func (d *door) take() error {
 }
 
 // follow takes the commit of one source.
-func (d *door) follow(source transfer.Source, memory transfer.Memory) error {
-	s, w := d.runner.state, d.runner.worker
-	conn, err := source(d.ctx)
+func (c *catchUp) follow(source transfer.Source, memory transfer.Memory) error {
+	s, w := c.runner.state, c.runner.worker
+	conn, err := source(c.ctx)
 	if err != nil {
 		return err
 	}
 	s.saved.clean = false
-	f, err := transfer.Follow(d.ctx, conn, memory)
+	f, err := transfer.Follow(c.ctx, conn, memory)
 	if err != nil {
 		return err
 	}
 	w.prepared() // from now on the bytes that arrive show that the worker is alive
-	d.report()
+	c.report()
 	tick := time.NewTicker(fetchReports)
 	defer tick.Stop()
 	for loaded := false; !loaded; {
@@ -224,27 +222,27 @@ func (d *door) follow(source transfer.Source, memory transfer.Memory) error {
 		case <-f.Loaded():
 			loaded = true
 		case <-tick.C:
-			d.report()
+			c.report()
 		case <-f.Failed():
 			f.Close()
 			return f.Err()
-		case <-d.answered:
+		case <-c.answered:
 			f.Close()
 			return errors.New("elastic: the join was answered before the commit was there")
 		}
 	}
-	if err := d.taken(f); err != nil {
+	if err := c.taken(f); err != nil {
 		f.Close()
 		return err
 	}
-	d.follower, d.applied, d.broken, d.spoiled = f, 0, false, false
+	c.follower, c.applied, c.broken, c.spoiled = f, 0, false, false
 	w.log.Debugf("following a worker from commit %d: %.1f MB", f.Head.Number, float64(f.Received())/bytesPerMega)
 	return nil
 }
 
 // taken makes the state that of the commit.
-func (d *door) taken(f *transfer.Follower) error {
-	s := d.runner.state
+func (c *catchUp) taken(f *transfer.Follower) error {
+	s := c.runner.state
 	if err := s.readCarried(f.Head.Carried); err != nil {
 		return err
 	}
@@ -260,7 +258,7 @@ func (d *door) taken(f *transfer.Follower) error {
 // wait in the next world: the sync saves. A save in place is always made, since it takes no time.
 func (s *State) saveReplayed() error {
 	inPlace := s.savesInPlace() && s.steps.inStep()
-	if d := s.door; !inPlace && d.follower != nil && (len(d.follower.Ready()) > 0 || d.isAnswered()) {
+	if c := s.catchUp; !inPlace && c.follower != nil && (len(c.follower.Ready()) > 0 || c.isAnswered()) {
 		s.saved.Abandon()
 		return nil
 	}
@@ -276,67 +274,67 @@ func (s *State) saveReplayedAs(inPlace bool) error {
 }
 
 // report tells the driver that this worker is alive, as long as bytes arrive.
-func (d *door) report() {
-	if now := time.Now(); d.answered == nil && now.Sub(d.reported) >= fetchReports/2 {
-		d.reported = now
-		d.runner.worker.reportFetching()
+func (c *catchUp) report() {
+	if now := time.Now(); c.answered == nil && now.Sub(c.reported) >= fetchReports/2 {
+		c.reported = now
+		c.runner.worker.reportFetching()
 	}
 }
 
-// train calls the training function at the door.
-func (d *door) train() {
-	r := d.runner
+// train calls the training function in no world.
+func (c *catchUp) train() {
+	r := c.runner
 	err := r.train(r.ctx)
-	if d.synced {
+	if c.synced {
 		return
 	}
-	d.leave()
-	r.worker.log.Debugf("%d steps of other workers were applied, until the training function returned: %v", d.applied, err)
+	c.leave()
+	r.worker.log.Debugf("%d steps of other workers were applied, until the training function returned: %v", c.applied, err)
 }
 
 // next returns the next step to apply; nil: the join is answered, and all steps that were on their
 // way by then have been applied.
-func (d *door) next(ctx context.Context) (*transfer.Step, error) {
-	f := d.follower
-	for f != nil && !d.spoiled {
-		d.runner.worker.fake.Survive()
+func (c *catchUp) next(ctx context.Context) (*transfer.Step, error) {
+	f := c.follower
+	for f != nil && !c.spoiled {
+		c.runner.worker.fake.Survive()
 		select {
 		case step := <-f.Ready():
 			return step, nil
 		default:
 		}
-		applied, answered := d.runner.state.steps.Applied(), d.answered
-		if d.isAnswered() {
+		applied, answered := c.runner.state.steps.Applied(), c.answered
+		if c.isAnswered() {
 			if applied >= f.Latest() {
 				return nil, nil
 			}
 			answered = nil // what others have applied already is applied here first, one step in each Step
-		} else if d.answered == nil && applied+1 >= f.Latest() {
-			d.join()
-			answered = d.answered
+		} else if c.answered == nil && applied+1 >= f.Latest() {
+			c.join()
+			answered = c.answered
 		}
 		select {
 		case step := <-f.Ready():
 			return step, nil
 		case <-answered:
 		case <-f.Beats():
-			d.report()
+			c.report()
 		case <-f.Failed():
 			if len(f.Ready()) > 0 {
 				continue
 			}
-			if d.answersSoon(ctx) {
+			if c.answersSoon(ctx) {
 				return nil, nil
 			}
-			d.broken = true
+			c.broken = true
 			return nil, fmt.Errorf("%w: %w", errThread, f.Err())
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-d.ctx.Done():
-			return nil, d.ctx.Err()
+		case <-c.ctx.Done():
+			return nil, c.ctx.Err()
 		}
 	}
-	return nil, errAtDoor
+	return nil, errOutside
 }
 
 // answerBound is how long a follower waits for a world once no further steps come to it.
@@ -344,29 +342,29 @@ const answerBound = 500 * time.Millisecond
 
 // answersSoon reports whether the join is answered, as it is soon where the worker that was
 // followed has died: then there is no time to take another commit, and the sync sends what lacks.
-func (d *door) answersSoon(ctx context.Context) bool {
-	if d.isAnswered() {
+func (c *catchUp) answersSoon(ctx context.Context) bool {
+	if c.isAnswered() {
 		return true
 	}
-	if d.answered == nil || errors.Is(d.follower.Err(), transfer.ErrLost) {
+	if c.answered == nil || errors.Is(c.follower.Err(), transfer.ErrLost) {
 		return false
 	}
 	timer := time.NewTimer(answerBound)
 	defer timer.Stop()
 	select {
-	case <-d.answered:
+	case <-c.answered:
 		return true
 	case <-timer.C:
 	case <-ctx.Done():
-	case <-d.ctx.Done():
+	case <-c.ctx.Done():
 	}
 	return false
 }
 
 // isAnswered reports whether the join is answered.
-func (d *door) isAnswered() bool {
+func (c *catchUp) isAnswered() bool {
 	select {
-	case <-d.answered:
+	case <-c.answered:
 		return true
 	default:
 		return false
@@ -374,34 +372,34 @@ func (d *door) isAnswered() bool {
 }
 
 // join begins to wait for the first world, and to connect to its members.
-func (d *door) join() {
-	w := d.runner.worker
+func (c *catchUp) join() {
+	w := c.runner.worker
 	w.doing.enter(rendezvous.Joins)
-	d.answered = make(chan struct{})
-	answer := sync.OnceFunc(func() { close(d.answered) })
-	d.err = errLeft // kept if the goroutine ends with its worker
-	d.joining.Go(func() { d.err = w.enterFirst(d.ctx, answer) })
+	c.answered = make(chan struct{})
+	answer := sync.OnceFunc(func() { close(c.answered) })
+	c.err = errLeft // kept if the goroutine ends with its worker
+	c.joining.Go(func() { c.err = w.enterFirst(c.ctx, answer) })
 }
 
-// enter ends the rehearsal in a Step, once the join is answered: it enters the world, and
+// enter ends the catch-up in a Step, once the join is answered: it enters the world, and
 // synchronises.
-func (d *door) enter() error {
-	w := d.runner.worker
-	d.joining.Wait()
+func (c *catchUp) enter() error {
+	w := c.runner.worker
+	c.joining.Wait()
 	w.fake.Survive()
-	if d.err != nil {
-		return d.err
+	if c.err != nil {
+		return c.err
 	}
-	d.inside = true
+	c.inside = true
 	w.first.none.Store(nil)
-	d.failed = d.runner.sync()
-	d.synced = true
-	d.leave()
-	if d.failed != nil {
-		if s := d.runner.state; !s.holds { // the sync may have failed after this rank had saved the state
+	c.failed = c.runner.sync()
+	c.synced = true
+	c.leave()
+	if c.failed != nil {
+		if s := c.runner.state; !s.holds { // the sync may have failed after this rank had saved the state
 			s.commits = 0
 		}
-		return d.failed
+		return c.failed
 	}
 	return errRejoined
 }
@@ -409,8 +407,8 @@ func (d *door) enter() error {
 // following returns the feed that this worker follows, or in which others follow it; 0: none.
 func (s *State) following() uint64 {
 	switch {
-	case s.door != nil && s.door.follower != nil:
-		return s.door.follower.Head.Feed
+	case s.catchUp != nil && s.catchUp.follower != nil:
+		return s.catchUp.follower.Head.Feed
 	case s.feed != nil && s.feed.Followed():
 		return s.feed.ID()
 	}

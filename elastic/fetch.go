@@ -1,0 +1,156 @@
+package elastic
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
+)
+
+const (
+	fetchReports = 5 * time.Second // interval of progress reports during a fetch
+	fetchedCount = ^uint64(0)      // Count of the imageID of a fetched state; no save uses it
+	bytesPerMega = 1e6
+)
+
+// arrive enters the first world after fetching the state, if possible. synced: it has synchronised
+// too.
+func (r *runner) arrive() (synced bool, _ error) {
+	if at, err := r.catchUp(); at != apart || err != nil {
+		return at == synchronised, err
+	}
+	if err := r.fetch(); err != nil {
+		return false, err
+	}
+	return false, r.worker.enterFirst(r.ctx, r.refetch())
+}
+
+// fetch sets the parts in memory to the newest commit of the other workers, if there is one. Errors
+// are only logged, because the sync sends everything that is missing.
+func (r *runner) fetch() error {
+	s, w := r.state, r.worker
+	from, ok := w.meeting.(supplier)
+	layout, memory := s.parts.memory()
+	if !ok || len(memory) == 0 {
+		return nil
+	}
+	w.doing.enter(rendezvous.Fetches)
+	sources, err := from.sources(r.ctx)
+	w.prepared() // from now on the bytes that arrive show that the worker is alive
+	if err != nil || len(sources) == 0 {
+		return r.ctx.Err() // joining reports why
+	}
+	w.reportFetching()
+	began := time.Now()
+	lastReport := began
+	taken, err := transfer.Take(r.ctx, sources, layout, memory, transfer.Options{
+		Progress: func(have, of int64) {
+			if now := time.Now(); now.Sub(lastReport) >= fetchReports {
+				lastReport = now
+				w.log.Infof("fetching the state: %.0f of %.0f MB", float64(have)/bytesPerMega, float64(of)/bytesPerMega)
+				w.reportFetching()
+			}
+		},
+		Rejected: func(_ int, err error) { w.log.Debugf("a worker does not supply the state: %v", err) },
+	})
+	if err != nil {
+		w.log.Infof("fetching the state failed, so the sync sends all of it: %v", err)
+		if err := s.Restore(); err != nil {
+			return err
+		}
+		return r.ctx.Err()
+	}
+	s.watch.begin()
+	if taken.Changed != nil {
+		s.watch.arm(taken.Changed)
+	}
+	if err := s.save(s.commits); err != nil {
+		return err
+	}
+	s.adopt()
+	w.log.Debugf("fetched commit %d: %.1f MB in %d rounds, %v", taken.Number, float64(taken.Bytes)/bytesPerMega, taken.Rounds, time.Since(began))
+	return nil
+}
+
+// reportFetching makes the driver extend the start timeout. It does not block.
+func (w *Worker) reportFetching() {
+	w.reports.Go(func() { _ = w.meeting.Report(w.reports.ctx, rendezvous.Fetching, 0, 0) })
+}
+
+// adopt marks the fetched save as different from the root's, so that a sync compares the two. It
+// computes the checksums for that before the join, while no rank waits.
+func (s *State) adopt() {
+	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
+	for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
+		p.Prepare()
+	}
+}
+
+// A worker that waits for its first world after it has fetched a commit, as spares do, fetches
+// again what has changed since. What a world lacks when it begins, the sync sends.
+
+const (
+	refetchPause = 50 * time.Millisecond // shortest time between two rounds
+	refetchShare = 4                     // a round is followed by a pause of so many times its time, so that it costs the others little
+	refetchMost  = 5 * time.Second       // longest pause
+)
+
+// refetch fetches what changes until stop is called, which waits for the end. It uses the state
+// meanwhile. A state that was never fetched stays as it is.
+func (r *runner) refetch() (stop func()) {
+	s := r.state
+	from, ok := s.worker.meeting.(supplier)
+	if !ok || s.saved.mark.Count != fetchedCount {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(r.ctx)
+	var fetching sync.WaitGroup
+	fetching.Go(func() {
+		pause := time.NewTimer(refetchPause)
+		defer pause.Stop()
+		for {
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				return
+			}
+			began := time.Now()
+			r.refetchOnce(ctx, from)
+			pause.Reset(min(max(refetchPause, refetchShare*time.Since(began)), refetchMost))
+		}
+	})
+	return func() {
+		cancel()
+		fetching.Wait()
+	}
+}
+
+// refetchOnce takes the newest commit. If it is cut short, the memory holds parts of two commits;
+// the sync notices by saved.clean, and goes back to the last one that was taken whole.
+func (r *runner) refetchOnce(ctx context.Context, from supplier) {
+	s := r.state
+	sources, err := from.sources(ctx)
+	if err != nil || len(sources) == 0 {
+		return
+	}
+	layout, memory := s.parts.memory()
+	options := transfer.Options{}
+	if s.saved.clean {
+		for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
+			options.Have = append(options.Have, p.Sums()...)
+		}
+	}
+	s.saved.clean = false
+	taken, err := transfer.Take(ctx, sources, layout, memory, options)
+	if err != nil || ctx.Err() != nil {
+		return
+	}
+	s.watch.begin()
+	if err := s.save(s.commits); err != nil {
+		return
+	}
+	s.adopt()
+	s.worker.log.Debugf("fetched again, commit %d: %d bytes", taken.Number, taken.Bytes)
+}

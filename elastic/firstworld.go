@@ -1,0 +1,122 @@
+package elastic
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// InitOption configures Init.
+type InitOption struct{}
+
+// Late is accepted and changes nothing: [Init] decides by itself whether the worker enters its
+// first world there or in [Run].
+//
+// Deprecated: no program needs it.
+var Late = InitOption{}
+
+// firstWorld is the entry of a worker into its first world, by enterFirst alone: Init calls it
+// where the job has no world yet, otherwise Run does, or a call of Group before it.
+type firstWorld struct {
+	mu      sync.Mutex // held while entering
+	outside bool       // in no world yet; guarded by mu once Init has returned
+	stop    func()     // ends the reports of prepare; nil: there are none
+
+	none atomic.Pointer[collective.Group] // the group of a worker whose train runs before; nil: it does not
+}
+
+// refuses returns the error of a collective operation in no world.
+func (f *firstWorld) refuses() error {
+	return collective.Barrier(context.Background(), f.none.Load())
+}
+
+// preparing is a meeting whose driver may have a world already.
+type preparing interface {
+	// trains reports whether the job has a world. Errors count as no: joining reports why.
+	trains(ctx context.Context) bool
+}
+
+// stayOut leaves it to Run or Group to enter the first world. Until then the worker has the place
+// of the trial assignment for which the process was started.
+func (w *Worker) stayOut(env plan.Worker) {
+	slots := make([]plan.Slot, max(env.Size, env.Slot.Rank+1))
+	slots[env.Slot.Rank] = env.Slot
+	w.member.Store(&membership{world: rendezvous.World{World: plan.World{Slots: slots}}, slot: env.Slot, unwatch: func() {}})
+	w.prepare()
+}
+
+const (
+	prepareReports = time.Second      // interval of the reports of a worker between Init and Run
+	prepareBound   = 10 * time.Minute // until when they are made: as long as the others wait for slots
+)
+
+// prepare has the driver extend the start timeout until the worker joins: as long as it is in no
+// world, nobody else sees whether it is alive.
+func (w *Worker) prepare() {
+	ctx, stop := context.WithTimeout(w.reports.ctx, prepareBound)
+	w.first.stop = stop
+	w.reports.Go(func() {
+		tick := time.NewTicker(prepareReports)
+		defer tick.Stop()
+		for {
+			_ = w.meeting.Report(ctx, rendezvous.Fetching, 0, 0) // a failure is not the worker's: it still joins
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+// prepared ends prepare.
+func (w *Worker) prepared() {
+	if w.first.stop != nil {
+		w.first.stop()
+	}
+}
+
+// enterFirst enters the first world, unless that has happened. It calls called once the driver has
+// answered the join.
+func (w *Worker) enterFirst(ctx context.Context, called func()) error {
+	defer called()
+	w.first.mu.Lock()
+	defer w.first.mu.Unlock()
+	if !w.first.outside {
+		return nil
+	}
+	w.prepared()
+	if err := w.enter(ctx, called, rendezvous.Joining{}); err != nil {
+		return err
+	}
+	w.first.outside = false
+	return nil
+}
+
+// isOutside reports whether the worker has been in no world yet.
+func (w *Worker) isOutside() bool {
+	w.first.mu.Lock()
+	defer w.first.mu.Unlock()
+	return w.first.outside
+}
+
+// firstGroup enters the first world for a program that computes together with others before Run. If
+// that fails, the operations of the group fail with the error.
+func (w *Worker) firstGroup() *collective.Group {
+	if err := w.enterFirst(w.reports.ctx, func() {}); err != nil {
+		none := collective.Local(1)[0]
+		none.Abort(err)
+		return none
+	}
+	return w.group()
+}
+
+func (d *driven) trains(ctx context.Context) bool {
+	world, err := d.look(ctx)
+	return err == nil && world.Generation > 0
+}

@@ -1,0 +1,68 @@
+package elastic
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
+)
+
+// resetTrace is the phases that a worker enters from its join of a world to its first save in it,
+// for the driver's trace of the reset.
+type resetTrace struct {
+	recording atomic.Bool // otherwise a change of phase costs nothing more
+
+	mu       sync.Mutex
+	entered  []phaseAt
+	complete bool
+}
+
+type phaseAt struct {
+	phase rendezvous.Phase
+	at    time.Time
+}
+
+// enter records a phase that begins at that time.
+func (t *resetTrace) enter(p rendezvous.Phase, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	begins := p == rendezvous.Joins || p == rendezvous.Fetches
+	switch {
+	case begins && !t.recording.Load():
+		t.entered, t.complete = nil, false
+		t.recording.Store(true)
+	case !t.recording.Load():
+		return
+	case len(t.entered) == rendezvous.MaxEntered: // it has gone to and fro between worlds
+		t.entered = nil
+	}
+	t.entered = append(t.entered, phaseAt{p, now})
+	if p == rendezvous.Saving {
+		t.complete = true
+		t.recording.Store(false)
+	}
+}
+
+// told returns the phases if the trace is complete and was not sent, with how long ago each began.
+func (t *resetTrace) told(now time.Time) (all []rendezvous.Entered) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.complete {
+		return nil
+	}
+	for _, e := range t.entered {
+		all = append(all, rendezvous.Entered{Phase: e.phase, Ago: now.Sub(e.at)})
+	}
+	return slices.Clip(all)
+}
+
+// sent notes that the driver has the trace.
+func (t *resetTrace) sent() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.complete {
+		t.entered, t.complete = nil, false
+	}
+}
