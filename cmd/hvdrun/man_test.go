@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
 // manDir is where make man wants the manual pages. The generator is needed by this test alone, so
@@ -26,7 +28,7 @@ func TestManPages(t *testing.T) {
 	} else if err := os.MkdirAll(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	root := (&program{}).command()
+	root := command((&cli.Program{}))
 	root.InitDefaultCompletionCmd()
 	root.DisableAutoGenTag = true
 	flags := map[*cobra.Command][]string{}

@@ -13,44 +13,29 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/agent"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/bench"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/build"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/discover"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobrun"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/operate"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/page"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/tasks"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/top"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/torchrun"
 	"github.com/hvdrun/hvdrun/internal/logline"
-	"github.com/hvdrun/hvdrun/internal/safefile"
-)
-
-// Exit statuses of the contract that are not the driver's.
-const (
-	statusUsage = 2
-	statusShell = 128 // plus the signal
 )
 
 // usage is the first line of the help.
 const usage = "hvdrun [flags] [--] command [args…]"
-
-// program is one run of hvdrun: its streams, and what signals ask of it.
-type program struct {
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	env            []string
-	args           []string        // as normalize has them
-	log            *queue          // what is logged, on its way to stderr; nil: it goes there at once
-	hurried        *atomic.Bool    // a person has asked again to stop
-	hurry          <-chan struct{} // receives when a person asks again to stop
-	stop           func(now bool)  // does what a signal does, and where now is set what another does
-}
-
-// runError is an error of the work itself; all others are of the command line.
-type runError struct{ error }
-
-func (e runError) Unwrap() error { return e.error }
-
-// stopSignal is why what runs was stopped.
-type stopSignal = job.StopSignal
 
 // run does what the arguments ask for and returns the exit status. It takes over the process's
 // signals meanwhile.
@@ -59,65 +44,39 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	defer cancel(nil)
 	hurry, enough, release := watchSignals(ctx, cancel)
 	defer release()
-	out, errs := &stream{w: stdout, cancel: cancel}, &stream{w: stderr, cancel: cancel}
+	out, errs := &cli.Stream{W: stdout, Cancel: cancel}, &cli.Stream{W: stderr, Cancel: cancel}
 	if samePlace(stdout, stderr) {
 		errs = out // so that launch.Output knows that their lines meet
 	}
-	p := &program{stdin: stdin, stdout: out, stderr: errs, env: env, hurry: hurry, hurried: new(atomic.Bool)}
-	p.log = &queue{to: errs, most: maxLog}
-	p.stop = func(now bool) {
-		cancel(stopSignal{Signal: syscall.SIGTERM})
+	p := &cli.Program{Stdin: stdin, Stdout: out, Stderr: errs, Env: env, Hurry: hurry, Hurried: new(atomic.Bool)}
+	p.Log = &cli.Queue{To: errs, Most: cli.MaxLog}
+	p.Stop = func(now bool) {
+		cancel(cli.StopSignal{Signal: syscall.SIGTERM})
 		if now {
-			again(hurry)
+			cli.Again(hurry)
 		}
 	}
 	done := make(chan error, 1)
-	go func() { done <- p.execute(ctx, args) }()
+	go func() { done <- execute(ctx, p, args) }()
 	var err error
 	select {
 	case err = <-done:
 	case <-enough: // it hangs, in a write perhaps
-		err = workFailed(context.Cause(ctx))
+		err = cli.Failed(context.Cause(ctx))
 	}
-	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
-		text := escape(err.Error())
-		if _, of := errors.AsType[runError](err); of { // others are of the command line, with lines of their own
-			text = escapeLines(strings.TrimPrefix(err.Error(), "driver: "))
+	if err != nil && !errors.Is(err, cli.StopSignal{Signal: syscall.SIGPIPE}) {
+		text := cli.Escape(err.Error())
+		if _, of := errors.AsType[cli.RunError](err); of { // others are of the command line, with lines of their own
+			text = cli.EscapeLines(strings.TrimPrefix(err.Error(), "driver: "))
 		}
 		before := ""
-		if readByJournal(env, errs) {
+		if cli.ReadByJournal(env, errs) {
 			before = logline.Priority(logrus.ErrorLevel)
 		}
-		fmt.Fprintln(p.log, before+"hvdrun:", strings.ReplaceAll(text, "\n", "\n"+before))
+		fmt.Fprintln(p.Log, before+"hvdrun:", strings.ReplaceAll(text, "\n", "\n"+before))
 	}
-	_ = p.log.flush(p.flushPatience()) // it cannot be reported
-	return status(err)
-}
-
-// flushPatience is how long the end of the program waits for a writer that takes nothing.
-func (p *program) flushPatience() time.Duration {
-	if p.hurried.Load() {
-		return hurriedFlush
-	}
-	return flushPatience
-}
-
-// status maps an error to the exit status of the contract.
-func status(err error) int {
-	var stopped stopSignal
-	var failed runError
-	var exit programExit
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &exit):
-		return exit.code
-	case errors.As(err, &stopped) && !errors.Is(err, job.ErrCheckpoint):
-		return statusShell + int(stopped.Signal)
-	case errors.As(err, &failed):
-		return job.ExitStatus(failed.error)
-	}
-	return statusUsage
+	_ = p.Log.Flush(p.FlushPatience()) // it cannot be reported
+	return cli.Status(err)
 }
 
 // watchSignals ends the context with the first signal that asks to stop, and passes on that there
@@ -140,8 +99,8 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry ch
 			select {
 			case s := <-caught:
 				if ctx.Err() == nil {
-					cancel(stopSignal{Signal: s.(syscall.Signal)})
-				} else if !again(hurry) {
+					cancel(cli.StopSignal{Signal: s.(syscall.Signal)})
+				} else if !cli.Again(hurry) {
 					ignore()
 				}
 			case <-done:
@@ -157,17 +116,6 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry ch
 	}
 }
 
-// again passes on, without delay, that a person is impatient, and returns false where nobody has
-// heeded it the last time.
-func again(hurry chan<- struct{}) bool {
-	select {
-	case hurry <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
 // samePlace returns whether both writers are one terminal or file.
 func samePlace(a, b io.Writer) bool {
 	f, ok1 := a.(*os.File)
@@ -180,36 +128,10 @@ func samePlace(a, b io.Writer) bool {
 	return err1 == nil && err2 == nil && os.SameFile(fi, gi)
 }
 
-// stream is stdout or stderr: several goroutines may write, and when its reader has gone the job is
-// stopped as if by the signal that says so, and what is written later is lost.
-type stream struct {
-	mu     sync.Mutex
-	w      io.Writer
-	cancel context.CancelCauseFunc
-}
-
-// whenClosed has f called when the reader has gone, in place of what stops the job.
-func (s *stream) whenClosed(f context.CancelCauseFunc) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.cancel = f
-}
-
-// Write passes b on at once.
-func (s *stream) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n, err := s.w.Write(b)
-	if errors.Is(err, syscall.EPIPE) {
-		s.cancel(stopSignal{Signal: syscall.SIGPIPE})
-		return len(b), nil
-	}
-	return n, err
-}
-
-// execute reads the arguments and does the work. Errors that are no runError are of the arguments.
-func (p *program) execute(ctx context.Context, args []string) error {
-	root := p.command()
+// execute reads the arguments and does the work. Errors that are no cli.RunError are of the
+// arguments.
+func execute(ctx context.Context, p *cli.Program, args []string) error {
+	root := command(p)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	subcommands := []string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}
@@ -220,36 +142,36 @@ func (p *program) execute(ctx context.Context, args []string) error {
 			shown = append(shown, c.Name())
 		}
 	}
-	args, err := normalize(asTasksServe(args), subcommands, func(word string) string {
-		if p.isProgram(word) {
+	args, err := settings.Normalize(tasks.AsTasksServe(args), subcommands, func(word string) string {
+		if isProgram(p, word) {
 			return ""
 		}
-		return nearestOf(word, shown)
+		return settings.NearestOf(word, shown)
 	})
 	if err != nil {
 		return err
 	}
-	p.args = args
+	p.Args = args
 	root.SetArgs(args)
 	return root.ExecuteContext(ctx)
 }
 
 // isProgram returns whether a word names a program of this machine, or what may be one elsewhere.
-func (p *program) isProgram(word string) bool {
+func isProgram(p *cli.Program, word string) bool {
 	if strings.Contains(word, "/") {
 		return true
 	}
 	if _, err := os.Stat(word); err == nil {
 		return true
 	}
-	path, _ := lookup(p.env, "PATH")
+	path, _ := cli.Lookup(p.Env, "PATH")
 	return slices.ContainsFunc(filepath.SplitList(path), func(dir string) bool {
 		_, err := os.Stat(filepath.Join(dir, word))
 		return err == nil
 	})
 }
 
-func (p *program) command() *cobra.Command {
+func command(p *cli.Program) *cobra.Command {
 	root := &cobra.Command{
 		Use:   usage,
 		Short: "Run a data-parallel training program on all slots of some hosts, and keep it going while hosts come and go",
@@ -268,28 +190,28 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		DisableFlagsInUseLine: true,
 		SilenceErrors:         true,
 		SilenceUsage:          true,
-		Version:               version(),
+		Version:               build.Version(),
 		RunE: func(cmd *cobra.Command, command []string) error {
-			s, err := load(cmd.Flags(), p.env)
+			s, err := settings.Load(cmd.Flags(), p.Env)
 			if err != nil {
 				return err
 			}
 			if len(command) == 0 {
-				command = s.command
+				command = s.Command
 			}
 			if len(command) == 0 {
 				return errors.New("no command to run\nusage: " + usage)
 			}
-			return p.runJob(cmd.Context(), &s, command, nil)
+			return jobrun.Run(cmd.Context(), p, &s, command, nil)
 		},
 	}
-	root.SetIn(p.stdin)
-	root.SetOut(p.stdout)
-	root.SetErr(p.stderr)
-	groupFlags(root)
+	root.SetIn(p.Stdin)
+	root.SetOut(p.Stdout)
+	root.SetErr(p.Stderr)
+	settings.GroupFlags(root)
 	root.SetVersionTemplate("hvdrun {{.Version}}\n")
 	root.Flags().SetInterspersed(false)
-	addFlags(root.Flags(), false)
+	settings.AddFlags(root.Flags(), false)
 	for name, choices := range map[string][]string{
 		"failure-policy": {"slot", "host"},
 		"log-format":     {"text", "json"},
@@ -299,47 +221,10 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.completesJobs(p.resumeCommand()),
-		p.configCommand(func(s *settings) error { return s.possible() }), p.benchCommand(), p.benchRankCommand(), p.restartWorkerCommand(),
-		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand(), p.submitCommand(),
-		p.completesJobs(p.tasksCommand()), p.completesJobs(p.dashboardCommand()), p.completesJobs(p.topCommand()))
-	root.AddCommand(p.controlCommands()...)
+	root.AddCommand(discover.Command(p), agent.Command(p), agent.ClusterCommand(p), discover.CheckCommand(p), jobdir.CompletesJobs(p, jobrun.ResumeCommand(p)),
+		settings.ConfigCommand(p, func(s *settings.Settings) error { return hostsource.Possible(s) }), bench.Command(p), bench.RankCommand(p), jobrun.RestartWorkerCommand(p),
+		torchrun.Command(p), torchrun.DriverCommand(p), build.Command(p), operate.SubmitCommand(p),
+		jobdir.CompletesJobs(p, tasks.Command(p)), jobdir.CompletesJobs(p, page.Command(p)), jobdir.CompletesJobs(p, top.Command(p)))
+	root.AddCommand(operate.Commands(p)...)
 	return root
 }
-
-// logger returns the log that the settings ask for.
-func (p *program) logger(s *settings) *logrus.Logger {
-	log := logrus.New()
-	log.SetOutput(p.stderr)
-	if p.log != nil {
-		log.SetOutput(p.log)
-		p.log.onDropped(func(n int) []byte {
-			text, _ := log.Formatter.Format(&logrus.Entry{
-				Logger: log, Time: time.Now(), Level: logrus.WarnLevel,
-				Message: fmt.Sprintf("%d lines of the log dropped: nobody read them", n),
-			})
-			return text
-		})
-	}
-	log.SetLevel(s.logLevel)
-	if s.logJSON {
-		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: timeJSON})
-		if s.runID != "" {
-			log.AddHook(jobField(s.runID))
-		}
-	} else {
-		log.SetFormatter(textFormat(p.env, p.stderr))
-	}
-	safefile.TellLacks(func(text string) { log.Warn(text) })
-	for _, text := range s.mistyped {
-		log.Warn(text)
-	}
-	s.mistyped = nil
-	return log
-}
-
-// exitWith returns the failure of a program, which becomes this one's exit status.
-func exitWith(err error, code int) error { return programExit{err, code} }
-
-// workFailed returns an error of the work itself.
-func workFailed(err error) error { return runError{err} }

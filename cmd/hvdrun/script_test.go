@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(sandbox.Tests{M: m}, map[string]func(){"hvdrun": main, "toil": toil})
+	testscript.Main(sandbox.Tests{M: m}, map[string]func(){"hvdrun": main})
 }
 
 // The scripts in testdata/script run the command as people do.

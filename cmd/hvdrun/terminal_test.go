@@ -4,12 +4,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
 // TestTopNeedsATerminal: without one, the error says what to use.
 func TestTopNeedsATerminal(t *testing.T) {
 	var stdout, stderr strings.Builder
-	if code := run([]string{"top"}, strings.NewReader(""), &stdout, &stderr, os.Environ()); code != statusUsage {
+	if code := run([]string{"top"}, strings.NewReader(""), &stdout, &stderr, os.Environ()); code != cli.StatusUsage {
 		t.Errorf("status %d", code)
 	}
 	if got := strings.TrimSpace(stderr.String()); got != "hvdrun: top needs a terminal for its input and output; `hvdrun status --watch` does without" {

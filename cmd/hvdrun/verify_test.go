@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
 // flawed is the example in Python with a flaw.
@@ -33,10 +35,10 @@ func TestSourcesTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	p := &program{stdout: &out, stderr: &strings.Builder{}, env: os.Environ()}
+	p := &cli.Program{Stdout: &out, Stderr: &strings.Builder{}, Env: os.Environ()}
 	args := []string{"discover", "--json", "--discovery-plugin", "../../examples/discovery-plugin-python/inventory.py",
 		"--discovery-config", "inventory=" + machines, "--host-discovery-script", "echo a:1; echo b:2"}
-	if err := p.execute(t.Context(), args); err != nil {
+	if err := execute(t.Context(), p, args); err != nil {
 		t.Fatal(err)
 	}
 	want := `{"hosts":[{"host":"a","slots":1,"local":false},{"host":"b","slots":2,"local":false,"draining":true},` +
@@ -44,8 +46,8 @@ func TestSourcesTogether(t *testing.T) {
 	if out.String() != want {
 		t.Errorf("got %swant %s", &out, want)
 	}
-	err := p.execute(t.Context(), append(args, "-H", "a:1"))
-	if err == nil || status(err) != 2 || !strings.Contains(err.Error(), "each says which hosts there are") {
+	err := execute(t.Context(), p, append(args, "-H", "a:1"))
+	if err == nil || cli.Status(err) != 2 || !strings.Contains(err.Error(), "each says which hosts there are") {
 		t.Errorf("with fixed hosts: %v", err)
 	}
 }
@@ -82,8 +84,8 @@ func TestVerifyPlugin(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			p := &program{stdout: &out, stderr: &strings.Builder{}, env: os.Environ()}
-			err := p.execute(t.Context(), []string{"discover", "--verify", "--discovery-plugin", path,
+			p := &cli.Program{Stdout: &out, Stderr: &strings.Builder{}, Env: os.Environ()}
+			err := execute(t.Context(), p, []string{"discover", "--verify", "--discovery-plugin", path,
 				"--discovery-config", "inventory=" + machines, "--log-level", "fatal"})
 			if c.want == "" {
 				if err != nil || strings.Contains(out.String(), "FAILED") || strings.Count(out.String(), "\nOK ") < 10 {
@@ -91,8 +93,8 @@ func TestVerifyPlugin(t *testing.T) {
 				}
 				return
 			}
-			if status(err) != 1 || !regexp.MustCompile(c.want).MatchString(out.String()) {
-				t.Errorf("status %d (%v), want a line %s in\n%s", status(err), err, c.want, &out)
+			if cli.Status(err) != 1 || !regexp.MustCompile(c.want).MatchString(out.String()) {
+				t.Errorf("status %d (%v), want a line %s in\n%s", cli.Status(err), err, c.want, &out)
 			}
 		})
 	}

@@ -319,6 +319,10 @@ type source struct {
 
 func (s source) dir() string { return filepath.Dir(s.path) }
 func (s source) test() bool  { return strings.HasSuffix(s.path, "_test.go") }
+
+// program returns whether the file is of a program, and not of what several of them import.
+func (s source) program() bool { return s.file.Name.Name == "main" || under(s.dir(), "cmd") }
+
 func (s source) where(n ast.Node) string {
 	return fmt.Sprintf("%s:%d", s.path, s.fset.Position(n.Pos()).Line)
 }
@@ -535,7 +539,7 @@ func TestForbiddenCalls(t *testing.T) {
 				does = ends.MatchString(name)
 				seen[name] = does
 			}
-			if does && !s.test() && s.file.Name.Name != "main" && s.path != "internal/proc/guard.go" { // which is a program of its own then
+			if does && !s.test() && !s.program() && s.path != "internal/proc/guard.go" { // which is a program of its own then
 				t.Errorf("%s: %s in a library", s.where(n), name)
 			}
 			if name == "time.Sleep" && (s.test() || isKit(s.dir())) {
@@ -555,7 +559,7 @@ var environment = map[string]string{
 func TestEnvironmentIsReadInOnePlace(t *testing.T) {
 	read := map[string]bool{}
 	for _, s := range sources(t) {
-		if s.test() || s.file.Name.Name == "main" || under(s.dir(), "plan") || isKit(s.dir()) {
+		if s.test() || s.program() || under(s.dir(), "plan") || isKit(s.dir()) {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {

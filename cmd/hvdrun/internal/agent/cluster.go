@@ -1,0 +1,365 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/internal/agent/enroll"
+	"github.com/hvdrun/hvdrun/internal/cluster"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+const (
+	// firstTokenLife is how long the token of a new cluster is good for.
+	firstTokenLife = time.Hour
+	// defaultEnrollAddr is where agents are served.
+	defaultEnrollAddr = ":7945"
+	// rotateLook is the pause between two looks whether all hosts have the keys.
+	rotateLook = 100 * time.Millisecond
+	// rotateTell is the pause between two lines about who is waited for.
+	rotateTell = 10 * time.Second
+)
+
+// ClusterCommand returns the command hvdrun cluster.
+func ClusterCommand(p *cli.Program) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cluster",
+		Short: "Keep the keys of a cluster of agents",
+		Long: `cluster keeps the keys of a cluster of agents (hvdrun agent --enroll) in a folder. Whoever can read the folder can run
+commands on all hosts; it stays with those who start jobs. Agents have only a certificate, which lets drivers know them, and
+the key of the gossip.`,
+		Example: `  hvdrun cluster init ~/cluster
+  hvdrun cluster serve ~/cluster
+  hvdrun agent --enroll head:7945 --token-file token --state-dir /var/lib/hvdrun --join node1:7946     # on each host
+  hvdrun -np 8 --gossip-join node1:7946 --cluster ~/cluster ./train`,
+		DisableFlagsInUseLine: true,
+	}
+	cmd.AddCommand(clusterInitCommand(p), clusterTokenCommand(p), clusterServeCommand(p), clusterRotateCommand(p),
+		clusterHostsCommand(p), clusterRemoveCommand(p))
+	return cmd
+}
+
+// durationFlag is a duration in the words of hvdrun's other flags.
+type durationFlag struct{ d *time.Duration }
+
+func (f durationFlag) Set(text string) (err error) {
+	*f.d, err = settings.ParseDuration(text)
+	return err
+}
+
+func (f durationFlag) String() string {
+	if f.d == nil {
+		return ""
+	}
+	return f.d.String()
+}
+
+func (f durationFlag) Type() string { return "D" }
+
+func addDuration(fs *pflag.FlagSet, name string, standard time.Duration, usage string) *time.Duration {
+	d := standard
+	fs.Var(durationFlag{&d}, name, usage)
+	return &d
+}
+
+func clusterInitCommand(p *cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "init DIR",
+		Short: "Make the folder of a new cluster",
+		Long: `init makes the folder of a new cluster, of mode 0700: an authority, which signs certificates, a key of the gossip, and
+DIR/token, with which any number of hosts may join within an hour; hvdrun cluster token makes others.`,
+		Args:                  cobra.ExactArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			now := time.Now()
+			dir, err := cluster.Init(args[0], cluster.Grant{Expires: now.Add(firstTokenLife), Reusable: true}, now)
+			if err == nil {
+				err = dir.Record(audit.Record{What: "init", Dir: args[0], Outcome: audit.Done})
+			}
+			if err != nil {
+				return cli.Failed(err)
+			}
+			fmt.Fprintf(p.Stdout, "%s is the folder of a new cluster; hosts may join with %s for %v\n",
+				args[0], filepath.Join(args[0], cluster.TokenFile), firstTokenLife)
+			return nil
+		},
+	}
+}
+
+func clusterTokenCommand(p *cli.Program) *cobra.Command {
+	var grant cluster.Grant
+	cmd := &cobra.Command{
+		Use:   "token DIR [FILE] [flags]",
+		Short: "Make a token with which a host may join",
+		Long: `token makes a token with which one host, or with --reusable any number of them, may join the cluster until it expires. It
+is written to FILE, a new file of mode 0600, or printed. It is a secret: whoever has it can be a host of the cluster, but
+cannot start jobs. The cluster keeps only its public key.`,
+		Args:                  cobra.RangeArgs(1, 2),
+		DisableFlagsInUseLine: true,
+	}
+	cmd.Flags().StringVar(&grant.Hosts, "host", "", "`PATTERN` of the host's name: node7, node*, node[0-9] (default: any name)")
+	cmd.Flags().BoolVar(&grant.Reusable, "reusable", false, "any number of hosts may join with it")
+	life := addDuration(cmd.Flags(), "life", firstTokenLife, "time until it expires")
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		dir, err := cluster.Open(args[0])
+		if err != nil {
+			return cli.Failed(err)
+		}
+		now := time.Now()
+		grant.Expires = now.Add(*life)
+		token, err := dir.NewToken(grant, now)
+		err = errors.Join(err, dir.Record(audit.Record{What: "token", How: grantText(grant), Outcome: audit.Of(err)}))
+		switch {
+		case err != nil:
+		case len(args) == 2:
+			err = token.WriteFile(args[1])
+		default:
+			_, err = fmt.Fprintln(p.Stdout, token.Encode())
+		}
+		if err != nil {
+			return cli.Failed(err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// grantText describes what a token is good for.
+func grantText(g cluster.Grant) string {
+	text := "for one host"
+	if g.Reusable {
+		text = "for any number of hosts"
+	}
+	if g.Hosts != "" {
+		text += " named " + g.Hosts
+	}
+	return text + " until " + g.Expires.UTC().Format(time.RFC3339)
+}
+
+func clusterServeCommand(p *cli.Program) *cobra.Command {
+	var listen string
+	cmd := &cobra.Command{
+		Use:   "serve DIR [flags]",
+		Short: "Sign and renew the certificates of agents, and tell them the keys of the gossip",
+		Long: `serve signs the certificates of hosts that have a token, renews them, and tells agents the keys of the gossip, until it is
+asked to stop. Agents do without it for half of the life of their certificates before they warn.`,
+		Args:                  cobra.ExactArgs(1),
+		DisableFlagsInUseLine: true,
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&listen, "listen", defaultEnrollAddr, "`ADDR:PORT` where agents are served")
+	life := addDuration(fs, "agent-life", enroll.DefaultAgentLife, "how long an agent's certificate is valid; it is renewed from a third of that on")
+	pause := addDuration(fs, "pause", enroll.DefaultPause, "pause between two questions of an agent")
+	for _, name := range []string{"log-level", "log-format"} {
+		settings.AddFlag(fs, settings.SettingNamed(name))
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		s, err := settings.Load(cmd.Flags(), p.Env)
+		if err != nil {
+			return err
+		}
+		if !s.Given("log-level") {
+			s.LogLevel = logrus.InfoLevel
+		}
+		dir, err := cluster.Open(args[0])
+		if err != nil {
+			return cli.Failed(err)
+		}
+		ln, err := identity.Enrollment.Listen(listen)
+		if err != nil {
+			return fmt.Errorf("--listen: %w", err)
+		}
+		log := settings.Logger(p, &s)
+		log.Infof("cluster: agents are served at %v", ln.Addr())
+		if err := dir.Record(audit.Record{What: "serve", How: "at " + ln.Addr().String(), Outcome: audit.Done}); err != nil {
+			return cli.Failed(errors.Join(err, ln.Close()))
+		}
+		err = enroll.Server{Dir: dir, AgentLife: *life, Pause: *pause, Log: log}.Serve(cmd.Context(), ln)
+		if err != nil {
+			return cli.Failed(err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func clusterRotateCommand(p *cli.Program) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rotate DIR [flags]",
+		Short: "Replace the key of the gossip, while jobs run",
+		Long: `rotate replaces the key of the gossip: all agents get a new key beside the old one, then encrypt with it, then forget the
+old one. Each step waits until all hosts whose certificates are valid have taken it, for which hvdrun cluster serve must run,
+and until drivers that use this folder have. Where rotate ends before, the next one goes on where it stopped. A host that is
+gone for good holds it up until its certificate ends, or hvdrun cluster remove.`,
+		Args:                  cobra.ExactArgs(1),
+		DisableFlagsInUseLine: true,
+	}
+	hold := addDuration(cmd.Flags(), "hold", cluster.DefaultHold, "least time of a step, in which drivers take the keys")
+	limit := addDuration(cmd.Flags(), "timeout", 10*time.Minute, "longest wait for hosts")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		dir, err := cluster.Open(args[0])
+		if err == nil {
+			ctx, cancel := context.WithTimeout(cmd.Context(), *limit)
+			defer cancel()
+			err = rotate(ctx, p, dir, *hold)
+			err = errors.Join(err, dir.Record(audit.Record{What: "rotate", Outcome: audit.Of(err)}))
+		}
+		if err != nil {
+			return cli.Failed(err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// rotate goes on with a rotation, or begins one, and blocks until it is done.
+func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Duration) error {
+	err := dir.Update(func(s *cluster.State) error {
+		if !s.BeginRotation(time.Now()) {
+			fmt.Fprintf(p.Stdout, "going on where the last rotation stopped: %s\n", s.Ring.Phase)
+		}
+		fmt.Fprintf(p.Stdout, "each of three steps takes %v at least (--hold), and until all hosts ask for their keys again\n", hold)
+		return nil
+	})
+	look := time.NewTicker(rotateLook)
+	defer look.Stop()
+	told := time.Now()
+	for err == nil {
+		var waiting []string
+		advanced, phase := false, cluster.Stable
+		if err = rotationStep(dir, hold, &advanced, &phase, &waiting); err != nil {
+			break
+		}
+		switch {
+		case advanced && phase == cluster.Stable:
+			fmt.Fprintln(p.Stdout, "the key of the gossip is replaced")
+			return nil
+		case advanced:
+			fmt.Fprintf(p.Stdout, "%s\n", phase)
+		case time.Since(told) > rotateTell && len(waiting) > 0:
+			told = time.Now()
+			fmt.Fprintf(p.Stdout, "%s: waiting until these hosts have the keys: %s\n", phase, cli.EscapeCell(someOf(waiting)))
+		}
+		select {
+		case <-ctx.Done():
+			if len(waiting) == 0 {
+				return context.Cause(ctx)
+			}
+			return fmt.Errorf("%s: these hosts have not taken the keys: %s; `hvdrun cluster remove` takes out one that is gone, "+
+				"and `hvdrun cluster rotate` goes on", phase, someOf(waiting))
+		case <-look.C:
+		}
+	}
+	return err
+}
+
+// rotationStep looks whether the rotation can go on, and has it do so. Nothing is written where it
+// cannot.
+func rotationStep(dir *cluster.Dir, hold time.Duration, advanced *bool, phase *cluster.Phase, waiting *[]string) error {
+	step := func(s *cluster.State) {
+		*advanced, *waiting = s.AdvanceRotation(time.Now(), hold)
+		*phase = s.Ring.Phase
+	}
+	seen, err := dir.View()
+	if err != nil {
+		return err
+	}
+	trial := *seen
+	if step(&trial); !*advanced {
+		return nil
+	}
+	return dir.Update(func(s *cluster.State) error {
+		step(s)
+		return nil
+	})
+}
+
+// someOf lists names, of many the first.
+func someOf(names []string) string {
+	const most = 8
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], " "), len(names)-most)
+	}
+	return strings.Join(names, " ")
+}
+
+func clusterHostsCommand(p *cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:                   "hosts DIR",
+		Short:                 "List the hosts that have a certificate",
+		Args:                  cobra.ExactArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir, err := cluster.Open(args[0])
+			if err != nil {
+				return cli.Failed(err)
+			}
+			state, err := dir.View()
+			if err != nil {
+				return cli.Failed(err)
+			}
+			w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "HOST\tCERTIFICATE UNTIL\tGOSSIP KEYS")
+			for _, name := range slices.Sorted(maps.Keys(state.Hosts)) {
+				h := state.Hosts[name]
+				keys := "current"
+				switch {
+				case h.Removed:
+					keys = "removed"
+				case h.Ring != state.Ring.Version:
+					keys = "old"
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\n", cli.EscapeCell(name), h.Expires.Format(time.RFC3339), keys)
+			}
+			if err := w.Flush(); err != nil {
+				return cli.Failed(err)
+			}
+			return nil
+		},
+	}
+}
+
+func clusterRemoveCommand(p *cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "remove DIR HOST…",
+		Short: "Have the certificates of hosts end",
+		Long: `remove has the certificates of hosts not be renewed: they stop being hosts of the cluster when those end. They do not get
+the next key of the gossip, so that after hvdrun cluster rotate no driver finds them. A host that is to come back needs a
+token.`,
+		Args:                  cobra.MinimumNArgs(2),
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir, err := cluster.Open(args[0])
+			if err == nil {
+				err = dir.Update(func(s *cluster.State) error {
+					var all []error
+					for _, host := range args[1:] {
+						all = append(all, s.Remove(host))
+					}
+					return errors.Join(all...)
+				})
+				for _, host := range args[1:] {
+					err = errors.Join(err, dir.Record(audit.Record{What: "remove", Host: host, Outcome: audit.Of(err)}))
+				}
+			}
+			if err != nil {
+				return cli.Failed(err)
+			}
+			return nil
+		},
+	}
+}

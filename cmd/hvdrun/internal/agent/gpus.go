@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/gpu"
+)
+
+// slotDevices are the devices of this machine's slots, by index, and what is known against them. A
+// nil *slotDevices has none, and no slot is bad.
+type slotDevices struct {
+	devices []gpu.Device
+	health  gpu.Health
+}
+
+// bind shows the worker the device of its slot alone, and refuses one whose device has failed.
+func (d *slotDevices) bind(s *launch.Spec) error {
+	if d == nil {
+		return nil
+	}
+	if e, bad := d.health.Bad(d.index(s.Slot.Index)); bad {
+		return &launch.StartError{Command: s.Command[0], Err: fmt.Errorf("the slot's device has failed: %v", e)}
+	}
+	s.Env = append(slices.Clip(s.Env), gpu.VisibleEnv(d.devices, s.Slot.Index)...)
+	return nil
+}
+
+// bad returns whether the slot's device has failed.
+func (d *slotDevices) bad(slot int) bool {
+	if d == nil {
+		return false
+	}
+	_, bad := d.health.Bad(d.index(slot))
+	return bad
+}
+
+// index is that of the slot's device: slots beyond the devices share them.
+func (d *slotDevices) index(slot int) int { return slot % len(d.devices) }
+
+// watch calls failed when a device of some slot has, until ctx ends.
+func (d *slotDevices) watch(ctx context.Context, log logrus.FieldLogger, failed func(device int),
+	events func(context.Context, func(gpu.Event)) error) error {
+	return events(ctx, func(e gpu.Event) {
+		// A person may have hidden some devices, so that they are numbered otherwise here.
+		i := slices.IndexFunc(d.devices, func(o gpu.Device) bool {
+			return o.GPU == e.Device.GPU && (o.UUID == e.Device.UUID || o.UUID == "" || e.Device.UUID == "")
+		})
+		if i < 0 {
+			return
+		}
+		e.Device.Index = i
+		if d.health.Note(e) {
+			log.Errorf("%v; its slot is not used any more", e)
+			failed(i)
+		} else {
+			log.Warn(e)
+		}
+	})
+}
+
+// boundLauncher starts workers that are bound to the devices of their slots.
+type boundLauncher struct {
+	launch.Launcher
+	gpus *slotDevices
+}
+
+// Run runs the worker.
+func (l boundLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	if err := l.gpus.bind(&s); err != nil {
+		return err
+	}
+	return l.Launcher.Run(ctx, s, started)
+}
+
+// agentDevices returns how an agent starts workers, and how it learns of slots whose devices have
+// failed: where they are bound to devices, or there is a slot for each.
+func agentDevices(s *settings.Settings, log logrus.FieldLogger, slots int) (launch.Launcher,
+	func(context.Context, func([]int)) error, error) {
+	devices, err := hostsource.LocalDevices()
+	switch {
+	case err != nil && s.BindGPUs:
+		return nil, nil, fmt.Errorf("%s: %w", s.Origin("bind-gpus"), err)
+	case err != nil, s.SlotsPerHost > 0 && !s.BindGPUs:
+		if err != nil && !errors.Is(err, gpu.ErrNoGPU) {
+			log.WithError(err).Warn("GPUs are not watched")
+		}
+		return launch.Local{}, nil, nil
+	}
+	d := &slotDevices{devices: devices}
+	health := func(ctx context.Context, bad func([]int)) error {
+		return d.watch(ctx, log, func(int) { bad(d.badSlots(slots)) }, gpu.Watch)
+	}
+	if !s.BindGPUs {
+		return launch.Local{}, health, nil
+	}
+	return boundLauncher{launch.Local{}, d}, health, nil
+}
+
+// badSlots returns those of so many slots whose devices have failed.
+func (d *slotDevices) badSlots(slots int) (bad []int) {
+	for slot := range slots {
+		if d.bad(slot) {
+			bad = append(bad, slot)
+		}
+	}
+	return bad
+}

@@ -1,0 +1,255 @@
+// Package bench is the command that measures collectives, of hvdrun and of other libraries.
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/bench"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// benchRank is the subcommand that hvdrun starts itself with, once for each rank. Its argument is a
+// bench.Spec in JSON.
+const benchRank = "__bench-rank"
+
+// algorithmVariable tells workers which algorithm to use.
+const algorithmVariable = plan.EnvAlgorithm
+
+const defaultSizes = "4,1KiB,64KiB,1MiB,16MiB,64MiB"
+
+// benchUsages are what some settings mean for a measurement, where that is not what they mean for a
+// job.
+var benchUsages = map[string]string{
+	"np":    "ranks (default: the slots of the hosts, else 2)",
+	"hosts": "hosts and their slots; names of this machine alone, 127.0.0.1:2,127.0.0.2:2, are ranks as on several hosts",
+}
+
+// benchShares are the settings of a job that a measurement has too, besides those that say which
+// hosts there are.
+var benchShares = []string{"network-interfaces", "listen", "encrypt-data", "connections", "start-timeout", "agent-timeout"}
+
+// benchIgnores are settings of sources that are asked again and again.
+var benchIgnores = []string{"discovery-interval", "discovery-removal-after"}
+
+// benchFlags is what was asked for, as text.
+type benchFlags struct {
+	op, sizes, seconds, rounds, against, algorithm, bucket, tsv, plot string
+	alloc, into, memory                                               bool
+}
+
+// Command returns the command hvdrun bench.
+func Command(p *cli.Program) *cobra.Command {
+	var b benchFlags
+	cmd := &cobra.Command{
+		Use:   "bench [flags]",
+		Short: "Measure the collectives, alone or beside other libraries'",
+		Long: `bench starts ranks on this machine, or on other hosts the way a job would, lets them run a collective operation on float32
+tensors of several sizes, and prints how long it took: the least, the median and the 99th percentile of the samples. A
+sample is one operation, and its time the longest over the ranks; operations follow each other without a pause. As many
+are taken as fit into --seconds, at least 10 and at most 20,000. Results are checked first.
+
+Of ranks on several hosts it also prints the bytes on sockets for each operation, and their share of what one plain stream
+between two of the hosts takes.
+
+With --against other libraries are measured too, by programs that are compiled on the spot, in turns with hvdrun's ranks.
+Between hosts Open MPI needs ssh to all of them, with the settings that hvdrun has for it; Gloo's ranks are started as
+hvdrun's are. Both libraries must be installed on all hosts.
+
+With --memory the ranks also copy memory, one alone and all at once, which tells the bandwidth that an all-reduce can reach
+with tensors beyond the size of the caches. The operation gradients is a backward pass of 32 layers, computed by a device
+in the time of one all-reduce, of which elastic/gradient averages each as soon as it is there. Nothing else should run on
+the machines.`,
+		Example: `  hvdrun bench -np 4
+  hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo --tsv bench.tsv --plot bench.svg
+  hvdrun bench -H node1:8,node2:8 --sizes 1MiB,64MiB --against openmpi`,
+		Args:                  cobra.NoArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := settings.Load(cmd.Flags(), p.Env)
+			if err != nil {
+				return err
+			}
+			m, err := b.measurement(&s)
+			if err != nil {
+				return err
+			}
+			return runBench(cmd.Context(), p, &s, m)
+		},
+	}
+	fs := cmd.Flags()
+	fs.SortFlags = false
+	b.addFlags(fs)
+	return cmd
+}
+
+// addFlags defines all flags.
+func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
+	share := func(name string) {
+		f := settings.AddFlag(fs, settings.SettingNamed(name))
+		if usage, ok := benchUsages[name]; ok {
+			f.Usage = usage
+		}
+	}
+	share("np")
+	fs.StringVar(&b.op, "op", string(bench.AllReduce),
+		"operation: allreduce, allreduce-async, broadcast, allgather, reducescatter, alltoall, barrier or gradients")
+	fs.StringVar(&b.sizes, "sizes", defaultSizes, "bytes of the whole tensor")
+	fs.StringVar(&b.seconds, "seconds", "1", "duration to aim at for the samples of one size")
+	fs.StringVar(&b.rounds, "rounds", "3", "times that everything is measured")
+	fs.StringVar(&b.algorithm, "algorithm", "", "algorithm to use whatever the size ("+algorithmVariable+")")
+	fs.StringVar(&b.bucket, "bucket", "", "bytes of gradients that are reduced together (default: those of elastic/gradient, 4MiB)")
+	fs.StringVar(&b.against, "against", "", "others to measure: openmpi, openmpi-tcp, gloo, joined by commas")
+	fs.BoolVar(&b.alloc, "alloc", false, "tensors in memory that the ranks of a host share, as collective.Alloc gives")
+	fs.BoolVar(&b.into, "into", false, "allgather, reducescatter and alltoall put results into tensors that are there (AllGatherInto, …)")
+	fs.BoolVar(&b.memory, "memory", false, "measure the memory's bandwidth too")
+	fs.StringVar(&b.tsv, "tsv", "", "file for all rows of all rounds, separated by tabs")
+	fs.StringVar(&b.plot, "plot", "", "file for a plot, whose name ends in .svg")
+	for _, st := range settings.Table {
+		if st.Source && st.Name != "np" && !slices.Contains(benchIgnores, st.Name) || slices.Contains(benchShares, st.Name) {
+			share(st.Name)
+		}
+	}
+}
+
+// measurement is what the flags ask for.
+type measurement struct {
+	spec      bench.Spec
+	np        int         // 0: all slots
+	hosts     []plan.Host // nil: sources are asked
+	rounds    int
+	peers     []bench.Peer
+	algorithm string
+	tsv, plot string
+}
+
+// measurement reads the flags. Its errors name them.
+func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error) {
+	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
+	m.spec.Alloc, m.spec.Into, m.spec.Memory = b.alloc, b.into, b.memory
+	if m.spec.Op, err = bench.ParseOp(b.op); err != nil {
+		return m, fmt.Errorf("--op: %w", err)
+	}
+	if m.spec.Sizes, err = bench.ParseSizes(b.sizes); err != nil {
+		return m, fmt.Errorf("--sizes: %w", err)
+	}
+	if m.spec.Op == bench.Barrier {
+		m.spec.Sizes = []int{0}
+	}
+	if m.spec.Into && !m.spec.Op.HasInto() {
+		return m, fmt.Errorf("--into: --op %s has no such form", m.spec.Op)
+	}
+	if m.spec.Time, err = settings.ParseDuration(b.seconds); err != nil {
+		return m, fmt.Errorf("--seconds: %w", err)
+	}
+	if m.rounds, err = settings.ParseCount(b.rounds, 1); err != nil {
+		return m, fmt.Errorf("--rounds: %w", err)
+	}
+	if _, err = collective.ParseAlgorithm(b.algorithm); err != nil {
+		return m, fmt.Errorf("--algorithm: %w", err)
+	}
+	if b.bucket != "" {
+		sizes, err := bench.ParseSizes(b.bucket)
+		switch {
+		case err != nil:
+			return m, fmt.Errorf("--bucket: %w", err)
+		case len(sizes) != 1:
+			return m, fmt.Errorf("--bucket: %q is several sizes", b.bucket)
+		case m.spec.Op != bench.Gradients:
+			return m, fmt.Errorf("--bucket: it is of --op %s alone", bench.Gradients)
+		}
+		m.spec.Bucket = sizes[0]
+	}
+	if b.against != "" {
+		if m.peers, err = bench.ParsePeers(b.against); err != nil {
+			return m, fmt.Errorf("--against: %w", err)
+		}
+	}
+	if b.plot != "" && !strings.HasSuffix(b.plot, ".svg") {
+		return m, fmt.Errorf("--plot: the name %q does not end in .svg", b.plot)
+	}
+	return m, m.place(s)
+}
+
+// place reads what says where the ranks run.
+func (m *measurement) place(s *settings.Settings) (err error) {
+	if m.hosts, err = hostsource.Fixed(s); err != nil {
+		return err
+	}
+	if m.hosts == nil {
+		m.np = s.Np
+		return nil
+	}
+	if !s.Given("np") && !s.Given("hosts") && !s.Given("hostfile") {
+		s.Np, s.Origins["np"] = 2, "the default of -np"
+		m.hosts = []plan.Host{{Name: "localhost", Slots: s.Np}}
+	}
+	size, err := hostsource.Size(s, m.hosts)
+	m.np = size.NP
+	return err
+}
+
+// checkParts refuses tensors that are not the same number of elements for each rank, which an
+// operation with --into needs.
+func (m *measurement) checkParts(ranks int) error {
+	for _, size := range m.spec.Sizes {
+		if m.spec.Into && m.spec.Op != bench.ReduceScatter && size%(4*ranks) != 0 {
+			return fmt.Errorf("--sizes: %s are not even parts of whole elements for %d ranks, as --into needs", bench.SizeText(size), ranks)
+		}
+	}
+	return nil
+}
+
+// checkMemory refuses tensors for which the machine has no room: each rank has its own, a library
+// keeps up to one of that size besides, and results of some operations are another.
+func (m *measurement) checkMemory(ranks int) error {
+	info, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return nil // a machine that does not tell
+	}
+	_, after, _ := strings.Cut(string(info), "MemAvailable:")
+	var kib int
+	if _, err := fmt.Sscan(after, &kib); err != nil {
+		return nil
+	}
+	largest := m.spec.Sizes[len(m.spec.Sizes)-1]
+	if need := 3 * largest * ranks; need > kib<<10 {
+		return fmt.Errorf("--sizes: %s on %d ranks may need %s of memory, and %s are free", bench.SizeText(largest), ranks,
+			bench.SizeText(need), bench.SizeText(kib<<10>>20<<20))
+	}
+	return nil
+}
+
+// RankCommand returns the command that is a rank of the measurement.
+func RankCommand(p *cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:                benchRank,
+		Hidden:             true,
+		DisableFlagParsing: true,
+		Args:               cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var spec bench.Spec
+			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
+				return err
+			}
+			if err := bench.Rank(cmd.Context(), spec, p.Stdout); err != nil {
+				if cause := context.Cause(cmd.Context()); cause != nil {
+					err = cause
+				}
+				return cli.Failed(err)
+			}
+			return nil
+		},
+	}
+}

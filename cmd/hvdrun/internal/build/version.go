@@ -1,0 +1,133 @@
+// Package build is what this program is: its version, and those of the formats that it reads and
+// writes.
+package build
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/licenses"
+)
+
+// build is what this program is, as hvdrun version --json prints it.
+type build struct {
+	Version string `json:"version"` // of the module; (devel) if it was built from a working tree
+	// Commit is the commit, Modified: with changes. Empty and false: the build does not know.
+	Commit   string `json:"commit"`
+	Modified bool   `json:"modified"`
+	Go       string `json:"go"`
+	OS       string `json:"os"`
+	Arch     string `json:"arch"`
+	// The versions of what this program and others of hvdrun exchange.
+	Agent   int `json:"agent"`   // between drivers and agents
+	Gossip  int `json:"gossip"`  // in what agents announce
+	Journal int `json:"journal"` // of a job's journal
+	JobFile int `json:"job_file"`
+}
+
+// release and commit are the version and the commit that are built, where the build itself does not
+// know them: set by the linker.
+var release, commit string
+
+func thisBuild() build {
+	b := build{
+		Version: "(devel)", Commit: commit, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Agent: client.HelloVersion, Gossip: gossip.MetaVersion, Journal: decide.JournalVersion, JobFile: jobdir.FileVersion,
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return b
+	}
+	if info.Main.Version != "" {
+		b.Version = info.Main.Version
+	}
+	if release != "" {
+		b.Version = release
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			b.Commit = s.Value
+		case "vcs.modified":
+			b.Modified = s.Value == "true"
+		}
+	}
+	return b
+}
+
+// Version names the build: that of the module, or the commit, and what it was built with and for.
+func Version() string {
+	b := thisBuild()
+	if b.Version == "(devel)" && b.Commit != "" {
+		b.Version += " " + b.Commit
+	}
+	return fmt.Sprintf("%s (%s, %s/%s)", b.Version, b.Go, b.OS, b.Arch)
+}
+
+// Command returns the command hvdrun version.
+func Command(p *cli.Program) *cobra.Command {
+	var all, asJSON, sbom bool
+	cmd := &cobra.Command{
+		Use:   "version [--json | --licenses | --sbom]",
+		Short: "Print the version, the commit and the versions of formats, or the licences of what hvdrun is linked with",
+		Long: `version prints what hvdrun --version does, the commit, and the versions of what hvdrun says to agents and keeps in files. Two
+hvdruns with the same of these work together; otherwise the one that comes to the other's says so in one line. With
+--licenses it prints the modules that hvdrun and its discovery plugins are linked with, each with its version, its licence
+and where its source is had, and then the full texts of all licences and notices; with --sbom, those modules as a software
+bill of materials in CycloneDX's JSON.`,
+		Args:                  cobra.NoArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(*cobra.Command, []string) error {
+			var err error
+			switch {
+			case all:
+				var list *licenses.List
+				if list, err = licenses.All(); err == nil {
+					err = list.Print(p.Stdout)
+				}
+			case sbom:
+				var list *licenses.List
+				if list, err = licenses.All(); err == nil {
+					err = list.CycloneDX(p.Stdout, thisBuild().Version)
+				}
+			case asJSON:
+				enc := json.NewEncoder(p.Stdout)
+				enc.SetIndent("", "  ")
+				err = enc.Encode(thisBuild())
+			default:
+				err = thisBuild().print(p)
+			}
+			if err != nil {
+				return cli.Failed(err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&all, "licenses", false, "print the licences, of the discovery plugins too")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&sbom, "sbom", false, "print a software bill of materials, of the discovery plugins too")
+	cmd.MarkFlagsMutuallyExclusive("licenses", "json", "sbom")
+	return cmd
+}
+
+func (b build) print(p *cli.Program) error {
+	known := b.Commit
+	switch {
+	case known == "":
+		known = "unknown"
+	case b.Modified:
+		known += ", with changes"
+	}
+	_, err := fmt.Fprintf(p.Stdout, "hvdrun %s\ncommit %s\nagents %d, gossip %d, journal %d, job file %d\n",
+		Version(), known, b.Agent, b.Gossip, b.Journal, b.JobFile)
+	return err
+}

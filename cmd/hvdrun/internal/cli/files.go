@@ -1,0 +1,31 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// ReadBounded reads a file that is no longer than that.
+func ReadBounded(path string, most int64) (string, error) {
+	f, err := safefile.Read(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return ReadAll(f, most)
+}
+
+// ReadAll reads a file that is no longer than that.
+func ReadAll(f *os.File, most int64) (string, error) {
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	switch {
+	case err != nil:
+		return "", err
+	case int64(len(b)) > most:
+		return "", fmt.Errorf("%s is longer than %d bytes", f.Name(), most)
+	}
+	return string(b), nil
+}

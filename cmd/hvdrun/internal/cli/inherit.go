@@ -1,0 +1,33 @@
+package cli
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
+)
+
+// AgentReaps and DriverReaps are how long an agent and a driver leave inherited processes that have
+// ended to others: an agent starts all of its children by internal/proc, a driver does not.
+const (
+	AgentReaps  = 100 * time.Millisecond
+	DriverReaps = 10 * time.Second
+)
+
+// Inherit makes this process the parent of those that its descendants leave behind, and reaps them
+// until release is called.
+func Inherit(log logrus.FieldLogger, patience time.Duration) (release func()) {
+	if err := proc.Adopt(); err != nil {
+		log.Warnf("what workers leave behind may outlive them: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var reaping sync.WaitGroup
+	reaping.Go(func() { proc.Reap(ctx, patience) })
+	return func() {
+		cancel()
+		reaping.Wait()
+	}
+}

@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/term"
+
+	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/internal/logline"
+)
+
+// TimeText and TimeJSON are how times are written to people and to programs.
+const (
+	TimeText = "15:04:05.000"
+	TimeJSON = "2006-01-02T15:04:05.000000000Z07:00"
+)
+
+// TextFormat is how the log is written as text to somebody; records of the audit are JSON, in which
+// nothing needs to be escaped.
+func TextFormat(env []string, w io.Writer) logline.Text {
+	return logline.Text{Journal: ReadByJournal(env, w), Colour: isColourful(env, w), Raw: func(value any) bool {
+		_, is := value.(audit.Record)
+		return is
+	}}
+}
+
+// isColourful returns whether lines written to w are seen in a terminal, by somebody who has not
+// refused colours (NO_COLOR).
+func isColourful(env []string, w io.Writer) bool {
+	if s, wrapped := w.(*Stream); wrapped {
+		w = s.W
+	}
+	refused, _ := Lookup(env, "NO_COLOR")
+	kind, _ := Lookup(env, "TERM")
+	f, is := w.(*os.File)
+	return is && refused == "" && kind != "dumb" && term.IsTerminal(int(f.Fd()))
+}
+
+// ReadByJournal returns whether systemd's journal reads what is written to w: JOURNAL_STREAM names
+// the device and the inode of what it gave to the service.
+func ReadByJournal(env []string, w io.Writer) bool {
+	given, _ := Lookup(env, "JOURNAL_STREAM")
+	if s, wrapped := w.(*Stream); wrapped {
+		w = s.W
+	}
+	f, is := w.(*os.File)
+	if given == "" || !is {
+		return false
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	stat, is := info.Sys().(*syscall.Stat_t)
+	return is && given == fmt.Sprintf("%d:%d", stat.Dev, stat.Ino)
+}
+
+// JobField is a hook that adds a job's run id to each entry of the log.
+type JobField string
+
+// Levels returns all levels.
+func (JobField) Levels() []logrus.Level { return logrus.AllLevels }
+
+// Fire adds the field, unless there is one.
+func (j JobField) Fire(e *logrus.Entry) error {
+	if _, has := e.Data["job"]; !has {
+		e.Data["job"] = string(j)
+	}
+	return nil
+}
+
+// EscapeLines is escape for a text that begins on a line of its own.
+func EscapeLines(text string) string { return logline.EscapeLines(text) }
+
+// EscapeCell is escape for a part of a line or of a table: ends of lines and tabs are escaped too.
+func EscapeCell(text string) string {
+	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Escape(text))
+}
+
+// Escape escapes what could command a terminal. Texts of other machines and of workers are parts of
+// log lines, errors and tables.
+func Escape(text string) string { return logline.Escape(text) }

@@ -1,0 +1,145 @@
+// Package discover has the commands that show which hosts the sources find, test a source, and
+// check whether hosts can be used.
+package discover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Command returns the command hvdrun discover.
+func Command(p *cli.Program) *cobra.Command {
+	var asJSON, watch, verify bool
+	cmd := &cobra.Command{
+		Use:   "discover [flags]",
+		Short: "Ask the source of hosts, and print what was understood; or test it",
+		Long: `discover asks the source of hosts once, as a job with the same flags would, and prints the hosts in the order in which
+their ranks are given out. It exits with 6 if the source fails.
+
+With --watch it goes on until it is stopped, and prints each change and each failure as a job would learn of it. With
+--verify it tests whether the source does what a job counts on, prints a line for each promise, and exits with 1 if one
+of them is broken; the hosts should not change meanwhile. discovery/README.md says what is promised.`,
+		Example: `  hvdrun discover --host-discovery-script ./discover.sh
+  hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --watch
+  hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --verify`,
+		Args:                  cobra.NoArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := settings.Load(cmd.Flags(), p.Env)
+			if err != nil {
+				return err
+			}
+			switch {
+			case watch:
+				return discoverWatch(cmd.Context(), p, &s, asJSON)
+			case verify:
+				return discoverVerify(cmd.Context(), p, &s)
+			}
+			return discover(cmd.Context(), p, &s, asJSON)
+		},
+	}
+	settings.AddFlags(cmd.Flags(), true)
+	cmd.Flags().BoolVar(&watch, "watch", false, "go on, and print what changes")
+	cmd.Flags().BoolVar(&verify, "verify", false, "test whether the source keeps what every source promises")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with --watch one a line")
+	cmd.MarkFlagsMutuallyExclusive("watch", "verify")
+	cmd.MarkFlagsMutuallyExclusive("json", "verify")
+	return cmd
+}
+
+// understood is what discover prints with --json.
+type understood struct {
+	Hosts []understoodHost `json:"hosts"`
+	Slots int              `json:"slots"`
+}
+
+type understoodHost struct {
+	Host  string `json:"host"`
+	Slots int    `json:"slots"`
+	Local bool   `json:"local"`
+	// Agent: workers there are started by the host's agent, be it local or not. It is left out
+	// where it is false.
+	Agent bool `json:"agent,omitempty"`
+	// Draining is left out where it is false.
+	Draining bool `json:"draining,omitempty"`
+}
+
+// understand returns what is known of the hosts. It resolves their names; where ctx ends meanwhile
+// it returns its cause.
+func understand(ctx context.Context, s *settings.Settings, hosts []plan.Host) (understood, error) {
+	local, err := client.LocalHosts(ctx, hostsource.HostNames(hosts))
+	if err != nil {
+		return understood{}, err
+	}
+	found := understood{Hosts: []understoodHost{}}
+	for i, h := range hosts {
+		agent := false
+		if s.Cluster.Source != nil {
+			_, agent = hostsource.FindAgent(s, h.Name)
+		}
+		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, local[i], agent, h.Draining})
+		found.Slots += h.Slots
+	}
+	return found, nil
+}
+
+func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {
+	fixed, err := hostsource.Fixed(s)
+	if err != nil {
+		return err
+	}
+	source, closeSource, err := hostsource.Open(s, fixed, settings.Logger(p, s))
+	if err != nil {
+		return err
+	}
+	defer closeSource()
+	hosts, err := source.Discover(ctx)
+	if ctx.Err() != nil {
+		return cli.Failed(context.Cause(ctx))
+	}
+	if err != nil {
+		return cli.Failed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
+	}
+	found, err := understand(ctx, s, hosts)
+	if err != nil {
+		return cli.Failed(err)
+	}
+	if err := printHosts(p, found, asJSON); err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}
+
+func printHosts(p *cli.Program, found understood, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(p.Stdout).Encode(found)
+	}
+	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "HOST\tSLOTS\tLOCAL")
+	for _, h := range found.Hosts {
+		local := map[bool]string{true: "yes", false: "no"}[h.Local]
+		if h.Agent {
+			local = "agent"
+		}
+		if h.Draining {
+			local += "\tdraining"
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\n", cli.EscapeCell(h.Host), h.Slots, local)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(p.Stdout, "hosts: %d, slots: %d\n", len(found.Hosts), found.Slots)
+	return err
+}

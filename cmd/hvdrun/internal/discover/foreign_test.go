@@ -1,0 +1,59 @@
+package discover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/clitest"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// TestForeignNames: what hosts call themselves, and what sources of hosts say, is shown escaped.
+func TestForeignNames(t *testing.T) {
+	for what, c := range map[string]struct {
+		lines int
+		print func(p *cli.Program) error
+	}{
+		"discover": {3, func(p *cli.Program) error {
+			return printHosts(p, understood{Hosts: []understoodHost{{Host: clitest.Foreign}}}, false)
+		}},
+		"discover --watch": {0, func(p *cli.Program) error {
+			w := &watchPrinter{out: p.Stdout, now: time.Now}
+			w.failed(errors.New(clitest.Foreign), time.Second)
+			w.found([]plan.Host{{Name: clitest.Foreign, Slots: 1}})
+			return nil
+		}},
+		"discover --verify": {0, func(p *cli.Program) error {
+			(&verifier{ctx: t.Context(), out: p.Stdout}).check("x", func() error { return errors.New(clitest.Foreign) })
+			return nil
+		}},
+		"check": {0, func(p *cli.Program) error {
+			return printChecked(p, []*checked{{Host: clitest.Foreign, Problems: []string{clitest.Foreign}}, {Host: "b", ok: true, Version: clitest.Foreign}})
+		}},
+	} {
+		var out bytes.Buffer
+		if err := c.print(&cli.Program{Stdout: &out, Stderr: &out}); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		clitest.Tame(t, what, out.String(), c.lines)
+	}
+}
+
+// failingSource is a source whose error is foreign, as that of a plugin is.
+type failingSource struct{}
+
+func (failingSource) Discover(context.Context) ([]plan.Host, error) {
+	return nil, errors.New(clitest.Foreign)
+}
+
+// TestForeignFailure: what a source says of its failure is shown escaped.
+func TestForeignFailure(t *testing.T) {
+	var out bytes.Buffer
+	v := &verifier{ctx: t.Context(), out: &out, source: failingSource{}}
+	v.first()
+	clitest.Tame(t, "verify", out.String(), 0)
+}

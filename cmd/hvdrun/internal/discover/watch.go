@@ -1,0 +1,165 @@
+package discover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// lastLookup is how long the lookup of a list's names goes on when the watch is being stopped.
+const lastLookup = 2 * time.Second
+
+// discoverWatch prints what a job would learn of its hosts, until ctx ends.
+func discoverWatch(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {
+	fixed, err := hostsource.Fixed(s)
+	if err != nil {
+		return err
+	}
+	source, closeSource, err := hostsource.Open(s, fixed, settings.Logger(p, s))
+	if err != nil {
+		return err
+	}
+	defer closeSource()
+	silent := logrus.New() // the output has all of it
+	silent.SetOutput(io.Discard)
+	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
+	watcher := &watchPrinter{out: p.Stdout, asJSON: asJSON, now: time.Now, understand: func(hosts []plan.Host) (understood, error) {
+		// What came before the end is printed.
+		lookup, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(lastLookup, cancel) })()
+		return understand(lookup, s, hosts)
+	}}
+	poll := discovery.Poll{Source: source, Interval: s.Timeouts.DiscoveryInterval, RemovalAfter: s.RemovalAfter, Log: silent,
+		Failed: func(err error, age time.Duration) { news <- func() { watcher.failed(err, age) } }}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- poll.Run(ctx, func(hosts []plan.Host) { news <- func() { watcher.found(hosts) } })
+		close(news)
+	}()
+	for print := range news {
+		print()
+	}
+	err = <-ended
+	if first, ok := errors.AsType[*discovery.FirstError](err); ok {
+		err = fmt.Errorf("%w: %w", job.ErrDiscovery, first.Err)
+	}
+	return cli.Failed(err)
+}
+
+// watchPrinter prints what discovery says, in words or as JSON, a line each.
+type watchPrinter struct {
+	out    io.Writer
+	asJSON bool
+	now    func() time.Time
+
+	understand func([]plan.Host) (understood, error)
+	last       []plan.Host
+}
+
+// change is what is different about a host, or about all of them.
+type change struct{ what, how string }
+
+// changes returns how a list differs from the one before, in the order of the lists; nothing where
+// it does not.
+func changes(before, after []plan.Host) (all []change) {
+	for _, h := range after {
+		i := slices.IndexFunc(before, func(b plan.Host) bool { return b.Name == h.Name })
+		if i < 0 {
+			all = append(all, change{"added", h.String()})
+			if h.Draining {
+				all = append(all, change{"draining", h.Name})
+			}
+			continue
+		}
+		if was := before[i]; h.Slots != was.Slots {
+			all = append(all, change{"slots", fmt.Sprintf("%v, before %d", h, was.Slots)})
+		}
+		switch {
+		case h.Draining && !before[i].Draining:
+			all = append(all, change{"draining", h.Name})
+		case before[i].Draining && !h.Draining:
+			all = append(all, change{"staying", h.Name + ", not draining any more"})
+		}
+	}
+	for _, h := range before {
+		if !slices.ContainsFunc(after, func(a plan.Host) bool { return a.Name == h.Name }) {
+			all = append(all, change{"removed", h.Name})
+		}
+	}
+	if was, is := common(before, after), common(after, before); !slices.Equal(was, is) {
+		all = append(all, change{"order", strings.Join(is, " ") + ", before " + strings.Join(was, " ")})
+	}
+	return all
+}
+
+// common returns the names of those hosts of a list that are in the other too.
+func common(hosts, other []plan.Host) (names []string) {
+	for _, h := range hosts {
+		if slices.ContainsFunc(other, func(o plan.Host) bool { return o.Name == h.Name }) {
+			names = append(names, h.Name)
+		}
+	}
+	return names
+}
+
+func (w *watchPrinter) found(hosts []plan.Host) {
+	all := changes(w.last, hosts)
+	w.last = hosts
+	if w.asJSON {
+		list, err := w.understand(hosts)
+		if err != nil {
+			return // it is being stopped
+		}
+		kinds := map[string][]string{}
+		for _, c := range all {
+			kinds[c.what] = append(kinds[c.what], c.how)
+		}
+		w.object(struct {
+			Time  string `json:"time"`
+			Event string `json:"event"`
+			understood
+			Changes map[string][]string `json:"changes"`
+		}{w.now().Format(cli.TimeJSON), string(job.HostsFound), list, kinds})
+		return
+	}
+	for _, c := range all {
+		w.line(c.what, c.how)
+	}
+	w.line("hosts", fmt.Sprintf("%d, slots: %d", len(hosts), hostsource.SlotsOf(hosts)))
+}
+
+func (w *watchPrinter) failed(err error, age time.Duration) {
+	if w.asJSON {
+		w.object(struct {
+			Time  string  `json:"time"`
+			Event string  `json:"event"`
+			Error string  `json:"error"`
+			Age   float64 `json:"age"`
+		}{w.now().Format(cli.TimeJSON), string(job.DiscoveryFailed), err.Error(), age.Seconds()})
+		return
+	}
+	w.line("failed", fmt.Sprintf("%v (the last list, %v old, stays)", err, age.Round(time.Millisecond)))
+}
+
+func (w *watchPrinter) line(what, how string) {
+	fmt.Fprintf(w.out, "%s  %-9s %s\n", w.now().Format(cli.TimeText), what, cli.EscapeLines(how))
+}
+
+func (w *watchPrinter) object(o any) {
+	_ = json.NewEncoder(w.out).Encode(o) // stdout's errors end the program by themselves
+}

@@ -1,0 +1,171 @@
+// Package hostsource makes of the settings the source of a job's hosts (fixed ones, a script, a
+// plugin, gossip, Slurm), the bounds of its worlds, and the way in which its workers are started.
+package hostsource
+
+import (
+	"crypto/rand"
+	"fmt"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Possible refuses what a job would refuse before it begins. Hosts are not asked for.
+func Possible(s *settings.Settings) error {
+	fixed, err := Fixed(s)
+	if err == nil && (s.Given("np") || s.Given("hosts") || s.Given("hostfile")) {
+		_, err = Size(s, fixed)
+	}
+	return err
+}
+
+// DefaultSlots is the room on a host whose line does not tell.
+func DefaultSlots(s *settings.Settings) int {
+	if s.SlotsPerHost > 0 {
+		return s.SlotsPerHost
+	}
+	return max(1, Gpus())
+}
+
+// openers make a source of each kind, by the setting that asks for it. close ends the source, and
+// may be nil.
+var openers = map[string]func(s *settings.Settings, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error){
+	"host-discovery-script": openScript,
+	"discovery-plugin":      openPlugin,
+	"gossip-join":           OpenGossip,
+	"slurm":                 openSlurm,
+}
+
+// OpenKind makes the source of a setting of settings.dynamic. close ends it, and may be nil.
+func OpenKind(s *settings.Settings, name string, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
+	return openers[name](s, log)
+}
+
+// openScript returns the script. What it starts for a job carries a mark, so that nothing of it
+// outlives the job.
+func openScript(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
+	s.Record(audit.Record{What: "discover", How: "a script is run again and again", Outcome: audit.Done})
+	script := &discovery.Script{
+		Command: s.Script, DefaultSlots: DefaultSlots(s), Timeout: s.DiscoveryTimeout, Log: log,
+	}
+	if s.RunID == "" {
+		return script, nil, nil
+	}
+	id := "script-" + rand.Text()
+	guard, err := proc.StartGuard(plan.EnvRunID, id)
+	if err != nil {
+		return nil, nil, cli.Failed(err)
+	}
+	script.Env = []string{plan.EnvRunID + "=" + id}
+	return script, func() {
+		if err := guard.Close(); err != nil {
+			log.WithError(err).Warn("the discovery script has left something behind")
+		}
+	}, nil
+}
+
+// Fixed returns the hosts that the settings name, by themselves or in a file; nil where
+// sources are asked.
+func Fixed(s *settings.Settings) ([]plan.Host, error) {
+	var hosts []plan.Host
+	var err error
+	switch {
+	case len(s.Dynamic()) > 0:
+		return nil, nil
+	case s.Hosts != "":
+		if hosts, err = plan.ParseHostList(s.Hosts, DefaultSlots(s)); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Origin("hosts"), err)
+		}
+	case s.Hostfile != "":
+		data, err := settings.ReadHostfile(s.Hostfile)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Origin("hostfile"), err)
+		}
+		if hosts, err = plan.ParseHostfile(data, DefaultSlots(s)); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", s.Origin("hostfile"), s.Hostfile, err)
+		}
+		if len(hosts) == 0 {
+			return nil, fmt.Errorf("%s: %s names no host", s.Origin("hostfile"), s.Hostfile)
+		}
+	case s.Given("np"):
+		return []plan.Host{{Name: "localhost", Slots: s.Np}}, nil
+	default:
+		return []plan.Host{{Name: "localhost", Slots: DefaultSlots(s)}}, nil
+	}
+	return hosts, nil
+}
+
+// fixedOrigin names what has set the fixed hosts.
+func fixedOrigin(s *settings.Settings) string {
+	if s.Hostfile != "" {
+		return s.Origin("hostfile")
+	}
+	return s.Origin("hosts")
+}
+
+// Open returns what fixed, or else the sources that are given, make one of. close ends it; it
+// is there without an error.
+func Open(s *settings.Settings, fixed []plan.Host, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
+	if fixed != nil {
+		return discovery.Fixed(fixed), func() {}, nil
+	}
+	var named []discovery.Named
+	var closers []func()
+	close = func() {
+		for _, c := range closers {
+			c()
+		}
+	}
+	for _, name := range s.Dynamic() {
+		source, closer, err := OpenKind(s, name, log)
+		if err != nil {
+			close()
+			return nil, nil, fmt.Errorf("%s: %w", s.Origin(name), err)
+		}
+		if closer != nil {
+			closers = append(closers, closer)
+		}
+		named = append(named, discovery.Named{Name: s.Origin(name), Source: source})
+	}
+	if len(named) == 1 {
+		return named[0].Source, close, nil
+	}
+	return discovery.Merge(named...), close, nil
+}
+
+// Size checks the bounds of the worlds against each other and against the fixed hosts.
+func Size(s *settings.Settings, fixed []plan.Host) (job.Size, error) {
+	elastic := s.Given("min-np") || s.Given("max-np") || len(s.Dynamic()) > 0
+	np := s.Np
+	slots := 0
+	for _, h := range fixed {
+		slots += h.Slots
+	}
+	if !s.Given("np") {
+		if s.Hosts == "" && s.Hostfile == "" {
+			return job.Size{}, fmt.Errorf("-np is missing: the number of slots to wait for before the start")
+		}
+		if np = max(1, slots-s.Spares); s.MaxNP > 0 {
+			np = min(np, s.MaxNP)
+		}
+	}
+	if s.Spares > 0 && !elastic {
+		return job.Size{}, fmt.Errorf("%s is %d, and the job is not elastic: give --min-np too", s.Origin("spares"), s.Spares)
+	}
+	switch {
+	case s.MinNP > np:
+		return job.Size{}, fmt.Errorf("%s is %d, more than the %d slots of %s", s.Origin("min-np"), s.MinNP, np, fixedOrigin(s))
+	case fixed != nil && slots < max(np, 1):
+		return job.Size{}, cli.Failed(fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
+			job.ErrNotEnoughSlots, max(np, 1), s.Origin("np"), slots))
+
+	}
+	return job.Size{NP: np, Min: s.MinNP, Max: s.MaxNP, Spares: s.Spares, Elastic: elastic, TasksOnly: s.TasksOnly, Stateless: s.Restart.Workers}, nil
+}

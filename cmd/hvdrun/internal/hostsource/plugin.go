@@ -1,0 +1,91 @@
+package hostsource
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/discovery/plugin"
+	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// ownPlugin returns the path of a plugin that came with this program, or if there is none of that
+// name an empty one; and where it would be.
+func ownPlugin(name string) (path string, places []string, err error) {
+	own, err := os.Executable()
+	if err == nil {
+		own, err = filepath.EvalSymlinks(own)
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	path, places = pluginOf(own, name)
+	return path, places, nil
+}
+
+// pluginOf is ownPlugin of the program at a path.
+func pluginOf(program, name string) (path string, places []string) {
+	places = []string{
+		filepath.Join(filepath.Dir(program), "plugins", name), // of make build
+		filepath.Join(filepath.Dir(program), "..", "lib", "hvdrun", "plugins", name),
+	}
+	for _, path := range places {
+		if _, err := exec.LookPath(path); err == nil {
+			return path, places
+		}
+	}
+	return "", places
+}
+
+// pluginPath finds the program of --discovery-plugin. A name without a slash is that of a plugin
+// that came with this program, before it is one of a program in PATH: file is such a one too.
+func pluginPath(s *settings.Settings) (string, error) {
+	if !strings.Contains(s.Plugin, "/") {
+		if path, _, err := ownPlugin(s.Plugin); err != nil || path != "" {
+			return path, err
+		}
+	}
+	path, err := exec.LookPath(s.Plugin)
+	if err != nil {
+		return "", fmt.Errorf("%s cannot be run: %w", s.Plugin, proc.ExplainStart(errors.Unwrap(err), s.Plugin)) // err itself repeats the path
+	}
+	return path, nil
+}
+
+// openPlugin returns the plugin, which starts when it is asked first. A guard of its own, which
+// outlives it and not this process, ends what its process may have started.
+func openPlugin(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
+	path, err := pluginPath(s)
+	if err != nil {
+		return nil, nil, err
+	}
+	id := "plugin-" + rand.Text()
+	guard, err := proc.StartGuard(plan.EnvRunID, id)
+	if err != nil {
+		return nil, nil, cli.Failed(err)
+	}
+	p := plugin.New(plugin.Config{
+		Path: path, Settings: s.PluginSettings, Env: []string{plan.EnvRunID + "=" + id},
+		CallTimeout: s.DiscoveryTimeout, Log: log, Stray: s.Stray,
+		Started: func(pid int, err error) {
+			s.Record(audit.Record{What: "start plugin", Program: path, PID: pid, Outcome: audit.Of(err)})
+		},
+	})
+	return p, func() {
+		_ = p.Close()
+		if err := guard.Close(); err != nil {
+			log.WithError(err).Warn("the discovery plugin has left something behind")
+		}
+	}, nil
+}

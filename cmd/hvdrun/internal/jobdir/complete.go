@@ -1,0 +1,98 @@
+package jobdir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
+	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/journal"
+)
+
+// completePatience is how long a shell's completion waits for a driver.
+const completePatience = time.Second
+
+// CompletesJobs has a command's first argument completed to the jobs that have not ended.
+func CompletesJobs(p *cli.Program, cmd *cobra.Command) *cobra.Command {
+	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return jobWords(p), cobra.ShellCompDirectiveNoFileComp
+	}
+	return cmd
+}
+
+// CompletesPlaces is completesJobs of a command whose last argument is HOST[:SLOT]: of the job that
+// the first one names, or of the only one that runs.
+func CompletesPlaces(p *cli.Program, cmd *cobra.Command) *cobra.Command {
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		switch len(args) {
+		case 0:
+			return append(placeWords(cmd.Context(), p, ""), jobWords(p)...), cobra.ShellCompDirectiveNoFileComp
+		case 1:
+			return placeWords(cmd.Context(), p, args[0]), cobra.ShellCompDirectiveNoFileComp
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return cmd
+}
+
+// jobWords are the jobs that have not ended, each with its command.
+func jobWords(p *cli.Program) (words []string) {
+	all, _, err := List(p.Env)
+	if err != nil {
+		return nil
+	}
+	for _, d := range all {
+		if running, err := journal.Locked(d.Journal()); d.About.Ended != nil || err != nil && !errors.Is(err, fs.ErrNotExist) || !running && d.KeyLost() != nil {
+			continue
+		}
+		words = append(words, cobra.CompletionWithDesc(d.About.RunID, show.ShortCommand(d.About.Command)))
+	}
+	return words
+}
+
+// placeWords are the hosts of a job, and of those with several slots the slots.
+func placeWords(ctx context.Context, p *cli.Program, job string) (words []string) {
+	d, err := TheJob(p.Env, job)
+	if err != nil {
+		return nil
+	}
+	client, err := control.Dial(d.ControlPath())
+	if err != nil {
+		return nil
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, completePatience)
+	defer cancel()
+	s, err := client.Status(ctx)
+	if err != nil {
+		return nil
+	}
+	return placesOf(s)
+}
+
+func placesOf(s job.Status) (words []string) {
+	for _, h := range s.Hosts {
+		host := h.Host
+		if strings.Contains(host, ":") { // IPv6
+			host = "[" + host + "]"
+		}
+		words = append(words, host)
+		for _, slot := range h.Slots {
+			if len(h.Slots) > 1 {
+				words = append(words, cobra.CompletionWithDesc(fmt.Sprintf("%s:%d", host, slot.Slot), string(slot.State)))
+			}
+		}
+	}
+	return words
+}

@@ -1,0 +1,80 @@
+package jobdir
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestStateDirs(t *testing.T) {
+	temp := t.TempDir()
+	last := filepath.Join(temp, "hvdrun-"+strings.TrimPrefix(filepath.Base(filepath.Dir(StateDirs(nil, "/")[0])), "hvdrun-"), "jobs")
+	for name, c := range map[string]struct{ env, want []string }{
+		"nothing": {nil, []string{last}},
+		"home":    {[]string{"HOME=/h", "XDG_RUNTIME_DIR=/r"}, []string{"/h/.local/state/hvdrun/jobs", "/r/hvdrun/jobs", last}},
+		"state":   {[]string{"HOME=/h", "XDG_STATE_HOME=/s"}, []string{"/s/hvdrun/jobs", last}},
+		"no path": {[]string{"HOME=h", "XDG_STATE_HOME=s", "XDG_RUNTIME_DIR=r"}, []string{last}},
+	} {
+		if got := StateDirs(c.env, temp); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A folder in a shared place is used where it is this user's alone: not through a link of others,
+// not one that they may enter, and not another user's.
+func TestOwnTemp(t *testing.T) {
+	temp := t.TempDir()
+	all := StateDirs(nil, temp)[0]
+	base := filepath.Dir(all)
+	if err := Usable(nil, all, temp, false); !os.IsNotExist(err) {
+		t.Errorf("nothing is there: %v", err)
+	}
+	for range 2 {
+		if err := Usable(nil, all, temp, true); err != nil {
+			t.Error(err)
+		}
+	}
+	refused := func(says string) {
+		t.Helper()
+		for _, create := range []bool{false, true} {
+			if err := Usable(nil, all, temp, create); err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%v, want %q", err, says)
+			}
+		}
+	}
+	if err := os.Chmod(base, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	refused("others may enter")
+	if err := os.Remove(base); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(base, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Usable(nil, all, temp, true); err == nil {
+		t.Error("a file was used as a folder")
+	}
+	if os.Geteuid() != 0 {
+		return // the rest takes root
+	}
+	if err := os.Remove(base); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(base, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(base, 12345, -1); err != nil {
+		t.Fatal(err)
+	}
+	refused("belongs to user 12345")
+	private := t.TempDir()
+	if err := errors.Join(os.Remove(base), os.Chmod(private, 0o700), os.Symlink(private, base), os.Lchown(base, 12345, -1)); err != nil {
+		t.Fatal(err)
+	}
+	refused("symbolic link of user 12345")
+}

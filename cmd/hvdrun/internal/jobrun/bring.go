@@ -1,0 +1,131 @@
+package jobrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+const (
+	bringPause = 2 * time.Second // until a source is asked for hosts again
+	// returnTimeout bounds giving the hosts back.
+	returnTimeout = 30 * time.Second
+)
+
+// bringer asks a source of hosts that can bring some for as many as the job has use for.
+type bringer struct {
+	scaler discovery.Scaler
+	log    logrus.FieldLogger
+	cancel context.CancelFunc
+	asking sync.WaitGroup
+	woken  chan struct{}
+
+	mu   sync.Mutex
+	size job.Size
+}
+
+// bring asks the source until end is called. Where it cannot bring hosts, nothing happens. The
+// job's events tell when its bounds change: bring adds to what the config calls with them.
+func bring(ctx context.Context, source discovery.Discoverer, size job.Size, cfg *driver.Config, log logrus.FieldLogger) *bringer {
+	scaler, can := source.(discovery.Scaler)
+	if !can || !size.Elastic {
+		return nil
+	}
+	b := &bringer{scaler: scaler, log: log, size: size, woken: make(chan struct{}, 1)}
+	for _, f := range []*func(job.Event){&cfg.Events, &cfg.Replayed} {
+		next := *f
+		*f = func(e job.Event) {
+			if next != nil {
+				next(e)
+			}
+			b.hear(e)
+		}
+	}
+	ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx)) // workers are still there when it ends
+	b.asking.Go(func() { b.run(ctx) })
+	return b
+}
+
+// hear takes new bounds of the job.
+func (b *bringer) hear(e job.Event) {
+	if e.Name != job.Scaled {
+		return
+	}
+	b.mu.Lock()
+	for _, f := range e.Fields {
+		n, _ := strconv.Atoi(fmt.Sprint(f.Value)) // of another kind where it was replayed; no bound: nil
+		switch f.Key {
+		case "min_np":
+			b.size.Min = n
+		case "max_np":
+			b.size.Max = n
+		}
+	}
+	b.mu.Unlock()
+	select {
+	case b.woken <- struct{}{}:
+	default:
+	}
+}
+
+// bounds are the slots to ask for. Without a bound, those of the start are enough.
+func (b *bringer) bounds() (least, most int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	least, most = b.size.Min, b.size.Max
+	if most == 0 {
+		most = max(b.size.NP, least)
+	}
+	if least == 0 {
+		least = b.size.NP
+	}
+	return min(least, most), most + b.size.Spares
+}
+
+// run asks again and again.
+func (b *bringer) run(ctx context.Context) {
+	failing := false
+	for {
+		least, most := b.bounds()
+		err := b.scaler.Scale(ctx, least, most)
+		switch {
+		case ctx.Err() != nil || errors.Is(err, discovery.ErrNoScale):
+			return
+		case err != nil && !failing:
+			b.log.Warnf("asking for hosts: %v; the job goes on with those that there are", err)
+		}
+		failing = err != nil
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.woken:
+		case <-time.After(bringPause):
+		}
+	}
+}
+
+// end stops asking, and gives the hosts back where the job is over. It blocks until that is done.
+func (b *bringer) end(over bool) {
+	if b == nil {
+		return
+	}
+	b.cancel()
+	b.asking.Wait()
+	if !over {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), returnTimeout)
+	defer cancel()
+	if err := b.scaler.Scale(ctx, 0, 0); err != nil && !errors.Is(err, discovery.ErrNoScale) {
+		b.log.Errorf("giving the hosts back: %v", err)
+	}
+}

@@ -1,0 +1,334 @@
+package jobrun
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal/etcd"
+)
+
+// store connects to where the copy is.
+func store(ctx context.Context, j settings.JournalSettings, log logrus.FieldLogger) (*etcd.Store, error) {
+	cfg, err := etcd.ParseURL(j.Url)
+	if err != nil {
+		return nil, fmt.Errorf("--journal: %w", err)
+	}
+	if j.KeyFile == "" {
+		return nil, errors.New("--journal-key-file is missing: what is in etcd is sealed with the key in it (hvdrun agent --generate-key F)")
+	}
+	if cfg.Secret, err = identity.ReadClusterKey(j.KeyFile); err != nil {
+		return nil, fmt.Errorf("--journal-key-file: %w", err)
+	}
+	if j.Lease != 0 && j.Lease < etcd.LeastLease {
+		return nil, fmt.Errorf("--journal-lease: %v is less than %v", j.Lease, etcd.LeastLease)
+	}
+	cfg.Lease, cfg.Log = j.Lease, log
+	store, err := etcd.Open(ctx, cfg)
+	if err != nil {
+		return nil, cli.Failed(fmt.Errorf("--journal: %w", err))
+	}
+	return store, nil
+}
+
+// checkJournal checks the settings of the copy against each other.
+func checkJournal(s *settings.Settings) error {
+	switch {
+	case s.Journal.Url == "" && s.Journal.KeyFile != "":
+		return fmt.Errorf("%s is given without --journal", s.Origin("journal-key-file"))
+	case s.Journal.Url != "" && s.NoResume:
+		return fmt.Errorf("%s and %s: a job that cannot be resumed needs no journal", s.Origin("journal"), s.Origin("no-resume"))
+	}
+	return nil
+}
+
+// JobClaim makes this process its job's only driver, and takes what another one needs to go on with
+// the job. It is an *etcd.Claim or a *seat.
+type JobClaim interface {
+	Append(payload []byte)
+	Replace(records [][]byte)
+	SetBehind()
+	Put(name string, value []byte)
+	Sync() error
+	State() string
+	Lost() <-chan struct{}
+	Release(finished bool) error
+}
+
+// Claimed is a driver's claim to its job, and the job's copy.
+type Claimed struct {
+	claim JobClaim
+	id    string       // of the claim, where folders of jobs name it
+	close func() error // of where the copy is
+	log   *logrus.Logger
+	die   func() // ends this process at once; its workers stay
+
+	mu     sync.Mutex
+	agents []byte // what is copied of the job's agents, a line each
+
+	done     chan struct{}
+	watching sync.WaitGroup
+}
+
+// claimJob makes this process the job's only driver, and returns the claim before this one.
+func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string, log *logrus.Logger) (c *Claimed, previous string, err error) {
+	host, _ := os.Hostname()
+	claim, err := store.Claim(ctx, run, fmt.Sprintf("%s, process %d", host, os.Getpid()))
+	if err != nil {
+		return nil, "", err
+	}
+	c = Holds(p, claim, "etcd was not reached for the time of --journal-lease: another hvdrun may go on with the job, so this one "+
+		"ends; the workers train on. hvdrun resume --journal takes the job over", log)
+	c.id, c.close = claim.ID, store.Close
+	return c, claim.Previous, nil
+}
+
+// Holds ends this process when it loses its claim, and says why.
+func Holds(p *cli.Program, claim JobClaim, why string, log *logrus.Logger) *Claimed {
+	c := &Claimed{claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
+	c.die = sync.OnceFunc(func() {
+		log.Error(why)
+		_ = p.Log.Flush(cli.HurriedFlush)
+		os.Exit(job.ExitStatus(errors.New("")))
+	})
+	c.watching.Go(func() {
+		select {
+		case <-claim.Lost():
+			c.die()
+		case <-c.done:
+		}
+	})
+	return c
+}
+
+// Append, Replace, SetBehind, Sync and State implement driver.Mirror.
+
+// Append copies a record.
+func (c *Claimed) Append(payload []byte) { c.claim.Append(payload) }
+
+// Replace copies records in place of all others.
+func (c *Claimed) Replace(records [][]byte) { c.claim.Replace(records) }
+
+// SetBehind marks the copy as one that lacks records.
+func (c *Claimed) SetBehind() { c.claim.SetBehind() }
+
+// State describes the copy.
+func (c *Claimed) State() string { return c.claim.State() }
+
+// Sync returns when the copy has all records. Where another has the job, it ends this process.
+func (c *Claimed) Sync() {
+	if c.claim.Sync() != nil {
+		c.die()
+	}
+}
+
+// copy puts what another driver needs besides the journal into etcd.
+func (c *Claimed) copy(d *jobdir.Dir, known []client.KnownAgent) error {
+	about := d.About
+	about.Keys = ""
+	for name, value := range map[string]any{jobdir.CopiedAbout: about, jobdir.CopiedLaunch: d.Secrets.Launch} {
+		text, err := json.Marshal(value)
+		if err != nil {
+			return err
+		}
+		c.claim.Put(name, text)
+	}
+	c.claim.Put(jobdir.CopiedKey, []byte(d.Secrets.Authority))
+	for _, k := range known {
+		if err := c.begun(k); err != nil {
+			return err
+		}
+	}
+	c.Sync()
+	return nil
+}
+
+// begun puts an agent of the job into etcd, before it is used.
+func (c *Claimed) begun(k client.KnownAgent) error {
+	text, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.agents = append(append(c.agents, text...), '\n')
+	c.claim.Put(jobdir.CopiedAgents, bytes.Clone(c.agents))
+	c.Sync()
+	return nil
+}
+
+// Release ends the claim, and removes the copy of a job that has finished.
+func (c *Claimed) Release(finished bool) {
+	close(c.done)
+	c.watching.Wait()
+	if err := c.claim.Release(finished); err != nil {
+		c.log.WithError(err).Warn("etcd keeps the job's journal until its lease ends")
+	}
+	_ = c.close()
+}
+
+// beginCopy claims a job that begins, and copies it.
+func beginCopy(ctx context.Context, p *cli.Program, s *settings.Settings, d *jobdir.Dir, log *logrus.Logger) (*Claimed, error) {
+	if d == nil || d.Secrets.Dir == "" {
+		return nil, fmt.Errorf("%s: the job cannot be resumed: it has no folder, or no place for its key", s.Origin("journal"))
+	}
+	store, err := store(ctx, s.Journal, log)
+	if err != nil {
+		return nil, err
+	}
+	c, _, err := claimJob(ctx, p, store, s.RunID, log)
+	if err == nil {
+		err = c.keep(d, nil)
+	}
+	if err != nil {
+		return nil, cli.Failed(errors.Join(fmt.Errorf("%s: %w", s.Origin("journal"), err), store.Close()))
+	}
+	return c, nil
+}
+
+// keep writes down in the job's folder which claim it has seen last, and copies the job.
+func (c *Claimed) keep(d *jobdir.Dir, known []client.KnownAgent) error {
+	d.About.Claim = c.id
+	if err := d.Write(); err != nil {
+		return err
+	}
+	return c.copy(d, known)
+}
+
+// resumeCopy claims a job that goes on from its folder on this machine.
+func resumeCopy(ctx context.Context, p *cli.Program, s *settings.Settings, d *jobdir.Dir, known []client.KnownAgent, log *logrus.Logger) (*Claimed, error) {
+	store, err := store(ctx, s.Journal, log)
+	if err != nil {
+		return nil, err
+	}
+	c, previous, err := claimJob(ctx, p, store, d.About.RunID, log)
+	if err == nil && previous != d.About.Claim {
+		c.Release(false)
+		return nil, errors.New("another machine has gone on with it since: hvdrun resume --journal takes the job from etcd")
+	}
+	if err == nil {
+		err = c.keep(d, known)
+	}
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return c, nil
+}
+
+// resumeFlags are those of hvdrun resume.
+type resumeFlags struct {
+	journal settings.JournalSettings
+	standby bool
+}
+
+func (f *resumeFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.journal.Url, "journal", "", "take the job from its copy `URL` (etcd://HOST:PORT), on any machine")
+	cmd.Flags().StringVar(&f.journal.KeyFile, "journal-key-file", "", "with --journal, `F` holds the key of the copy")
+	cmd.Flags().BoolVar(&f.standby, "standby", false, "with --journal, wait until the job's driver is gone")
+}
+
+// check returns what is wrong with the flags.
+func (f *resumeFlags) check() error {
+	if f.journal.Url == "" && (f.standby || f.journal.KeyFile != "") {
+		return errors.New("--standby and --journal-key-file need --journal")
+	}
+	return nil
+}
+
+// resumeFromCopy goes on with a job whose driver was on another machine perhaps.
+func resumeFromCopy(ctx context.Context, p *cli.Program, f resumeFlags, name string) error {
+	log := settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.InfoLevel}})
+	store, err := store(ctx, f.journal, log)
+	if err != nil {
+		return err
+	}
+	run, c, err := awaitClaim(p, ctx, store, name, f.standby, log)
+	if err != nil {
+		return cli.Failed(errors.Join(err, store.Close()))
+	}
+	found, err := store.Read(ctx, run)
+	var d *jobdir.Dir
+	if err == nil {
+		d, err = PlaceCopy(p, c, run, jobdir.Copy{Records: found.Records, Files: found.Files})
+	}
+	if err != nil {
+		c.Release(false)
+		if errors.Is(err, etcd.ErrNoJob) && f.standby {
+			log.Infof("job %s has ended", run)
+			return nil
+		}
+		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w", run, err))
+	}
+	return ResumeClaimed(ctx, p, d, c)
+}
+
+// awaitClaim claims the job that a person means, or the only one. With standby it waits until the
+// job's driver is gone.
+func awaitClaim(p *cli.Program,
+	ctx context.Context, store *etcd.Store, name string, standby bool, log *logrus.Logger,
+) (run string, c *Claimed, err error) {
+	runs, err := store.Jobs(ctx)
+	if err == nil {
+		run, err = jobdir.OneJob(runs, name)
+	}
+	for told := false; err == nil; told = true {
+		if c, _, err = claimJob(ctx, p, store, run, log); err == nil {
+			return run, c, nil
+		}
+		var held *etcd.HeldError
+		if !errors.As(err, &held) || !standby {
+			return run, nil, fmt.Errorf("job %s cannot be resumed: %w", run, err)
+		}
+		if !told {
+			log.Infof("job %s: %v; waiting for its end", run, held)
+		}
+		err = store.Await(ctx, run)
+	}
+	return run, nil, err
+}
+
+// PlaceCopy makes a job's folder on this machine from its copy. An empty run is that of the copy.
+func PlaceCopy(p *cli.Program, c *Claimed, run string, found jobdir.Copy) (*jobdir.Dir, error) {
+	d := &jobdir.Dir{}
+	if err := errors.Join(
+		json.Unmarshal(found.Files[jobdir.CopiedAbout], &d.About), json.Unmarshal(found.Files[jobdir.CopiedLaunch], &d.Secrets.Launch),
+	); err != nil {
+		return nil, err
+	}
+	if run != "" && d.About.RunID != run || d.About.Version != jobdir.FileVersion {
+		return nil, fmt.Errorf("the copy is of run %q and version %d; this program knows version %d", d.About.RunID, d.About.Version, jobdir.FileVersion)
+	}
+	d.About.EventsFrom, d.About.Events, d.About.Output = 0, "", ""
+	d.Secrets.Authority = string(found.Files[jobdir.CopiedKey])
+	if found.Args != nil {
+		d.Secrets.Launch.Args = found.Args
+	}
+	if err := d.ChooseFolder(p.Env); err != nil {
+		return nil, err
+	}
+	d.Secrets.Launch.Job = d.Path
+	if err := d.Fill(found); err != nil {
+		d.Undo()
+		return nil, err
+	}
+	if err := d.PutSecrets(jobdir.SecretPlaces(p.Env), c.log); err != nil {
+		return nil, err
+	}
+	d.About.Claim = c.id
+	d.About.Host, _ = os.Hostname()
+	d.About.Boot = jobdir.BootID()
+	return d, d.Write()
+}

@@ -1,0 +1,154 @@
+package jobrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+const (
+	// mostQueued is the number of spans that wait for a collector; further ones are dropped.
+	mostQueued = 4096
+	// lastSpans is how long the end of a job waits for a collector.
+	lastSpans = time.Second
+	// grpcPort is the port at which collectors take OTLP over gRPC; at others it is over HTTP,
+	// unless the environment says otherwise.
+	grpcPort = "4317"
+)
+
+// traceExport sends traces of resets to a collector. A nil one sends none. It never waits for the
+// collector, but lastSpans at the end.
+type traceExport struct {
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+	job      string
+}
+
+// openTraces returns what exports traces, where --otlp-endpoint or OpenTelemetry's own variables
+// name a collector. It connects to nothing yet.
+func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*traceExport, error) {
+	of := func(names ...string) string {
+		for _, name := range names {
+			for _, e := range env {
+				if value, is := strings.CutPrefix(e, name+"="); is && value != "" {
+					return value
+				}
+			}
+		}
+		return ""
+	}
+	target := s.OTLP
+	if target == "" && !strings.EqualFold(of("OTEL_SDK_DISABLED"), "true") && of("OTEL_TRACES_EXPORTER") != "none" {
+		target = of("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+	}
+	if target == "" {
+		return nil, nil
+	}
+	exporter, err := newExporter(s, target, of("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
+	if err != nil {
+		return nil, fmt.Errorf("the traces for %s: %w", target, err)
+	}
+	var failed atomic.Bool
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		if failed.Swap(true) {
+			log.Debugf("traces are not exported: %v", err)
+			return
+		}
+		log.Warnf("traces are not exported; the job goes on: %v", err)
+	}))
+	about, err := resource.New(context.Background(), resource.WithAttributes(
+		attribute.String("service.name", "hvdrun"), attribute.String("service.instance.id", s.RunID)),
+		resource.WithTelemetrySDK(), resource.WithFromEnv())
+	if err != nil {
+		log.Debugf("OpenTelemetry's variables: %v", err)
+	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(about),
+		sdktrace.WithBatcher(exporter, sdktrace.WithMaxQueueSize(mostQueued), sdktrace.WithBatchTimeout(time.Second)))
+	return &traceExport{provider: provider, tracer: provider.Tracer("github.com/hvdrun/hvdrun"), job: s.RunID}, nil
+}
+
+// newExporter returns what sends to the collector. Headers, certificates, compression and timeouts
+// are those of OpenTelemetry's variables.
+func newExporter(s *settings.Settings, target, protocol string) (*otlptrace.Exporter, error) {
+	u, err := url.Parse(target)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case protocol == "grpc", protocol == "" && u.Port() == grpcPort:
+		var options []otlptracegrpc.Option
+		if s.OTLP != "" {
+			options = append(options, otlptracegrpc.WithEndpointURL(target))
+		}
+		return otlptracegrpc.New(context.Background(), options...)
+	case protocol == "", protocol == "http/protobuf":
+		var options []otlptracehttp.Option
+		if s.OTLP != "" {
+			if u.Path == "" || u.Path == "/" {
+				u.Path = "/v1/traces"
+			}
+			options = append(options, otlptracehttp.WithEndpointURL(u.String()))
+		}
+		return otlptracehttp.New(context.Background(), options...)
+	}
+	return nil, fmt.Errorf("the protocol %q is neither grpc nor http/protobuf", protocol)
+}
+
+// write queues a trace.
+func (e *traceExport) write(t driver.Trace) {
+	if e == nil {
+		return
+	}
+	var root context.Context
+	for i, s := range t.Spans {
+		attributes := []attribute.KeyValue{attribute.String("hvdrun.role", s.Role)}
+		if s.Host != "" {
+			attributes = append(attributes, attribute.String("host.name", s.Host), attribute.Int("hvdrun.slot", s.Slot))
+		}
+		if s.Rank >= 0 {
+			attributes = append(attributes, attribute.Int("hvdrun.rank", s.Rank))
+		}
+		ctx, options := root, []trace.SpanStartOption{trace.WithTimestamp(s.Start)}
+		if i == 0 {
+			ctx, options = context.Background(), append(options, trace.WithNewRoot())
+			attributes = append(attributes, attribute.String("hvdrun.job", e.job), attribute.String("hvdrun.cause", t.Cause),
+				attribute.Int64("hvdrun.generation", int64(t.Generation)))
+		}
+		ctx, span := e.tracer.Start(ctx, s.Name, append(options, trace.WithAttributes(attributes...))...)
+		if i == 0 {
+			root = ctx
+		}
+		if s.Error != "" {
+			span.SetStatus(codes.Error, s.Error)
+		}
+		span.End(trace.WithTimestamp(s.End))
+	}
+}
+
+// close sends what is queued, for lastSpans at most.
+func (e *traceExport) close() error {
+	if e == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), lastSpans, errors.New("the collector does not answer"))
+	defer cancel()
+	return e.provider.Shutdown(ctx)
+}

@@ -1,0 +1,185 @@
+package jobrun
+
+import (
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+// received is a collector that keeps what it gets.
+type received struct {
+	collector.UnimplementedTraceServiceServer
+	got chan *collector.ExportTraceServiceRequest
+}
+
+func (r *received) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	r.got <- req
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func (r *received) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	var body io.Reader = req.Body
+	if req.Header.Get("Content-Encoding") == "gzip" {
+		var err error
+		if body, err = gzip.NewReader(body); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+	}
+	text, err := io.ReadAll(body)
+	m := &collector.ExportTraceServiceRequest{}
+	if err != nil || req.URL.Path != "/v1/traces" || proto.Unmarshal(text, m) != nil {
+		http.Error(w, req.URL.Path, http.StatusBadRequest)
+		return
+	}
+	r.got <- m
+	w.Header().Set("Content-Type", "application/x-protobuf")
+}
+
+func spansOf(m *collector.ExportTraceServiceRequest) (all []*otlp.Span, resource string) {
+	for _, r := range m.GetResourceSpans() {
+		resource += r.GetResource().String()
+		for _, s := range r.GetScopeSpans() {
+			all = append(all, s.GetSpans()...)
+		}
+	}
+	return all, resource
+}
+
+func someTrace() driver.Trace {
+	at := time.Unix(1_700_000_000, 123456789)
+	return driver.Trace{Generation: 7, Cause: "b:1 exit status 137", Spans: []driver.Span{
+		{Name: "reset", Role: "driver", Rank: -1, Start: at, End: at.Add(time.Second)},
+		{Name: "death seen", Role: "driver", Host: "b", Slot: 1, Rank: -1, Start: at, End: at, Error: "exit status 137"},
+		{Name: "sync", Role: "worker", Host: "a", Rank: 0, Start: at.Add(300 * time.Millisecond), End: at.Add(400 * time.Millisecond)},
+	}}
+}
+
+// TestTracesAreExported: a collector gets a reset as one trace, by either protocol, where the flag
+// or the variables name it.
+func TestTracesAreExported(t *testing.T) {
+	r := &received{got: make(chan *collector.ExportTraceServiceRequest, 16)}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	collector.RegisterTraceServiceServer(server, r)
+	go func() { _ = server.Serve(ln) }()
+	defer server.Stop()
+	web := httptest.NewServer(r)
+	defer web.Close()
+	for name, test := range map[string]struct {
+		flag string
+		env  []string
+	}{
+		"flag, http":      {flag: web.URL},
+		"flag, grpc":      {flag: "http://" + ln.Addr().String(), env: []string{"OTEL_EXPORTER_OTLP_PROTOCOL=grpc"}},
+		"variables, http": {env: []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + web.URL}},
+		"variables, grpc": {env: []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://" + ln.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL=grpc"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, e := range test.env { // the exporters look there too
+				name, value, _ := strings.Cut(e, "=")
+				t.Setenv(name, value)
+			}
+			s := &settings.Settings{}
+			s.RunID = "job7"
+			if test.flag != "" {
+				if err := settings.SetOTLP(s, test.flag); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e, err := openTraces(s, test.env, logrus.New())
+			if err != nil || e == nil {
+				t.Fatal(e, err)
+			}
+			e.write(someTrace())
+			if err := e.close(); err != nil {
+				t.Fatal(err)
+			}
+			spans, resource := spansOf(<-r.got)
+			if len(spans) != 3 || !strings.Contains(resource, "hvdrun") || !strings.Contains(resource, "job7") {
+				t.Fatalf("%v of %s", spans, resource)
+			}
+			var root *otlp.Span
+			for _, s := range spans {
+				if len(s.GetParentSpanId()) == 0 {
+					root = s
+				}
+			}
+			if root.GetName() != "reset" || root.GetEndTimeUnixNano()-root.GetStartTimeUnixNano() != uint64(time.Second) ||
+				!strings.Contains(fmt.Sprint(root.GetAttributes()), "b:1 exit status 137") {
+				t.Errorf("%v", root)
+			}
+			for _, s := range spans {
+				if string(s.GetTraceId()) != string(root.GetTraceId()) || s != root && string(s.GetParentSpanId()) != string(root.GetSpanId()) {
+					t.Errorf("%v is not part of the trace", s)
+				}
+				if is := s.GetStatus().GetCode() == otlp.Status_STATUS_CODE_ERROR; is != (s.GetName() == "death seen") {
+					t.Errorf("%v", s)
+				}
+			}
+		})
+	}
+}
+
+// TestCollectorIsAway: nothing waits for a collector that does not answer, but the end for a
+// moment; what has no room is dropped.
+func TestCollectorIsAway(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // it accepts, and is silent
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	s := &settings.Settings{}
+	if err := settings.SetOTLP(s, "http://"+ln.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	e, err := openTraces(s, nil, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10_000 {
+		e.write(someTrace())
+	}
+	if err := e.close(); err == nil {
+		t.Error("30,000 spans have reached nobody, and that is no error")
+	}
+}
+
+// TestTracesAreOff: without a collector's name there is none, and a wrong name is refused.
+func TestTracesAreOff(t *testing.T) {
+	for _, env := range [][]string{nil, {"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_SDK_DISABLED=true"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_TRACES_EXPORTER=none"}} {
+		if e, err := openTraces(&settings.Settings{}, env, logrus.New()); e != nil || err != nil || e.close() != nil {
+			t.Errorf("%v: %v, %v", env, e, err)
+		}
+	}
+	if _, err := openTraces(&settings.Settings{}, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_EXPORTER_OTLP_PROTOCOL=pigeon"}, logrus.New()); err == nil {
+		t.Error("a protocol that is none is taken")
+	}
+	for _, text := range []string{"", "localhost:4318", "ftp://a", "http://", "http://user:secret@a:1"} {
+		if settings.SetOTLP(&settings.Settings{}, text) == nil {
+			t.Errorf("%q is taken", text)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+package jobrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/journal"
+)
+
+// ResumeCommand returns the command hvdrun resume.
+func ResumeCommand(p *cli.Program) *cobra.Command {
+	var flags resumeFlags
+	cmd := &cobra.Command{
+		Use:   "resume [JOB]",
+		Short: "Go on with a job whose driver has died",
+		Long: `resume takes over a job whose hvdrun has died, by whatever way: its workers have gone on training meanwhile, kept by
+their agents for the time of --orphan-timeout, and none of them is started again. All settings are those of the job, and so
+are the environment and the working directory; what workers print goes to where resume was started. JOB is the job's run id,
+the beginning of it, or the path of its folder; hvdrun jobs lists them. It may be left out where one job can be resumed.
+
+With --journal the job is one that was begun with the same --journal and --journal-key-file, on any machine: this one needs the
+job's working directory, its sources of hosts and a way to its hosts. With --standby it waits for the end of the job's driver.`,
+		Args:                  cobra.MaximumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			if flags.journal.Url != "" {
+				return resumeFromCopy(cmd.Context(), p, flags, strings.Join(args, ""))
+			}
+			find := resumableJob
+			if len(args) > 0 {
+				find = func(env []string) (*jobdir.Dir, error) { return jobdir.Find(env, args[0]) }
+			}
+			d, err := find(p.Env)
+			if err != nil {
+				return err
+			}
+			return resumeJob(cmd.Context(), p, d)
+		},
+	}
+	flags.add(cmd)
+	return cmd
+}
+
+// resumableJob returns the only job that can be resumed.
+func resumableJob(env []string) (*jobdir.Dir, error) {
+	all, _, err := jobdir.List(env)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(d *jobdir.Dir) bool { return d.About.Ended != nil || d.Line().State != jobdir.JobResumable })
+	switch len(all) {
+	case 0:
+		return nil, errors.New("no job can be resumed; `hvdrun jobs` lists those there are")
+	case 1:
+		return all[0], nil
+	}
+	names := make([]string, len(all))
+	for i, d := range all {
+		names[i] = d.About.RunID
+	}
+	return nil, fmt.Errorf("which of the jobs? %s", strings.Join(names, " "))
+}
+
+// resumeJob goes on with a job, as it was begun.
+func resumeJob(ctx context.Context, p *cli.Program, d *jobdir.Dir) error {
+	if d.About.Ended != nil {
+		return cli.Failed(fmt.Errorf("job %s: %w, at %s", d.About.RunID, job.ErrFinished, d.About.Ended.Format(time.DateTime)))
+	}
+	if running, err := isDriven(ctx, d); err != nil {
+		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w", d.About.RunID, err))
+	} else if running {
+		return cli.Failed(fmt.Errorf("job %s needs no other driver: its own is running", d.About.RunID))
+	}
+	return ResumeClaimed(ctx, p, d, nil)
+}
+
+// isDriven reports whether a job has a driver on this machine.
+func isDriven(ctx context.Context, d *jobdir.Dir) (running bool, err error) {
+	for range jobdir.LockTries {
+		if running, err = journal.Locked(d.Journal()); err != nil || !running {
+			return running, err
+		}
+		select {
+		case <-time.After(jobdir.LockPause):
+		case <-ctx.Done():
+			return running, ctx.Err()
+		}
+	}
+	return running, nil
+}
+
+// ResumeClaimed goes on with a job that no other driver of this machine has. c is the claim to a
+// job that was taken from its copy; nil: from its folder.
+func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claimed) error {
+	if err := os.Chdir(d.About.Dir); err != nil {
+		return cli.Failed(fmt.Errorf("the job's working directory: %w", err))
+	}
+	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
+	fs.SetInterspersed(false)
+	fs.SetOutput(io.Discard)
+	settings.AddFlags(fs, false)
+	j := Spec{Command: d.About.Command, dir: d, resumed: true}
+	var err error
+	if j.Authority, j.known, err = d.Open(p.Env); err != nil {
+		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w", d.About.RunID, err))
+	}
+	if err := d.Moved(); err != nil {
+		settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.WarnLevel}}).WithError(err).Warn("job.json is not in order")
+	}
+	launch := d.Secrets.Launch
+	if err := fs.Parse(launch.Args); err != nil {
+		return err
+	}
+	again := *p
+	again.Args, again.Env = launch.Args, launch.Env
+	s, err := settings.LoadAgain(fs, again.Env, launch.Config)
+	if err != nil {
+		return err
+	}
+	s.RunID = d.About.RunID
+	if j.Fixed, err = hostsource.Fixed(&s); err != nil {
+		return err
+	}
+	if s.Cluster.Members, err = d.KnownMembers(); err != nil {
+		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w", d.About.RunID, err))
+	}
+	if c != nil {
+		err = c.keep(d, j.known)
+	} else if s.Journal.Url != "" {
+		c, err = resumeCopy(ctx, &again, &s, d, j.known, settings.Logger(p, &s))
+	}
+	if err != nil {
+		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w", d.About.RunID, err))
+	}
+	j.copy = c
+	err = Drive(ctx, &again, &s, j)
+	switch {
+	case errors.Is(err, journal.ErrLocked):
+		return cli.Failed(fmt.Errorf("job %s needs no other driver: its own is running", d.About.RunID))
+	case errors.Is(err, journal.ErrBehind):
+		return cli.Failed(fmt.Errorf("job %s cannot be resumed: its hvdrun died while it could not write to %s; "+
+			"`hvdrun stop %[1]s` ends its workers", d.About.RunID, d.Journal()))
+
+	}
+	return err
+}

@@ -1,0 +1,143 @@
+package jobrun
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// told plays events of a job, and returns the lines of its story.
+type told struct {
+	*story
+	lines      *logtest.Hook
+	generation uint64
+}
+
+func newTold() *told {
+	log, lines := logtest.NewNullLogger()
+	return &told{story: newStory(&settings.Settings{RunID: "7cc1d2e3f4a5b6c7", OutputSettings: settings.OutputSettings{EventsFile: "ev"}}, log), lines: lines}
+}
+
+func (t *told) happens(name job.EventName, fields ...any) {
+	e := job.Event{Time: time.Now(), Name: name}
+	for i := 0; i < len(fields); i += 2 {
+		e.Fields = append(e.Fields, job.Field{Key: fields[i].(string), Value: fields[i+1]})
+	}
+	t.event(e)
+}
+
+// trainsOn has a world of one worker on each of these hosts, and its first commit.
+func (t *told) trainsOn(seconds float64, hosts ...string) {
+	t.generation++
+	var slots []job.PublishedSlot
+	for i, h := range hosts {
+		slots = append(slots, job.PublishedSlot{Rank: i, Host: h})
+	}
+	t.happens(job.WorldPublished, "generation", t.generation, "size", len(hosts), "slots", slots)
+	t.happens(job.FirstCommit, "generation", t.generation, "commits", 1, "seconds", seconds)
+}
+
+func (t *told) lists(hosts ...string) {
+	var all []job.FoundHost
+	for _, h := range hosts {
+		all = append(all, job.FoundHost{Host: h, Slots: 1})
+	}
+	t.happens(job.HostsFound, "hosts", all)
+}
+
+func (t *told) text() string {
+	var b strings.Builder
+	for _, e := range t.lines.AllEntries() {
+		if e.Level != logrus.InfoLevel {
+			fmt.Fprintf(&b, "%v ", e.Level)
+		}
+		b.WriteString(e.Message + "\n")
+	}
+	return b.String()
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
+// TestStory: a start, a death, growth, removal, a drain, other bounds, and the end are told.
+// Nothing is told of programs in no world.
+func TestStory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTold()
+		s.lists("a", "b")
+		s.trainsOn(0.31, "a", "a", "b")
+		pass(4 * time.Second)
+		s.happens(job.WorkerDying, "host", "b", "slot", 0, "rank", 2, "signal", 9, "what", "is killed")
+		s.happens(job.WorkerExited, "host", "b", "slot", 0, "rank", 2, "code", -1, "signal", 9, "cause", "failed")
+		s.happens(job.Excluded, "host", "b", "slot", 0, "until", time.Now().Add(time.Second))
+		s.trainsOn(0.0124, "a", "a")
+		pass(time.Second)
+		s.happens(job.Returned, "host", "b", "slot", 0)
+		s.lists("a", "b", "c", "d", "e", "f")
+		s.trainsOn(0.008, "a", "a", "b", "c", "d", "e", "f")
+		pass(4 * time.Second)
+		s.lists("a", "c")
+		s.happens(job.WorkerExited, "host", "b", "slot", 0, "rank", 2, "code", 0, "signal", nil, "cause", "left")
+		s.happens(job.DrainAsked, "host", "c", "slot", nil)
+		s.happens(job.Scaled, "min_np", 1, "max_np", 2)
+		s.trainsOn(1.26, "a", "a")
+		pass(time.Minute)
+		s.happens(job.JobDone, "status", 0, "message", "")
+		s.close()
+		want := `job 7cc1d2e3f4a5b6c7: 3 workers on 2 hosts, the first step after 300ms; hvdrun top 7cc1 shows them
+world 2: 2 workers on 1 host, a step after 12ms: rank 2 on b:0 was lost
+world 3: 7 workers on 6 hosts, a step after 8ms: b:0 is back, c came, d came, and 2 more
+world 4: 2 workers on 1 host, a step after 1.3s: b went, d went, e went, and 4 more
+the job is done after 1m9s; events in ev
+`
+		if got := s.text(); got != want {
+			t.Errorf("told is\n%s\nwant\n%s", got, want)
+		}
+
+		s = newTold()
+		s.lists("a")
+		s.happens(job.WorkerStarted, "host", "a", "slot", 0, "pid", 7)
+		s.happens(job.WorkerExited, "host", "a", "slot", 0, "rank", -1, "code", 0, "signal", nil, "cause", "done")
+		s.happens(job.JobDone, "status", 0, "message", "")
+		s.close()
+		if got := s.text(); got != "" {
+			t.Errorf("of a program in no world is told\n%s", got)
+		}
+	})
+}
+
+// TestStoryOfFlappingHosts: a job of 300 hosts of which some come and go ten times a second is told
+// in a line a second.
+func TestStoryOfFlappingHosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTold()
+		var all []string
+		for i := range 300 {
+			all = append(all, fmt.Sprint("host-", i))
+		}
+		s.lists(all...)
+		s.trainsOn(1, all...)
+		for i := range 600 {
+			pass(100 * time.Millisecond)
+			now := all[:300-i%2*150]
+			s.lists(now...)
+			s.trainsOn(0.02, now...)
+		}
+		s.close()
+		text := s.text()
+		if n := strings.Count(text, "\n"); n < 50 || n > 63 {
+			t.Errorf("%d lines in a minute", n)
+		}
+		if !strings.Contains(text, "world 5") || !strings.Contains(text, "(10 worlds since the last line)") || !strings.Contains(text, "and 147 more") {
+			t.Errorf("told is\n%.1000s", text)
+		}
+	})
+}

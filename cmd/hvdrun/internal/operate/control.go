@@ -1,0 +1,222 @@
+// Package operate has the commands by which a person watches and steers a job that runs, and those
+// that show what jobs have left.
+package operate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// Commands are those that ask something of the driver of a job that runs, and those that
+// show what jobs have left.
+func Commands(p *cli.Program) []*cobra.Command {
+	all := []*cobra.Command{statusCommand(p), stopCommand(p), scaleCommand(p), stacksCommand(p)}
+	for _, c := range all {
+		jobdir.CompletesJobs(p, c)
+	}
+	for _, c := range []*cobra.Command{drainCommand(p), excludeCommand(p), readmitCommand(p)} {
+		all = append(all, jobdir.CompletesPlaces(p, c))
+	}
+	return append(all, jobsCommand(p), inspectCommand(p), timelineCommand(p))
+}
+
+func stopCommand(p *cli.Program) *cobra.Command {
+	var now bool
+	cmd := &cobra.Command{
+		Use:   "stop [JOB] [--now]",
+		Short: "Stop a job",
+		Long: `stop does what SIGTERM to the job's hvdrun does: workers in training leave at a step boundary, all others get SIGTERM,
+and those that are there still after --drain-timeout, and do not write the last checkpoint, are killed. That hvdrun exits
+with 143; stop does not wait for it.
+
+Where the job's hvdrun is gone, or its journal is damaged, stop has the agents that the job has started end the workers and
+themselves, waits for that and says how many there were. Such a job cannot be resumed any more.
+
+` + jobdir.WhichJob,
+		Args:                  cobra.MaximumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return stopJob(cmd.Context(), p, strings.Join(args, ""), now)
+		},
+	}
+	cmd.Flags().BoolVar(&now, "now", false, "kill the workers at once")
+	return cmd
+}
+
+func drainCommand(p *cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "drain [JOB] HOST[:SLOT]",
+		Short: "Have the workers of a host, or of one slot, leave without loss",
+		Long: `drain has the workers of a host, or the one of a slot, leave at the next commit, when training goes on without them; no
+step is lost. No worker is started there until hvdrun readmit, or until the host has left the list of hosts and come back.
+It is refused where fewer than --min-np slots would be left.
+
+` + jobdir.WhichJob,
+		Example:               "  hvdrun drain 3f2a node7:3",
+		Args:                  cobra.RangeArgs(1, 2),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return placeCommand(cmd.Context(), p, args, job.Command{Verb: job.Drain})
+		},
+	}
+}
+
+func excludeCommand(p *cli.Program) *cobra.Command {
+	var howLong string
+	cmd := &cobra.Command{
+		Use:   "exclude [JOB] HOST[:SLOT] [--for D]",
+		Short: "Stop the workers of a host, or of one slot, at once, and start none there",
+		Long: `exclude stops the workers of a host, or the one of a slot, at once: the others go back to their last commit and go on.
+No worker is started there for the time of --for, or until hvdrun readmit. drain is the gentle way.
+
+` + jobdir.WhichJob,
+		Example:               "  hvdrun exclude 3f2a node7 --for 30m",
+		Args:                  cobra.RangeArgs(1, 2),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			c := job.Command{Verb: job.Exclude}
+			if cmd.Flags().Changed("for") {
+				if c.For, err = settings.ParseDuration(howLong); err != nil {
+					return fmt.Errorf("--for: %w", err)
+				}
+			}
+			return placeCommand(cmd.Context(), p, args, c)
+		},
+	}
+	cmd.Flags().StringVar(&howLong, "for", "", "until it may be used again (default: until it is readmitted)")
+	return cmd
+}
+
+func readmitCommand(p *cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "readmit [JOB] HOST[:SLOT]",
+		Short: "Use a host or slot again that was drained or excluded",
+		Long: `readmit lets workers be started again on a host, or in a slot, that was drained or excluded by a person, or excluded
+because workers had failed there; those failures are forgotten.
+
+` + jobdir.WhichJob,
+		Example:               "  hvdrun readmit 3f2a node7:3",
+		Args:                  cobra.RangeArgs(1, 2),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return placeCommand(cmd.Context(), p, args, job.Command{Verb: job.Readmit})
+		},
+	}
+}
+
+func scaleCommand(p *cli.Program) *cobra.Command {
+	var least, most string
+	cmd := &cobra.Command{
+		Use:   "scale [JOB] [--min-np N] [--max-np N]",
+		Short: "Change the bounds of the number of workers",
+		Long: `scale changes --min-np and --max-np of a job that runs. With more workers than the new maximum the youngest leave at the
+next commit; where there are slots for more, workers are started at once. --max-np none is no bound.
+
+` + jobdir.WhichJob,
+		Example:               "  hvdrun scale 3f2a --max-np 16",
+		Args:                  cobra.MaximumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := job.Command{Verb: job.Scale}
+			if cmd.Flags().Changed("min-np") {
+				n, err := settings.ParseCount(least, 1)
+				if err != nil {
+					return fmt.Errorf("--min-np: %w", err)
+				}
+				c.MinNP = &n
+			}
+			if cmd.Flags().Changed("max-np") {
+				n := 0
+				if most != "none" {
+					var err error
+					if n, err = settings.ParseCount(most, 1); err != nil {
+						return fmt.Errorf("--max-np: %w", err)
+					}
+				}
+				c.MaxNP = &n
+			}
+			if c.MinNP == nil && c.MaxNP == nil {
+				return errors.New("scale needs --min-np, --max-np, or both")
+			}
+			return order(cmd.Context(), p, strings.Join(args, ""), c)
+		},
+	}
+	cmd.Flags().StringVar(&least, "min-np", "", "fewest workers with which training goes on")
+	cmd.Flags().StringVar(&most, "max-np", "", "most workers")
+	return cmd
+}
+
+// placeCommand gives a command about HOST[:SLOT], which is the last word; JOB is before it.
+func placeCommand(ctx context.Context, p *cli.Program, args []string, c job.Command) (err error) {
+	job := ""
+	if len(args) == 2 {
+		job = args[0]
+	}
+	if c.Host, c.Slot, err = parsePlace(args[len(args)-1]); err != nil {
+		return err
+	}
+	return order(ctx, p, job, c)
+}
+
+// parsePlace reads HOST, HOST:SLOT, or such with an IPv6 address, which has brackets where a slot
+// follows.
+func parsePlace(text string) (host string, slot *int, err error) {
+	wrong := fmt.Errorf("%q is neither HOST nor HOST:SLOT", text)
+	host = text
+	rest, found := "", false
+	if inner, ok := strings.CutPrefix(text, "["); ok {
+		host, rest, found = strings.Cut(inner, "]")
+		if !found || rest != "" && rest[0] != ':' {
+			return "", nil, wrong
+		}
+		rest, found = strings.CutPrefix(rest, ":")
+	} else if _, v6 := netip.ParseAddr(text); v6 != nil || !strings.Contains(text, ":") {
+		host, rest, found = strings.Cut(text, ":")
+	}
+	if found {
+		n, err := strconv.ParseUint(rest, 10, 16)
+		if err != nil {
+			return "", nil, wrong
+		}
+		slot = new(int(n))
+	}
+	if host == "" {
+		return "", nil, wrong
+	}
+	return host, slot, nil
+}
+
+// order has the job's driver carry out a command, and prints what was done.
+func order(ctx context.Context, p *cli.Program, job string, c job.Command) error {
+	d, err := jobdir.TheJob(p.Env, job)
+	if err != nil {
+		return err
+	}
+	return orderOf(ctx, p, d, c)
+}
+
+// orderOf is order, of a job that has been found.
+func orderOf(ctx context.Context, p *cli.Program, d *jobdir.Dir, c job.Command) error {
+	var done string
+	err := d.Ask(ctx, func(driver *control.Client) (err error) {
+		done, err = driver.Command(ctx, c)
+		return err
+	})
+	if err != nil {
+		return cli.Failed(err)
+	}
+	fmt.Fprintf(p.Stdout, "job %s: %s\n", cli.EscapeCell(d.About.RunID), cli.EscapeLines(done))
+	return nil
+}

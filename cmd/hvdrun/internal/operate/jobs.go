@@ -1,0 +1,76 @@
+package operate
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
+)
+
+func jobsCommand(p *cli.Program) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "jobs [--json]",
+		Short: "List the jobs of this user on this machine, and which of them can be resumed",
+		Long: `jobs lists the jobs that have their folders in $XDG_STATE_HOME/hvdrun/jobs, which is in ~/.local/state unless it is
+set, or where that cannot be used in $XDG_RUNTIME_DIR/hvdrun/jobs or /tmp/hvdrun-UID/jobs: first those that run, then those
+whose driver has died, which hvdrun resume takes over, and last those that have ended within a week.`,
+		Args:                  cobra.NoArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(*cobra.Command, []string) error {
+			jobdir.PruneSecrets(p.Env, time.Now())
+			dirs, bad, err := jobdir.List(p.Env)
+			if err != nil {
+				return cli.Failed(err)
+			}
+			lines := make([]jobdir.Line, 0, len(dirs))
+			for _, d := range dirs {
+				lines = append(lines, d.Line())
+			}
+			sortJobs(lines)
+			for _, err := range bad {
+				fmt.Fprintln(p.Stderr, "hvdrun:", cli.EscapeLines(err.Error()))
+			}
+			if asJSON {
+				enc := json.NewEncoder(p.Stdout)
+				enc.SetIndent("", "  ")
+				return enc.Encode(lines)
+			}
+			return printJobs(p, lines)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a list of JSON objects")
+	return cmd
+}
+
+// sortJobs puts those first that run, and those after them that can be resumed; of each kind the
+// oldest is first.
+func sortJobs(lines []jobdir.Line) {
+	place := func(l jobdir.Line) int {
+		if i := slices.Index([]jobdir.State{jobdir.JobRunning, jobdir.JobResumable, jobdir.JobBroken}, l.State); i >= 0 {
+			return i
+		}
+		return 3
+	}
+	slices.SortStableFunc(lines, func(a, b jobdir.Line) int {
+		return cmp.Or(cmp.Compare(place(a), place(b)), a.Begun.Compare(b.Begun))
+	})
+}
+
+func printJobs(p *cli.Program, lines []jobdir.Line) error {
+	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "JOB\tSTATE\tBEGUN\tWORKERS\tGENERATION\tCOMMAND")
+	for _, l := range lines {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\n", cli.EscapeCell(l.Job), l.State, l.Begun.Local().Format(time.DateTime), l.Workers, l.Generation,
+			show.ShortCommand(l.Command))
+	}
+	return w.Flush()
+}

@@ -1,0 +1,172 @@
+package operate
+
+import (
+	"crypto/rand"
+	_ "embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/template"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+//go:embed submit.yaml
+var manifestText string
+
+// manifest is the template of what submit kubernetes prints. What people give is written as JSON,
+// which is YAML, or consists of letters, digits and dashes.
+var manifest = template.Must(template.New("manifest").Funcs(template.FuncMap{
+	"json": func(v any) (string, error) {
+		text, err := json.Marshal(v)
+		return string(text), err
+	},
+}).Parse(`{{define "resources"}}{cpu: {{json .CPU}}, memory: {{json .Memory}}{{if .GPUs}}, {{.GPUResource}}: {{.GPUs}}{{end}}}{{end}}` + manifestText))
+
+// submission is a job for Kubernetes.
+type submission struct {
+	Name, Namespace, Image   string
+	NP, MinNP, MaxNP, Slots  int
+	MinPods                  int
+	GPUs                     int
+	CPU, Memory, GPUResource string
+	Queue                    string
+	Storage, StorageClass    string
+	User, Grace, Drain       int
+	Plugin, Key              string
+	claims, driverFlags      []string
+	Mounts                   []mount
+	DriverArgs               []string
+}
+
+// mount is a claim that all pods have.
+type mount struct{ Volume, Claim, Path string }
+
+// SubmitCommand returns the command hvdrun submit.
+func SubmitCommand(p *cli.Program) *cobra.Command {
+	s := submission{}
+	cmd := &cobra.Command{
+		Use:                   "submit",
+		Short:                 "Print what runs a job on a cluster",
+		DisableFlagsInUseLine: true,
+	}
+	kubernetes := &cobra.Command{
+		Use:   "kubernetes [flags] -- command [args…]",
+		Short: "Print the manifest of a job for Kubernetes",
+		Long: `submit kubernetes prints the manifest of a job, for kubectl apply: an elastic Job of agents, in whose pods the workers run,
+and a Job of the driver. The driver sets the number of agents: as many as --max-np has use for and the namespace's quotas
+allow, and at least those of --min-np. Where a quota shrinks, a pod is deleted or a node is drained, the workers leave at a
+step boundary. Where the driver's pod is lost, another goes on with the job, whose folder is on a volume.
+
+The pods run as a user that is not root, with a read-only root file system and no capabilities; the pod security level
+"restricted" lets them run. The image has hvdrun, sh, the plugin kubernetes and the program. The manifest has a new key,
+with which one can run programs in the job's pods.`,
+		Example: `  hvdrun submit kubernetes --image registry.example/train:1 -np 4 --min-np 2 --max-np 8 -- train --epochs 90 | kubectl apply -f -
+  kubectl logs -f job/NAME-driver`,
+		Args:                  cobra.MinimumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := s.complete(args); err != nil {
+				return err
+			}
+			if err := manifest.Execute(p.Stdout, s); err != nil {
+				return cli.Failed(err)
+			}
+			return nil
+		},
+	}
+	fs := kubernetes.Flags()
+	fs.SortFlags = false
+	fs.SetInterspersed(false)
+	fs.StringVar(&s.Image, "image", "", "the pods' image")
+	fs.StringVar(&s.Name, "name", "", "name of the job, with which all its objects begin (default: hvdrun- and letters)")
+	fs.StringVarP(&s.Namespace, "namespace", "n", "", "namespace of the objects (default: kubectl's)")
+	fs.IntVar(&s.NP, "np", 0, "slots needed before the first start (default: --min-np)")
+	fs.IntVar(&s.MinNP, "min-np", 1, "fewest workers with which training goes on")
+	fs.IntVar(&s.MaxNP, "max-np", 0, "most workers (default: -np)")
+	fs.IntVar(&s.Slots, "slots", 1, "workers in a pod")
+	fs.StringVar(&s.CPU, "cpu", "1", "processors of a pod of workers")
+	fs.StringVar(&s.Memory, "memory", "1Gi", "memory of a pod of workers, of which its shared memory is a part")
+	fs.IntVar(&s.GPUs, "gpus", 0, "GPUs of a pod of workers")
+	fs.StringVar(&s.GPUResource, "gpu-resource", "nvidia.com/gpu", "what these are as a resource")
+	fs.StringVar(&s.Queue, "queue", "", "Kueue's queue for the agents, as an elastic job")
+	fs.StringArrayVar(&s.claims, "mount", nil, "CLAIM:PATH: where all pods have a PersistentVolumeClaim (repeatable)")
+	fs.StringVar(&s.Storage, "storage", "1Gi", "room for the job's folder")
+	fs.StringVar(&s.StorageClass, "storage-class", "", "storage class of its volume (default: the cluster's)")
+	fs.IntVar(&s.User, "user", 65532, "user and group as which everything runs")
+	fs.IntVar(&s.Grace, "grace", 90, "seconds in which the workers of a pod that is deleted leave; longer than a step and its commit")
+	fs.StringVar(&s.Plugin, "plugin", "/usr/local/lib/hvdrun/plugins/kubernetes", "the plugin kubernetes in the image")
+	fs.StringArrayVar(&s.driverFlags, "driver-flag", nil, "one more flag for hvdrun, as --driver-flag=--verbose (repeatable)")
+	cmd.AddCommand(kubernetes)
+	return cmd
+}
+
+// Names of objects, with what is added to them, and of resources.
+var (
+	objectName   = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$`)
+	resourceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9./]*[a-z0-9])?$`)
+)
+
+// complete checks what was given and derives the rest.
+func (s *submission) complete(command []string) error {
+	if s.Name == "" {
+		s.Name = "hvdrun-" + strings.ToLower(rand.Text()[:6])
+	}
+	if s.NP == 0 {
+		s.NP = s.MinNP
+	}
+	if s.MaxNP == 0 {
+		s.MaxNP = s.NP
+	}
+	switch {
+	case s.Image == "":
+		return errors.New("--image is missing: one with hvdrun, its plugin kubernetes, sh and the program")
+	case !objectName.MatchString(s.Name):
+		return fmt.Errorf("--name: %q is not a name of up to 40 lower-case letters, digits and dashes that begins with a letter", s.Name)
+	case s.Namespace != "" && !objectName.MatchString(s.Namespace):
+		return fmt.Errorf("--namespace: %q is not the name of a namespace", s.Namespace)
+	case s.MinNP < 1 || s.NP < s.MinNP || s.MaxNP < s.NP || s.MaxNP > plan.MaxSlots:
+		return fmt.Errorf("1 ≤ --min-np ≤ -np ≤ --max-np does not hold: %d, %d, %d", s.MinNP, s.NP, s.MaxNP)
+	case s.Slots < 1 || s.Slots > plan.MaxSlots:
+		return fmt.Errorf("--slots is %d", s.Slots)
+	case s.GPUs < 0:
+		return fmt.Errorf("--gpus is %d", s.GPUs)
+	case !resourceName.MatchString(s.GPUResource):
+		return fmt.Errorf("--gpu-resource: %q is not the name of a resource", s.GPUResource)
+	case s.User < 1:
+		return fmt.Errorf("--user is %d: the pods do not run as root", s.User)
+	case s.Grace < 2:
+		return fmt.Errorf("--grace is %d seconds", s.Grace)
+	}
+	s.MinPods, s.Drain = (s.MinNP+s.Slots-1)/s.Slots, s.Grace-1
+	for i, text := range s.claims {
+		claim, path, _ := strings.Cut(text, ":")
+		if claim == "" || !strings.HasPrefix(path, "/") {
+			return fmt.Errorf("--mount: %q is not CLAIM:/PATH", text)
+		}
+		s.Mounts = append(s.Mounts, mount{"claim-" + strconv.Itoa(i), claim, path})
+	}
+	var key [identity.ClusterKeyLen]byte
+	rand.Read(key[:])
+	s.Key = hex.EncodeToString(key[:])
+	s.DriverArgs = []string{
+		"-np=" + strconv.Itoa(s.NP), "--min-np=" + strconv.Itoa(s.MinNP), "--max-np=" + strconv.Itoa(s.MaxNP),
+		"--job-dir=/var/lib/hvdrun/job", "--elastic-timeout=24h", "--gossip-join=" + s.Name + "-agents:7946", "--gossip-key-file=/run/hvdrun/key",
+		"--gossip-label=" + s.Name, "--discovery-plugin=" + s.Plugin,
+		"--discovery-config=label_selector=hvdrun.dev/job=" + s.Name + ",hvdrun.dev/role=agent",
+		"--discovery-config=container=agent", "--discovery-config=host=name", "--discovery-config=job=" + s.Name + "-agents",
+	}
+	if s.Namespace != "" {
+		s.DriverArgs = append(s.DriverArgs, "--discovery-config=namespace="+s.Namespace)
+	}
+	s.DriverArgs = append(append(append(s.DriverArgs, s.driverFlags...), "--"), command...)
+	return nil
+}

@@ -1,0 +1,70 @@
+package settings
+
+import (
+	"fmt"
+)
+
+// AgentTable is what only an agent can be told, in the order of the help. Like the settings of a
+// job, each is a flag, a variable (HVD_KEY_FILE) and a key of the file.
+var AgentTable = section("agent", []setting{
+	{Name: "enroll", arg: "host:port",
+		usage: "where those who have the cluster's authority run hvdrun cluster serve: certificates come from there",
+		set:   clusterText(func(c *ClusterSettings) *string { return &c.Enroll })},
+	{Name: "token-file", arg: "F",
+		usage: "file with a token of hvdrun cluster token, needed once",
+		set:   clusterText(func(c *ClusterSettings) *string { return &c.TokenFile })},
+	{Name: "state-dir", arg: "DIR",
+		usage: "the agent's own folder, where its key, its certificate and the keys of the gossip are kept",
+		set:   clusterText(func(c *ClusterSettings) *string { return &c.StateDir })},
+	{Name: "key-file", arg: "F",
+		usage: "instead, for trying out: file that holds one key for the whole cluster, and that only its owner may read",
+		set:   clusterText(func(c *ClusterSettings) *string { return &c.KeyFile })},
+	{Name: "label", arg: "L",
+		unset: "none", usage: "name of the cluster: agents and drivers of another one are not heard",
+		set: clusterText(func(c *ClusterSettings) *string { return &c.Label })},
+	{Name: "join", arg: "host:port,…", repeat: true,
+		usage: "agents that may be there already; those that are not yet are tried again and again", set: setJoin},
+	{Name: "name", arg: "HOST",
+		unset: "the one that the system knows", usage: "name of this host in the cluster",
+		set: clusterText(func(c *ClusterSettings) *string { return &c.Name })},
+	{Name: "bind", arg: "ADDR:PORT",
+		unset: "0.0.0.0:7946", usage: "where to gossip, over UDP and TCP",
+		set: clusterText(func(c *ClusterSettings) *string { return &c.Bind })},
+	{Name: "advertise", arg: "ADDR",
+		usage: "address under which others reach this host, where that is not the one that is bound to",
+		set:   clusterText(func(c *ClusterSettings) *string { return &c.Advertise })},
+	{Name: "run-as", arg: "F",
+		usage: "file that says as which user the workers of which drivers run, and in which cgroup; for an agent that is root",
+		set:   clusterText(func(c *ClusterSettings) *string { return &c.RunAs })},
+	{Name: "launch-port", arg: "P",
+		unset: "any that is free", usage: "TCP port to which drivers come", set: setLaunchPort},
+	{Name: "stopped-status", arg: "N", def: "0",
+		usage: "exit status after the agent was asked to stop; a Job of Kubernetes replaces a pod that ends with 143, and none with 0",
+		set:   setStoppedStatus},
+})
+
+// AgentShares are the settings of a job that an agent has too, with what they mean there.
+var AgentShares = []struct{ Name, Usage string }{
+	{"slots-per-host", "room for workers on this host; auto: as many as GPUs are seen, else 1; also --slots"},
+	{"listen", "IP address for drivers, gossip and workers (default: that of --bind, and for workers all)"},
+	{"bind-gpus", "show each worker the GPU of its slot only (CUDA_VISIBLE_DEVICES)"},
+	{"drain-timeout", "longest that workers may take to leave when the agent is asked to stop"},
+	{"log-level", "least that is logged: trace, debug, info, warning, error or fatal (default: info)"},
+	{"metrics-listen", ""}, {"metrics-token-file", ""}, {"metrics-tls-cert", ""}, {"metrics-tls-key", ""},
+	{"log-format", ""},
+	{configFile, ""},
+}
+
+func setStoppedStatus(s *Settings, text string) (err error) {
+	if s.Cluster.StoppedStatus, err = ParseCount(text, 0); err == nil && s.Cluster.StoppedStatus > 255 {
+		err = fmt.Errorf("%q is not an exit status", text)
+	}
+	return err
+}
+
+func setLaunchPort(s *Settings, text string) (err error) {
+	if s.Cluster.LaunchPort, err = ParseCount(text, 1); err == nil && s.Cluster.LaunchPort > 65535 {
+		err = fmt.Errorf("%q is not a port", text)
+	}
+	return err
+}

@@ -1,0 +1,218 @@
+package settings
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// arguments rewrites a command line as horovodrun's users write it into one that pflag reads as
+// they mean it, because pflag takes -np for a bundle of the one-letter flags n and p:
+//
+//   - long flags may have one dash, underscores and their other names, and -np is also -n, with its
+//     number behind it or after it;
+//   - each comes out as --name=value, and the two words of --blacklist-cooldown-range as one;
+//   - the first word that is no flag begins the command, and -- is put before it, unless it is a
+//     subcommand.
+type arguments struct {
+	in, out     []string
+	subcommands []string
+	meant       func(word string) string // the subcommand that a word stands for by mistake; empty: none
+	inside      string                   // the subcommand that was met
+	runs        bool                     // and "run" after it
+}
+
+// Normalize returns the rewritten arguments, or what is wrong with a flag, or with the first word.
+func Normalize(args, subcommands []string, meant func(word string) string) ([]string, error) {
+	a := arguments{in: args, subcommands: subcommands, meant: meant}
+	for len(a.in) > 0 {
+		word := a.in[0]
+		switch {
+		case word == "--":
+			return append(a.out, a.in...), nil
+		case word == "-" || !strings.HasPrefix(word, "-"):
+			last, err := a.positional(word)
+			if err != nil {
+				return nil, err
+			}
+			if last {
+				return append(a.out, a.in...), nil
+			}
+		default:
+			if err := a.flag(word); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return a.out, nil
+}
+
+// positional takes a word that is no flag and returns whether all that follows is to stay as it is.
+// A word that is meant to be a subcommand is refused.
+func (a *arguments) positional(word string) (last bool, err error) {
+	switch {
+	case a.inside == "tasks" && a.runs: // and the rest is the program's
+		a.out = append(a.out, "--")
+		return true, nil
+	case a.inside != "":
+		a.runs = word == "run"
+		a.take(word)
+		return false, nil
+	case slices.Contains(a.subcommands, word):
+		a.take(word)
+		a.inside = word
+		return strings.HasPrefix(word, "__") || word == TorchrunName, nil // the shell's completion asks with half-written words
+	}
+	if like := a.meant(word); like != "" {
+		return false, fmt.Errorf("no command %q; did you mean %q? A program of that name is run after --", word, like)
+	}
+	a.out = append(a.out, "--")
+	return true, nil
+}
+
+// take moves the first word to the output as text.
+func (a *arguments) take(text string) {
+	a.in, a.out = a.in[1:], append(a.out, text)
+}
+
+// ofTasksRun are the flags of hvdrun tasks run, each of which has a value.
+var ofTasksRun = []string{"job", "invitation"}
+
+func (a *arguments) flag(word string) error {
+	body := strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
+	name, value, assigned := strings.Cut(body, "=")
+	name = canonical(name)
+	if name == "h" || name == "v" || name == "help" || name == "version" {
+		if len(name) > 1 {
+			word = "--" + body
+		}
+		a.take(word)
+		return nil
+	}
+	oneDash := !strings.HasPrefix(word, "--")
+	st := SettingNamed(name)
+	if oneDash && st == nil {
+		if number, ok := numberOfRanks(body); ok {
+			st, name, value, assigned = SettingNamed("np"), "np", strings.TrimPrefix(number, "="), number != ""
+		} else if st = settingOfLetter(body); st != nil {
+			name, value, assigned = st.Name, strings.TrimPrefix(body[1:], "="), len(body) > 1
+		}
+	}
+	if st == nil {
+		if a.inside != "" && !oneDash && advice(name) == "" {
+			a.take(word) // one of the subcommand's own
+			if a.runs && !assigned && slices.Contains(ofTasksRun, name) && len(a.in) > 0 {
+				a.take(a.in[0]) // and not the program
+			}
+			return nil
+		}
+		return unknownFlag(word, name)
+	}
+	a.in = a.in[1:]
+	if st.arg == "" {
+		if !assigned {
+			value = "true"
+		}
+		a.out = append(a.out, "--"+name+"="+value)
+		return nil
+	}
+	if !assigned {
+		if len(a.in) == 0 {
+			return fmt.Errorf("%s needs a value: %s", flagName(name), st.arg)
+		}
+		value, a.in = a.in[0], a.in[1:]
+	}
+	if name == cooldownRange && len(a.in) > 0 && !strings.Contains(value, ",") {
+		if _, err := ParseDuration(a.in[0]); err == nil {
+			value, a.in = value+","+a.in[0], a.in[1:]
+		}
+	}
+	a.out = append(a.out, "--"+name+"="+value)
+	return nil
+}
+
+// numberOfRanks reports whether a flag is one that mpirun's users write for -np, -np4, -n, -n4 or
+// -n=4, and returns what stands behind the letters.
+func numberOfRanks(body string) (number string, ok bool) {
+	number, ok = strings.CutPrefix(body, "np")
+	if !ok {
+		number, ok = strings.CutPrefix(body, "n")
+	}
+	return number, ok && (number == "" || number[0] == '=' || strings.Trim(number, "0123456789") == "")
+}
+
+// settingOfLetter returns the setting whose flag of one letter is written so: -p 22, -p=22 or -p22;
+// nil where none is.
+func settingOfLetter(body string) *setting {
+	for i := range Table {
+		st := &Table[i]
+		if st.short == "" || !strings.HasPrefix(body, st.short) {
+			continue
+		}
+		switch rest := body[1:]; {
+		case rest == "", rest[0] == '=', st.short == "H", st.short == "p" && strings.Trim(rest, "0123456789") == "":
+			return st
+		}
+	}
+	return nil
+}
+
+// unknownFlag returns why the flag written as word is refused.
+func unknownFlag(word, name string) error {
+	written, _, _ := strings.Cut(word, "=")
+	if why := advice(name); why != "" {
+		return fmt.Errorf("%s of horovodrun is not taken: %s", written, why)
+	}
+	if like := nearest(name); like != "" {
+		return fmt.Errorf("unknown flag %s; did you mean %s?", written, flagName(like))
+	}
+	return fmt.Errorf("unknown flag %s; `hvdrun help` lists the flags", written)
+}
+
+// nearest returns the setting of a job that name abbreviates or nearly spells, or "".
+func nearest(name string) string {
+	var known []string
+	for i := range Table {
+		known = append(append(known, Table[i].Name), Table[i].aliases...)
+	}
+	return canonical(NearestOf(name, known))
+}
+
+// NearestOf returns the one of the known names that name abbreviates or nearly spells, or "".
+func NearestOf(name string, known []string) string {
+	best, bound := "", 3
+	for _, n := range known {
+		d := distance(name, n)
+		if len(name) >= 3 && strings.HasPrefix(n, name) {
+			d = 1
+		}
+		if d < bound && d < len(name) {
+			best, bound = n, d
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to insert, drop or replace to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// TorchrunName is the subcommand whose words, from the script on, are the script's.
+const TorchrunName = "torchrun"

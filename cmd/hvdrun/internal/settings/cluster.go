@@ -1,0 +1,67 @@
+package settings
+
+import (
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// ClusterSettings say which cluster of agents to look at, and how to be found in it.
+type ClusterSettings struct {
+	Join            []string
+	KeyFile, Label  string
+	Dir             string // of the authority; a driver's
+	Bind, Advertise string
+	Members         []string // more of the cluster, which the driver before has known
+	agentSettings
+	Source      *gossip.Source        // once it is open
+	Credentials *identity.Credentials // a driver's, then
+}
+
+// agentSettings are those of an agent only.
+type agentSettings struct {
+	Name       string // of the host
+	LaunchPort int
+	// StoppedStatus is the exit status of an agent that was asked to stop.
+	StoppedStatus int
+	Enroll        string // the registrar, host:port
+	TokenFile     string
+	StateDir      string
+	RunAs         string // the policy's file
+}
+
+func clusterText(field func(*ClusterSettings) *string) func(*Settings, string) error {
+	return text(func(s *Settings) *string { return field(&s.Cluster) })
+}
+
+func setJoin(s *Settings, text string) (err error) {
+	s.Cluster.Join, err = parseList(text)
+	return err
+}
+
+func setLease(s *Settings, text string) (err error) {
+	s.Lease, err = ParseDuration(text)
+	if err == nil && (s.Lease < client.MinLease || s.Lease > client.MaxLease) {
+		err = fmt.Errorf("%q is not between %v and %v", text, client.MinLease, client.MaxLease)
+	}
+	return err
+}
+
+// checkGossip refuses settings of gossip that lack what they need.
+func (s *Settings) checkGossip() error {
+	for _, name := range []string{"cluster", "gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
+		if s.Given(name) && !s.Given("gossip-join") && !s.Slurm.On {
+			return fmt.Errorf("%s: there is no --gossip-join to use it for", s.Origin(name))
+		}
+	}
+	if s.Given("gossip-key-file") && s.Given("cluster") {
+		return fmt.Errorf("%s and %s: give one of them", s.Origin("cluster"), s.Origin("gossip-key-file"))
+	}
+	if s.Given("gossip-join") && !s.Given("gossip-key-file") && !s.Given("cluster") {
+		return fmt.Errorf("%s: --gossip-key-file is missing: the key that the agents have; "+
+			"or --cluster, the folder of their cluster (hvdrun cluster init)", s.Origin("gossip-join"))
+	}
+	return nil
+}

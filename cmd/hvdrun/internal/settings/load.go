@@ -1,0 +1,275 @@
+package settings
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Dynamic returns the settings that are given of those that name sources which are asked, or
+// listened to, as long as the job runs. The sources are merged in this order (see discovery.Merge).
+func (s *Settings) Dynamic() (names []string) {
+	if s.Slurm.On { // it has all that others have
+		return []string{"slurm"}
+	}
+	for _, name := range []string{"host-discovery-script", "discovery-plugin", "gossip-join"} {
+		if s.Given(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// origin is where the text of a setting came from, and the text.
+type origin struct{ name, text string }
+
+// flagText is a flag's value as it was written. It is read together with those of the environment
+// and the file, so that all three are understood, and refused, in the same words.
+type flagText struct {
+	text    string
+	setting *setting
+	given   bool
+}
+
+// Set takes what was written.
+func (f *flagText) Set(text string) error {
+	if f.given && f.setting.repeat {
+		text = f.text + f.setting.separator() + text
+	}
+	f.text, f.given = text, true
+	return nil
+}
+
+// String returns what was written.
+func (f *flagText) String() string { return f.text }
+
+// Type is what the help writes for the value.
+func (f *flagText) Type() string {
+	if f.setting.arg == "" {
+		return "boolfunc" // pflag's word for a switch whose text it does not judge
+	}
+	return f.setting.arg
+}
+
+// AddFlags defines the flags of the table. With sourceOnly the others are taken too, but the help
+// does not show them: then the word discover can be put into the command line of a job.
+func AddFlags(fs *pflag.FlagSet, sourceOnly bool) {
+	fs.SortFlags = false
+	for i := range Table {
+		AddFlag(fs, &Table[i]).Hidden = sourceOnly && !Table[i].Source
+	}
+}
+
+// AddFlag defines the flag of a setting.
+func AddFlag(fs *pflag.FlagSet, st *setting) *pflag.Flag {
+	usage := st.usage
+	if st.unset != "" {
+		usage += " (default: " + st.unset + ")"
+	}
+	f := fs.VarPF(&flagText{setting: st}, st.Name, st.short, usage)
+	if st.arg == "" {
+		f.NoOptDefVal = "true"
+	} else {
+		f.DefValue = st.def // for the help
+	}
+	return f
+}
+
+// settingsOf returns those of which the flags are in the set.
+func settingsOf(fs *pflag.FlagSet) (known []*setting) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		if text, ok := f.Value.(*flagText); ok {
+			known = append(known, text.setting)
+		}
+	})
+	return known
+}
+
+// Load merges flags, environment and file, the earlier before the later, for the settings of which
+// fs has the flags.
+func Load(fs *pflag.FlagSet, env []string) (Settings, error) { return LoadAgain(fs, env, "") }
+
+// LoadAgain is load where the text of the file is known already; if it is empty the file is read.
+func LoadAgain(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
+	s := Settings{
+		sourceSettings: sourceSettings{DiscoveryTimeout: 30 * time.Second},
+		OutputSettings: OutputSettings{LogLevel: logrus.InfoLevel},
+		Provenance:     Provenance{Origins: map[string]string{}, texts: map[string]string{}},
+	}
+	known := settingsOf(fs)
+	fromEnv, err := environment(env, known)
+	if err != nil {
+		return s, err
+	}
+	s.mistyped = mistyped(env)
+	path := ""
+	if f := fs.Lookup(configFile); f != nil {
+		path = f.Value.String()
+	}
+	if path == "" {
+		path = fromEnv[configFile].text
+	}
+	fromFile, err := s.readConfig(path, text)
+	if err != nil {
+		return s, err
+	}
+	merged := viper.New()
+	for _, layer := range []map[string]origin{fromFile, fromEnv} {
+		values := map[string]any{}
+		for _, st := range known {
+			if o, ok := layer[st.Name]; ok {
+				values[st.Name], s.Origins[st.Name] = o.text, o.name
+			}
+		}
+		if err := merged.MergeConfigMap(values); err != nil {
+			return s, err
+		}
+	}
+	if err := merged.BindPFlags(fs); err != nil {
+		return s, err
+	}
+	fs.Visit(func(f *pflag.Flag) { s.Origins[f.Name] = flagName(f.Name) })
+	for _, st := range known {
+		if s.Given(st.Name) {
+			s.texts[st.Name] = merged.GetString(st.Name)
+			if err := st.set(&s, s.texts[st.Name]); err != nil {
+				return s, fmt.Errorf("%s: %w", s.Origins[st.Name], err)
+			}
+		}
+	}
+	switch {
+	case s.Given("log-level"):
+	case s.verbose:
+		s.LogLevel = logrus.DebugLevel
+	case s.quiet:
+		s.LogLevel = logrus.WarnLevel
+	}
+	if s.Slurm.On && !s.Given("elastic-timeout") {
+		s.Timeouts.Elastic = slurmPatience
+	}
+	return s, s.contradictions()
+}
+
+// readConfig takes what only a file can set, and returns its settings, those that are for others
+// included.
+func (s *Settings) readConfig(path, text string) (map[string]origin, error) {
+	if path == "" {
+		return nil, nil
+	}
+	if text == "" {
+		var err error
+		if text, s.configExposed, err = readConfigFile(path); err != nil {
+			return nil, fmt.Errorf("--config-file: %w", err)
+		}
+	}
+	doc, err := parseConfig(path, text)
+	if err != nil {
+		return nil, err
+	}
+	s.ConfigText, s.Command, s.Env = text, doc.command, doc.env
+	if doc.dir != "" {
+		if s.Dir, err = filepath.Abs(doc.dir); err != nil {
+			return nil, fmt.Errorf("%s: %w", doc.lines["dir"], err)
+		}
+	}
+	for name := range jobKeys {
+		if where, ok := doc.lines[name]; ok {
+			s.Origins[name] = where
+		}
+	}
+	return doc.values, nil
+}
+
+// contradictions refuses settings that cannot be meant together.
+func (s *Settings) contradictions() error {
+	for _, c := range []struct {
+		low, high   string
+		least, most int
+	}{
+		{"min-np", "np", s.MinNP, s.Np}, {"np", "max-np", s.Np, s.MaxNP}, {"min-np", "max-np", s.MinNP, s.MaxNP},
+	} {
+		if s.Given(c.low) && s.Given(c.high) && c.least > c.most {
+			return fmt.Errorf("%s is %d, and %s is %d: min-np ≤ np ≤ max-np is wanted", s.Origin(c.low), c.least, s.Origin(c.high), c.most)
+		}
+	}
+	if warn, end := s.Timeouts.StallWarning, s.Timeouts.Stall; end > 0 && warn > end {
+		return fmt.Errorf("%s is %v, more than the %v of %s", s.Origin("stall-warning"), warn, end, s.Origin("stall-timeout"))
+	}
+	if err := s.checkSlurm(); err != nil {
+		return err
+	}
+	var sources []string
+	fixed := false
+	for _, name := range []string{"hosts", "hostfile"} {
+		if s.Given(name) {
+			sources, fixed = append(sources, s.Origin(name)), true
+		}
+	}
+	for _, name := range s.Dynamic() {
+		sources = append(sources, s.Origin(name))
+	}
+	if fixed && len(sources) > 1 {
+		return fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(sources, " and "))
+	}
+	if s.Given("discovery-config") && !s.Given("discovery-plugin") && !s.Slurm.On {
+		return fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.Origin("discovery-config"))
+	}
+	return s.checkGossip()
+}
+
+// workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside
+// one they are not what a person has set.
+var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvListen, plan.EnvTimelineFilename,
+	plan.EnvShareOutput,
+	plan.EnvConnections, plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
+	plan.EnvVerifyState, plan.EnvHealState, plan.EnvCommitReplicas}
+
+// environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.
+func environment(env []string, known []*setting) (map[string]origin, error) {
+	_, nested := cli.Lookup(env, plan.EnvDriverAddr)
+	found := map[string]origin{}
+	for _, st := range known {
+		for _, name := range append([]string{st.Name}, st.aliases...) {
+			name = "HVD_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+			text, ok := cli.Lookup(env, name)
+			if !ok || text == "" || nested && slices.Contains(workerVariables, name) {
+				continue
+			}
+			if had, twice := found[st.Name]; twice && had.text != text {
+				return nil, fmt.Errorf("%s=%s and %s=%s contradict each other", had.name, had.text, name, text)
+			}
+			found[st.Name] = origin{name, text}
+		}
+	}
+	return found, nil
+}
+
+// mistyped returns a line for each variable that nearly is a setting, but is none. A worker's
+// variables are not what a person has written.
+func mistyped(env []string) (lines []string) {
+	if _, nested := cli.Lookup(env, plan.EnvDriverAddr); nested {
+		return nil
+	}
+	for _, e := range env {
+		variable, _, _ := strings.Cut(e, "=")
+		name, ours := strings.CutPrefix(variable, "HVD_")
+		name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+		if !ours || len(name) < 4 || variable == plan.EnvSlot || SettingNamed(canonical(name)) != nil {
+			continue
+		}
+		like := nearest(name)
+		if like != "" && distance(name, like) <= 2 {
+			lines = append(lines, fmt.Sprintf("%s is not a setting; did you mean HVD_%s?", variable, strings.ToUpper(strings.ReplaceAll(like, "-", "_"))))
+		}
+	}
+	return lines
+}

@@ -1,0 +1,21 @@
+package settings
+
+import (
+	"github.com/hvdrun/hvdrun/internal/metrics"
+)
+
+// metricsSettings say where Prometheus finds the metrics of a job or an agent.
+type metricsSettings struct {
+	Listen    string // address and port; empty: nowhere
+	TokenFile string
+	Cert, Key string // files of the server's certificate and key
+}
+
+func setMetricsListen(s *Settings, text string) (err error) {
+	s.Metrics.Listen, err = metrics.ParseListen(text)
+	return err
+}
+
+func metricsText(field func(*metricsSettings) *string) func(*Settings, string) error {
+	return text(func(s *Settings) *string { return field(&s.Metrics) })
+}

@@ -1,0 +1,59 @@
+package settings
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// keyed makes a map of NAME=value.
+func keyed(words []string) map[string]string {
+	m := map[string]string{}
+	for _, w := range words {
+		if name, value, ok := strings.Cut(w, "="); ok {
+			m[strings.TrimSpace(name)] = value
+		}
+	}
+	return m
+}
+
+// secretName is a name whose value may be a secret, secretURL a value that holds a password.
+var (
+	secretName = regexp.MustCompile(`(?i)(token|secret|passw|passphrase|credential|private|api_?key|access_?key|auth)`)
+	secretURL  = regexp.MustCompile(`://[^/@\s]*:[^/@\s]*@`)
+)
+
+// isSecret returns whether a value is better not shown. The name of a file in which a secret lies
+// is none.
+func isSecret(name, value string) bool {
+	isFile := strings.HasSuffix(strings.ToLower(name), "file") || strings.HasSuffix(strings.ToLower(name), "path")
+	return secretURL.MatchString(value) || secretName.MatchString(name) && !isFile
+}
+
+// ExposedSecrets returns the names of the secrets in a config file that everybody may read.
+func (s *Settings) ExposedSecrets() []string {
+	if !s.configExposed {
+		return nil
+	}
+	held := keyed(s.Env)
+	if from := s.Origins["discovery-config"]; !strings.HasPrefix(from, "--") && !strings.HasPrefix(from, "HVD_") {
+		maps.Copy(held, s.PluginSettings)
+	}
+	_, secrets := withoutSecrets(held)
+	return secrets
+}
+
+// withoutSecrets returns the rest of a map, and the names of those that are left out.
+func withoutSecrets(m map[string]string) (rest map[string]string, secrets []string) {
+	rest = map[string]string{}
+	for name, value := range m {
+		if isSecret(name, value) {
+			secrets = append(secrets, name)
+		} else {
+			rest[name] = value
+		}
+	}
+	slices.Sort(secrets)
+	return rest, secrets
+}

@@ -1,0 +1,640 @@
+// Package settings is what a person can set: the table of settings, each of which is a flag, a
+// variable and a key of the file, and how they are read, checked against each other and printed.
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/tasks/scheduler"
+)
+
+// WorkerEnv is what workers inherit: the variables of the person, and before these those of the
+// file.
+func (s *Settings) WorkerEnv(env []string) []string {
+	env = slices.Clone(env)
+	for _, e := range s.Env {
+		name, _, _ := strings.Cut(e, "=")
+		env = slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") })
+		env = append(env, e)
+	}
+	return env
+}
+
+// Record keeps a record of what this process does for its job, if it has one.
+func (s *Settings) Record(r audit.Record) {
+	if s.Trail == nil {
+		return
+	}
+	if r.Who == (audit.Who{}) {
+		r.Who = audit.Self("", s.RunID)
+	}
+	s.Trail.Add(r)
+}
+
+// JournalSettings say where the copy of a job's journal is, with which a driver on another machine
+// goes on with the job.
+type JournalSettings struct {
+	Url, KeyFile string
+	Lease        time.Duration
+}
+
+// restartSettings say how programs run that know nothing of hvdrun.
+type restartSettings struct {
+	Workers  bool
+	Prestart string
+}
+
+// Settings are what a person has set, by flags, variables or a file.
+type Settings struct {
+	RunID        string // of the job that is run, if one is
+	Np           int
+	MinNP, MaxNP int
+	Spares       int
+	TasksOnly    bool
+	TasksMemory  int64         // bytes; 0: the default
+	TasksGrace   time.Duration // less than 0: for ever
+	Restart      restartSettings
+	sourceSettings
+	Slurm     SlurmSettings
+	Cluster   ClusterSettings
+	Timeouts  job.Timeouts
+	Blame     job.Blame
+	Tuning    plan.Tuning // its TimelineFilename is absolute
+	BindGPUs  bool
+	CoreLimit uint64 // bytes
+	OutputSettings
+	SSH           SSHSettings
+	Lease, orphan time.Duration // 0: the defaults
+	JobDir        string
+	NoResume      bool
+	Journal       JournalSettings
+	Metrics       metricsSettings
+	fileSettings
+	Provenance
+}
+
+// sourceSettings say which hosts there are, or what finds them.
+type sourceSettings struct {
+	Hosts, Hostfile, Script string
+	SlotsPerHost            int // 0: as many as GPUs are seen, else 1
+	Plugin                  string
+	PluginSettings          map[string]string
+	Trail                   *audit.Trail      // has the records of a job; nil: there is none
+	Stray                   func(line string) // takes what a plugin should not have printed; nil: it is only logged
+	DiscoveryTimeout        time.Duration
+	RemovalAfter            int // 0: as is usual
+}
+
+// OutputSettings say where output, events and the log go.
+type OutputSettings struct {
+	OutputDir               string
+	Timestamps              bool
+	LogLevel                logrus.Level
+	logJSON, verbose, quiet bool
+	EventsFile              string
+	Dashboard               string // address and port
+	OTLP                    string // URL of a collector of traces
+}
+
+// fileSettings are those that only a file can set.
+type fileSettings struct {
+	Command []string
+	Env     []string // NAME=value, for the workers
+	Dir     string   // of the workers; absolute
+}
+
+// Provenance is where settings come from.
+type Provenance struct {
+	// Origins names, for each setting that was set, the flag, variable or line of a file that did,
+	// and texts its value.
+	Origins, texts map[string]string
+	mistyped       []string // what is to be said of variables that nearly are settings
+	ConfigText     string   // of the file
+	configExposed  bool     // everybody may read it
+}
+
+// Given returns whether the setting was set at all.
+func (s *Settings) Given(name string) bool { return s.Origins[name] != "" }
+
+// Origin names what set the setting, or its flag where nothing did.
+func (s *Settings) Origin(name string) string {
+	if o := s.Origins[name]; o != "" {
+		return o
+	}
+	return flagName(name)
+}
+
+// setting is one thing that can be set: a flag, an environment variable and a key of the file, all
+// of one name.
+type setting struct {
+	Name    string
+	aliases []string
+	short   string
+	arg     string // stands for the value in the help; "" for a switch
+	usage   string
+	section string // of the file
+	// def is the value where none is given, as text; where there is none, or not the same for all,
+	// unset says what is.
+	def, unset string
+	Source     bool // is about which hosts there are: a setting of `hvdrun discover` too
+	list       bool // of values a,b,c; a file may have a list
+	repeat     bool // the same, and values of several flags are joined
+	pairs      bool // of values key=value, a line each; a file may have a map
+	set        func(s *Settings, text string) error
+}
+
+// section names the section of the file in which the settings may stand.
+func section(name string, list []setting) []setting {
+	for i := range list {
+		list[i].section = name
+	}
+	return list
+}
+
+const (
+	cooldownRange = "blacklist-cooldown-range"
+	configFile    = "config-file"
+)
+
+// Table is every setting of a job, in the order of the help, by the sections of the file.
+var Table = slices.Concat(
+	section("job", []setting{
+		{Name: "np", aliases: []string{"num-proc"}, arg: "N", Source: true, unset: "the slots of -H",
+			usage: "slots needed before the first start, mostly written -np N",
+			set:   count(func(s *Settings) *int { return &s.Np })},
+		{Name: "min-np", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",
+			usage: "fewest workers with which training goes on; makes the job elastic",
+			set:   count(func(s *Settings) *int { return &s.MinNP })},
+		{Name: "max-np", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
+			usage: "most workers; makes the job elastic",
+			set:   count(func(s *Settings) *int { return &s.MaxNP })},
+		{Name: "tasks-only", def: "false",
+			usage: "the workers run tasks (see hvdrun tasks) and do not train: nobody waits for them to join a world",
+			set:   onOff(func(s *Settings) *bool { return &s.TasksOnly })},
+		{Name: "tasks-memory", arg: "BYTES", unset: "an eighth of the machine's, 128MiB to 2GiB",
+			usage: "memory of hvdrun that tasks and their results may take (512MiB); programs that submit more wait",
+			set: func(s *Settings, text string) error {
+				n, err := parseBytes(text)
+				if err == nil && (n < scheduler.LeastMemory || n > math.MaxInt64) {
+					err = fmt.Errorf("%q is less than 128MiB, or too much", text)
+				}
+				s.TasksMemory = int64(n)
+				return err
+			}},
+		{Name: "tasks-grace", arg: "D", def: "30s",
+			usage: "time that a function may go on after its task is cancelled or its time is up, until its worker is ended and started again; 0: for ever",
+			set:   durationOrNever(func(s *Settings) *time.Duration { return &s.TasksGrace })},
+		{Name: "spares", arg: "N", def: "0",
+			usage: "workers beyond the most (-np, where --max-np is not given) that wait with the state to take a lost one's place",
+			set: func(s *Settings, text string) (err error) {
+				s.Spares, err = ParseCount(text, 0)
+				return err
+			}},
+		{Name: "restart-workers", def: "false",
+			usage: "for programs that know nothing of hvdrun: end them all when one fails or the hosts change, and start them anew",
+			set:   onOff(func(s *Settings) *bool { return &s.Restart.Workers })},
+		{Name: "prestart", arg: "CODE", unset: "none",
+			usage: "with --restart-workers, Python code that the next interpreter runs in advance, such as 'import torch'",
+			set:   text(func(s *Settings) *string { return &s.Restart.Prestart })},
+		{Name: "core-limit", arg: "BYTES", def: "0",
+			usage: "bound of a crashed worker's core file (4096, 64MiB, unlimited); the others go on while it is written",
+			set: func(s *Settings, text string) (err error) {
+				s.CoreLimit, err = parseBytes(text)
+				return err
+			}},
+		{Name: "bind-gpus", def: "false",
+			usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
+			set:   onOff(func(s *Settings) *bool { return &s.BindGPUs })},
+		{Name: "job-dir", arg: "DIR", unset: "one in ~/.local/state/hvdrun/jobs",
+			usage: "the job's folder, from which it can be resumed; the job's key and environment are in it then",
+			set:   text(func(s *Settings) *string { return &s.JobDir })},
+		{Name: "no-resume", def: "false",
+			usage: "keep the job's key and environment in memory alone: where hvdrun dies, its workers soon end",
+			set:   onOff(func(s *Settings) *bool { return &s.NoResume })},
+		{Name: "journal", arg: "URL", unset: "none",
+			usage: "etcd://HOST:PORT, where to keep a copy of the job's journal, with which hvdrun resume goes on on another machine",
+			set:   text(func(s *Settings) *string { return &s.Journal.Url })},
+		{Name: "journal-key-file", arg: "F",
+			usage: "file of the key that seals the copy (hvdrun agent --generate-key)",
+			set:   text(func(s *Settings) *string { return &s.Journal.KeyFile })},
+		{Name: "journal-lease", arg: "D", def: "20s",
+			usage: "time after which another machine may go on with a job whose driver has not reached etcd",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Journal.Lease })},
+	}),
+	section("discovery", []setting{
+		{Name: "hosts", short: "H", list: true, arg: "a:2,b:4", Source: true, unset: "localhost with -np slots",
+			usage: "fixed hosts and their slots",
+			set:   text(func(s *Settings) *string { return &s.Hosts })},
+		{Name: "hostfile", arg: "F", Source: true,
+			usage: "file of fixed hosts: \"a slots=2\" or \"a:2\" a line",
+			set:   text(func(s *Settings) *string { return &s.Hostfile })},
+		{Name: "host-discovery-script", arg: "CMD", Source: true,
+			usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
+			set:   text(func(s *Settings) *string { return &s.Script })},
+		{Name: "discovery-plugin", arg: "PATH", Source: true,
+			usage: "program that says which hosts there are, and may push changes: a name of one that comes with hvdrun (dns, file, http, kubernetes, slurm), or a path (see discovery/README.md); makes the job elastic",
+			set:   text(func(s *Settings) *string { return &s.Plugin })},
+		{Name: "discovery-config", arg: "k=v", Source: true, repeat: true, pairs: true,
+			usage: "setting for the plugin; give it again for more", set: setPluginSettings},
+		{Name: "slurm", def: "false",
+			usage: "bring nodes of Slurm: those of the job in which hvdrun runs, and for more jobs of a node each; makes the job elastic",
+			set:   onOff(func(s *Settings) *bool { return &s.Slurm.On })},
+		{Name: "slurm-args", arg: "OPTIONS", unset: "none",
+			usage: "with --slurm, sbatch's options for these jobs, such as '--partition=low --gres=gpu:8 --time=8:00:00'",
+			set:   setSlurmArgs},
+		{Name: "gossip-join", arg: "host:port,…", Source: true, repeat: true,
+			usage: "agents (hvdrun agent) that know the others: their hosts are the job's; makes the job elastic", set: setJoin},
+		{Name: "cluster", arg: "DIR", Source: true,
+			usage: "folder of the agents' cluster (hvdrun cluster init), with the authority that lets jobs run there",
+			set:   clusterText(func(c *ClusterSettings) *string { return &c.Dir })},
+		{Name: "gossip-key-file", arg: "F", Source: true,
+			usage: "file that holds the one key that agents and drivers share, for trying out",
+			set:   clusterText(func(c *ClusterSettings) *string { return &c.KeyFile })},
+		{Name: "gossip-label", arg: "L", Source: true, unset: "none",
+			usage: "name of the agents' cluster",
+			set:   clusterText(func(c *ClusterSettings) *string { return &c.Label })},
+		{Name: "gossip-bind", arg: "ADDR:PORT", Source: true, unset: "any port",
+			usage: "where to listen to the gossip, over UDP and TCP",
+			set:   clusterText(func(c *ClusterSettings) *string { return &c.Bind })},
+		{Name: "gossip-advertise", arg: "ADDR", Source: true,
+			usage: "address under which agents reach this machine, where that is not the one that is bound to",
+			set:   clusterText(func(c *ClusterSettings) *string { return &c.Advertise })},
+		{Name: "slots-per-host", aliases: []string{"slots"}, arg: "N", Source: true, def: "auto",
+			usage: "slots of a host whose line names none; auto: the GPUs seen, else 1", set: setSlotsPerHost},
+		{Name: "discovery-interval", arg: "D", Source: true, def: "1s",
+			usage: "pause between two runs of the discovery",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Timeouts.DiscoveryInterval })},
+		{Name: "discovery-timeout", arg: "D", Source: true, def: "30s",
+			usage: "longest that one run of the discovery may take",
+			set:   duration(func(s *Settings) *time.Duration { return &s.DiscoveryTimeout })},
+		{Name: "discovery-removal-after", arg: "N", Source: true, def: "1",
+			usage: "lists in a row from which a host must be missing before it counts as gone; it takes two empty ones at least",
+			set:   count(func(s *Settings) *int { return &s.RemovalAfter })},
+	}),
+	section("timeouts", []setting{
+		{Name: "elastic-timeout", arg: "D", def: "600s",
+			usage: "longest wait for enough slots; 24h with --slurm if nothing is said",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Timeouts.Elastic })},
+		{Name: "start-timeout", arg: "D", def: "30s",
+			usage: "longest until a worker's process starts, and from then until it joins",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Timeouts.Start })},
+		{Name: "join-timeout", arg: "D", def: "30s",
+			usage: "longest that a running worker may take to come to the next world without being seen on its way",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Timeouts.Join })},
+		{Name: "drain-timeout", arg: "D", def: "30s",
+			usage: "grace for a worker that is asked to end; it begins anew while a last checkpoint grows",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Timeouts.Drain })},
+		{Name: "finish-timeout", arg: "D", def: "30s",
+			usage: "grace for the other workers once one is done",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Timeouts.Finish })},
+		{Name: "exit-timeout", arg: "D", def: "5m",
+			usage: "longest from a worker's report that it is done until its process exits, for what the program does after training",
+			set:   duration(func(s *Settings) *time.Duration { return &s.Timeouts.Exit })},
+		{Name: "agent-timeout", aliases: []string{"agent-lease"}, arg: "D", def: "10s",
+			usage: "longest that a host may be out of reach before its workers count as lost",
+			set:   setLease},
+		{Name: "orphan-timeout", arg: "D", def: "10m",
+			usage: "time after which no worker is left of a driver that is silent, the grace of --drain-timeout included",
+			set:   duration(func(s *Settings) *time.Duration { return &s.orphan })},
+		{Name: "stall-warning", arg: "D", def: "5s",
+			usage: "time after which a worker is named in the log for which the others wait; 0: never",
+			set:   durationOrNever(func(s *Settings) *time.Duration { return &s.Timeouts.StallWarning })},
+		{Name: "stall-timeout", arg: "D", def: "120s",
+			usage: "time after which such a worker is stopped and replaced; 0: never",
+			set:   durationOrNever(func(s *Settings) *time.Duration { return &s.Timeouts.Stall })},
+	}),
+	section("failures", []setting{
+		{Name: "failure-policy", arg: "slot|host", def: "slot",
+			usage: "what a worker's failure excludes: its slot, or as in Horovod its whole host", set: setPolicy},
+		{Name: cooldownRange, list: true, arg: "MIN MAX", unset: "for slot: 1 600, for host: for ever",
+			usage: "bounds of the time an excluded slot or host stays out; it doubles from MIN",
+			set:   setCooldown},
+		{Name: "reset-limit", arg: "N", unset: "no limit",
+			usage: "most resets within the reset window; 0 forbids any", set: setResetLimit},
+		{Name: "reset-window", arg: "D", def: "0",
+			usage: "time within which resets count for the limit; 0: all that the job takes",
+			set:   setResetWindow},
+		{Name: "verify-state", arg: "N", unset: "after each sync",
+			usage: "check after each N commits that all workers hold the same bits; 0: never",
+			set:   setVerifyState},
+		{Name: "heal-state", def: "false",
+			usage: "give workers whose state differs that of most others, and train on, instead of failing",
+			set:   onOff(func(s *Settings) *bool { return &s.Tuning.HealState })},
+		{Name: "commit-replicas", arg: "N", def: "0",
+			usage: "other workers, on other hosts first, that keep what one alone has of each commit (elastic.Local)", set: setCommitReplicas},
+	}),
+	section("ssh", []setting{
+		{Name: "ssh-port", short: "p", arg: "PORT", Source: true, unset: "ssh's own",
+			usage: "port of the ssh servers of other machines", set: setSSHPort},
+		{Name: "ssh-identity-file", short: "i", arg: "F", Source: true, unset: "ssh's own",
+			usage: "file of the private key for them",
+			set:   sshText(func(c *SSHSettings) *string { return &c.IdentityFile })},
+		{Name: "ssh-command", arg: "CMD", Source: true, unset: "ssh",
+			usage: "command in place of ssh, that takes its options, a host and a command", set: setSSHCommand},
+		{Name: "remote-hvdrun", arg: "PATH", Source: true, unset: "this very program is brought to where it is missing",
+			usage: "hvdrun on other machines",
+			set:   sshText(func(c *SSHSettings) *string { return &c.RemoteHvdrun })},
+	}),
+	section("data", []setting{
+		{Name: "listen", arg: "ADDR", unset: "loopback; all once a host is another machine",
+			usage: "IP address of this machine to listen on, and of which other machines use theirs towards it; 0.0.0.0: all",
+			set:   setListen},
+		{Name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true, unset: "all",
+			usage: "interfaces on which workers listen for each other, and whose addresses they offer", set: setInterfaces},
+		{Name: "encrypt-data", def: "false",
+			usage: "encrypt the connections that carry tensors too",
+			set:   onOff(func(s *Settings) *bool { return &s.Tuning.EncryptData })},
+		{Name: "connections", arg: "N", def: "1",
+			usage: "TCP connections that share large messages between two workers of different hosts: more where the network bounds each",
+			set:   setConnections},
+		{Name: "fusion-threshold-mb", arg: "N", def: "64",
+			usage: "reduce tensors that are due at the same time as one, up to so many MiB; 0: one by one", set: setFusion},
+		{Name: "cycle-time-ms", arg: "T", def: "1",
+			usage: "longest that an asynchronous operation waits for others to be fused with, in milliseconds",
+			set:   setCycleTime},
+	}),
+	section("output", []setting{
+		{Name: "output-filename", arg: "DIR",
+			usage: "also append the workers' output to DIR/rank.N/stdout and stderr",
+			set:   text(func(s *Settings) *string { return &s.OutputDir })},
+		{Name: "prefix-output-with-timestamp", aliases: []string{"prefix-timestamp"}, def: "false",
+			usage: "begin each line of the workers' output with the time",
+			set:   onOff(func(s *Settings) *bool { return &s.Timestamps })},
+		{Name: "events-file", arg: "F",
+			usage: "append what happens to the job, one JSON object a line",
+			set:   text(func(s *Settings) *string { return &s.EventsFile })},
+		{Name: "dashboard-listen", arg: "ADDR:PORT", unset: "no page",
+			usage: "serve a page on which the job is watched and steered, as hvdrun dashboard does; hvdrun dashboard --url prints its URLs",
+			set:   setDashboard},
+		{Name: "metrics-listen", arg: "ADDR", unset: "not served",
+			usage: "where to serve metrics for Prometheus: a port of loopback (9464), or an IP address and a port; 0: any port",
+			set:   setMetricsListen},
+		{Name: "metrics-token-file", arg: "F", unset: "all may",
+			usage: "file of the bearer token that those must have who read the metrics",
+			set:   metricsText(func(m *metricsSettings) *string { return &m.TokenFile })},
+		{Name: "metrics-tls-cert", arg: "F",
+			usage: "file of the certificate, in PEM, with which metrics are served by HTTPS",
+			set:   metricsText(func(m *metricsSettings) *string { return &m.Cert })},
+		{Name: "metrics-tls-key", arg: "F",
+			usage: "file of its key",
+			set:   metricsText(func(m *metricsSettings) *string { return &m.Key })},
+		{Name: "share-output", def: "false",
+			usage: "let other users read output, events, timelines and checkpoints (modes 0644 and 0755, else 0600 and 0700)",
+			set:   onOff(func(s *Settings) *bool { return &s.Tuning.ShareOutput })},
+		{Name: "otlp-endpoint", arg: "URL",
+			usage: "send a trace of each reset to an OpenTelemetry collector (http://host:4318, or gRPC at port 4317)",
+			unset: "OTEL_EXPORTER_OTLP_ENDPOINT", set: SetOTLP},
+		{Name: "timeline-filename", arg: "F",
+			usage: "write the workers' operations to F.rank.N.json on their hosts; hvdrun timeline F joins them for Perfetto",
+			set:   setTimeline},
+		{Name: "log-level", arg: "L", Source: true, unset: "info",
+			usage: "least that is logged: trace, debug, info, warning, error or fatal", set: setLogLevel},
+		{Name: "log-format", arg: "text|json", Source: true, def: "text",
+			usage: "how it is logged", set: setLogFormat},
+		{Name: "verbose", Source: true, def: "false",
+			usage: "log at level debug, unless --log-level is given: what agents do, who has asked for what",
+			set:   onOff(func(s *Settings) *bool { return &s.verbose })},
+		{Name: "quiet", Source: true, def: "false",
+			usage: "log at level warning, unless --log-level or --verbose is given: failures, and nothing of how the job goes",
+			set:   onOff(func(s *Settings) *bool { return &s.quiet })},
+	}),
+	section("", []setting{
+		{Name: configFile, arg: "F", Source: true,
+			usage: "YAML file of settings, by the names of these flags, and of the command; hvdrun config prints one",
+			set:   func(*Settings, string) error { return nil }}, // read before all others
+	}),
+)
+
+// separator stands between values that are joined.
+func (st *setting) separator() string {
+	if st.pairs {
+		return "\n"
+	}
+	return ","
+}
+
+// canonical returns the name under which the table knows the flag or key: dashes for underscores,
+// no alias.
+func canonical(name string) string {
+	name = strings.ReplaceAll(name, "_", "-")
+	for i := range Table {
+		for _, alias := range Table[i].aliases {
+			if name == alias {
+				return Table[i].Name
+			}
+		}
+	}
+	return name
+}
+
+// SettingNamed returns the setting of the canonical name, or nil.
+func SettingNamed(name string) *setting {
+	for i := range Table {
+		if Table[i].Name == name {
+			return &Table[i]
+		}
+	}
+	return nil
+}
+
+// flagName is the flag as people write it.
+func flagName(name string) string {
+	if name == "np" {
+		return "-np"
+	}
+	return "--" + name
+}
+
+func count(field func(*Settings) *int) func(*Settings, string) error {
+	return func(s *Settings, text string) (err error) {
+		*field(s), err = ParseCount(text, 1)
+		return err
+	}
+}
+
+func duration(field func(*Settings) *time.Duration) func(*Settings, string) error {
+	return func(s *Settings, text string) (err error) {
+		*field(s), err = ParseDuration(text)
+		return err
+	}
+}
+
+func setConnections(s *Settings, text string) (err error) {
+	if s.Tuning.Connections, err = ParseCount(text, 1); err == nil && s.Tuning.Connections > collective.MaxConnections {
+		err = fmt.Errorf("%q is more than %d", text, collective.MaxConnections)
+	}
+	return err
+}
+
+func setFusion(s *Settings, text string) (err error) {
+	if s.Tuning.FusionThreshold, err = ParseCount(text, 0); err == nil && s.Tuning.FusionThreshold > plan.MaxFusionThreshold {
+		err = fmt.Errorf("%q is more than %d", text, plan.MaxFusionThreshold)
+	}
+	if s.Tuning.FusionThreshold == 0 {
+		s.Tuning.FusionThreshold = -1
+	}
+	return err
+}
+
+func setCycleTime(s *Settings, text string) error {
+	ms, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(ms >= 0 && ms <= math.MaxInt32) {
+		return fmt.Errorf("%q is not a number of milliseconds", text)
+	}
+	if s.Tuning.CycleTime = time.Duration(ms * 1e6); s.Tuning.CycleTime == 0 {
+		s.Tuning.CycleTime = -1
+	}
+	return nil
+}
+
+// durationOrNever is a duration of which 0 means that the end never comes, told to the driver by a
+// negative one.
+func durationOrNever(field func(*Settings) *time.Duration) func(*Settings, string) error {
+	return func(s *Settings, text string) (err error) {
+		if text == "0" || text == "0s" {
+			*field(s) = -1
+			return nil
+		}
+		*field(s), err = ParseDuration(text)
+		return err
+	}
+}
+
+func setVerifyState(s *Settings, text string) (err error) {
+	if s.Tuning.VerifyState, err = ParseCount(text, 0); err == nil && s.Tuning.VerifyState > math.MaxInt32 {
+		err = fmt.Errorf("%q is more than %d", text, math.MaxInt32)
+	}
+	if s.Tuning.VerifyState == 0 {
+		s.Tuning.VerifyState = -1
+	}
+	return err
+}
+
+func setCommitReplicas(s *Settings, text string) (err error) {
+	if s.Tuning.CommitReplicas, err = ParseCount(text, 0); err == nil && s.Tuning.CommitReplicas > plan.MaxSlots {
+		err = fmt.Errorf("%q is more than %d", text, plan.MaxSlots)
+	}
+	return err
+}
+
+func onOff(field func(*Settings) *bool) func(*Settings, string) error {
+	return func(s *Settings, text string) (err error) {
+		*field(s), err = parseSwitch(text)
+		return err
+	}
+}
+
+func text(field func(*Settings) *string) func(*Settings, string) error {
+	return func(s *Settings, text string) error {
+		if strings.TrimSpace(text) == "" {
+			return errors.New("the value is empty")
+		}
+		*field(s) = text
+		return nil
+	}
+}
+
+func setSlotsPerHost(s *Settings, text string) (err error) {
+	if strings.EqualFold(text, "auto") {
+		s.SlotsPerHost = 0
+		return nil
+	}
+	s.SlotsPerHost, err = ParseCount(text, 1)
+	return err
+}
+
+func setPolicy(s *Settings, text string) error {
+	i, err := parseChoice(text, "slot", "host")
+	s.Blame.Policy = []job.FailurePolicy{job.BlameSlot, job.BlameHost}[i]
+	return err
+}
+
+func setCooldown(s *Settings, text string) (err error) {
+	s.Blame.CooldownMin, s.Blame.CooldownMax, err = parseRange(text)
+	return err
+}
+
+func setResetLimit(s *Settings, text string) error {
+	n, err := ParseCount(text, 0)
+	s.Blame.ResetLimit = &n
+	return err
+}
+
+func setResetWindow(s *Settings, text string) (err error) {
+	if s.Blame.ResetWindow = 0; text == "0" || text == "0s" {
+		return nil
+	}
+	s.Blame.ResetWindow, err = ParseDuration(text)
+	return err
+}
+
+func setInterfaces(s *Settings, text string) (err error) {
+	s.Tuning.NetworkInterfaces, err = parseList(text)
+	return err
+}
+
+func setListen(s *Settings, text string) error {
+	addr, err := identity.ParseListen(text)
+	if err == nil {
+		s.Tuning.Listen = addr.String()
+	}
+	return err
+}
+
+// ListenAddr returns the address to listen on; the zero Addr where none is given.
+func (s *Settings) ListenAddr() (netip.Addr, error) {
+	if s.Tuning.Listen == "" {
+		return netip.Addr{}, nil
+	}
+	addr := netip.MustParseAddr(s.Tuning.Listen)
+	if !addr.IsUnspecified() && !identity.IsOwn(addr) {
+		return addr, fmt.Errorf("%s: %v is not an address of this machine; `ip addr` lists these", s.Origin("listen"), addr)
+	}
+	return addr, nil
+}
+
+func setDashboard(s *Settings, text string) error {
+	host, port, err := net.SplitHostPort(text)
+	if _, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || bad != nil {
+		return fmt.Errorf("%q is not an address and a port, such as 127.0.0.1:8470", text)
+	}
+	s.Dashboard = text
+	return nil
+}
+
+func setTimeline(s *Settings, text string) (err error) {
+	if strings.TrimSpace(text) == "" {
+		return errors.New("the value is empty")
+	}
+	s.Tuning.TimelineFilename, err = filepath.Abs(text)
+	return err
+}
+
+func setLogLevel(s *Settings, text string) error {
+	i, err := parseChoice(text, "trace", "debug", "info", "warning", "warn", "error", "fatal")
+	s.LogLevel = []logrus.Level{logrus.TraceLevel, logrus.DebugLevel, logrus.InfoLevel, logrus.WarnLevel, logrus.WarnLevel,
+		logrus.ErrorLevel, logrus.FatalLevel}[i]
+	return err
+}
+
+func setLogFormat(s *Settings, text string) error {
+	i, err := parseChoice(text, "text", "json")
+	s.logJSON = i == 1
+	return err
+}

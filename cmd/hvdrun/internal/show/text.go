@@ -1,0 +1,93 @@
+// Package show has the words in which several commands show a job: times, sizes, the state of a
+// slot, the tables of tasks.
+package show
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// ShortCommand is a command for the last column of a table.
+func ShortCommand(words []string) string {
+	text := cli.EscapeCell(strings.NewReplacer("\n", " ", "\t", " ").Replace(strings.Join(words, " ")))
+	if cut := []rune(text); len(cut) > 60 {
+		return string(cut[:59]) + "…"
+	}
+	return text
+}
+
+// SizeText tells the bounds of a job's worlds.
+func SizeText(s job.Status) string {
+	switch {
+	case !s.Elastic:
+		return fmt.Sprintf("%d, not elastic", s.NP)
+	case s.MaxNP == 0:
+		return fmt.Sprintf("%d or more", s.MinNP)
+	}
+	return fmt.Sprintf("%d to %d", s.MinNP, s.MaxNP)
+}
+
+// LateText describes a worker that mostly comes last to operations; empty: it does not.
+func LateText(s *job.Straggler) string {
+	if !s.Late() {
+		return ""
+	}
+	by := time.Duration(s.By * float64(time.Second))
+	return fmt.Sprintf("comes last to %.0f%% of operations, by %v", 100*s.Last, by.Round(time.Millisecond))
+}
+
+// SlotState is a slot's state in words, with that of its worker first.
+func SlotState(slot job.Slot, now time.Time) string {
+	if slot.Out == "" {
+		return string(slot.State)
+	}
+	out := string(slot.Out)
+	switch {
+	case slot.Until != nil:
+		out += fmt.Sprintf(" until %s (in %v)", ClockTime(*slot.Until, now), Round(max(0, slot.Until.Sub(now))))
+	case slot.Out == job.SlotExcluded:
+		out += " for ever"
+	}
+	if slot.State == slot.Out {
+		return out
+	}
+	return string(slot.State) + ", " + out
+}
+
+// ClockTime is a time of the day, or with its date where that is another than now's.
+func ClockTime(t, now time.Time) string {
+	t, now = t.Local(), now.Local()
+	if t.Format(time.DateOnly) == now.Format(time.DateOnly) {
+		return t.Format(time.TimeOnly)
+	}
+	return t.Format(time.DateTime)
+}
+
+// Round makes a duration one for people.
+func Round(d time.Duration) time.Duration {
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond)
+	}
+	return d.Round(time.Second)
+}
+
+// Grouped is a number with its digits in groups of three.
+func Grouped[T int | uint64](n T) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// Plural counts things.
+func Plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%s %ss", Grouped(n), what)
+}

@@ -1,0 +1,440 @@
+package top
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/tasks"
+)
+
+// look is how the slots of a state are drawn.
+type slotLook struct {
+	mark  string
+	style lipgloss.Style
+	words string
+}
+
+// slotStates are in the order of the legend.
+var slotStates = []job.SlotState{
+	job.SlotTraining, job.SlotReady, job.SlotStarting, job.SlotLeaving, job.SlotStopping, job.SlotFree,
+	job.SlotExcluded, job.SlotDrained, job.SlotHeld,
+}
+
+var slotLooks = map[job.SlotState]slotLook{
+	job.SlotTraining: {"#", green, "training"},
+	job.SlotReady:    {"+", cyan, "waits to join"},
+	job.SlotStarting: {".", cyan, "starting"},
+	job.SlotLeaving:  {"<", yellow, "leaving"},
+	job.SlotStopping: {"x", yellow, "being stopped"},
+	job.SlotFree:     {"-", faint, "free"},
+	job.SlotExcluded: {"X", red, "excluded"},
+	job.SlotDrained:  {"D", magenta, "drained"},
+	job.SlotHeld:     {"H", magenta, "held"},
+}
+
+// cell is where a slot is in the grid.
+type cell struct {
+	spot
+	line, column int
+}
+
+// grid is the world: hosts with their slots, and where these are.
+type grid struct {
+	lines []string
+	cells []cell
+}
+
+// Of worlds of at most so many slots the grid has the ranks.
+const mostWithRanks = 160
+
+// grid draws the world, several hosts beside each other where there is room.
+func (m *top) grid() grid {
+	hosts := m.view.Status.Hosts
+	name, most, slots := 0, 0, 0
+	for _, h := range hosts {
+		name, most, slots = max(name, ansi.StringWidth(cli.EscapeCell(h.Host))), max(most, len(h.Slots)), slots+len(h.Slots)
+	}
+	name = min(name, 24, m.width/3)
+	wide := 1
+	if slots <= mostWithRanks {
+		wide = 4
+	}
+	block := name + 2 + most*wide
+	side := max(1, (m.width+2)/(block+2))
+	perLine := max(1, min(most, (m.width-name-2)/wide))
+	var g grid
+	var line strings.Builder
+	for i, h := range hosts {
+		left := (i % side) * (block + 2)
+		if side > 1 && left > 0 {
+			line.WriteString(strings.Repeat(" ", max(0, left-ansi.StringWidth(line.String()))))
+		}
+		flag := " "
+		if h.Draining || !h.Listed {
+			flag = yellow.Render(map[bool]string{true: "<", false: "?"}[h.Draining])
+		}
+		text := ansi.Truncate(cli.EscapeCell(h.Host), name, "…")
+		line.WriteString(text + strings.Repeat(" ", name-ansi.StringWidth(text)) + flag + " ")
+		for k := range h.Slots {
+			if k > 0 && k%perLine == 0 {
+				g.lines = append(g.lines, line.String())
+				line.Reset()
+				line.WriteString(strings.Repeat(" ", name+2))
+			}
+			g.cells = append(g.cells, cell{spot{h.Host, h.Slots[k].Slot}, len(g.lines), left + name + 2 + k%perLine*wide})
+			line.WriteString(m.slotText(h.Host, &h.Slots[k], wide))
+		}
+		if i%side == side-1 || i == len(hosts)-1 {
+			g.lines = append(g.lines, line.String())
+			line.Reset()
+		}
+	}
+	return g
+}
+
+// slotText draws a slot in so many columns: its rank or the mark of its state, and where there is
+// room what is wrong.
+func (m *top) slotText(host string, s *job.Slot, wide int) string {
+	look := slotLooks[s.State]
+	text, style := look.mark, look.style
+	late, hung := s.Straggler.Late(), s.Where != ""
+	if hung || late {
+		style = magenta.Bold(true)
+	}
+	if wide == 1 {
+		switch {
+		case hung:
+			text = "!"
+		case late:
+			text = "~"
+		}
+	} else {
+		if s.State == job.SlotTraining && s.Rank != nil {
+			text = fmt.Sprint(*s.Rank)
+		}
+		text = fmt.Sprintf("%3s", text)
+		switch {
+		case hung:
+			text += "!"
+		case late:
+			text += "~"
+		default:
+			text += " "
+		}
+	}
+	if m.picked == (spot{host, s.Slot}) {
+		style = style.Reverse(true)
+	}
+	return style.Render(text)
+}
+
+// world draws the grid with its legend, and below them the picked slot.
+func (m *top) world(room int) []string {
+	if len(m.view.Status.Hosts) == 0 {
+		return []string{map[bool]string{false: "No hosts yet: discovery has named none.", true: "There are no hosts any more."}[m.view.Over()]}
+	}
+	g := m.grid()
+	about := m.about()
+	left := max(1, room-len(about)-3)
+	from := m.scroll[paneWorld]
+	if i := slices.IndexFunc(g.cells, func(c cell) bool { return c.spot == m.picked }); i >= 0 {
+		from = min(max(from, g.cells[i].line-left+1), g.cells[i].line) // the picked one is seen
+	}
+	from = max(0, min(from, len(g.lines)-left))
+	m.scroll[paneWorld] = from
+	lines := append([]string{m.legend()}, g.lines[from:min(len(g.lines), from+left)]...)
+	if hidden := len(g.lines) - left; hidden > 0 {
+		lines = append(lines, faint.Render(fmt.Sprintf("lines %d to %d of %d", from+1, from+left, len(g.lines))))
+	} else {
+		lines = append(lines, "")
+	}
+	return append(lines, about...)
+}
+
+func (m *top) legend() string {
+	counts, slow, hung := map[job.SlotState]int{}, 0, 0
+	for _, h := range m.view.Status.Hosts {
+		for i := range h.Slots {
+			counts[h.Slots[i].State]++
+			switch {
+			case h.Slots[i].Where != "":
+				hung++
+			case h.Slots[i].Straggler.Late():
+				slow++
+			}
+		}
+	}
+	var all []string
+	for _, s := range slotStates {
+		if n := counts[s]; n > 0 {
+			look := slotLooks[s]
+			all = append(all, fmt.Sprintf("%s %s %s", look.style.Render(look.mark), show.Grouped(n), look.words))
+		}
+	}
+	if hung > 0 {
+		all = append(all, fmt.Sprintf("%s %d %s up the others", magenta.Bold(true).Render("!"), hung, map[bool]string{true: "holds", false: "hold"}[hung == 1]))
+	}
+	if slow > 0 {
+		all = append(all, fmt.Sprintf("%s %d %s last", magenta.Bold(true).Render("~"), slow, map[bool]string{true: "comes", false: "come"}[slow == 1]))
+	}
+	return strings.Join(all, "  ")
+}
+
+// about tells of the picked slot.
+func (m *top) about() []string {
+	s := m.slot(m.picked)
+	if s == nil {
+		return []string{faint.Render("The arrow keys pick a slot.")}
+	}
+	v := m.view
+	line := bold.Render(cli.EscapeCell(placeText(m.picked))) + "  " + show.SlotState(*s, v.Status.Time)
+	if s.Rank != nil {
+		line += fmt.Sprintf("  rank %d", *s.Rank)
+	}
+	if s.Commits != nil {
+		line += "  commit " + show.Grouped(*s.Commits)
+	}
+	if s.PID != 0 {
+		line += fmt.Sprintf("  pid %d", s.PID)
+	}
+	line += fmt.Sprintf("  failures %d", s.Failures)
+	lines := m.wrap(line)
+	for _, h := range v.Status.Hosts {
+		if h.Host == m.picked.host && h.Draining {
+			lines = append(lines, "its host drains")
+		} else if h.Host == m.picked.host && !h.Listed {
+			lines = append(lines, "its host is not listed any more")
+		}
+	}
+	if s.What != "" {
+		lines = append(lines, m.wrap("does: "+cli.EscapeCell(s.What))...)
+	}
+	if s.Where != "" {
+		lines = append(lines, m.wrap("is at: "+cli.EscapeCell(s.Where))...)
+	}
+	if late := show.LateText(s.Straggler); late != "" {
+		lines = append(lines, late)
+	}
+	return lines
+}
+
+// ranks draws a table of the workers, with the picked one in sight.
+func (m *top) ranks(room int) []string {
+	all := m.workers()
+	if len(all) == 0 {
+		return []string{"No workers at the moment."}
+	}
+	left := max(1, room-1)
+	from := m.scroll[paneRanks]
+	if i := slices.Index(all, m.picked); i >= 0 {
+		from = min(max(from, i-left+1), i)
+	}
+	from = max(0, min(from, len(all)-left))
+	m.scroll[paneRanks] = from
+	place := 4
+	for _, at := range all {
+		place = max(place, ansi.StringWidth(cli.EscapeCell(placeText(at))))
+	}
+	place = min(place, 30, m.width/3)
+	lines := []string{bold.Render(fmt.Sprintf("%5s  %-*s  %-9s  %10s  %5s  %5s  %s", "RANK", place, "SLOT", "STATE", "COMMIT", "FAILS", "LAST", "DOES"))}
+	for _, at := range all[from:min(len(all), from+left)] {
+		s := m.slot(at)
+		rank, commit, last := "–", "–", "–"
+		if s.Rank != nil {
+			rank = fmt.Sprint(*s.Rank)
+		}
+		if s.Commits != nil {
+			commit = show.Grouped(*s.Commits)
+		}
+		if s.Straggler != nil {
+			last = fmt.Sprintf("%.0f %%", 100*s.Straggler.Last)
+		}
+		does := s.What
+		if s.Where != "" {
+			does = "at " + s.Where + ": " + does
+		}
+		name := ansi.Truncate(cli.EscapeCell(placeText(at)), place, "…")
+		name += strings.Repeat(" ", place-ansi.StringWidth(name))
+		style := slotLooks[s.State].style
+		if s.Where != "" || s.Straggler.Late() {
+			style = magenta
+		}
+		line := fmt.Sprintf("%5s  %s  %s  %10s  %5d  %5s  %s", rank, name, style.Render(fmt.Sprintf("%-9s", s.State)), commit, s.Failures, last, cli.EscapeCell(does))
+		if at == m.picked {
+			line = reverse.Render(ansi.Strip(line) + strings.Repeat(" ", max(0, m.width-ansi.StringWidth(line))))
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// kindLooks are the colours of kinds, with their names where these are not the kinds' own.
+var kindLooks = map[job.Kind]struct {
+	style lipgloss.Style
+	name  string
+}{
+	job.KindStart: {plain, ""}, job.KindFailure: {red, ""}, job.KindStall: {magenta, ""}, job.KindExcluded: {yellow, "exclusion"},
+	job.KindDrained: {magenta, "drain"}, job.KindScaled: {cyan, ""}, job.KindGrown: {green, "growth"}, job.KindShrunk: {yellow, "removal"},
+	job.KindChanged: {cyan, "hosts changed"}, job.KindDriver: {cyan, "new driver"}, job.KindAsked: {cyan, "command"},
+	job.KindEnded: {bold, "end"}, job.KindOther: {faint, ""},
+}
+
+func kindName(k job.Kind) string { return cmp.Or(kindLooks[k].name, string(k)) }
+
+// generations are the rows of the table of worlds, newest first, and its head.
+func (m *top) generations() (head string, rows []string) {
+	v := m.view
+	if len(v.Worlds) == 0 {
+		return "The first begins when enough workers have joined.", nil
+	}
+	wide := max(len("PUBLISHED"), m.timeWidth())
+	head = bold.Render(fmt.Sprintf("%4s  %-*s  %-9s  %-13s  %6s  %s", "NO", wide, "PUBLISHED", "WORKERS", "CAUSE", "TOOK", "WHY"))
+	for i := len(v.Worlds) - 1; i >= 0; i-- {
+		w := &v.Worlds[i]
+		size, took := show.Grouped(w.Size), "–"
+		if i > 0 && w.Size != v.Worlds[i-1].Size {
+			size += fmt.Sprintf(" (%+d)", w.Size-v.Worlds[i-1].Size)
+		}
+		if !w.First.IsZero() {
+			took = fineSeconds(w.Lost)
+		}
+		cause := kindLooks[w.Kind].style.Render(fmt.Sprintf("%-13s", kindName(w.Kind)))
+		rows = append(rows, fmt.Sprintf("%4d  %-*s  %-9s  %s  %6s  %s", w.Generation, wide, shortTime(w.Time, v.Status.Time), size, cause, took, cli.EscapeCell(w.Why)))
+	}
+	if v.Forgotten > 0 {
+		rows = append(rows, faint.Render(fmt.Sprintf("%d generations before these are in the events file", v.Forgotten)))
+	}
+	return head, rows
+}
+
+// timeWidth is the width of the times of the job's events.
+func (m *top) timeWidth() int { return len(shortTime(m.view.Status.Begun, m.view.Status.Time)) }
+
+// shortTime is a time of the day, with the month and day where these are not now's.
+func shortTime(t, now time.Time) string {
+	t, now = t.Local(), now.Local()
+	if t.Format(time.DateOnly) == now.Format(time.DateOnly) {
+		return t.Format(time.TimeOnly)
+	}
+	return t.Format("01-02 15:04:05")
+}
+
+// fineSeconds is a short time, to the millisecond.
+func fineSeconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	if d < time.Second {
+		return d.Round(time.Millisecond).String()
+	}
+	return show.Round(d).String()
+}
+
+func (m *top) filterLine() string {
+	n := len(m.chosen())
+	text := show.Plural(n, "event") + ", newest first"
+	if m.typing || m.filter != "" {
+		cursor := ""
+		if m.typing {
+			cursor = "_"
+		}
+		text = fmt.Sprintf("filter: %s%s  %d of %s", bold.Render(cli.EscapeCell(m.filter)), cursor, n, show.Plural(len(m.view.Events), "event"))
+	}
+	return text
+}
+
+// chosen are the events that have all words of the filter, newest first.
+func (m *top) chosen() (all []*dashboard.Event) {
+	words := strings.Fields(strings.ToLower(m.filter))
+	for i := len(m.view.Events) - 1; i >= 0; i-- {
+		e := &m.view.Events[i]
+		text := strings.ToLower(e.Text + " " + e.Name + " " + kindName(e.Kind))
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// events are the lines of the chosen events.
+func (m *top) events() (lines []string) {
+	for _, e := range m.chosen() {
+		lines = append(lines, m.eventLines(e)...)
+	}
+	if len(lines) == 0 {
+		lines = []string{map[bool]string{true: "Nothing has happened yet.", false: "No event is like that."}[m.filter == ""]}
+	}
+	return lines
+}
+
+func (m *top) eventLines(e *dashboard.Event) []string {
+	at := fmt.Sprintf("%-*s", m.timeWidth(), shortTime(e.Time, m.view.Status.Time))
+	indent := strings.Repeat(" ", len(at)+3)
+	text := strings.Split(ansi.Wrap(cli.EscapeCell(e.Text), max(10, m.width-len(indent)), " "), "\n")
+	lines := []string{faint.Render(at) + kindLooks[e.Kind].style.Render(" ▌ ") + text[0]}
+	for _, more := range text[1:] {
+		lines = append(lines, indent+more)
+	}
+	return lines
+}
+
+// lastEvents are so many lines of the newest events.
+func (m *top) lastEvents(room int) (lines []string) {
+	for i := len(m.view.Events) - 1; i >= 0 && len(lines) < room; i-- {
+		lines = append(lines, m.eventLines(&m.view.Events[i])...)
+	}
+	for len(lines) < room {
+		lines = append(lines, "")
+	}
+	return lines[:room]
+}
+
+// outputLines is the end of what the picked rank has printed.
+func (m *top) outputLines(room int) []string {
+	stream, other := "stdout", "stderr"
+	if m.of.stderr {
+		stream, other = other, stream
+	}
+	head := fmt.Sprintf("%s of rank %d", stream, m.of.rank) + faint.Render("   left and right: another rank   e: "+other)
+	if m.outGone != "" {
+		return append([]string{head}, m.wrap(cli.EscapeLines(m.outGone))...)
+	}
+	var lines []string
+	for line := range strings.Lines(ansi.Strip(m.output)) {
+		line = strings.TrimRight(line, "\r\n")
+		line = line[strings.LastIndexByte(line, '\r')+1:] // what stays of a line that was written over
+		line = strings.ReplaceAll(cli.Escape(line), "\t", "    ")
+		lines = append(lines, strings.Split(ansi.Hardwrap(line, m.width, true), "\n")...)
+	}
+	if len(lines) == 0 {
+		return []string{head, "This rank has printed nothing."}
+	}
+	left := max(1, room-1)
+	m.scroll[paneOutput] = max(0, min(m.scroll[paneOutput], len(lines)-left))
+	to := len(lines) - m.scroll[paneOutput]
+	return append([]string{head}, lines[max(0, to-left):to]...)
+}
+
+// tasks are the tables of hvdrun tasks.
+func (m *top) tasks() []string {
+	var s tasks.Status
+	if len(m.view.Tasks) == 0 || json.Unmarshal(m.view.Tasks, &s) != nil {
+		return []string{"This job runs no tasks."}
+	}
+	var b strings.Builder
+	_ = show.PrintTasks(&b, s) // into memory
+	var lines []string
+	for line := range strings.Lines(b.String()) {
+		lines = append(lines, cli.EscapeCell(strings.TrimRight(line, "\n")))
+	}
+	return lines
+}

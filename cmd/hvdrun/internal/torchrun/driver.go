@@ -1,0 +1,201 @@
+package torchrun
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobrun"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/torchrun/replica"
+)
+
+// torchrunDriver is the subcommand that is the driver of a job of several nodes, at one of them.
+const torchrunDriver = "torchrun-driver"
+
+// seatFD is where it finds the connection to the node's agent.
+const seatFD = 3
+
+// driverStart is what the agent tells the driver first: its command line, and what the driver
+// before has left.
+type driverStart struct {
+	Args  []string     `json:"args"`
+	Found replica.Copy `json:"found"`
+}
+
+// driverSays is what the driver says: a change of the job's copy, or that it waits until all
+// changes before are kept by the nodes.
+type driverSays struct {
+	Change *replica.Change `json:"change,omitempty"`
+	Sync   uint64          `json:"sync,omitempty"`
+}
+
+// driverTold is the answer to a Sync.
+type driverTold struct {
+	Synced uint64 `json:"synced"`
+}
+
+// seat is the claim of a driver whose agent leads the nodes. It ends with the connection.
+type seat struct {
+	conn net.Conn
+	lost chan struct{}
+	wg   sync.WaitGroup
+
+	mu     sync.Mutex
+	out    *json.Encoder
+	asked  uint64
+	synced uint64
+	change chan struct{} // closed at the next change of synced
+}
+
+var _ jobrun.JobClaim = (*seat)(nil)
+
+func newSeat(conn net.Conn, in *json.Decoder) *seat {
+	s := &seat{conn: conn, lost: make(chan struct{}), out: json.NewEncoder(conn), change: make(chan struct{})}
+	s.wg.Go(func() {
+		defer close(s.lost)
+		for {
+			var told driverTold
+			if in.Decode(&told) != nil {
+				return
+			}
+			s.mu.Lock()
+			s.synced = told.Synced
+			close(s.change)
+			s.change = make(chan struct{})
+			s.mu.Unlock()
+		}
+	})
+	return s
+}
+
+// say sends, unless the agent is gone, which is seen elsewhere.
+func (s *seat) say(what driverSays) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.out.Encode(what)
+}
+
+// Append, Replace, SetBehind, Put, Sync, State, Lost and Release implement jobClaim.
+func (s *seat) Append(payload []byte) {
+	s.say(driverSays{Change: &replica.Change{Records: [][]byte{payload}}})
+}
+
+func (s *seat) Replace(records [][]byte) {
+	s.say(driverSays{Change: &replica.Change{Replace: true, Records: records}})
+}
+
+func (s *seat) SetBehind() { s.say(driverSays{Change: &replica.Change{Behind: true}}) }
+
+func (s *seat) Put(name string, value []byte) {
+	s.say(driverSays{Change: &replica.Change{File: name, Value: value}})
+}
+
+func (s *seat) State() string { return "" }
+
+func (s *seat) Lost() <-chan struct{} { return s.lost }
+
+func (s *seat) Sync() error {
+	s.mu.Lock()
+	s.asked++
+	number := s.asked
+	_ = s.out.Encode(driverSays{Sync: number})
+	s.mu.Unlock()
+	for {
+		s.mu.Lock()
+		done, change := s.synced >= number, s.change
+		s.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-change:
+		case <-s.lost:
+			return replica.ErrLost
+		}
+	}
+}
+
+func (s *seat) Release(bool) error {
+	err := s.conn.Close()
+	s.wg.Wait()
+	return err
+}
+
+// DriverCommand returns the command that runs the driver of a job of torchrun.
+func DriverCommand(p *cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:    torchrunDriver,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(cmd *cobra.Command, _ []string) error { return runTorchDriver(cmd.Context(), p) },
+	}
+}
+
+// runTorchDriver begins the job, or goes on with it.
+func runTorchDriver(ctx context.Context, p *cli.Program) error {
+	for _, w := range []io.Writer{p.Stdout, p.Stderr} {
+		if s, is := w.(*cli.Stream); is { // which the agent reads: it is dead, and must not count as a wish to stop the job
+			s.WhenClosed(func(error) { os.Exit(1) })
+		}
+	}
+	file := os.NewFile(seatFD, "the agent")
+	conn, err := net.FileConn(file)
+	_ = file.Close() // it was duplicated
+	if err != nil {
+		return fmt.Errorf("%s is started by hvdrun torchrun --elastic alone: %w", torchrunDriver, err)
+	}
+	in := json.NewDecoder(conn)
+	var start driverStart
+	if err := in.Decode(&start); err != nil {
+		return cli.Failed(errors.Join(fmt.Errorf("the agent of this node does not say what to drive: %w", err), conn.Close()))
+	}
+	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
+	fs.SetInterspersed(false)
+	fs.SetOutput(io.Discard)
+	settings.AddFlags(fs, false)
+	if err := fs.Parse(start.Args); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	s, err := settings.Load(fs, p.Env)
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	log := settings.Logger(p, &s)
+	c := jobrun.Holds(p, newSeat(conn, in), "the agent of this node has ended: another node goes on with the job", log)
+	again := *p
+	again.Args = start.Args
+	if len(start.Found.Records) == 0 {
+		err = jobrun.Run(ctx, &again, &s, fs.Args(), c)
+	} else {
+		err = goOn(ctx, &again, start, c, log)
+	}
+	return err
+}
+
+// goOn is the driver of a job whose driver on another node is gone.
+func goOn(ctx context.Context, p *cli.Program, start driverStart, c *jobrun.Claimed, log *logrus.Logger) error {
+	if start.Found.Behind {
+		c.Release(false)
+		return cli.Failed(errors.New("the job cannot be resumed: its last records are on no node"))
+	}
+	// The flags are those of the job, but for where this node's agent is.
+	d, err := jobrun.PlaceCopy(p, c, "", jobdir.Copy{Records: start.Found.Records, Files: start.Found.Files, Args: start.Args})
+	if err != nil {
+		c.Release(false)
+		return cli.Failed(fmt.Errorf("the job cannot be resumed: %w", err))
+	}
+	log.Infof("job %s goes on with the driver of this node", d.About.RunID)
+	return jobrun.ResumeClaimed(ctx, p, d, c)
+}

@@ -1,0 +1,55 @@
+package torchrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/internal/etcd"
+	"github.com/hvdrun/hvdrun/torchrun"
+	"github.com/hvdrun/hvdrun/torchrun/store"
+	storeetcd "github.com/hvdrun/hvdrun/torchrun/store/etcd"
+)
+
+// etcdPrefix stands before the names of all jobs, and etcdPatience is how long etcd may be away.
+const (
+	etcdPrefix   = "/hvdrun/torchrun/"
+	etcdPatience = 30 * time.Second
+)
+
+// etcdStore returns the store of a job in etcd, and what ends it.
+func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string]string, log logrus.FieldLogger) (store.Store, func(), error) {
+	secure := conf["protocol"] == "https" || conf["cacert"] != "" || conf["cert"] != ""
+	host, _, err := net.SplitHostPort(addr)
+	if err == nil && !secure {
+		var here bool
+		if here, err = torchrun.IsHere(ctx, host); err == nil && !here && !isInsecure(conf) {
+			err = errors.New("etcd on another machine is asked over TLS: protocol=https, cacert=FILE, and cert=FILE with key=FILE " +
+				"where it wants them; insecure=true does without")
+		}
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("--rdzv-conf: %w", err)
+	}
+	client, err := etcd.Open(etcd.Config{Endpoints: []string{addr}, TLS: secure, CA: conf["cacert"], Cert: conf["cert"], Key: conf["key"]})
+	if err != nil {
+		return nil, nil, fmt.Errorf("--rdzv-conf: %w", err)
+	}
+	s := storeetcd.New(storeetcd.Config{Client: client, Prefix: etcdPrefix + f.id + "/", Patience: etcdPatience, Log: log})
+	if _, err := s.Get(ctx, "hello"); err != nil {
+		_ = client.Close()
+		return nil, nil, cli.Failed(fmt.Errorf("--rdzv-endpoint: etcd at %s: %w", addr, err))
+	}
+	return s, func() { _ = client.Close() }, nil
+}
+
+func isInsecure(conf map[string]string) bool {
+	return slices.Contains([]string{"1", "true", "yes"}, strings.ToLower(conf["insecure"]))
+}
