@@ -1,10 +1,5 @@
 package queue
 
-import (
-	"fmt"
-	"time"
-)
-
 // ending is how an attempt of a task has ended.
 type ending uint8
 
@@ -78,41 +73,4 @@ func (a *attempts) try(of limits) bool {
 	}
 	a.tries++
 	return true
-}
-
-// attemptEnded goes on with a task that was taken from its worker: another attempt follows, or r is
-// what becomes of it. by is the name of the worker.
-func (q *Queue) attemptEnded(now time.Time, t *task, how ending, r Result, by string) {
-	tries := t.tries
-	another, why := t.ended(how, limits{t.Retries, t.Again, q.cfg.Poison, q.cfg.Rebuilds})
-	if how == workerLost {
-		t.rest().killers = append(t.rest().killers, by)
-		r = Result{State: Failed, Failure: why, Text: fmt.Sprintf("its worker %s was lost", by)}
-	}
-	switch {
-	case another:
-		if t.tries > tries {
-			q.retried++
-		}
-		if how == workerLost {
-			q.Losses = append(q.Losses, t.ID)
-		}
-		q.retry(now, t)
-		return
-	case why == Poison:
-		r.Text = fmt.Sprintf("its worker was lost %d times while it ran: %v", t.deaths, t.killers)
-	case why == Gone:
-		r = Result{State: Failed, Failure: Gone, Text: "a stored argument cannot be fetched"}
-	case why == None && t.restored:
-		q.finishRestored(now, t, r)
-		return
-	}
-	q.finish(now, t, r)
-}
-
-// retry has a task wait for its next attempt, and before that for arguments that were lost.
-func (q *Queue) retry(now time.Time, t *task) {
-	q.move(t, Waiting)
-	t.taking = false
-	q.await(now, t)
 }

@@ -217,6 +217,43 @@ func (q *Queue) Runs(id uint64, most int) (all []string) {
 // Busy returns whether a worker has tasks.
 func (q *Queue) Busy(id uint64) bool { w := q.workers[id]; return w != nil && len(w.sent) > 0 }
 
+// attemptEnded goes on with a task that was taken from its worker: another attempt follows, or r is
+// what becomes of it. by is the name of the worker.
+func (q *Queue) attemptEnded(now time.Time, t *task, how ending, r Result, by string) {
+	tries := t.tries
+	another, why := t.ended(how, limits{t.Retries, t.Again, q.cfg.Poison, q.cfg.Rebuilds})
+	if how == workerLost {
+		t.rest().killers = append(t.rest().killers, by)
+		r = Result{State: Failed, Failure: why, Text: fmt.Sprintf("its worker %s was lost", by)}
+	}
+	switch {
+	case another:
+		if t.tries > tries {
+			q.retried++
+		}
+		if how == workerLost {
+			q.Losses = append(q.Losses, t.ID)
+		}
+		q.retry(now, t)
+		return
+	case why == Poison:
+		r.Text = fmt.Sprintf("its worker was lost %d times while it ran: %v", t.deaths, t.killers)
+	case why == Gone:
+		r = Result{State: Failed, Failure: Gone, Text: "a stored argument cannot be fetched"}
+	case why == None && t.restored:
+		q.finishRestored(now, t, r)
+		return
+	}
+	q.finish(now, t, r)
+}
+
+// retry has a task wait for its next attempt, and before that for arguments that were lost.
+func (q *Queue) retry(now time.Time, t *task) {
+	q.move(t, Waiting)
+	t.taking = false
+	q.await(now, t)
+}
+
 // Leave says that a worker is going away: it gets nothing more, and gives back what has not begun.
 func (q *Queue) Leave(now time.Time, id uint64) {
 	w := q.workers[id]
