@@ -67,13 +67,7 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 // other ones are for sockets.
 func (a Algorithm) shares() bool { return a == Auto || a == Strict }
 
-const (
-	widest       = 8        // bytes of the largest element
-	doublingPair = 32 << 10 // up to here two ranks exchange all they have …
-	doublingMore = 16 << 10 // … and more of them do
-	ringFrom     = 1 << 20  // from here a power of two of ranks runs a ring too
-	oneShot      = 8 << 10  // up to here Direct sends everything to all
-)
+const widest = 8 // bytes of the largest element
 
 // over is the algorithm that n ranks run over sockets for so many bytes: Doubling, Rabenseifner,
 // Ring or Direct.
@@ -99,9 +93,9 @@ func (a Algorithm) over(n, bytes int) Algorithm {
 		return a
 	}
 	switch {
-	case bytes <= doublingMore || n <= 2 && bytes <= doublingPair:
+	case bytes <= thresholds.doublingMore || n <= 2 && bytes <= thresholds.doublingPair:
 		return Doubling
-	case power && bytes < ringFrom:
+	case power && bytes < thresholds.ringFrom:
 		return Rabenseifner
 	}
 	return Ring

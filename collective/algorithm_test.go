@@ -29,9 +29,9 @@ func TestAlgorithmOver(t *testing.T) {
 		n, bytes int
 		want     Algorithm
 	}{
-		{Auto, 1, 1 << 30, Doubling}, {Auto, 2, 0, Doubling}, {Auto, 2, doublingPair, Doubling}, {Auto, 2, 1 << 30, Ring},
-		{Auto, 4, doublingMore, Doubling}, {Auto, 4, doublingMore + 1, Rabenseifner}, {Auto, 4, ringFrom, Ring},
-		{Auto, 3, doublingMore, Doubling}, {Auto, 3, doublingMore + 1, Ring}, {Auto, 5, 1 << 30, Ring},
+		{Auto, 1, 1 << 30, Doubling}, {Auto, 2, 0, Doubling}, {Auto, 2, thresholds.doublingPair, Doubling}, {Auto, 2, 1 << 30, Ring},
+		{Auto, 4, thresholds.doublingMore, Doubling}, {Auto, 4, thresholds.doublingMore + 1, Rabenseifner}, {Auto, 4, thresholds.ringFrom, Ring},
+		{Auto, 3, thresholds.doublingMore, Doubling}, {Auto, 3, thresholds.doublingMore + 1, Ring}, {Auto, 5, 1 << 30, Ring},
 		{Strict, 2, 0, Direct}, {Strict, 7, 1 << 30, Direct}, {Direct, 3, 4, Direct},
 		{Doubling, 3, 1 << 30, Doubling},
 		{Ring, 4, 31, Doubling}, {Ring, 4, 32, Ring}, {Ring, 1, 8, Doubling},

@@ -58,22 +58,28 @@ func (c *call) allReduceSockets(data []byte) error {
 // operation.
 func (c *call) allReduceFlat(t team, data []byte) error {
 	if c.desc.reduce == Adasum {
+		c.by(byDoubling)
 		return c.allReduceDoubling(t, data)
 	}
 	if c.g.family.segment == 0 {
 		c.segment = segmentFor(len(data) / t.size)
 	}
+	a := c.g.algorithm().over(t.size, len(data))
 	if c.desc.means() { // no other has all operands at hand
-		return c.allReduceDirect(t, data)
+		a = Direct
 	}
-	switch c.g.algorithm().over(t.size, len(data)) {
+	switch a {
 	case Doubling:
+		c.by(byDoubling)
 		return c.allReduceDoubling(t, data)
 	case Rabenseifner:
+		c.by(byRabenseifner)
 		return c.allReduceHalving(t, data)
 	case Direct:
+		c.by(byDirect)
 		return c.allReduceDirect(t, data)
 	}
+	c.by(byRing)
 	return c.allReduceRing(t, data)
 }
 
@@ -321,7 +327,7 @@ func (r *ring) postUpTo(done, each int) error {
 // sends the result to all, each segment as soon as it is there. What is small goes to all at once
 // instead, and every rank combines all of it.
 func (c *call) allReduceDirect(t team, data []byte) error {
-	if len(data) <= oneShot {
+	if len(data) <= thresholds.oneShot {
 		first := c.outUsed
 		for d := 1; d < t.size; d++ {
 			c.sendAll(t.rank((t.me+d)%t.size), 0, data)

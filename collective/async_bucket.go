@@ -136,7 +136,7 @@ func (e *engine) mark(phase int) {
 // record tells the timeline of an operation that ends now, phase by phase.
 func (e *engine) record(h *Handle) {
 	if t := e.g.family.tally; t != nil {
-		t.note(e.g, allReduceAsyncAction, h.request.bytes(), t.now()-time.Since(h.since))
+		t.note(allReduceAsyncAction, h.request.bytes(), t.now()-time.Since(h.since), e.g.backend())
 	}
 	if e.g.family.timeline == nil {
 		return

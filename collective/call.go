@@ -26,14 +26,15 @@ type call struct {
 	late  lateness
 	ready bool // what frames say, see allReduceIfReady
 
-	segment    int // most bytes of a frame
+	method     method // aloneOnly: not set
+	segment    int    // most bytes of a frame
 	sentBefore []int
 	posted     []*incoming
 	operands   [][]byte
 }
 
 func (c *call) begin(ctx context.Context, d descriptor) error {
-	c.ctx, c.desc, c.ready = ctx, d, false
+	c.ctx, c.desc, c.ready, c.method = ctx, d, false, aloneOnly
 	c.seq++
 	c.outUsed, c.inUsed, c.outDone, c.inDone = 0, 0, 0, 0
 	if c.segment = c.g.family.segment; c.segment == 0 {

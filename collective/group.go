@@ -306,7 +306,7 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	}
 	defer g.free()
 	if g.family.timeline != nil {
-		defer g.record(d, time.Now())
+		defer func(begun time.Time) { g.record(d, begun, g.call.ran()) }(time.Now())
 	}
 	tally, begun := g.family.tally, time.Duration(0)
 	if tally != nil {
@@ -341,7 +341,7 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 		return d.refuse(invalid)
 	}
 	if err == nil && tally != nil {
-		tally.note(g, d.action, d.bytes(), begun)
+		tally.note(d.action, d.bytes(), begun, c.ran())
 	}
 	return err
 }

@@ -203,9 +203,9 @@ func (c *call) meanwhile() (moved bool, within time.Duration) {
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.
 func (c *call) waves(n int) int {
-	size := waveSize
+	size := thresholds.wave
 	if c.g.levels.crowded {
-		size = crowdedWave
+		size = thresholds.crowdedWave
 	}
 	if s := c.g.family.segment; s > 0 { // a test's
 		size = 64 * s
@@ -217,9 +217,3 @@ func (c *call) waves(n int) int {
 func wave(data []byte, size, waves, i int) []byte {
 	return kernel.Part(data, size, waves, i)
 }
-
-const (
-	waveSize    = 2 << 20  // most bytes of a wave …
-	crowdedWave = 32 << 20 // … and where little overlaps
-	throughOne  = 8 << 10  // up to here one rank of each host brings all to the other hosts
-)

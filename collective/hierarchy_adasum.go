@@ -209,7 +209,7 @@ func (s *adasumming) within(ctx context.Context, h *host, m *shm.Member, d shm.D
 
 // allReduceAdasum is Adasum of ranks on several hosts.
 func (c *call) allReduceAdasum(data []byte) error {
-	if len(data) <= adasumThroughOne {
+	if len(data) <= thresholds.adasumThroughOne {
 		return c.adasumLeaders(data)
 	}
 	s := c.newAdasumming(c.desc.dtype, len(data))
@@ -397,7 +397,7 @@ func alignedTo(n int) int { return (n + widest - 1) / widest * widest }
 func (h *host) adasumShared(ctx context.Context, d descriptor, invalid error, data []byte) error {
 	c := &h.g.call
 	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-		if len(data) <= adasumAlone {
+		if len(data) <= thresholds.adasumAlone {
 			vectors := make([][]byte, len(h.ranks))
 			vectors[h.g.rank] = data
 			memory := c.scratch(adasumWork + len(h.ranks)*alignedTo(len(data)))
@@ -417,10 +417,3 @@ func (h *host) adasumShared(ctx context.Context, d descriptor, invalid error, da
 		return m.Gather(ctx, call, data, s.unit(), m.Members())
 	})
 }
-
-// Up to these sizes of a vector ranks combine whole vectors themselves, since parts take more
-// messages.
-const (
-	adasumAlone      = 16 << 10  // all ranks of one host
-	adasumThroughOne = 128 << 10 // the first ranks of several hosts
-)

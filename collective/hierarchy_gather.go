@@ -79,7 +79,7 @@ func (c *call) route(root, bytes int) (parent int, children []int) {
 
 // waveParts are the parts of a wave of a broadcast that this rank brings to other hosts.
 func (c *call) waveParts(to []crossing, part []byte) []crossing {
-	if len(part) > throughOne {
+	if len(part) > thresholds.throughOne {
 		return c.cross(to, part, 1)
 	}
 	if c.g.levels.leads() {
@@ -132,7 +132,7 @@ func (c *call) passOn(all []crossing, children []int) error {
 
 // spreadWave gives a wave to all ranks of this host.
 func (c *call) spreadWave(part []byte) error {
-	if len(part) > throughOne {
+	if len(part) > thresholds.throughOne {
 		return c.spread(part, 1)
 	}
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error { return m.Broadcast(c.ctx, call, part, 0) })

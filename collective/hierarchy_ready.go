@@ -7,14 +7,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// largestIfReady is the most bytes that are reduced before it is known that all ranks are ready:
-// the sums of more, beside the data, cost more than a vote.
-const largestIfReady = 1 << 20
-
 // reducesIfReady reports whether allReduceIfReady can reduce n bytes. All ranks find the same.
 func (g *Group) reducesIfReady(n int) bool {
 	h := g.levels
-	return h != nil && g.hierarchical() && n > throughOne && n <= largestIfReady &&
+	return h != nil && g.hierarchical() && n > thresholds.throughOne && n <= thresholds.largestIfReady &&
 		(len(h.hosts) <= fewHosts || g.strict) && g.call.waves(n) == 1
 }
 

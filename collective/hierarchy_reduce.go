@@ -23,12 +23,16 @@ func (g *Group) hierarchical() bool {
 func (c *call) allReduceHierarchical(data []byte) error {
 	switch {
 	case c.desc.reduce == Adasum:
+		c.by(byAdasum)
 		return c.allReduceAdasum(data)
-	case len(data) <= throughOne:
+	case len(data) <= thresholds.throughOne:
+		c.by(byLeaders)
 		return c.allReduceLeaders(data)
 	case len(c.g.levels.hosts) > fewHosts && !c.g.strict && !c.desc.means():
+		c.by(byRings)
 		return c.allReduceRings(data)
 	}
+	c.by(byWaves)
 	return c.allReduceWaves(data)
 }
 

@@ -124,13 +124,8 @@ func (i inMember) allGather(own []byte) (all [][]byte, err error) {
 	return all, err
 }
 
-const (
-	foldFew   = 64 << 10 // up to so many bytes of all ranks, each computes all of the result
-	foldPiece = 4 << 20  // most bytes of a value that are under way at once
-)
-
 // few reports whether all values are so short that each rank gets all of them.
-func (f *folder) few(result []byte) bool { return len(f.operands)*len(result) <= foldFew }
+func (f *folder) few(result []byte) bool { return len(f.operands)*len(result) <= thresholds.foldFew }
 
 // foldGathered computes the result by giving all values to all ranks.
 func (g *Group) foldGathered(allGather func(own []byte) ([][]byte, error), p *Partials, parts [][]byte, result []byte) error {
@@ -155,7 +150,7 @@ func (g *Group) foldInMemory(x inMember, p *Partials, parts [][]byte, result []b
 	if f.few(result) {
 		return g.foldGathered(x.allGather, p, parts, result)
 	}
-	count, pieces := len(result)/size, (len(result)+foldPiece-1)/foldPiece
+	count, pieces := len(result)/size, (len(result)+thresholds.foldPiece-1)/thresholds.foldPiece
 	for i := range pieces {
 		share := shares(count, size, pieces, i, g.size)
 		from, to := share(g.rank)

@@ -68,14 +68,12 @@ func (p *Partials) within(n Node, held map[Node]operand) []Node {
 	return append(nodes, more...)
 }
 
-const hostPiece = 16 << 20 // most bytes of a value that are on their way between hosts at once
-
 // foldHierarchical computes the result piece by piece. Each rank of a host gets one share of what
 // the ranks of the host have, and reduces it as far as the tree allows; the ranks with its place on
 // all hosts reduce their share together, and the ranks of the host exchange their results.
 func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, result []byte, size int) error {
 	h := c.g.levels
-	count, pieces := len(result)/size, (len(result)+hostPiece-1)/hostPiece
+	count, pieces := len(result)/size, (len(result)+thresholds.hostPiece-1)/thresholds.hostPiece
 	for i := range pieces {
 		lo, hi := kernel.Split(count, pieces, i)
 		share := func(place int) (from, to int) {

@@ -15,7 +15,7 @@ func (c *call) foldPairs(p *Partials, parts [][]byte, result []byte, size int) e
 	}
 	received := make([][]byte, g.size)
 	operands := make([][]byte, len(p.order.operands))
-	count, pieces := len(result)/size, (len(result)+foldPiece-1)/foldPiece
+	count, pieces := len(result)/size, (len(result)+thresholds.foldPiece-1)/thresholds.foldPiece
 	for i := range pieces {
 		share := shares(count, size, pieces, i, g.size)
 		from, to := share(g.rank)

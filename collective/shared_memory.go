@@ -275,7 +275,7 @@ func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*s
 	begun := tally.now()
 	err := h.within(ctx, d, body)
 	if err == nil {
-		tally.note(h.g, d.action, d.bytes(), begun)
+		tally.note(d.action, d.bytes(), begun, inMemory)
 	}
 	return err
 }
@@ -298,7 +298,7 @@ func (h *host) watch() time.Time {
 // other, each with the time that it took in all rounds.
 func (h *host) recordPhases(d descriptor, begun time.Time) {
 	ends := time.Now()
-	h.g.record(d, begun)
+	h.g.record(d, begun, inMemory)
 	h.use.Lock()
 	h.member.Watch(nil)
 	phases := h.phases

@@ -19,6 +19,8 @@ type Span struct {
 	Duration   time.Duration
 	// Bytes are those of this rank's tensor, 0 where they are not known beforehand.
 	Bytes int
+	// Algorithm is as in [Operations].
+	Algorithm string
 }
 
 // Timeline takes the spans of all groups of an [Endpoint]. Span is called by many goroutines, by
@@ -26,9 +28,9 @@ type Span struct {
 type Timeline interface{ Span(s Span) }
 
 // record tells the timeline of an operation that has begun then and ends now.
-func (g *Group) record(d descriptor, begun time.Time) {
+func (g *Group) record(d descriptor, begun time.Time, by method) {
 	g.family.timeline.Span(Span{Name: actionNames[d.action], Lane: g.lane, Generation: g.generation,
-		Start: begun, Duration: time.Since(begun), Bytes: d.bytes()})
+		Start: begun, Duration: time.Since(begun), Bytes: d.bytes(), Algorithm: methodNames[by].algorithm})
 }
 
 // bytes are those of this rank's tensor, where they are known.

@@ -160,3 +160,43 @@ func TestTimelineOfPhases(t *testing.T) {
 		}
 	}
 }
+
+// TestAlgorithmIsNamed: the timeline and the tally have the algorithm that ran.
+func TestAlgorithmIsNamed(t *testing.T) {
+	var told spans
+	w := newWorkers(t, collective.Config{Timeline: &told}, 4)
+	groups := w.connect(t, 4)
+	want := []string{"doubling", "rabenseifner", "ring", "direct"}
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			for _, n := range []int{1, 100 << 10 / 4, 2 << 20 / 4} {
+				if err := collective.AllReduce(t.Context(), g, make([]float32, n), collective.Sum); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := collective.AllReduce(t.Context(), g, make([]collective.BFloat16, 3), collective.Average); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, g := range groups {
+		g.Close()
+	}
+	named := map[string]int{}
+	for _, s := range told.all {
+		named[s.Algorithm]++
+	}
+	counted := map[string]uint64{}
+	for _, e := range w.endpoints {
+		for _, o := range e.Operations() {
+			counted[o.Algorithm] += o.Count
+		}
+	}
+	for _, algorithm := range want {
+		if named[algorithm] != 4 || counted[algorithm] != 4 {
+			t.Errorf("%s: %d spans, %d counted, of 4", algorithm, named[algorithm], counted[algorithm])
+		}
+	}
+}

@@ -31,13 +31,48 @@ const (
 	BackendNone = "none"
 )
 
-var backendNames = [...]string{BackendNone, BackendSockets, BackendMemory, BackendHosts}
+// method is by which backend and algorithm an operation was computed.
+type method uint8
 
-// Operations are the operations of one kind, size class and backend that have succeeded on this
-// rank.
+// The methods. Those of the backends are for operations that have one algorithm there. AllReduces
+// over sockets, and between hosts, have several.
+const (
+	aloneOnly method = iota
+	overSockets
+	inMemory
+	betweenHosts
+	byDoubling
+	byRabenseifner
+	byRing
+	byDirect
+	byLeaders
+	byWaves
+	byRings
+	byAdasum
+	methods
+)
+
+var methodNames = [methods]struct{ backend, algorithm string }{
+	aloneOnly: {BackendNone, ""}, overSockets: {BackendSockets, ""}, inMemory: {BackendMemory, ""}, betweenHosts: {BackendHosts, ""},
+	byDoubling:     {BackendSockets, algorithmNames[Doubling]},
+	byRabenseifner: {BackendSockets, algorithmNames[Rabenseifner]},
+	byRing:         {BackendSockets, algorithmNames[Ring]},
+	byDirect:       {BackendSockets, algorithmNames[Direct]},
+	byLeaders:      {BackendHosts, "leaders"},
+	byWaves:        {BackendHosts, "waves"},
+	byRings:        {BackendHosts, "rings"},
+	byAdasum:       {BackendHosts, "adasum"},
+}
+
+// Operations are the operations of one kind, size class, backend and algorithm that have succeeded
+// on this rank.
 type Operations struct {
 	Kind, Backend string
 	SizeClass     int
+	// Algorithm is that of an AllReduce over sockets, as [Algorithm.String], or between hosts: by
+	// their first ranks (leaders), in waves through both levels, in rings of the ranks of one place
+	// in each host, or as adasum. Empty: the backend has one algorithm for the kind.
+	Algorithm string
 	// Count is how many there were, Duration is how long they took together, waits for other ranks
 	// included, and Bytes is the size of this rank's tensors, where known beforehand.
 	Count    uint64
@@ -48,7 +83,7 @@ type Operations struct {
 // tally counts operations. It costs an operation two looks at the clock and three additions.
 type tally struct {
 	origin time.Time
-	cells  [actions][SizeClasses][len(backendNames)]tallied
+	cells  [actions][SizeClasses][methods]tallied
 }
 
 type tallied struct{ count, nanoseconds, bytes atomic.Uint64 }
@@ -58,25 +93,41 @@ func newTally() *tally { return &tally{origin: time.Now()} }
 // now is the time since the tally began.
 func (t *tally) now() time.Duration { return time.Since(t.origin) }
 
-// note counts an operation of a group that began then and has ended.
-func (t *tally) note(g *Group, a action, bytes int, begun time.Duration) {
-	cell := &t.cells[a][SizeClass(bytes)][g.backend()]
+// note counts an operation that began then and has ended.
+func (t *tally) note(a action, bytes int, begun time.Duration, by method) {
+	cell := &t.cells[a][SizeClass(bytes)][by]
 	cell.count.Add(1)
 	cell.nanoseconds.Add(uint64(max(0, t.now()-begun)))
 	cell.bytes.Add(uint64(max(0, bytes)))
 }
 
-// backend is the index of the group's backend in backendNames.
-func (g *Group) backend() int {
+// backend is the method of operations that have no other.
+func (g *Group) backend() method {
 	switch {
 	case g.path == nil:
-		return 0
+		return aloneOnly
 	case g.levels != nil:
-		return 3
+		return betweenHosts
 	case g.host.Load() != nil:
-		return 2
+		return inMemory
 	}
-	return 1
+	return overSockets
+}
+
+// by sets the method of the operation, unless it has one: an algorithm between hosts runs others
+// among some ranks.
+func (c *call) by(m method) {
+	if c.method == aloneOnly {
+		c.method = m
+	}
+}
+
+// ran is the method of an operation that has ended.
+func (c *call) ran() method {
+	if c.method == aloneOnly {
+		return c.g.backend()
+	}
+	return c.method
 }
 
 // Operations returns the operations of all groups of the endpoint so far. It may be called at any
@@ -88,7 +139,7 @@ func (e *Endpoint) Operations() (all []Operations) {
 				cell := &e.tally.cells[a][c][b]
 				if n := cell.count.Load(); n > 0 {
 					all = append(all, Operations{
-						Kind: actionNames[a], Backend: backendNames[b], SizeClass: c, Count: n,
+						Kind: actionNames[a], Backend: methodNames[b].backend, Algorithm: methodNames[b].algorithm, SizeClass: c, Count: n,
 						Duration: time.Duration(cell.nanoseconds.Load()), Bytes: cell.bytes.Load(),
 					})
 				}

@@ -18,18 +18,18 @@ func TestSizeClass(t *testing.T) {
 func TestTally(t *testing.T) {
 	e := &Endpoint{tally: newTally()}
 	g := Local(1)[0]
-	e.tally.note(g, allReduceAction, 4096, 0)
-	e.tally.note(g, allReduceAction, 5000, 0)
-	e.tally.note(g, barrierAction, 0, e.tally.now())
+	e.tally.note(allReduceAction, 4096, 0, byRing)
+	e.tally.note(allReduceAction, 5000, 0, byRing)
+	e.tally.note(barrierAction, 0, e.tally.now(), g.backend())
 	all := e.Operations()
 	if len(all) != 2 {
 		t.Fatalf("%+v", all)
 	}
 	first, second := all[0], all[1]
-	if first.Kind != "AllReduce" || first.SizeClass != 2 || first.Count != 2 || first.Bytes != 9096 || first.Duration <= 0 {
+	if first.Kind != "AllReduce" || first.SizeClass != 2 || first.Count != 2 || first.Bytes != 9096 || first.Duration <= 0 || first.Algorithm != "ring" || first.Backend != BackendSockets {
 		t.Errorf("%+v", first)
 	}
-	if second.Kind != "Barrier" || second.Count != 1 || second.Bytes != 0 || second.Backend != first.Backend {
+	if second.Kind != "Barrier" || second.Count != 1 || second.Bytes != 0 || second.Backend != BackendNone {
 		t.Errorf("%+v", second)
 	}
 }
@@ -37,11 +37,10 @@ func TestTally(t *testing.T) {
 // BenchmarkTally: what counting adds to an operation, without and with its time being kept for the
 // other ranks to compare.
 func BenchmarkTally(b *testing.B) {
-	g := Local(1)[0]
 	t := newTally()
 	b.Run("counted", func(b *testing.B) {
 		for b.Loop() {
-			t.note(g, allReduceAction, 4096, t.now())
+			t.note(allReduceAction, 4096, t.now(), byRing)
 		}
 	})
 	b.Run("compared", func(b *testing.B) {

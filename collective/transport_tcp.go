@@ -173,7 +173,7 @@ func newTCPPath(g *Group) *tcpPath {
 				leaving: leaving{acked: make(chan struct{})}, listenEnded: make(chan struct{})}
 			l.more = make([]*conn, l.dataConns-1)
 			l.out.kick = make(chan struct{}, 1)
-			l.wire.fd, l.wire.shareFrom = -1, leastShared
+			l.wire.fd, l.wire.shareFrom = -1, thresholds.shared
 			l.lacking = 1 + l.dataConns
 			if l.near = g.family.near((i-g.rank+g.size)%g.size, g.size); l.near {
 				l.wanted.Store(true)

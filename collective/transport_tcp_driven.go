@@ -25,9 +25,6 @@ const (
 	sameHostPacing     = "cubic"                // congestion control between ranks of one host: others pace their packets without need
 )
 
-// leastShared is the size from which on several connections share a frame.
-const leastShared = 64 << 10
-
 // dataConn is one connection of a data channel. The first one has the headers, all small frames and
 // the first share of each large one; a further one has its share of each large frame, without a
 // header, in the order of the frames.

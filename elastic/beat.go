@@ -284,6 +284,20 @@ func (p *pulse) beat() rendezvous.Beat {
 	return b
 }
 
+// addOperations adds those of one algorithm to those of others of the same kind.
+func addOperations(all []rendezvous.Operations, o rendezvous.Operations) []rendezvous.Operations {
+	i := slices.IndexFunc(all, func(x rendezvous.Operations) bool {
+		return x.Kind == o.Kind && x.Backend == o.Backend && x.SizeClass == o.SizeClass
+	})
+	if i < 0 {
+		return append(all, o)
+	}
+	all[i].Count += o.Count
+	all[i].Duration += o.Duration
+	all[i].Bytes += o.Bytes
+	return all
+}
+
 // counters returns what the worker has done so far.
 func (p *pulse) counters() *rendezvous.Counters {
 	s := &p.worker.doing.made
@@ -291,7 +305,8 @@ func (p *pulse) counters() *rendezvous.Counters {
 		Commits: s.commits.Load(), CommitTime: time.Duration(s.nanoseconds.Load()), CommitBytes: s.bytes.Load(),
 	}
 	for _, o := range p.to.operations() {
-		c.Operations = append(c.Operations, rendezvous.Operations(o))
+		told := rendezvous.Operations{Kind: o.Kind, Backend: o.Backend, SizeClass: o.SizeClass, Count: o.Count, Duration: o.Duration, Bytes: o.Bytes}
+		c.Operations = addOperations(c.Operations, told)
 	}
 	if len(c.Operations) > rendezvous.MaxOperations { // the rare ones are left out
 		slices.SortStableFunc(c.Operations, func(x, y rendezvous.Operations) int { return cmp.Compare(y.Count, x.Count) })

@@ -175,6 +175,10 @@ func (f *rankFile) span(begun int64, s *collective.Span) error {
 		b = append(b, `,"bytes":`...)
 		b = strconv.AppendInt(b, int64(s.Bytes), 10)
 	}
+	if s.Algorithm != "" {
+		b = append(b, `,"algorithm":`...)
+		b = appendString(b, s.Algorithm)
+	}
 	f.buffer = append(b, "}},\n"...)
 	if len(f.buffer) < maxBuffered {
 		return nil
