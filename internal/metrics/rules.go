@@ -6,7 +6,7 @@ import (
 )
 
 // Runbook is the page with a section for each alarm.
-const Runbook = "docs/operating.md"
+const Runbook = "docs/alarms.md"
 
 // Alert is an alarm.
 type Alert struct {

@@ -94,7 +94,7 @@ func TestSite(t *testing.T) {
 	})
 	t.Run("phone", func(t *testing.T) {
 		ctx := open(t, 360, 740, served)
-		for _, page := range []string{"", "docs/operating.html", "ARCHITECTURE.html", "BENCHMARKS.html", "examples/digits/", "docs/trust.html"} {
+		for _, page := range []string{"", "docs/operating.html", "ARCHITECTURE.html", "BENCHMARKS.html", "examples/digits/", "docs/design/trust.html"} {
 			do(t, ctx, chromedp.Navigate(served+page))
 			if w := evaluate[int](t, ctx, `document.documentElement.scrollWidth`); w > 360 {
 				t.Errorf("page %q is %d pixels wide on a phone of 360", page, w)

@@ -12,17 +12,17 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// TestTrust: docs/trust.md tells of each message that a worker can send what it does if it is not
-// so, and names a test.
+// TestTrust: docs/design/trust.md has, for each message that a worker can send, the effect of a
+// false one, and a test.
 func TestTrust(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("docs", "trust.md"))
+	text, err := os.ReadFile(filepath.Join("docs", "design", "trust.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, part, _ := strings.Cut(string(text), "<!-- messages:")
 	table, rest, ended := strings.Cut(part, "<!-- end of messages -->")
 	if !ended {
-		t.Fatal("docs/trust.md has no table of messages")
+		t.Fatal("docs/design/trust.md has no table of messages")
 	}
 	var told []string
 	for line := range strings.Lines(table + rest) {
@@ -46,12 +46,12 @@ func TestTrust(t *testing.T) {
 	sent := fromWorkers()
 	for _, name := range sent {
 		if !slices.Contains(told, name) {
-			t.Errorf("docs/trust.md does not tell what happens if %s is a lie", name)
+			t.Errorf("docs/design/trust.md does not tell what happens if %s is a lie", name)
 		}
 	}
 	for _, name := range told {
 		if !slices.Contains(sent, name) {
-			t.Errorf("docs/trust.md tells of %s, which no worker sends", name)
+			t.Errorf("docs/design/trust.md tells of %s, which no worker sends", name)
 		}
 	}
 }
