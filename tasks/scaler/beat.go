@@ -66,11 +66,5 @@ func (c *core) echo(now time.Time) {
 	}
 	c.beat.waiting, c.beat.contact = false, now
 	c.beat.latency = now.Sub(c.beat.last) / 2
-	kept := 0
-	for kept < len(c.sent) && c.sent[kept].beats < c.beat.count {
-		c.held -= c.sent[kept].bytes
-		kept++
-	}
-	clear(c.sent[:kept])
-	c.sent = c.sent[kept:]
+	c.outbox.heard(c.beat.count)
 }

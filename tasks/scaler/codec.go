@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // ErrFormat is returned by Decode for frames that are no message of the dialect.
@@ -294,36 +295,30 @@ func (p *Profile) decode(b []byte, f *frames) {
 	}
 }
 
-// encode returns counts and columns: 1.7.14 has the counts in one frame, Document has each before
-// its column.
+// encode returns three counts, then three columns: 1.7.14 has the counts in one frame, Document has
+// a frame for each.
 func (o Objects) encode(d Dialect) [][]byte {
-	columns := [][][]byte{o.IDs, o.Names, o.Contents}
-	var counts []byte
-	var out [][]byte
-	for _, column := range columns {
-		n := order.AppendUint32(nil, uint32(len(column)))
-		counts = append(counts, n...)
-		if d == Document {
-			out = append(out, n)
-		}
+	var counts, out [][]byte
+	for _, column := range [][][]byte{o.IDs, o.Names, o.Contents} {
+		counts = append(counts, order.AppendUint32(nil, uint32(len(column))))
 		out = append(out, column...)
 	}
-	if d == Document {
-		return out
+	if d != Document {
+		counts = [][]byte{slices.Concat(counts...)}
 	}
-	return append([][]byte{counts}, out...)
+	return append(counts, out...)
 }
 
 func (o *Objects) decode(d Dialect, f *frames) {
-	columns := []*[][]byte{&o.IDs, &o.Names, &o.Contents}
+	var counts []byte
 	if d == Document {
-		for _, column := range columns {
-			*column = f.several("objects", uint64(order.Uint32(f.sized("count", 4))))
+		for range 3 {
+			counts = append(counts, f.sized("count", 4)...)
 		}
-		return
+	} else {
+		counts = f.sized("counts", 12)
 	}
-	counts := f.sized("counts", 12)
-	for i, column := range columns {
+	for i, column := range []*[][]byte{&o.IDs, &o.Names, &o.Contents} {
 		*column = f.several("objects", uint64(order.Uint32(counts[4*i:])))
 	}
 }

@@ -27,15 +27,59 @@ type core struct {
 	requests []request         // those without an answer, in order
 	wanted   map[string][]*job // by object
 
-	sent []sent // results that the scheduler may not have
-	held int    // bytes of them
-	// answers are the tasks of this connection that have had an answer, and order the oldest first.
-	answers map[string]bool
-	order   []string
-
+	outbox
+	answers answers
 	beat    beat
 	leaving bool
 }
+
+// outbox is the results that the scheduler may not have.
+type outbox struct {
+	sent []sent
+	held int // bytes of them
+}
+
+// keep keeps a result.
+func (o *outbox) keep(s sent) {
+	o.sent = append(o.sent, s)
+	o.held += s.bytes
+}
+
+// heard forgets the results that were sent before as many heartbeats.
+func (o *outbox) heard(beats uint64) {
+	n := 0
+	for n < len(o.sent) && o.sent[n].beats < beats {
+		o.held -= o.sent[n].bytes
+		n++
+	}
+	clear(o.sent[:n])
+	o.sent = o.sent[n:]
+}
+
+// answers are the tasks of a connection that have had an answer: of many, the last ones.
+type answers struct {
+	tasks map[string]bool
+	order []string // the oldest first
+}
+
+// add remembers that a task has had an answer.
+func (a *answers) add(task []byte) {
+	if a.tasks[string(task)] {
+		return
+	}
+	if len(a.order) == maxAnswers {
+		delete(a.tasks, a.order[0])
+		a.order = a.order[1:]
+	}
+	if a.tasks == nil {
+		a.tasks = make(map[string]bool)
+	}
+	a.tasks[string(task)] = true
+	a.order = append(a.order, string(task))
+}
+
+// forget is for a task that comes again.
+func (a *answers) forget(task []byte) { delete(a.tasks, string(task)) }
 
 // actions are for core's owner to do.
 type actions struct {
@@ -110,7 +154,7 @@ const (
 func newCore(cfg Config, now time.Time) *core {
 	return &core{
 		cfg: cfg, jobs: make(map[string]*job), runs: make(map[uint64]*job),
-		store: newStore(cfg.Cache), wanted: make(map[string][]*job), answers: make(map[string]bool), beat: beat{contact: now},
+		store: newStore(cfg.Cache), wanted: make(map[string][]*job), beat: beat{contact: now},
 	}
 }
 
@@ -153,9 +197,8 @@ func (c *core) connected(now time.Time, id []byte, old []byte, u usage) {
 // whoever has the task then.
 func (c *core) disconnected() {
 	c.id = nil
-	c.requests, c.order = nil, nil
+	c.requests, c.answers = nil, answers{}
 	clear(c.wanted)
-	clear(c.answers)
 	for id, j := range c.jobs {
 		if j.state != isRunning {
 			c.forget(id, j)
@@ -234,7 +277,7 @@ func (c *core) task(t *Task) {
 	c.numbers++
 	j := &job{task: t, number: c.numbers}
 	c.jobs[string(t.ID)] = j
-	delete(c.answers, string(t.ID))
+	c.answers.forget(t.ID)
 	c.queued.add(j)
 	c.advance()
 }
@@ -479,23 +522,9 @@ func (c *core) report(object *ObjectInstruction, r *TaskResult) {
 		s.messages = []Message{object, r}
 		s.bytes += len(object.Contents[0])
 	}
-	c.sent = append(c.sent, s)
-	c.held += s.bytes
-	c.answered(r.ID)
+	c.keep(s)
+	c.answers.add(r.ID)
 	c.send(s.messages...)
-}
-
-// answered remembers that a task has had an answer.
-func (c *core) answered(task []byte) {
-	if c.answers[string(task)] {
-		return
-	}
-	if len(c.order) == maxAnswers {
-		delete(c.answers, c.order[0])
-		c.order = c.order[1:]
-	}
-	c.answers[string(task)] = true
-	c.order = append(c.order, string(task))
 }
 
 // cancel takes a task back: without force for its client, with force for another worker. A client
@@ -504,7 +533,7 @@ func (c *core) answered(task []byte) {
 // that a task which was given back, or has a result, gets none.
 func (c *core) cancel(m *TaskCancel) {
 	j := c.jobs[string(m.ID)]
-	if j == nil && m.Force && c.answers[string(m.ID)] {
+	if j == nil && m.Force && c.answers.tasks[string(m.ID)] {
 		return
 	}
 	answer := &TaskResult{ID: m.ID, Status: Canceled, Profile: Profile{Absent: true}}
@@ -525,7 +554,7 @@ func (c *core) cancel(m *TaskCancel) {
 		return
 	}
 	if m.Force {
-		c.answered(m.ID)
+		c.answers.add(m.ID)
 		c.send(answer) // another connection begins with a DisconnectRequest, which serves as well
 	} else {
 		c.report(nil, answer)

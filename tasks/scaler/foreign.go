@@ -48,8 +48,6 @@ type foreign struct {
 	id   []byte
 	name string // for people
 	host string
-	raw  net.Conn
-	conn *zmtp.Conn
 
 	heard      time.Time
 	processors int                     // 0: it has not joined
@@ -57,19 +55,135 @@ type foreign struct {
 	isOver     bool                    // in the pool
 	broken     bool                    // the connection has ended
 	gone       *time.Timer             // ends it then
-	ended      chan struct{}           // closed with the connection
+	calls      map[string]*attempt
 
-	calls     map[string]*attempt
-	objects   map[string]*offer // what it may ask for
-	idle      []*offer          // functions that no task needs, the oldest first
-	forget    [][]byte          // objects of which it has not been told that they go
-	results   map[string][]byte // that no TaskResult has claimed
-	unclaimed int64             // bytes of them
+	connection
+	catalog
+	uploads
+}
 
+// connection is what is written to a worker. The lock of news guards it.
+type connection struct {
+	raw      net.Conn
+	conn     *zmtp.Conn
 	out      [][][]byte // messages to be written
 	outBytes int
 	closed   bool
+	ended    chan struct{} // closed with it
 	news     sync.Cond
+}
+
+// queue has a message written, and returns whether the worker reads what it is sent.
+func (c *connection) queue(frames [][]byte) (reads bool) {
+	c.out = append(c.out, frames)
+	c.outBytes += size(frames)
+	c.news.Signal()
+	return c.outBytes <= maxPending
+}
+
+func size(frames [][]byte) int {
+	n := 64
+	for _, f := range frames {
+		n += len(f) + 32
+	}
+	return n
+}
+
+// write writes messages until the connection ends, and returns with the lock.
+func (c *connection) write() {
+	for {
+		for len(c.out) == 0 && !c.closed {
+			c.news.Wait()
+		}
+		if c.closed {
+			return
+		}
+		frames := c.out[0]
+		c.out[0] = nil
+		c.out = c.out[1:]
+		c.news.L.Unlock()
+		_ = c.raw.SetWriteDeadline(time.Now().Add(writeTime))
+		err := c.conn.Write(frames)
+		c.news.L.Lock()
+		c.outBytes -= size(frames)
+		if err != nil {
+			return
+		}
+	}
+}
+
+// end ends the connection, and returns whether it had not ended.
+func (c *connection) end() bool {
+	if c.closed {
+		return false
+	}
+	c.closed, c.out = true, nil
+	close(c.ended)
+	c.news.Broadcast()
+	_ = c.raw.Close()
+	return true
+}
+
+// catalog is the objects that a worker may ask for.
+type catalog struct {
+	objects map[string]*offer
+	idle    []*offer // functions that no task needs, the oldest first
+	forget  [][]byte // objects of which the worker has not been told that they go
+}
+
+// use returns an object, which stays until it is released.
+func (c *catalog) use(id []byte, name string, content []byte, function bool) *offer {
+	o := c.objects[string(id)]
+	if o == nil {
+		o = &offer{id: string(id), name: name, content: content, function: function}
+		c.objects[o.id] = o
+		c.forget = slices.DeleteFunc(c.forget, func(f []byte) bool { return string(f) == o.id })
+	}
+	if i := slices.Index(c.idle, o); i >= 0 {
+		c.idle = slices.Delete(c.idle, i, i+1)
+	}
+	o.users++
+	return o
+}
+
+// release gives an object back.
+func (c *catalog) release(o *offer) {
+	if o.users--; o.users > 0 {
+		return
+	}
+	if o.function {
+		c.idle = append(c.idle, o)
+		if len(c.idle) <= maxFunctions {
+			return
+		}
+		o, c.idle = c.idle[0], slices.Delete(c.idle, 0, 1)
+	}
+	delete(c.objects, o.id)
+	c.forget = append(c.forget, []byte(o.id))
+}
+
+// uploads are the objects of a worker that no result has claimed.
+type uploads struct {
+	results   map[string][]byte
+	unclaimed int64 // bytes of them
+}
+
+// add adds an object, and returns how many bytes more there are.
+func (u *uploads) add(id, content []byte) int64 {
+	if _, ok := u.results[string(id)]; ok {
+		return 0
+	}
+	u.results[string(id)] = content
+	u.unclaimed += int64(len(content))
+	return int64(len(content))
+}
+
+// claim returns an object, which is forgotten.
+func (u *uploads) claim(id []byte) ([]byte, bool) {
+	content, ok := u.results[string(id)]
+	delete(u.results, string(id))
+	u.unclaimed -= int64(len(content))
+	return content, ok
 }
 
 // offer is an object for a worker.
@@ -97,8 +211,9 @@ type outcomeOf struct {
 
 func newForeign(r *router, raw net.Conn, conn *zmtp.Conn) *foreign {
 	p := &foreign{
-		r: r, id: conn.Peer(), raw: raw, conn: conn, heard: time.Now(), ended: make(chan struct{}),
-		calls: map[string]*attempt{}, objects: map[string]*offer{}, results: map[string][]byte{},
+		r: r, id: conn.Peer(), heard: time.Now(), calls: map[string]*attempt{},
+		connection: connection{raw: raw, conn: conn, ended: make(chan struct{})},
+		catalog:    catalog{objects: map[string]*offer{}}, uploads: uploads{results: map[string][]byte{}},
 	}
 	p.news.L = &r.mu
 	if len(p.id) == 0 {
@@ -311,35 +426,14 @@ func contentID(source, content []byte, kind byte) []byte {
 
 // offer has a call use an object; the lock is held.
 func (p *foreign) offer(c *attempt, id []byte, name string, content []byte, function bool) []byte {
-	o := p.objects[string(id)]
-	if o == nil {
-		o = &offer{id: string(id), name: name, content: content, function: function}
-		p.objects[o.id] = o
-		p.forget = slices.DeleteFunc(p.forget, func(f []byte) bool { return string(f) == o.id })
-	}
-	if i := slices.Index(p.idle, o); i >= 0 {
-		p.idle = slices.Delete(p.idle, i, i+1)
-	}
-	o.users++
-	c.objects = append(c.objects, o)
+	c.objects = append(c.objects, p.use(id, name, content, function))
 	return id
 }
 
 // release gives back what a call used; the lock is held.
 func (p *foreign) release(c *attempt) {
 	for _, o := range c.objects {
-		if o.users--; o.users > 0 {
-			continue
-		}
-		if o.function {
-			p.idle = append(p.idle, o)
-			if len(p.idle) <= maxFunctions {
-				continue
-			}
-			o, p.idle = p.idle[0], slices.Delete(p.idle, 0, 1)
-		}
-		delete(p.objects, o.id)
-		p.forget = append(p.forget, []byte(o.id))
+		p.catalog.release(o)
 	}
 	if len(p.forget) >= deleteAt {
 		p.deletes()
@@ -375,12 +469,7 @@ func (p *foreign) store(m *ObjectInstruction) error {
 		return nil
 	}
 	for i, id := range m.IDs {
-		if _, ok := p.results[string(id)]; ok {
-			continue
-		}
-		p.results[string(id)] = m.Contents[i]
-		p.unclaimed += int64(len(m.Contents[i]))
-		p.r.unclaimed += int64(len(m.Contents[i]))
+		p.r.unclaimed += p.add(id, m.Contents[i])
 	}
 	if len(p.results) > maxUnclaimed || p.unclaimed > 4*p.r.cfg.Message || p.r.unclaimed > max(maxUnclaimedBytes, 4*p.r.cfg.Message) {
 		return fmt.Errorf("it has sent %d objects of %d bytes that are no results", len(p.results), p.unclaimed)
@@ -388,14 +477,10 @@ func (p *foreign) store(m *ObjectInstruction) error {
 	return nil
 }
 
-// claim returns an object, which is forgotten.
+// claim returns an object, which is forgotten; the lock is held.
 func (p *foreign) claim(id []byte) ([]byte, bool) {
-	content, ok := p.results[string(id)]
-	if ok {
-		delete(p.results, string(id))
-		p.unclaimed -= int64(len(content))
-		p.r.unclaimed -= int64(len(content))
-	}
+	content, ok := p.uploads.claim(id)
+	p.r.unclaimed -= int64(len(content))
 	return content, ok
 }
 
@@ -480,59 +565,24 @@ func (p *foreign) send(m Message) {
 	if p.r.cfg.record != nil {
 		p.r.cfg.record(">", frames)
 	}
-	p.out = append(p.out, frames)
-	p.outBytes += size(frames)
-	if p.outBytes > maxPending {
+	if !p.queue(frames) {
 		p.r.drop(p, fmt.Errorf("it does not read what it is sent: %d bytes", p.outBytes))
-		return
 	}
-	p.news.Signal()
-}
-
-func size(frames [][]byte) int {
-	n := 64
-	for _, f := range frames {
-		n += len(f) + 32
-	}
-	return n
 }
 
 // write writes messages until the connection ends.
 func (p *foreign) write() {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
-	for {
-		for len(p.out) == 0 && !p.closed {
-			p.news.Wait()
-		}
-		if p.closed {
-			return
-		}
-		frames := p.out[0]
-		p.out[0] = nil
-		p.out = p.out[1:]
-		p.r.mu.Unlock()
-		_ = p.raw.SetWriteDeadline(time.Now().Add(writeTime))
-		err := p.conn.Write(frames)
-		p.r.mu.Lock()
-		p.outBytes -= size(frames)
-		if err != nil {
-			p.close()
-			return
-		}
-	}
+	p.connection.write()
+	p.close()
 }
 
 // close ends the connection; the lock is held.
 func (p *foreign) close() {
-	if p.closed {
-		return
+	if p.end() {
+		p.results = nil
+		p.r.unclaimed -= p.unclaimed
+		p.unclaimed = 0
 	}
-	p.closed = true
-	p.out, p.results = nil, nil
-	p.r.unclaimed -= p.unclaimed
-	p.unclaimed = 0
-	close(p.ended)
-	p.news.Broadcast()
-	_ = p.raw.Close()
 }

@@ -36,13 +36,16 @@ func FuzzForeign(f *testing.F) {
 		near, far := net.Pipe()
 		defer far.Close()
 		p := &foreign{
-			r: r, id: b("w"), raw: near, ended: make(chan struct{}), heard: time.Now(),
-			calls: map[string]*attempt{}, objects: map[string]*offer{}, results: map[string][]byte{},
+			r: r, id: b("w"), connection: connection{raw: near, ended: make(chan struct{})}, heard: time.Now(),
+			calls: map[string]*attempt{}, catalog: catalog{objects: map[string]*offer{}}, uploads: uploads{results: map[string][]byte{}},
 		}
 		p.news.L = &r.mu
 		r.peers["w"] = p
 		ours := p.begin("f", b("s"), b("code"), [][]byte{b("a"), b("b")})
-		other := &foreign{r: r, id: b("v"), raw: near, ended: make(chan struct{}), calls: map[string]*attempt{}, objects: map[string]*offer{}}
+		other := &foreign{
+			r: r, id: b("v"), connection: connection{raw: near, ended: make(chan struct{})}, calls: map[string]*attempt{},
+			catalog: catalog{objects: map[string]*offer{}},
+		}
 		other.news.L = &r.mu
 		theirs := other.begin("f", b("s"), b("code"), nil)
 		kept := int64(0)

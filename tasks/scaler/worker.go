@@ -121,7 +121,7 @@ func Work(ctx context.Context, cfg Config) error {
 	}
 	w := &worker{
 		cfg: cfg, core: newCore(cfg, time.Now()), log: cfg.Log, ends: make(map[uint64]context.CancelFunc),
-		done: make(chan outcome), dialed: make(chan dialed), timer: time.NewTimer(0),
+		done: make(chan outcome), dialing: dialing{dialed: make(chan dialed)}, timer: time.NewTimer(0),
 	}
 	w.calls, w.endCalls = context.WithCancel(context.WithoutCancel(ctx))
 	defer w.endCalls()
@@ -136,12 +136,9 @@ type worker struct {
 	sampler sampler
 
 	link    *link
-	old     []byte // identity of the last connection
-	dialing bool
-	told    bool      // that connecting fails
-	retry   time.Time // when to connect
-	pending [][][]byte
-	dialed  chan dialed
+	old     []byte     // identity of the last connection
+	pending [][][]byte // of this one
+	dialing
 
 	calls    context.Context
 	endCalls context.CancelFunc
@@ -149,6 +146,24 @@ type worker struct {
 	done     chan outcome
 	timer    *time.Timer
 	wg       sync.WaitGroup // calls and dials
+}
+
+// dialing is how a worker comes to its next connection.
+type dialing struct {
+	under  bool      // one is under way
+	told   bool      // that it fails
+	retry  time.Time // when to try
+	dialed chan dialed
+}
+
+// due returns whether to try, where there is no connection.
+func (d *dialing) due(now time.Time) bool { return !d.under && !now.Before(d.retry) }
+
+// failed notes that a try has failed, and returns whether that is to be told.
+func (d *dialing) failed(now time.Time) (tell bool) {
+	tell, d.told = !d.told, true
+	d.retry = now.Add(redial)
+	return tell
 }
 
 type outcome struct {
@@ -195,7 +210,7 @@ func (w *worker) loop(ctx, dialCtx context.Context) error {
 		if w.core.gone(now) {
 			return fmt.Errorf("%w for %v at %s", ErrNoScheduler, w.cfg.GiveUp, w.cfg.Address)
 		}
-		if w.link == nil && !w.dialing && !now.Before(w.retry) {
+		if w.link == nil && w.due(now) {
 			w.dial(dialCtx)
 		}
 		w.core.tick(now, func() usage { return w.sampler.look(now) })
@@ -236,7 +251,7 @@ func (w *worker) ways() (in chan received, failed chan error, out chan [][]byte,
 
 func (w *worker) arm(now time.Time) {
 	at := w.core.due()
-	if w.link == nil && !w.dialing && w.retry.Before(at) {
+	if w.link == nil && !w.under && w.retry.Before(at) {
 		at = w.retry
 	}
 	w.timer.Reset(max(0, at.Sub(now)))
@@ -287,7 +302,7 @@ func (w *worker) finish(o outcome) {
 }
 
 func (w *worker) dial(ctx context.Context) {
-	w.dialing = true
+	w.under = true
 	identity := newIdentity(w.cfg.Name)
 	w.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, dialTime)
@@ -305,14 +320,12 @@ func newIdentity(name string) []byte {
 }
 
 func (w *worker) connect(d dialed) {
-	w.dialing = false
+	w.under = false
 	now := time.Now()
 	if d.err != nil {
-		if !w.told {
+		if w.dialing.failed(now) {
 			w.log.Warnf("scaler: the worker keeps trying to connect: %v", d.err)
-			w.told = true
 		}
-		w.retry = now.Add(redial)
 		return
 	}
 	w.told = false
