@@ -158,7 +158,7 @@ func TestJobLosesADevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agents, err := hostsource.Agents(s, t.Context(), authority, nil, log)
+	agents, err := hostsource.Agents(t.Context(), s, authority, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func check(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON boo
 	if err != nil {
 		return cli.Failed(err)
 	}
-	cfg, err := hostsource.Agents(s, ctx, authority, hosts, log)
+	cfg, err := hostsource.Agents(ctx, s, authority, hosts, log)
 	if err != nil {
 		return err
 	}

@@ -41,8 +41,8 @@ func HostNames(hosts []plan.Host) []string {
 // Agents returns how the workers are started: by the agents of an open cluster, and agents of
 // this job alone on hosts where the cluster, if there is one, has none. fixed are all hosts that
 // there will ever be, if they are known.
-func Agents(s *settings.Settings,
-	ctx context.Context, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger,
+func Agents(
+	ctx context.Context, s *settings.Settings, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger,
 ) (cfg client.Config, err error) {
 	listen, err := s.ListenAddr()
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
@@ -33,23 +33,28 @@ type bringer struct {
 	size job.Size
 }
 
-// bring asks the source until end is called. Where it cannot bring hosts, nothing happens. The
-// job's events tell when its bounds change: bring adds to what the config calls with them.
-func bring(ctx context.Context, source discovery.Discoverer, size job.Size, cfg *driver.Config, log logrus.FieldLogger) *bringer {
+// bringHook has a source that can bring hosts bring as many as the job has use for.
+type bringHook struct{ bringer *bringer }
+
+func (h *bringHook) start(ctx context.Context, r *run) error {
+	size, _ := hostsource.Size(r.settings, r.Fixed) // it was right when the job began
+	if h.bringer = bring(ctx, r.cfg.Source, size, r.log); h.bringer != nil {
+		r.events = append(r.events, h.bringer.hear)
+		r.replayed = append(r.replayed, h.bringer.hear)
+	}
+	return nil
+}
+
+func (h *bringHook) stop(r *run) { h.bringer.end(r.over()) }
+
+// bring asks the source until end is called; nil: it cannot bring hosts, or the job cannot grow.
+// The caller has hear called with the job's events, which tell when its bounds change.
+func bring(ctx context.Context, source discovery.Discoverer, size job.Size, log logrus.FieldLogger) *bringer {
 	scaler, can := source.(discovery.Scaler)
 	if !can || !size.Elastic {
 		return nil
 	}
 	b := &bringer{scaler: scaler, log: log, size: size, woken: make(chan struct{}, 1)}
-	for _, f := range []*func(job.Event){&cfg.Events, &cfg.Replayed} {
-		next := *f
-		*f = func(e job.Event) {
-			if next != nil {
-				next(e)
-			}
-			b.hear(e)
-		}
-	}
 	ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx)) // workers are still there when it ends
 	b.asking.Go(func() { b.run(ctx) })
 	return b

@@ -4,36 +4,22 @@ package jobrun
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
-	"time"
-
-	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/measure"
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/page"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
-	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
@@ -178,284 +164,20 @@ func (j Spec) over() bool {
 	return err == nil && job.Finished
 }
 
-// record returns the record of a person's wish to run the job, or to resume it.
-func (j Spec) record() audit.Record {
-	r := audit.Record{What: "run", Program: j.Command[0], Outcome: audit.Done}
-	if j.resumed {
-		r.What = "resume"
-	}
-	if dir, err := os.Getwd(); err == nil {
-		r.Dir = dir
-	}
-	return r
-}
-
-// Drive is the job's driver, until the job is done, has failed or is stopped.
+// Drive is the job's driver, with all that the job has beside it, until the job is done, has failed
+// or is stopped.
 func Drive(ctx context.Context, p *cli.Program, s *settings.Settings, j Spec) (err error) {
-	log := settings.Logger(p, s)
-	s.Trail = audit.NewTrail()
-	s.Record(j.record())
-	defer cli.Inherit(log, cli.DriverReaps)()
-	if j.copy != nil {
-		defer func() { j.copy.Release(j.ended()) }()
-	}
-	if j.dir != nil {
-		defer func() {
-			if !errors.Is(err, job.ErrDriven) && !errors.Is(err, journal.ErrBehind) {
-				j.dir.End(err, log)
-			}
-		}()
-		defer j.dir.Guard(jobdir.SecretPlaces(p.Env), log)()
-	}
-	source, closeSource, err := openJobSource(s, p.Env, j, log)
-	if err != nil {
+	r := newRun(p, s, j)
+	defer func() { r.stop(err) }()
+	if err := r.start(ctx, hooks()); err != nil {
 		return err
 	}
-	defer closeSource()
-	told, err := openOutlets(s, p.Env, log)
-	if err != nil {
-		return err
-	}
-	agents, err := hostsource.Agents(s, ctx, j.Authority, j.Fixed, log)
-	if err != nil {
-		return err
-	}
-	if j.dir == nil || j.dir.Secrets.Dir == "" {
-		agents.Orphan = 0 // there is nothing to wait for
-	}
-	if j.dir != nil {
-		agents.Keep, agents.Begun, agents.Known = true, j.begun, j.known
-	}
-	launcher := client.New(agents)
-	defer launcher.Close()
-	output := &launch.Output{Stdout: p.Stdout, Stderr: p.Stderr, Dir: s.OutputDir, Timestamps: s.Timestamps, Log: log}
-	output.Shared = s.Tuning.ShareOutput
-	kill := func() {
-		launcher.Kill()
-		output.Hurry()
-	}
-	stopped := WatchStop(ctx, p, log, kill, s.Timeouts.Drain)
-	cfg := driverConfig(p, s, j, log)
-	cfg.Source, cfg.Launcher, cfg.Output = source, launcher, output
-	told.attach(&cfg)
-	closeSides, err := serveSides(s, &cfg, j, told.tracks, log)
-	if err != nil {
-		return err
-	}
-	defer closeSides()
-	run := driver.Run
-	if j.dir != nil {
-		cfg.Journal, cfg.Control, cfg.Stop = j.dir.Journal(), j.dir.ControlPath(), p.Stop
-		cfg.Mark = told.events.mark
-	}
-	if j.copy != nil {
-		cfg.Mirror = j.copy
-	}
+	drive := driver.Run
 	if j.resumed {
-		run = driver.Resume
-		cfg.Marked, cfg.Replayed = told.events.replay(j.dir.About.EventsFrom)
-	} else if !agents.LocalOnly { // agents of this machine are ready when they are needed
-		err = hostsource.Prepare(ctx, launcher, j.Fixed, j.Size, log)
+		drive = driver.Resume
 	}
-	if err == nil {
-		size, _ := hostsource.Size(s, j.Fixed) // it was right when the job began
-		brought := bring(ctx, source, size, &cfg, log)
-		err = run(ctx, cfg)
-		brought.end(j.over())
-	}
-	stopped()
-	_ = output.Close() // a failure was logged when it happened
-	told.close(p.FlushPatience(), log)
-	if err != nil {
+	if err := drive(ctx, r.cfg); err != nil {
 		return cli.Failed(err)
 	}
 	return nil
-}
-
-// openJobSource returns the source of a job's hosts, and what closes it.
-func openJobSource(s *settings.Settings, env []string, j Spec, log *logrus.Logger) (discovery.Discoverer, func(), error) {
-	if err := hostsource.TakeSlurm(s, env, j.dir); err != nil {
-		return nil, nil, err
-	}
-	return hostsource.Open(s, j.Fixed, log)
-}
-
-// serveSides serves the job's metrics, tasks and page, and writes down the members of its cluster,
-// until the returned function is called.
-func serveSides(s *settings.Settings, cfg *driver.Config, j Spec, to *tracks, log *logrus.Logger) (stop func(), err error) {
-	closeMetrics, err := measure.Job(s, cfg, j.resumed, log)
-	if err != nil {
-		return nil, err
-	}
-	taskEvents := make(chan job.TaskEvent, 256)
-	side, closeTasks, err := serveTasks(s, j.dir, j.Authority, j.copy != nil, taskEvents, to, log)
-	if err != nil {
-		closeMetrics()
-		return nil, cli.Failed(err)
-	}
-	closePage, err := page.Serve(s, j.dir, j.resumed, log)
-	if err != nil {
-		closeTasks()
-		closeMetrics()
-		return nil, err
-	}
-	cfg.Tasks, cfg.TaskEvents, cfg.TasksStatus = side, taskEvents, side.Summary
-	endMembers := rememberMembers(s, j.dir, cfg, log)
-	return func() {
-		endMembers()
-		closePage()
-		closeTasks()
-		closeMetrics()
-	}, nil
-}
-
-// driverConfig is what the driver needs to know of the job, apart from its source, launcher, output
-// and events.
-func driverConfig(p *cli.Program, s *settings.Settings, j Spec, log *logrus.Logger) driver.Config {
-	return driver.Config{
-		RunID:        s.RunID,
-		Command:      workerCommand(s, j.Command),
-		Env:          s.WorkerEnv(p.Env),
-		Dir:          s.Dir,
-		RemovalAfter: s.RemovalAfter,
-		Authority:    j.Authority,
-		Size:         j.Size,
-		Blame:        s.Blame,
-		Timeouts:     s.Timeouts,
-		Tuning:       s.Tuning,
-		CoreLimit:    s.CoreLimit,
-		Audit:        s.Trail,
-		Log:          log,
-	}
-}
-
-// WatchStop logs what happens when the job is asked to stop, and kills the workers when it is asked
-// again. The function it returns ends the watch.
-func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill func(), grace time.Duration) func() {
-	if grace == 0 {
-		grace = 30 * time.Second
-	}
-	done := make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		select {
-		case <-ctx.Done():
-			level := logrus.WarnLevel
-			if errors.Is(context.Cause(ctx), cli.StopSignal{Signal: syscall.SIGPIPE}) {
-				level = logrus.DebugLevel // as silent as others that the end of a pipe ends
-			}
-			log.Logf(level, "%v: stopping the workers, %v at most, or as long as a last checkpoint grows; again to kill them",
-				context.Cause(ctx), grace)
-		case <-done:
-			return
-		}
-		for {
-			select {
-			case <-p.Hurry:
-				p.Hurried.Store(true)
-				log.Warn("killing the workers")
-				kill()
-			case <-done:
-				return
-			}
-		}
-	})
-	return func() {
-		close(done)
-		watching.Wait()
-	}
-}
-
-// eventFile writes the events of a job, one JSON object a line. A nil file takes none.
-type eventFile struct {
-	file   io.WriteCloser
-	log    logrus.FieldLogger
-	lines  cli.Queue
-	failed atomic.Bool
-	told   int64 // bytes of events since the job began; the driver's
-
-	mu     sync.Mutex
-	missed *missedEvents // nil: none, or behind holds them
-	behind []byte        // of what was missed
-}
-
-func openEvents(s *settings.Settings, log logrus.FieldLogger) (*eventFile, error) {
-	if s.EventsFile == "" {
-		return nil, nil
-	}
-	// It may be in a folder where others may make files, such as /tmp.
-	f, err := safefile.Append(s.EventsFile, os.O_WRONLY, safefile.Mode(s.Tuning.ShareOutput))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.Origin("events-file"), err)
-	}
-	return newEventFile(f, log), nil
-}
-
-func newEventFile(file io.WriteCloser, log logrus.FieldLogger) *eventFile {
-	f := &eventFile{file: file, log: log}
-	f.lines = cli.Queue{To: (*eventWriter)(f), Most: cli.MaxEvents, Failed: f.fail}
-	return f
-}
-
-// write appends the event soon, in the order of the calls; it does not wait for the file. What
-// cannot be written is tried again.
-func (f *eventFile) write(e job.Event) {
-	if f == nil {
-		return
-	}
-	line, err := json.Marshal(e)
-	if err != nil {
-		f.fail(err)
-		return
-	}
-	f.told += int64(len(line) + 1)
-	_, _ = f.lines.Write(append(line, '\n')) // never fails
-}
-
-// fail logs the first failure; the job goes on.
-func (f *eventFile) fail(err error) {
-	if !f.failed.Swap(true) {
-		f.log.WithError(err).Error("the events file misses events; the job goes on")
-	}
-}
-
-// eventWriter is an eventFile for its queue.
-type eventWriter eventFile
-
-// Write appends what a driver before has missed, and text.
-func (f *eventWriter) Write(text []byte) (int, error) {
-	f.mu.Lock()
-	m := f.missed
-	f.mu.Unlock()
-	if m != nil {
-		behind := m.take(f.log)
-		f.mu.Lock()
-		f.missed, f.behind = nil, behind
-		f.mu.Unlock()
-	}
-	for len(f.behind) > 0 { // only this goroutine changes it
-		n, err := f.file.Write(f.behind)
-		f.mu.Lock()
-		f.behind = f.behind[n:]
-		f.mu.Unlock()
-		if err != nil {
-			return 0, err
-		}
-	}
-	n, err := f.file.Write(text)
-	if err == nil && f.failed.Swap(false) {
-		f.log.Info("the events file is written again")
-	}
-	return n, err
-}
-
-// close waits until all events are written, or the file has taken nothing for the patience.
-func (f *eventFile) close(patience time.Duration) error {
-	if f == nil {
-		return nil
-	}
-	if err := f.lines.Flush(patience); err != nil {
-		return err // a writer may still be in the file; the system closes it
-	}
-	return f.file.Close()
 }

@@ -83,6 +83,22 @@ type Claimed struct {
 	watching sync.WaitGroup
 }
 
+// copyHook has the journal copied, where there is a claim to the job, and ends the claim.
+type copyHook struct{}
+
+func (*copyHook) start(_ context.Context, r *run) error {
+	if r.copy != nil {
+		r.cfg.Mirror = r.copy
+	}
+	return nil
+}
+
+func (*copyHook) stop(r *run) {
+	if r.copy != nil {
+		r.copy.Release(r.ended())
+	}
+}
+
 // claimJob makes this process the job's only driver, and returns the claim before this one.
 func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string, log *logrus.Logger) (c *Claimed, previous string, err error) {
 	host, _ := os.Hostname()

@@ -1,60 +1,64 @@
 package jobrun
 
 import (
+	"context"
 	"strings"
 	"sync"
 
-	"github.com/sirupsen/logrus"
-
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
-	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// rememberMembers writes down, whenever hosts have changed, where some members of the cluster are,
-// until the returned function is called. The driver may be the only one whose address agents know:
-// then the driver that follows is looked for by agents that have missed the one before, which takes
-// some time.
-func rememberMembers(s *settings.Settings, d *jobdir.Dir, cfg *driver.Config, log logrus.FieldLogger) (end func()) {
-	if d == nil || s.Cluster.Source == nil {
-		return func() {}
+// membersHook writes down, whenever hosts have changed, where some members of the cluster are. The
+// driver may be the only one whose address agents know: then the driver that follows is looked for
+// by agents that have missed the one before, which takes some time.
+type membersHook struct {
+	changed, ended chan struct{}
+	writing        sync.WaitGroup
+}
+
+func (h *membersHook) start(_ context.Context, r *run) error {
+	if r.dir == nil || r.settings.Cluster.Source == nil {
+		return nil
 	}
-	changed, ended := make(chan struct{}, 1), make(chan struct{})
-	next := cfg.Events
-	cfg.Events = func(e job.Event) {
-		if next != nil {
-			next(e)
-		}
-		if e.Name != job.HostsFound {
+	h.changed, h.ended = make(chan struct{}, 1), make(chan struct{})
+	r.events = append(r.events, h.event)
+	h.writing.Go(func() { h.write(r) })
+	return nil
+}
+
+func (h *membersHook) event(e job.Event) {
+	if e.Name != job.HostsFound {
+		return
+	}
+	select {
+	case h.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (h *membersHook) write(r *run) {
+	for {
+		select {
+		case <-h.changed:
+		case <-h.ended:
 			return
 		}
-		select {
-		case changed <- struct{}{}:
-		default:
+		addrs := r.settings.Cluster.Source.Addrs()
+		if len(addrs) == 0 {
+			continue // those of before may come back
+		}
+		text := strings.Join(addrs[:min(len(addrs), jobdir.MaxMembers)], "\n") + "\n"
+		if err := safefile.Replace(r.dir.MembersPath(), []byte(text), safefile.Private); err != nil {
+			r.log.WithError(err).Warn("another driver would not know the cluster's members")
 		}
 	}
-	var writing sync.WaitGroup
-	writing.Go(func() {
-		for {
-			select {
-			case <-changed:
-			case <-ended:
-				return
-			}
-			addrs := s.Cluster.Source.Addrs()
-			if len(addrs) == 0 {
-				continue // those of before may come back
-			}
-			text := strings.Join(addrs[:min(len(addrs), jobdir.MaxMembers)], "\n") + "\n"
-			if err := safefile.Replace(d.MembersPath(), []byte(text), safefile.Private); err != nil {
-				log.WithError(err).Warn("another driver would not know the cluster's members")
-			}
-		}
-	})
-	return func() {
-		close(ended)
-		writing.Wait()
+}
+
+func (h *membersHook) stop(*run) {
+	if h.ended != nil {
+		close(h.ended)
+		h.writing.Wait()
 	}
 }

@@ -42,6 +42,22 @@ type traceExport struct {
 	job      string
 }
 
+// tracesHook sends traces of resets to a collector, if one is named.
+type tracesHook struct{ export *traceExport }
+
+func (h *tracesHook) start(_ context.Context, r *run) (err error) {
+	if h.export, err = openTraces(r.settings, r.program.Env, r.log); h.export != nil {
+		r.traces = append(r.traces, h.export.write)
+	}
+	return err
+}
+
+func (h *tracesHook) stop(r *run) {
+	if err := h.export.close(); err != nil {
+		r.log.Warnf("the last traces are not exported: %v", err)
+	}
+}
+
 // openTraces returns what exports traces, where --otlp-endpoint or OpenTelemetry's own variables
 // name a collector. It connects to nothing yet.
 func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*traceExport, error) {

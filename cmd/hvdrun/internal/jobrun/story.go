@@ -1,6 +1,7 @@
 package jobrun
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -45,6 +46,17 @@ type story struct {
 	between int       // worlds that the waiting line has replaced
 	timer   *time.Timer
 }
+
+// storyHook tells in the log what happens to the job.
+type storyHook struct{ story *story }
+
+func (h *storyHook) start(_ context.Context, r *run) error {
+	h.story = newStory(r.settings, r.log)
+	r.events = append(r.events, h.story.event)
+	return nil
+}
+
+func (h *storyHook) stop(*run) { h.story.close() }
 
 func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
 	t := &story{log: log, run: s.RunID, known: map[string]bool{}}

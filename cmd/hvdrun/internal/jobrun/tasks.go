@@ -7,10 +7,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/sirupsen/logrus"
-
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -18,66 +15,79 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// openTasks makes the job's scheduler of tasks, which goes on with what is written down. copied:
-// the job's journal has a copy, from which another machine may go on with it.
-func openTasks(s *settings.Settings,
-	d *jobdir.Dir, authority *identity.Authority, copied bool, events chan<- job.TaskEvent, to *tracks, log *logrus.Logger,
-) (*scheduler.Scheduler, error) {
-	creds, err := authority.Issue(identity.Subject{Role: identity.Driver})
+// tasksHook is the job's scheduler of tasks. Clients of this machine reach it by a socket in the
+// job's folder, if it has one.
+type tasksHook struct {
+	side    *scheduler.Scheduler
+	cancel  context.CancelFunc
+	serving sync.WaitGroup
+}
+
+func (h *tasksHook) start(_ context.Context, r *run) error {
+	events := make(chan job.TaskEvent, 256)
+	side, err := openTasks(r, events)
+	if err != nil {
+		return cli.Failed(err)
+	}
+	h.side = side
+	r.cfg.Tasks, r.cfg.TaskEvents, r.cfg.TasksStatus = side, events, side.Summary
+	var ctx context.Context
+	ctx, h.cancel = context.WithCancel(context.Background())
+	if r.dir != nil {
+		h.serving.Go(func() { h.serve(ctx, r) })
+	}
+	return nil
+}
+
+// serve takes clients of this machine until ctx ends.
+func (h *tasksHook) serve(ctx context.Context, r *run) {
+	refused := func(from net.Addr, why error) {
+		r.settings.Record(audit.Record{What: "connect", Outcome: audit.Refused(why), Who: audit.Who{From: from.String()}})
+	}
+	if err := h.side.ServeLocal(ctx, r.dir.TasksPath(), refused); err != nil {
+		r.log.WithError(err).Warn("programs that the job has not started cannot submit tasks")
+	}
+}
+
+func (h *tasksHook) stop(*run) {
+	h.cancel()
+	h.serving.Wait()
+	h.side.Close()
+}
+
+// openTasks makes the job's scheduler of tasks, which goes on with what is written down.
+func openTasks(r *run, events chan<- job.TaskEvent) (*scheduler.Scheduler, error) {
+	s := r.settings
+	creds, err := r.Authority.Issue(identity.Subject{Role: identity.Driver})
 	if err != nil {
 		return nil, err
 	}
-	cfg := scheduler.Config{Run: s.RunID, Credentials: creds, Repeated: copied, Memory: s.TasksMemory, Grace: s.TasksGrace, Log: log, Event: func(e scheduler.Event) {
-		select {
-		case events <- taskEvent(e):
-		default: // the driver is busy, and these are not worth waiting for
-		}
-	}}
-	if to != nil {
-		cfg.Ran = to.task
+	cfg := scheduler.Config{
+		// With a copy of the journal, another machine may go on with the job.
+		Run: s.RunID, Credentials: creds, Repeated: r.copy != nil, Memory: s.TasksMemory, Grace: s.TasksGrace, Log: r.log,
+		Event: func(e scheduler.Event) {
+			select {
+			case events <- taskEvent(e):
+			default: // the driver is busy, and these are not worth waiting for
+			}
+		},
 	}
-	if d == nil || d.Secrets.Dir == "" {
+	if r.tracks != nil {
+		cfg.Ran = r.tracks.task
+	}
+	if r.dir == nil || r.dir.Secrets.Dir == "" {
 		return scheduler.New(cfg), nil
 	}
-	cfg.Journal = d.TasksJournal()
+	cfg.Journal = r.dir.TasksJournal()
 	side, err := scheduler.Open(cfg)
 	if err == nil || errors.Is(err, journal.ErrLocked) {
 		return side, err
 	}
-	log.WithError(err).Errorf("the tasks of the job are lost; %s.damaged has what can be read of them", cfg.Journal)
+	r.log.WithError(err).Errorf("the tasks of the job are lost; %s.damaged has what can be read of them", cfg.Journal)
 	if err := os.Rename(cfg.Journal, cfg.Journal+".damaged"); err != nil {
 		return nil, err
 	}
 	return scheduler.New(cfg), nil
-}
-
-// serveTasks makes the job's scheduler of tasks. Clients of this machine reach it by a socket in
-// the job's folder, if it has one. The function it returns ends it.
-func serveTasks(s *settings.Settings,
-	d *jobdir.Dir, authority *identity.Authority, copied bool, events chan<- job.TaskEvent, to *tracks, log *logrus.Logger,
-) (*scheduler.Scheduler, func(), error) {
-	side, err := openTasks(s, d, authority, copied, events, to, log)
-	if err != nil {
-		return nil, nil, err
-	}
-	if d == nil {
-		return side, side.Close, nil
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		refused := func(from net.Addr, why error) {
-			s.Record(audit.Record{What: "connect", Outcome: audit.Refused(why), Who: audit.Who{From: from.String()}})
-		}
-		if err := side.ServeLocal(ctx, d.TasksPath(), refused); err != nil {
-			log.WithError(err).Warn("programs that the job has not started cannot submit tasks")
-		}
-	})
-	return side, func() {
-		cancel()
-		serving.Wait()
-		side.Close()
-	}, nil
 }
 
 // taskEvent returns an event of the scheduler as the job has it.

@@ -1,6 +1,7 @@
 package jobrun
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -16,6 +17,19 @@ import (
 // tracks writes the driver's part of a timeline: the job's events, the parts of its resets, and
 // tasks. Nil ones write nothing.
 type tracks struct{ file *timeline.Driver }
+
+// timelineHook writes the driver's part of the timeline, if one is asked for.
+type timelineHook struct{}
+
+func (*timelineHook) start(_ context.Context, r *run) error {
+	if r.tracks = openTracks(r.settings, r.log); r.tracks != nil {
+		r.events = append(r.events, r.tracks.event)
+		r.traces = append(r.traces, r.tracks.trace)
+	}
+	return nil
+}
+
+func (*timelineHook) stop(r *run) { r.tracks.close() }
 
 // openTracks opens the driver's file of --timeline-filename, if that is given. A job whose driver
 // cannot write one goes on without it: the folder may be on the workers' hosts alone.
@@ -71,49 +85,5 @@ func (t *tracks) task(worker, function string, began, ended time.Time) {
 func (t *tracks) close() {
 	if t != nil {
 		t.file.Close()
-	}
-}
-
-// outlets are where it is written what happens to a job.
-type outlets struct {
-	events *eventFile
-	traces *traceExport
-	tracks *tracks
-	story  *story
-}
-
-func openOutlets(s *settings.Settings, env []string, log logrus.FieldLogger) (o outlets, err error) {
-	if o.traces, err = openTraces(s, env, log); err != nil {
-		return o, err
-	}
-	o.tracks, o.story = openTracks(s, log), newStory(s, log)
-	o.events, err = openEvents(s, log)
-	return o, err
-}
-
-// attach has the driver write to them.
-func (o outlets) attach(cfg *driver.Config) {
-	cfg.Events = func(e job.Event) {
-		o.events.write(e)
-		o.tracks.event(e)
-		o.story.event(e)
-	}
-	if o.traces != nil || o.tracks != nil {
-		cfg.Traces = func(t driver.Trace) {
-			o.traces.write(t)
-			o.tracks.trace(t)
-		}
-	}
-}
-
-// close writes what waits: to the events file as long as that takes anything within the patience.
-func (o outlets) close(patience time.Duration, log logrus.FieldLogger) {
-	o.story.close()
-	o.tracks.close()
-	if err := o.traces.close(); err != nil {
-		log.Warnf("the last traces are not exported: %v", err)
-	}
-	if err := o.events.close(patience); err != nil {
-		log.WithError(err).Error("the events file may miss events")
 	}
 }

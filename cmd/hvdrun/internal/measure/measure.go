@@ -111,28 +111,26 @@ func readPair(cert, key string) (*tls.Certificate, error) {
 	return &pair, err
 }
 
-// Job has the driver measured, and its metrics served until the returned function is called.
-func Job(s *settings.Settings, cfg *driver.Config, resumed bool, log logrus.FieldLogger) (stop func(), err error) {
+// Measured is a driver that is measured.
+type Measured struct {
+	Meter *driver.Meter   // of its configuration; nil: it is not measured
+	Event func(job.Event) // is to be called with each event; nil: none is needed
+	Stop  func()          // ends the serving of the metrics
+}
+
+// Job has a driver measured, and its metrics served until Stop is called, if the settings say so.
+func Job(s *settings.Settings, resumed bool, log logrus.FieldLogger) (m Measured, err error) {
 	if s.Metrics.Listen == "" {
-		return func() {}, checkMetrics(s)
+		return Measured{Stop: func() {}}, checkMetrics(s)
 	}
 	meter := &driver.Meter{}
 	collector := metrics.NewDriver(meter.Read, build.Version())
 	meter.Delivered, meter.Synced = collector.Delivered, collector.Synced
-	stop, err = serveMetrics(s, collector, resumed, log)
-	if err != nil {
-		return nil, err
-	}
-	cfg.Meter = meter
-	events := cfg.Events
-	cfg.Events = func(e job.Event) {
-		collector.Event(e)
-		events(e)
-	}
-	return stop, nil
+	stop, err := serveMetrics(s, collector, resumed, log)
+	return Measured{Meter: meter, Event: collector.Event, Stop: stop}, err
 }
 
-// Agent is measureJob for an agent.
+// Agent is Job for an agent.
 func Agent(s *settings.Settings, cfg *agent.Config, log logrus.FieldLogger) (stop func(), err error) {
 	if s.Metrics.Listen == "" {
 		return func() {}, checkMetrics(s)

@@ -1,0 +1,46 @@
+package jobrun
+
+import (
+	"context"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+)
+
+// agentsHook has agents start the workers. They are written down where another driver may go on
+// with the job.
+type agentsHook struct{}
+
+func (*agentsHook) start(ctx context.Context, r *run) error {
+	cfg, err := hostsource.Agents(ctx, r.settings, r.Authority, r.Fixed, r.log)
+	if err != nil {
+		return err
+	}
+	if r.dir == nil || r.dir.Secrets.Dir == "" {
+		cfg.Orphan = 0 // there is nothing to wait for
+	}
+	if r.dir != nil {
+		cfg.Keep, cfg.Begun, cfg.Known = true, r.begun, r.known
+	}
+	r.agents, r.localOnly = client.New(cfg), cfg.LocalOnly
+	r.cfg.Launcher = r.agents
+	return nil
+}
+
+func (*agentsHook) stop(r *run) { r.agents.Close() }
+
+// prepareHook starts the agents of hosts that are there all the time, before anything waits for a
+// worker. Those of this machine are ready when they are needed, and those of a job that goes on are
+// there.
+type prepareHook struct{ startOnly }
+
+func (*prepareHook) start(ctx context.Context, r *run) error {
+	if r.resumed || r.localOnly {
+		return nil
+	}
+	if err := hostsource.Prepare(ctx, r.agents, r.Fixed, r.Size, r.log); err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package jobrun
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// eventsHook writes the events file, if one is asked for. A driver that goes on with a job adds
+// what the one before has not written.
+type eventsHook struct{ file *eventFile }
+
+func (h *eventsHook) start(_ context.Context, r *run) (err error) {
+	if h.file, err = openEvents(r.settings, r.log); err != nil {
+		return err
+	}
+	r.events = append(r.events, h.file.write)
+	if r.dir != nil {
+		r.cfg.Mark = h.file.mark
+	}
+	if r.resumed {
+		marked, replayed := h.file.replay(r.dir.About.EventsFrom)
+		if r.cfg.Marked = marked; replayed != nil {
+			r.replayed = append(r.replayed, replayed)
+		}
+	}
+	return nil
+}
+
+// stop writes what waits, as long as the file takes anything within the patience.
+func (h *eventsHook) stop(r *run) {
+	if err := h.file.close(r.program.FlushPatience()); err != nil {
+		r.log.WithError(err).Error("the events file may miss events")
+	}
+}
+
+// eventFile writes the events of a job, one JSON object a line. A nil file takes none.
+type eventFile struct {
+	file   io.WriteCloser
+	log    logrus.FieldLogger
+	lines  cli.Queue
+	failed atomic.Bool
+	told   int64 // bytes of events since the job began; the driver's
+
+	mu     sync.Mutex
+	missed *missedEvents // nil: none, or behind holds them
+	behind []byte        // of what was missed
+}
+
+func openEvents(s *settings.Settings, log logrus.FieldLogger) (*eventFile, error) {
+	if s.EventsFile == "" {
+		return nil, nil
+	}
+	// It may be in a folder where others may make files, such as /tmp.
+	f, err := safefile.Append(s.EventsFile, os.O_WRONLY, safefile.Mode(s.Tuning.ShareOutput))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.Origin("events-file"), err)
+	}
+	return newEventFile(f, log), nil
+}
+
+func newEventFile(file io.WriteCloser, log logrus.FieldLogger) *eventFile {
+	f := &eventFile{file: file, log: log}
+	f.lines = cli.Queue{To: (*eventWriter)(f), Most: cli.MaxEvents, Failed: f.fail}
+	return f
+}
+
+// write appends the event soon, in the order of the calls; it does not wait for the file. What
+// cannot be written is tried again.
+func (f *eventFile) write(e job.Event) {
+	if f == nil {
+		return
+	}
+	line, err := json.Marshal(e)
+	if err != nil {
+		f.fail(err)
+		return
+	}
+	f.told += int64(len(line) + 1)
+	_, _ = f.lines.Write(append(line, '\n')) // never fails
+}
+
+// fail logs the first failure; the job goes on.
+func (f *eventFile) fail(err error) {
+	if !f.failed.Swap(true) {
+		f.log.WithError(err).Error("the events file misses events; the job goes on")
+	}
+}
+
+// eventWriter is an eventFile for its queue.
+type eventWriter eventFile
+
+// Write appends what a driver before has missed, and text.
+func (f *eventWriter) Write(text []byte) (int, error) {
+	f.mu.Lock()
+	m := f.missed
+	f.mu.Unlock()
+	if m != nil {
+		behind := m.take(f.log)
+		f.mu.Lock()
+		f.missed, f.behind = nil, behind
+		f.mu.Unlock()
+	}
+	for len(f.behind) > 0 { // only this goroutine changes it
+		n, err := f.file.Write(f.behind)
+		f.mu.Lock()
+		f.behind = f.behind[n:]
+		f.mu.Unlock()
+		if err != nil {
+			return 0, err
+		}
+	}
+	n, err := f.file.Write(text)
+	if err == nil && f.failed.Swap(false) {
+		f.log.Info("the events file is written again")
+	}
+	return n, err
+}
+
+// close waits until all events are written, or the file has taken nothing for the patience.
+func (f *eventFile) close(patience time.Duration) error {
+	if f == nil {
+		return nil
+	}
+	if err := f.lines.Flush(patience); err != nil {
+		return err // a writer may still be in the file; the system closes it
+	}
+	return f.file.Close()
+}

@@ -1,0 +1,34 @@
+package jobrun
+
+import (
+	"context"
+	"errors"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/journal"
+)
+
+// folderHook keeps the job's folder, if it has one: the journal, the socket for commands, and the
+// secrets. The folder of a job that has ended keeps what is told of it; that of another driver's
+// job is left alone.
+type folderHook struct{ unguard func() }
+
+func (h *folderHook) start(_ context.Context, r *run) error {
+	if r.dir == nil {
+		return nil
+	}
+	r.cfg.Journal, r.cfg.Control, r.cfg.Stop = r.dir.Journal(), r.dir.ControlPath(), r.program.Stop
+	h.unguard = r.dir.Guard(jobdir.SecretPlaces(r.program.Env), r.log)
+	return nil
+}
+
+func (h *folderHook) stop(r *run) {
+	if r.dir == nil {
+		return
+	}
+	h.unguard()
+	if !errors.Is(r.result, job.ErrDriven) && !errors.Is(r.result, journal.ErrBehind) {
+		r.dir.End(r.result, r.log)
+	}
+}

@@ -1,0 +1,20 @@
+package jobrun
+
+import (
+	"context"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+)
+
+// outputHook writes what workers print.
+type outputHook struct{}
+
+func (*outputHook) start(_ context.Context, r *run) error {
+	s := r.settings
+	r.output = &launch.Output{Stdout: r.program.Stdout, Stderr: r.program.Stderr, Dir: s.OutputDir, Timestamps: s.Timestamps, Log: r.log}
+	r.output.Shared = s.Tuning.ShareOutput
+	r.cfg.Output = r.output
+	return nil
+}
+
+func (*outputHook) stop(r *run) { _ = r.output.Close() } // a failure was logged when it happened

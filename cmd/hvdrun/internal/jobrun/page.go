@@ -1,0 +1,17 @@
+package jobrun
+
+import (
+	"context"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/page"
+)
+
+// pageHook serves the job's page, if that is asked for, until it has shown how the job has ended.
+type pageHook struct{ close func() }
+
+func (h *pageHook) start(_ context.Context, r *run) (err error) {
+	h.close, err = page.Serve(r.settings, r.dir, r.resumed, r.log)
+	return err
+}
+
+func (h *pageHook) stop(*run) { h.close() }
