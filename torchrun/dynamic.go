@@ -81,16 +81,13 @@ func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 	})
 	kv := storeKV{r.Store}
 	if d.Peers != nil {
+		d.Peers.watch(namesOf(r.Members))
 		d.Peers.tellMembers(r.Members, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
 	}
 	if d.Peers != nil && len(r.Members) > 1 {
 		d.attend(ctx, r, kv, w)
 	}
-	agents := make([]string, len(r.Members))
-	for i, m := range r.Members {
-		agents[i] = m.Info
-	}
-	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Restarts: r.Restarts, Store: kv, Agents: agents}, nil
+	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Restarts: r.Restarts, Store: kv, Agents: namesOf(r.Members)}, nil
 }
 
 func (d *Dynamic) endWatch() {

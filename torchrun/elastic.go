@@ -125,6 +125,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 		Elastic: e, side: side, rounds: make(chan Round), failed: make(chan error, 3), joined: make(chan string, 1),
 		ended: make(chan int, 2), drove: make(chan outcome, 1), ceded: -1,
 	}
+	r.node.Name = e.Peers.Member()
 	var answering sync.WaitGroup
 	e.Peers.answer(journalOf, func(conn net.Conn) {
 		if err := r.node.Serve(conn); err != nil {
@@ -378,8 +379,10 @@ func (r *elasticRun) exchange(round Round, own string) {
 // drive leads the job from this node until it has ended, or another node leads.
 func (r *elasticRun) drive(ctx context.Context, l *lead, round Round, own string) (status int, err error) {
 	journal, found, err := replica.Lead(ctx, replica.Config{
-		Own: &r.node, Addr: r.Peers.Addr(), Dead: isDead, Log: r.Log,
-		Dial: func(ctx context.Context, addr string) (net.Conn, error) { return r.Peers.dial(ctx, addr, journalOf) },
+		Own: &r.node, Addr: r.Peers.Member(), Evidence: r.Peers.evidence, Log: r.Log,
+		Dial: func(ctx context.Context, member string) (net.Conn, error) {
+			return r.Peers.dialMember(ctx, member, journalOf)
+		},
 	}, round.Agents)
 	if err != nil {
 		return 0, err

@@ -32,7 +32,7 @@ type strangers struct{ failed retry.Row }
 // who returns err, with which an attempt to reach an agent has failed, or that PyTorch's torchrun
 // is there. It asks at the first failure of each kind, and then ever more seldom.
 func (s *strangers) who(ctx context.Context, addr string, err error) (found error, torch bool) {
-	if isDead(err) || ctx.Err() != nil || !s.failed.Failed(time.Now(), err) || !isTorchStore(ctx, addr) {
+	if isRefused(err) || ctx.Err() != nil || !s.failed.Failed(time.Now(), err) || !isTorchStore(ctx, addr) {
 		return err, false
 	}
 	return fmt.Errorf("torchrun: %s: %w", addr, errTorch), true

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
@@ -40,8 +39,8 @@ const (
 // and decide anew, as after a change by another node.
 //
 // So that two parts of a network that do not reach each other do not both go on, a member takes
-// over only where it reaches more than half of the members that are not known to be dead: those
-// whose machines say that nobody listens.
+// over only where it reaches more than half of the members that are not known to be dead, as
+// replica.Evidence proves it.
 //
 // An agent that is started at the endpoint after that has a store of its own. The one that has
 // taken over tells it so, and it asks that one like all others.
@@ -58,7 +57,7 @@ type movingStore struct {
 	copied  map[string]store.Entry
 	ahead   time.Duration                       // of the store's clock, before this process's
 	looking *search                             // under way, for all calls; nil: none is
-	members []string                            // addresses of the last round's, by rank; nil: there was none yet
+	members []string                            // names of the last round's, by rank; nil: there was none yet
 	drop    func(ctx context.Context, rank int) // says that one of them is dead
 	closed  bool
 }
@@ -80,13 +79,9 @@ func (p *Peers) tellMembers(members []dynamic.Member, drop func(ctx context.Cont
 	if s == nil {
 		return
 	}
-	addrs := make([]string, len(members))
-	for i, m := range members {
-		addrs[i] = m.Info
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.members, s.drop = addrs, drop
+	s.members, s.drop = namesOf(members), drop
 }
 
 // Get implements store.Store.
@@ -227,16 +222,20 @@ func (s *movingStore) search(ctx context.Context, lost string, members []string)
 // find asks where the store was, and then the members in the order of their ranks, which all have,
 // until one has the store or it is this node's turn to have it.
 func (s *movingStore) find(ctx context.Context, lost string, members []string) bool {
-	own := s.peers.Addr()
-	order := append([]string{lost}, slices.DeleteFunc(slices.Clone(members), func(addr string) bool { return addr == lost })...)
-	for _, addr := range order {
-		if addr == own {
+	own := s.peers.Member()
+	order := append([]string{lost}, slices.DeleteFunc(slices.Clone(members), func(member string) bool {
+		addr, _ := addrOf(member)
+		return addr == lost
+	})...)
+	for _, member := range order {
+		if member == own {
 			missing, may := s.mayHave(ctx, members)
 			if may {
 				s.have(ctx, missing)
 			}
 			return may
 		}
+		addr, _ := addrOf(member)
 		at := &remoteStore{peers: s.peers, addr: addr}
 		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
 		_, err := at.Get(bounded, "hello")
@@ -247,31 +246,28 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 			return true
 		}
 		at.close()
-		if !silent && !isDead(err) && addr != lost {
+		if !silent && !isRefused(err) && addr != lost {
 			return false // it lives, and will have the store
 		}
 	}
 	return false
 }
 
-// isDead returns whether nobody listens any more where an agent did.
-func isDead(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
-
 // mayHave returns whether this node reaches more than half of the members that are not known to be
 // dead, and the ranks of those that it does not reach, dead or silent.
 func (s *movingStore) mayHave(ctx context.Context, members []string) (missing []int, may bool) {
-	own := s.peers.Addr()
+	own := s.peers.Member()
 	var mu sync.Mutex
 	reached, dead := 1, 0
 	var probes sync.WaitGroup
-	for rank, addr := range members {
-		if addr == own {
+	for rank, member := range members {
+		if member == own {
 			continue
 		}
 		probes.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, probeTimeout)
 			defer cancel()
-			conn, err := s.peers.dial(bounded, addr, versionStore)
+			conn, err := s.peers.greet(bounded, member)
 			if err == nil {
 				conn.Close()
 			}
@@ -282,7 +278,7 @@ func (s *movingStore) mayHave(ctx context.Context, members []string) (missing []
 				return
 			}
 			missing = append(missing, rank)
-			if isDead(err) {
+			if s.peers.evidence(member, err).Dead() {
 				dead++
 			}
 		})

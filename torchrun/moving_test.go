@@ -55,7 +55,7 @@ func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, i
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := dynamic.New(dynamic.Config{Store: shared, Info: peers.Addr(), Log: discard(), Settings: dynamic.Settings{
+	h, err := dynamic.New(dynamic.Config{Store: shared, Info: peers.Member(), Log: discard(), Settings: dynamic.Settings{
 		RunID: "run", MinNodes: 1, MaxNodes: most, KeepAliveInterval: interval, LastCall: time.Second}})
 	if err != nil {
 		t.Fatal(err)
@@ -181,17 +181,18 @@ func TestHostOfStoreIsSilent(t *testing.T) {
 		defer d.kill()
 	}
 	s := nodes[2].Peers.moving
-	own := nodes[2].Peers.Addr()
+	own := nodes[2].Peers.Member()
 	const silent = "127.0.0.1" // no port: neither refused nor reached
 	for _, c := range []struct {
 		members []string
 		want    bool
 	}{
 		{[]string{silent, own}, false},
-		{[]string{silent, nodes[1].Peers.Addr(), own}, true},
-		{[]string{silent, silent, nodes[1].Peers.Addr(), own}, false},
-		{[]string{"127.0.0.1:1", own}, true}, // refused
-		{[]string{"127.0.0.1:1", silent, own}, false},
+		{[]string{silent, nodes[1].Peers.Member(), own}, true},
+		{[]string{silent, silent, nodes[1].Peers.Member(), own}, false},
+		{[]string{"127.0.0.1:1/x", own}, false},             // refused
+		{[]string{nodes[1].Peers.Addr() + "/x", own}, true}, // another process is there
+		{[]string{nodes[1].Peers.Addr() + "/x", silent, own}, false},
 		{[]string{own}, true},
 	} {
 		if _, is := s.mayHave(t.Context(), c.members); is != c.want {

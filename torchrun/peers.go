@@ -3,6 +3,7 @@ package torchrun
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -32,6 +33,9 @@ type Peers struct {
 	// Route is the address from which this machine reaches the others.
 	Route string
 
+	life  string          // differs for each process
+	alive context.Context // ends when this node leaves for good
+	end   context.CancelFunc
 	creds *identity.Credentials // nil: nobody is asked who it is
 	log   logrus.FieldLogger
 	ln    *identity.Listener // nil: this node only dials
@@ -45,6 +49,7 @@ type Peers struct {
 	// answers serve the connections for numbers that no store has.
 	answers map[uint64]answer
 	conns   map[net.Conn]bool
+	lives   map[string]*watchedLife // by the names of members
 	closed  bool
 	idle    *sync.Cond // of mu: conns has become empty
 	gone    func()     // is called when an agent has ended its connection; nil: nobody wants to know
@@ -69,8 +74,9 @@ const helloTimeout = 5 * time.Second
 // anyone who reaches the agents' ports is let in, and can read and change the stores. It listens
 // nowhere yet.
 func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
-	p := &Peers{Host: host, log: log, stores: make(map[uint64]*tcpstore.Store),
-		answers: make(map[uint64]answer), conns: make(map[net.Conn]bool)}
+	p := &Peers{Host: host, life: rand.Text(), log: log, stores: make(map[uint64]*tcpstore.Store),
+		answers: make(map[uint64]answer), conns: make(map[net.Conn]bool), lives: make(map[string]*watchedLife)}
+	p.alive, p.end = context.WithCancel(context.Background())
 	p.idle = sync.NewCond(&p.mu)
 	if key == nil {
 		return p, nil
@@ -141,6 +147,11 @@ func (p *Peers) serve(raw *identity.Conn) {
 		return
 	}
 	of := binary.BigEndian.Uint64(number[:])
+	if of == livesOf {
+		keepAlive(raw)
+		p.serveLife(conn)
+		return
+	}
 	store, versions := p.find(of)
 	answer, done := p.answerTo(of)
 	defer done()
@@ -320,6 +331,7 @@ func (p *Peers) Close(ctx context.Context) {
 	}
 	ln := p.ln
 	p.mu.Unlock()
+	p.end()
 	if ln != nil {
 		ln.Close()
 	}

@@ -33,8 +33,8 @@ type Round struct {
 	Restarts int
 	// Store is shared by the nodes of the round, and by them alone.
 	Store KV
-	// Agents are where the agents of a dynamic rendezvous listen for each other, by rank; nil: it
-	// is not known.
+	// Agents are the names of the agents of a dynamic rendezvous (Peers.Member), by rank; nil: they
+	// are not known.
 	Agents []string
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/torchrun/replica/internal/rules"
 )
 
 const (
@@ -36,14 +38,15 @@ var ErrLost = errors.New("replica: another node leads the job")
 
 // Config configures a Leader.
 type Config struct {
-	// Own is this node's copy, and Addr this node's address among the nodes'.
+	// Own is this node's copy, and Addr this node's name among the members, by which others reach
+	// it.
 	Own  *Node
 	Addr string
 	// Dial connects to the Serve of another node.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Dead returns whether an error of Dial proves that the node is gone for good. Other nodes that
-	// are not reached may live.
-	Dead func(err error) bool
+	// Evidence returns what is known of a member's process, after an error of Dial or of the
+	// connection. It must not block.
+	Evidence func(addr string, err error) Evidence
 	// Log must not be nil.
 	Log logrus.FieldLogger
 }
@@ -59,100 +62,84 @@ type Leader struct {
 	lost chan struct{} // closed when another node leads
 	once sync.Once
 
-	mu      sync.Mutex
-	copy    Copy
-	changes []Change // the last ones, after the first base of the term
-	base    uint64
-	links   map[string]*link // of the other members
-	change  chan struct{}    // closed at the next change of any of this, or of a link
-}
-
-// link is what the leader knows of another node; the leader's lock guards it.
-type link struct {
-	end   context.CancelFunc
-	acked uint64 // the node has so many changes of the term
-	whole bool   // the node needs the whole copy first
-	dead  bool
+	mu     sync.Mutex
+	tenure *rules.Tenure
+	links  map[string]context.CancelFunc // end what writes to the other members
+	change chan struct{}                 // closed at the next change of any of this
 }
 
 // Lead makes this node the leader of the members, of whom it is one, and returns what the last
 // leader has written. It blocks until more than half of the members that are not known to be dead
-// have promised to follow, and returns the cause of ctx's end otherwise. The caller must call
-// Close.
+// have promised to follow, and of those whom the last leader had; it returns the cause of ctx's end
+// otherwise. The caller must call Close.
 func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, error) {
 	cfg.Own.mu.Lock()
-	term := cfg.Own.promised + 1
+	term := cfg.Own.voter.Promised + 1
 	cfg.Own.mu.Unlock()
 	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 	for {
-		best, later, enough := canvass(ctx, cfg, members, term)
-		if enough && later == 0 {
-			l := &Leader{cfg: cfg, term: term, copy: best.clone(), lost: make(chan struct{}),
-				links: make(map[string]*link), change: make(chan struct{})}
-			l.copy.Term, l.copy.Count = term, 0
+		b := canvass(ctx, cfg, members, term)
+		if b.Won() {
+			l := &Leader{cfg: cfg, term: term, tenure: b.Begin(cfg.Addr), lost: make(chan struct{}),
+				links: make(map[string]context.CancelFunc), change: make(chan struct{})}
 			l.ctx, l.end = context.WithCancel(context.Background())
-			whole := l.copy.clone()
-			cfg.Own.answer(question{Term: term, Whole: &whole})
+			whole := l.tenure.Copy.Clone()
+			cfg.Own.answer(rules.Question{Term: term, Whole: &whole})
 			l.SetMembers(members)
-			return l, best, nil
+			return l, b.Best, nil
 		}
-		failures.Warn(cfg.Log, time.Now(), "replica: leading the job", errors.New("not enough nodes of the round answer"))
-		term = max(term+1, later)
+		failures.Warn(cfg.Log, time.Now(), "replica: leading the job",
+			fmt.Errorf("not enough nodes of the round answer; missing: %s", strings.Join(b.Missing(), ", ")))
+		term = max(term+1, b.Later)
 		if !pause(ctx, retryPause) {
 			return nil, Copy{}, fmt.Errorf("replica: leading the job: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// canvass asks all members to promise. It returns the newest copy, a term that is late enough for
-// one that has refused, and whether enough of them have answered.
-func canvass(ctx context.Context, cfg Config, members []string, term uint64) (best Copy, later uint64, enough bool) {
+// canvass asks all members to promise, and those of whom it hears by that.
+func canvass(ctx context.Context, cfg Config, members []string, term uint64) *rules.Ballot {
+	b := rules.NewBallot(term, members)
 	var mu sync.Mutex
-	reached, dead := 0, 0
-	heard := func(r reply, err error) {
+	heard := func(member string, r rules.Reply, err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		switch {
-		case err != nil && cfg.Dead(err):
-			dead++
-		case err != nil:
-			cfg.Log.Debugf("replica: a node is not reached: %v", err)
-		case r.Promised > term || r.Copy == nil:
-			later = max(later, r.Promised+1)
-		default:
-			reached++
-			if r.Copy.newer(best) {
-				best = *r.Copy
-			}
+		if err == nil {
+			b.Answered(member, r)
+			return
 		}
+		b.Dead[member] = cfg.Evidence(member, err).Dead()
+		cfg.Log.Debugf("replica: a node is not reached: %v", err)
 	}
-	q := question{Term: term, Lead: true}
-	heard(cfg.Own.answer(q), nil)
-	var asking sync.WaitGroup
-	for _, addr := range others(members, cfg.Addr) {
-		asking.Go(func() {
-			bounded, cancel := context.WithTimeout(ctx, allBound)
-			defer cancel()
-			conn, err := cfg.Dial(bounded, addr)
-			if err != nil {
-				heard(reply{}, err)
-				return
-			}
-			defer conn.Close()
-			heard(call(bounded, conn, q))
-		})
+	heard(cfg.Addr, cfg.Own.answer(b.Question(cfg.Addr)), nil)
+	asked := []string{cfg.Addr}
+	for {
+		more := slices.DeleteFunc(b.Members(), func(member string) bool { return slices.Contains(asked, member) })
+		if len(more) == 0 {
+			return b
+		}
+		asked = append(asked, more...)
+		var asking sync.WaitGroup
+		for _, member := range more {
+			asking.Go(func() {
+				bounded, cancel := context.WithTimeout(ctx, allBound)
+				defer cancel()
+				conn, err := cfg.Dial(bounded, member)
+				if err != nil {
+					heard(member, rules.Reply{}, err)
+					return
+				}
+				defer conn.Close()
+				r, err := call(bounded, conn, b.Question(member))
+				heard(member, r, err)
+			})
+		}
+		asking.Wait()
 	}
-	asking.Wait()
-	return best, later, 2*reached > len(others(members, cfg.Addr))+1-dead
-}
-
-// others returns the members but this one.
-func others(members []string, own string) []string {
-	return slices.DeleteFunc(slices.Clone(members), func(addr string) bool { return addr == own })
 }
 
 // call is one exchange over a connection, which is useless after an error.
-func call(ctx context.Context, conn net.Conn, q question) (r reply, err error) {
+func call(ctx context.Context, conn net.Conn, q rules.Question) (r rules.Reply, err error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	if err = frame.Write(conn, q, maxFrame); err == nil {
 		err = frame.Read(conn, &r, maxFrame)
@@ -163,49 +150,52 @@ func call(ctx context.Context, conn net.Conn, q question) (r reply, err error) {
 	return r, err
 }
 
-// SetMembers says which nodes there are, of whom this is one. New ones get the whole copy.
+// SetMembers says which nodes there are, of whom this is one. New ones get the whole copy. Those
+// that are not among them any more count until most nodes of both lists know of that.
 func (l *Leader) SetMembers(members []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := others(members, l.cfg.Addr)
-	for addr, k := range l.links {
-		if !slices.Contains(now, addr) {
-			k.end()
-			delete(l.links, addr)
-		}
-	}
-	for _, addr := range now {
-		if l.links[addr] == nil && l.ctx.Err() == nil {
-			k := &link{whole: true}
-			var ctx context.Context
-			ctx, k.end = context.WithCancel(l.ctx)
-			l.links[addr] = k
-			l.wg.Go(func() { l.serve(ctx, addr, k) })
-		}
+	if ch, ok := l.tenure.Reform(members); ok {
+		l.make(ch)
 	}
 	l.changed()
 }
 
-// changed tells those that wait; the lock is held.
+// changed does what follows from what the leader has learned, and tells those that wait; the lock
+// is held.
 func (l *Leader) changed() {
+	if ch, ok := l.tenure.Settle(); ok {
+		l.make(ch)
+	}
+	for member, end := range l.links {
+		if l.tenure.Others[member] == nil {
+			end()
+			delete(l.links, member)
+		}
+	}
+	for member := range l.tenure.Others {
+		if l.links[member] == nil && l.ctx.Err() == nil {
+			ctx, end := context.WithCancel(l.ctx)
+			l.links[member] = end
+			l.wg.Go(func() { l.serve(ctx, member) })
+		}
+	}
 	close(l.change)
 	l.change = make(chan struct{})
+}
+
+// make makes a change here; the lock is held.
+func (l *Leader) make(ch Change) {
+	if r := l.cfg.Own.answer(l.tenure.Do(ch)); r.Promised > l.term {
+		l.lose() // before anyone sees the change as kept
+	}
 }
 
 // do makes a change here, and has it written to all.
 func (l *Leader) do(ch Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	from := l.copy.Count
-	l.copy.apply(ch)
-	if ch.Replace { // those that lack what was before get the whole copy, which is not longer
-		l.changes, l.base = nil, l.copy.Count
-	} else {
-		l.changes = append(l.changes, ch)
-	}
-	if r := l.cfg.Own.answer(question{Term: l.term, From: from, Changes: []Change{ch}}); r.Promised > l.term {
-		l.lose()
-	}
+	l.make(ch)
 	l.changed()
 }
 
@@ -222,27 +212,24 @@ func (l *Leader) Lost() <-chan struct{} { return l.lost }
 
 func (l *Leader) lose() { l.once.Do(func() { close(l.lost) }) }
 
-// serve writes to one node until ctx ends.
-func (l *Leader) serve(ctx context.Context, addr string, k *link) {
+// serve writes to one member until ctx ends.
+func (l *Leader) serve(ctx context.Context, member string) {
 	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 	for ctx.Err() == nil {
-		conn, err := l.dial(ctx, addr)
+		conn, err := l.dial(ctx, member)
 		if err == nil {
 			failures.Ended()
-			err = l.write(ctx, conn, k)
+			err = l.write(ctx, conn, member)
 			conn.Close()
 		}
-		dead := l.cfg.Dead(err)
-		if !dead && ctx.Err() == nil {
-			failures.Warn(l.cfg.Log, time.Now(), "replica: the node at "+addr+" is not reached", err)
-		}
 		l.mu.Lock()
-		if dead != k.dead {
-			k.dead = dead
-			l.changed()
-		}
-		k.whole = true // what was written last may not have arrived
+		l.tenure.Unreached(member, l.cfg.Evidence(member, err))
+		dead := l.tenure.Dead(member)
+		l.changed()
 		l.mu.Unlock()
+		if !dead && ctx.Err() == nil {
+			failures.Warn(l.cfg.Log, time.Now(), "replica: the node at "+member+" is not reached", err)
+		}
 		if !pause(ctx, retryPause) {
 			return
 		}
@@ -255,10 +242,17 @@ func (l *Leader) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return l.cfg.Dial(ctx, addr)
 }
 
-// write writes to a node over one connection, until that breaks.
-func (l *Leader) write(ctx context.Context, conn net.Conn, k *link) error {
-	for {
-		q, upTo, change := l.next(k)
+// write writes to a member over one connection, until that breaks.
+func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error {
+	for ctx.Err() == nil {
+		l.mu.Lock()
+		if l.tenure.Others[member] == nil {
+			l.mu.Unlock()
+			break
+		}
+		q, upTo := l.tenure.Next(member)
+		change := l.change
+		l.mu.Unlock()
 		if q == nil {
 			due := time.NewTimer(beat)
 			select {
@@ -266,7 +260,7 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, k *link) error {
 				due.Stop()
 				continue
 			case <-due.C:
-				q = &question{Term: l.term, From: upTo}
+				q = &rules.Question{To: member, Term: l.term, From: upTo}
 			case <-ctx.Done():
 				due.Stop()
 				return context.Cause(ctx)
@@ -278,59 +272,45 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, k *link) error {
 		if err != nil {
 			return err
 		}
-		if r.Promised > l.term {
-			l.lose()
-			return ErrLost
-		}
 		l.mu.Lock()
-		k.whole, k.dead = r.Gap, false
-		if !r.Gap {
-			k.acked = upTo
-		}
+		leads := l.tenure.Answered(member, upTo, r)
 		l.changed()
 		l.mu.Unlock()
+		switch {
+		case !leads:
+			l.lose()
+			return ErrLost
+		case r.Other:
+			return errOther
+		}
 	}
+	return context.Cause(ctx)
 }
 
-// next returns what a node lacks, and how many changes it has after that; nil: nothing, until
-// change is closed.
-func (l *Leader) next(k *link) (q *question, upTo uint64, change <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case k.whole || k.acked < l.base:
-		whole := l.copy.clone()
-		q = &question{Term: l.term, Whole: &whole}
-	case k.acked < l.copy.Count:
-		q = &question{Term: l.term, From: k.acked, Changes: slices.Clone(l.changes[k.acked-l.base:])}
-	}
-	return q, l.copy.Count, l.change
-}
+// errOther: another process has a member's address.
+var errOther = errors.New("another process has its address")
 
 // Sync blocks until all changes so far are on all nodes, but those that are known to be dead; and
 // where others are not reached for two seconds, until they are on more than half of the nodes. It
 // returns ErrLost after another node has begun to lead, and after Close.
 func (l *Leader) Sync() error {
 	l.mu.Lock()
-	upTo := l.copy.Count
+	upTo := l.tenure.Copy.Count
 	l.mu.Unlock()
 	patience := time.NewTimer(allBound)
 	defer patience.Stop()
 	late := false
 	for {
 		l.mu.Lock()
-		have, living := 1, 1
-		for _, k := range l.links {
-			if !k.dead {
-				living++
-			}
-			if !k.dead && !k.whole && k.acked >= upTo {
-				have++
-			}
-		}
+		kept := l.tenure.Everywhere(upTo) || late && l.tenure.Kept(upTo)
 		change := l.change
 		l.mu.Unlock()
-		if have == living || late && 2*have > living {
+		select {
+		case <-l.lost:
+			return ErrLost // this node may lack what it has written itself
+		default:
+		}
+		if kept {
 			return nil
 		}
 		select {
@@ -350,10 +330,7 @@ func (l *Leader) Sync() error {
 func (l *Leader) AwaitAlone(ctx context.Context) error {
 	for {
 		l.mu.Lock()
-		alone := true
-		for _, k := range l.links {
-			alone = alone && k.dead
-		}
+		alone := l.tenure.Alone()
 		change := l.change
 		l.mu.Unlock()
 		if alone {

@@ -26,13 +26,14 @@ type cluster struct {
 
 	mu    sync.Mutex
 	down  map[string]bool // refuses connections
+	ended map[string]bool // has been seen to end
 	mute  map[string]bool // neither reaches others nor is reached
 	conns map[net.Conn][2]string
 	wg    sync.WaitGroup
 }
 
 func newCluster(t *testing.T, n int) *cluster {
-	c := &cluster{nodes: map[string]*Node{}, down: map[string]bool{}, mute: map[string]bool{}, conns: map[net.Conn][2]string{}}
+	c := &cluster{nodes: map[string]*Node{}, down: map[string]bool{}, ended: map[string]bool{}, mute: map[string]bool{}, conns: map[net.Conn][2]string{}}
 	for i := range n {
 		name := fmt.Sprint("n", i)
 		c.names = append(c.names, name)
@@ -59,7 +60,7 @@ func (c *cluster) cut(which func(a, b string) bool) {
 
 func (c *cluster) kill(name string) {
 	c.mu.Lock()
-	c.down[name] = true
+	c.down[name], c.ended[name] = true, !c.mute[name]
 	c.mu.Unlock()
 	c.cut(func(a, b string) bool { return a == name || b == name })
 }
@@ -78,7 +79,11 @@ func (c *cluster) config(own string) Config {
 	log.SetOutput(io.Discard)
 	return Config{
 		Own: c.nodes[own], Addr: own, Log: log,
-		Dead: func(err error) bool { return errors.Is(err, errRefused) },
+		Evidence: func(addr string, err error) Evidence {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return Evidence{Refused: errors.Is(err, errRefused), Ended: c.ended[addr]}
+		},
 		Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -112,10 +117,10 @@ func (c *cluster) lead(t *testing.T, own string, members []string) (*Leader, Cop
 func (n *Node) journal() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.copy.journal()
+	return journalOf(n.voter.Copy)
 }
 
-func (c Copy) journal() string {
+func journalOf(c Copy) string {
 	var all []string
 	for _, r := range c.Records {
 		all = append(all, string(r))
@@ -160,7 +165,7 @@ func TestLeaderIsFollowed(t *testing.T) {
 		c.kill("n0")
 		l.Close()
 		again, found := c.lead(t, "n2", c.names)
-		if found.journal() != "ab c" || string(found.Files["about"]) != "first" {
+		if journalOf(found) != "ab c" || string(found.Files["about"]) != "first" {
 			t.Errorf("the next leader found %+v", found)
 		}
 		c.kill("n1")
@@ -211,8 +216,8 @@ func TestDeadAndSilentNodes(t *testing.T) {
 		c.kill("n0")
 		l.Close()
 		_, found := c.lead(t, "n2", c.names)
-		if !strings.HasPrefix(found.journal(), "a") {
-			t.Errorf("it found %q", found.journal())
+		if !strings.HasPrefix(journalOf(found), "a") {
+			t.Errorf("it found %q", journalOf(found))
 		}
 	})
 }
@@ -228,8 +233,8 @@ func TestLeaderIsFenced(t *testing.T) {
 		}
 		c.silence("n0", true)
 		now, found := c.lead(t, "n1", c.names)
-		if found.journal() != "a" {
-			t.Errorf("it found %q", found.journal())
+		if journalOf(found) != "a" {
+			t.Errorf("it found %q", journalOf(found))
 		}
 		old.Do(Change{Records: records("lost")})
 		now.Do(Change{Records: records("b")})
@@ -283,7 +288,7 @@ func TestRandomLeaders(t *testing.T) {
 					}
 					continue
 				}
-				journal := strings.Fields(found.journal())
+				journal := strings.Fields(journalOf(found))
 				if !isWithin(kept, journal) {
 					t.Fatalf("seed %d: a leader found %q, and %q was kept", seed, journal, kept)
 				}

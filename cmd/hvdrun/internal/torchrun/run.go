@@ -503,7 +503,7 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 	if err != nil {
 		return err
 	}
-	handler, err := dynamic.New(dynamic.Config{Settings: set, Store: shared, Addr: f.localAddr, Info: peers.Addr(), Log: cfg.Log})
+	handler, err := dynamic.New(dynamic.Config{Settings: set, Store: shared, Addr: f.localAddr, Info: peers.Member(), Log: cfg.Log})
 	if err != nil {
 		over, cancel := context.WithCancel(ctx)
 		cancel()

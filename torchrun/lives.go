@@ -1,0 +1,176 @@
+package torchrun
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/replica"
+)
+
+// livesOf is the number under which each agent serves a connection that it keeps open as long as it
+// lives. It first says which process it is, in lifeLen bytes, and last a byte when it leaves for
+// good.
+const (
+	livesOf = 1<<64 - 5
+	lifeLen = 26 // of rand.Text
+)
+
+// mostWatched bounds to how many members a node keeps such a connection: the first by rank.
+const mostWatched = 16
+
+// errOtherLife: another process has the address of an agent.
+var errOtherLife = errors.New("torchrun: another process has the agent's address")
+
+// Member returns the name of this agent's process among the members of a round: where others reach
+// it, a slash, and what no other process has. It is "" where the agent does not listen.
+func (p *Peers) Member() string {
+	addr := p.Addr()
+	if addr == "" {
+		return ""
+	}
+	return addr + "/" + p.life
+}
+
+// addrOf returns where a member is reached, and which process it is.
+func addrOf(member string) (addr, life string) {
+	addr, life, _ = strings.Cut(member, "/")
+	return addr, life
+}
+
+// watchedLife is another agent's process that this one watches. The lock of Peers guards it.
+type watchedLife struct {
+	stop  context.CancelFunc
+	done  chan struct{} // closed when it is watched no more
+	ended bool
+}
+
+// serveLife is the side of the process that lives.
+func (p *Peers) serveLife(conn net.Conn) {
+	stop := context.AfterFunc(p.alive, func() {
+		_ = conn.SetWriteDeadline(time.Now().Add(byeTimeout))
+		_, _ = conn.Write([]byte{0})
+		conn.Close()
+	})
+	defer stop()
+	if _, err := conn.Write([]byte(p.life)); err == nil {
+		_, _ = conn.Read(make([]byte, 1)) // until either side closes it
+	}
+}
+
+// greet returns a connection to a member's process on which it says its end; or errOtherLife, or
+// why there is none.
+func (p *Peers) greet(ctx context.Context, member string) (net.Conn, error) {
+	addr, life := addrOf(member)
+	conn, err := p.dial(ctx, addr, livesOf)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	var said [lifeLen]byte
+	_, err = io.ReadFull(conn, said[:])
+	if !stop() {
+		err = context.Cause(ctx)
+	}
+	if err == nil && string(said[:]) != life {
+		err = errOtherLife
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// watch notices from now on when the processes of members end, and of no others.
+func (p *Peers) watch(members []string) {
+	own := p.Member()
+	members = slices.DeleteFunc(slices.Clone(members), func(m string) bool { _, life := addrOf(m); return m == own || life == "" })
+	members = members[:min(len(members), mostWatched)]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for m, w := range p.lives {
+		if !slices.Contains(members, m) && !w.ended {
+			w.stop()
+			delete(p.lives, m)
+		}
+	}
+	for _, m := range members {
+		if p.lives[m] != nil || p.closed {
+			continue
+		}
+		w := &watchedLife{done: make(chan struct{})}
+		var ctx context.Context
+		ctx, w.stop = context.WithCancel(p.alive)
+		p.lives[m] = w
+		p.wg.Go(func() {
+			defer close(w.done)
+			defer w.stop()
+			if p.awaitEnd(ctx, m) {
+				p.mu.Lock()
+				w.ended = true
+				p.mu.Unlock()
+			}
+		})
+	}
+}
+
+// awaitEnd blocks until a member's process has ended, or ctx has, and returns whether it was the
+// process.
+func (p *Peers) awaitEnd(ctx context.Context, member string) bool {
+	for ctx.Err() == nil {
+		bounded, cancel := context.WithTimeout(ctx, helloTimeout)
+		conn, err := p.greet(bounded, member)
+		cancel()
+		if err == nil {
+			stop := context.AfterFunc(ctx, func() { conn.Close() })
+			_, err = io.ReadFull(conn, make([]byte, 1))
+			conn.Close()
+			if !stop() {
+				return false
+			}
+			// After a last word or without, this is the end as the other side's kernel says it. A
+			// reset may come from a firewall.
+			if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				return true
+			}
+		}
+		if errors.Is(err, errOtherLife) {
+			return true
+		}
+		_ = pause(ctx, retryPause)
+	}
+	return false
+}
+
+// evidence returns what is known of a member's process where it is not reached because of err.
+func (p *Peers) evidence(member string, err error) replica.Evidence {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.lives[member]
+	return replica.Evidence{Refused: isRefused(err), Ended: w != nil && w.ended, Replaced: errors.Is(err, errOtherLife)}
+}
+
+// isRefused returns whether nobody listens where an agent did, or a firewall says so.
+func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// dialMember returns a connection to a member, as dial does.
+func (p *Peers) dialMember(ctx context.Context, member string, number uint64) (net.Conn, error) {
+	addr, _ := addrOf(member)
+	return p.dial(ctx, addr, number)
+}
+
+// namesOf returns the names of a round's members.
+func namesOf(members []dynamic.Member) []string {
+	names := make([]string, len(members))
+	for i, m := range members {
+		names[i] = m.Info
+	}
+	return names
+}
