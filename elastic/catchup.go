@@ -269,7 +269,7 @@ func (s *State) saveReplayedAs(inPlace bool) error {
 	if err := s.saveAs(s.commits, inPlace); err != nil {
 		return err
 	}
-	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
+	s.saved.mark, s.saved.clean = snapshotID{Count: fetchedCount}, true
 	return nil
 }
 

@@ -3,7 +3,7 @@ package elastic
 import (
 	"testing"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
@@ -14,7 +14,7 @@ func TestStateOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	live := [2][]byte{make([]byte, 3*image.ChunkSize+5), make([]byte, image.ChunkSize)}
+	live := [2][]byte{make([]byte, 3*snapshot.ChunkSize+5), make([]byte, snapshot.ChunkSize)}
 	state := NewState(w, Tensors("weights", live[:]))
 	save := func(number uint64) []transfer.Sum {
 		if err := state.save(number); err != nil {
@@ -32,7 +32,7 @@ func TestStateOfAnother(t *testing.T) {
 		if state.sample(number+1) != nil {
 			t.Errorf("commit %d is taken for the next one", number)
 		}
-		for _, where := range []*byte{&live[0][image.ChunkSize+7], &live[0][3*image.ChunkSize], &live[1][9]} {
+		for _, where := range []*byte{&live[0][snapshot.ChunkSize+7], &live[0][3*snapshot.ChunkSize], &live[1][9]} {
 			*where ^= 1
 			save(number)
 			if state.resembles(sums) {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // Checkpoints makes a State write commits to disk, from which another job can continue. It is
@@ -209,11 +209,11 @@ func (s *State) offer() {
 	})
 }
 
-// write writes an image. It reads nothing of the state that can change concurrently.
-func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet) error {
+// write writes a snapshot. It reads nothing of the state that can change concurrently.
+func (s *State) write(c *Checkpoints, m *snapshot.Snapshot, size int, locals *pieceSet) error {
 	about := checkpoint.About{Commits: m.Number(), Time: time.Now().UTC().Round(time.Millisecond), Size: size}
 	tensors := make([][]checkpoint.Tensor, len(s.parts.all))
-	pieces := make([]image.Blob, 0, len(m.Blobs()))
+	pieces := make([]snapshot.Blob, 0, len(m.Blobs()))
 	local := 0
 	for i, d := range s.parts.of {
 		name, own := s.parts.fileName(i), m.Blobs()[s.parts.first[i]:]
@@ -378,7 +378,7 @@ func (s *State) load(commits uint64) error {
 	if err != nil {
 		return err
 	}
-	s.saved.mark = imageID{}
+	s.saved.mark = snapshotID{}
 	p := s.saved.Begin(commits, sources)
 	p.Copy()
 	p.Seal()
@@ -397,15 +397,15 @@ func (s *State) load(commits uint64) error {
 	return nil
 }
 
-// read returns the checked content of a checkpoint of this state: the sources of an image, with the
-// Local parts of the last save, and the pieces of all ranks of Local parts.
-func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
+// read returns the checked content of a checkpoint of this state: the sources of a snapshot, with
+// the Local parts of the last save, and the pieces of all ranks of Local parts.
+func (s *State) read(path string) ([]snapshot.Source, *pieceSet, error) {
 	f, err := checkpoint.OpenOwn(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	last, sources := s.saved.Last().Blobs(), make([]image.Source, s.parts.blobs)
+	last, sources := s.saved.Last().Blobs(), make([]snapshot.Source, s.parts.blobs)
 	locals := make([][][]byte, 0, len(s.locals.parts))
 	if have, want := len(f.About.Parts), len(s.parts.all); have != want {
 		return nil, nil, fmt.Errorf("elastic: %s has %d parts, the state has %d", path, have, want)
@@ -424,7 +424,7 @@ func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 			tensors = [][]byte{last[s.parts.first[i]].Bytes()} // this rank's own piece stays
 		}
 		for j, b := range tensors {
-			sources[s.parts.first[i]+j] = image.Source{Bytes: b, Given: true}
+			sources[s.parts.first[i]+j] = snapshot.Source{Bytes: b, Given: true}
 		}
 	}
 	set, err := s.locals.loaded(f.About, locals)

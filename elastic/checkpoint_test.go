@@ -18,7 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -75,7 +75,7 @@ func durableJob(t *testing.T, log *logs, steps int, dirs ...string) ([]*trained,
 		l := logrus.New()
 		l.SetOutput(log)
 		w.log = l
-		m := &trained{weights: make([]float32, image.ChunkSize/2), half: make([]int16, 3), tags: map[string]int{"n": 0}, user: &imaged{},
+		m := &trained{weights: make([]float32, snapshot.ChunkSize/2), half: make([]int16, 3), tags: map[string]int{"n": 0}, user: &imaged{},
 			sampler: NewSampler(1000, SamplerOptions{Shuffle: true})}
 		all[r] = m
 		c := Checkpoint(dirs[r])
@@ -393,7 +393,7 @@ func TestCheckpointAfterAFailedSave(t *testing.T) {
 	ok(t, errs)
 	w := stillWorld(t, 1, 0)[0]
 	w.log = quiet()
-	m := &trained{weights: make([]float32, image.ChunkSize/2), half: make([]int16, 3), tags: map[string]int{"n": 0}, user: &imaged{},
+	m := &trained{weights: make([]float32, snapshot.ChunkSize/2), half: make([]int16, 3), tags: map[string]int{"n": 0}, user: &imaged{},
 		sampler: NewSampler(1000, SamplerOptions{Shuffle: true})}
 	broken := errors.New("no room")
 	s := NewState(w, Tensor("weights", m.weights), Checkpoint(dir), Tensor("half", m.half), Value("step", &m.step), Value("tags", &m.tags),

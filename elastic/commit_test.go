@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // holding is the content of a state of several parts, as one value.
@@ -36,11 +36,11 @@ func TestStateIsOneState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// A tensor of several chunks, of which only some change, a small one, values, a sampler and
 		// a user's part.
-		large, small, at, tags := make([]int64, 2*image.ChunkSize/8+3), make([]int32, 4), 0, map[string]int{}
+		large, small, at, tags := make([]int64, 2*snapshot.ChunkSize/8+3), make([]int32, 4), 0, map[string]int{}
 		bad := any(0)
 		sampler, user := NewSampler(1000, SamplerOptions{}), &userPart{}
 		s := NewState(w, Tensor("large", large), user, Value("at", &at), Value("tags", &tags), Value("bad", &bad), sampler, Tensor("small", small))
-		places := []int{0, 1, image.ChunkSize / 8, len(large) - 1}
+		places := []int{0, 1, snapshot.ChunkSize / 8, len(large) - 1}
 		live := func() holding {
 			for _, i := range places {
 				if large[i] != large[0] {
@@ -122,7 +122,7 @@ func TestStateIsOneState(t *testing.T) {
 // changed since.
 func TestCommitAsync(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
-	weights, step := make([]float32, 3*image.ChunkSize/4), 0
+	weights, step := make([]float32, 3*snapshot.ChunkSize/4), 0
 	s := NewState(w, Tensor("weights", weights), Value("step", &step))
 	for n := range 5 {
 		s.Settle()

@@ -9,7 +9,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // content describes a part to its State. Optional functions are nil. Either memory or both encode
@@ -46,13 +46,13 @@ type content struct {
 }
 
 // ownPart is a part of this package. A State does not call its Save and Restore: it stores its
-// value in one image with all other parts, so that a save is atomic.
+// value in one snapshot with all other parts, so that a save is atomic.
 type ownPart interface {
 	Part
 	content() *content
 }
 
-// contentOf returns the content of p; nil if p is in no image.
+// contentOf returns the content of p; nil if p is in no snapshot.
 func contentOf(p Part) *content {
 	if o, ok := p.(ownPart); ok {
 		if c := o.content(); c.self == p {
@@ -71,7 +71,7 @@ func contentOf(p Part) *content {
 	return c
 }
 
-// blobs returns the number of blobs that the part has in an image.
+// blobs returns the number of blobs that the part has in a snapshot.
 func (c *content) blobs() int {
 	if c.memory != nil {
 		return len(c.memory())
@@ -79,28 +79,28 @@ func (c *content) blobs() int {
 	return 1
 }
 
-// sources sets the sources from which an image copies the live value: the first of to.
-func (c *content) sources(to []image.Source) error {
+// sources sets the sources from which a snapshot copies the live value: the first of to.
+func (c *content) sources(to []snapshot.Source) error {
 	switch {
 	case c.memory != nil:
 		for i, b := range c.memory() {
-			to[i] = image.Source{Bytes: b}
+			to[i] = snapshot.Source{Bytes: b}
 		}
 	case c.later != nil:
-		to[0] = image.Source{Later: c.later()}
+		to[0] = snapshot.Source{Later: c.later()}
 	default:
 		b, err := c.encode()
 		if err != nil {
 			return err
 		}
-		to[0] = image.Source{Bytes: b, Given: true}
+		to[0] = snapshot.Source{Bytes: b, Given: true}
 	}
 	return nil
 }
 
 // restore sets the live value from the part's blobs, which are the first of pieces. changed are,
 // for each blob, the chunks that may differ from the live value; nil: all.
-func (c *content) restore(pieces []image.Blob, changed func(blob int) []bool) error {
+func (c *content) restore(pieces []snapshot.Blob, changed func(blob int) []bool) error {
 	if c.memory == nil {
 		return c.decode(pieces[0].Bytes())
 	}
@@ -115,7 +115,7 @@ func allChanged(int) []bool { return nil }
 
 // sums returns the checksums of the part's blobs, which are the first of pieces. They are equal in
 // all processes if the values are.
-func (c *content) sums(pieces []image.Blob) (sums []uint32, err error) {
+func (c *content) sums(pieces []snapshot.Blob) (sums []uint32, err error) {
 	switch {
 	case c.local != nil:
 		return nil, nil
@@ -217,7 +217,7 @@ func (c *content) tensorsAs(name string) []checkpoint.Tensor {
 }
 
 // textOf formats the part's value for logs.
-func (c *content) textOf(pieces []image.Blob) string {
+func (c *content) textOf(pieces []snapshot.Blob) string {
 	if c.text == nil {
 		return ""
 	}
@@ -233,15 +233,15 @@ const maxText = 200
 
 var errNothingSaved = errors.New("elastic: there is no save to restore")
 
-// parts are the parts of a State and their positions in its images.
+// parts are the parts of a State and their positions in its snapshots.
 type parts struct {
 	all   []Part
-	of    []*content // of all[i]; nil: in no image
-	first []int      // index of all[i]'s first blob in an image
-	blobs int        // that an image has
+	of    []*content // of all[i]; nil: in no snapshot
+	first []int      // index of all[i]'s first blob in a snapshot
+	blobs int        // that a snapshot has
 }
 
-// newParts puts the parts of this package first in images, because their saves precede those of
+// newParts puts the parts of this package first in snapshots, because their saves precede those of
 // foreign parts. Nil parts and duplicate names are errors.
 func newParts(all []Part) (parts, error) {
 	ps := parts{all: all, of: make([]*content, len(all)), first: make([]int, len(all))}
@@ -362,27 +362,29 @@ func (ps *parts) memory() (layout string, memory [][]byte) {
 	return text.String(), memory
 }
 
-// memoryIn returns the blobs of these slices among those of an image.
-func (ps *parts) memoryIn(blobs []image.Blob) (pieces []*image.Blob) {
+// memoryIn returns the blobs of these slices among those of a snapshot.
+func (ps *parts) memoryIn(blobs []snapshot.Blob) (pieces []*snapshot.Blob) {
 	ps.inMemory(func(i, j int, _ []byte) { pieces = append(pieces, &blobs[ps.first[i]+j]) })
 	return pieces
 }
 
-// piece returns blob j of part i in an image.
-func (ps *parts) piece(m *image.Image, i, j int) *image.Blob { return &m.Blobs()[ps.first[i]+j] }
+// piece returns blob j of part i in a snapshot.
+func (ps *parts) piece(m *snapshot.Snapshot, i, j int) *snapshot.Blob {
+	return &m.Blobs()[ps.first[i]+j]
+}
 
-// sums returns the checksums of the chunks of each part, nil for parts in no image. After a sync,
-// opaque parts are left out: the opening message that carried them has a checksum. It does not read
-// live values.
-func (ps *parts) sums(m *image.Image, synced bool) ([][]uint32, error) {
+// sums returns the checksums of the chunks of each part, nil for parts in no snapshot. After a
+// sync, opaque parts are left out: the opening message that carried them has a checksum. It does
+// not read live values.
+func (ps *parts) sums(m *snapshot.Snapshot, synced bool) ([][]uint32, error) {
 	if m == nil {
 		return nil, errNothingSaved
 	}
 	return ps.sumsOf(m.Blobs(), synced)
 }
 
-// sumsOf is sums of the blobs of an image.
-func (ps *parts) sumsOf(blobs []image.Blob, synced bool) ([][]uint32, error) {
+// sumsOf is sums of the blobs of a snapshot.
+func (ps *parts) sumsOf(blobs []snapshot.Blob, synced bool) ([][]uint32, error) {
 	sums := make([][]uint32, len(ps.all))
 	for i, c := range ps.of {
 		if c == nil || synced && c.opaque {
@@ -396,10 +398,10 @@ func (ps *parts) sumsOf(blobs []image.Blob, synced bool) ([][]uint32, error) {
 	return sums, nil
 }
 
-// restore restores the parts for which which returns true from an image, which may be nil. torn:
-// foreign parts may have saved a newer value than the image has. changed are the chunks of a blob
-// of the image that may differ from the live value; nil: all.
-func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool, changed func(blob int) []bool) (errs []error) {
+// restore restores the parts for which which returns true from a snapshot, which may be nil. torn:
+// foreign parts may have saved a newer value than the snapshot has. changed are the chunks of a
+// blob of the snapshot that may differ from the live value; nil: all.
+func (ps *parts) restore(m *snapshot.Snapshot, torn bool, which func(Part) bool, changed func(blob int) []bool) (errs []error) {
 	for i, p := range ps.all {
 		if !which(p) {
 			continue
@@ -420,9 +422,9 @@ func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool, chang
 	return errs
 }
 
-// sources sets the sources of an image, those of this package's parts or of foreign ones. It calls
-// Save of foreign parts first.
-func (ps *parts) sources(to []image.Source, own bool) error {
+// sources sets the sources of a snapshot, those of this package's parts or of foreign ones. It
+// calls Save of foreign parts first.
+func (ps *parts) sources(to []snapshot.Source, own bool) error {
 	for i, p := range ps.all {
 		if ps.own(i) != own {
 			continue

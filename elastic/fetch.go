@@ -11,7 +11,7 @@ import (
 
 const (
 	fetchReports = 5 * time.Second // interval of progress reports during a fetch
-	fetchedCount = ^uint64(0)      // Count of the imageID of a fetched state; no save uses it
+	fetchedCount = ^uint64(0)      // Count of the snapshotID of a fetched state; no save uses it
 	bytesPerMega = 1e6
 )
 
@@ -82,7 +82,7 @@ func (w *Worker) reportFetching() {
 // adopt marks the fetched save as different from the root's, so that a sync compares the two. It
 // computes the checksums for that before the join, while no rank waits.
 func (s *State) adopt() {
-	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
+	s.saved.mark, s.saved.clean = snapshotID{Count: fetchedCount}, true
 	for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
 		p.Prepare()
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
@@ -81,11 +81,11 @@ func (l *locals) whole() *pieceSet {
 
 // durable returns the tensors of Local part i in a checkpoint: one for each rank, then one for each
 // orphaned piece.
-func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor, []image.Blob) {
+func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor, []snapshot.Blob) {
 	var tensors []checkpoint.Tensor
-	var sources []image.Source
+	var sources []snapshot.Source
 	for n := range s.size + len(s.orphans) {
-		src := image.Source{Given: true}
+		src := snapshot.Source{Given: true}
 		if b := s.of[n]; b != nil && b[i] != nil {
 			src.Bytes = b[i].Bytes()
 		}
@@ -95,7 +95,7 @@ func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor
 		}
 		tensors, sources = append(tensors, tensor), append(sources, src)
 	}
-	var store image.Store
+	var store snapshot.Store
 	store.Begin(0, sources).Seal()
 	return tensors, store.Last().Blobs()
 }

@@ -1,6 +1,6 @@
 package elastic
 
-import "github.com/hvdrun/hvdrun/elastic/internal/image"
+import "github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 
 // In a state with Steps, tensors change in apply alone, and nobody goes back to a commit once all
 // have the averages of the step after it. So a commit of such a state need not be copied: it lies
@@ -34,7 +34,7 @@ func (s *State) laysOut(inPlace bool) {
 		return
 	}
 	s.parts.inMemory(func(i, j int, live []byte) {
-		s.saved.sources[s.parts.first[i]+j] = image.Source{Bytes: live, InPlace: true}
+		s.saved.sources[s.parts.first[i]+j] = snapshot.Source{Bytes: live, InPlace: true}
 	})
 	if !s.inPlace.used {
 		s.inPlace.used, s.inPlace.copies = true, true
@@ -53,7 +53,7 @@ func (s *State) giveBack() {
 // vacate ends a save that lies in place, before the tensors change.
 func (s *State) vacate() {
 	if s.saved.Vacate() {
-		s.saved.mark = imageID{}
+		s.saved.mark = snapshotID{}
 	}
 }
 

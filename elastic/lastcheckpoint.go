@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -72,7 +72,7 @@ func (s *State) writeLast(lost error) error {
 	c.writing.Wait()
 	var err error
 	if !c.has(held.Number()) {
-		err = s.writeImage(held)
+		err = s.writeSnapshot(held)
 		c.end(held.Number(), err)
 	}
 	if err = errors.Join(lost, err); err == nil {
@@ -85,8 +85,8 @@ func (s *State) writeLast(lost error) error {
 	return failed
 }
 
-// writeImage writes the last save.
-func (s *State) writeImage(held *image.Image) error {
+// writeSnapshot writes the last save.
+func (s *State) writeSnapshot(held *snapshot.Snapshot) error {
 	size, locals := s.worker.Size(), s.locals.whole()
 	if locals != nil {
 		size = locals.size

@@ -15,7 +15,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
@@ -142,7 +142,7 @@ func TestLocalPieces(t *testing.T) {
 	c := newCrew(t)
 	m := []*member{c.member(1), c.member(1), c.member(1), c.member(1)}
 	for i := range m {
-		m[i].large = 3 * image.ChunkSize / 4 / 2
+		m[i].large = 3 * snapshot.ChunkSize / 4 / 2
 		m[i].set(10+i, 0)
 	}
 	c.world(0, hostsNamed("aabb"), m...)
@@ -430,9 +430,9 @@ func TestHandOverBounded(t *testing.T) {
 func FuzzPieces(f *testing.F) {
 	l := &locals{parts: make([]localPart, 2)}
 	id, before := saveID{3, 7}, saveID{3, 6}
-	whole := bundle{transfer.NewValue([]byte("some bytes"), nil), transfer.NewValue(make([]byte, image.ChunkSize+1), nil)}
+	whole := bundle{transfer.NewValue([]byte("some bytes"), nil), transfer.NewValue(make([]byte, snapshot.ChunkSize+1), nil)}
 	base := &pieceSet{id: before, of: map[int]bundle{1: whole}}
-	changed := bundle{transfer.NewValue([]byte("other bytes"), whole[0]), transfer.NewValue(append(make([]byte, image.ChunkSize), 1), whole[1])}
+	changed := bundle{transfer.NewValue([]byte("other bytes"), whole[0]), transfer.NewValue(append(make([]byte, snapshot.ChunkSize), 1), whole[1])}
 	good := appendBundle(appendBundle(appendHead(nil, id, before, 2), 1, 1, changed), 4, -1, bundle{nil, transfer.NewValue(nil, nil)})
 	got, err := l.parse(good, id, base)
 	if err != nil || len(got) != 2 || string(got[1][0].Bytes()) != "other bytes" || !bytes.Equal(got[1][1].Bytes(), changed[1].Bytes()) ||
@@ -547,8 +547,8 @@ func benchmarkLocalCommit(b *testing.B, size int, isLocal bool, replicas, change
 		}
 	}
 	commit := func(r int) error {
-		for c := 0; c < min(changed, image.Chunks(size)); c++ {
-			data[r][c*image.ChunkSize]++
+		for c := 0; c < min(changed, snapshot.Chunks(size)); c++ {
+			data[r][c*snapshot.ChunkSize]++
 		}
 		return states[r].Commit()
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // Part is one component of a State: a value that can be saved, restored and made equal on every
@@ -76,13 +76,13 @@ func (p *part) Sync(ctx context.Context, g *collective.Group, root int) error {
 
 // savedAlone holds the save of a part that is used without a State.
 type savedAlone struct {
-	store   image.Store
-	sources []image.Source
+	store   snapshot.Store
+	sources []snapshot.Source
 }
 
 func (a *savedAlone) save(c *content) error {
 	if a.sources == nil {
-		a.sources = make([]image.Source, c.blobs())
+		a.sources = make([]snapshot.Source, c.blobs())
 	}
 	if err := c.sources(a.sources); err != nil {
 		return err

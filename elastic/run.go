@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -191,7 +191,7 @@ func (r *runner) sync() error {
 func (r *runner) rollBack(err error) error {
 	if s := r.state; s.steps != nil && s.saved.Last() == nil { // the next sync sends all of it
 		s.saved.Abandon()
-		s.holds, s.saved.mark = false, imageID{}
+		s.holds, s.saved.mark = false, snapshotID{}
 		return err
 	}
 	if restoreErr := r.state.Restore(); restoreErr != nil {
@@ -272,7 +272,7 @@ func (r *runner) reset(cause error) error {
 		}
 	}
 	if len(r.state.onReset) > 0 {
-		r.state.saved.clean = r.state.saved.clean && r.state.isSaved((*image.Blob).Same)
+		r.state.saved.clean = r.state.saved.clean && r.state.isSaved((*snapshot.Blob).Same)
 	}
 	return r.sync()
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
@@ -53,22 +53,22 @@ type State struct {
 	loggedLeftOut bool         // the parts without an image have been logged
 }
 
-// imageID identifies a save that all ranks of a world have made in one commit or sync. The zero
+// snapshotID identifies a save that all ranks of a world have made in one commit or sync. The zero
 // value stands for a save of one rank alone. Saves with the same ID are equal if training is
 // deterministic across ranks; comparisons verify that.
-type imageID struct{ Generation, Count uint64 }
+type snapshotID struct{ Generation, Count uint64 }
 
-// saves contains the images of a State and metadata of the last one.
+// saves contains the snapshots of a State and metadata of the last one.
 type saves struct {
-	image.Store
-	sources []image.Source // of the last save begun, as many as the parts have blobs; nil before the first
+	snapshot.Store
+	sources []snapshot.Source // of the last save begun, as many as the parts have blobs; nil before the first
 
-	copying *image.Pending // begun by a commit and not settled yet; nil: none
-	lost    error          // why the last settled save failed, until it is returned
-	torn    bool           // foreign parts may have saved a newer value than the last image has
+	copying *snapshot.Pending // begun by a commit and not settled yet; nil: none
+	lost    error             // why the last settled save failed, until it is returned
+	torn    bool              // foreign parts may have saved a newer value than the last snapshot has
 
-	mark     imageID            // of the last save
-	given    imageID            // the last ID assigned
+	mark     snapshotID         // of the last save
+	given    snapshotID         // the last ID assigned
 	clean    bool               // the live value equals the last save; set by Run, cleared by Sync
 	promised *HostsUpdatedError // of a Commit after which tensors must not change
 	synced   [][][]bool         // per part in memory and slice: the chunks that a sync has written to; nil: unknown
@@ -76,9 +76,9 @@ type saves struct {
 
 // nextMark returns the ID of the next save of a world. Failed saves count too, because all ranks
 // call Commit and Sync equally often.
-func (m *saves) nextMark(generation uint64) imageID {
+func (m *saves) nextMark(generation uint64) snapshotID {
 	if m.given.Generation != generation {
-		m.given = imageID{Generation: generation}
+		m.given = snapshotID{Generation: generation}
 	}
 	m.given.Count++
 	return m.given
@@ -215,7 +215,7 @@ func (s *State) Settle() {
 	p := s.saved.copying
 	s.saved.copying = nil
 	if err := p.Wait(); err != nil {
-		s.saved.lost, s.saved.mark = fmt.Errorf("elastic: commit %d: %w", s.commits, err), imageID{}
+		s.saved.lost, s.saved.mark = fmt.Errorf("elastic: commit %d: %w", s.commits, err), snapshotID{}
 		return
 	}
 	s.seal(p)
@@ -225,7 +225,7 @@ func (s *State) Settle() {
 }
 
 // seal makes p the last save.
-func (s *State) seal(p *image.Pending) {
+func (s *State) seal(p *snapshot.Pending) {
 	p.Seal()
 	s.saved.torn = false
 	s.watch.keep()
@@ -435,7 +435,7 @@ func (s *State) saveAs(number uint64, inPlace bool) error {
 	if err != nil {
 		return err
 	}
-	s.saved.mark = imageID{}
+	s.saved.mark = snapshotID{}
 	p.Copy()
 	if err := p.Wait(); err != nil {
 		return fmt.Errorf("elastic: save: %w", err)
@@ -444,7 +444,7 @@ func (s *State) saveAs(number uint64, inPlace bool) error {
 	return nil
 }
 
-func (s *State) beginCommit() (*image.Pending, error) {
+func (s *State) beginCommit() (*snapshot.Pending, error) {
 	s.saved.promised = nil
 	mark := s.saved.nextMark(s.worker.Generation())
 	inPlace := s.savesInPlace() && s.steps.inStep()
@@ -459,7 +459,7 @@ func (s *State) beginCommit() (*image.Pending, error) {
 }
 
 // begin does the part of a save that can fail; copying tensors remains.
-func (s *State) begin(number uint64, inPlace bool) (_ *image.Pending, err error) {
+func (s *State) begin(number uint64, inPlace bool) (_ *snapshot.Pending, err error) {
 	if s.err != nil {
 		return nil, s.err
 	}
@@ -478,7 +478,7 @@ func (s *State) begin(number uint64, inPlace bool) (_ *image.Pending, err error)
 	}
 	m := &s.saved
 	if m.sources == nil {
-		m.sources = make([]image.Source, s.parts.blobs)
+		m.sources = make([]snapshot.Source, s.parts.blobs)
 	}
 	if err := s.parts.sources(m.sources, true); err != nil {
 		return nil, err

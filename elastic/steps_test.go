@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // TestVerdict: what becomes of a step, by what the members of the next world have.
@@ -248,7 +248,7 @@ func TestStepsAlone(t *testing.T) {
 // TestAppliedStepIsNotSent: where one rank has committed a step and another applies it in the next
 // world, they have the same state, and the sync sends none of it.
 func TestAppliedStepIsNotSent(t *testing.T) {
-	const hidden = image.ChunkSize + 100 // where a comparison does not look
+	const hidden = snapshot.ChunkSize + 100 // where a comparison does not look
 	r := newRing(2, 2)
 	var steps []*Steps[float32]
 	for i, w := range r.workers {

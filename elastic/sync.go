@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
@@ -19,7 +19,7 @@ func (s *State) trainReturned(err error) {
 }
 
 // isSaved reports whether same holds for each part in memory and its blob in the last save.
-func (s *State) isSaved(same func(*image.Blob, []byte) bool) bool {
+func (s *State) isSaved(same func(*snapshot.Blob, []byte) bool) bool {
 	s.Settle()
 	last := s.saved.Last()
 	if last == nil {
@@ -36,11 +36,11 @@ func (s *State) isSaved(same func(*image.Blob, []byte) bool) bool {
 
 // intact returns the ID of the save that the live state equals, or the zero ID. It detects most
 // forbidden writes to tensors, because it compares the beginning of each chunk.
-func (s *State) intact() imageID {
-	if s.saved.clean && s.saved.mark != (imageID{}) && s.isSaved((*image.Blob).Resembles) {
+func (s *State) intact() snapshotID {
+	if s.saved.clean && s.saved.mark != (snapshotID{}) && s.isSaved((*snapshot.Blob).Resembles) {
 		return s.saved.mark
 	}
-	return imageID{}
+	return snapshotID{}
 }
 
 // Sync sets the live state of every rank, and the number of its last commit, to those of the
@@ -80,12 +80,12 @@ func (s *State) Sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	same := s.catchUp != nil && roots.Mark != (imageID{}) && s.steps.caughtUp()
+	same := s.catchUp != nil && roots.Mark != (snapshotID{}) && s.steps.caughtUp()
 	if same {
 		s.worker.log.Debugf("elastic: has come to commit %d by applying the steps of others", roots.Commits)
 	}
 	for i, p := range s.parts.all {
-		if c := s.parts.of[i]; c != nil && (c.carried() || roots.Mark != (imageID{}) && c.inMemory()) {
+		if c := s.parts.of[i]; c != nil && (c.carried() || roots.Mark != (snapshotID{}) && c.inMemory()) {
 			continue
 		}
 		if c := s.parts.of[i]; c != nil && c.inMemory() && g.Rank() != root {
@@ -97,7 +97,7 @@ func (s *State) Sync(ctx context.Context) error {
 			return fmt.Errorf("elastic: sync part %d: %w", i, err)
 		}
 	}
-	if roots.Mark != (imageID{}) {
+	if roots.Mark != (snapshotID{}) {
 		if err := s.syncDifference(ctx, g, root, roots.Mark, same); err != nil {
 			return fmt.Errorf("elastic: sync: %w", err)
 		}
@@ -117,9 +117,9 @@ func (s *State) Sync(ctx context.Context) error {
 // each.
 type opening struct {
 	Commits uint64
-	Mark    imageID  // of the root's live state, if it equals its last save
-	Layout  []string // of every part: incompatible states are detected before anything is overwritten
-	Carried [][]byte // encoded carried parts; empty for others
+	Mark    snapshotID // of the root's live state, if it equals its last save
+	Layout  []string   // of every part: incompatible states are detected before anything is overwritten
+	Carried [][]byte   // encoded carried parts; empty for others
 }
 
 func (o *opening) append(b []byte) []byte {
@@ -170,7 +170,7 @@ func readOpening(b []byte, layout []string) (opening, error) {
 		return opening{}, errors.New("elastic: sync: the root's opening message has a wrong checksum")
 	}
 	r := transfer.NewReader(b)
-	roots := opening{Commits: r.Word(), Mark: imageID{r.Word(), r.Word()}}
+	roots := opening{Commits: r.Word(), Mark: snapshotID{r.Word(), r.Word()}}
 	for _, text := range r.List() {
 		roots.Layout = append(roots.Layout, string(text))
 	}
@@ -199,12 +199,12 @@ const longestRun = 8
 
 // syncDifference sets the parts in memory to the root's, whose live state is the save mark. same:
 // this rank's live state equals that too, but need not be in a save.
-func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark imageID, same bool) error {
+func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark snapshotID, same bool) error {
 	if s.saved.synced = s.parts.noChunks(); s.saved.synced == nil {
 		return nil
 	}
 	if same {
-		if !s.saved.clean || !s.isSaved((*image.Blob).Resembles) {
+		if !s.saved.clean || !s.isSaved((*snapshot.Blob).Resembles) {
 			defer func() { s.saved.synced = nil }() // the save that follows looks for what has changed itself
 		}
 	} else if g.Rank() != root && s.intact() != s.saved.mark {
@@ -215,7 +215,7 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 		})
 	}
 	// other: this rank has another save than the root. none: it has none to compare.
-	other, none := !same && mark != s.saved.mark, !same && s.saved.mark == (imageID{})
+	other, none := !same && mark != s.saved.mark, !same && s.saved.mark == (snapshotID{})
 	word := []uint8{0, 0}
 	if other {
 		word[0] = 1
@@ -249,7 +249,7 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 			}
 		default:
 			if scratch == nil {
-				scratch = make([]byte, longestRun*image.ChunkSize)
+				scratch = make([]byte, longestRun*snapshot.ChunkSize)
 			}
 			to = scratch[:len(r.live)]
 		}
@@ -266,7 +266,7 @@ func (ps *parts) noChunks() (all [][][]bool) {
 		if all == nil {
 			all = make([][][]bool, len(ps.all))
 		}
-		all[i] = append(all[i], make([]bool, image.Chunks(len(live))))
+		all[i] = append(all[i], make([]bool, snapshot.Chunks(len(live))))
 	})
 	return all
 }
@@ -280,7 +280,7 @@ func (s *State) lacked(ctx context.Context, g *collective.Group, root int, other
 	var mine []uint32
 	count, last := 0, s.saved.Last()
 	s.parts.inMemory(func(i, j int, live []byte) {
-		count += image.Chunks(len(live))
+		count += snapshot.Chunks(len(live))
 		if other || g.Rank() == root {
 			mine = append(mine, s.parts.piece(last, i, j).Sums()...)
 		}
@@ -312,7 +312,7 @@ func (s *State) runs(lacked []uint8) (all []run) {
 				to++
 			}
 			if to > from {
-				all = append(all, run{live[from*image.ChunkSize : min(to*image.ChunkSize, len(live))], changed[from:to]})
+				all = append(all, run{live[from*snapshot.ChunkSize : min(to*snapshot.ChunkSize, len(live))], changed[from:to]})
 			}
 			from = max(to, from+1)
 		}

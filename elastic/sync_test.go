@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -40,7 +40,7 @@ func newRing(n, chunks int) *ring {
 
 // renew replaces rank i by a new process.
 func (r *ring) renew(i, chunks int) {
-	large, many := make([]byte, chunks*image.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, 9000)}
+	large, many := make([]byte, chunks*snapshot.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, 9000)}
 	r.workers[i].reports.committed = 1 << 40 // disables reports of commits
 	parts := []Part{Tensor("large", large), Tensors("many", many), Value("step", &r.steps[i])}
 	if i%2 == 1 { // must make no difference
@@ -83,7 +83,7 @@ func (r *ring) sync(t rapid.TB) {
 
 // touch changes byte b of a chunk.
 func (r *ring) touch(i, chunk, b int) {
-	r.large[i][chunk*image.ChunkSize+b]++
+	r.large[i][chunk*snapshot.ChunkSize+b]++
 	r.many[i][2][0]++
 }
 
@@ -189,10 +189,10 @@ func committed(t *testing.T, v verification, do func(r *ring)) *ring {
 // nevertheless, the first commit for which all ranks have finished the audit reports or heals that.
 func TestNothingIsSentToWhoHasIt(t *testing.T) {
 	for _, v := range []verification{{}, {heal: true}, {every: -1}} {
-		r := committed(t, v, func(r *ring) { r.large[2][4*image.ChunkSize+100] = 9 })
+		r := committed(t, v, func(r *ring) { r.large[2][4*snapshot.ChunkSize+100] = 9 })
 		r.enter(2, 1)
 		r.sync(t)
-		if r.large[2][4*image.ChunkSize+100] != 9 || r.large[1][4*image.ChunkSize+100] != 0 {
+		if r.large[2][4*snapshot.ChunkSize+100] != 9 || r.large[1][4*snapshot.ChunkSize+100] != 0 {
 			t.Fatal("it was sent")
 		}
 		for _, s := range r.states {
@@ -204,7 +204,7 @@ func TestNothingIsSentToWhoHasIt(t *testing.T) {
 				t.Errorf("%+v: rank %d: %v", v, i, err)
 			}
 		}
-		if healed := r.large[2][4*image.ChunkSize+100] == 0; healed != v.heal {
+		if healed := r.large[2][4*snapshot.ChunkSize+100] == 0; healed != v.heal {
 			t.Errorf("%+v: healed is %t", v, healed)
 		}
 		if r.states[0].audits.due != nil || len(r.states[0].word) != 4 {
@@ -317,7 +317,7 @@ func benchSync(b *testing.B, mb int, name string) {
 				b.Fatal(err)
 			}
 		case "one is new":
-			states[1].saved.mark = imageID{}
+			states[1].saved.mark = snapshotID{}
 		case "not committed":
 			change(0, 10)
 			states[0].saved.clean = false

@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // Divergence is a chunk of a part whose bits differ between ranks.
@@ -105,9 +105,9 @@ func digestOf(sums ...[][]uint32) uint64 {
 
 // sumsOf returns the checksums of the chunks of b.
 func sumsOf(b []byte) []uint32 {
-	sums := make([]uint32, 0, image.Chunks(len(b)))
-	for c := range slices.Chunk(b, image.ChunkSize) {
-		sums = append(sums, image.Sum(c))
+	sums := make([]uint32, 0, snapshot.Chunks(len(b)))
+	for c := range slices.Chunk(b, snapshot.ChunkSize) {
+		sums = append(sums, snapshot.Sum(c))
 	}
 	return sums
 }
@@ -343,7 +343,7 @@ func (s *State) beginSpread(root int) error {
 			continue
 		}
 		for j, live := range c.memory() {
-			for k := range image.Chunks(len(live)) {
+			for k := range snapshot.Chunks(len(live)) {
 				a.spread.chunks = append(a.spread.chunks, spreadChunk{i, len(a.sums[i]), j, k})
 				a.sums[i] = append(a.sums[i], 0)
 			}
@@ -365,8 +365,8 @@ func (s *State) auditSome() {
 	}
 	n := min(spreadShare, len(a.spread.chunks))
 	for _, c := range a.spread.chunks[:n] {
-		live := s.parts.of[c.part].memory()[c.piece][c.chunk*image.ChunkSize:]
-		a.sums[c.part][c.at] = image.Sum(live[:min(image.ChunkSize, len(live))])
+		live := s.parts.of[c.part].memory()[c.piece][c.chunk*snapshot.ChunkSize:]
+		a.sums[c.part][c.at] = snapshot.Sum(live[:min(snapshot.ChunkSize, len(live))])
 	}
 	if a.spread.chunks = a.spread.chunks[n:]; len(a.spread.chunks) == 0 {
 		close(a.done)

@@ -15,7 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // imaged is a user's part with an image.
@@ -48,7 +48,7 @@ func newCopies(t *testing.T, n, root int, v verification) *copies {
 	for r, w := range stillWorld(t, n, root) {
 		w.verification = v
 		w.log = quiet()
-		c.weights[r] = make([]float32, 3*image.ChunkSize/4+1)
+		c.weights[r] = make([]float32, 3*snapshot.ChunkSize/4+1)
 		c.tags[r] = map[string][]int{}
 		for i := range 20 {
 			c.tags[r][string(rune('a'+i))] = []int{i}
@@ -65,7 +65,7 @@ var corruptions = []struct {
 	name string
 	do   func(c *copies, rank int)
 }{
-	{`"weights", chunk 2, ranks `, func(c *copies, r int) { memoryOf(c.weights[r])[2*image.ChunkSize+17] ^= 4 }},
+	{`"weights", chunk 2, ranks `, func(c *copies, r int) { memoryOf(c.weights[r])[2*snapshot.ChunkSize+17] ^= 4 }},
 	{`"tags", chunk 0, ranks `, func(c *copies, r int) { c.tags[r]["c"][0]++ }},
 	{`"tags", chunk 0, ranks `, func(c *copies, r int) { delete(c.tags[r], "c") }},
 	{`"epoch", chunk 0, ranks `, func(c *copies, r int) { c.epochs[r] = 1 << 40 }},

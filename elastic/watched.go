@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"runtime"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/dirty"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/dirtypages"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // Watched makes commits ask the kernel which memory of p, a [Tensor] or [Tensors], has been written
@@ -54,31 +54,31 @@ func (e *UnseenWriteError) Error() string {
 }
 
 // watch tracks, for the slices of Watched parts and for other large tensors, which chunks may
-// differ from the last image.
+// differ from the last snapshot.
 type watch struct {
 	worker  *Worker
 	parts   *parts
-	watcher *dirty.Watcher // nil: not watching
-	never   bool           // watching is impossible or not wanted
-	asked   bool           // only Watched parts are watched: something may bypass the page tables
+	watcher *dirtypages.Watcher // nil: not watching
+	never   bool                // watching is impossible or not wanted
+	asked   bool                // only Watched parts are watched: something may bypass the page tables
 	cleanup runtime.Cleanup
 	pieces  []watchedPiece
 }
 
 type watchedPiece struct {
-	part, index int           // indexes of the part in the state and of the slice in the part
-	asked       bool          // the part is Watched; otherwise its chunks are watched while they do not change
-	memory      *dirty.Memory // nil: it cannot be watched
-	changed     []bool        // chunks that may differ from the last image
-	look        []int         // offset in each chunk where a change is most likely
-	copied      []bool        // chunks that the current save copies
-	same        []bool        // chunks that the current save has found unchanged
+	part, index int                // indexes of the part in the state and of the slice in the part
+	asked       bool               // the part is Watched; otherwise its chunks are watched while they do not change
+	memory      *dirtypages.Memory // nil: it cannot be watched
+	changed     []bool             // chunks that may differ from the last snapshot
+	look        []int              // offset in each chunk where a change is most likely
+	copied      []bool             // chunks that the current save copies
+	same        []bool             // chunks that the current save has found unchanged
 }
 
 // Tensors that are not Watched are watched where comparing them takes long: slices of leastWatched
 // bytes, if they have muchCompared together. Tests change them.
 var (
-	leastWatched = image.ChunkSize
+	leastWatched = snapshot.ChunkSize
 	muchCompared = 16 << 20
 )
 
@@ -91,14 +91,14 @@ func (w *watch) begin() {
 		w.never = true
 		return
 	}
-	watcher, err := dirty.Open()
+	watcher, err := dirtypages.Open()
 	if err != nil {
 		w.giveUp(err)
 		return
 	}
 	w.watcher = watcher
 	w.register(w.pieces, w.live())
-	w.cleanup = runtime.AddCleanup(w, (*dirty.Watcher).Close, watcher)
+	w.cleanup = runtime.AddCleanup(w, (*dirtypages.Watcher).Close, watcher)
 }
 
 // choose sets the pieces to watch.
@@ -131,7 +131,7 @@ func (w *watch) choose() {
 // bypassed reports whether something may write to memory of this process past its page tables, so
 // that only the caller of Watched can know that nothing does.
 func (w *watch) bypassed() bool {
-	why, err := dirty.Bypass()
+	why, err := dirtypages.Bypass()
 	if err != nil {
 		why = err.Error()
 	}
@@ -176,7 +176,7 @@ func (w *watch) register(pieces []watchedPiece, memory [][]byte) {
 		if len(of) == 0 {
 			continue
 		}
-		memories, errs := begin(of, image.ChunkSize)
+		memories, errs := begin(of, snapshot.ChunkSize)
 		for n, i := range which {
 			w.take(&pieces[i], memories[n], errs[n])
 		}
@@ -184,7 +184,7 @@ func (w *watch) register(pieces []watchedPiece, memory [][]byte) {
 }
 
 // take sets the memory that watches p; nil, with the reason, if that failed.
-func (w *watch) take(p *watchedPiece, m *dirty.Memory, err error) {
+func (w *watch) take(p *watchedPiece, m *dirtypages.Memory, err error) {
 	if p.memory = m; m == nil {
 		w.worker.log.Debugf("slice %d of %s is not watched, so commits compare it: %v", p.index, w.parts.name(p.part), err)
 	}
@@ -206,9 +206,9 @@ func (w *watch) end() {
 	}
 }
 
-// mark sets in sources which chunks have changed since the last image. prove: it verifies that
+// mark sets in sources which chunks have changed since the last snapshot. prove: it verifies that
 // first.
-func (w *watch) mark(sources []image.Source, last *image.Image, prove bool) error {
+func (w *watch) mark(sources []snapshot.Source, last *snapshot.Snapshot, prove bool) error {
 	if !w.scan(last) {
 		return nil
 	}
@@ -237,14 +237,14 @@ func (w *watch) arm(changed []bool) {
 	if w.watcher == nil {
 		return
 	}
-	of := make(map[[2]int]*dirty.Memory)
+	of := make(map[[2]int]*dirtypages.Memory)
 	for i := range w.pieces {
 		if p := &w.pieces[i]; p.memory != nil {
 			of[[2]int{p.part, p.index}] = p.memory
 		}
 	}
 	w.parts.inMemory(func(i, j int, live []byte) {
-		n := image.Chunks(len(live))
+		n := snapshot.Chunks(len(live))
 		if m := of[[2]int{i, j}]; m != nil {
 			for c, changes := range changed[:n] {
 				if !changes {
@@ -256,9 +256,9 @@ func (w *watch) arm(changed []bool) {
 	})
 }
 
-// since returns, for a blob of the last image, the chunks that may differ from the live value; nil:
-// all.
-func (w *watch) since(last *image.Image) func(blob int) []bool {
+// since returns, for a blob of the last snapshot, the chunks that may differ from the live value;
+// nil: all.
+func (w *watch) since(last *snapshot.Snapshot) func(blob int) []bool {
 	if last == nil || !w.scan(last) {
 		return allChanged
 	}
@@ -272,7 +272,7 @@ func (w *watch) since(last *image.Image) func(blob int) []bool {
 }
 
 // keep resets the chunks that the last save has copied. After a failed save it is not called,
-// because the chunks still differ from the last image.
+// because the chunks still differ from the last snapshot.
 func (w *watch) keep() {
 	for i := range w.pieces {
 		p := &w.pieces[i]
@@ -286,7 +286,7 @@ func (w *watch) keep() {
 }
 
 // prove verifies that the watch has missed no change.
-func (w *watch) prove(last *image.Image) error {
+func (w *watch) prove(last *snapshot.Snapshot) error {
 	if !w.scan(last) {
 		return nil
 	}
@@ -307,7 +307,7 @@ func (w *watch) live() [][]byte {
 }
 
 // scan updates the changed chunks, and reports whether memory is watched.
-func (w *watch) scan(last *image.Image) bool {
+func (w *watch) scan(last *snapshot.Snapshot) bool {
 	if w.watcher == nil {
 		return false
 	}
@@ -328,7 +328,7 @@ func (w *watch) scan(last *image.Image) bool {
 			w.giveUp(err)
 			return false
 		}
-		var before *image.Blob
+		var before *snapshot.Blob
 		if last != nil {
 			before = w.parts.piece(last, p.part, p.index)
 		}
@@ -337,9 +337,9 @@ func (w *watch) scan(last *image.Image) bool {
 	return true
 }
 
-// note updates changed and look for b, whose blob in the last image is before.
-func (p *watchedPiece) note(b []byte, before *image.Blob) {
-	n := image.Chunks(len(b))
+// note updates changed and look for b, whose blob in the last snapshot is before.
+func (p *watchedPiece) note(b []byte, before *snapshot.Blob) {
+	n := snapshot.Chunks(len(b))
 	if len(p.changed) != n {
 		p.changed, p.look, p.same = make([]bool, n), make([]int, n), make([]bool, n)
 	}
@@ -350,18 +350,18 @@ func (p *watchedPiece) note(b []byte, before *image.Blob) {
 	head, tail := p.memory.Edges()
 	for _, edge := range [][2]int{{0, head}, {len(b) - tail, len(b)}} {
 		for from := edge[0]; from < edge[1]; {
-			c := from / image.ChunkSize
-			to := min(edge[1], (c+1)*image.ChunkSize)
+			c := from / snapshot.ChunkSize
+			to := min(edge[1], (c+1)*snapshot.ChunkSize)
 			p.changed[c] = p.changed[c] || before == nil || before.Len() != len(b) ||
-				!bytes.Equal(before.Chunk(c)[from-c*image.ChunkSize:to-c*image.ChunkSize], b[from:to])
+				!bytes.Equal(before.Chunk(c)[from-c*snapshot.ChunkSize:to-c*snapshot.ChunkSize], b[from:to])
 			from = to
 		}
 	}
 }
 
-// proven compares the chunks without a known change with the last image. If they differ, it stops
-// watching and returns the error, or logs it if the job heals states.
-func (w *watch) proven(last *image.Image) error {
+// proven compares the chunks without a known change with the last snapshot. If they differ, it
+// stops watching and returns the error, or logs it if the job heals states.
+func (w *watch) proven(last *snapshot.Snapshot) error {
 	if last == nil {
 		return nil
 	}

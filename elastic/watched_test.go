@@ -18,15 +18,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/dirty"
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/dirtypages"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // needWatch skips the test if the kernel does not support watching.
 func needWatch(t *testing.T) {
 	t.Helper()
-	w, err := dirty.Open()
+	w, err := dirtypages.Open()
 	if err != nil {
 		t.Skip(err)
 	}
@@ -66,9 +66,9 @@ type shadowed struct {
 
 // newShadowed makes parts in one allocation, most of which share pages at their edges.
 func newShadowed(w *Worker, gap int, watched bool) *shadowed {
-	all := make([]byte, 2*image.ChunkSize+600_000)
-	a, b := all[gap:image.ChunkSize+200_005], all[image.ChunkSize+200_005:2*image.ChunkSize-gap]
-	c, d := all[2*image.ChunkSize-gap:2*image.ChunkSize+300_000], all[2*image.ChunkSize+300_000:]
+	all := make([]byte, 2*snapshot.ChunkSize+600_000)
+	a, b := all[gap:snapshot.ChunkSize+200_005], all[snapshot.ChunkSize+200_005:2*snapshot.ChunkSize-gap]
+	c, d := all[2*snapshot.ChunkSize-gap:2*snapshot.ChunkSize+300_000], all[2*snapshot.ChunkSize+300_000:]
 	r := &shadowed{pieces: [][]byte{a, b, c, d}}
 	asked := Watched
 	if !watched {
@@ -274,14 +274,14 @@ func TestUnseenWrite(t *testing.T) {
 		logger := logrus.New()
 		logger.SetOutput(log)
 		w.log = logger
-		weights := make([]byte, 4*image.ChunkSize)
+		weights := make([]byte, 4*snapshot.ChunkSize)
 		s := NewState(w, Watched(Tensor("weights", weights)))
 		for range 3 {
 			if err := s.Commit(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		weights[2*image.ChunkSize+77] = 1
+		weights[2*snapshot.ChunkSize+77] = 1
 		lose(t, s)
 		if err := s.Commit(); err != nil {
 			t.Fatal(err)
@@ -313,11 +313,11 @@ func TestUnseenWrite(t *testing.T) {
 // past the page tables: then commits compare them.
 func TestWatchedByItself(t *testing.T) {
 	needWatch(t)
-	if why, err := dirty.Bypass(); why != "" || err != nil {
+	if why, err := dirtypages.Bypass(); why != "" || err != nil {
 		t.Skip(why, err)
 	}
 	const chunks = 20
-	weights := make([]byte, chunks*image.ChunkSize)
+	weights := make([]byte, chunks*snapshot.ChunkSize)
 	w := stillWorld(t, 1, 0)[0]
 	w.log = quiet()
 	s := NewState(w, Tensor("weights", weights), Tensor("small", make([]byte, 5000)))
@@ -344,12 +344,12 @@ func TestWatchedByItself(t *testing.T) {
 	if n := changed(); n != 0 || len(s.watch.pieces) != 1 {
 		t.Errorf("nothing changes, and %d chunks of %d pieces are compared", n, len(s.watch.pieces))
 	}
-	weights[5*image.ChunkSize+7]++
+	weights[5*snapshot.ChunkSize+7]++
 	if n := changed(); n != 1 {
 		t.Errorf("one chunk changes, and %d are compared", n)
 	}
-	weights[6*image.ChunkSize+7]++
-	if err := s.Restore(); err != nil || weights[6*image.ChunkSize+7] != 0 || weights[5*image.ChunkSize+7] != 1 {
+	weights[6*snapshot.ChunkSize+7]++
+	if err := s.Restore(); err != nil || weights[6*snapshot.ChunkSize+7] != 0 || weights[5*snapshot.ChunkSize+7] != 1 {
 		t.Errorf("not restored: %v", err)
 	}
 
@@ -369,11 +369,11 @@ func TestWatchedByItself(t *testing.T) {
 // Memory that cannot be watched is compared, and the log has the reason.
 func TestNotWatched(t *testing.T) {
 	needWatch(t)
-	shared, err := unix.Mmap(-1, 0, 2*image.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	shared, err := unix.Mmap(-1, 0, 2*snapshot.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
-	step, twice := 0, make([]byte, 2*image.ChunkSize)
+	step, twice := 0, make([]byte, 2*snapshot.ChunkSize)
 	other := NewState(stillWorld(t, 1, 0)[0], Watched(Tensor("it", twice)))
 	if err := other.Commit(); err != nil {
 		t.Fatal(err)
@@ -417,7 +417,7 @@ func TestWatchedMemoryIsReplaced(t *testing.T) {
 	needWatch(t)
 	w := stillWorld(t, 1, 0)[0]
 	w.log = quiet()
-	many := [][]byte{make([]byte, 2*image.ChunkSize), make([]byte, image.ChunkSize)}
+	many := [][]byte{make([]byte, 2*snapshot.ChunkSize), make([]byte, snapshot.ChunkSize)}
 	s := NewState(w, Watched(Tensors("many", many)))
 	commit := func() {
 		t.Helper()
@@ -434,14 +434,14 @@ func TestWatchedMemoryIsReplaced(t *testing.T) {
 	commit()
 	// The heap can reuse memory that a garbage State still watches.
 	mapped := func() []byte {
-		b, err := unix.Mmap(-1, 0, 2*image.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		b, err := unix.Mmap(-1, 0, 2*snapshot.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return b
 	}
 	many[0] = mapped()
-	many[0][image.ChunkSize+9] = 5
+	many[0][snapshot.ChunkSize+9] = 5
 	commit()
 	if s.watch.pieces[0].memory == nil {
 		t.Error("the new slice is not watched")
@@ -466,7 +466,7 @@ func TestWatchedMemoryIsReplaced(t *testing.T) {
 // The watch ends with Run, and with a State that is garbage.
 func TestWatchEnds(t *testing.T) {
 	needWatch(t)
-	weights := make([]byte, 2*image.ChunkSize)
+	weights := make([]byte, 2*snapshot.ChunkSize)
 	s := NewState(stillWorld(t, 1, 0)[0], Watched(Tensor("weights", weights)))
 	err := Run(t.Context(), s, func(context.Context) error {
 		if s.watch.watcher != nil {
@@ -485,7 +485,7 @@ func TestWatchEnds(t *testing.T) {
 		t.Errorf("a commit after Run: %v", err)
 	}
 	s = nil
-	watcher, err := dirty.Open()
+	watcher, err := dirtypages.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -493,7 +493,7 @@ func TestWatchEnds(t *testing.T) {
 	deadline := sandbox.Limit()
 	for {
 		runtime.GC()
-		m, errs := watcher.Watch([][]byte{weights}, image.ChunkSize)
+		m, errs := watcher.Watch([][]byte{weights}, snapshot.ChunkSize)
 		if m[0] != nil {
 			break
 		}

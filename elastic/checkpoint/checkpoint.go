@@ -35,7 +35,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -80,7 +80,7 @@ type Part struct {
 	Sums [][]uint32 `json:"sums"`
 }
 
-// Tensor describes one blob of an image in the file.
+// Tensor describes one blob of a snapshot in the file.
 type Tensor struct {
 	// Name is unique in the file.
 	Name string
@@ -103,13 +103,13 @@ var sizes = map[string]int{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U3
 
 // Encode writes a checkpoint to w. tensors describes the tensors of each part, and blobs contains
 // their bytes in the same order; Encode sets Tensors and Sums of the parts.
-func Encode(w io.Writer, about About, tensors [][]Tensor, blobs []image.Blob) error {
+func Encode(w io.Writer, about About, tensors [][]Tensor, blobs []snapshot.Blob) error {
 	about.Version = Version
 	about.Parts = slices.Clone(about.Parts)
 	header := map[string]any{}
 	type placed struct {
 		Tensor
-		blob *image.Blob
+		blob *snapshot.Blob
 	}
 	var all []placed
 	for i := range about.Parts {
@@ -164,7 +164,7 @@ func Encode(w io.Writer, about About, tensors [][]Tensor, blobs []image.Blob) er
 }
 
 func seal(head []byte) []byte {
-	return binary.LittleEndian.AppendUint32([]byte(sealMagic), image.Sum(head))
+	return binary.LittleEndian.AppendUint32([]byte(sealMagic), snapshot.Sum(head))
 }
 
 // File is an open checkpoint.
@@ -291,7 +291,7 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 		}
 		for i, name := range p.Tensors {
 			e, ok := f.entries[name]
-			if n := int(e.Offsets[1] - e.Offsets[0]); !ok || len(p.Sums[i]) != image.Chunks(n) {
+			if n := int(e.Offsets[1] - e.Offsets[0]); !ok || len(p.Sums[i]) != snapshot.Chunks(n) {
 				return damaged("part %q has no tensor %q of its length", p.Name, name)
 			}
 			if taken[name] {
@@ -316,14 +316,14 @@ func (f *File) Len(p Part) (n int64) {
 func (f *File) each(p Part, i int, visit func(chunk []byte)) error {
 	e := f.entries[p.Tensors[i]]
 	n := int64(e.Offsets[1] - e.Offsets[0])
-	r := bufio.NewReaderSize(io.NewSectionReader(f.file, f.data+int64(e.Offsets[0]), n), image.ChunkSize)
-	buf := make([]byte, min(n, image.ChunkSize))
+	r := bufio.NewReaderSize(io.NewSectionReader(f.file, f.data+int64(e.Offsets[0]), n), snapshot.ChunkSize)
+	buf := make([]byte, min(n, snapshot.ChunkSize))
 	for c, sum := range p.Sums[i] {
-		chunk := buf[:min(n-int64(c)*image.ChunkSize, image.ChunkSize)]
+		chunk := buf[:min(n-int64(c)*snapshot.ChunkSize, snapshot.ChunkSize)]
 		if _, err := io.ReadFull(r, chunk); err != nil {
 			return fmt.Errorf("checkpoint: tensor %q: %w", p.Tensors[i], err)
 		}
-		if image.Sum(chunk) != sum {
+		if snapshot.Sum(chunk) != sum {
 			return fmt.Errorf("checkpoint: %w", damaged("tensor %q, chunk %d", p.Tensors[i], c))
 		}
 		visit(chunk)

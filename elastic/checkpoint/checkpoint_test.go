@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 var sample = About{Commits: 7, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Size: 4,
@@ -25,16 +25,16 @@ var sample = About{Commits: 7, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 var sampleTensors = [][]Tensor{{{"epoch", "I64", true}}, {{"layers.0", "F32", false}, {"layers.1", "F16", false}}, {{"tags", "U8", false}}}
 
 func sampleBytes() [][]byte {
-	large := make([]byte, image.ChunkSize+8)
-	large[image.ChunkSize] = 1
+	large := make([]byte, snapshot.ChunkSize+8)
+	large[snapshot.ChunkSize] = 1
 	return [][]byte{{3, 0, 0, 0, 0, 0, 0, 0}, binary.LittleEndian.AppendUint32(large, math.Float32bits(1.5)), {1, 2}, {9, 8, 7}}
 }
 
 // Progress is reported as data reaches the disk.
 func TestWriteTelling(t *testing.T) {
 	const size = 5*settleEvery + 1000
-	var s image.Store
-	p := s.Begin(1, []image.Source{{Bytes: bytes.Repeat([]byte("x"), size), Given: true}})
+	var s snapshot.Store
+	p := s.Begin(1, []snapshot.Source{{Bytes: bytes.Repeat([]byte("x"), size), Given: true}})
 	p.Copy()
 	p.Seal()
 	dir, parts, all := t.TempDir(), 0, int64(0)
@@ -55,11 +55,11 @@ func TestWriteTelling(t *testing.T) {
 	}
 }
 
-func blobs() []image.Blob {
-	var s image.Store
-	var sources []image.Source
+func blobs() []snapshot.Blob {
+	var s snapshot.Store
+	var sources []snapshot.Source
 	for _, b := range sampleBytes() {
-		sources = append(sources, image.Source{Bytes: b, Given: true})
+		sources = append(sources, snapshot.Source{Bytes: b, Given: true})
 	}
 	p := s.Begin(7, sources)
 	p.Copy()
@@ -113,7 +113,7 @@ func TestWriteAndRead(t *testing.T) {
 	}
 	a := f.About
 	if a.Version != 1 || a.Commits != 7 || !a.Time.Equal(sample.Time) || a.Size != 4 || len(a.Parts) != 3 || a.Parts[2].Text != "map[]" ||
-		!slices.Equal(a.Parts[1].Tensors, []string{"layers.0", "layers.1"}) || f.Len(a.Parts[1]) != image.ChunkSize+12+2 {
+		!slices.Equal(a.Parts[1].Tensors, []string{"layers.0", "layers.1"}) || f.Len(a.Parts[1]) != snapshot.ChunkSize+12+2 {
 		t.Errorf("%+v", a)
 	}
 	if all, err := List(dir); err != nil || !slices.Equal(all, []uint64{7}) {
@@ -147,7 +147,7 @@ func TestFormat(t *testing.T) {
 		shape []int
 		bytes []byte
 	}{
-		"epoch": {"I64", []int{}, sampleBytes()[0]}, "layers.0": {"F32", []int{image.ChunkSize/4 + 3}, sampleBytes()[1]},
+		"epoch": {"I64", []int{}, sampleBytes()[0]}, "layers.0": {"F32", []int{snapshot.ChunkSize/4 + 3}, sampleBytes()[1]},
 		"layers.1": {"F16", []int{1}, sampleBytes()[2]}, "tags": {"U8", []int{3}, sampleBytes()[3]},
 	}
 	for name, text := range header {
@@ -211,7 +211,7 @@ func TestDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	large := b.Bytes()
-	for _, at := range []int{len(large) - 13, len(large) - image.ChunkSize, len(large) - image.ChunkSize/2} {
+	for _, at := range []int{len(large) - 13, len(large) - snapshot.ChunkSize, len(large) - snapshot.ChunkSize/2} {
 		large[at] ^= 16
 		try(large, "a bit flipped in byte", at)
 		large[at] ^= 16

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -63,7 +63,7 @@ func MakeDir(dir string, shared bool) error {
 // Write writes a checkpoint into dir, which it creates if necessary. Only this user may read the
 // file. It gets its name after all of it is on disk, so a crash or an error leaves existing
 // checkpoints intact; a later Write removes incomplete files. It blocks until the data is on disk.
-func Write(dir string, about About, tensors [][]Tensor, blobs []image.Blob) error {
+func Write(dir string, about About, tensors [][]Tensor, blobs []snapshot.Blob) error {
 	return WriteTelling(dir, false, about, tensors, blobs, func(int64) {})
 }
 
@@ -71,7 +71,7 @@ func Write(dir string, about About, tensors [][]Tensor, blobs []image.Blob) erro
 // the number of bytes that have reached the disk since the last call. If shared, all users may read
 // the file.
 func WriteTelling(
-	dir string, shared bool, about About, tensors [][]Tensor, blobs []image.Blob, progress func(bytes int64),
+	dir string, shared bool, about About, tensors [][]Tensor, blobs []snapshot.Blob, progress func(bytes int64),
 ) (err error) {
 	if err := MakeDir(dir, shared); err != nil {
 		return err

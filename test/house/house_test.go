@@ -69,7 +69,7 @@ func table() map[string]string {
 
 // TestTableIsRead: each import that the table allows is a room of it.
 func TestTableIsRead(t *testing.T) {
-	if len(rooms) < 30 || rooms["plan"] != "" || rooms["elastic/internal/transfer"] != "elastic/internal/image" {
+	if len(rooms) < 30 || rooms["plan"] != "" || rooms["elastic/internal/transfer"] != "elastic/internal/snapshot" {
 		t.Fatalf("read as %v", rooms)
 	}
 	for room, imports := range rooms {

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // Messages between workers consist of words, 64-bit and little-endian; numbers, varints below 2^48;
@@ -47,12 +47,12 @@ func AppendList[T ~string | ~[]byte](b []byte, values []T) []byte {
 }
 
 // Seal appends the checksum of a message to it.
-func Seal(b []byte) []byte { return binary.LittleEndian.AppendUint32(b, image.Sum(b)) }
+func Seal(b []byte) []byte { return binary.LittleEndian.AppendUint32(b, snapshot.Sum(b)) }
 
 // Unseal returns a message without its checksum, or ErrDamaged if that is another.
 func Unseal(b []byte) ([]byte, error) {
 	n := len(b) - 4
-	if n < 0 || image.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
+	if n < 0 || snapshot.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
 		return nil, ErrDamaged
 	}
 	return b[:n:n], nil

@@ -6,14 +6,14 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // A value comes as differences from the one before, and a message of a few changes is short.
 func TestValues(t *testing.T) {
-	before := []*Value{NewValue([]byte("some bytes"), nil), NewValue(make([]byte, image.ChunkSize+1), nil), nil}
+	before := []*Value{NewValue([]byte("some bytes"), nil), NewValue(make([]byte, snapshot.ChunkSize+1), nil), nil}
 	now := []*Value{
-		NewValue([]byte("other bytes"), before[0]), NewValue(append(make([]byte, image.ChunkSize), 1), before[1]), NewValue(nil, nil),
+		NewValue([]byte("other bytes"), before[0]), NewValue(append(make([]byte, snapshot.ChunkSize), 1), before[1]), NewValue(nil, nil),
 	}
 	b := AppendValues(nil, now, true)
 	if len(b) > 100 {
@@ -38,9 +38,9 @@ func TestValues(t *testing.T) {
 // FuzzMessages: what is taken is within its bounds, and is read as the same when it is written
 // again.
 func FuzzMessages(f *testing.F) {
-	before := []*Value{NewValue([]byte("some bytes"), nil), NewValue(make([]byte, image.ChunkSize+1), nil)}
-	now := []*Value{NewValue([]byte("other bytes"), before[0]), NewValue(append(make([]byte, image.ChunkSize), 1), before[1])}
-	whole := Manifest{Number: 3, Layout: layout, lengths: []int{3, image.ChunkSize + 1}, sums: []uint32{1, 2, 3}, there: []byte{1, 0, 1}}
+	before := []*Value{NewValue([]byte("some bytes"), nil), NewValue(make([]byte, snapshot.ChunkSize+1), nil)}
+	now := []*Value{NewValue([]byte("other bytes"), before[0]), NewValue(append(make([]byte, snapshot.ChunkSize), 1), before[1])}
+	whole := Manifest{Number: 3, Layout: layout, lengths: []int{3, snapshot.ChunkSize + 1}, sums: []uint32{1, 2, 3}, there: []byte{1, 0, 1}}
 	f.Add(whole.append(nil))
 	f.Add((&Head{Manifest: Manifest{Layout: layout, lengths: []int{3}}, Carried: [][]byte{nil, {1}}, size: 4}).append(nil))
 	f.Add((&Step{Number: 3, Carried: [][]byte{{1, 2}}, Sums: []Sum{{1, 2}}}).append(nil))

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 const (
@@ -399,7 +399,7 @@ func (v *visitor) step(head []byte) error {
 	}
 	size := v.feed.source.Size
 	for at := 0; at < size; {
-		piece := v.buffer(min(image.ChunkSize, size-at))
+		piece := v.buffer(min(snapshot.ChunkSize, size-at))
 		v.feed.mu.Lock()
 		k := v.feed.find(v.cursor)
 		if k != nil {

@@ -11,14 +11,14 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // member trains: a step adds its averages, of which each has the number of the step, to all of the
 // state.
 type member struct {
 	feed    *Feed
-	store   image.Store
+	store   snapshot.Store
 	live    []byte
 	steps   uint64
 	serving sync.WaitGroup
@@ -34,7 +34,7 @@ func newMember(length, averages int) *member {
 			c := m.store.Hold()
 			steps := c.Blobs()[1].Bytes()
 			return &Commit{Number: c.Number(), Steps: binary.LittleEndian.Uint64(steps), Layout: layout,
-				Carried: [][]byte{nil, steps}, Blobs: []*image.Blob{&c.Blobs()[0]}, Release: c.Release}, nil
+				Carried: [][]byte{nil, steps}, Blobs: []*snapshot.Blob{&c.Blobs()[0]}, Release: c.Release}, nil
 		},
 		Sample: func(commit uint64) []Sum { return []Sum{{uint32(commit), 7}} },
 		Began:  func(int) {},
@@ -47,7 +47,7 @@ func newMember(length, averages int) *member {
 func (m *member) position() []byte { return binary.LittleEndian.AppendUint64(nil, m.steps) }
 
 func (m *member) commit() {
-	p := m.store.Begin(m.steps+100, []image.Source{{Bytes: m.live}, {Bytes: m.position(), Given: true}})
+	p := m.store.Begin(m.steps+100, []snapshot.Source{{Bytes: m.live}, {Bytes: m.position(), Given: true}})
 	p.Copy()
 	p.Seal()
 }
@@ -121,8 +121,8 @@ func TestMemoryIsGivenBack(t *testing.T) {
 // A follower has the member's state after each step, although all of it changes in each, whenever
 // it comes.
 func TestFollow(t *testing.T) {
-	for _, length := range []int{1, image.ChunkSize + 3} {
-		for _, averages := range []int{1, image.ChunkSize + 1} {
+	for _, length := range []int{1, snapshot.ChunkSize + 3} {
+		for _, averages := range []int{1, snapshot.ChunkSize + 1} {
 			m := newMember(length, averages)
 			for range 3 {
 				if err := m.step(); err != nil {
@@ -217,9 +217,9 @@ func TestLost(t *testing.T) {
 
 // One follower at a time takes a commit, of a member with the same state.
 func TestRefused(t *testing.T) {
-	m := newMember(3*image.ChunkSize, 4)
+	m := newMember(3*snapshot.ChunkSize, 4)
 	memory := func(layout string) Memory {
-		all := Memory{Layout: layout, Blobs: [][]byte{make([]byte, 3*image.ChunkSize)}}
+		all := Memory{Layout: layout, Blobs: [][]byte{make([]byte, 3*snapshot.ChunkSize)}}
 		for range Depth(4) {
 			all.Buffers = append(all.Buffers, make([]byte, 4))
 		}

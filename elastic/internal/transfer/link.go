@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // Kinds of frames.
@@ -63,13 +63,13 @@ type link struct {
 // buffer returns n bytes, at most those of a chunk, that are valid until the next call.
 func (l *link) buffer(n int) []byte {
 	if l.scratch == nil {
-		l.scratch = make([]byte, image.ChunkSize)
+		l.scratch = make([]byte, snapshot.ChunkSize)
 	}
 	return l.scratch[:n]
 }
 
 func (l *link) write(kind byte, number uint32, payload []byte) error {
-	return l.writeSummed(kind, number, payload, image.Sum(payload))
+	return l.writeSummed(kind, number, payload, snapshot.Sum(payload))
 }
 
 func (l *link) writeSummed(kind byte, number uint32, payload []byte, sum uint32) error {
@@ -93,7 +93,7 @@ func (l *link) writeChunk(c *Commit, number int, at place) error {
 	if c.Release != nil {
 		return l.writeSummed(frameChunk, uint32(number), blob.Chunk(at.chunk), blob.Sum(at.chunk))
 	}
-	b := l.buffer(min(image.ChunkSize, blob.Len()-at.chunk*image.ChunkSize))
+	b := l.buffer(min(snapshot.ChunkSize, blob.Len()-at.chunk*snapshot.ChunkSize))
 	if sum, ok := blob.TrySum(at.chunk); ok && blob.TryRead(at.chunk, b) {
 		return l.writeSummed(frameChunk, uint32(number), b, sum)
 	}
@@ -121,7 +121,7 @@ func (l *link) read(within time.Duration) (frame, []byte, error) {
 	if _, err := io.CopyN(&b, l.conn, int64(f.length)); err != nil {
 		return f, nil, noEnd(err)
 	}
-	if image.Sum(b.Bytes()) != f.sum {
+	if snapshot.Sum(b.Bytes()) != f.sum {
 		return f, nil, ErrDamaged
 	}
 	l.received.Add(int64(f.length))
@@ -136,7 +136,7 @@ func (l *link) fill(to []byte, f frame) error {
 	if _, err := io.ReadFull(l.conn, to); err != nil {
 		return noEnd(err)
 	}
-	if image.Sum(to) != f.sum {
+	if snapshot.Sum(to) != f.sum {
 		return errSum
 	}
 	l.received.Add(int64(len(to)))

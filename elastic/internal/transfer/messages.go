@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 // What a source says of a chunk in a manifest.
@@ -36,7 +36,7 @@ func (r *Reader) manifest() (m Manifest) {
 	chunks := 0
 	for range r.Count() {
 		m.lengths = append(m.lengths, r.Number())
-		chunks += image.Chunks(m.lengths[len(m.lengths)-1])
+		chunks += snapshot.Chunks(m.lengths[len(m.lengths)-1])
 	}
 	n := r.Count()
 	r.bad = r.bad || n != 0 && n != chunks

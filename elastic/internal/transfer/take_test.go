@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // giver is a worker with commits.
 type giver struct {
 	mu     sync.Mutex
-	store  image.Store
+	store  snapshot.Store
 	number uint64
 	live   [][]byte
 
@@ -46,9 +46,9 @@ func (g *giver) commit() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.number++
-	var sources []image.Source
+	var sources []snapshot.Source
 	for _, b := range g.live {
-		sources = append(sources, image.Source{Bytes: b})
+		sources = append(sources, snapshot.Source{Bytes: b})
 	}
 	p := g.store.Begin(g.number, sources)
 	p.Copy()
@@ -82,7 +82,7 @@ func (c counting) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.g.mu.Lock()
 	c.g.sent += n
-	gave := c.g.gave != nil && c.g.sent >= image.ChunkSize
+	gave := c.g.gave != nil && c.g.sent >= snapshot.ChunkSize
 	c.g.mu.Unlock()
 	if gave {
 		c.g.gave()
@@ -143,7 +143,7 @@ func same(t *testing.T, got, want [][]byte) {
 
 // Several sources each supply a part; blobs may be empty and end anywhere.
 func TestTake(t *testing.T) {
-	live := [][]byte{random(24*image.ChunkSize + 5), nil, random(image.ChunkSize), random(3)}
+	live := [][]byte{random(24*snapshot.ChunkSize + 5), nil, random(snapshot.ChunkSize), random(3)}
 	givers := []*giver{newGiver(live...), newGiver(live...), newGiver(live...)}
 	// On a busy machine one of them could supply everything before another is scheduled.
 	var waiting sync.WaitGroup
@@ -161,7 +161,7 @@ func TestTake(t *testing.T) {
 		t.Errorf("%+v, want %d bytes and a second look", taken, want)
 	}
 	for i, g := range givers {
-		if g.sent < image.ChunkSize {
+		if g.sent < snapshot.ChunkSize {
 			t.Errorf("source %d gave %d bytes", i, g.sent)
 		}
 	}
@@ -190,9 +190,9 @@ func (s *severed) Write(b []byte) (int, error) {
 
 // A source that dies, or sends a wrong bit, delays only its share.
 func TestTakeFromFaultySources(t *testing.T) {
-	live := random(10*image.ChunkSize + 1)
+	live := random(10*snapshot.ChunkSize + 1)
 	for _, flip := range []bool{false, true} {
-		for _, after := range []int{0, 1000, 3*image.ChunkSize + 9} {
+		for _, after := range []int{0, 1000, 3*snapshot.ChunkSize + 9} {
 			bad := newGiver(live)
 			spoiled := false // a slow source may not get enough requests
 			bad.spoil = func(c net.Conn) net.Conn { return &severed{c, after, flip, &spoiled} }
@@ -214,9 +214,9 @@ func TestTakeFromFaultySources(t *testing.T) {
 // Of sources with different newest commits the majority's is used, and those without a usable state
 // are ignored.
 func TestTakeFromTheMajority(t *testing.T) {
-	live := random(5 * image.ChunkSize)
+	live := random(5 * snapshot.ChunkSize)
 	odd := slices.Clone(live)
-	odd[3*image.ChunkSize]++
+	odd[3*snapshot.ChunkSize]++
 	other := newGiver(live)
 	other.layout = "another"
 	shorter := newGiver(live[1:])
@@ -235,12 +235,12 @@ func TestTakeFromTheMajority(t *testing.T) {
 // commit.
 func TestTakeWhatMoves(t *testing.T) {
 	const chunks = 27
-	live := random(chunks * image.ChunkSize)
+	live := random(chunks * snapshot.ChunkSize)
 	a, b := newGiver(live), newGiver(live)
 	changing := chunks
 	a.given = func() {
 		for i := range changing {
-			live[i*image.ChunkSize+7]++
+			live[i*snapshot.ChunkSize+7]++
 		}
 		changing /= 3
 		a.commit()
@@ -251,14 +251,14 @@ func TestTakeWhatMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, got, [][]byte{live})
-	if taken.Rounds != 3 || taken.Bytes != (chunks+chunks/3+chunks/9)*image.ChunkSize || taken.Number != a.number {
+	if taken.Rounds != 3 || taken.Bytes != (chunks+chunks/3+chunks/9)*snapshot.ChunkSize || taken.Number != a.number {
 		t.Errorf("%+v of commit %d", taken, a.number)
 	}
 
 	// The number of rounds is limited if everything changes all the time.
 	a.given = func() {
 		for i := range chunks {
-			live[i*image.ChunkSize+7]++
+			live[i*snapshot.ChunkSize+7]++
 		}
 		a.commit()
 	}
@@ -283,14 +283,14 @@ func TestTakeWhatIsOverwritten(t *testing.T) {
 		left    int // chunks at the end that are left out
 	}{{"a few once", 10, 3, 0}, {"nearly all, always", chunks - batch, 1, chunks - batch}} {
 		t.Run(c.name, func(t *testing.T) {
-			live := random(chunks * image.ChunkSize)
+			live := random(chunks * snapshot.ChunkSize)
 			g := newGiver(live)
 			var once sync.Once
 			before := &g.store.Last().Blobs()[0].Chunk(0)[0]
 			g.gave = func() {
 				once.Do(func() {
 					for i := chunks - c.changed; i < chunks; i++ {
-						live[i*image.ChunkSize+9]++
+						live[i*snapshot.ChunkSize+9]++
 					}
 					g.commit()
 				})
@@ -299,7 +299,7 @@ func TestTakeWhatIsOverwritten(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			whole := (chunks - c.left) * image.ChunkSize
+			whole := (chunks - c.left) * snapshot.ChunkSize
 			same(t, [][]byte{got[0][:whole]}, [][]byte{live[:whole]})
 			if taken.Rounds != c.rounds || taken.Bytes != int64(whole) || taken.Changed != nil && slices.Index(taken.Changed, true) != chunks-c.changed {
 				t.Errorf("%d rounds, %d bytes, changed %v", taken.Rounds, taken.Bytes, taken.Changed)
@@ -318,7 +318,7 @@ func TestTakeWhatIsOverwritten(t *testing.T) {
 
 // The end of the context ends Take.
 func TestTakeIsEnded(t *testing.T) {
-	live := random(4 * image.ChunkSize)
+	live := random(4 * snapshot.ChunkSize)
 	ctx, cancel := context.WithCancel(t.Context())
 	_, _, err := take(t, ctx, []*giver{newGiver(live), newGiver(live)}, []int{len(live)}, Options{
 		Progress: func(have, of int64) { cancel() },
@@ -331,7 +331,7 @@ func TestTakeIsEnded(t *testing.T) {
 // A source refuses invalid requests and closes the connection.
 func TestServeSenseless(t *testing.T) {
 	ask := func(kind byte, payload []byte) []byte {
-		return append(frame{kind, 0, uint32(len(payload)), image.Sum(payload)}.append(nil), payload...)
+		return append(frame{kind, 0, uint32(len(payload)), snapshot.Sum(payload)}.append(nil), payload...)
 	}
 	for name, question := range map[string][]byte{
 		"unknown":           ask('x', nil),

@@ -25,7 +25,7 @@ import (
 	"net"
 	"slices"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
 const (
@@ -40,7 +40,7 @@ type Commit struct {
 	// Layout describes what is sent; only workers with the same layout can use it.
 	Layout string
 	// Blobs are read by one goroutine. They may be lent.
-	Blobs []*image.Blob
+	Blobs []*snapshot.Blob
 
 	// Steps is the number of the steps that have led to the commit. It is for followers, as what
 	// follows it.
@@ -182,7 +182,7 @@ func (s *source) follow(from *Supply) error {
 // chunked returns the chunks of blobs, in order, and the lengths of the blobs.
 func chunked(blobs [][]byte) (all [][]byte, lengths []int) {
 	for _, b := range blobs {
-		all = slices.AppendSeq(all, slices.Chunk(b, image.ChunkSize))
+		all = slices.AppendSeq(all, slices.Chunk(b, snapshot.ChunkSize))
 		lengths = append(lengths, len(b))
 	}
 	return all, lengths

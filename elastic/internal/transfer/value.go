@@ -5,10 +5,10 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
-// Value is an immutable sequence of bytes, in chunks as in an image.
+// Value is an immutable sequence of bytes, in chunks as in a snapshot.
 type Value struct {
 	size    int
 	chunks  [][]byte
@@ -19,15 +19,15 @@ type Value struct {
 // NewValue splits b, which must not change, into chunks. before is the value that it replaces; nil:
 // none.
 func NewValue(b []byte, before *Value) *Value {
-	n := image.Chunks(len(b))
+	n := snapshot.Chunks(len(b))
 	v := &Value{size: len(b), chunks: make([][]byte, n), sums: make([]uint32, n), changed: make([]bool, n)}
 	for i := range n {
-		v.chunks[i] = b[i*image.ChunkSize : min((i+1)*image.ChunkSize, len(b))]
+		v.chunks[i] = b[i*snapshot.ChunkSize : min((i+1)*snapshot.ChunkSize, len(b))]
 		if before != nil && i < len(before.chunks) && bytes.Equal(before.chunks[i], v.chunks[i]) {
 			v.sums[i] = before.sums[i]
 			continue
 		}
-		v.sums[i], v.changed[i] = image.Sum(v.chunks[i]), true
+		v.sums[i], v.changed[i] = snapshot.Sum(v.chunks[i]), true
 	}
 	return v
 }
@@ -119,20 +119,20 @@ func (r *Reader) value(old *Value) *Value {
 	if size < 0 {
 		return nil
 	}
-	sums, marks := r.sums(image.Chunks(size))
+	sums, marks := r.sums(snapshot.Chunks(size))
 	if r.bad {
 		return nil
 	}
 	v := &Value{size: size, chunks: make([][]byte, len(sums)), sums: sums}
 	whole := !slices.Contains(marks, unchanged)
 	for i, sum := range sums {
-		length := min(image.ChunkSize, size-i*image.ChunkSize)
+		length := min(snapshot.ChunkSize, size-i*snapshot.ChunkSize)
 		switch {
 		case marks[i] == follows:
 			if v.chunks[i] = r.Take(length); !whole {
 				v.chunks[i] = bytes.Clone(v.chunks[i]) // a chunk must not retain a message that consists mostly of other chunks
 			}
-			r.bad = r.bad || image.Sum(v.chunks[i]) != sum
+			r.bad = r.bad || snapshot.Sum(v.chunks[i]) != sum
 		case marks[i] != unchanged || old == nil || i >= len(old.chunks) || len(old.chunks[i]) != length || old.sums[i] != sum:
 			r.bad = true
 		default:

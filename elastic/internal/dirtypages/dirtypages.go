@@ -1,4 +1,4 @@
-// Package dirty detects which memory of this process has been written to, without reading it.
+// Package dirtypages detects which memory of this process has been written to, without reading it.
 //
 // It registers memory with the kernel for asynchronous write protection (userfaultfd with
 // UFFD_FEATURE_WP_ASYNC, Linux 6.7 or newer, unprivileged). The first write to a protected page
@@ -12,7 +12,7 @@
 // before they were protected: cuMemHostRegister, RDMA, fixed buffers of io_uring. It refuses shared
 // memory, which other processes write through their own page tables, files, and memory that is
 // already registered.
-package dirty
+package dirtypages
 
 import (
 	"errors"

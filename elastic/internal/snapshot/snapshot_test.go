@@ -1,4 +1,4 @@
-package image
+package snapshot
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// commit makes an image of live, whose even blobs are copied and whose odd ones are Given.
+// commit makes a snapshot of live, whose even blobs are copied and whose odd ones are Given.
 func commit(s *Store, number uint64, live [][]byte, async bool) {
 	sources := make([]Source, len(live))
 	for i, b := range live {
@@ -32,26 +32,26 @@ func commit(s *Store, number uint64, live [][]byte, async bool) {
 	p.Seal()
 }
 
-// holds checks the bytes and checksums of an image.
-func holds(t interface{ Errorf(string, ...any) }, m *Image, number uint64, want [][]byte) {
+// holds checks the bytes and checksums of a snapshot.
+func holds(t interface{ Errorf(string, ...any) }, m *Snapshot, number uint64, want [][]byte) {
 	if m.Number() != number || len(m.Blobs()) != len(want) {
-		t.Errorf("image %d of %d blobs, want %d of %d", m.Number(), len(m.Blobs()), number, len(want))
+		t.Errorf("snapshot %d of %d blobs, want %d of %d", m.Number(), len(m.Blobs()), number, len(want))
 		return
 	}
 	for i, p := range m.Blobs() {
 		if !bytes.Equal(p.Bytes(), want[i]) || p.Len() != len(want[i]) || p.Chunks() != Chunks(len(want[i])) {
-			t.Errorf("image %d: blob %d of %d bytes, %d chunks, is another", number, i, p.Len(), p.Chunks())
+			t.Errorf("snapshot %d: blob %d of %d bytes, %d chunks, is another", number, i, p.Len(), p.Chunks())
 		}
 		for c, sum := range p.Sums() {
 			if sum != Sum(p.Chunk(c)) || p.Sum(c) != sum {
-				t.Errorf("image %d: the sum of chunk %d of blob %d is not its own", number, c, i)
+				t.Errorf("snapshot %d: the sum of chunk %d of blob %d is not its own", number, c, i)
 			}
 		}
 	}
 }
 
-// A commit overwrites the last image where nobody holds it, and nothing else. Lent blobs tell which
-// of their chunks are gone, and an audit has the checksums of all.
+// A commit overwrites the last snapshot where nobody holds it, and nothing else. Lent blobs tell
+// which of their chunks are gone, and an audit has the checksums of all.
 func TestOverwritten(t *testing.T) {
 	const chunks = 4
 	var s Store
@@ -98,12 +98,12 @@ func TestOverwritten(t *testing.T) {
 	}
 	held.Release()
 
-	// An image in the background of training may not be sealed for long.
+	// A snapshot in the background of training may not be sealed for long.
 	at = data()
 	live[0][1]++
 	commit(&s, 6, live, true)
 	if now := data(); now[0] == at[0] {
-		t.Error("an image in the background overwrites the last")
+		t.Error("a snapshot in the background overwrites the last")
 	}
 }
 
@@ -191,8 +191,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// A held image does not change, whatever is committed later.
-func TestImagesNeverChange(t *testing.T) {
+// A held snapshot does not change, whatever is committed later.
+func TestSnapshotsNeverChange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Store
 		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 100, ChunkSize - 1, ChunkSize, 2*ChunkSize + 3}), 1, 3).Draw(t, "sizes")
@@ -201,8 +201,8 @@ func TestImagesNeverChange(t *testing.T) {
 			live[i] = make([]byte, n)
 		}
 		type held struct {
-			image *Image
-			want  [][]byte
+			snapshot *Snapshot
+			want     [][]byte
 		}
 		var all []held
 		number := uint64(0)
@@ -229,17 +229,17 @@ func TestImagesNeverChange(t *testing.T) {
 			}
 			if len(all) > 0 && rapid.Bool().Draw(t, "release") {
 				i := rapid.IntRange(0, len(all)-1).Draw(t, "which")
-				all[i].image.Release()
+				all[i].snapshot.Release()
 				all = slices.Delete(all, i, i+1)
 			}
 			for _, h := range all {
-				holds(t, h.image, h.image.Number(), h.want)
+				holds(t, h.snapshot, h.snapshot.Number(), h.want)
 			}
 		}
 	})
 }
 
-// A reader in the background sees one image while others are made.
+// A reader in the background sees one snapshot while others are made.
 func TestHoldWhileCommitting(t *testing.T) {
 	var s Store
 	live := [][]byte{make([]byte, 6*ChunkSize)}
@@ -252,7 +252,7 @@ func TestHoldWhileCommitting(t *testing.T) {
 			for c := range m.Blobs()[0].Chunks() {
 				b := m.Blobs()[0].Chunk(c)
 				if b[0] != byte(m.Number()) || b[len(b)-1] != byte(m.Number()) || m.Blobs()[0].Sum(c) != Sum(b) {
-					t.Errorf("chunk %d of image %d is another's", c, m.Number())
+					t.Errorf("chunk %d of snapshot %d is another's", c, m.Number())
 				}
 			}
 		})
@@ -300,7 +300,7 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%d bytes more in ten commits", more)
 	}
 	// A slow reader costs memory only while it reads.
-	held := []*Image{s.Hold()}
+	held := []*Snapshot{s.Hold()}
 	for n := range uint64(5) {
 		change(20 + n)
 		held = append(held, s.Hold())
@@ -391,7 +391,7 @@ func BenchmarkSum(b *testing.B) {
 	}
 }
 
-// Reserved memory is what the next image uses while the newest is held, and Trim gives the rest
+// Reserved memory is what the next snapshot uses while the newest is held, and Trim gives the rest
 // back.
 func TestReserve(t *testing.T) {
 	var s Store
@@ -418,7 +418,7 @@ func TestReserve(t *testing.T) {
 		t.Errorf("%d reserved bytes are unused", s.extra)
 	}
 	commit(3)
-	for i, c := range []*Image{held, s.Last()} {
+	for i, c := range []*Snapshot{held, s.Last()} {
 		b := c.Blobs()[0].Bytes()
 		if want := []byte{1, 3}[i]; b[0] != want || b[20*ChunkSize] != want {
 			t.Errorf("commit %d is overwritten", c.Number())
@@ -434,14 +434,14 @@ func TestReserve(t *testing.T) {
 	}
 	s.Trim()
 	if n := resident(t, unused); n != 0 {
-		t.Errorf("after Trim: %d pages of memory that no image uses", n)
+		t.Errorf("after Trim: %d pages of memory that no snapshot uses", n)
 	}
 	if lent[0].TryRead(0, make([]byte, ChunkSize)) {
 		t.Error("after Trim: a lent blob is still there")
 	}
 	commit(4)
 	if b := s.Last().Blobs()[0].Bytes(); s.extra != 0 || b[0] != 4 || !bytes.Equal(b, live) {
-		t.Errorf("after Trim: %d bytes beside the newest image", s.extra)
+		t.Errorf("after Trim: %d bytes beside the newest snapshot", s.extra)
 	}
 }
 
@@ -460,7 +460,7 @@ func resident(t *testing.T, b []byte) (n int) {
 	return n
 }
 
-// inPlace makes an image of live that lies in place.
+// inPlace makes a snapshot of live that lies in place.
 func inPlace(s *Store, number uint64, live [][]byte) {
 	sources := make([]Source, len(live))
 	for i, b := range live {
@@ -478,7 +478,7 @@ func TestInPlace(t *testing.T) {
 	inPlace(&s, 1, live)
 	m := s.Last()
 	if !s.InPlace() || &m.Blobs()[0].Chunk(1)[0] != &live[0][ChunkSize] {
-		t.Fatal("the image does not lie in place")
+		t.Fatal("the snapshot does not lie in place")
 	}
 	holds(t, m, 1, live)
 	number, lent := s.Lend()
@@ -490,7 +490,7 @@ func TestInPlace(t *testing.T) {
 	holds(t, held, 1, before)
 
 	if !s.Vacate() || s.Vacate() || s.Last() != nil {
-		t.Error("the image is there after Vacate")
+		t.Error("the snapshot is there after Vacate")
 	}
 	for i := range live[0] {
 		live[0][i] = 1
@@ -527,11 +527,11 @@ func TestInPlace(t *testing.T) {
 		t.Errorf("the checksum of a chunk that has changed unannounced is %#x, was %#x", sum, old)
 	}
 
-	// After Abandon nobody waits for an image.
+	// After Abandon nobody waits for a snapshot.
 	s.Vacate()
 	s.Abandon()
 	if m := s.Hold(); m != nil {
-		t.Error("an image is there after Vacate")
+		t.Error("a snapshot is there after Vacate")
 	}
 }
 

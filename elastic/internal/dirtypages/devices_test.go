@@ -1,4 +1,4 @@
-package dirty
+package dirtypages
 
 import (
 	"os"

@@ -1,19 +1,19 @@
-// Package image stores the bytes of commits.
+// Package snapshot stores the bytes of commits.
 //
-// An [Image] contains the values of a state's parts at one commit, as blobs of 1 MiB chunks. It is
-// immutable while it is held, so its holder reads one commit and never a mix of two. A [Store]
-// makes images from live memory and keeps the newest. A chunk that is equal to that of the last
-// image is shared with it. Others are copied over the last image's chunk where nobody holds that
-// image, which needs no memory; otherwise, and in the background of training, to memory that no
-// image uses. A store therefore needs the size of the state, and twice that where all of it changes
-// while images are held.
+// A [Snapshot] contains the values of a state's parts at one commit, as blobs of 1 MiB chunks. It
+// is immutable while it is held, so its holder reads one commit and never a mix of two. A [Store]
+// makes snapshots from live memory and keeps the newest. A chunk that is equal to that of the last
+// snapshot is shared with it. Others are copied over the last snapshot's chunk where nobody holds
+// that snapshot, which needs no memory; otherwise, and in the background of training, to memory
+// that no snapshot uses. A store therefore needs the size of the state, and twice that where all of
+// it changes while snapshots are held.
 //
-// An image can also lie in place, in the live memory itself, where that does not change until the
-// next image but in a way that its owner announces by [Store.Vacate]. It costs no memory and no
+// A snapshot can also lie in place, in the live memory itself, where that does not change until the
+// next snapshot but in a way that its owner announces by [Store.Vacate]. It costs no memory and no
 // copy until [Store.Hold] copies it for its holder, and is gone once the memory changes.
 //
-// A [Store.Lend] gives the newest image to readers that can do without the chunks which later
-// images overwrite: others that fetch it. They cost no memory.
+// A [Store.Lend] gives the newest snapshot to readers that can do without the chunks which later
+// snapshots overwrite: others that fetch it. They cost no memory.
 //
 // A chunk that differs at its beginning is copied at once, so a state that changes completely costs
 // one copy. For other chunks a 64-bit hash with a random per-process seed is compared, which reads
@@ -21,7 +21,7 @@
 // chunk, outside the training loop.
 //
 // The package uses neither files nor networks.
-package image
+package snapshot
 
 import (
 	"bytes"
@@ -49,12 +49,12 @@ func Sum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
 // Chunks returns the number of chunks of a blob of n bytes.
 func Chunks(n int) int { return (n + ChunkSize - 1) / ChunkSize }
 
-// chunk is a range of bytes that one or more images share.
+// chunk is a range of bytes that one or more snapshots share.
 type chunk struct {
 	data  []byte
-	owned bool // the store may overwrite data when no image refers to it
+	owned bool // the store may overwrite data when no snapshot refers to it
 	live  bool // data is live memory, until the store is vacated
-	refs  int  // number of images; guarded by the store's mutex
+	refs  int  // number of snapshots; guarded by the store's mutex
 	sum   atomic.Uint64
 
 	busy    sync.RWMutex          // held while data is overwritten, and read by lent blobs
@@ -141,9 +141,9 @@ func (c *chunk) checksum() uint32 {
 	return uint32(sum)
 }
 
-// Blob is a sequence of bytes of an image. Its methods may be called concurrently while the image
-// is held. Of a lent blob only Len, Chunks, Sum, Sums, TrySum and TryRead may be called, and Bytes
-// of one that was Given.
+// Blob is a sequence of bytes of a snapshot. Its methods may be called concurrently while the
+// snapshot is held. Of a lent blob only Len, Chunks, Sum, Sums, TrySum and TryRead may be called,
+// and Bytes of one that was Given.
 type Blob struct {
 	size     int
 	chunks   []*chunk
@@ -204,8 +204,8 @@ func (p *Blob) Sums() []uint32 {
 	return sums
 }
 
-// Prepare computes, on all processors, the checksums and the hashes that the next image's
-// comparison needs. Only the goroutine that begins images may call it.
+// Prepare computes, on all processors, the checksums and the hashes that the next snapshot's
+// comparison needs. Only the goroutine that begins snapshots may call it.
 func (p *Blob) Prepare() {
 	share(len(p.chunks), workers(p.size), func(i int) {
 		c := p.chunks[i]
@@ -283,8 +283,8 @@ func (p *Blob) CopyTo(dst []byte) {
 	share(len(p.chunks), workers(p.size), func(i int) { copy(dst[i*ChunkSize:], p.chunks[i].data) })
 }
 
-// Image contains the bytes of one commit. The zero value has no blobs.
-type Image struct {
+// Snapshot contains the bytes of one commit. The zero value has no blobs.
+type Snapshot struct {
 	store  *Store
 	number uint64
 	refs   int // guarded by the store's mutex
@@ -293,66 +293,66 @@ type Image struct {
 }
 
 // Number returns the number of the commit.
-func (m *Image) Number() uint64 { return m.number }
+func (m *Snapshot) Number() uint64 { return m.number }
 
-// Blobs returns the blobs in the order of the sources. They are valid while the image is held.
-func (m *Image) Blobs() []Blob { return m.blobs }
+// Blobs returns the blobs in the order of the sources. They are valid while the snapshot is held.
+func (m *Snapshot) Blobs() []Blob { return m.blobs }
 
 // Release ends the hold of [Store.Hold]. It must be called once, by any goroutine.
-func (m *Image) Release() {
+func (m *Snapshot) Release() {
 	m.store.mu.Lock()
 	defer m.store.mu.Unlock()
 	m.store.release(m)
 }
 
-// Source provides the bytes of one blob of an image.
+// Source provides the bytes of one blob of a snapshot.
 type Source struct {
 	Bytes []byte
-	// Given transfers Bytes to the image, and nothing may write to them afterwards. Otherwise they
-	// are copied.
+	// Given transfers Bytes to the snapshot, and nothing may write to them afterwards. Otherwise
+	// they are copied.
 	Given bool
-	// InPlace: the image refers to Bytes, which nothing changes before Vacate or the next image.
-	// The fields below do not apply then.
+	// InPlace: the snapshot refers to Bytes, which nothing changes before Vacate or the next
+	// snapshot. The fields below do not apply then.
 	InPlace bool
-	// Changed, if not nil, says of each chunk whether it may differ from that of the last image;
+	// Changed, if not nil, says of each chunk whether it may differ from that of the last snapshot;
 	// the others are not read. It applies to Bytes that are not Given.
 	Changed []bool
 	// Look, if not nil, is the offset in each chunk at which a change is most likely.
 	Look []int
 	// Same, if not nil, has an entry for each chunk, which copying sets: whether the chunk was read
-	// and equals that of the last image.
+	// and equals that of the last snapshot.
 	Same []bool
 	// Later, if not nil, returns the bytes instead, as Given. It is called in a goroutine of the
 	// Pending and blocks until they are available.
 	Later func() ([]byte, error)
 }
 
-// Store makes images and keeps the newest. The zero value is an empty store. Begin and the methods
-// of Pending must be called by one goroutine at a time; Hold and Release may be called
+// Store makes snapshots and keeps the newest. The zero value is an empty store. Begin and the
+// methods of Pending must be called by one goroutine at a time; Hold and Release may be called
 // concurrently.
 type Store struct {
 	mu      sync.Mutex
-	last    *Image
-	spare   map[int][]*chunk // chunks that no image uses, by length
+	last    *Snapshot
+	spare   map[int][]*chunk // chunks that no snapshot uses, by length
 	extra   int              // bytes in spare
-	bank    int              // copied bytes of the newest image or the next one
+	bank    int              // copied bytes of the newest snapshot or the next one
 	slab    []byte           // not yet used by chunks
-	retired *Image           // its slices are reused
-	over    chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
+	retired *Snapshot        // its slices are reused
+	over    chan struct{}    // closed when the newest snapshot is no longer overwritten; nil: it is not
 	copying sync.RWMutex     // read while what lies in place is copied
 	freeing sync.RWMutex     // read while memory is given back
 	audits  int              // loans whose readers want the checksums of overwritten chunks
 	pending Pending
 }
 
-// Last returns the newest image, nil before the first. It is valid until the next Seal.
-func (s *Store) Last() *Image {
+// Last returns the newest snapshot, nil before the first. It is valid until the next Seal.
+func (s *Store) Last() *Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// whole locks mu when the newest image is not being overwritten.
+// whole locks mu when the newest snapshot is not being overwritten.
 func (s *Store) whole() {
 	for s.mu.Lock(); s.over != nil; s.mu.Lock() {
 		over := s.over
@@ -361,10 +361,10 @@ func (s *Store) whole() {
 	}
 }
 
-// Hold returns the newest image, or nil, and keeps it until its Release. Later images then use
-// other memory. It waits while Copy overwrites the newest image. Of an image that lies in place it
-// makes a copy, for which Vacate waits.
-func (s *Store) Hold() *Image {
+// Hold returns the newest snapshot, or nil, and keeps it until its Release. Later snapshots then
+// use other memory. It waits while Copy overwrites the newest snapshot. Of a snapshot that lies in
+// place it makes a copy, for which Vacate waits.
+func (s *Store) Hold() *Snapshot {
 	s.whole()
 	m := s.last
 	if m == nil || !m.live {
@@ -390,9 +390,9 @@ func (s *Store) Hold() *Image {
 	return held
 }
 
-// copy returns a copy of an image that lies in place.
-func (m *Image) copy() *Image {
-	held := &Image{store: m.store, number: m.number, refs: 1, blobs: make([]Blob, len(m.blobs))}
+// copy returns a copy of a snapshot that lies in place.
+func (m *Snapshot) copy() *Snapshot {
+	held := &Snapshot{store: m.store, number: m.number, refs: 1, blobs: make([]Blob, len(m.blobs))}
 	for i, b := range m.blobs {
 		chunks := make([]*chunk, len(b.chunks))
 		share(len(chunks), workers(b.size), func(j int) {
@@ -406,15 +406,15 @@ func (m *Image) copy() *Image {
 	return held
 }
 
-// InPlace reports whether the newest image lies in place.
+// InPlace reports whether the newest snapshot lies in place.
 func (s *Store) InPlace() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last != nil && s.last.live
 }
 
-// Vacate ends the newest image if it lies in place, and reports that: its memory may be changed
-// afterwards. The store then has no image, and Hold, Lend and Audit wait for the next one, until
+// Vacate ends the newest snapshot if it lies in place, and reports that: its memory may be changed
+// afterwards. The store then has no snapshot, and Hold, Lend and Audit wait for the next one, until
 // Seal or Abandon.
 func (s *Store) Vacate() bool {
 	s.mu.Lock()
@@ -436,7 +436,7 @@ func (s *Store) Vacate() bool {
 }
 
 // retire ends the lent blobs of what lies in place, before its memory changes.
-func (m *Image) retire(audited bool) {
+func (m *Snapshot) retire(audited bool) {
 	for _, b := range m.blobs {
 		goroutines := 1
 		if audited {
@@ -450,7 +450,7 @@ func (m *Image) retire(audited bool) {
 	}
 }
 
-// Abandon says that no image follows a Vacate for now.
+// Abandon says that no snapshot follows a Vacate for now.
 func (s *Store) Abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -460,7 +460,7 @@ func (s *Store) Abandon() {
 	}
 }
 
-// Reserve takes the memory that the next image needs if the newest is held: as much as that has
+// Reserve takes the memory that the next snapshot needs if the newest is held: as much as that has
 // been copied. It writes to that memory, which takes long where it is much; the store can be used
 // meanwhile. It waits for Trim, so that it takes no memory beside what is being given back.
 func (s *Store) Reserve() {
@@ -506,9 +506,9 @@ func (s *Store) Reserve() {
 	}
 }
 
-// Trim gives memory back that no image uses: that of whole pages to the operating system, at once
-// and whoever still refers to it, so that it does not wait for the garbage collector. It takes a
-// few milliseconds for each 100 MB; the store can be used meanwhile.
+// Trim gives memory back that no snapshot uses: that of whole pages to the operating system, at
+// once and whoever still refers to it, so that it does not wait for the garbage collector. It takes
+// a few milliseconds for each 100 MB; the store can be used meanwhile.
 func (s *Store) Trim() {
 	s.freeing.RLock()
 	defer s.freeing.RUnlock()
@@ -524,9 +524,9 @@ func (s *Store) Trim() {
 	}
 }
 
-// Lend returns the number and the blobs of the newest image, nil before the first. Later images
-// overwrite its chunks; TrySum and TryRead tell which. It waits while Copy overwrites the newest
-// image.
+// Lend returns the number and the blobs of the newest snapshot, nil before the first. Later
+// snapshots overwrite its chunks; TrySum and TryRead tell which. It waits while Copy overwrites the
+// newest snapshot.
 func (s *Store) Lend() (number uint64, blobs []Blob) {
 	s.whole()
 	defer s.mu.Unlock()
@@ -569,7 +569,7 @@ func (s *Store) lend(audit bool) (number uint64, blobs []Blob) {
 }
 
 // release removes one reference to m. The caller holds mu.
-func (s *Store) release(m *Image) {
+func (s *Store) release(m *Snapshot) {
 	if m.refs--; m.refs > 0 {
 		return
 	}
@@ -582,18 +582,18 @@ func (s *Store) release(m *Image) {
 	s.retired = m
 }
 
-// drop removes an image's reference to c. The caller holds mu.
+// drop removes a snapshot's reference to c. The caller holds mu.
 func (s *Store) drop(c *chunk) {
 	if c == nil {
 		return
 	}
 	if c.refs--; c.refs > 0 || !c.owned || s.extra+len(c.data) > s.bank {
-		return // a store never needs more than one bank beside the newest image
+		return // a store never needs more than one bank beside the newest snapshot
 	}
 	s.keep(c)
 }
 
-// keep keeps a chunk that no image uses. The caller holds mu.
+// keep keeps a chunk that no snapshot uses. The caller holds mu.
 func (s *Store) keep(c *chunk) {
 	s.extra += len(c.data)
 	if s.spare == nil {
@@ -637,8 +637,8 @@ func (s *Store) allocate(n int) []byte {
 	return b
 }
 
-// alone reports whether c, of the last image, can be overwritten with n bytes: no other image uses
-// it.
+// alone reports whether c, of the last snapshot, can be overwritten with n bytes: no other snapshot
+// uses it.
 func (s *Store) alone(c *chunk, n int) bool {
 	if c == nil || !c.owned || len(c.data) != n {
 		return false
@@ -648,17 +648,17 @@ func (s *Store) alone(c *chunk, n int) bool {
 	return c.refs == 1
 }
 
-// Pending is an incomplete image. Seal makes it the store's newest.
+// Pending is an incomplete snapshot. Seal makes it the store's newest.
 type Pending struct {
-	store   *Store
-	image   *Image
-	base    *Image // the last image; nil: none
-	over    bool   // chunks of base are overwritten
-	audited bool   // an audit wants the checksums of overwritten chunks
-	jobs    []job
-	bytes   int // of the jobs
-	next    atomic.Int64
-	running sync.WaitGroup
+	store    *Store
+	snapshot *Snapshot
+	base     *Snapshot // the last snapshot; nil: none
+	over     bool      // chunks of base are overwritten
+	audited  bool      // an audit wants the checksums of overwritten chunks
+	jobs     []job
+	bytes    int // of the jobs
+	next     atomic.Int64
+	running  sync.WaitGroup
 
 	later  []Source // by blob; empty: none has Later
 	coming sync.WaitGroup
@@ -676,7 +676,7 @@ type job struct {
 	anew  bool   // it is copied without comparison
 }
 
-// Begin begins an image of the sources, which must not change until Copy or Wait has returned. It
+// Begin begins a snapshot of the sources, which must not change until Copy or Wait has returned. It
 // must not be called again before Seal or a failed Wait.
 func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	p := &s.pending
@@ -699,14 +699,14 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	p.audited = s.audits > 0
 	s.mu.Unlock()
 	if m == nil {
-		m = &Image{store: s}
+		m = &Snapshot{store: s}
 	}
 	m.number, m.refs, m.live = number, 1, inPlace
 	for len(m.blobs) < len(sources) {
 		m.blobs = append(m.blobs, Blob{})
 	}
 	m.blobs = m.blobs[:len(sources)]
-	p.store, p.image, p.jobs, p.bytes = s, m, p.jobs[:0], 0
+	p.store, p.snapshot, p.jobs, p.bytes = s, m, p.jobs[:0], 0
 	p.next.Store(0)
 	for i := range sources {
 		if sources[i].Later != nil {
@@ -724,7 +724,7 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 
 // add adds blob i with the bytes of src, and jobs for the chunks to copy.
 func (p *Pending) add(i int, src Source) {
-	blob, n := &p.image.blobs[i], Chunks(len(src.Bytes))
+	blob, n := &p.snapshot.blobs[i], Chunks(len(src.Bytes))
 	blob.size = len(src.Bytes)
 	if cap(blob.chunks) < n {
 		blob.chunks = make([]*chunk, n)
@@ -760,7 +760,7 @@ func (p *Pending) add(i int, src Source) {
 	}
 }
 
-// before returns the chunk of the last image, or nil.
+// before returns the chunk of the last snapshot, or nil.
 func (p *Pending) before(blob, chunk int) *chunk {
 	if p.base == nil || blob >= len(p.base.blobs) || chunk >= len(p.base.blobs[blob].chunks) {
 		return nil
@@ -789,7 +789,7 @@ func (p *Pending) copy() {
 			c.overwrite(j.src, p.audited)
 			c.mark, c.hashed = mark, hashed
 		}
-		p.image.blobs[j.blob].chunks[j.chunk] = c
+		p.snapshot.blobs[j.blob].chunks[j.chunk] = c
 		if j.same != nil {
 			j.same[j.chunk] = same
 		}
@@ -816,7 +816,7 @@ func (p *Pending) fetch() {
 }
 
 // Copy copies what has changed, with all processors if it is large, and returns when that is done.
-// Later functions run in the background. Without any, the image may overwrite the last one: Wait
+// Later functions run in the background. Without any, the snapshot may overwrite the last one: Wait
 // returns no error, and the caller seals it without waiting for anything.
 func (p *Pending) Copy() {
 	s := p.store
@@ -830,10 +830,10 @@ func (p *Pending) Copy() {
 	p.running.Wait()
 }
 
-// Bytes returns the number of bytes that are copied, or compared with those of the image before.
+// Bytes returns the number of bytes that are copied, or compared with those of the snapshot before.
 func (p *Pending) Bytes() int { return p.bytes }
 
-// HasLater reports whether a source has Later, so that the image is not complete after Copy.
+// HasLater reports whether a source has Later, so that the snapshot is not complete after Copy.
 func (p *Pending) HasLater() bool { return len(p.later) > 0 }
 
 // Start starts copying in the background with half of the processors; training uses the others.
@@ -847,7 +847,7 @@ func (p *Pending) start(n int) {
 }
 
 // Wait blocks until everything is copied and all Later functions have returned. After an error the
-// image is discarded, must not be sealed, and the previous one stays the newest.
+// snapshot is discarded, must not be sealed, and the previous one stays the newest.
 func (p *Pending) Wait() error {
 	p.running.Wait()
 	p.coming.Wait()
@@ -858,14 +858,14 @@ func (p *Pending) Wait() error {
 	return err
 }
 
-// Seal atomically makes the image the store's newest and releases the previous one. Copying must be
-// complete.
+// Seal atomically makes the snapshot the store's newest and releases the previous one. Copying must
+// be complete.
 func (p *Pending) Seal() {
 	s := p.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range p.image.blobs {
-		for _, c := range p.image.blobs[i].chunks {
+	for i := range p.snapshot.blobs {
+		for _, c := range p.snapshot.blobs[i].chunks {
 			c.refs++
 		}
 	}
@@ -877,7 +877,7 @@ func (p *Pending) Seal() {
 		close(s.over)
 		s.over = nil
 	}
-	s.last = p.image
+	s.last = p.snapshot
 	if before != nil {
 		s.release(before)
 	}
@@ -886,7 +886,7 @@ func (p *Pending) Seal() {
 
 // end clears the references to sources, so that they can be garbage collected.
 func (p *Pending) end() {
-	p.image, p.base, p.err = nil, nil, nil
+	p.snapshot, p.base, p.err = nil, nil, nil
 	p.over = false
 	clear(p.jobs)
 	clear(p.later)
