@@ -23,7 +23,6 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/discover"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobrun"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/operate"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/page"
@@ -221,10 +220,11 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(discover.Command(p), agent.Command(p), agent.ClusterCommand(p), discover.CheckCommand(p), jobdir.CompletesJobs(p, jobrun.ResumeCommand(p)),
-		settings.ConfigCommand(p, func(s *settings.Settings) error { return hostsource.Possible(s) }), bench.Command(p), bench.RankCommand(p), jobrun.RestartWorkerCommand(p),
-		torchrun.Command(p), torchrun.DriverCommand(p), build.Command(p), operate.SubmitCommand(p),
-		jobdir.CompletesJobs(p, tasks.Command(p)), jobdir.CompletesJobs(p, page.Command(p)), jobdir.CompletesJobs(p, top.Command(p)))
-	root.AddCommand(operate.Commands(p)...)
+	root.AddCommand(build.Command(p), settings.ConfigCommand(p, hostsource.Possible), page.Command(p), tasks.Command(p), top.Command(p))
+	for _, of := range []func(*cli.Program) []*cobra.Command{
+		agent.Commands, bench.Commands, discover.Commands, jobrun.Commands, operate.Commands, torchrun.Commands,
+	} {
+		root.AddCommand(of(p)...)
+	}
 	return root
 }

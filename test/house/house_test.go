@@ -167,6 +167,20 @@ func TestImportTable(t *testing.T) {
 	}
 }
 
+// TestCommandsStandApart: a package for the commands of hvdrun of one kind imports none for those
+// of another.
+func TestCommandsStandApart(t *testing.T) {
+	const inner = "cmd/hvdrun/internal/"
+	commands := []string{"agent", "bench", "discover", "operate", "tasks", "top", "torchrun"}
+	for _, p := range list(t, "./cmd/hvdrun/internal/...") {
+		for _, i := range p.Imports {
+			if name, is := strings.CutPrefix(ours(i), inner); is && slices.Contains(commands, name) {
+				t.Errorf("%s imports the commands of %s", p.path(), name)
+			}
+		}
+	}
+}
+
 func TestImportTableRefuses(t *testing.T) {
 	for _, c := range []struct {
 		from, to string

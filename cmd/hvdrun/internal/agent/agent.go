@@ -24,8 +24,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// Command returns the command hvdrun agent.
-func Command(p *cli.Program) *cobra.Command {
+// Commands returns hvdrun agent and hvdrun cluster.
+func Commands(p *cli.Program) []*cobra.Command {
+	return []*cobra.Command{agentCommand(p), clusterCommand(p)}
+}
+
+func agentCommand(p *cli.Program) *cobra.Command {
 	var newKey string
 	var job, enrollOnly bool
 	cmd := &cobra.Command{

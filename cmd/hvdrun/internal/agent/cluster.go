@@ -34,8 +34,7 @@ const (
 	rotateTell = 10 * time.Second
 )
 
-// ClusterCommand returns the command hvdrun cluster.
-func ClusterCommand(p *cli.Program) *cobra.Command {
+func clusterCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Keep the keys of a cluster of agents",

@@ -49,8 +49,12 @@ type benchFlags struct {
 	alloc, into, memory                                               bool
 }
 
-// Command returns the command hvdrun bench.
-func Command(p *cli.Program) *cobra.Command {
+// Commands returns hvdrun bench, and the command that is a rank of the measurement.
+func Commands(p *cli.Program) []*cobra.Command {
+	return []*cobra.Command{benchCommand(p), rankCommand(p)}
+}
+
+func benchCommand(p *cli.Program) *cobra.Command {
 	var b benchFlags
 	cmd := &cobra.Command{
 		Use:   "bench [flags]",
@@ -231,8 +235,7 @@ func (m *measurement) checkMemory(ranks int) error {
 	return nil
 }
 
-// RankCommand returns the command that is a rank of the measurement.
-func RankCommand(p *cli.Program) *cobra.Command {
+func rankCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:                benchRank,
 		Hidden:             true,

@@ -28,8 +28,7 @@ import (
 // read side by side.
 const maxOffset = time.Minute
 
-// CheckCommand returns the command hvdrun check.
-func CheckCommand(p *cli.Program) *cobra.Command {
+func checkCommand(p *cli.Program) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check [flags]",

@@ -18,8 +18,12 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Command returns the command hvdrun discover.
-func Command(p *cli.Program) *cobra.Command {
+// Commands returns hvdrun discover and hvdrun check.
+func Commands(p *cli.Program) []*cobra.Command {
+	return []*cobra.Command{discoverCommand(p), checkCommand(p)}
+}
+
+func discoverCommand(p *cli.Program) *cobra.Command {
 	var asJSON, watch, verify bool
 	cmd := &cobra.Command{
 		Use:   "discover [flags]",

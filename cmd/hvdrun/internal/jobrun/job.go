@@ -74,7 +74,7 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	case c != nil:
 		j.copy = c
 		err = c.keep(j.dir, nil)
-	case s.Journal.Url != "":
+	case s.Journal.URL != "":
 		j.copy, err = beginCopy(ctx, p, s, j.dir, log)
 	}
 	if err != nil {

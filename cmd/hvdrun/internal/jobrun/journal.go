@@ -23,7 +23,7 @@ import (
 
 // store connects to where the copy is.
 func store(ctx context.Context, j settings.JournalSettings, log logrus.FieldLogger) (*etcd.Store, error) {
-	cfg, err := etcd.ParseURL(j.Url)
+	cfg, err := etcd.ParseURL(j.URL)
 	if err != nil {
 		return nil, fmt.Errorf("--journal: %w", err)
 	}
@@ -47,9 +47,9 @@ func store(ctx context.Context, j settings.JournalSettings, log logrus.FieldLogg
 // checkJournal checks the settings of the copy against each other.
 func checkJournal(s *settings.Settings) error {
 	switch {
-	case s.Journal.Url == "" && s.Journal.KeyFile != "":
+	case s.Journal.URL == "" && s.Journal.KeyFile != "":
 		return fmt.Errorf("%s is given without --journal", s.Origin("journal-key-file"))
-	case s.Journal.Url != "" && s.NoResume:
+	case s.Journal.URL != "" && s.NoResume:
 		return fmt.Errorf("%s and %s: a job that cannot be resumed needs no journal", s.Origin("journal"), s.Origin("no-resume"))
 	}
 	return nil
@@ -251,14 +251,14 @@ type resumeFlags struct {
 }
 
 func (f *resumeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.journal.Url, "journal", "", "take the job from its copy `URL` (etcd://HOST:PORT), on any machine")
+	cmd.Flags().StringVar(&f.journal.URL, "journal", "", "take the job from its copy `URL` (etcd://HOST:PORT), on any machine")
 	cmd.Flags().StringVar(&f.journal.KeyFile, "journal-key-file", "", "with --journal, `F` holds the key of the copy")
 	cmd.Flags().BoolVar(&f.standby, "standby", false, "with --journal, wait until the job's driver is gone")
 }
 
 // check returns what is wrong with the flags.
 func (f *resumeFlags) check() error {
-	if f.journal.Url == "" && (f.standby || f.journal.KeyFile != "") {
+	if f.journal.URL == "" && (f.standby || f.journal.KeyFile != "") {
 		return errors.New("--standby and --journal-key-file need --journal")
 	}
 	return nil

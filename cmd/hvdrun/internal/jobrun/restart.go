@@ -58,8 +58,7 @@ func workerCommand(s *settings.Settings, command []string) []string {
 	return []string{"sh", "-c", cli.OwnScript, "hvdrun", restartWorker, string(told)}
 }
 
-// RestartWorkerCommand returns the command that is a worker of a job with --restart-workers.
-func RestartWorkerCommand(p *cli.Program) *cobra.Command {
+func restartWorkerCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:                restartWorker,
 		Hidden:             true,

@@ -22,8 +22,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
-// ResumeCommand returns the command hvdrun resume.
-func ResumeCommand(p *cli.Program) *cobra.Command {
+// Commands returns hvdrun resume, and the command that is a worker of a job with
+// --restart-workers. Run and Drive are the command hvdrun itself.
+func Commands(p *cli.Program) []*cobra.Command {
+	return []*cobra.Command{jobdir.CompletesJobs(p, resumeCommand(p)), restartWorkerCommand(p)}
+}
+
+func resumeCommand(p *cli.Program) *cobra.Command {
 	var flags resumeFlags
 	cmd := &cobra.Command{
 		Use:   "resume [JOB]",
@@ -41,7 +46,7 @@ job's working directory, its sources of hosts and a way to its hosts. With --sta
 			if err := flags.check(); err != nil {
 				return err
 			}
-			if flags.journal.Url != "" {
+			if flags.journal.URL != "" {
 				return resumeFromCopy(cmd.Context(), p, flags, strings.Join(args, ""))
 			}
 			find := resumableJob
@@ -144,7 +149,7 @@ func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claime
 	}
 	if c != nil {
 		err = c.keep(d, j.known)
-	} else if s.Journal.Url != "" {
+	} else if s.Journal.URL != "" {
 		c, err = resumeCopy(ctx, &again, &s, d, j.known, settings.Logger(p, &s))
 	}
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// Commands are those that ask something of the driver of a job that runs, and those that
-// show what jobs have left.
+// Commands returns the commands that ask something of the driver of a job that runs, those that
+// show what jobs have left, and hvdrun submit.
 func Commands(p *cli.Program) []*cobra.Command {
 	all := []*cobra.Command{statusCommand(p), stopCommand(p), scaleCommand(p), stacksCommand(p)}
 	for _, c := range all {
@@ -29,7 +29,7 @@ func Commands(p *cli.Program) []*cobra.Command {
 	for _, c := range []*cobra.Command{drainCommand(p), excludeCommand(p), readmitCommand(p)} {
 		all = append(all, jobdir.CompletesPlaces(p, c))
 	}
-	return append(all, jobsCommand(p), inspectCommand(p), timelineCommand(p))
+	return append(all, jobsCommand(p), inspectCommand(p), timelineCommand(p), submitCommand(p))
 }
 
 func stopCommand(p *cli.Program) *cobra.Command {

@@ -50,8 +50,7 @@ type submission struct {
 // mount is a claim that all pods have.
 type mount struct{ Volume, Claim, Path string }
 
-// SubmitCommand returns the command hvdrun submit.
-func SubmitCommand(p *cli.Program) *cobra.Command {
+func submitCommand(p *cli.Program) *cobra.Command {
 	s := submission{}
 	cmd := &cobra.Command{
 		Use:                   "submit",

@@ -85,7 +85,7 @@ With --url it prints the URLs of the page that the job's own hvdrun serves (--da
 	cmd.Flags().StringVar(&cert, "tls-cert", "", "file `F` of the certificate for TLS, in PEM")
 	cmd.Flags().StringVar(&key, "tls-key", "", "file `F` of its private key")
 	cmd.Flags().BoolVar(&url, "url", false, "print the URLs of the page that the job's hvdrun serves")
-	return cmd
+	return jobdir.CompletesJobs(p, cmd)
 }
 
 // openPage listens where a person has asked for, or on loopback.

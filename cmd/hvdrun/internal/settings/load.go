@@ -122,6 +122,10 @@ func LoadAgain(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
 	if err != nil {
 		return s, err
 	}
+	// viper decides which of a flag, a variable and the file counts. It reads neither of the latter
+	// two itself: it would look at the environment of this process, where hvdrun resume means that
+	// of the job's first driver, and of a file it keeps neither the lines, which errors name, nor
+	// the text of a value, which all three are read from in the same way.
 	merged := viper.New()
 	for _, layer := range []map[string]origin{fromFile, fromEnv} {
 		values := map[string]any{}

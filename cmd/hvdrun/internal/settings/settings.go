@@ -50,7 +50,7 @@ func (s *Settings) Record(r audit.Record) {
 // JournalSettings say where the copy of a job's journal is, with which a driver on another machine
 // goes on with the job.
 type JournalSettings struct {
-	Url, KeyFile string
+	URL, KeyFile string
 	Lease        time.Duration
 }
 
@@ -229,7 +229,7 @@ var Table = slices.Concat(
 			set:   onOff(func(s *Settings) *bool { return &s.NoResume })},
 		{Name: "journal", arg: "URL", unset: "none",
 			usage: "etcd://HOST:PORT, where to keep a copy of the job's journal, with which hvdrun resume goes on on another machine",
-			set:   text(func(s *Settings) *string { return &s.Journal.Url })},
+			set:   text(func(s *Settings) *string { return &s.Journal.URL })},
 		{Name: "journal-key-file", arg: "F",
 			usage: "file of the key that seals the copy (hvdrun agent --generate-key)",
 			set:   text(func(s *Settings) *string { return &s.Journal.KeyFile })},

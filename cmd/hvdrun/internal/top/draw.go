@@ -244,8 +244,8 @@ func (m *top) tabs() string {
 
 func (m *top) footer() string {
 	switch {
-	case m.notice != "" && m.dialog == nil:
-		return bold.Render(cli.EscapeCell(m.notice))
+	case m.notice.text != "" && m.dialog == nil:
+		return bold.Render(cli.EscapeCell(m.notice.text))
 	case m.typing:
 		return faint.Render("enter keeps the filter, esc ends it")
 	case m.dialog != nil || m.help:

@@ -79,23 +79,35 @@ type top struct {
 	looking       bool
 	again         bool // look once more after this look
 
-	pane    pane
-	scroll  [panes]int // first line that is shown
-	picked  spot       // the zero spot: none
-	filter  string     // of events
-	typing  bool       // the filter
-	help    bool
-	dialog  *dialog // what is asked; nil: nothing
-	notice  string  // what came of the last command
-	noticed int     // the turn of the notice
+	pane   pane
+	scroll [panes]int // first line that is shown
+	picked spot       // the zero spot: none
+	filter string     // of events
+	typing bool       // the filter
+	help   bool
+	dialog *dialog // what is asked; nil: nothing
+	notice notice
 
-	of      outputOf
-	output  string
-	outTo   int64  // what was read of the output; negative: nothing
-	outGone string // why there is no output
+	out shownOutput
 }
 
-func newTop(j *topJob) *top { return &top{job: j, width: 80, height: 24, outTo: -1, looking: true} }
+// notice is what came of the last command, and the turn in which it was told.
+type notice struct {
+	text string
+	turn int
+}
+
+// shownOutput is the output of a rank, as far as it was read.
+type shownOutput struct {
+	of   outputOf
+	text string
+	to   int64  // what was read of it; negative: nothing
+	gone string // why there is none
+}
+
+func newTop(j *topJob) *top {
+	return &top{job: j, width: 80, height: 24, out: shownOutput{to: -1}, looking: true}
+}
 
 // Init begins with a look.
 func (m *top) Init() tea.Cmd { return m.look() }
@@ -132,8 +144,8 @@ func (m *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 func (m *top) took(v *dashboard.View) tea.Cmd {
 	m.view, m.looking = v, false
 	m.turn++
-	if m.turn-m.noticed > noticeLooks {
-		m.notice = ""
+	if m.turn-m.notice.turn > noticeLooks {
+		m.notice.text = ""
 	}
 	if m.picked != (spot{}) && m.slot(m.picked) == nil {
 		m.picked = spot{}
@@ -167,37 +179,37 @@ func (m *top) answered(o ordered) tea.Cmd {
 }
 
 // tell shows a notice for a while.
-func (m *top) tell(text string) { m.notice, m.noticed = text, m.turn }
+func (m *top) tell(text string) { m.notice = notice{text, m.turn} }
 
 // follow reads what the picked rank has printed since, where that is shown.
 func (m *top) follow() tea.Cmd {
 	if m.pane != paneOutput || m.view == nil {
 		return nil
 	}
-	if s := m.slot(m.picked); s != nil && s.Rank != nil && *s.Rank != m.of.rank {
-		m.of.rank = *s.Rank
+	if s := m.slot(m.picked); s != nil && s.Rank != nil && *s.Rank != m.out.of.rank {
+		m.out.of.rank = *s.Rank
 		m.forget()
 	}
-	return m.job.read(m.of, m.outTo)
+	return m.job.read(m.out.of, m.out.to)
 }
 
 // forget drops what was read of the output of another rank or stream.
-func (m *top) forget() { m.output, m.outTo, m.outGone, m.scroll[paneOutput] = "", -1, "", 0 }
+func (m *top) forget() { m.out.text, m.out.to, m.out.gone, m.scroll[paneOutput] = "", -1, "", 0 }
 
 func (m *top) print(p printed) {
 	switch {
-	case p.of != m.of:
+	case p.of != m.out.of:
 		return
 	case p.err != nil:
-		m.output, m.outTo, m.outGone = "", -1, p.err.Error()
+		m.out.text, m.out.to, m.out.gone = "", -1, p.err.Error()
 		return
-	case p.text.From != m.outTo:
-		m.output = ""
+	case p.text.From != m.out.to:
+		m.out.text = ""
 	}
-	m.outGone, m.outTo = "", p.text.To
-	m.output += p.text.Text
-	if n := len(m.output); n > maxShownOutput {
-		m.output = strings.ToValidUTF8(m.output[n-maxShownOutput:], "")
+	m.out.gone, m.out.to = "", p.text.To
+	m.out.text += p.text.Text
+	if n := len(m.out.text); n > maxShownOutput {
+		m.out.text = strings.ToValidUTF8(m.out.text[n-maxShownOutput:], "")
 	}
 }
 
@@ -233,12 +245,12 @@ func (m *top) key(k tea.KeyPressMsg) tea.Cmd {
 	case "/":
 		m.pane, m.typing = paneEvents, true
 	case "esc":
-		m.filter, m.picked, m.notice = "", spot{}, ""
+		m.filter, m.picked, m.notice.text = "", spot{}, ""
 	case "o":
 		return m.turnTo(paneOutput)
 	case "e":
 		if m.pane == paneOutput {
-			m.of.stderr = !m.of.stderr
+			m.out.of.stderr = !m.out.of.stderr
 			m.forget()
 			return m.follow()
 		}

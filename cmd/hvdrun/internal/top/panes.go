@@ -401,15 +401,15 @@ func (m *top) lastEvents(room int) (lines []string) {
 // outputLines is the end of what the picked rank has printed.
 func (m *top) outputLines(room int) []string {
 	stream, other := "stdout", "stderr"
-	if m.of.stderr {
+	if m.out.of.stderr {
 		stream, other = other, stream
 	}
-	head := fmt.Sprintf("%s of rank %d", stream, m.of.rank) + faint.Render("   left and right: another rank   e: "+other)
-	if m.outGone != "" {
-		return append([]string{head}, m.wrap(cli.EscapeLines(m.outGone))...)
+	head := fmt.Sprintf("%s of rank %d", stream, m.out.of.rank) + faint.Render("   left and right: another rank   e: "+other)
+	if m.out.gone != "" {
+		return append([]string{head}, m.wrap(cli.EscapeLines(m.out.gone))...)
 	}
 	var lines []string
-	for line := range strings.Lines(ansi.Strip(m.output)) {
+	for line := range strings.Lines(ansi.Strip(m.out.text)) {
 		line = strings.TrimRight(line, "\r\n")
 		line = line[strings.LastIndexByte(line, '\r')+1:] // what stays of a line that was written over
 		line = strings.ReplaceAll(cli.Escape(line), "\t", "    ")

@@ -22,7 +22,7 @@ import (
 
 // Command returns the command hvdrun top.
 func Command(p *cli.Program) *cobra.Command {
-	return &cobra.Command{
+	return jobdir.CompletesJobs(p, &cobra.Command{
 		Use:   "top [JOB]",
 		Short: "Watch and steer a job in this terminal",
 		Long: `top shows in a terminal what the page of hvdrun dashboard shows: hosts and slots, commits, generations and their causes,
@@ -46,7 +46,7 @@ It needs a terminal: hvdrun status --watch is for pipes and files. With NO_COLOR
 			}
 			return showTop(cmd.Context(), p, d, in, out)
 		},
-	}
+	})
 }
 
 // openScreen returns the terminal from which keys are read, and on which frames are drawn.

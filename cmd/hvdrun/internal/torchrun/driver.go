@@ -133,8 +133,7 @@ func (s *seat) Release(bool) error {
 	return err
 }
 
-// DriverCommand returns the command that runs the driver of a job of torchrun.
-func DriverCommand(p *cli.Program) *cobra.Command {
+func driverCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:    torchrunDriver,
 		Hidden: true,

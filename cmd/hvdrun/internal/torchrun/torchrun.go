@@ -31,8 +31,12 @@ type torchFlags struct {
 	healthPort                                                   int
 }
 
-// Command returns the command hvdrun torchrun.
-func Command(p *cli.Program) *cobra.Command {
+// Commands returns hvdrun torchrun, and the command that is the driver of a job of its nodes.
+func Commands(p *cli.Program) []*cobra.Command {
+	return []*cobra.Command{torchrunCommand(p), driverCommand(p)}
+}
+
+func torchrunCommand(p *cli.Program) *cobra.Command {
 	var f torchFlags
 	cmd := &cobra.Command{
 		Use:   settings.TorchrunName + " [flags] script [args…]",
