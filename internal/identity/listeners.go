@@ -123,7 +123,7 @@ var (
 	// ScalerWorkers is where workers of Scaler join a pool. Their protocol has no proof: a
 	// connection counts as proven by ZeroMQ's handshake, which names its end.
 	ScalerWorkers = Bounds{
-		Name: "workers of Scaler", Process: "hvdrun tasks scaler-scheduler, and programs that call scaler.Serve",
+		Name: "workers of Scaler", Process: "hvdrun tasks scaler-scheduler, and programs that call bridge.Serve",
 		Address:  "the one that is given: loopback, or a unix socket of mode 0600; others with --insecure",
 		Admits:   "anyone who reaches it, up to 1,000: Scaler's protocol has no proof; over a unix socket, processes of the same user and of root: SO_PEERCRED",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,

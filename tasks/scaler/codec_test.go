@@ -10,6 +10,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 )
 
 func b(text string) []byte { return []byte(text) }
@@ -217,34 +219,16 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// join and split make one string of frames for the fuzzer.
-func join(frames [][]byte) []byte {
-	var out []byte
-	for _, frame := range frames {
-		out = append(append(out, byte(len(frame))), frame...)
-	}
-	return out
-}
-
-func split(text []byte) (frames [][]byte) {
-	for len(text) > 0 {
-		n := min(int(text[0]), len(text)-1)
-		frames = append(frames, text[1:1+n])
-		text = text[1+n:]
-	}
-	return frames
-}
-
 // FuzzDecode: what decodes encodes to the same frames, or to frames that mean the same.
 func FuzzDecode(f *testing.F) {
 	for _, d := range []Dialect{V1714, Document} {
 		for _, m := range cases(d) {
-			f.Add(int(d), join(Encode(d, m)))
+			f.Add(int(d), scalertest.Join(Encode(d, m)))
 		}
 	}
 	f.Fuzz(func(t *testing.T, dialect int, text []byte) {
 		d := Dialect(dialect & 1)
-		m, err := Decode(d, split(text))
+		m, err := Decode(d, scalertest.Split(text))
 		if err != nil {
 			return
 		}

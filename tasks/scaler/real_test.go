@@ -1,114 +1,36 @@
 package scaler
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
-	"io"
 	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 )
 
-var update = flag.Bool("update", false, "write the golden frames anew")
-
-// The real Scaler is not part of this repository. HVDRUN_SCALER names a folder with the sources of
-// version 1.7.14, and Debian's packages python3-zmq, python3-bidict, python3-psutil, python3-tblib
-// and python3-cloudpickle run them.
-func scalerSources(t *testing.T) string {
+func startScheduler(t *testing.T, address string) *scalertest.Process {
 	t.Helper()
-	folder := os.Getenv("HVDRUN_SCALER")
-	if folder == "" {
-		t.Skip("HVDRUN_SCALER is not set")
-	}
-	return folder
-}
-
-// process is one that a test has started.
-type process struct {
-	*exec.Cmd
-	out  *bufio.Reader
-	in   io.Writer
-	seen bytes.Buffer
-}
-
-// start runs a command, whose standard output and errors are read together unless split is set.
-func startProcess(t *testing.T, split bool, env []string, name string, args ...string) *process {
-	t.Helper()
-	p := &process{Cmd: exec.Command(name, args...)}
-	p.Env = append(os.Environ(), env...)
-	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.Stdout, p.Stderr = w, w
-	if split {
-		p.Stderr = &p.seen
-	}
-	in, err := p.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.in = in
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	p.out = bufio.NewReader(r)
-	t.Cleanup(func() {
-		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // what it has started too
-		_ = p.Wait()
-		r.Close()
-		if t.Failed() {
-			t.Logf("%s: %s", name, &p.seen)
-		}
-	})
-	return p
-}
-
-// until reads lines until one contains the text.
-func (p *process) until(t *testing.T, text string) string {
-	t.Helper()
-	for {
-		line, err := p.out.ReadString('\n')
-		p.seen.WriteString(line)
-		if strings.Contains(line, text) {
-			return line
-		}
-		if err != nil {
-			t.Fatalf("%q does not come: %v\n%s", text, err, &p.seen)
-		}
-	}
-}
-
-func startScheduler(t *testing.T, address string) *process {
-	t.Helper()
-	p := startProcess(t, false, []string{"PYTHONPATH=" + scalerSources(t), "PYTHONUNBUFFERED=1"}, "/usr/bin/python3", "-c",
+	p := scalertest.Start(t, false, []string{"PYTHONPATH=" + scalertest.Sources(t), "PYTHONUNBUFFERED=1"}, "/usr/bin/python3", "-c",
 		"import sys; from scaler.entry_points.scheduler import main; main()", "--worker-timeout-seconds", "3", address)
-	p.until(t, "StatusReporter: started")
+	p.Until(t, "StatusReporter: started")
 	return p
 }
 
 // real is a client of the real Scaler.
 type realClient struct {
 	t *testing.T
-	*process
+	*scalertest.Process
 }
 
 func startClient(t *testing.T, address string) *realClient {
 	t.Helper()
-	return &realClient{t, startProcess(t, true, []string{"PYTHONPATH=" + scalerSources(t)}, "/usr/bin/python3", "testdata/client.py", address)}
+	return &realClient{t, scalertest.Start(t, true, []string{"PYTHONPATH=" + scalertest.Sources(t)}, "/usr/bin/python3", "testdata/client.py", address)}
 }
 
 // tell gives a command, and returns at once.
@@ -118,7 +40,7 @@ func (c *realClient) tell(words ...any) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	if _, err := fmt.Fprintf(c.in, "%s\n", text); err != nil {
+	if _, err := fmt.Fprintf(c.In, "%s\n", text); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -132,7 +54,7 @@ type clientOutcome struct {
 // hear reads the answer to a command.
 func (c *realClient) hear(answer any) {
 	c.t.Helper()
-	line, err := c.out.ReadBytes('\n')
+	line, err := c.Out.ReadBytes('\n')
 	if err != nil {
 		c.t.Fatalf("the client ends: %v", err)
 	}
@@ -160,9 +82,7 @@ func freeAddress(t *testing.T) string {
 // recorder writes down the frames of a socket.
 type recorder struct {
 	Socket
-	mu    sync.Mutex
-	lines []string
-	most  map[string]int // messages of a type
+	scalertest.Frames
 }
 
 // dial is a Config's Dial.
@@ -174,29 +94,15 @@ func (r *recorder) dial(address string) func(context.Context, []byte) (Socket, e
 	}
 }
 
-func (r *recorder) note(way string, frames [][]byte) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	kind := way + " " + string(frames[0])
-	if r.most[kind]++; r.most[kind] > 3 {
-		return
-	}
-	line := kind
-	for _, frame := range frames[1:] {
-		line += fmt.Sprintf(" %x.", frame)
-	}
-	r.lines = append(r.lines, line)
-}
-
 func (r *recorder) Send(frames [][]byte) error {
-	r.note(">", frames)
+	r.Note(">", frames)
 	return r.Socket.Send(frames)
 }
 
 func (r *recorder) Recv() ([][]byte, error) {
 	frames, err := r.Socket.Recv()
 	if err == nil {
-		r.note("<", frames)
+		r.Note("<", frames)
 	}
 	return frames, err
 }
@@ -205,7 +111,7 @@ func (r *recorder) Recv() ([][]byte, error) {
 func TestRealScheduler(t *testing.T) {
 	address := freeAddress(t)
 	scheduler := startScheduler(t, address)
-	record := &recorder{most: make(map[string]int)}
+	record := &recorder{}
 	started := make(chan string, 100)
 	functions := testFunctions()
 	functions["wait"] = func(ctx context.Context, args [][]byte) ([]byte, error) {
@@ -216,7 +122,7 @@ func TestRealScheduler(t *testing.T) {
 	cfg := Config{Address: address, Functions: functions, Name: "go", Heartbeat: 200 * time.Millisecond}
 	cfg.Dial = record.dial(address)
 	_, ended := work(t, cfg)
-	scheduler.until(t, "connected")
+	scheduler.Until(t, "connected")
 	client := startClient(t, address)
 
 	points := make([]square, 400)
@@ -262,7 +168,7 @@ func TestRealScheduler(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("Work returns %v", err)
 	}
-	checkRecord(t, record.lines, "scheduler.frames")
+	record.Check(t, "scheduler.frames")
 }
 
 // nil2 takes an answer that says nothing.
@@ -289,11 +195,11 @@ func TestRealBalance(t *testing.T) {
 			return args[0], nil
 		}}}
 	}
-	record := &recorder{most: make(map[string]int)}
+	record := &recorder{}
 	first := worker("first")
 	first.Dial = record.dial(address)
 	stop, ended := work(t, first)
-	scheduler.until(t, "|first|")
+	scheduler.Until(t, "|first|")
 	client := startClient(t, address)
 	var numbers []int
 	for i := range 30 {
@@ -301,11 +207,11 @@ func TestRealBalance(t *testing.T) {
 	}
 	client.ask(nil2(), "submit", "slow", numbers)
 	work(t, worker("second"))
-	scheduler.until(t, "|second|")
-	scheduler.until(t, "balance:")
+	scheduler.Until(t, "|second|")
+	scheduler.Until(t, "balance:")
 	client.tell("gather")
 	for more := true; more; {
-		scheduler.until(t, "balance:")
+		scheduler.Until(t, "balance:")
 		mu.Lock()
 		more = calls["second"] < 15
 		mu.Unlock()
@@ -321,7 +227,7 @@ func TestRealBalance(t *testing.T) {
 	t.Logf("calls: %v", calls)
 	stop(nil)
 	<-ended
-	checkRecord(t, record.lines, "balance.frames")
+	record.Check(t, "balance.frames")
 }
 
 // TestRealWorkerDies: a worker is killed with tasks, the others do them.
@@ -336,25 +242,25 @@ func TestRealWorkerDies(t *testing.T) {
 	}
 	address := freeAddress(t)
 	scheduler := startScheduler(t, address)
-	dies := startProcess(t, false, []string{"SCALER_TEST_WORKER=" + address}, os.Args[0], "-test.run=^TestRealWorkerDies$")
-	scheduler.until(t, "|dies|")
+	dies := scalertest.Start(t, false, []string{"SCALER_TEST_WORKER=" + address}, os.Args[0], "-test.run=^TestRealWorkerDies$")
+	scheduler.Until(t, "|dies|")
 	client := startClient(t, address)
 	var numbers []int
 	for i := range 200 {
 		numbers = append(numbers, i)
 	}
 	client.ask(nil2(), "submit", "slow", numbers)
-	dies.until(t, "it runs")
+	dies.Until(t, "it runs")
 	for range 3 {
 		work(t, Config{Address: address, Name: "lives", Functions: Functions{"slow": echoFunc}})
 	}
 	for range 3 {
-		scheduler.until(t, "|lives|")
+		scheduler.Until(t, "|lives|")
 	}
 	if err := dies.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	scheduler.until(t, "rerouting")
+	scheduler.Until(t, "rerouting")
 	var got []clientOutcome
 	client.ask(&got, "gather")
 	for i, r := range got {
@@ -369,45 +275,16 @@ func TestRealSchedulerRestarts(t *testing.T) {
 	address := freeAddress(t)
 	scheduler := startScheduler(t, address)
 	work(t, Config{Address: address, Functions: Functions{"echo": echoFunc}})
-	scheduler.until(t, "connected")
+	scheduler.Until(t, "connected")
 	if err := scheduler.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = scheduler.Wait()
-	startScheduler(t, address).until(t, "connected")
+	startScheduler(t, address).Until(t, "connected")
 	client := startClient(t, address)
 	var one clientOutcome
 	client.ask(&one, "call", "echo", []any{"again"})
 	if one.Result != "again" {
 		t.Errorf("%+v", one)
-	}
-}
-
-// checkRecord writes the golden file, or compares the types that are in both: identities and times
-// differ from run to run. A worker that is shut down may find the scheduler gone before it leaves.
-func checkRecord(t *testing.T, lines []string, name string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	golden, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	types := func(lines []string) (found []string) {
-		for _, line := range lines {
-			if len(line) > 4 && line[:4] != "> DR" && !slices.Contains(found, line[:4]) {
-				found = append(found, line[:4])
-			}
-		}
-		slices.Sort(found)
-		return found
-	}
-	if a, b := types(lines), types(strings.Split(string(golden), "\n")); !slices.Equal(a, b) {
-		t.Errorf("messages of types %v, in the golden file %v", a, b)
 	}
 }

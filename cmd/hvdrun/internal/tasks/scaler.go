@@ -15,10 +15,11 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/tasks/scaler"
+	"github.com/hvdrun/hvdrun/tasks/scaler/bridge"
 )
 
 func scalerWorkerCommand(p *cli.Program) *cobra.Command {
-	var cfg scaler.RelayConfig
+	var cfg bridge.RelayConfig
 	cmd := &cobra.Command{
 		Use:   "scaler-worker --address ADDRESS [JOB]",
 		Short: "Have the workers of a job work for a cluster of Scaler 1.7.14",
@@ -54,7 +55,7 @@ peer of it. scaler_scheduler's package tells its version (pip show scaler).
 			cfg.Dial, cfg.Log = d.DialTasks(), sideLog(p)
 			ctx, cancel := whileJob(cmd.Context(), d)
 			defer cancel()
-			if err := scaler.Relay(ctx, cfg); err != nil {
+			if err := bridge.Relay(ctx, cfg); err != nil {
 				return cli.Failed(err)
 			}
 			return stopped(cmd.Context())
@@ -66,13 +67,13 @@ peer of it. scaler_scheduler's package tells its version (pip show scaler).
 }
 
 func scalerSchedulerCommand(p *cli.Program) *cobra.Command {
-	var cfg scaler.ServeConfig
+	var cfg bridge.ServeConfig
 	cmd := &cobra.Command{
 		Use:   "scaler-scheduler --listen ADDRESS [JOB]",
 		Short: "Let workers of Scaler 1.7.14 join the workers of a job",
 		Long: `scaler-scheduler listens for workers of Scaler, a task scheduler in Python, and has them join the workers of a job, as
 scaler_cluster starts them: scaler_cluster tcp://127.0.0.1:2345. They run tasks that the job's programs submit as functions
-of package tasks/scaler. It ends with the job, and then shuts the workers down.
+of package tasks/scaler/bridge. It ends with the job, and then shuts the workers down.
 
 Nothing in Scaler's protocol proves who a worker is. An address that other machines reach is only taken with --insecure:
 whoever reaches it gets tasks with their arguments, and makes up their results.
@@ -85,7 +86,7 @@ whoever reaches it gets tasks with their arguments, and makes up their results.
 			if cfg.Listen == "" {
 				return errors.New("--listen: where? For workers of this machine, for example at tcp://127.0.0.1:2345")
 			}
-			if err := scaler.CheckListen(cfg.Listen, cfg.Insecure); err != nil {
+			if err := bridge.CheckListen(cfg.Listen, cfg.Insecure); err != nil {
 				return fmt.Errorf("--listen: %w", err)
 			}
 			d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
@@ -95,7 +96,7 @@ whoever reaches it gets tasks with their arguments, and makes up their results.
 			cfg.Dial, cfg.Log = d.DialTasks(), sideLog(p)
 			ctx, cancel := whileJob(cmd.Context(), d)
 			defer cancel()
-			if err := scaler.Serve(ctx, cfg); err != nil {
+			if err := bridge.Serve(ctx, cfg); err != nil {
 				return cli.Failed(err)
 			}
 			return stopped(cmd.Context())

@@ -1,4 +1,4 @@
-package scaler
+package bridge
 
 import (
 	"bytes"
@@ -30,7 +30,8 @@ const (
 	// that are shown.
 	maxOps   = 100_000
 	maxParts = 16
-	// maxShown bounds the text of an exception.
+	// maxName bounds the name of its class, maxShown its text.
+	maxName  = 255
 	maxShown = 16 << 10
 )
 

@@ -1,4 +1,4 @@
-package scaler
+package bridge
 
 import (
 	"context"
@@ -13,12 +13,13 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/tasks"
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 )
 
 // startCluster runs workers of the real Scaler, and returns once they have joined.
-func startCluster(t *testing.T, p *aPool, names ...string) *process {
+func startCluster(t *testing.T, p *aPool, names ...string) *scalertest.Process {
 	t.Helper()
-	cluster := startProcess(t, true, []string{"PYTHONPATH=" + scalerSources(t), "PYTHONUNBUFFERED=1"}, "/usr/bin/python3", "-c",
+	cluster := scalertest.Start(t, true, []string{"PYTHONPATH=" + scalertest.Sources(t), "PYTHONUNBUFFERED=1"}, "/usr/bin/python3", "-c",
 		"from scaler.entry_points.cluster import main; main()", "-n", fmt.Sprint(len(names)), "-wn", strings.Join(names, ","),
 		"--heartbeat-interval", "1", p.address)
 	for _, name := range names {
@@ -58,9 +59,9 @@ func python(t *testing.T, name, source string) *Function {
 
 // TestRealServe: workers of Scaler 1.7.14 run tasks of a pool.
 func TestRealServe(t *testing.T) {
-	scalerSources(t)
-	record := &recorder{most: make(map[string]int)}
-	p := servePool(t, ServeConfig{record: record.note, Return: 100 * time.Millisecond})
+	scalertest.Sources(t)
+	record := &scalertest.Frames{}
+	p := servePool(t, ServeConfig{record: record.Note, Return: 100 * time.Millisecond})
 	cluster := startCluster(t, p, "one", "two")
 
 	norm := python(t, "norm", "def norm(p):\n    return p['X'] ** 2 + p['Y'] ** 2\n")
@@ -118,7 +119,7 @@ func TestRealServe(t *testing.T) {
 	if err := cluster.Wait(); err != nil {
 		t.Errorf("the cluster ends: %v", err)
 	}
-	checkRecord(t, record.lines, "serve.frames")
+	record.Check(t, "serve.frames")
 }
 
 // testRealPickles: functions, arguments and results as Scaler's own serializer has them.
@@ -171,7 +172,7 @@ func awaitFile(t *testing.T, path string) {
 // TestRealWorkerKilled: a worker of Scaler is killed with a task, which another runs; one that is
 // stopped is silent, and its late result is refused.
 func TestRealWorkerKilled(t *testing.T) {
-	scalerSources(t)
+	scalertest.Sources(t)
 	p := servePool(t, ServeConfig{Return: 100 * time.Millisecond, Silence: 4 * time.Second})
 	startCluster(t, p, "one", "two")
 	waits := python(t, "waits", `

@@ -1,4 +1,4 @@
-package scaler
+package bridge
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 // familyName is the family of functions that workers of Scaler offer to a pool.
 const familyName = "scaler"
 
-// foreignCall is the type of its functions.
-type foreignCall = func(ctx context.Context, name string, serializer, code []byte, args ...[]byte) ([]byte, error)
+// remoteCall is the type of its functions.
+type remoteCall = func(ctx context.Context, name string, serializer, code []byte, args ...[]byte) ([]byte, error)
 
 // Label returns the name of a resource that only workers of Scaler with a name offer, for tasks
 // that others cannot run: scaler_cluster calls it --worker-names, Config calls it Name.
@@ -61,7 +61,7 @@ func Named(name string) (*Function, error) {
 }
 
 func newFunction(name string, serializer, code []byte, isJSON bool) (*Function, error) {
-	fn, err := tasks.Foreign[[]byte](familyName, name, foreignCall(nil))
+	fn, err := tasks.Foreign[[]byte](familyName, name, remoteCall(nil))
 	if err != nil {
 		return nil, err
 	}

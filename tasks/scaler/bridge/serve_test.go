@@ -1,4 +1,4 @@
-package scaler
+package bridge
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/tasks"
+	"github.com/hvdrun/hvdrun/tasks/scaler"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 	"github.com/hvdrun/hvdrun/test/sandbox"
@@ -88,7 +90,7 @@ func servePool(t *testing.T, cfg ServeConfig) *aPool {
 func (p *aPool) joins(name string, processors int) *guest {
 	p.t.Helper()
 	g := p.connects(fmt.Sprintf("1|%s|%032d", name, 0))
-	g.send(&Heartbeat{Processors: make([]Processor, processors)})
+	g.send(&scaler.Heartbeat{Processors: make([]scaler.Processor, processors)})
 	return g
 }
 
@@ -111,24 +113,24 @@ type guest struct {
 	id []byte
 }
 
-func (g *guest) send(all ...Message) {
+func (g *guest) send(all ...scaler.Message) {
 	g.t.Helper()
 	for _, m := range all {
-		if err := g.Write(Encode(V1714, m)); err != nil {
+		if err := g.Write(scaler.Encode(scaler.V1714, m)); err != nil {
 			g.t.Fatal(err)
 		}
 	}
 }
 
 // await returns the next message of a type; others are passed over.
-func await[M Message](g *guest) M {
+func await[M scaler.Message](g *guest) M {
 	g.t.Helper()
 	for {
 		frames, err := g.Read()
 		if err != nil {
 			g.t.Fatal(err)
 		}
-		m, err := Decode(V1714, frames)
+		m, err := scaler.Decode(scaler.V1714, frames)
 		if err != nil {
 			g.t.Fatal(err)
 		}
@@ -149,22 +151,22 @@ func (g *guest) ends() {
 }
 
 // succeeds sends the result of a task.
-func (g *guest) succeeds(t *Task, content string) {
+func (g *guest) succeeds(t *scaler.Task, content string) {
 	g.t.Helper()
-	id := ObjectID(t.Source, t.ID)
+	id := scaler.ObjectID(t.Source, t.ID)
 	g.send(
-		&ObjectInstruction{Kind: Create, User: t.Source, Objects: Objects{[][]byte{id}, [][]byte{b("res")}, [][]byte{b(content)}}},
-		&TaskResult{ID: t.ID, Status: Success, Profile: Profile{Absent: true}, Results: [][]byte{id}},
+		&scaler.ObjectInstruction{Kind: scaler.Create, User: t.Source, Objects: scaler.Objects{IDs: [][]byte{id}, Names: [][]byte{b("res")}, Contents: [][]byte{b(content)}}},
+		&scaler.TaskResult{ID: t.ID, Status: scaler.Success, Profile: scaler.Profile{Absent: true}, Results: [][]byte{id}},
 	)
 }
 
 // fails sends a failure of a task.
-func (g *guest) fails(t *Task, exception []byte) {
+func (g *guest) fails(t *scaler.Task, exception []byte) {
 	g.t.Helper()
-	id := ObjectID(t.Source, t.ID)
+	id := scaler.ObjectID(t.Source, t.ID)
 	g.send(
-		&ObjectInstruction{Kind: Create, User: t.Source, Objects: Objects{[][]byte{id}, [][]byte{b("res")}, [][]byte{exception}}},
-		&TaskResult{ID: t.ID, Status: Failed, Profile: Profile{Absent: true}, Results: [][]byte{id}},
+		&scaler.ObjectInstruction{Kind: scaler.Create, User: t.Source, Objects: scaler.Objects{IDs: [][]byte{id}, Names: [][]byte{b("res")}, Contents: [][]byte{exception}}},
+		&scaler.TaskResult{ID: t.ID, Status: scaler.Failed, Profile: scaler.Profile{Absent: true}, Results: [][]byte{id}},
 	)
 }
 
@@ -198,7 +200,7 @@ func (p *aPool) get(f *tasks.Future[[]byte]) string {
 // TestServeWork: workers in Go join a pool in Go.
 func TestServeWork(t *testing.T) {
 	p := servePool(t, ServeConfig{})
-	_, ended := work(t, Config{Address: p.address, Functions: testFunctions(), Name: "go", Slots: 4})
+	_, ended := work(t, scaler.Config{Address: p.address, Functions: testFunctions(), Name: "go", Slots: 4})
 	norm := named(t, "norm")
 	var futures []*tasks.Future[[]byte]
 	for i := range 500 {
@@ -250,18 +252,18 @@ func TestServeDeath(t *testing.T) {
 	p := servePool(t, ServeConfig{Return: 20 * time.Millisecond})
 	first := p.joins("first", 1)
 	f := p.submit(named(t, "f"), 1)
-	old := await[*Task](first)
+	old := await[*scaler.Task](first)
 	first.Close()
 	second := p.joins("second", 1)
-	again := await[*Task](second)
+	again := await[*scaler.Task](second)
 	if bytes.Equal(again.ID, old.ID) {
 		t.Error("both attempts have the same id")
 	}
 	late := p.connects("1|late|0")
 	late.succeeds(old, `"late"`)
-	late.send(&DisconnectRequest{b("1|none|0")}, &Heartbeat{})
-	await[*HeartbeatEcho](late)
-	await[*HeartbeatEcho](late) // and so the late result has been read
+	late.send(&scaler.DisconnectRequest{Worker: b("1|none|0")}, &scaler.Heartbeat{})
+	await[*scaler.HeartbeatEcho](late)
+	await[*scaler.HeartbeatEcho](late) // and so the late result has been read
 	second.succeeds(again, `"right"`)
 	if got := p.get(f); got != `"right"` {
 		t.Errorf("the result is %s", got)
@@ -273,10 +275,10 @@ func TestServeSilence(t *testing.T) {
 	p := servePool(t, ServeConfig{Silence: 100 * time.Millisecond})
 	first := p.joins("first", 1)
 	f := p.submit(named(t, "f"), 1)
-	await[*Task](first)
+	await[*scaler.Task](first)
 	first.ends()
 	second := p.joins("second", 1)
-	second.succeeds(await[*Task](second), "2")
+	second.succeeds(await[*scaler.Task](second), "2")
 	if got := p.get(f); got != "2" {
 		t.Errorf("the result is %s", got)
 	}
@@ -289,7 +291,7 @@ func TestServePoison(t *testing.T) {
 	f := p.submit(named(t, "f"), 1)
 	for i := range 3 {
 		g := p.joins(fmt.Sprint("w", i), 1)
-		await[*Task](g)
+		await[*scaler.Task](g)
 		g.Close()
 	}
 	if _, err := f.Get(t.Context()); !errors.Is(err, tasks.ErrPoison) || !strings.Contains(err.Error(), "w2:1 (Scaler)") {
@@ -299,7 +301,7 @@ func TestServePoison(t *testing.T) {
 	f = p.submit(named(t, "f"), 1)
 	for range 3 {
 		// As Scaler's worker reports it.
-		g.fails(await[*Task](g), b("\x80\x05\x95R\x00\x00\x00\x00\x00\x00\x00\x8c\x19scaler.utility.exceptions\x94"+
+		g.fails(await[*scaler.Task](g), b("\x80\x05\x95R\x00\x00\x00\x00\x00\x00\x00\x8c\x19scaler.utility.exceptions\x94"+
 			"\x8c\x12ProcessorDiedError\x94\x93\x94\x8c\x17process_status='zombie'\x94\x85\x94R\x94."))
 	}
 	if _, err := f.Get(t.Context()); !errors.Is(err, tasks.ErrPoison) {
@@ -313,15 +315,15 @@ func TestServeReturns(t *testing.T) {
 	p := servePool(t, ServeConfig{Return: time.Minute})
 	f := p.submit(named(t, "f", tasks.Retries(0)), 1)
 	g := p.joins("w", 1)
-	old := await[*Task](g)
+	old := await[*scaler.Task](g)
 	for range 5 {
 		g.Close()
 		g = p.joins("w", 1)
-		if c := await[*TaskCancel](g); !bytes.Equal(c.ID, old.ID) || !c.Force {
+		if c := await[*scaler.TaskCancel](g); !bytes.Equal(c.ID, old.ID) || !c.Force {
 			t.Errorf("%+v", c)
 		}
-		g.send(&TaskResult{ID: old.ID, Status: Canceled, Profile: Profile{Absent: true}})
-		old = await[*Task](g)
+		g.send(&scaler.TaskResult{ID: old.ID, Status: scaler.Canceled, Profile: scaler.Profile{Absent: true}})
+		old = await[*scaler.Task](g)
 	}
 	g.succeeds(old, "1")
 	p.get(f)
@@ -333,14 +335,14 @@ func TestServeLeaves(t *testing.T) {
 	f := p.submit(named(t, "f", tasks.Retries(0)), 1)
 	for i := range 4 {
 		g := p.joins(fmt.Sprint("w", i), 1)
-		await[*Task](g)
-		g.send(&DisconnectRequest{g.id})
-		if r := await[*DisconnectResponse](g); !bytes.Equal(r.Worker, g.id) {
+		await[*scaler.Task](g)
+		g.send(&scaler.DisconnectRequest{Worker: g.id})
+		if r := await[*scaler.DisconnectResponse](g); !bytes.Equal(r.Worker, g.id) {
 			t.Errorf("%+v", r)
 		}
 	}
 	g := p.joins("stays", 1)
-	g.succeeds(await[*Task](g), "1")
+	g.succeeds(await[*scaler.Task](g), "1")
 	p.get(f)
 }
 
@@ -349,19 +351,19 @@ func TestServeCancel(t *testing.T) {
 	p := servePool(t, ServeConfig{CancelTimeout: 50 * time.Millisecond})
 	g := p.joins("w", 1)
 	f := p.submit(named(t, "f"), 1)
-	task := await[*Task](g)
+	task := await[*scaler.Task](g)
 	f.Cancel()
 	if _, err := f.Get(t.Context()); !errors.Is(err, tasks.ErrCancelled) {
 		t.Errorf("%v", err)
 	}
-	if c := await[*TaskCancel](g); !bytes.Equal(c.ID, task.ID) || !c.Force {
+	if c := await[*scaler.TaskCancel](g); !bytes.Equal(c.ID, task.ID) || !c.Force {
 		t.Errorf("%+v", c)
 	}
-	g.send(&TaskResult{ID: task.ID, Status: Canceled, Profile: Profile{Absent: true}})
+	g.send(&scaler.TaskResult{ID: task.ID, Status: scaler.Canceled, Profile: scaler.Profile{Absent: true}})
 	f = p.submit(named(t, "f"), 2)
-	await[*Task](g) // its place is free again
+	await[*scaler.Task](g) // its place is free again
 	f.Cancel()
-	await[*TaskCancel](g)
+	await[*scaler.TaskCancel](g)
 	g.ends()
 }
 
@@ -370,20 +372,20 @@ func TestServeObjects(t *testing.T) {
 	p := servePool(t, ServeConfig{})
 	g := p.joins("w", 1)
 	fn := named(t, "f")
-	ask := func(task *Task) *ObjectResponse {
-		ids := [][]byte{SerializerID(task.Source), task.Function}
+	ask := func(task *scaler.Task) *scaler.ObjectResponse {
+		ids := [][]byte{scaler.SerializerID(task.Source), task.Function}
 		for _, a := range task.Args {
 			ids = append(ids, a.ID)
 		}
-		g.send(&ObjectRequest{IDs: ids})
-		r := await[*ObjectResponse](g)
-		if !equal(r.IDs, ids) {
+		g.send(&scaler.ObjectRequest{IDs: ids})
+		r := await[*scaler.ObjectResponse](g)
+		if !slices.EqualFunc(r.IDs, ids, bytes.Equal) {
 			t.Errorf("asked for %x, got %x", ids, r.IDs)
 		}
 		return r
 	}
 	f := p.submit(fn, "a", "b", "a")
-	task := await[*Task](g)
+	task := await[*scaler.Task](g)
 	r := ask(task)
 	if len(r.Contents) != 5 || string(r.Contents[1]) != `"f"` || string(r.Contents[2]) != `"a"` || string(r.Contents[3]) != `"b"` {
 		t.Errorf("%q", r.Contents)
@@ -393,16 +395,16 @@ func TestServeObjects(t *testing.T) {
 	}
 	g.succeeds(task, "1")
 	p.get(f)
-	g.send(&Heartbeat{})
-	d := await[*ObjectInstruction](g)
-	if d.Kind != Delete || !bytes.Equal(d.User, g.id) || len(d.IDs) != 2 {
+	g.send(&scaler.Heartbeat{})
+	d := await[*scaler.ObjectInstruction](g)
+	if d.Kind != scaler.Delete || !bytes.Equal(d.User, g.id) || len(d.IDs) != 2 {
 		t.Errorf("%+v", d)
 	}
 	if r := ask(task); len(r.Contents) != 0 {
 		t.Errorf("after the end: %q", r.Contents)
 	}
 	f = p.submit(fn, "c")
-	again := await[*Task](g)
+	again := await[*scaler.Task](g)
 	if !bytes.Equal(again.Function, task.Function) || !bytes.Equal(again.Source, task.Source) {
 		t.Error("the function has another id")
 	}
@@ -414,13 +416,13 @@ func TestServeObjects(t *testing.T) {
 func TestServeStrangers(t *testing.T) {
 	p := servePool(t, ServeConfig{Workers: 1, Message: 10_000})
 	g := p.joins("w", 1)
-	await[*HeartbeatEcho](g)
-	await[*HeartbeatEcho](g)
-	for name, m := range map[string]Message{
-		"a client": &ClientHeartbeat{}, "a scheduler": &HeartbeatEcho{}, "one too many": &Heartbeat{},
-		"too much": &ObjectInstruction{Kind: Create, Objects: Objects{IDs: make([][]byte, 1030), Contents: make([][]byte, 1030)}},
+	await[*scaler.HeartbeatEcho](g)
+	await[*scaler.HeartbeatEcho](g)
+	for name, m := range map[string]scaler.Message{
+		"a client": &scaler.ClientHeartbeat{}, "a scheduler": &scaler.HeartbeatEcho{}, "one too many": &scaler.Heartbeat{},
+		"too much": &scaler.ObjectInstruction{Kind: scaler.Create, Objects: scaler.Objects{IDs: make([][]byte, 1030), Contents: make([][]byte, 1030)}},
 	} {
-		if i, ok := m.(*ObjectInstruction); ok {
+		if i, ok := m.(*scaler.ObjectInstruction); ok {
 			for n := range i.IDs {
 				i.IDs[n] = fmt.Appendf(nil, "%d", n)
 			}
@@ -430,7 +432,7 @@ func TestServeStrangers(t *testing.T) {
 		s.ends()
 	}
 	s := p.connects("") // without an identity
-	s.send(&Heartbeat{})
+	s.send(&scaler.Heartbeat{})
 	s.ends()
 	raw, err := net.Dial("tcp", strings.TrimPrefix(p.address, "tcp://"))
 	if err != nil {
@@ -447,19 +449,19 @@ func TestServeStrangers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r := await[*ObjectResponse](g); len(r.Contents) != 0 {
+	if r := await[*scaler.ObjectResponse](g); len(r.Contents) != 0 {
 		t.Errorf("%q", r.Contents)
 	}
 	f := p.submit(named(t, "f"), 1)
-	task := await[*Task](g)
-	id := ObjectID(task.Source, task.ID)
-	large := &ObjectInstruction{Kind: Create, User: task.Source, Objects: Objects{[][]byte{id}, [][]byte{{}}, [][]byte{make([]byte, 20_000)}}}
-	g.send(large, &TaskResult{ID: task.ID, Status: Success, Profile: Profile{Absent: true}, Results: [][]byte{id}})
+	task := await[*scaler.Task](g)
+	id := scaler.ObjectID(task.Source, task.ID)
+	large := &scaler.ObjectInstruction{Kind: scaler.Create, User: task.Source, Objects: scaler.Objects{IDs: [][]byte{id}, Names: [][]byte{{}}, Contents: [][]byte{make([]byte, 20_000)}}}
+	g.send(large, &scaler.TaskResult{ID: task.ID, Status: scaler.Success, Profile: scaler.Profile{Absent: true}, Results: [][]byte{id}})
 	if _, err := f.Get(t.Context()); err == nil || !strings.Contains(err.Error(), "too large") {
 		t.Errorf("a large result: %v", err)
 	}
 	f = p.submit(named(t, "f"), 1)
-	g.succeeds(await[*Task](g), "1")
+	g.succeeds(await[*scaler.Task](g), "1")
 	p.get(f)
 }
 
@@ -483,14 +485,14 @@ func TestServeLocal(t *testing.T) {
 	p := servePool(t, ServeConfig{Listen: "ipc://" + path})
 	g := p.joins("w", 2)
 	f := p.submit(named(t, "f"), 1)
-	g.succeeds(await[*Task](g), "1")
+	g.succeeds(await[*scaler.Task](g), "1")
 	p.get(f)
 	p.stop()
-	if d := await[*Disconnect](g); d.Kind != Shutdown {
+	if d := await[*scaler.Disconnect](g); d.Kind != scaler.Shutdown {
 		t.Errorf("%+v", d)
 	}
-	g.send(&DisconnectRequest{g.id})
-	await[*DisconnectResponse](g)
+	g.send(&scaler.DisconnectRequest{Worker: g.id})
+	await[*scaler.DisconnectResponse](g)
 	g.Close()
 	if err := <-p.ended; err != nil {
 		t.Errorf("Serve returns %v", err)
@@ -539,23 +541,23 @@ func TestRelay(t *testing.T) {
 	})
 	defer wg.Wait()
 	probe := s.accept()
-	probe.send(&HeartbeatEcho{})
+	probe.send(&scaler.HeartbeatEcho{})
 	w, other := s.accept(), s.accept()
-	expect[*Heartbeat](w)
-	expect[*Heartbeat](other)
+	expect[*scaler.Heartbeat](w)
+	expect[*scaler.Heartbeat](other)
 	for i, c := range []struct{ call, status, want string }{
 		{`"relay-norm" {"X":3,"Y":4}`, "S", "25"}, {`"relay-sum" 1 2 3`, "S", "6"}, {`relay-sum`, "S", "0"},
-		{`"relay-fails"`, "F", "it is Tuesday"}, {`"relay-secret"`, "F", "LookupError"}, {`"relay-norm" 1`, "F", "argument 1 is no JSON of a scaler.pair"},
+		{`"relay-fails"`, "F", "it is Tuesday"}, {`"relay-secret"`, "F", "LookupError"}, {`"relay-norm" 1`, "F", "argument 1 is no JSON of a bridge.pair"},
 		{`"relay-norm"`, "F", "takes 1 arguments, not 0"},
 	} {
 		words := strings.Fields(c.call)
 		w.send(call1(fmt.Sprint(i), words[0], words[1:]...))
-		object, result := expect[*ObjectInstruction](w), expect[*TaskResult](w)
+		object, result := expect[*scaler.ObjectInstruction](w), expect[*scaler.TaskResult](w)
 		if string(result.Status) != c.status || !strings.Contains(string(object.Contents[0]), c.want) {
 			t.Errorf("%s: %c %q", c.call, result.Status, object.Contents[0])
 		}
 	}
-	w.send(&Disconnect{Shutdown})
+	w.send(&scaler.Disconnect{Kind: scaler.Shutdown})
 	w.Close()
 	other.Close()
 	if err := <-ended; err != nil {

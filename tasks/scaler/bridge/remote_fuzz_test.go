@@ -1,4 +1,4 @@
-package scaler
+package bridge
 
 import (
 	"bytes"
@@ -11,38 +11,39 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/tasks"
+	"github.com/hvdrun/hvdrun/tasks/scaler"
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 )
 
-// FuzzForeign: whatever a worker says, a task that it has ends by its result alone, what is kept of
+func b(text string) []byte { return []byte(text) }
+
+// FuzzRemote: whatever a worker says, a task that it has ends by its result alone, what is kept of
 // it is bounded, and a task of another worker does not end.
-func FuzzForeign(f *testing.F) {
-	seed := func(all ...Message) {
+func FuzzRemote(f *testing.F) {
+	seed := func(all ...scaler.Message) {
 		var text []byte
 		for _, m := range all {
-			frames := Encode(V1714, m)
-			text = append(append(text, byte(len(frames))), join(frames)...)
+			frames := scaler.Encode(scaler.V1714, m)
+			text = append(append(text, byte(len(frames))), scalertest.Join(frames)...)
 			text = append(text, 0xff)
 		}
 		f.Add(text)
 	}
-	seed(&Heartbeat{Processors: make([]Processor, 2)}, &ObjectRequest{IDs: [][]byte{b("a")}}, &DisconnectRequest{b("w")})
-	seed(&ObjectInstruction{Kind: Create, User: b("u"), Objects: Objects{[][]byte{b("r")}, [][]byte{b("n")}, [][]byte{b("c")}}},
-		&TaskResult{ID: b("t"), Status: Success, Results: [][]byte{b("r")}})
-	for _, m := range cases(V1714) {
-		seed(m)
-	}
+	seed(&scaler.Heartbeat{Processors: make([]scaler.Processor, 2)}, &scaler.ObjectRequest{IDs: [][]byte{b("a")}}, &scaler.DisconnectRequest{Worker: b("w")})
+	seed(&scaler.ObjectInstruction{Kind: scaler.Create, User: b("u"), Objects: scaler.Objects{IDs: [][]byte{b("r")}, Names: [][]byte{b("n")}, Contents: [][]byte{b("c")}}},
+		&scaler.TaskResult{ID: b("t"), Status: scaler.Success, Results: [][]byte{b("r")}})
 	f.Fuzz(func(t *testing.T, text []byte) {
-		r := &router{cfg: ServeConfig{Message: 1000, Log: quietLog(), Workers: 0}, peers: map[string]*foreign{}, calls: map[string]*attempt{}, ln: identity.ScalerWorkers.Listener()}
+		r := &router{cfg: ServeConfig{Message: 1000, Log: quietLog(), Workers: 0}, peers: map[string]*remote{}, calls: map[string]*attempt{}, ln: identity.ScalerWorkers.Listener()}
 		near, far := net.Pipe()
 		defer far.Close()
-		p := &foreign{
+		p := &remote{
 			r: r, id: b("w"), connection: connection{raw: near, ended: make(chan struct{})}, heard: time.Now(),
 			calls: map[string]*attempt{}, catalog: catalog{objects: map[string]*offer{}}, uploads: uploads{results: map[string][]byte{}},
 		}
 		p.news.L = &r.mu
 		r.peers["w"] = p
 		ours := p.begin("f", b("s"), b("code"), [][]byte{b("a"), b("b")})
-		other := &foreign{
+		other := &remote{
 			r: r, id: b("v"), connection: connection{raw: near, ended: make(chan struct{})}, calls: map[string]*attempt{},
 			catalog: catalog{objects: map[string]*offer{}},
 		}
@@ -53,11 +54,11 @@ func FuzzForeign(f *testing.F) {
 			if len(message) == 0 {
 				continue
 			}
-			m, err := Decode(V1714, split(message[1:]))
+			m, err := scaler.Decode(scaler.V1714, scalertest.Split(message[1:]))
 			if err != nil {
 				continue
 			}
-			if result, ok := m.(*TaskResult); ok && string(result.ID) == "t" {
+			if result, ok := m.(*scaler.TaskResult); ok && string(result.ID) == "t" {
 				result.ID = []byte(ours.id)
 			}
 			if err := p.message(time.Now(), m); err != nil {
@@ -99,7 +100,7 @@ func FuzzForeign(f *testing.F) {
 // FuzzException: bytes of a worker are read as an exception within bounds, and nothing is made up:
 // what is shown occurs in them.
 func FuzzException(f *testing.F) {
-	f.Add(Exception("ValueError", "no such shard"))
+	f.Add(scaler.Exception("ValueError", "no such shard"))
 	f.Add([]byte("\x80\x05\x95M\x00\x00\x00\x00\x00\x00\x00\x8c\x08builtins\x94\x8c\nValueError\x94\x93\x94\x8c\x03bad\x94\x85\x94R\x94."))
 	f.Add([]byte("\x80\x05\x8c\x16tblib.pickling_support\x94\x8c\x12unpickle_exception\x94\x93\x94(\x8c\x08__main__\x94\x8c\x02E2\x94\x93\x94\x8c\x01a\x94K\x01\x86\x94NNt\x94R\x94."))
 	f.Add([]byte("\x80\x02(((2222."))
@@ -122,8 +123,8 @@ func FuzzException(f *testing.F) {
 // TestExceptions: what Python's pickles are read as.
 func TestExceptions(t *testing.T) {
 	for pickle, want := range map[string]string{
-		string(Exception("ValueError", "no such shard")):                                                       "ValueError: no such shard",
-		string(Exception("KeyError", "")):                                                                      "KeyError",
+		string(scaler.Exception("ValueError", "no such shard")):                                                "ValueError: no such shard",
+		string(scaler.Exception("KeyError", "")):                                                               "KeyError",
 		"\x80\x05\x8c\x01m\x94\x8c\x01E\x94\x93\x94)R\x94.":                                                    "m.E",
 		"\x80\x05\x8c\x01m\x8c\x01E\x93(K\x03\x8c\x01aN\x88J\xfe\xff\xff\xffG?\xe0\x00\x00\x00\x00\x00\x00tR.": "m.E: 3, a, None, True, -2, 0.5",
 		"":                          "unreadable exception",
@@ -139,15 +140,15 @@ func TestExceptions(t *testing.T) {
 
 // TestOutcomes: what a result comes to.
 func TestOutcomes(t *testing.T) {
-	for _, s := range []Status{WorkerDied, Canceled, NotFound, NoWorker} {
+	for _, s := range []scaler.Status{scaler.WorkerDied, scaler.Canceled, scaler.NotFound, scaler.NoWorker} {
 		if o := outcomeFrom(s, nil, false); !errors.Is(o.err, tasks.ErrAttemptLost) {
 			t.Errorf("%c: %v", s, o.err)
 		}
 	}
-	if o := outcomeFrom(Success, b("a"), true); o.err != nil || string(o.content) != "a" {
+	if o := outcomeFrom(scaler.Success, b("a"), true); o.err != nil || string(o.content) != "a" {
 		t.Errorf("%+v", o)
 	}
-	if o := outcomeFrom(Success, nil, false); o.err == nil {
+	if o := outcomeFrom(scaler.Success, nil, false); o.err == nil {
 		t.Error("a result without an object succeeds")
 	}
 }

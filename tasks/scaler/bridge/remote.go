@@ -1,4 +1,4 @@
-package scaler
+package bridge
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/tasks"
+	"github.com/hvdrun/hvdrun/tasks/scaler"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
@@ -42,8 +43,8 @@ const (
 // errOver ends calls whose worker is over. Its session in the pool says what becomes of the tasks.
 var errOver = fmt.Errorf("%w: the worker has gone", tasks.ErrAttemptLost)
 
-// foreign is a worker of Scaler, by one connection. Its router's lock guards it.
-type foreign struct {
+// remote is a worker of Scaler, by one connection. Its router's lock guards it.
+type remote struct {
 	r    *router
 	id   []byte
 	name string // for people
@@ -198,7 +199,7 @@ type offer struct {
 // attempt is one of a task, at a worker.
 type attempt struct {
 	id      string // of the task, unique for each attempt
-	of      *foreign
+	of      *remote
 	objects []*offer
 	done    chan outcomeOf // has room for the one value
 }
@@ -209,8 +210,8 @@ type outcomeOf struct {
 	err     error
 }
 
-func newForeign(r *router, raw net.Conn, conn *zmtp.Conn) *foreign {
-	p := &foreign{
+func newRemote(r *router, raw net.Conn, conn *zmtp.Conn) *remote {
+	p := &remote{
 		r: r, id: conn.Peer(), heard: time.Now(), calls: map[string]*attempt{},
 		connection: connection{raw: raw, conn: conn, ended: make(chan struct{})},
 		catalog:    catalog{objects: map[string]*offer{}}, uploads: uploads{results: map[string][]byte{}},
@@ -258,7 +259,7 @@ func hostOf(addr net.Addr) string {
 }
 
 // read handles what the worker says until the connection ends.
-func (p *foreign) read() error {
+func (p *remote) read() error {
 	for {
 		frames, err := p.conn.Read()
 		var large *zmtp.TooLargeError
@@ -272,8 +273,8 @@ func (p *foreign) read() error {
 		if p.r.cfg.record != nil {
 			p.r.cfg.record("<", frames)
 		}
-		m, err := Decode(V1714, frames)
-		var unknown *UnknownTypeError
+		m, err := scaler.Decode(scaler.V1714, frames)
+		var unknown *scaler.UnknownTypeError
 		if errors.As(err, &unknown) {
 			p.r.cfg.Log.Warnf("scaler: worker %s: %v", p.name, err)
 			continue
@@ -291,31 +292,31 @@ func (p *foreign) read() error {
 }
 
 // message does what the worker says. An error ends the connection.
-func (p *foreign) message(now time.Time, m Message) error {
+func (p *remote) message(now time.Time, m scaler.Message) error {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	p.heard = now
 	switch m := m.(type) {
-	case *Heartbeat:
+	case *scaler.Heartbeat:
 		return p.heartbeat(m)
-	case *ObjectRequest:
+	case *scaler.ObjectRequest:
 		p.send(p.answer(m))
-	case *ObjectInstruction:
+	case *scaler.ObjectInstruction:
 		return p.store(m)
-	case *TaskResult:
+	case *scaler.TaskResult:
 		p.result(m)
-	case *DisconnectRequest:
+	case *scaler.DisconnectRequest:
 		p.disconnect(m)
-	case *ClientHeartbeat:
+	case *scaler.ClientHeartbeat:
 		return errors.New("it is a client of Scaler: only workers can join a pool")
 	default:
-		return fmt.Errorf("it sends a message of type %s, which is not for schedulers", m.kind())
+		return fmt.Errorf("it sends a message of type %s, which is not for schedulers", scaler.TypeOf(m))
 	}
 	return nil
 }
 
-func (p *foreign) heartbeat(m *Heartbeat) error {
-	p.send(&HeartbeatEcho{})
+func (p *remote) heartbeat(m *scaler.Heartbeat) error {
+	p.send(&scaler.HeartbeatEcho{})
 	p.deletes()
 	if p.processors > 0 || p.isOver {
 		return nil
@@ -332,7 +333,7 @@ func (p *foreign) heartbeat(m *Heartbeat) error {
 }
 
 // joined are the workers of the pool; the lock is held.
-func (r *router) joined() (all []*foreign) {
+func (r *router) joined() (all []*remote) {
 	for _, p := range r.peers {
 		if p.processors > 0 {
 			all = append(all, p)
@@ -342,7 +343,7 @@ func (r *router) joined() (all []*foreign) {
 }
 
 // join is the worker in the pool until ctx ends.
-func (p *foreign) join(ctx context.Context) {
+func (p *remote) join(ctx context.Context) {
 	family, err := tasks.NewFamily[[]byte](familyName, p.run)
 	if err != nil {
 		panic(err) // it is a constant
@@ -370,7 +371,7 @@ func (p *foreign) join(ctx context.Context) {
 }
 
 // run runs a task at the worker: it is the function of the family.
-func (p *foreign) run(ctx context.Context, name string, serializer, code []byte, args ...[]byte) ([]byte, error) {
+func (p *remote) run(ctx context.Context, name string, serializer, code []byte, args ...[]byte) ([]byte, error) {
 	c := p.begin(name, serializer, code, args)
 	select {
 	case o := <-c.done:
@@ -394,7 +395,7 @@ func (p *foreign) run(ctx context.Context, name string, serializer, code []byte,
 }
 
 // begin sends a task. What a worker gets whose connection has broken ends with it.
-func (p *foreign) begin(name string, serializer, code []byte, args [][]byte) *attempt {
+func (p *remote) begin(name string, serializer, code []byte, args [][]byte) *attempt {
 	id := make([]byte, 16)
 	rand.Read(id)
 	p.r.mu.Lock()
@@ -402,11 +403,11 @@ func (p *foreign) begin(name string, serializer, code []byte, args [][]byte) *at
 	// Objects of one serializer have one owner: a worker has one serializer for each.
 	source := fmt.Appendf(nil, "hvdrun|%x", sha256.Sum256(serializer))
 	c := &attempt{id: string(id), of: p, done: make(chan outcomeOf, 1)}
-	t := &Task{ID: id, Source: source}
+	t := &scaler.Task{ID: id, Source: source}
 	t.Function = p.offer(c, contentID(source, code, 'f'), name, code, true)
-	p.offer(c, SerializerID(source), "serializer", serializer, true)
+	p.offer(c, scaler.SerializerID(source), "serializer", serializer, true)
 	for i, a := range args {
-		t.Args = append(t.Args, Arg{ArgObject, p.offer(c, contentID(source, a, 'a'), fmt.Sprintf("%s[%d]", name, i), a, false)})
+		t.Args = append(t.Args, scaler.Arg{Kind: scaler.ArgObject, ID: p.offer(c, contentID(source, a, 'a'), fmt.Sprintf("%s[%d]", name, i), a, false)})
 	}
 	p.calls[c.id], p.r.calls[c.id] = c, c
 	p.send(t)
@@ -421,17 +422,17 @@ func (p *foreign) begin(name string, serializer, code []byte, args [][]byte) *at
 func contentID(source, content []byte, kind byte) []byte {
 	owner := md5.Sum(source)
 	hash := sha256.Sum256(append([]byte{kind}, content...))
-	return append(owner[:8:8], hash[:idLength-8]...)
+	return append(owner[:8:8], hash[:16]...)
 }
 
 // offer has a call use an object; the lock is held.
-func (p *foreign) offer(c *attempt, id []byte, name string, content []byte, function bool) []byte {
+func (p *remote) offer(c *attempt, id []byte, name string, content []byte, function bool) []byte {
 	c.objects = append(c.objects, p.use(id, name, content, function))
 	return id
 }
 
 // release gives back what a call used; the lock is held.
-func (p *foreign) release(c *attempt) {
+func (p *remote) release(c *attempt) {
 	for _, o := range c.objects {
 		p.catalog.release(o)
 	}
@@ -441,17 +442,17 @@ func (p *foreign) release(c *attempt) {
 }
 
 // deletes tells the worker what it may forget; the lock is held.
-func (p *foreign) deletes() {
+func (p *remote) deletes() {
 	if len(p.forget) > 0 {
-		p.send(&ObjectInstruction{Kind: Delete, User: p.id, Objects: Objects{IDs: p.forget}})
+		p.send(&scaler.ObjectInstruction{Kind: scaler.Delete, User: p.id, Objects: scaler.Objects{IDs: p.forget}})
 		p.forget = nil
 	}
 }
 
 // answer returns the objects that the worker has asked for. Where one is missing there are none:
 // the worker then knows that it lacks something.
-func (p *foreign) answer(m *ObjectRequest) *ObjectResponse {
-	a := &ObjectResponse{Kind: Content, Objects: Objects{IDs: m.IDs}}
+func (p *remote) answer(m *scaler.ObjectRequest) *scaler.ObjectResponse {
+	a := &scaler.ObjectResponse{Kind: scaler.Content, Objects: scaler.Objects{IDs: m.IDs}}
 	for _, id := range m.IDs {
 		o := p.objects[string(id)]
 		if o == nil {
@@ -464,8 +465,8 @@ func (p *foreign) answer(m *ObjectRequest) *ObjectResponse {
 }
 
 // store keeps the results that the worker sends before it says whose they are; the lock is held.
-func (p *foreign) store(m *ObjectInstruction) error {
-	if m.Kind != Create || len(m.Contents) != len(m.IDs) || p.closed {
+func (p *remote) store(m *scaler.ObjectInstruction) error {
+	if m.Kind != scaler.Create || len(m.Contents) != len(m.IDs) || p.closed {
 		return nil
 	}
 	for i, id := range m.IDs {
@@ -478,7 +479,7 @@ func (p *foreign) store(m *ObjectInstruction) error {
 }
 
 // claim returns an object, which is forgotten; the lock is held.
-func (p *foreign) claim(id []byte) ([]byte, bool) {
+func (p *remote) claim(id []byte) ([]byte, bool) {
 	content, ok := p.uploads.claim(id)
 	p.r.unclaimed -= int64(len(content))
 	return content, ok
@@ -486,7 +487,7 @@ func (p *foreign) claim(id []byte) ([]byte, bool) {
 
 // result ends a call, if it is not over: attempts have ids of their own, so that a late result is
 // of none. A worker may send it over another connection than that by which it got the task.
-func (p *foreign) result(m *TaskResult) {
+func (p *remote) result(m *scaler.TaskResult) {
 	var content []byte
 	found := false
 	for i, id := range m.Results {
@@ -506,13 +507,13 @@ func (p *foreign) result(m *TaskResult) {
 // died is the exception by which Scaler's workers say that the process is gone that ran a task.
 const died = "scaler.utility.exceptions.ProcessorDiedError"
 
-func outcomeFrom(s Status, content []byte, found bool) outcomeOf {
+func outcomeFrom(s scaler.Status, content []byte, found bool) outcomeOf {
 	switch {
-	case s == WorkerDied || s == Canceled || s == NotFound || s == NoWorker:
+	case s == scaler.WorkerDied || s == scaler.Canceled || s == scaler.NotFound || s == scaler.NoWorker:
 		return outcomeOf{err: fmt.Errorf("%w: the worker says %q", tasks.ErrAttemptLost, s)}
 	case !found:
-		return outcomeOf{err: &CallError{"MemoryError", "the result has not come, or is too large"}}
-	case s == Success:
+		return outcomeOf{err: &scaler.CallError{Class: "MemoryError", Text: "the result has not come, or is too large"}}
+	case s == scaler.Success:
 		return outcomeOf{content: content}
 	}
 	e := exceptionFrom(content)
@@ -534,34 +535,34 @@ func (r *router) finish(c *attempt, o outcomeOf) {
 }
 
 // cancel has the worker end a task, which it does by killing the process that runs it.
-func (p *foreign) cancel(c *attempt) {
+func (p *remote) cancel(c *attempt) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	if p.r.calls[c.id] == c {
-		p.send(&TaskCancel{ID: []byte(c.id), Force: true})
+		p.send(&scaler.TaskCancel{ID: []byte(c.id), Force: true})
 	}
 }
 
 // disconnect ends a worker that leaves; the lock is held. One of Work says so of its last
 // connection too.
-func (p *foreign) disconnect(m *DisconnectRequest) {
+func (p *remote) disconnect(m *scaler.DisconnectRequest) {
 	of := p
 	if string(m.Worker) != string(p.id) {
 		if of = p.r.peers[string(m.Worker)]; of == nil || !of.broken {
 			return
 		}
 	}
-	p.send(&DisconnectResponse{m.Worker})
+	p.send(&scaler.DisconnectResponse{Worker: m.Worker})
 	p.r.cfg.Log.Infof("scaler: worker %s leaves", of.name)
 	p.r.over(of, tasks.ErrReturned)
 }
 
 // send sends a message soon; the lock is held.
-func (p *foreign) send(m Message) {
+func (p *remote) send(m scaler.Message) {
 	if p.closed {
 		return
 	}
-	frames := Encode(V1714, m)
+	frames := scaler.Encode(scaler.V1714, m)
 	if p.r.cfg.record != nil {
 		p.r.cfg.record(">", frames)
 	}
@@ -571,7 +572,7 @@ func (p *foreign) send(m Message) {
 }
 
 // write writes messages until the connection ends.
-func (p *foreign) write() {
+func (p *remote) write() {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	p.connection.write()
@@ -579,7 +580,7 @@ func (p *foreign) write() {
 }
 
 // close ends the connection; the lock is held.
-func (p *foreign) close() {
+func (p *remote) close() {
 	if p.end() {
 		p.results = nil
 		p.r.unclaimed -= p.unclaimed

@@ -1,20 +1,20 @@
-package scaler
+package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/tasks"
+	"github.com/hvdrun/hvdrun/tasks/scaler"
 )
 
 // RelayConfig says how a pool joins a cluster of Scaler. Address is needed; the zero value of each
@@ -53,14 +53,14 @@ const (
 // Relay returns nil when the scheduler shuts its workers down, and after ctx has ended, when the
 // workers have left; an error where the scheduler does not answer, or the pool cannot be reached.
 func Relay(ctx context.Context, cfg RelayConfig) error {
-	fill(&cfg.Connect, 10*time.Second)
+	cfg.Connect = cmp.Or(cfg.Connect, 10*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
 	if cfg.Workers < 0 {
 		return fmt.Errorf("scaler: %d workers", cfg.Workers)
 	}
-	if err := Probe(ctx, cfg.Address, cfg.Connect); err != nil {
+	if err := scaler.Probe(ctx, cfg.Address, cfg.Connect); err != nil {
 		return err
 	}
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: cfg.Dial, Patience: cfg.Patience, Log: cfg.Log})
@@ -81,8 +81,8 @@ type relay struct {
 	wg    sync.WaitGroup
 
 	mu    sync.Mutex
-	names map[string]Func // exported functions
-	told  bool            // that there are none
+	names map[string]scaler.Func // exported functions
+	told  bool                   // that there are none
 }
 
 // run has as many workers as the pool has processors, until ctx ends.
@@ -130,7 +130,7 @@ func (r *relay) adapt(ctx context.Context) error {
 	if err != nil {
 		return nil // there may be an answer the next time
 	}
-	want, names := 0, make(map[string]Func)
+	want, names := 0, make(map[string]scaler.Func)
 	for _, o := range s.Offered {
 		if name := tasks.ExportedName(o.Function); name != "" {
 			names[name] = r.call(name)
@@ -173,7 +173,7 @@ func (r *relay) resize(ctx context.Context, want int) {
 		r.stops = append(r.stops, stop)
 		r.wg.Go(func() {
 			defer stop()
-			err := Work(life, Config{Address: r.cfg.Address, Name: r.cfg.Name, Find: r.find, Log: r.cfg.Log})
+			err := scaler.Work(life, scaler.Config{Address: r.cfg.Address, Name: r.cfg.Name, Find: r.find, Log: r.cfg.Log})
 			if life.Err() == nil {
 				r.ended <- err
 			}
@@ -182,7 +182,7 @@ func (r *relay) resize(ctx context.Context, want int) {
 }
 
 // find returns an exported function.
-func (r *relay) find(name string) (Func, error) {
+func (r *relay) find(name string) (scaler.Func, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if fn := r.names[name]; fn != nil {
@@ -196,11 +196,11 @@ func (r *relay) find(name string) (Func, error) {
 	if len(known) > 10 {
 		known = append(known[:10], "…")
 	}
-	return nil, &CallError{"LookupError", fmt.Sprintf("no worker of the pool has exported a function %q; there are: %s", name, strings.Join(known, ", "))}
+	return nil, &scaler.CallError{Class: "LookupError", Text: fmt.Sprintf("no worker of the pool has exported a function %q; there are: %s", name, strings.Join(known, ", "))}
 }
 
 // call returns a function that calls an exported one in the pool.
-func (r *relay) call(name string) Func {
+func (r *relay) call(name string) scaler.Func {
 	return func(ctx context.Context, texts [][]byte) ([]byte, error) {
 		fn, err := tasks.ForeignJSON(name)
 		if err != nil {
@@ -216,42 +216,4 @@ func (r *relay) call(name string) Func {
 		}
 		return result, err
 	}
-}
-
-// Probe returns whether a scheduler of Scaler 1.7.14 answers at an address within a time: it joins
-// as a worker, and leaves.
-func Probe(ctx context.Context, address string, within time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("it does not answer as Scaler 1.7.14 does within %v", within))
-	defer cancel()
-	identity := newIdentity("probe")
-	socket, err := dial(ctx, address, identity, 1<<20)
-	if err != nil {
-		return fmt.Errorf("scaler: no scheduler at %s: %w", address, err)
-	}
-	defer socket.Close()
-	defer context.AfterFunc(ctx, func() { socket.Close() })()
-	for _, m := range []Message{&Heartbeat{Processors: []Processor{{Initialized: true}}}, &DisconnectRequest{identity}} {
-		if err == nil {
-			err = socket.Send(Encode(V1714, m))
-		}
-	}
-	for err == nil {
-		var frames [][]byte
-		if frames, err = socket.Recv(); err != nil {
-			break
-		}
-		if m, bad := Decode(V1714, frames); bad == nil {
-			switch m.(type) {
-			case *HeartbeatEcho, *DisconnectResponse:
-				return nil
-			}
-		}
-	}
-	switch cause := context.Cause(ctx); {
-	case cause != nil:
-		err = cause
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
-		err = fmt.Errorf("%w: it may be Scaler 1.8 or later, which ends at such a message; 1.7.14 is wanted", err)
-	}
-	return fmt.Errorf("scaler: no scheduler at %s: %w", address, err)
 }

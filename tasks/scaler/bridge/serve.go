@@ -1,6 +1,7 @@
-package scaler
+package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks"
+	"github.com/hvdrun/hvdrun/tasks/scaler"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
@@ -63,13 +65,13 @@ func (c *ServeConfig) fill() error {
 	if err := CheckListen(c.Listen, c.Insecure); err != nil {
 		return err
 	}
-	fill(&c.Silence, time.Minute)
-	fill(&c.Return, time.Second)
-	fill(&c.Grace, 10*time.Second)
-	fill(&c.CancelTimeout, 30*time.Second)
-	fill(&c.Patience, time.Minute)
-	fill(&c.Workers, 1000)
-	fill(&c.Message, 16<<20)
+	c.Silence = cmp.Or(c.Silence, time.Minute)
+	c.Return = cmp.Or(c.Return, time.Second)
+	c.Grace = cmp.Or(c.Grace, 10*time.Second)
+	c.CancelTimeout = cmp.Or(c.CancelTimeout, 30*time.Second)
+	c.Patience = cmp.Or(c.Patience, time.Minute)
+	c.Workers = cmp.Or(c.Workers, 1000)
+	c.Message = cmp.Or(c.Message, 16<<20)
 	if c.Log == nil {
 		c.Log = logrus.StandardLogger()
 	}
@@ -88,12 +90,6 @@ func CheckListen(address string, insecure bool) error {
 			"listen on 127.0.0.1, or say that it is to be insecure", address)
 	}
 	return nil
-}
-
-// CheckAddress returns what is wrong with the address of a scheduler.
-func CheckAddress(address string) error {
-	_, _, err := zmtp.Split(address)
-	return err
 }
 
 func loopback(addr string) bool {
@@ -161,7 +157,7 @@ type router struct {
 	addr string
 
 	mu        sync.Mutex
-	peers     map[string]*foreign // by identity: the last connection of each
+	peers     map[string]*remote  // by identity: the last connection of each
 	calls     map[string]*attempt // by task: those that are not over
 	late      int                 // results of attempts that were over
 	unclaimed int64               // bytes of results of all workers that no TaskResult has claimed
@@ -170,7 +166,7 @@ type router struct {
 }
 
 func newRouter(cfg ServeConfig) (*router, error) {
-	r := &router{cfg: cfg, peers: map[string]*foreign{}, calls: map[string]*attempt{}}
+	r := &router{cfg: cfg, peers: map[string]*remote{}, calls: map[string]*attempt{}}
 	network, addr, err := zmtp.Split(cfg.Listen)
 	if err != nil {
 		return nil, err
@@ -272,7 +268,7 @@ func (r *router) handle(ctx context.Context, conn net.Conn) {
 	if !r.ln.Proven(conn) {
 		return
 	}
-	p := newForeign(r, conn, c)
+	p := newRemote(r, conn, c)
 	if err := r.attach(p); err != nil {
 		r.cfg.Log.Warnf("scaler: a connection of %v: %v", conn.RemoteAddr(), err)
 		return
@@ -284,7 +280,7 @@ func (r *router) handle(ctx context.Context, conn net.Conn) {
 
 // attach makes the connection that of its worker, whose earlier one gives way: what that had is
 // given back.
-func (r *router) attach(p *foreign) error {
+func (r *router) attach(p *remote) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old := r.peers[string(p.id)]
@@ -293,12 +289,12 @@ func (r *router) attach(p *foreign) error {
 	}
 	r.peers[string(p.id)] = p
 	// A worker that has sent a heartbeat to a connection that broke waits for the answer.
-	p.send(&HeartbeatEcho{})
+	p.send(&scaler.HeartbeatEcho{})
 	if old == nil {
 		return nil
 	}
 	for _, c := range old.calls {
-		p.send(&TaskCancel{ID: []byte(c.id), Force: true})
+		p.send(&scaler.TaskCancel{ID: []byte(c.id), Force: true})
 	}
 	r.cfg.Log.Infof("scaler: worker %s has connected anew", p.name)
 	r.over(old, tasks.ErrReturned)
@@ -308,7 +304,7 @@ func (r *router) attach(p *foreign) error {
 
 // detach notes that a connection has ended. Its worker may come back for a time, or deliver results
 // by another connection.
-func (r *router) detach(p *foreign, err error) {
+func (r *router) detach(p *remote, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.close()
@@ -331,7 +327,7 @@ func (r *router) detach(p *foreign, err error) {
 }
 
 // lose has what the worker ran count as lost; the lock is held.
-func (r *router) lose(p *foreign, why error) {
+func (r *router) lose(p *remote, why error) {
 	switch {
 	case p.isOver:
 	case len(p.calls) == 0:
@@ -344,13 +340,13 @@ func (r *router) lose(p *foreign, why error) {
 }
 
 // drop ends the connection of a worker that does not keep to the protocol; the lock is held.
-func (r *router) drop(p *foreign, why error) {
+func (r *router) drop(p *remote, why error) {
 	r.lose(p, why)
 	p.close()
 }
 
 // over ends a worker in the pool; the lock is held.
-func (r *router) over(p *foreign, cause error) {
+func (r *router) over(p *remote, cause error) {
 	if p.isOver {
 		return
 	}
@@ -390,10 +386,10 @@ const shutdownTime = 5 * time.Second
 // shutdown has all workers end, and waits for a time until they have.
 func (r *router) shutdown() {
 	r.mu.Lock()
-	var left []*foreign
+	var left []*remote
 	for _, p := range r.peers {
 		if !p.broken {
-			p.send(&Disconnect{Kind: Shutdown})
+			p.send(&scaler.Disconnect{Kind: scaler.Shutdown})
 			left = append(left, p)
 		}
 	}

@@ -1,0 +1,168 @@
+// Package scalertest runs programs of the real Scaler for tests, and compares the frames that go to
+// and from them with golden files.
+package scalertest
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the golden frames anew")
+
+// Sources returns the folder of the real Scaler, which is not part of this repository, or skips the
+// test. HVDRUN_SCALER names a folder with the sources of
+// version 1.7.14, and Debian's packages python3-zmq, python3-bidict, python3-psutil, python3-tblib
+// and python3-cloudpickle run them.
+func Sources(t *testing.T) string {
+	t.Helper()
+	folder := os.Getenv("HVDRUN_SCALER")
+	if folder == "" {
+		t.Skip("HVDRUN_SCALER is not set")
+	}
+	return folder
+}
+
+// Process is one that a test has started.
+type Process struct {
+	*exec.Cmd
+	// Out is its standard output, In its standard input.
+	Out  *bufio.Reader
+	In   io.Writer
+	seen bytes.Buffer
+}
+
+// Start runs a command, whose standard output and errors are read together unless split is set.
+func Start(t *testing.T, split bool, env []string, name string, args ...string) *Process {
+	t.Helper()
+	p := &Process{Cmd: exec.Command(name, args...)}
+	p.Env = append(os.Environ(), env...)
+	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Stdout, p.Stderr = w, w
+	if split {
+		p.Stderr = &p.seen
+	}
+	in, err := p.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.In = in
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	p.Out = bufio.NewReader(r)
+	t.Cleanup(func() {
+		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // what it has started too
+		_ = p.Wait()
+		r.Close()
+		if t.Failed() {
+			t.Logf("%s: %s", name, &p.seen)
+		}
+	})
+	return p
+}
+
+// Until reads lines until one contains the text.
+func (p *Process) Until(t *testing.T, text string) string {
+	t.Helper()
+	for {
+		line, err := p.Out.ReadString('\n')
+		p.seen.WriteString(line)
+		if strings.Contains(line, text) {
+			return line
+		}
+		if err != nil {
+			t.Fatalf("%q does not come: %v\n%s", text, err, &p.seen)
+		}
+	}
+}
+
+// Frames are messages that were written down: of each type and way the first three. The zero value
+// has none.
+type Frames struct {
+	mu    sync.Mutex
+	lines []string
+	most  map[string]int // messages of a type
+}
+
+// Note writes down a message, which went that way: < or >.
+func (r *Frames) Note(way string, frames [][]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.most == nil {
+		r.most = make(map[string]int)
+	}
+	kind := way + " " + string(frames[0])
+	if r.most[kind]++; r.most[kind] > 3 {
+		return
+	}
+	line := kind
+	for _, frame := range frames[1:] {
+		line += fmt.Sprintf(" %x.", frame)
+	}
+	r.lines = append(r.lines, line)
+}
+
+// Check writes the golden file, or compares the types that are in both: identities and times
+// differ from run to run. A worker that is shut down may find the scheduler gone before it leaves.
+func (r *Frames) Check(t *testing.T, name string) {
+	t.Helper()
+	lines := r.lines
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	golden, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	types := func(lines []string) (found []string) {
+		for _, line := range lines {
+			if len(line) > 4 && line[:4] != "> DR" && !slices.Contains(found, line[:4]) {
+				found = append(found, line[:4])
+			}
+		}
+		slices.Sort(found)
+		return found
+	}
+	if a, b := types(lines), types(strings.Split(string(golden), "\n")); !slices.Equal(a, b) {
+		t.Errorf("messages of types %v, in the golden file %v", a, b)
+	}
+}
+
+// Join makes one string of frames for a fuzzer, of at most 255 bytes each.
+func Join(frames [][]byte) []byte {
+	var out []byte
+	for _, frame := range frames {
+		out = append(append(out, byte(len(frame))), frame...)
+	}
+	return out
+}
+
+// Split is the opposite; any string is frames.
+func Split(text []byte) (frames [][]byte) {
+	for len(text) > 0 {
+		n := min(int(text[0]), len(text)-1)
+		frames = append(frames, text[1:1+n])
+		text = text[1+n:]
+	}
+	return frames
+}
