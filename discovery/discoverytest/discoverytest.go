@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/discovery/promise"
+	"github.com/hvdrun/hvdrun/discovery/conformance"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -30,7 +30,7 @@ func RunDraining(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discov
 }
 
 func run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Discoverer, hosts []plan.Host) {
-	for _, p := range promise.All() {
+	for _, p := range conformance.All() {
 		t.Run(p.Name, func(t *testing.T) {
 			if err := p.Check(newD(t, slices.Clone(hosts)), hosts); err != nil {
 				t.Error(err)
@@ -42,7 +42,7 @@ func run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Disc
 // RunFailing tests that a Discoverer says so where it cannot find its hosts, or some of them. newD
 // makes one of such a source.
 func RunFailing(t *testing.T, newD func(t *testing.T) discovery.Discoverer) {
-	if err := promise.Fails(newD(t)); err != nil {
+	if err := conformance.Fails(newD(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -53,7 +53,7 @@ func RunChanging(t *testing.T, newD func(t *testing.T) (d discovery.Discoverer, 
 	d, set := newD(t)
 	a, b, c := plan.Host{Name: "a", Slots: 1}, plan.Host{Name: "b", Slots: 2}, plan.Host{Name: "c", Slots: 3}
 	more := plan.Host{Name: "b", Slots: 4}
-	if err := promise.Changes(d, set, []plan.Host{b}, []plan.Host{b, c, a}, []plan.Host{more, c, a},
+	if err := conformance.Changes(d, set, []plan.Host{b}, []plan.Host{b, c, a}, []plan.Host{more, c, a},
 		[]plan.Host{more, a}, nil, []plan.Host{c, a, b}); err != nil {
 		t.Error(err)
 	}

@@ -15,7 +15,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/discovery/promise"
+	"github.com/hvdrun/hvdrun/discovery/conformance"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -230,7 +230,7 @@ func TestKitFindsBrokenPromises(t *testing.T) {
 					release := make(chan struct{})
 					defer close(release)
 					d := kind(want, release)[name]()
-					if !slices.ContainsFunc(promise.All(), func(p promise.Promise) bool { return p.Check(d, want) != nil }) {
+					if !slices.ContainsFunc(conformance.All(), func(p conformance.Promise) bool { return p.Check(d, want) != nil }) {
 						t.Error("nobody noticed")
 					}
 					<-time.After(time.Minute) // for goroutines that it left behind
@@ -331,7 +331,7 @@ func TestKitFindsHiddenFailures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				if promise.Fails(d) == nil {
+				if conformance.Fails(d) == nil {
 					t.Error("nobody noticed")
 				}
 			})
@@ -354,7 +354,7 @@ func TestKitFindsStaleLists(t *testing.T) {
 	for name, d := range map[string]discovery.Discoverer{"one that remembers": discovery.Fixed(lists[0]), "a push that never comes": once} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				if promise.Changes(d, set, lists...) == nil {
+				if conformance.Changes(d, set, lists...) == nil {
 					t.Error("nobody noticed")
 				}
 			})

@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/discovery/conformance"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
-	"github.com/hvdrun/hvdrun/discovery/promise"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -69,7 +69,7 @@ func verifySource(p *cli.Program,
 	}
 	v := &verifier{ctx: ctx, out: p.Stdout, source: source}
 	v.first()
-	for _, promised := range promise.All() {
+	for _, promised := range conformance.All() {
 		v.check(promised.Name, func() error { return v.steady(promised.Check) })
 	}
 	if plug, ok := source.(*plugin.Plugin); ok {

@@ -1,9 +1,9 @@
-// Package promise holds what every discovery.Discoverer promises, as checks that need nothing but
-// the Discoverer.
+// Package conformance holds what every discovery.Discoverer promises, as checks that need nothing
+// but the Discoverer.
 //
 // Package discoverytest runs them as tests of an implementation in Go, `hvdrun discover --verify`
 // against anything that a job can be given, whatever its language.
-package promise
+package conformance
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 const (
 	// prompt is how soon a source must end with its context. It is no measure of speed: only of not
 	// waiting for something else, on a machine that is busy.
-	prompt = 10 * time.Second
+	prompt = 30 * time.Second
 	// patience is how long an answer may take.
 	patience = time.Minute
 	// lull is for how long a source is given the chance to do what it must not.
