@@ -115,7 +115,7 @@ func StateDirs(env []string, temp string) (all []string) {
 // Shared is a folder in which others may make files too.
 const Shared = "/tmp"
 
-// Usable returns why one of stateDirs cannot be used, where that is known before it is tried: those
+// Usable returns why one of StateDirs cannot be used, where that is known before it is tried: those
 // that are not below the home folder must be below one that is the user's alone. That in temp is
 // made where asked for.
 func Usable(env []string, all, temp string, create bool) error {

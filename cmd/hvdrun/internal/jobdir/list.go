@@ -13,12 +13,12 @@ type State string
 
 // The states of a job.
 const (
-	JobRunning   State = "running"
-	JobResumable State = "resumable" // its driver is gone
-	jobDone      State = "done"
-	jobFailed    State = "failed"
-	jobStopped   State = "stopped" // by a person or a signal
-	JobBroken    State = "broken"  // its journal cannot be read
+	Running   State = "running"
+	Resumable State = "resumable" // its driver is gone
+	done      State = "done"
+	failed    State = "failed"
+	stopped   State = "stopped" // by a person or a signal
+	Broken    State = "broken"  // its journal cannot be read
 )
 
 // Line is one job of the list.
@@ -40,21 +40,21 @@ func (d *Dir) Line() Line {
 	l.Workers, l.Generation = job.Workers, job.Generation
 	switch {
 	case job.Running:
-		l.State = JobRunning
+		l.State = Running
 	case d.About.Ended != nil && (err != nil || !job.Finished):
-		l.State, l.Message, l.Workers = jobStopped, "stopped without its driver", 0
+		l.State, l.Message, l.Workers = stopped, "stopped without its driver", 0
 	case err != nil:
-		l.State, l.Message = JobBroken, err.Error()
+		l.State, l.Message = Broken, err.Error()
 	case job.Finished && job.Result == nil:
-		l.State = jobDone
+		l.State = done
 	case job.Finished && errors.As(job.Result, new(cli.StopSignal)):
-		l.State, l.Message = jobStopped, strings.TrimPrefix(job.Result.Error(), "driver: ")
+		l.State, l.Message = stopped, strings.TrimPrefix(job.Result.Error(), "driver: ")
 	case job.Finished:
-		l.State, l.Message = jobFailed, strings.TrimPrefix(job.Result.Error(), "driver: ")
+		l.State, l.Message = failed, strings.TrimPrefix(job.Result.Error(), "driver: ")
 	default:
-		l.State = JobResumable
+		l.State = Resumable
 		if err := d.KeyLost(); err != nil {
-			l.State, l.Message, l.Workers = jobFailed, "its hvdrun has died: "+err.Error(), 0
+			l.State, l.Message, l.Workers = failed, "its hvdrun has died: "+err.Error(), 0
 		}
 	}
 	return l

@@ -9,7 +9,7 @@ import (
 )
 
 // Of the members of a cluster so many are written down for the driver that may follow; the file is
-// not longer than maxMembersText.
+// not longer than MaxMembersText.
 const (
 	MaxMembers     = 16
 	MaxMembersText = 16 << 10

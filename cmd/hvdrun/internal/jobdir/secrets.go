@@ -85,7 +85,7 @@ func (p secretPlace) usable(create bool) error {
 
 // SecretPlaces returns where the secrets of jobs may be, best first. None of them outlives the
 // machine's restart, on most machines. The first two end with the user's last session, unless that
-// lingers; jobSecrets.touch then makes do with another.
+// lingers; Secrets.touch then makes do with another.
 func SecretPlaces(env []string) (all []secretPlace) {
 	uid := strconv.Itoa(os.Geteuid())
 	if dir, _ := cli.Lookup(env, "XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {

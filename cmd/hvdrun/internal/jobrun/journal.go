@@ -55,9 +55,9 @@ func checkJournal(s *settings.Settings) error {
 	return nil
 }
 
-// JobClaim makes this process its job's only driver, and takes what another one needs to go on with
+// Claim makes this process its job's only driver, and takes what another one needs to go on with
 // the job. It is an *etcd.Claim or a *seat.
-type JobClaim interface {
+type Claim interface {
 	Append(payload []byte)
 	Replace(records [][]byte)
 	SetBehind()
@@ -70,7 +70,7 @@ type JobClaim interface {
 
 // Claimed is a driver's claim to its job, and the job's copy.
 type Claimed struct {
-	claim JobClaim
+	claim Claim
 	id    string       // of the claim, where folders of jobs name it
 	close func() error // of where the copy is
 	log   *logrus.Logger
@@ -113,7 +113,7 @@ func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string
 }
 
 // Holds ends this process when it loses its claim, and says why.
-func Holds(p *cli.Program, claim JobClaim, why string, log *logrus.Logger) *Claimed {
+func Holds(p *cli.Program, claim Claim, why string, log *logrus.Logger) *Claimed {
 	c := &Claimed{claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
 	c.die = sync.OnceFunc(func() {
 		log.Error(why)

@@ -70,7 +70,7 @@ func resumableJob(env []string) (*jobdir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(d *jobdir.Dir) bool { return d.About.Ended != nil || d.Line().State != jobdir.JobResumable })
+	all = slices.DeleteFunc(all, func(d *jobdir.Dir) bool { return d.About.Ended != nil || d.Line().State != jobdir.Resumable })
 	switch len(all) {
 	case 0:
 		return nil, errors.New("no job can be resumed; `hvdrun jobs` lists those there are")

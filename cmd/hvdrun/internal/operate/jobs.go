@@ -55,7 +55,7 @@ whose driver has died, which hvdrun resume takes over, and last those that have 
 // oldest is first.
 func sortJobs(lines []jobdir.Line) {
 	place := func(l jobdir.Line) int {
-		if i := slices.Index([]jobdir.State{jobdir.JobRunning, jobdir.JobResumable, jobdir.JobBroken}, l.State); i >= 0 {
+		if i := slices.Index([]jobdir.State{jobdir.Running, jobdir.Resumable, jobdir.Broken}, l.State); i >= 0 {
 			return i
 		}
 		return 3

@@ -12,7 +12,7 @@ const (
 	// slurmPatience is how long a job waits for enough nodes of Slurm, unless it is told.
 	slurmPatience = 24 * time.Hour
 	// SlurmDrain is how long agents on Slurm's nodes wait for their workers to leave, unless they
-	// are told. Nodes are drained by that and slurmMargin earlier than their jobs end.
+	// are told. Nodes are drained by that and SlurmMargin earlier than their jobs end.
 	SlurmDrain, SlurmMargin = 50 * time.Second, 10 * time.Second
 )
 

@@ -59,7 +59,7 @@ type seat struct {
 	change chan struct{} // closed at the next change of synced
 }
 
-var _ jobrun.JobClaim = (*seat)(nil)
+var _ jobrun.Claim = (*seat)(nil)
 
 func newSeat(conn net.Conn, in *json.Decoder) *seat {
 	s := &seat{conn: conn, lost: make(chan struct{}), out: json.NewEncoder(conn), change: make(chan struct{})}
@@ -87,7 +87,7 @@ func (s *seat) say(what driverSays) {
 	_ = s.out.Encode(what)
 }
 
-// Append, Replace, SetBehind, Put, Sync, State, Lost and Release implement jobClaim.
+// Append, Replace, SetBehind, Put, Sync, State, Lost and Release implement jobrun.Claim.
 func (s *seat) Append(payload []byte) {
 	s.say(driverSays{Change: &replica.Change{Records: [][]byte{payload}}})
 }
