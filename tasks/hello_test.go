@@ -59,8 +59,8 @@ func TestHelloOfManyTasks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.shelf = openShelf(t.Context(), &w.cfg)
-	defer w.shelf.close()
+	w.hostStore = openHostStore(t.Context(), &w.cfg)
+	defer w.hostStore.close()
 	for i := range uint64(10_000) {
 		w.held = append(w.held, &attempt{push: &wire.PushTask{Of: &wire.Attempt{Client: 1, N: i, Attempt: 1}}})
 	}

@@ -83,8 +83,8 @@ func Serve(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	w.shelf = openShelf(ctx, &w.cfg)
-	defer w.shelf.close()
+	w.hostStore = openHostStore(ctx, &w.cfg)
+	defer w.hostStore.close()
 	var first *session
 	err = reach(ctx, defaultPatience, w.cfg.Log, func(ctx context.Context) (err error) {
 		first, err = w.hello(ctx)
@@ -104,10 +104,10 @@ func Serve(ctx context.Context, cfg ServeConfig) error {
 
 // server runs tasks: it is the worker of package queue, in its process.
 type server struct {
-	cfg     ServeConfig
-	session uint64
-	rank    int
-	shelf   *shelf
+	cfg       ServeConfig
+	session   uint64
+	rank      int
+	hostStore *hostStore
 
 	mu      sync.Mutex
 	link    *link.Link[*wire.ToTasks]
@@ -276,7 +276,7 @@ func (w *server) introduce(conn net.Conn) *wire.TasksHello {
 		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
 		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside, Confirms: true, SaysEnded: true,
 	}
-	h.Values, h.Stored = w.shelf.provide(conn)
+	h.Values, h.Stored = w.hostStore.provide(conn)
 	for _, name := range slices.Sorted(maps.Keys(w.offers)) {
 		h.Offers = append(h.Offers, &wire.Amount{Name: name, Milli: w.offers[name]})
 	}
@@ -564,7 +564,7 @@ func (w *server) hear(m *wire.FromTasks) {
 	}
 	w.results = append(w.results, m.GetResults()...)
 	if len(m.GetDrops()) > 0 {
-		w.shelf.drop(m.GetDrops())
+		w.hostStore.drop(m.GetDrops())
 	}
 	for _, push := range m.GetPushes() {
 		w.add(push, w.groups[push.GetGroup()])
@@ -756,7 +756,7 @@ func (w *server) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	if size-1 < limit {
 		return &wire.TaskResult{State: uint32(queue.Succeeded), Inlined: slices.Concat(value...)}
 	}
-	id, err := w.shelf.put(ctx, value)
+	id, err := w.hostStore.put(ctx, value)
 	if err != nil {
 		return failed(queue.ByUser, fmt.Sprintf("the result cannot be stored: %v", err))
 	}
@@ -842,9 +842,9 @@ func (w *server) argument(ctx context.Context, a *attempt, inlined, object []byt
 		return reflect.Value{}, err
 	}
 	if below == nil {
-		return w.shelf.decode(id, t)
+		return w.hostStore.decode(id, t)
 	}
-	v, err := w.shelf.shared(id, below)
+	v, err := w.hostStore.shared(id, below)
 	return newRef(t, &ref{id: id, load: func(context.Context, reflect.Type) (reflect.Value, error) { return v, nil }}), err
 }
 
@@ -862,7 +862,7 @@ func (w *server) bring(ctx context.Context, a *attempt, id blob.ID) error {
 			at = v
 		}
 	}
-	brought, lacks, err := w.shelf.bring(ctx, id, at)
+	brought, lacks, err := w.hostStore.bring(ctx, id, at)
 	for _, from := range lacks {
 		w.say(func(m *wire.ToTasks) { m.Missing = append(m.Missing, &wire.MissingValue{Value: id[:], Host: from}) })
 	}

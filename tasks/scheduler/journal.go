@@ -39,14 +39,14 @@ const (
 
 // records are what is written down of tasks.
 type records struct {
-	book   *book // nil: there is no journal
-	groups int   // that are noted there
-	held   bool  // tasks of the journal wait for workers that may have them
+	recorder *recorder // nil: there is no journal
+	groups   int       // that are noted there
+	held     bool      // tasks of the journal wait for workers that may have them
 }
 
-// book writes down what must survive this process. What is acknowledged is on the disk. Its fields
-// are protected by the scheduler's lock, the keeper apart, which is the writer's.
-type book struct {
+// recorder writes down what must survive this process. What is acknowledged is on the disk. The
+// scheduler's lock protects its fields, except the keeper, which is the writing goroutine's.
+type recorder struct {
 	s       *Scheduler
 	k       *journal.Keeper
 	records []*wire.TasksRecord // to be written; the last one grows
@@ -68,7 +68,7 @@ type ack struct{ accepted, heard uint64 }
 
 // begin starts the writer. A journal that is nil is created with the first record.
 func (s *Scheduler) begin(path string, j *journal.Journal) {
-	s.book = &book{
+	s.recorder = &recorder{
 		s: s, acks: map[*peer]ack{}, news: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 		k: &journal.Keeper{Rules: journal.Rules{
 			Path: path, Run: s.cfg.Run, Least: leastCompacted, Keep: mostUnwritten,
@@ -77,15 +77,15 @@ func (s *Scheduler) begin(path string, j *journal.Journal) {
 		}},
 	}
 	if j != nil {
-		s.book.k.Take(j)
+		s.recorder.k.Take(j)
 	}
-	go s.book.write()
+	go s.recorder.write()
 }
 
 // note adds to the record that is written next; the lock is held. part is what add adds, by which
 // it is measured; nil: some numbers.
 func (s *Scheduler) note(part proto.Message, add func(*wire.TasksRecord)) {
-	b := s.book
+	b := s.recorder
 	if b == nil || b.lost {
 		return
 	}
@@ -104,7 +104,7 @@ func (s *Scheduler) note(part proto.Message, add func(*wire.TasksRecord)) {
 }
 
 // drop drops the records that are to be written; the lock is held.
-func (b *book) drop() { b.records, b.size, b.waiting, b.lost = nil, 0, 0, true }
+func (b *recorder) drop() { b.records, b.size, b.waiting, b.lost = nil, 0, 0, true }
 
 // partSize returns how many bytes a part of a record has, at most; nil: some numbers.
 func partSize(part proto.Message) int {
@@ -114,7 +114,7 @@ func partSize(part proto.Message) int {
 	return 16 + proto.Size(part)
 }
 
-func (b *book) poke() {
+func (b *recorder) poke() {
 	select {
 	case b.news <- struct{}{}:
 	default:
@@ -127,18 +127,18 @@ func (s *Scheduler) ackLater(p *peer) {
 	if s.cfg.Repeated && !p.worker {
 		return
 	}
-	if s.book == nil {
+	if s.recorder == nil {
 		p.acknowledge(ack{p.accepted, p.heard})
 		return
 	}
-	s.book.acks[p] = ack{p.accepted, p.heard}
-	s.book.poke()
+	s.recorder.acks[p] = ack{p.accepted, p.heard}
+	s.recorder.poke()
 }
 
 // tellLater has a client told of a task when what was noted so far, and is being noted, is written,
 // and returns whether it does: not where the journal cannot be written. The lock is held.
 func (s *Scheduler) tellLater(id queue.ID) bool {
-	b := s.book
+	b := s.recorder
 	if b == nil || b.telling || b.why != nil {
 		return false
 	}
@@ -148,7 +148,7 @@ func (s *Scheduler) tellLater(id queue.ID) bool {
 }
 
 // tell tells clients of tasks; the lock is held.
-func (b *book) tell(all []queue.ID) {
+func (b *recorder) tell(all []queue.ID) {
 	b.telling = true
 	defer func() { b.telling = false }()
 	for _, id := range all {
@@ -219,7 +219,7 @@ func (s *Scheduler) payOff() {
 }
 
 // write writes what is noted, with one sync for all that has come meanwhile, until stop is closed.
-func (b *book) write() {
+func (b *recorder) write() {
 	defer close(b.done)
 	defer b.k.Close()
 	for more := true; more; {
@@ -246,7 +246,7 @@ func (b *book) write() {
 }
 
 // commit writes what is noted. Peers are told when it is on the disk.
-func (b *book) commit(now time.Time) {
+func (b *recorder) commit(now time.Time) {
 	s := b.s
 	s.mu.Lock()
 	records, acks, tells, lost := b.records, b.acks, b.tells, b.lost
@@ -284,7 +284,7 @@ func (b *book) commit(now time.Time) {
 
 // append writes records, or a snapshot where some are lost or one is due, and returns nil when all
 // is on the disk.
-func (b *book) append(now time.Time, records []*wire.TasksRecord, lost bool) error {
+func (b *recorder) append(now time.Time, records []*wire.TasksRecord, lost bool) error {
 	if lost {
 		b.k.Drop()
 	}
@@ -303,7 +303,7 @@ func (b *book) append(now time.Time, records []*wire.TasksRecord, lost bool) err
 }
 
 // snapshot yields records of all that is known.
-func (b *book) snapshot(yield func([]byte) bool) {
+func (b *recorder) snapshot(yield func([]byte) bool) {
 	s := b.s
 	var all pages
 	s.mu.Lock()

@@ -276,7 +276,7 @@ func TestDiskFull(t *testing.T) {
 	if !follow.Poll(func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.book.lost && s.book.why != nil
+		return s.recorder.lost && s.recorder.why != nil
 	}) {
 		t.Fatal("the disk is not full")
 	}
@@ -328,7 +328,7 @@ func FuzzJournal(f *testing.F) {
 		}
 		defer s.Close()
 		snapshot := func(s *Scheduler) (all [][]byte) {
-			(&book{s: s}).snapshot(func(b []byte) bool {
+			(&recorder{s: s}).snapshot(func(b []byte) bool {
 				all = append(all, b)
 				return true
 			})

@@ -70,8 +70,8 @@ type usage struct {
 // used returns how many bytes are taken; the lock is held.
 func (s *Scheduler) used() int64 {
 	n := s.q.Bytes() + s.besides
-	if s.book != nil {
-		n += int64(s.book.waiting + s.book.writing)
+	if s.recorder != nil {
+		n += int64(s.recorder.waiting + s.recorder.writing)
 	}
 	return n
 }

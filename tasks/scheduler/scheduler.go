@@ -187,9 +187,9 @@ func (s *Scheduler) Close() {
 		l.Close()
 	}
 	s.wg.Wait()
-	if s.book != nil {
-		close(s.book.stop)
-		<-s.book.done
+	if s.recorder != nil {
+		close(s.recorder.stop)
+		<-s.recorder.done
 	}
 	if s.store != nil {
 		if err := s.store.Close(); err != nil {
@@ -450,8 +450,8 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	s.unputBy(p, m.GetUnputs())
 	if m.GetStatus() {
 		status := s.q.Status(now)
-		if s.book != nil && s.book.why != nil {
-			status.Journal = s.book.why.Error()
+		if s.recorder != nil && s.recorder.why != nil {
+			status.Journal = s.recorder.why.Error()
 		}
 		status.Memory = s.memory()
 		text, err := json.Marshal(status)

@@ -29,9 +29,9 @@ const (
 	outOfReach = 30 * time.Second
 )
 
-// shelf is a worker's part of the store of its host: it brings values there, decodes them, and
+// hostStore is a worker's part of the store of its host: it brings values there, decodes them, and
 // provides them for others.
-type shelf struct {
+type hostStore struct {
 	cfg   *ServeConfig
 	store *blob.Store // nil: err says why
 	err   error
@@ -57,10 +57,10 @@ type sharedValue struct {
 	err   error
 }
 
-// openShelf opens the store of the host. Where it cannot be, tasks without stored values run all
-// the same.
-func openShelf(ctx context.Context, cfg *ServeConfig) *shelf {
-	h := &shelf{cfg: cfg, bringing: map[blob.ID]chan struct{}{}, values: map[sharedKey]*sharedValue{}}
+// openHostStore opens the store of the host. If that fails, tasks without stored values run all the
+// same.
+func openHostStore(ctx context.Context, cfg *ServeConfig) *hostStore {
+	h := &hostStore{cfg: cfg, bringing: map[blob.ID]chan struct{}{}, values: map[sharedKey]*sharedValue{}}
 	h.ctx, h.stop = context.WithCancel(context.WithoutCancel(ctx))
 	run := cfg.run
 	if run == "" {
@@ -73,7 +73,7 @@ func openShelf(ctx context.Context, cfg *ServeConfig) *shelf {
 	return h
 }
 
-func (h *shelf) close() {
+func (h *hostStore) close() {
 	h.stop()
 	h.wg.Wait()
 	if h.store != nil {
@@ -85,7 +85,7 @@ func (h *shelf) close() {
 
 // provide listens, if it does not yet, at the address of a connection to the scheduler, and returns
 // where, and what the host has.
-func (h *shelf) provide(conn net.Conn) (addr string, stored [][]byte) {
+func (h *hostStore) provide(conn net.Conn) (addr string, stored [][]byte) {
 	if h.store == nil {
 		return "", nil
 	}
@@ -117,7 +117,7 @@ func (h *shelf) provide(conn net.Conn) (addr string, stored [][]byte) {
 }
 
 // serve provides values for others.
-func (h *shelf) serve(ln *identity.Listener) {
+func (h *hostStore) serve(ln *identity.Listener) {
 	raw := wire.Raw{Protocol: wire.ValuesProtocol, Handle: func(ctx context.Context, conn net.Conn, _ tls.ConnectionState) {
 		defer conn.Close()
 		stop := context.AfterFunc(ctx, func() { conn.Close() })
@@ -133,7 +133,7 @@ func (h *shelf) serve(ln *identity.Listener) {
 }
 
 // put stores a result. Where nobody can ask this worker, it is stored beside the scheduler.
-func (h *shelf) put(ctx context.Context, parts [][]byte) (id blob.ID, err error) {
+func (h *hostStore) put(ctx context.Context, parts [][]byte) (id blob.ID, err error) {
 	if h.cfg.credentials == nil {
 		conn, err := dialValues(ctx, h.cfg.Dial)
 		if err != nil {
@@ -161,7 +161,7 @@ func (h *shelf) put(ctx context.Context, parts [][]byte) (id blob.ID, err error)
 
 // bring has a value in the host's store. It returns whether it was brought now, those who were said
 // to have it and do not, and an error, which is a *goneError where nobody has it.
-func (h *shelf) bring(ctx context.Context, id blob.ID, at *wire.ValueAt) (brought bool, lacks []string, err error) {
+func (h *hostStore) bring(ctx context.Context, id blob.ID, at *wire.ValueAt) (brought bool, lacks []string, err error) {
 	if h.store == nil {
 		return false, nil, h.err
 	}
@@ -190,7 +190,7 @@ func (h *shelf) bring(ctx context.Context, id blob.ID, at *wire.ValueAt) (brough
 }
 
 // fetch brings a value from those who have it, and if they cannot be reached through the scheduler.
-func (h *shelf) fetch(ctx context.Context, id blob.ID, at *wire.ValueAt) (lacks []string, err error) {
+func (h *hostStore) fetch(ctx context.Context, id blob.ID, at *wire.ValueAt) (lacks []string, err error) {
 	if at == nil {
 		return nil, &goneError{errors.New("it is not said where a stored argument is")}
 	}
@@ -241,7 +241,7 @@ func (h *shelf) fetch(ctx context.Context, id blob.ID, at *wire.ValueAt) (lacks 
 }
 
 // decode decodes a value of the store.
-func (h *shelf) decode(id blob.ID, t reflect.Type) (v reflect.Value, err error) {
+func (h *hostStore) decode(id blob.ID, t reflect.Type) (v reflect.Value, err error) {
 	f, size, err := h.store.Open(id)
 	if errors.Is(err, blob.ErrMissing) {
 		return v, &goneError{err}
@@ -257,7 +257,7 @@ func (h *shelf) decode(id blob.ID, t reflect.Type) (v reflect.Value, err error) 
 }
 
 // shared is decode for all tasks that want the value as one of that type.
-func (h *shelf) shared(id blob.ID, t reflect.Type) (reflect.Value, error) {
+func (h *hostStore) shared(id blob.ID, t reflect.Type) (reflect.Value, error) {
 	key := sharedKey{id, t}
 	h.mu.Lock()
 	v := h.values[key]
@@ -277,7 +277,7 @@ func (h *shelf) shared(id blob.ID, t reflect.Type) (reflect.Value, error) {
 }
 
 // drop removes values that nobody needs any more.
-func (h *shelf) drop(all [][]byte) {
+func (h *hostStore) drop(all [][]byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, b := range all {
