@@ -37,7 +37,15 @@ type engine struct {
 	turn   sync.Mutex  // held by the goroutine that does cycles, which owns what follows
 	wanted atomic.Bool // the engine's goroutine has found it taken, and is to be poked
 
-	lane     *Group
+	lane  *Group
+	timer *time.Timer
+	cycles
+	agreement
+	reduction
+}
+
+// cycles are the cycles so far, and the one under way.
+type cycles struct {
 	met      bool          // the lane is connected, and the ranks have agreed on what is to be agreed on first
 	halted   error         // what has ended a cycle
 	number   uint64        // of the cycle
@@ -45,9 +53,6 @@ type engine struct {
 	calledAt time.Time     // … and when that was noticed
 	usual    time.Duration // that the first operation of a cycle takes
 	warn     time.Time     // when to ask which ranks are waited for; zero while nothing is
-	timer    *time.Timer
-	agreement
-	reduction
 }
 
 // submissions are what operations give to their engine, and wait for.

@@ -14,14 +14,9 @@ type call struct {
 	desc descriptor
 	seq  uint64
 
-	outs    []*outgoing // used ones first, in the order of their sends
-	outUsed int
-	ins     []*incoming
-	inUsed  int
-	buffer  []byte
-
-	outDone, inDone int           // so many of the first ones are known to be done
-	crossings       [2][]crossing // of the two latest waves
+	transfers
+	buffer    []byte
+	crossings [2][]crossing // of the two latest waves
 
 	late  lateness
 	ready bool // what frames say, see allReduceIfReady
@@ -31,6 +26,15 @@ type call struct {
 	sentBefore []int
 	posted     []*incoming
 	operands   [][]byte
+}
+
+// transfers are what a call sends and receives. Those in use come first, in their order, and so
+// many of them are known to be done.
+type transfers struct {
+	outs            []*outgoing
+	ins             []*incoming
+	outUsed, inUsed int
+	outDone, inDone int
 }
 
 func (c *call) begin(ctx context.Context, d descriptor) error {

@@ -87,17 +87,22 @@ type Endpoint struct {
 	tally    *tally
 	running  sync.WaitGroup // the accept loop and what it has accepted and not handed over
 
-	mu      sync.Mutex
-	addrs   []string
-	current *family       // of the newest generation that Connect was called for
-	past    []*family     // of those before, for as many as mostPast, newest first
-	turned  chan struct{} // closed and replaced when current is
-	largest int           // ranks of the largest generation that Connect was called for
+	mu    sync.Mutex
+	addrs []string
+	generations
 	arrivals
 	routing
 	life    context.Context // ends when the endpoint is closed
 	endLife context.CancelFunc
 	testHooks
+}
+
+// generations are those that Connect was called for.
+type generations struct {
+	current *family       // of the newest
+	past    []*family     // of those before, for as many as mostPast, newest first
+	turned  chan struct{} // closed and replaced when current is
+	largest int           // ranks of the largest
 }
 
 // arrivals are connections that were accepted and not handed over.
@@ -145,7 +150,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 		quiet.SetOutput(io.Discard)
 		cfg.Log = quiet
 	}
-	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), turned: make(chan struct{}), tally: newTally(),
+	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), generations: generations{turned: make(chan struct{})}, tally: newTally(),
 		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}, routing: newRouting()}
 	e.life, e.endLife = context.WithCancel(context.Background())
 	ln.Resize(e.bound(identity.Data.Unproven), e.patience())

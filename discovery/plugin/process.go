@@ -42,9 +42,7 @@ type process struct {
 	status error         // how; set before exited is closed
 	output sync.WaitGroup
 
-	// What go-plugin reads: the handshake, if it can be one, and nothing.
-	stdout, stderr       *io.PipeReader
-	stdoutEnd, stderrEnd *io.PipeWriter
+	pipes
 
 	mu      sync.Mutex
 	child   *proc.Child // nil: it has not been started
@@ -53,6 +51,12 @@ type process struct {
 	panicky bool     // they begin with a panic, which stays
 	greeted bool     // there was a handshake
 	refused error    // why the process is not wanted
+}
+
+// pipes are what go-plugin reads: the handshake, if it can be one, and nothing.
+type pipes struct {
+	stdout, stderr       *io.PipeReader
+	stdoutEnd, stderrEnd *io.PipeWriter
 }
 
 var _ runner.Runner = (*process)(nil)

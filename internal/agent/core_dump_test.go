@@ -72,7 +72,7 @@ func TestLook(t *testing.T) {
 // A worker that its agent has asked to end, and then kills, has left: only its end tells.
 func TestEvictedIsNotDying(t *testing.T) {
 	for _, evicted := range []bool{false, true} {
-		s := &session{srv: newServer("a", 1, quiet()), log: quiet(), knowsDying: true}
+		s := &session{srv: newServer("a", 1, quiet()), log: quiet(), attachment: attachment{knowsDying: true}}
 		w := &worker{s: s, incarnation: "i", evicted: evicted}
 		w.dying("was killed by signal 9 (killed)", syscall.SIGKILL)
 		if told := len(s.events) > 0; told == evicted {

@@ -297,12 +297,12 @@ func cannot(err error) error {
 // begin begins a session; the lock is held.
 func (srv *server) begin(driver identity.Subject, id string, lease time.Duration) (*session, error) {
 	s := &session{
-		srv: srv, id: id, run: driver.RunID, driver: driver, lease: lease,
-		log:     srv.log.WithFields(logrus.Fields{"run": driver.RunID, "session": hex.EncodeToString([]byte(id[:4]))}),
-		contact: time.Now(),
-		workers: make(map[string]*worker),
-		room:    sync.NewCond(&srv.mu),
-		ending:  make(chan struct{}), ended: make(chan struct{}),
+		srv: srv, id: id, run: driver.RunID, lease: lease, grant: grant{driver: driver},
+		log:        srv.log.WithFields(logrus.Fields{"run": driver.RunID, "session": hex.EncodeToString([]byte(id[:4]))}),
+		attachment: attachment{contact: time.Now()},
+		workers:    make(map[string]*worker),
+		room:       sync.NewCond(&srv.mu),
+		ending:     make(chan struct{}), ended: make(chan struct{}),
 	}
 	if driver.User != "" || driver.UID != "" {
 		s.log = s.log.WithFields(logrus.Fields{"user": driver.User, "uid": driver.UID})

@@ -50,19 +50,10 @@ type session struct {
 	lease time.Duration
 	guard io.Closer // ends what workers have left
 	log   logrus.FieldLogger
-	// driver is the one that began it. as is whom its workers run as; nil: this process's user.
-	// refusal is why it may start none.
-	driver  identity.Subject
-	by      audit.Who // the driver of the stream that is attached
-	term    uint64    // its number among the drivers of the run
-	as      *runas.Rule
-	refusal error
+	grant
+	attachment
 
 	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
-	contact time.Time  // when the driver last sent something
-	// knowsDying: the driver understands the event.
-	knowsDying bool
-	link       *link // the stream that is attached, or nil
 	outbox
 	workers map[string]*worker
 	room    *sync.Cond    // output may go on
@@ -71,6 +62,22 @@ type session struct {
 	ended   chan struct{} // closed when nothing is left of it
 
 	running sync.WaitGroup // workers
+}
+
+// grant is what the driver that began a session may do.
+type grant struct {
+	driver  identity.Subject
+	as      *runas.Rule // whom its workers run as; nil: this process's user
+	refusal error       // why it may start none
+}
+
+// attachment is the stream that carries a session, and its driver.
+type attachment struct {
+	link       *link     // nil: none is attached
+	by         audit.Who // its driver
+	term       uint64    // the driver's number among those of the run
+	contact    time.Time // when the driver last sent something
+	knowsDying bool      // the driver understands the event
 }
 
 // outbox holds the events that the driver has not acknowledged.

@@ -93,10 +93,7 @@ type Member struct {
 	stopwatch
 	progress
 
-	regions  regions
-	lengths  []int
-	operands [][]byte // of the block under way, by member
-	src, dst [][]byte // of the operation under way, by member; kept for their memory
+	underWay
 
 	thread uintptr // see shortenSlices; 0: none yet
 
@@ -105,6 +102,14 @@ type Member struct {
 
 	life   sync.RWMutex // held for reading while Abort touches the memory
 	closed bool
+}
+
+// underWay is of the operation, or block, under way, kept for its memory.
+type underWay struct {
+	regions  regions
+	lengths  []int
+	operands [][]byte // of the block, by member
+	src, dst [][]byte // by member
 }
 
 // position is which member this one is. It does not change.
@@ -174,7 +179,7 @@ func (s *Segment) join(index int, lost func(index int)) (*Member, error) {
 		Segment:  s,
 		position: position{index: index, members: n, watched: watched(index, n), areas: make([]area, n)},
 		pace:     pace{oversubscribed: true, sleepFactor: 1, spin: spins},
-		lengths:  make([]int, n), operands: make([][]byte, n), src: make([][]byte, n), dst: make([][]byte, n),
+		underWay: underWay{lengths: make([]int, n), operands: make([][]byte, n), src: make([][]byte, n), dst: make([][]byte, n)},
 	}
 	for i := range m.areas {
 		m.areas[i] = s.layout.areaOf(s.memory, i)

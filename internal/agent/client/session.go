@@ -77,18 +77,22 @@ type session struct {
 	mu      sync.Mutex
 	workers map[string]*worker // by incarnation
 	inbox
-	before   *predecessor  // the driver before this one; nil: there was none, or the session is new
-	term     uint64        // the driver's number among those of the run
-	port     int64         // where the driver listens, as the stream's other end knows it
-	contact  time.Time     // when the agent last sent something
-	looks    int           // how often the stream was found silent since
-	attached bool          // ever
-	decided  chan struct{} // closed when it is attached for the first time, or over
-	// knowsLook: the agent understands the message.
-	knowsLook bool
-	over      error         // set: nothing comes of the session any more
-	end       ending        // what the agent shall do with it
-	wake      chan struct{} // of capacity 1: there may be something to send
+	before *predecessor // the driver before this one; nil: there was none, or the session is new
+	term   uint64       // the driver's number among those of the run
+	carried
+	over error         // set: nothing comes of the session any more
+	end  ending        // what the agent shall do with it
+	wake chan struct{} // of capacity 1: there may be something to send
+}
+
+// carried is what is known of the streams that have carried a session.
+type carried struct {
+	attached  bool          // one was, ever
+	decided   chan struct{} // closed when one is attached for the first time, or the session is over
+	port      int64         // where the driver listens, as the other end knows it
+	contact   time.Time     // when the agent last sent something
+	looks     int           // how often the stream was found silent since
+	knowsLook bool          // the agent understands the message
 }
 
 // ending is what becomes of a session at the agent.
@@ -121,8 +125,7 @@ func newSession(a *Agents, p place) *session {
 		beat:    min(a.cfg.Lease/10, time.Second),
 		log:     a.cfg.Log.WithFields(logrus.Fields{"host": p.host, "agent": p.addr}),
 		workers: make(map[string]*worker),
-		contact: time.Now(),
-		decided: make(chan struct{}),
+		carried: carried{contact: time.Now(), decided: make(chan struct{})},
 		wake:    make(chan struct{}, 1),
 	}
 }

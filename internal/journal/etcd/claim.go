@@ -38,16 +38,21 @@ type Claim struct {
 	lost    chan struct{} // closed when the claim may have ended
 	once    sync.Once
 
+	backlog
+
+	// Of the writing goroutine.
+	number uint64 // of the journal that is written
+	chunk  uint64 // of its next part
+}
+
+// backlog is what is to be written.
+type backlog struct {
 	mu      sync.Mutex
 	work    []task
 	queued  uint64        // tasks so far
 	written uint64        // tasks done
 	failing bool          // the last attempt has failed
 	change  chan struct{} // closed at the next change of work or written
-
-	// Of the writing goroutine.
-	number uint64 // of the journal that is written
-	chunk  uint64 // of its next part
 }
 
 // task is something to be written, in order.
@@ -92,7 +97,7 @@ func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 	}
 	c := &Claim{
 		ID: id, store: s, names: n, lease: lease.ID, revision: r.Header.Revision,
-		lost: make(chan struct{}), change: make(chan struct{}),
+		lost: make(chan struct{}), backlog: backlog{change: make(chan struct{})},
 	}
 	if err := c.begin(r); err != nil {
 		_, _ = s.client.Revoke(call, lease.ID)
