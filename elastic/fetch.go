@@ -62,14 +62,9 @@ func (r *runner) fetch() error {
 		}
 		return r.ctx.Err()
 	}
-	s.watch.begin()
-	if taken.Changed != nil {
-		s.watch.arm(taken.Changed)
-	}
-	if err := s.save(s.commits); err != nil {
+	if err := s.adopt(taken.Changed); err != nil {
 		return err
 	}
-	s.adopt()
 	w.log.Debugf("fetched commit %d: %.1f MB in %d rounds, %v", taken.Number, float64(taken.Bytes)/bytesPerMega, taken.Rounds, time.Since(began))
 	return nil
 }
@@ -79,13 +74,22 @@ func (w *Worker) reportFetching() {
 	w.reports.Go(func() { _ = w.meeting.Report(w.reports.ctx, rendezvous.Fetching, 0, 0) })
 }
 
-// adopt marks the fetched save as different from the root's, so that a sync compares the two. It
-// computes the checksums for that before the join, while no rank waits.
-func (s *State) adopt() {
+// adopt saves the fetched state, and marks the save as different from the root's, so that a sync
+// compares the two. It computes the checksums for that before the join, while no rank waits.
+// changed has the chunks that others have changed meanwhile; nil: that is not known.
+func (s *State) adopt(changed []bool) error {
+	s.watch.begin()
+	if changed != nil {
+		s.watch.arm(changed)
+	}
+	if err := s.save(s.commits); err != nil {
+		return err
+	}
 	s.saved.mark, s.saved.clean = snapshotID{Count: fetchedCount}, true
 	for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
 		p.Prepare()
 	}
+	return nil
 }
 
 // A worker that waits for its first world after it has fetched a commit, as spares do, fetches
@@ -147,10 +151,8 @@ func (r *runner) refetchOnce(ctx context.Context, from supplier) {
 	if err != nil || ctx.Err() != nil {
 		return
 	}
-	s.watch.begin()
-	if err := s.save(s.commits); err != nil {
+	if err := s.adopt(nil); err != nil {
 		return
 	}
-	s.adopt()
 	s.worker.log.Debugf("fetched again, commit %d: %d bytes", taken.Number, taken.Bytes)
 }
