@@ -117,12 +117,11 @@ func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, ten
 	return first
 }
 
-// Join says that this rank has no more data. From here on it contributes nothing to asynchronous
-// operations, of which it need not know: the others do them among themselves, averages are those of
-// the contributors. Join first waits for the operations that this rank has under way, and blocks
-// until every rank has joined; it returns the rank that was the last, the highest of several at the
-// same time. After it the group is as before. Operations that are not asynchronous still need every
-// rank.
+// Join reports that this rank has no more data. From here on it contributes nothing to asynchronous
+// operations and need not know them: the others run them, and averages are those of the
+// contributors. Join first waits for this rank's pending operations, and blocks until every rank
+// has joined. It returns the last rank to join, the highest of several at the same time. Afterwards
+// the group is as before. Synchronous operations still need every rank.
 func Join(ctx context.Context, g *Group) (last int, err error) {
 	h := &Handle{name: joinName}
 	err = g.submit(ctx, h)[0].Wait()

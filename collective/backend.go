@@ -7,10 +7,10 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// TellBackend is called on every rank by a package that combines what is in memory of devices, when
-// the ranks of the group have chosen by what means, or that they go by another from now on. Of the
-// ranks of a generation, all together, rank 0 writes each name and reason to its log once, and
-// tells [Config].Backend of each name once. It does not block.
+// TellBackend reports the backend of a package that reduces device memory. The package calls it on
+// every rank when the ranks of the group have chosen a backend, or change it. For each generation,
+// rank 0 logs each name and reason once, and calls [Config].Backend once for each name. It does not
+// block.
 func (g *Group) TellBackend(name, why string) {
 	f := g.family
 	if g.rank != 0 || g.size != f.size {

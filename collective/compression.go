@@ -8,9 +8,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Compression is the form in which float32s go from rank to rank, and in which they are combined.
-// Half the bytes cost precision: every rank's data is rounded, and every partial result, but for
-// most of those of an [Average].
+// Compression is the format in which float32s travel between ranks and are combined. Half the bytes
+// cost precision: the data of every rank is rounded. So is every partial result, except most of
+// those of an [Average].
 type Compression uint8
 
 const (

@@ -102,10 +102,9 @@ func (a descriptor) combiner() combiner { return kernel.Combine(a.dtype, kernels
 // divide divides every element by the number of ranks.
 func (a descriptor) divide(b []byte, n int) { kernel.Divide(a.dtype)(b, n) }
 
-// Combine sets dst[i] to a[i] combined with b[i], by the same arithmetic as reductions combine what
-// two ranks have, a being the lower one's; Average adds. All have the same length, and dst may be a
-// or b. It panics where lengths differ, for elements that AllReduce refuses, and for Adasum and
-// ops that there are not.
+// Combine sets dst[i] to a[i] combined with b[i], with the arithmetic of reductions; a is the data
+// of the lower rank. Average adds. All slices have the same length, and dst may be a or b. Combine
+// panics if lengths differ, for elements that AllReduce refuses, and for Adasum and unknown ops.
 func Combine[T Element](dst, a, b []T, op Op) {
 	t := typeOf[T]()
 	if err := checkReduced[T](); err != nil {

@@ -30,7 +30,7 @@ import (
 //   - [ErrBusy] while another operation of this rank is under way, [ErrClosed] after Close, and an
 //     error for a nil group, all without an effect on the group.
 //
-// After the first three, data is undefined and the group is of no use any more.
+// After the first three, data is undefined and the group is unusable.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
 	return g.allReduceBytes(ctx, typeOf[T](), op, bytesOf(data), checkReduced[T]())
 }

@@ -16,9 +16,9 @@ import (
 // on every rank with an error that says so where all ranks do it, with a [*MismatchError] where
 // some do.
 
-// AllGatherInto is [AllGather] of as many elements of each rank: those of rank r begin at element
-// r·len(data) of all, which has room for just all ranks'. Data may be this rank's part of all, and
-// must not overlap with it otherwise.
+// AllGatherInto is [AllGather] with the same number of elements of each rank. Those of rank r begin
+// at element r·len(data) of all, whose length is the total of all ranks. Data may be this rank's
+// part of all, and must not overlap with all otherwise.
 func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) error {
 	d := descriptor{action: allGatherIntoAction, dtype: typeOf[T](), count: uint64(len(data))}
 	invalid := checkInto(g, "result", len(all), len(data))

@@ -49,10 +49,10 @@ func Cover(first, end, leaves int) (nodes []Node) {
 	return nodes
 }
 
-// CombineNodes sets dst to the value of node n of a tree of so many leaves, from those of its
-// halves, as [ReduceTree] computes it with op. It is [Combine] but for an Average of [Float16] or
-// [BFloat16]. All have the same length, and dst may be left or right. It panics where Combine does,
-// and where one of the halves has no leaf.
+// CombineNodes sets dst to the value of node n of a tree with the given number of leaves, from the
+// values of its halves, as [ReduceTree] computes it with op. It differs from [Combine] only for an
+// Average of [Float16] or [BFloat16]. All slices have the same length, and dst may be left or
+// right. It panics if Combine does, or if one of the halves has no leaf.
 func CombineNodes[T Element](dst, left, right []T, n Node, leaves int, op Op) {
 	t := typeOf[T]()
 	if !(descriptor{dtype: t, reduce: op}).means() {
@@ -80,8 +80,8 @@ func mergeOf(n Node, leaves int) merge {
 // fold is what the sum of a node's leaves is divided by in its mean.
 func (n Node) fold(leaves int) int { return kernel.Fold(n.End(leaves) - n.First()) }
 
-// Partials says which rank has the values of which nodes of a binary tree, for [ReduceTree]. It
-// does not change and may be used by several goroutines. The zero value is refused.
+// Partials records which rank has which nodes of a binary tree, for [ReduceTree]. It does not
+// change and may be used by several goroutines. The zero value is refused.
 type Partials struct {
 	leaves int
 	held   [][]Node // by rank
@@ -90,8 +90,8 @@ type Partials struct {
 	digest uint32 // tells it from others; ranks compare it
 }
 
-// NewPartials returns the partials of a tree of so many leaves, at most 2^24, of which rank r has
-// held[r]. Each leaf must be under just one node of one rank.
+// NewPartials returns the partials of a tree with the given number of leaves, at most 2^24. Rank r
+// has the nodes held[r]. Each leaf must be under exactly one node of one rank.
 func NewPartials(leaves int, held [][]Node) (*Partials, error) {
 	if leaves < 1 || leaves > mostLeaves {
 		return nil, fmt.Errorf("collective: a tree of %d leaves, not of 1 to %d", leaves, mostLeaves)

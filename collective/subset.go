@@ -15,11 +15,11 @@ import (
 // kinds of children
 const subsetLane = 's'
 
-// Subset makes a group of some of the ranks of g, with connections of its own, so that operations
-// on the two never wait for each other. It is an operation of g: every rank calls it, with the same
-// list, and gets the new group if it is in the list, nil otherwise. Ranks of the new group are
-// places in the list. A list that is empty, names a rank twice or one that there is not is an error
-// on every rank and leaves g usable; lists that differ are a [*MismatchError].
+// Subset makes a group of some of the ranks of g. It has its own connections, so operations on the
+// two never wait for each other. Subset is an operation of g: every rank calls it with the same
+// list, and gets the new group if it is in the list, nil otherwise. A rank of the new group is a
+// position in the list. An empty list, a repeated rank or an unknown rank is an error on every rank
+// and leaves g usable; lists that differ are a [*MismatchError].
 //
 // The groups of a generation fail together: what ends one of them with an error ends them all, in
 // each of them with the ranks as it numbers them. To close a subset leaves g as it is; to close g
@@ -29,9 +29,8 @@ func (g *Group) Subset(ctx context.Context, ranks []int) (*Group, error) {
 	return g.Partition(ctx, [][]int{ranks})
 }
 
-// Partition makes several subsets at a time, of which no two have a rank in common, and returns the
-// one that this rank is in; nil if it is in none. What is said of [Group.Subset] holds for it, with
-// all the lists in the place of one.
+// Partition makes several subsets at once that have no rank in common. It returns the one with this
+// rank, or nil. The rules of [Group.Subset] apply to all the lists.
 func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 	all := slices.Concat(lists...)
 	lengths := make([]int, len(lists))

@@ -5,9 +5,8 @@ import (
 	"sync"
 )
 
-// Local returns the n connected groups of one process, by rank, generation 0; each is used by a
-// goroutine of its own. They start no goroutines but those of asynchronous operations. An n below 1
-// gives none.
+// Local returns the n connected groups of one process, by rank, generation 0; use each from its own
+// goroutine. Only asynchronous operations start goroutines. An n below 1 gives no groups.
 func Local(n int) []*Group {
 	w := &localWorld{families: make([]*family, max(n, 0)), lanes: map[uint64]*localLane{}}
 	for i := range w.families {

@@ -26,9 +26,9 @@ import (
 // A Discoverer returns the hosts that there are now. It keeps these promises, which discoverytest
 // checks:
 //
-//   - A list is whole. Where only a part can be found, it returns an error: a host that is missing
-//     from a list is gone, and its workers are stopped. An empty list is legal and says that there
-//     is no host.
+//   - A list is whole. If only a part can be found, Discover returns an error: a host that is
+//     missing from a list is gone, and its workers are stopped. An empty list is legal and means
+//     that there are no hosts.
 //   - Hosts that are still there keep their order from call to call. Among hosts that appear in one
 //     list, those that stand first are older, and get the lower ranks.
 //   - Each host stands in the list once, and the list passes plan.CheckHosts.
@@ -41,8 +41,8 @@ type Discoverer interface {
 	Discover(ctx context.Context) ([]plan.Host, error)
 }
 
-// Watcher is what a Discoverer may be besides: one that need not be asked, since it is told when
-// hosts change.
+// Watcher is an optional interface of a Discoverer that learns of changes by itself and need not be
+// asked.
 //
 // Watch calls found with the whole list as soon as it is known, and again whenever it has changed,
 // never twice at once and not after it has returned; the list is found's. It blocks until ctx ends

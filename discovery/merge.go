@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Named is a source with the name under which its failures are told.
+// Named is a source with the name that reports of its failures use.
 type Named struct {
 	Name   string
 	Source Discoverer
@@ -74,8 +74,8 @@ func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	return m.merge(lists), nil
 }
 
-// Scale asks each source that can bring hosts for all slots; there should be one of them. It
-// returns ErrNoScale where there is none.
+// Scale asks each source that can provide hosts for all slots; there should be one such source. It
+// returns ErrNoScale if there is none.
 func (m *Merged) Scale(ctx context.Context, least, most int) error {
 	some := false
 	var errs []error

@@ -16,8 +16,8 @@ import (
 // Measures are the numbers of a job at one moment.
 type Measures = job.Measures
 
-// Meter measures a job. Its fields must be set before Run or Resume, of which a meter serves one.
-// The zero Meter is ready for use.
+// Meter measures a job. Set its fields before Run or Resume. A meter serves one such call. The zero
+// Meter is ready for use.
 type Meter struct {
 	// Delivered is called with the time from when a worker had to be notified until it has
 	// acknowledged that, and Synced with the time that the journal took to be on the disk. They are

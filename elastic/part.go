@@ -22,8 +22,8 @@ type Part interface {
 	Sync(ctx context.Context, g *collective.Group, root int) error
 }
 
-// Imaged is implemented by a Part of another package whose value is to be included in digests and
-// checkpoints, as those of this package's parts are.
+// Imaged is implemented by a Part of another package if digests and checkpoints must include its
+// value, as they include those of this package's parts.
 type Imaged interface {
 	Part
 	// Image returns the value of the last Save. Equal values give equal bytes on all ranks. The

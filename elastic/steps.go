@@ -165,8 +165,8 @@ func (s *Steps[T]) Position() int { return s.live.next }
 // backward adds its gradient to m.Gradient and reads the state without changing it. When all ranks
 // have all averages, Step calls apply with them: the mean over the microbatches of the step, which
 // apply may overwrite. Apply changes the state, and makes no collective calls; it runs once per
-// step on every rank, and what it does depends on nothing but the state and the mean. Then Step
-// does what [State.Commit] does.
+// step on every rank, and its result depends on the state and the mean alone. Then Step does what
+// [State.Commit] does.
 //
 // It is collective and blocks until the commit has been made. When a worker is lost, Step enters
 // the next world and goes on with the same step: nothing that has been computed is computed again,

@@ -11,11 +11,11 @@ import (
 
 // Watched makes commits ask the kernel which memory of p, a [Tensor] or [Tensors], has been written
 // to since the last commit, instead of reading all of it. It returns p. Tensors of 16 MiB and more
-// have that without it where they do not change for some commits. It is meant for large tensors of
-// which each step changes another part, such as embeddings: a commit then costs only copying the
-// changed chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8
-// µs longer. Chunks of which every step changes much are therefore compared instead, and only
-// sampled now and then.
+// get this by default if they do not change for some commits. Watched is for large tensors that
+// each step changes in another part, such as embeddings: a commit then only copies the changed
+// chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8 µs longer.
+// Chunks that every step changes much are therefore compared instead, and only sampled now and
+// then.
 //
 // The caller guarantees that nothing writes to the tensors past the page tables of the process: no
 // device, and not the kernel to memory that is pinned for it (cudaHostRegister, RDMA, fixed buffers

@@ -249,10 +249,9 @@ func (w *Worker) Addresses(rank int) []string {
 func (w *Worker) Generation() uint64 { return w.member.Load().world.Generation }
 
 // Group returns the connected ranks of the world. Every reset replaces it, so callers must not
-// store it; the worker closes it. Where Init has left it to Run to enter the world, a call before
-// Run enters it instead, and blocks for that as Init does otherwise; if it fails, the operations of
-// the group fail with the error. So do those of the group while Run calls train in no world: see
-// [Steps.Step].
+// store it; the worker closes it. If Init has left the entry into the world to Run, a call before
+// Run enters it, and blocks as Init does otherwise. If that fails, the operations of the group fail
+// with the error. They also fail while Run calls train in no world: see [Steps.Step].
 func (w *Worker) Group() *collective.Group {
 	if none := w.first.none.Load(); none != nil {
 		return none

@@ -146,8 +146,8 @@ func withoutComment(line string) string {
 	return line
 }
 
-// SameButCase returns two names of hosts that differ only in case, or "" twice where there are
-// none. They are one machine wherever names are those of DNS.
+// SameButCase returns two host names that differ only in case, or two empty strings. DNS treats
+// such names as one machine.
 func SameButCase(hosts []Host) (first, second string) {
 	seen := make(map[string]string, len(hosts))
 	for _, h := range hosts {

@@ -48,8 +48,8 @@ func familyOf(name string, fn any, result reflect.Type) (*function, error) {
 	return newFunction(name+":*", fn, result)
 }
 
-// Foreign returns a function that this program does not have, for its tasks to be submitted. like
-// is a value of the function's type, which may be nil. Workers that offer the family run it, and
+// Foreign returns a function that this program does not have, so that it can submit tasks of it.
+// like is a value of the function's type, and may be nil. Workers that offer the family run it, and
 // those of the family "json" that have exported it: see Export. The name has 1 to 100 bytes.
 func Foreign[R any](family, name string, like any) (*Func[R], error) {
 	f, err := familyOf(family, like, reflect.TypeFor[R]())

@@ -183,7 +183,7 @@ type options struct {
 // Option is a property of tasks.
 type Option func(*options)
 
-// Priority has tasks run before those of less; 0 is the default.
+// Priority makes tasks run before those of lower priority; 0 is the default.
 func Priority(n int32) Option { return func(o *options) { o.priority = n } }
 
 // Prefer has a task run on a host, unless workers of others have nothing to do.

@@ -73,11 +73,11 @@ const (
 )
 
 // Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
-// when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it gives back
-// what has not begun, and waits for what runs, for no longer than the grace; then it returns nil. A
-// function that does not heed its context goes on. It returns an error where the scheduler cannot
-// be reached at first for a minute, or refuses it. The causes ErrVanished and ErrReturned of ctx's
-// end have it return at once.
+// when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it returns
+// the tasks that have not begun, and waits for running ones, for no longer than the grace; then it
+// returns nil. A function that ignores its context goes on. Serve returns an error if it cannot
+// reach the scheduler within the first minute, or if the scheduler refuses it. It returns at once
+// if the cause of ctx's end is ErrVanished or ErrReturned.
 func Serve(ctx context.Context, cfg ServeConfig) error {
 	w, err := newServer(cfg)
 	if err != nil {

@@ -60,8 +60,8 @@ type question struct {
 	answer chan<- []byte
 }
 
-// Explain asks the scheduler why tasks do not run: those with a number, of which each client may
-// have one, or those of a function that are not over. It returns at most 20.
+// Explain asks the scheduler why tasks do not run. It selects the tasks with a number, one for each
+// client at most, or the unfinished tasks of a function. It returns at most 20.
 func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err error) {
 	if !isName(what) {
 		return nil, fmt.Errorf("tasks: %.20q… is not the name of a function", what)

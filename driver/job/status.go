@@ -110,8 +110,8 @@ type Slot struct {
 	Straggler *Straggler `json:"straggler,omitempty"`
 }
 
-// Straggler is how late a worker has come to the operations of all ranks lately, compared with the
-// other ranks. Older operations count less: half as much after a minute.
+// Straggler is the recent delay of a worker at the operations of all ranks, compared with the other
+// ranks. Older operations count less: half as much after a minute.
 type Straggler struct {
 	// Last is the share of operations to which it came last, from 0 to 1. Operations to which all
 	// ranks came within a millisecond do not count.

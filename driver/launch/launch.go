@@ -49,8 +49,8 @@ type Spec struct {
 	Env []string
 	// Dir is the working directory; empty is that of the driver.
 	Dir string
-	// Stdin, if not nil, is what the process reads, which is not read here; nil: nothing. Local
-	// alone heeds it.
+	// Stdin, if not nil, is the input of the process; the launcher does not read it. nil: no input.
+	// Only Local uses it.
 	Stdin *os.File
 	// Stdout and Stderr receive the output as it comes; nil throws it away. Each is written by one
 	// goroutine at a time, but both at the same time. Run waits for a Write that blocks. After a
@@ -59,7 +59,7 @@ type Spec struct {
 	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less:
 	// SIGKILL at once.
 	Grace time.Duration
-	// Signal, if not nil, returns what is sent in place of SIGTERM. Local alone heeds it.
+	// Signal, if not nil, returns the signal that replaces SIGTERM. Only Local uses it.
 	Signal func() syscall.Signal
 	// CoreLimit bounds, in bytes, the core file that the process leaves when it crashes, and is
 	// never more than the launcher's own hard limit. 0: there is none; UnlimitedCore: no bound but
