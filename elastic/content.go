@@ -29,12 +29,7 @@ type content struct {
 	encode func() ([]byte, error) // returns the live value; nothing writes to the bytes afterwards
 	decode func([]byte) error     // sets the live value from encoded bytes
 	later  func() func() ([]byte, error)
-	// canonical converts encoded bytes to bytes that are equal in all processes if the values are;
-	// nil: the encoded bytes are.
-	canonical func([]byte) ([]byte, error)
-	// opaque: encoded bytes of equal values can differ between processes, so they are not compared
-	// after a sync.
-	opaque bool
+	comparison
 
 	tensors func(name string) []checkpoint.Tensor // the part's tensors in a checkpoint; nil: one of bytes
 	text    func([]byte) string                   // formats encoded bytes for logs; nil: no text
@@ -43,6 +38,16 @@ type content struct {
 	local   localPart            // nil: all ranks have the same value
 	// foreign: a part of another package; the State calls its Save and Restore too.
 	foreign bool
+}
+
+// comparison is how encoded bytes of several processes are compared.
+type comparison struct {
+	// canonical converts encoded bytes to bytes that are equal in all processes if the values are;
+	// nil: the encoded bytes are.
+	canonical func([]byte) ([]byte, error)
+	// opaque: encoded bytes of equal values can differ between processes, so they are not compared
+	// after a sync.
+	opaque bool
 }
 
 // ownPart is a part of this package. A State does not call its Save and Restore: it stores its

@@ -106,7 +106,7 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 	}
 	w.first.outside = true
 	w.doing.enter(rendezvous.Outside)
-	w.stopPulse = w.startPulse()
+	w.reports.stopPulse = w.startPulse()
 	w.appear()
 	return w
 }

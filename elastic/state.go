@@ -29,20 +29,10 @@ type State struct {
 	parts  parts
 	err    error // why the state is unusable; nil: usable
 
-	ctx     context.Context // of the current Run; Commit has no ctx argument
-	run     *runner         // the current Run; nil: none
-	steps   stepper         // nil: none
-	catchUp *catchUp        // of a Run that is in no world yet; nil: none
-	feed    *transfer.Feed  // of the current Run; nil: nobody can follow this worker
-	term    *termHandler    // of the current Run; nil: none
+	steps   stepper // nil: none
 	onReset []func() error
-
-	commits uint64
-	agreed  bool // all ranks have made the last commit
-	holds   bool // has been synchronised, so this rank can be the sync root
-	// followed: by the last commit, workers follow members, this one or others.
-	followed bool
-	word     [4]uint64 // the message of a commit's agreement, kept so that it is not allocated anew
+	training
+	position
 
 	saved         saves
 	inPlace       inPlace
@@ -51,6 +41,25 @@ type State struct {
 	audits        audits
 	checkpoints   *Checkpoints // nil: none
 	loggedLeftOut bool         // the parts without an image have been logged
+}
+
+// training is of the current Run, if there is one.
+type training struct {
+	ctx     context.Context // Commit has no ctx argument
+	run     *runner
+	catchUp *catchUp       // where it is in no world yet; nil: it is in one
+	feed    *transfer.Feed // nil: nobody can follow this worker
+	term    *termHandler
+}
+
+// position is where this rank is among the commits of the job.
+type position struct {
+	commits uint64
+	agreed  bool // all ranks have made the last commit
+	holds   bool // has been synchronised, so this rank can be the sync root
+	// followed: by the last commit, workers follow members, this one or others.
+	followed bool
+	word     [4]uint64 // the message of a commit's agreement, kept so that it is not allocated anew
 }
 
 // snapshotID identifies a save that all ranks of a world have made in one commit or sync. The zero
@@ -91,7 +100,7 @@ func (m *saves) nextMark(generation uint64) snapshotID {
 // A part of another package should keep its last save when its Save fails: a State saves atomically
 // only the parts of this package and those that are [Imaged].
 func NewState(w *Worker, all ...Part) *State {
-	s := &State{worker: w, ctx: context.Background()}
+	s := &State{worker: w, training: training{ctx: context.Background()}}
 	held := make([]Part, 0, len(all))
 	for _, p := range all {
 		if c, ok := p.(*Checkpoints); ok && c != nil {

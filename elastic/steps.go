@@ -72,19 +72,25 @@ type Steps[T collective.Element] struct {
 	within bool                   // a call of Step is under way
 	apply  func(mean [][]T) error // of that call
 
-	// Of the step that follows the live position.
-	nodes  []held[T] // what this rank has computed
-	sealed bool      // mean is whole on this rank, and has not been applied
-	others roster    // what the members of the world had when it began
-	joined uint64    // generation of the last world whose members were all in a Step when it began
-
+	nextStep[T]
 	free []*gradients[T]
-	mean *gradients[T] // the averages of all, where sealed; its memory is kept
-	calm atomic.Int32  // calls of apply in a row in which no collective operation was seen; negative: one was
+	calm atomic.Int32 // calls of apply in a row in which no collective operation was seen; negative: one was
 	pace pace
 	last lastStep[T]
+	outside[T]
+}
 
-	// Of a worker in no world.
+// nextStep is the step that follows the live position.
+type nextStep[T collective.Element] struct {
+	nodes  []held[T]     // what this rank has computed
+	sealed bool          // mean is whole on this rank, and has not been applied
+	mean   *gradients[T] // the averages of all, where sealed; its memory is kept
+	others roster        // what the members of the world had when it began
+	joined uint64        // generation of the last world whose members were all in a Step when it began
+}
+
+// outside is of a worker in no world, which applies the averages of others.
+type outside[T collective.Element] struct {
 	loans    []*gradients[T] // memory for averages of others
 	caught   bool            // it has come to the position of the members by their averages
 	caughtAt stepsPosition

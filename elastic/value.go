@@ -132,9 +132,9 @@ type Marshaler interface {
 // must be a [Local] part.
 func Binary(name string, v Marshaler) Part {
 	return newPart(content{
-		name:   name,
-		layout: func() string { return fmt.Sprintf("binary %q: %T", name, v) },
-		opaque: true,
+		name:       name,
+		layout:     func() string { return fmt.Sprintf("binary %q: %T", name, v) },
+		comparison: comparison{opaque: true},
 		// Both functions copy, because v may reuse the memory of its results and arguments.
 		encode: func() ([]byte, error) {
 			if v == nil {

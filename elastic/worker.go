@@ -44,7 +44,6 @@ type Worker struct {
 	doing        doing
 	entering     atomic.Uint64 // generation of the world that the worker enters or has entered
 	placed       placement
-	stopPulse    func()
 
 	reports reports
 	first   firstWorld
@@ -57,6 +56,7 @@ type reports struct {
 	sync.WaitGroup
 	ctx       context.Context // canceled when reports must end
 	stop      context.CancelFunc
+	stopPulse func()
 	committed uint64 // last generation with a reported commit; used by Run's goroutine only
 }
 
@@ -183,7 +183,7 @@ func (w *Worker) close() error {
 	w.use.closed = true
 	over := w.use.over
 	w.use.mu.Unlock()
-	w.stopPulse()
+	w.reports.stopPulse()
 	w.prepared()
 
 	stop := time.AfterFunc(closeGrace, w.reports.stop)
