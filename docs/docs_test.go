@@ -421,7 +421,7 @@ func TestFlags(t *testing.T) {
 	if len(known) < 60 {
 		t.Fatalf("the help lists %d flags", len(known))
 	}
-	for _, p := range pages(t, "README.md", "docs/*.md", "docs/design/*.md", "discovery/README.md", "ARCHITECTURE.md") {
+	for _, p := range pages(t, "README.md", "docs/*.md", "docs/design/*.md", "docs/reference/*.md", "discovery/README.md", "ARCHITECTURE.md") {
 		for _, code := range inlineCode.FindAllString(strings.Join(p.prose(), "\n"), -1) {
 			for _, m := range flagName.FindAllStringSubmatch(strings.Trim(code, "`"), -1) {
 				flag := strings.TrimSuffix(m[2], "-")

@@ -21,7 +21,7 @@ import (
 const mostColumns = 100
 
 // all are the pages about hvdrun as a whole.
-var all = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/design/*.md", "discovery/README.md"}
+var all = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/design/*.md", "docs/reference/*.md", "discovery/README.md"}
 
 func TestColumns(t *testing.T) {
 	for _, p := range pages(t, all...) {
@@ -31,7 +31,7 @@ func TestColumns(t *testing.T) {
 			}
 		}
 	}
-	for name, most := range map[string]int{"README.md": 200, "ARCHITECTURE.md": 250} {
+	for name, most := range map[string]int{"README.md": 200, "ARCHITECTURE.md": 150} {
 		if n := strings.Count(pages(t, name)[0].text, "\n"); n > most {
 			t.Errorf("%s has %d lines, %d at most", name, n, most)
 		}

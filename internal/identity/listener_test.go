@@ -18,11 +18,11 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-var update = flag.Bool("update", false, "rewrite the table of listeners in ARCHITECTURE.md")
+var update = flag.Bool("update", false, "rewrite the table in docs/reference/listeners.md")
 
-// TestTableOfListeners: ARCHITECTURE.md has the table that the code makes.
+// TestTableOfListeners: docs/reference/listeners.md has the table that the code makes.
 func TestTableOfListeners(t *testing.T) {
-	const path, from, to = "../../ARCHITECTURE.md", "<!-- listeners -->\n", "<!-- end of listeners -->\n"
+	const path, from, to = "../../docs/reference/listeners.md", "<!-- listeners -->\n", "<!-- end of listeners -->\n"
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

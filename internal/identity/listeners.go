@@ -8,8 +8,7 @@ import (
 )
 
 // Bounds describes the listeners of one kind: who listens, who is let in, and what a connection may
-// cost before it has proven who it is. ARCHITECTURE.md has a table of all of them, which a test
-// makes from All.
+// cost before it is authenticated. A test makes the table of docs/reference/listeners.md from All.
 type Bounds struct {
 	// Name is what the listener is for, Process is whose it is, and Address is where it listens
 	// unless --listen or another setting says otherwise.

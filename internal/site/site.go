@@ -57,7 +57,7 @@ func Build(src Source) (map[string][]byte, error) {
 	}
 	for _, f := range src.Files {
 		dir := path.Dir(f)
-		if path.Ext(f) == ".md" && (dir == "." || dir == "docs" || dir == "docs/design") {
+		if path.Ext(f) == ".md" && (dir == "." || dir == "docs" || dir == "docs/design" || dir == "docs/reference") {
 			if err := b.parse(f); err != nil {
 				return nil, err
 			}

@@ -29,7 +29,8 @@ const module = "github.com/hvdrun/hvdrun"
 const maxLines = 80
 
 // rooms says what the packages of a folder, and of those below it that have no line of their own,
-// may import of ours: other rooms with such folders below them. It is the table of ARCHITECTURE.md.
+// may import of ours: other rooms with such folders below them. It is the table of
+// docs/reference/packages.md.
 // A room may always import from itself; all stands for every room but the commands.
 var rooms map[string]string
 
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 
 // table reads the rooms from lines as "| `a`, `b/*` | what for | c, d |".
 func table() map[string]string {
-	text, err := os.ReadFile("ARCHITECTURE.md")
+	text, err := os.ReadFile("docs/reference/packages.md")
 	if err != nil {
 		panic(err)
 	}

@@ -66,7 +66,7 @@ func TestListeners(t *testing.T) {
 	}
 	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data", "TorchWorkers", "TorchPeers", "TorchHealth", "Metrics", "Dashboard"} {
 		if !bounds[name] {
-			t.Errorf("identity.%s is not used: ARCHITECTURE.md lists a listener that there is not", name)
+			t.Errorf("identity.%s is not used: docs/reference/listeners.md lists a listener that does not exist", name)
 		}
 	}
 }
