@@ -417,10 +417,10 @@ func (s *seat) join(_ context.Context, joining rendezvous.Joining) (rendezvous.W
 	j, answer := s.p.job, make(chan seatAnswer, 1)
 	j.mu.Lock()
 	switch {
+	case s.p.removed: // also if the others are done before it comes
+		answer <- seatAnswer{err: rendezvous.ErrRemoved}
 	case j.finished:
 		answer <- seatAnswer{err: rendezvous.ErrFinished}
-	case s.p.removed:
-		answer <- seatAnswer{err: rendezvous.ErrRemoved}
 	default:
 		if !s.p.listed {
 			s.p.listed = true
