@@ -342,6 +342,12 @@ func (l *loop) run(ctx context.Context) error {
 		var in posted
 		select {
 		case in = <-l.events:
+			if interrupt != nil && ctx.Err() != nil { // the workers may have ended because of it
+				interrupt = nil
+				if end := l.admit([]posted{{input: decide.Interrupted{Cause: context.Cause(ctx)}}}); end != nil {
+					return end.Err
+				}
+			}
 			l.batch = gather(l.batch[:0], in, l.events)
 			if end := l.admit(l.batch); end != nil {
 				return end.Err

@@ -282,6 +282,28 @@ func TestLoopStopsEverythingOnCancel(t *testing.T) {
 	})
 }
 
+// A worker that ends because the job is stopped is no failure, also where the loop hears of both at
+// once.
+func TestStopComesFirst(t *testing.T) {
+	for range 30 { // which of two is heard first was by chance
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			j := newJob(t, ctx, Config{Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: job.Size{NP: 1}})
+			j.joins(t, 0, "a:0")
+			held := make(chan struct{})
+			j.asks <- func() { <-held }
+			cause := errors.New("enough")
+			cancel(cause)
+			j.worker(t, "a:0").exit <- &launch.ExitError{Code: 137, Signal: 9}
+			synctest.Wait()
+			close(held)
+			if err := <-j.result; !errors.Is(err, cause) {
+				t.Fatalf("the job ended with %v, want the cause", err)
+			}
+		})
+	}
+}
+
 // The grace of a worker whose last checkpoint grows restarts, a few times per grace.
 func TestLoopGivesTimeToWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
