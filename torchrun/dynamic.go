@@ -57,6 +57,9 @@ func (w *watched) fire() {
 // Next implements Rendezvous.
 func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 	d.endWatch()
+	if d.Peers != nil {
+		d.Peers.copyStore()
+	}
 	var err error
 	if failed {
 		err = d.Handler.Fail(ctx)
@@ -82,7 +85,7 @@ func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 	kv := storeKV{r.Store}
 	if d.Peers != nil {
 		d.Peers.watch(namesOf(r.Members))
-		d.Peers.tellMembers(r.Members, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
+		d.Peers.tellMembers(ctx, r, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
 	}
 	if d.Peers != nil && len(r.Members) > 1 {
 		d.attend(ctx, r, kv, w)

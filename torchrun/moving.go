@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/replica"
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
@@ -22,39 +23,31 @@ const (
 	movePatience = 30 * time.Second
 	probeTimeout = 3 * time.Second
 	movePause    = 50 * time.Millisecond
-	// versionsOfMove are skipped by each move, so that no version names two values: the copy may
-	// lack the last changes.
-	versionsOfMove = 1 << 32
 	// leaderIs is the number under which an agent at the endpoint is told who has the store, and
 	// tellEvery how often that one tries to.
 	leaderIs  = 1<<64 - 3
 	tellEvery = 250 * time.Millisecond
-	// mostCopied bounds how many values a node copies.
-	mostCopied = 1 << 10
 )
 
-// movingStore is the store of a dynamic rendezvous in the agent of one node, whom all ask. When
-// that agent is gone, the first member of the last round that lives goes on with its copy, and the
-// others ask it. What the lost agent alone knew is lost: members find themselves in another state
-// and decide anew, as after a change by another node.
-//
-// So that two parts of a network that do not reach each other do not both go on, a member takes
-// over only where it reaches more than half of the members that are not known to be dead, as
-// replica.Evidence proves it.
+// movingStore is the store of a dynamic rendezvous in the agent of one node, whom all ask, and which
+// is a replica with the members of the last round. When that agent is gone, the first member that
+// lives asks the others to let it go on, by the rules of a replica, and all others ask that one
+// then.
 //
 // An agent that is started at the endpoint after that has a store of its own. The one that has
 // taken over tells it so, and it asks that one like all others.
 type movingStore struct {
 	peers    *Peers
 	endpoint string
+	host     bool // this agent is at the endpoint
 	over     context.Context
 	end      context.CancelFunc
 	telling  sync.WaitGroup
+	node     replica.Node
 
 	mu      sync.Mutex
-	at      store.Store // a *remoteStore, or a *store.Memory of this node
+	at      store.Store // a *remoteStore or a *leadingStore
 	moves   uint64
-	copied  map[string]store.Entry
 	ahead   time.Duration                       // of the store's clock, before this process's
 	looking *search                             // under way, for all calls; nil: none is
 	members []string                            // names of the last round's, by rank; nil: there was none yet
@@ -62,8 +55,8 @@ type movingStore struct {
 	closed  bool
 }
 
-func newMovingStore(p *Peers, endpoint string, at store.Store) *movingStore {
-	s := &movingStore{peers: p, endpoint: endpoint, at: at, copied: make(map[string]store.Entry)}
+func newMovingStore(p *Peers, endpoint string, host bool) *movingStore {
+	s := &movingStore{peers: p, endpoint: endpoint, host: host}
 	s.over, s.end = context.WithCancel(context.Background())
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,22 +64,72 @@ func newMovingStore(p *Peers, endpoint string, at store.Store) *movingStore {
 	return s
 }
 
-// tellMembers says who may take over the store. drop is called with those that are found dead then.
-func (p *Peers) tellMembers(members []dynamic.Member, drop func(ctx context.Context, rank int)) {
+// copies has this node keep a copy of the store for the one that leads, which may wait for it as
+// soon as this node is in a round. The agent listens.
+func (s *movingStore) copies() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node.Name != "" {
+		return
+	}
+	s.node.Name = s.peers.Member()
+	s.peers.answer(storeOf, func(conn net.Conn) {
+		if err := s.node.Serve(conn); err != nil {
+			s.peers.log.Debugf("torchrun: the node that has the store: %v", err)
+		}
+	}, new(sync.WaitGroup))
+}
+
+// copyStore has this node keep a copy of the store that moves, if there is one.
+func (p *Peers) copyStore() {
+	p.mu.Lock()
+	s := p.moving
+	p.mu.Unlock()
+	if s != nil {
+		s.copies()
+	}
+}
+
+// tellMembers says who has copies of the store, and may take it over. drop is called with those
+// that are found dead then.
+func (p *Peers) tellMembers(ctx context.Context, r dynamic.Round, drop func(ctx context.Context, rank int)) {
 	p.mu.Lock()
 	s := p.moving
 	p.mu.Unlock()
 	if s == nil {
 		return
 	}
+	members := namesOf(r.Members)
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.members, s.drop = namesOf(members), drop
+	s.members, s.drop = members, drop
+	s.mu.Unlock()
+	if r.Rank != 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, dropTimeout)
+	defer cancel()
+	err := s.setMembers(ctx, r.Number, members)
+	if err != nil && ctx.Err() == nil {
+		p.log.Warnf("torchrun: the nodes of round %d may not have what they share when this one is gone: %v", r.Number, err)
+	}
+}
+
+// setMembers has the one that has the store keep copies with the members of a round.
+func (s *movingStore) setMembers(ctx context.Context, round int, members []string) error {
+	return s.ask(ctx, func(at store.Store) (e store.Entry, err error) {
+		switch at := at.(type) {
+		case *leadingStore:
+			at.setMembers(round, members)
+		case *remoteStore:
+			e, _, err = at.call(ctx, question{Do: "members", Key: strings.Join(members, " "), Version: uint64(round)})
+		}
+		return e, err
+	})
 }
 
 // Get implements store.Store.
 func (s *movingStore) Get(ctx context.Context, key string) (e store.Entry, err error) {
-	err = s.ask(ctx, key, func(at store.Store) (store.Entry, error) {
+	err = s.ask(ctx, func(at store.Store) (store.Entry, error) {
 		e, err = at.Get(ctx, key)
 		return e, err
 	})
@@ -95,7 +138,7 @@ func (s *movingStore) Get(ctx context.Context, key string) (e store.Entry, err e
 
 // CompareAndSet implements store.Store.
 func (s *movingStore) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (e store.Entry, set bool, err error) {
-	err = s.ask(ctx, key, func(at store.Store) (store.Entry, error) {
+	err = s.ask(ctx, func(at store.Store) (store.Entry, error) {
 		e, set, err = at.CompareAndSet(ctx, key, version, value)
 		return e, err
 	})
@@ -104,22 +147,26 @@ func (s *movingStore) CompareAndSet(ctx context.Context, key string, version uin
 
 // Wait implements store.Store.
 func (s *movingStore) Wait(ctx context.Context, key string, version uint64) (e store.Entry, err error) {
-	err = s.ask(ctx, key, func(at store.Store) (store.Entry, error) {
+	err = s.ask(ctx, func(at store.Store) (store.Entry, error) {
 		e, err = at.Wait(ctx, key, version)
 		return e, err
 	})
 	return e, err
 }
 
-// ask asks the store, wherever it is or will be, and keeps a copy of what it says.
-func (s *movingStore) ask(ctx context.Context, key string, call func(store.Store) (store.Entry, error)) error {
+// ask asks the store, wherever it is or will be.
+func (s *movingStore) ask(ctx context.Context, call func(store.Store) (store.Entry, error)) error {
 	for {
 		s.mu.Lock()
 		at, moves := s.at, s.moves
 		s.mu.Unlock()
 		e, err := call(at)
 		if err == nil {
-			s.copy(key, e)
+			s.mu.Lock()
+			if !e.Now.IsZero() {
+				s.ahead = time.Until(e.Now)
+			}
+			s.mu.Unlock()
 			return nil
 		}
 		if errors.Is(err, store.ErrClosed) && s.movedFrom(moves) {
@@ -140,27 +187,6 @@ func (s *movingStore) movedFrom(moves uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.moves != moves && !s.closed
-}
-
-func (s *movingStore) copy(key string, e store.Entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !e.Now.IsZero() {
-		s.ahead = time.Until(e.Now)
-	}
-	if e.Version == 0 {
-		return
-	}
-	e.Value = slices.Clone(e.Value)
-	s.copied[key] = e
-	for old := range s.copied {
-		if len(s.copied) <= mostCopied {
-			break
-		}
-		if old != key && strings.Contains(old, "/") && !strings.HasSuffix(old, "/record") { // of a round that is over, most likely
-			delete(s.copied, old)
-		}
-	}
 }
 
 // search is one for the store that was lost.
@@ -225,17 +251,16 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 	own := s.peers.Member()
 	order := append([]string{lost}, slices.DeleteFunc(slices.Clone(members), func(member string) bool {
 		addr, _ := addrOf(member)
-		return addr == lost
+		return addr == lost && member != own
 	})...)
 	for _, member := range order {
 		if member == own {
-			missing, may := s.mayHave(ctx, members)
-			if may {
-				s.have(ctx, missing)
-			}
-			return may
+			return s.have(ctx, members)
 		}
 		addr, _ := addrOf(member)
+		if addr == s.peers.Addr() {
+			continue // what this agent had itself
+		}
 		at := &remoteStore{peers: s.peers, addr: addr}
 		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
 		_, err := at.Get(bounded, "hello")
@@ -253,12 +278,32 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 	return false
 }
 
-// mayHave returns whether this node reaches more than half of the members that are not known to be
-// dead, and the ranks of those that it does not reach, dead or silent.
-func (s *movingStore) mayHave(ctx context.Context, members []string) (missing []int, may bool) {
+// have has this node's agent lead, if the others let it, without the members that it does not reach:
+// they do not reach it either.
+func (s *movingStore) have(ctx context.Context, members []string) bool {
+	s.mu.Lock()
+	ahead, drop := s.ahead, s.drop
+	s.mu.Unlock()
+	bounded, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	at, err := s.peers.leadStore(bounded, &s.node, members, ahead)
+	if err != nil {
+		s.peers.log.Debugf("torchrun: taking over what the nodes share: %v", err)
+		return false
+	}
+	s.set(at)
+	s.peers.log.Info("torchrun: this node keeps what the nodes share: the node that did is gone")
+	for _, rank := range s.missing(ctx, members) {
+		drop(ctx, rank)
+	}
+	s.telling.Go(func() { s.tell(at) })
+	return true
+}
+
+// missing returns the ranks of the members that are not reached.
+func (s *movingStore) missing(ctx context.Context, members []string) (ranks []int) {
 	own := s.peers.Member()
 	var mu sync.Mutex
-	reached, dead := 1, 0
 	var probes sync.WaitGroup
 	for rank, member := range members {
 		if member == own {
@@ -270,47 +315,26 @@ func (s *movingStore) mayHave(ctx context.Context, members []string) (missing []
 			conn, err := s.peers.greet(bounded, member)
 			if err == nil {
 				conn.Close()
+				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if err == nil {
-				reached++
-				return
-			}
-			missing = append(missing, rank)
-			if s.peers.evidence(member, err).Dead() {
-				dead++
-			}
+			ranks = append(ranks, rank)
 		})
 	}
 	probes.Wait()
-	return missing, 2*reached > len(members)-dead
+	return ranks
 }
 
-// have has this node's agent serve its copy to all, without the members that are missing: they do
-// not reach it either.
-func (s *movingStore) have(ctx context.Context, missing []int) {
-	s.mu.Lock()
-	var last uint64
-	for _, e := range s.copied {
-		last = max(last, e.Version)
-	}
-	own := store.NewMemory(s.copied, (last/versionsOfMove+1)*versionsOfMove)
-	own.Ahead = s.ahead
-	drop := s.drop
-	s.mu.Unlock()
-	s.peers.haveVersions(own)
-	s.set(own)
-	s.peers.log.Info("torchrun: this node keeps what the nodes share: the node that did is gone")
-	for _, rank := range missing {
-		drop(ctx, rank)
-	}
-	s.telling.Go(s.tell)
-}
-
-// tell tells whoever comes to listen at the endpoint that this node has the store.
-func (s *movingStore) tell() {
+// tell tells whoever comes to listen at the endpoint that this node has the store, while it has.
+func (s *movingStore) tell(at store.Store) {
 	for pause(s.over, tellEvery) == nil {
+		s.mu.Lock()
+		has := s.at == at
+		s.mu.Unlock()
+		if !has {
+			return
+		}
 		s.tellOnce()
 	}
 }
@@ -362,17 +386,28 @@ func (s *movingStore) told(conn net.Conn) {
 func (s *movingStore) set(at store.Store) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r, is := s.at.(*remoteStore); is {
-		r.close()
-	}
+	before := s.at
 	s.at = at
 	s.moves++
-	if r, is := at.(*remoteStore); is && s.closed {
+	switch before := before.(type) {
+	case *remoteStore:
+		before.close()
+	case *leadingStore:
+		s.telling.Go(before.close)
+	}
+	r, remote := at.(*remoteStore)
+	if remote && s.closed {
 		r.close()
+	}
+	if !remote {
+		s.peers.haveVersions(s)
+	} else if !s.host {
+		s.peers.haveVersions(nil)
 	}
 }
 
-// close ends all calls of other nodes' stores.
+// close ends all calls of other nodes' stores. The store of this node is there for others until
+// free.
 func (s *movingStore) close() {
 	s.end()
 	s.mu.Lock()
@@ -381,5 +416,15 @@ func (s *movingStore) close() {
 		r.close()
 	}
 	s.mu.Unlock()
+}
+
+// free ends the store of this node, and blocks until all that it has started has ended.
+func (s *movingStore) free() {
+	s.mu.Lock()
+	at, is := s.at.(*leadingStore)
+	s.mu.Unlock()
+	if is {
+		at.close()
+	}
 	s.telling.Wait()
 }

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
+	"github.com/hvdrun/hvdrun/torchrun/replica"
 )
 
 // member is a node whose store is in the agent of the first.
@@ -173,35 +177,67 @@ func TestHostOfStoreLeaves(t *testing.T) {
 	}
 }
 
-// TestHostOfStoreIsSilent: where a node cannot tell whether the others live, it takes nothing over
-// unless it reaches more than half of them.
-func TestHostOfStoreIsSilent(t *testing.T) {
+// attempts is a hook of a log that ends a context when a second attempt to lead has failed.
+type attempts struct {
+	failed int
+	end    context.CancelFunc
+}
+
+func (*attempts) Levels() []logrus.Level { return logrus.AllLevels }
+func (a *attempts) Fire(e *logrus.Entry) error {
+	if strings.Contains(e.Message, "is not reached") {
+		if a.failed++; a.failed > 1 {
+			a.end()
+		}
+	}
+	return nil
+}
+
+// TestRefusedMember: where the other of two is refused, a node takes nothing over, unless its
+// process is known to have ended.
+func TestRefusedMember(t *testing.T) {
+	log := discard()
+	p, err := NewPeers(nil, "run", "127.0.0.1", log)
+	if err == nil {
+		_, err = p.Listen("127.0.0.1:0")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	defer p.Close(over)
+	defer cancel()
+	members := []string{"127.0.0.1:1/x", p.Member()}
+	ctx, end := context.WithCancel(t.Context())
+	log.SetLevel(logrus.DebugLevel)
+	log.AddHook(&attempts{end: end})
+	node := &replica.Node{Name: p.Member()}
+	if _, err := p.leadStore(ctx, node, members, 0); !errors.Is(err, context.Canceled) {
+		t.Fatalf("it leads: %v", err)
+	}
+	p.mu.Lock()
+	p.lives[members[0]] = &watchedLife{ended: true}
+	p.mu.Unlock()
+	at, err := p.leadStore(t.Context(), node, members, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.close()
+	if _, set, err := at.CompareAndSet(t.Context(), "key", 0, nil); !set || err != nil {
+		t.Errorf("set %v, %v", set, err)
+	}
+}
+
+// TestOneSearch: calls that find the store lost share one search.
+func TestOneSearch(t *testing.T) {
 	nodes := meetAt(t, 3, time.Second)
 	for _, d := range nodes {
 		defer d.kill()
 	}
 	s := nodes[2].Peers.moving
-	own := nodes[2].Peers.Member()
 	const silent = "127.0.0.1" // no port: neither refused nor reached
-	for _, c := range []struct {
-		members []string
-		want    bool
-	}{
-		{[]string{silent, own}, false},
-		{[]string{silent, nodes[1].Peers.Member(), own}, true},
-		{[]string{silent, silent, nodes[1].Peers.Member(), own}, false},
-		{[]string{"127.0.0.1:1/x", own}, false},             // refused
-		{[]string{nodes[1].Peers.Addr() + "/x", own}, true}, // another process is there
-		{[]string{nodes[1].Peers.Addr() + "/x", silent, own}, false},
-		{[]string{own}, true},
-	} {
-		if _, is := s.mayHave(t.Context(), c.members); is != c.want {
-			t.Errorf("%q: %v", c.members, is)
-		}
-	}
-	// Calls that find it lost share one search.
 	s.mu.Lock()
-	s.members = []string{silent, own}
+	s.members = []string{silent, nodes[2].Peers.Member()}
 	moves := s.moves
 	s.mu.Unlock()
 	over, cancel := context.WithCancel(t.Context())

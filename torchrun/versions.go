@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -90,6 +91,10 @@ func ask(ctx context.Context, s store.Store, q question) (r reply) {
 		e, r.Set, err = s.CompareAndSet(ctx, q.Key, q.Version, q.Value)
 	case "wait":
 		e, err = s.Wait(ctx, q.Key, q.Version)
+	case "members":
+		if moving, is := s.(*movingStore); is {
+			err = moving.setMembers(ctx, int(q.Version), strings.Fields(q.Key))
+		}
 	default:
 		err = fmt.Errorf("torchrun: a store is asked to %.20q", q.Do)
 	}
@@ -270,17 +275,20 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 	end := func(ctx context.Context) {
 		s.close()
 		p.Close(ctx)
+		s.free()
 	}
 	if host {
-		s = newMovingStore(p, addr, new(store.Memory))
-		p.haveVersions(s)
-		p.answer(leaderIs, s.told, new(sync.WaitGroup))
 		if _, err := p.Listen(addr); err != nil {
-			p.haveVersions(nil) // another agent of this machine has the store
-			p.answer(leaderIs, nil, nil)
-			s.close()
+			return nil, nil, err // another agent of this machine has the store
+		}
+		s = newMovingStore(p, addr, true)
+		s.copies()
+		at, err := p.leadStore(ctx, &s.node, []string{p.Member()}, 0)
+		if err != nil {
 			return nil, nil, err
 		}
+		s.set(at)
+		p.answer(leaderIs, s.told, new(sync.WaitGroup))
 		return s, end, nil
 	}
 	r := &remoteStore{peers: p, addr: addr}
@@ -307,7 +315,8 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 			return nil, nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
 		}
 	}
-	s = newMovingStore(p, addr, r)
+	s = newMovingStore(p, addr, false)
+	s.set(r)
 	return s, end, nil
 }
 

@@ -39,7 +39,7 @@ var ErrLost = errors.New("replica: another node leads the job")
 // Config configures a Leader.
 type Config struct {
 	// Own is this node's copy, and Addr this node's name among the members, by which others reach
-	// it.
+	// it; what follows a slash in it tells processes at one address apart, and is not logged.
 	Own  *Node
 	Addr string
 	// Dial connects to the Serve of another node.
@@ -89,12 +89,20 @@ func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, err
 			return l, b.Best, nil
 		}
 		failures.Warn(cfg.Log, time.Now(), "replica: leading the job",
-			fmt.Errorf("not enough nodes of the round answer; missing: %s", strings.Join(b.Missing(), ", ")))
+			fmt.Errorf("not enough nodes of the round answer; missing: %s", addresses(b.Missing()...)))
 		term = max(term+1, b.Later)
 		if !pause(ctx, retryPause) {
 			return nil, Copy{}, fmt.Errorf("replica: leading the job: %w", context.Cause(ctx))
 		}
 	}
+}
+
+// addresses returns where members are, for a log.
+func addresses(members ...string) string {
+	for i, member := range members {
+		members[i], _, _ = strings.Cut(member, "/")
+	}
+	return strings.Join(members, ", ")
 }
 
 // canvass asks all members to promise, and those of whom it hears by that.
@@ -202,6 +210,9 @@ func (l *Leader) do(ch Change) {
 // Do makes a change. It keeps the slices of ch, which nobody may change later.
 func (l *Leader) Do(ch Change) { l.do(ch) }
 
+// Term returns the leader's, which is later than those of all before.
+func (l *Leader) Term() uint64 { return l.term }
+
 // Put sets the content of a file.
 func (l *Leader) Put(name string, value []byte) {
 	l.do(Change{File: name, Value: bytes.Clone(value)})
@@ -228,7 +239,7 @@ func (l *Leader) serve(ctx context.Context, member string) {
 		l.changed()
 		l.mu.Unlock()
 		if !dead && ctx.Err() == nil {
-			failures.Warn(l.cfg.Log, time.Now(), "replica: the node at "+member+" is not reached", err)
+			failures.Warn(l.cfg.Log, time.Now(), "replica: the node at "+addresses(member)+" is not reached", err)
 		}
 		if !pause(ctx, retryPause) {
 			return
@@ -291,18 +302,36 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error 
 var errOther = errors.New("another process has its address")
 
 // Sync blocks until all changes so far are on all nodes, but those that are known to be dead; and
-// where others are not reached for two seconds, until they are on more than half of the nodes. It
-// returns ErrLost after another node has begun to lead, and after Close.
+// where others are not reached for two seconds, until they are kept. It returns ErrLost after
+// another node has begun to lead, and after Close.
 func (l *Leader) Sync() error {
+	patience := make(chan struct{})
+	timer := time.AfterFunc(allBound, func() { close(patience) })
+	defer timer.Stop()
+	return l.until(context.Background(), patience)
+}
+
+// Keep blocks until all changes so far are in the copy of each leader to come. It returns the cause
+// of ctx's end; and ErrLost after another node has begun to lead, and after Close.
+func (l *Leader) Keep(ctx context.Context) error {
+	late := make(chan struct{})
+	close(late)
+	return l.until(ctx, late)
+}
+
+// until blocks until all changes so far are on all nodes, or are kept and it is late.
+func (l *Leader) until(ctx context.Context, late <-chan struct{}) error {
 	l.mu.Lock()
 	upTo := l.tenure.Copy.Count
 	l.mu.Unlock()
-	patience := time.NewTimer(allBound)
-	defer patience.Stop()
-	late := false
-	for {
+	for isLate := false; ; {
+		select {
+		case <-late:
+			isLate, late = true, nil
+		default:
+		}
 		l.mu.Lock()
-		kept := l.tenure.Everywhere(upTo) || late && l.tenure.Kept(upTo)
+		kept := l.tenure.Everywhere(upTo) || isLate && l.tenure.Kept(upTo)
 		change := l.change
 		l.mu.Unlock()
 		select {
@@ -315,12 +344,14 @@ func (l *Leader) Sync() error {
 		}
 		select {
 		case <-change:
-		case <-patience.C:
-			late = true
+		case <-late:
+			isLate, late = true, nil
 		case <-l.lost:
 			return ErrLost
 		case <-l.ctx.Done():
 			return ErrLost
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }

@@ -59,16 +59,22 @@ func (n *Node) answer(q rules.Question) rules.Reply {
 	return r
 }
 
+// File returns the content of a file, which nobody may change, whether there is such a file, and a
+// channel that is closed when the copy changes next.
+func (n *Node) File(name string) (value []byte, is bool, change <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.change == nil {
+		n.change = make(chan struct{})
+	}
+	value, is = n.voter.Copy.Files[name]
+	return value, is, n.change
+}
+
 // Await blocks until the copy has a file, and returns its content, or the cause of ctx's end.
 func (n *Node) Await(ctx context.Context, name string) ([]byte, error) {
 	for {
-		n.mu.Lock()
-		value, is := n.voter.Copy.Files[name]
-		if n.change == nil {
-			n.change = make(chan struct{})
-		}
-		change := n.change
-		n.mu.Unlock()
+		value, is, change := n.File(name)
 		if is {
 			return bytes.Clone(value), nil
 		}

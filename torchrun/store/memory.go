@@ -9,9 +9,6 @@ import (
 
 // Memory is a store in the memory of this process. The zero value is empty and ready.
 type Memory struct {
-	// Ahead is how far the store's clock is before this process's. It must not be changed later.
-	Ahead time.Duration
-
 	mu      sync.Mutex
 	values  map[string]Entry
 	version uint64
@@ -19,17 +16,6 @@ type Memory struct {
 }
 
 var _ Store = (*Memory)(nil)
-
-// NewMemory returns a store that goes on from a copy of another. All versions to come are greater
-// than least, and than those of the copy.
-func NewMemory(entries map[string]Entry, least uint64) *Memory {
-	m := &Memory{values: make(map[string]Entry, len(entries)), version: least}
-	for key, e := range entries {
-		m.values[key] = Entry{Value: bytes.Clone(e.Value), Version: e.Version}
-		m.version = max(m.version, e.Version)
-	}
-	return m
-}
 
 // Get implements Store.
 func (m *Memory) Get(ctx context.Context, key string) (Entry, error) {
@@ -51,7 +37,7 @@ func begin(ctx context.Context, key string, value []byte) error {
 
 func (m *Memory) entry(key string) Entry {
 	e := m.values[key]
-	e.Value, e.Now = bytes.Clone(e.Value), time.Now().Add(m.Ahead)
+	e.Value, e.Now = bytes.Clone(e.Value), time.Now()
 	return e
 }
 

@@ -33,6 +33,8 @@ type Change struct {
 	// File, if not empty, is the name of a file whose content becomes Value.
 	File  string `json:"file,omitempty"`
 	Value []byte `json:"value,omitempty"`
+	// Gone, if not empty, are the names of files that are no more.
+	Gone []string `json:"gone,omitempty"`
 	// Members, if not empty, become the copy's.
 	Members [][]string `json:"members,omitempty"`
 }
@@ -42,6 +44,10 @@ func (c *Copy) apply(ch Change) {
 	switch {
 	case len(ch.Members) > 0:
 		c.Members = ch.Members
+	case len(ch.Gone) > 0:
+		for _, name := range ch.Gone {
+			delete(c.Files, name)
+		}
 	case ch.File != "":
 		if c.Files == nil {
 			c.Files = make(map[string][]byte)

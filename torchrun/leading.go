@@ -1,0 +1,161 @@
+package torchrun
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/torchrun/replica"
+	"github.com/hvdrun/hvdrun/torchrun/store"
+)
+
+// storeOf is the number under which a node has its copy of the store of a dynamic rendezvous.
+const storeOf = 1<<64 - 6
+
+const (
+	// mostCopies bounds on how many nodes the store is: those with the first ranks, and the leader.
+	mostCopies = 5
+	// mostValues bounds how many values the store has; the oldest go, of rounds that are over.
+	mostValues = 1 << 14
+	// versionsOfTerm is how many versions there are in the term of a leader.
+	versionsOfTerm = 1 << 32
+)
+
+// leadingStore is the store of a dynamic rendezvous in the agent that leads: the files of a
+// replica, each with its version before its value. What it returns is on a quorum of the members.
+type leadingStore struct {
+	addr   string // of this agent
+	leader *replica.Leader
+	node   *replica.Node
+	ahead  time.Duration // of the store's clock, before this process's
+	over   chan struct{} // closed by close
+	once   sync.Once
+
+	mu      sync.Mutex
+	version uint64
+	values  map[string]uint64 // the version of each
+	round   int               // whose members have the store; -1: none yet
+}
+
+// leadStore makes this agent the one that has the store, from the newest copy of the members.
+func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []string, ahead time.Duration) (*leadingStore, error) {
+	leader, found, err := replica.Lead(ctx, replica.Config{
+		Own: node, Addr: p.Member(), Evidence: p.evidence, Log: p.log,
+		Dial: func(ctx context.Context, member string) (net.Conn, error) { return p.dialMember(ctx, member, storeOf) },
+	}, members[:min(len(members), mostCopies)])
+	if err != nil {
+		return nil, err
+	}
+	s := &leadingStore{addr: p.Addr(), leader: leader, node: node, ahead: ahead, version: leader.Term() * versionsOfTerm, over: make(chan struct{}),
+		values: make(map[string]uint64), round: -1}
+	for key, value := range found.Files {
+		s.values[key] = binary.BigEndian.Uint64(value)
+	}
+	return s, nil
+}
+
+func (s *leadingStore) entry(key string) (store.Entry, <-chan struct{}) {
+	e := store.Entry{Now: time.Now().Add(s.ahead)}
+	value, _, change := s.node.File(key)
+	if len(value) >= 8 {
+		e.Version, e.Value = binary.BigEndian.Uint64(value), value[8:]
+	}
+	return e, change
+}
+
+// kept blocks until what the store has is kept.
+func (s *leadingStore) kept(ctx context.Context) error {
+	err := s.leader.Keep(ctx)
+	if errors.Is(err, replica.ErrLost) {
+		err = &lostError{s.addr, err}
+	}
+	return err
+}
+
+// Get implements store.Store.
+func (s *leadingStore) Get(ctx context.Context, key string) (store.Entry, error) {
+	if err := store.Check(key, nil); err != nil {
+		return store.Entry{}, err
+	}
+	e, _ := s.entry(key)
+	return e, s.kept(ctx)
+}
+
+// CompareAndSet implements store.Store. Where it returns an error the value may be set.
+func (s *leadingStore) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (store.Entry, bool, error) {
+	if err := store.Check(key, value); err != nil {
+		return store.Entry{}, false, err
+	}
+	s.mu.Lock()
+	e, _ := s.entry(key)
+	set := e.Version == version
+	if set {
+		s.version++
+		e.Version, e.Value = s.version, append([]byte{}, value...)
+		s.values[key] = s.version
+		s.leader.Put(key, append(binary.BigEndian.AppendUint64(nil, e.Version), value...))
+		s.forget()
+	}
+	s.mu.Unlock()
+	return e, set, s.kept(ctx)
+}
+
+// forget has the oldest values go where there are too many; the lock is held.
+func (s *leadingStore) forget() {
+	if len(s.values) <= mostValues {
+		return
+	}
+	keys := slices.SortedFunc(maps.Keys(s.values), func(a, b string) int { return cmp.Compare(s.values[a], s.values[b]) })
+	keys = slices.DeleteFunc(keys[:mostValues/4], func(key string) bool {
+		return strings.HasSuffix(key, "/record") || strings.HasSuffix(key, "/"+statusKey)
+	})
+	for _, key := range keys {
+		delete(s.values, key)
+	}
+	s.leader.Do(replica.Change{Gone: keys})
+}
+
+// Wait implements store.Store.
+func (s *leadingStore) Wait(ctx context.Context, key string, version uint64) (store.Entry, error) {
+	if err := store.Check(key, nil); err != nil {
+		return store.Entry{}, err
+	}
+	for {
+		e, change := s.entry(key)
+		if e.Version != version {
+			return e, s.kept(ctx)
+		}
+		select {
+		case <-change:
+		case <-s.leader.Lost():
+			return e, &lostError{s.addr, replica.ErrLost}
+		case <-s.over:
+			return e, &lostError{s.addr, replica.ErrLost}
+		case <-ctx.Done():
+			return e, context.Cause(ctx)
+		}
+	}
+}
+
+// setMembers says who has the store from now on: the first members of a round.
+func (s *leadingStore) setMembers(round int, members []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if round > s.round {
+		s.round = round
+		s.leader.SetMembers(members[:min(len(members), mostCopies)])
+	}
+}
+
+// close ends all calls, and blocks until nothing is written any more.
+func (s *leadingStore) close() {
+	s.once.Do(func() { close(s.over) })
+	s.leader.Close()
+}
