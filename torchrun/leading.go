@@ -1,6 +1,7 @@
 package torchrun
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -65,7 +66,7 @@ func (s *leadingStore) entry(key string) (store.Entry, <-chan struct{}) {
 	e := store.Entry{Now: time.Now().Add(s.ahead)}
 	value, _, change := s.node.File(key)
 	if len(value) >= 8 {
-		e.Version, e.Value = binary.BigEndian.Uint64(value), value[8:]
+		e.Version, e.Value = binary.BigEndian.Uint64(value), bytes.Clone(value[8:])
 	}
 	return e, change
 }
@@ -81,7 +82,7 @@ func (s *leadingStore) kept(ctx context.Context) error {
 
 // Get implements store.Store.
 func (s *leadingStore) Get(ctx context.Context, key string) (store.Entry, error) {
-	if err := store.Check(key, nil); err != nil {
+	if err := errors.Join(store.Check(key, nil), context.Cause(ctx)); err != nil {
 		return store.Entry{}, err
 	}
 	e, _ := s.entry(key)
@@ -90,7 +91,7 @@ func (s *leadingStore) Get(ctx context.Context, key string) (store.Entry, error)
 
 // CompareAndSet implements store.Store. Where it returns an error the value may be set.
 func (s *leadingStore) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (store.Entry, bool, error) {
-	if err := store.Check(key, value); err != nil {
+	if err := errors.Join(store.Check(key, value), context.Cause(ctx)); err != nil {
 		return store.Entry{}, false, err
 	}
 	s.mu.Lock()

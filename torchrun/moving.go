@@ -29,8 +29,8 @@ const (
 	tellEvery = 250 * time.Millisecond
 )
 
-// movingStore is the store of a dynamic rendezvous in the agent of one node, whom all ask, and which
-// is a replica with the members of the last round. When that agent is gone, the first member that
+// movingStore is the store of a dynamic rendezvous in the agent of one node, whom all ask, with
+// copies on the first members of the last round. When that agent is gone, the first member that
 // lives asks the others to let it go on, by the rules of a replica, and all others ask that one
 // then.
 //
@@ -74,6 +74,8 @@ func (s *movingStore) copies() {
 	}
 	s.node.Name = s.peers.Member()
 	s.peers.answer(storeOf, func(conn net.Conn) {
+		stop := context.AfterFunc(s.over, func() { conn.Close() }) // Peers.Close does not wait for it
+		defer stop()
 		if err := s.node.Serve(conn); err != nil {
 			s.peers.log.Debugf("torchrun: the node that has the store: %v", err)
 		}
@@ -278,8 +280,8 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 	return false
 }
 
-// have has this node's agent lead, if the others let it, without the members that it does not reach:
-// they do not reach it either.
+// have has this node's agent lead, if the others let it, without the members that it does not
+// reach: they do not reach it either.
 func (s *movingStore) have(ctx context.Context, members []string) bool {
 	s.mu.Lock()
 	ahead, drop := s.ahead, s.drop
