@@ -40,20 +40,25 @@ type Peers struct {
 	log   logrus.FieldLogger
 	ln    *identity.Listener // nil: this node only dials
 
-	mu     sync.Mutex
-	stores map[uint64]*tcpstore.Store
+	mu sync.Mutex
+	served
+	conns  map[net.Conn]bool
+	lives  map[string]*watchedLife // by the names of members
+	closed bool
+	idle   *sync.Cond // of mu: conns has become empty
+	gone   func()     // is called when an agent has ended its connection; nil: nobody wants to know
+	wg     sync.WaitGroup
+}
+
+// served are the stores that this node serves to others, or passes on.
+type served struct {
+	stores map[uint64]*tcpstore.Store // by number
 	// versions is the store of a dynamic rendezvous that this node has; nil: it has none.
 	versions store.Store
 	// moving is the store of a dynamic rendezvous that another node had at first; nil: none.
 	moving *movingStore
 	// answers serve the connections for numbers that no store has.
 	answers map[uint64]answer
-	conns   map[net.Conn]bool
-	lives   map[string]*watchedLife // by the names of members
-	closed  bool
-	idle    *sync.Cond // of mu: conns has become empty
-	gone    func()     // is called when an agent has ended its connection; nil: nobody wants to know
-	wg      sync.WaitGroup
 }
 
 // agentsStore is the number of the store that agents of a static rendezvous share, on the
@@ -74,8 +79,9 @@ const helloTimeout = 5 * time.Second
 // anyone who reaches the agents' ports is let in, and can read and change the stores. It listens
 // nowhere yet.
 func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
-	p := &Peers{Host: host, life: rand.Text(), log: log, stores: make(map[uint64]*tcpstore.Store),
-		answers: make(map[uint64]answer), conns: make(map[net.Conn]bool), lives: make(map[string]*watchedLife)}
+	p := &Peers{Host: host, life: rand.Text(), log: log,
+		served: served{stores: make(map[uint64]*tcpstore.Store), answers: make(map[uint64]answer)},
+		conns:  make(map[net.Conn]bool), lives: make(map[string]*watchedLife)}
 	p.alive, p.end = context.WithCancel(context.Background())
 	p.idle = sync.NewCond(&p.mu)
 	if key == nil {

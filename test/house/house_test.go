@@ -535,6 +535,61 @@ func TestFunctionsAreShort(t *testing.T) {
 
 // TestForbiddenCalls: a library does not end its program, and a test does not guess how long
 // something takes.
+// maxFields is the most fields of a struct that are no settings.
+const maxFields = 16
+
+// wide are structs with more fields, and why.
+var wide = map[string]string{
+	"cmd/hvdrun/internal/operate.submission":  "flags",
+	"cmd/hvdrun/internal/settings.Settings":   "flags",
+	"cmd/hvdrun/internal/torchrun.torchFlags": "flags",
+	"collective/cuda.api":                     "functions of a library",
+	"collective/cuda/nccl.api":                "functions of a library",
+	"driver/decide.Record":                    "an object of the journal",
+	"driver/decide.savedWorker":               "an object of the journal",
+	"driver/job.Entry":                        "an object of the events file",
+	"driver/job.Status":                       "an object of the status",
+	"driver/launch.Spec":                      "what is asked of a launcher",
+	"plan.Worker":                             "the environment of a worker",
+}
+
+// TestStructsAreNarrow: a struct with many fields is several, that live for different times.
+func TestStructsAreNarrow(t *testing.T) {
+	found := map[string]bool{}
+	for _, s := range sources(t) {
+		if s.test() || under(s.dir(), "test") || under(s.dir(), "examples") {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			spec, is := n.(*ast.TypeSpec)
+			if !is {
+				return true
+			}
+			of, is := spec.Type.(*ast.StructType)
+			if !is {
+				return true
+			}
+			fields := 0
+			for _, f := range of.Fields.List {
+				fields += max(1, len(f.Names))
+			}
+			name := s.dir() + "." + spec.Name.Name
+			if fields <= maxFields || spec.Name.Name == "Config" {
+				return true
+			}
+			if found[name] = true; wide[name] == "" {
+				t.Errorf("%s: %s has %d fields, %d at most", s.where(spec), name, fields, maxFields)
+			}
+			return true
+		})
+	}
+	for name := range wide {
+		if !found[name] {
+			t.Errorf("%s is not wide", name)
+		}
+	}
+}
+
 func TestForbiddenCalls(t *testing.T) {
 	ends := regexp.MustCompile(`^(os\.Exit|(log|logrus|l|logger)\.(Fatal|Panic)(f|ln)?|syscall\.Exit)$`)
 	seen := map[string]bool{} // whether a name ends the program
