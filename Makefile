@@ -153,10 +153,10 @@ test: ## run the tests under the race detector, with more rounds than make check
 		$$($(GO) list ./... | grep -vxF "$$($(GO) list $$netns $(JOBS))") || status=1; exit $$status
 
 fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
-	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | while read -r dir target; do \
+	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | { status=0; while read -r dir target; do \
 		echo "== $$target of $$dir"; \
-		$(GO) -C $$dir test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) . </dev/null || exit 1; \
-	done
+		$(GO) -C $$dir test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) . </dev/null || status=1; \
+	done; exit $$status; }
 
 cross: ## build and vet everything for arm64
 	@echo "== build and vet for arm64"
