@@ -141,6 +141,9 @@ func execute(ctx context.Context, p *cli.Program, args []string) error {
 			shown = append(shown, c.Name())
 		}
 	}
+	if len(args) > 0 && args[0] == "run" && !isProgram(p, "run") {
+		args = args[1:] // as docker and podman have it
+	}
 	args, err := settings.Normalize(tasks.AsTasksServe(args), subcommands, func(word string) string {
 		if isProgram(p, word) {
 			return ""
@@ -178,7 +181,7 @@ func command(p *cli.Program) *cobra.Command {
 while hosts come and go.
 
 The first word that is no flag begins the command, which gets all words after it untouched. A program without a slash is
-looked for in PATH, and where that lacks it in the working directory. Flags may also be written with one dash (-np 8), as
+looked for in PATH, and where that lacks it in the working directory. The word run may stand before all. Flags may also be written with one dash (-np 8), as
 environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that --config-file names, where they stand
 at the top or in the sections below; a flag goes before a variable, a variable before the file. The file may also say
 what to run: command, env and dir in the section job. Durations D are 30s, 500ms,
