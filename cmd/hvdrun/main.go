@@ -12,7 +12,7 @@
 //	hvdrun check [flags]
 //	hvdrun submit kubernetes [flags] -- command [args…]
 //	hvdrun config [flags] [-- command [args…]]
-//	hvdrun jobs | resume | status | wait | stop | drain | exclude | readmit | scale [JOB] …
+//	hvdrun jobs | resume | status | logs | wait | stop | drain | exclude | readmit | scale [JOB] …
 //
 // `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for
 // --min-np) and a key of the YAML file that --config-file names.

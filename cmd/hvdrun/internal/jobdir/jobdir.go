@@ -64,6 +64,9 @@ func (d *Dir) ControlPath() string { return filepath.Join(d.Path, control.Socket
 // TasksPath is the socket at which the scheduler of tasks takes clients.
 func (d *Dir) TasksPath() string { return filepath.Join(d.Path, scheduler.SocketName) }
 
+// OutputPath is the file of what hvdrun and the workers print in the background.
+func (d *Dir) OutputPath() string { return filepath.Join(d.Path, "output") }
+
 // PagePath says where the driver serves the job's page.
 func (d *Dir) PagePath() string { return filepath.Join(d.Path, "dashboard") }
 

@@ -28,6 +28,7 @@ import (
 // Run runs the command as the settings say, until it is done, has failed or is stopped. c, if
 // not nil, is the claim to the job.
 func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []string, c *Claimed) error {
+	told := inBackground(p)
 	log := settings.Logger(p, s)
 	fixed, err := hostsource.Fixed(s)
 	if err != nil {
@@ -60,6 +61,9 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	if names := s.ExposedSecrets(); len(names) > 0 {
 		log.Warnf("everybody may read the config file, which holds secrets (%s): chmod 600 it", strings.Join(names, ", "))
 	}
+	if s.Detach && told == nil {
+		return detach(ctx, p)
+	}
 	s.RunID = driver.NewRunID()
 	j := Spec{Command: command, Fixed: fixed, Size: size}
 	if j.Authority, err = identity.NewAuthority(s.RunID); err != nil {
@@ -67,6 +71,14 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	}
 	if j.dir, err = jobdir.New(p, s, command, j.Authority, log); err != nil {
 		return err
+	}
+	if told != nil {
+		if err := settle(told, j.dir); err != nil {
+			if j.dir != nil {
+				j.dir.Undo()
+			}
+			return cli.Failed(err)
+		}
 	}
 	switch {
 	case c != nil && (j.dir == nil || j.dir.Secrets.Dir == ""):

@@ -22,7 +22,7 @@ import (
 // Commands returns the commands that ask something of the driver of a job that runs, those that
 // show what jobs have left, and hvdrun submit.
 func Commands(p *cli.Program) []*cobra.Command {
-	all := []*cobra.Command{statusCommand(p), waitCommand(p), stopCommand(p), scaleCommand(p), stacksCommand(p)}
+	all := []*cobra.Command{statusCommand(p), logsCommand(p), waitCommand(p), stopCommand(p), scaleCommand(p), stacksCommand(p)}
 	for _, c := range all {
 		jobdir.CompletesJobs(p, c)
 	}

@@ -82,7 +82,7 @@ func (a *arguments) flag(word string) error {
 	body := strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
 	name, value, assigned := strings.Cut(body, "=")
 	name = canonical(name)
-	if name == "h" || name == "v" || name == "help" || name == "version" {
+	if name == "h" || name == "v" || name == "help" || name == "version" || name == "f" && a.inside == "logs" {
 		if len(name) > 1 {
 			word = "--" + body
 		}

@@ -83,6 +83,7 @@ type Settings struct {
 	Lease, orphan time.Duration // 0: the defaults
 	JobDir        string
 	NoResume      bool
+	Detach        bool
 	Journal       JournalSettings
 	Metrics       metricsSettings
 	fileSettings
@@ -227,6 +228,9 @@ var Table = slices.Concat(
 		{Name: "no-resume", def: "false",
 			usage: "keep the job's key and environment in memory alone: where hvdrun dies, its workers soon end",
 			set:   onOff(func(s *Settings) *bool { return &s.NoResume })},
+		{Name: "detach", short: "d", def: "false",
+			usage: "run the job in the background and print its run id; hvdrun logs shows its output, hvdrun wait its end",
+			set:   onOff(func(s *Settings) *bool { return &s.Detach })},
 		{Name: "journal", arg: "URL", unset: "none",
 			usage: "etcd://HOST:PORT, where to keep a copy of the job's journal, with which hvdrun resume goes on on another machine",
 			set:   text(func(s *Settings) *string { return &s.Journal.URL })},
