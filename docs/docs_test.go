@@ -157,7 +157,7 @@ func newFolder(t *testing.T) folder {
 		}
 	}
 	script := "#!/bin/sh\necho localhost:2\n"
-	if err := os.WriteFile(filepath.Join(s.dir, "discover.sh"), []byte(script), 0o700); err != nil {
+	if err := sandbox.WriteProgram(filepath.Join(s.dir, "discover.sh"), []byte(script)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(s.dir, "run"), 0o700); err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // flawed is the example in Python with a flaw.
@@ -76,7 +77,7 @@ func TestVerifyPlugin(t *testing.T) {
 			dir := t.TempDir()
 			path, machines := filepath.Join(dir, "flawed.py"), filepath.Join(dir, "machines.json")
 			text := fmt.Sprintf(flawed, example, cmp.Or(c.discover, "pass"), c.other)
-			if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+			if err := sandbox.WriteProgram(path, []byte(text)); err != nil {
 				t.Fatal(err)
 			}
 			list := `[{"name": "a", "gpus": 1, "state": "up"}, {"name": "b", "gpus": 2, "state": "leaving"}]`

@@ -88,6 +88,31 @@ func TestFloodOfState(t *testing.T) {
 	}
 }
 
+// TestShutdownWithPackets: packets that nobody takes do not hold up the end.
+func TestShutdownWithPackets(t *testing.T) {
+	keys, err := memberlist.NewKeyring(nil, bytes.Repeat([]byte{1}, keyLen))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		tr, err := listen("127.0.0.1:0", newMembers("test", keys), log.New(io.Discard, "", 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := net.Dial("udp", net.JoinHostPort("127.0.0.1", strconv.Itoa(tr.Transport.(*memberlist.NetTransport).GetAutoBindPort())))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			c.Write([]byte("a stranger's"))
+		}
+		c.Close()
+		if err := tr.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestStreamsAreBounded: of many streams no more than the bounds permit are open, and hold no more
 // bytes.
 func TestStreamsAreBounded(t *testing.T) {

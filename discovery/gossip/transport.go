@@ -127,11 +127,31 @@ func (t *transport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, e
 	return t.WriteTo(b, a.Addr)
 }
 
+// drained calls end while connections and packets are still taken: it waits for those that it hands
+// over. There may be no memberlist that takes packets, or not any more.
+func (t *transport) drained(end func() error) error {
+	done := make(chan struct{})
+	var taking sync.WaitGroup
+	taking.Go(func() {
+		for {
+			select {
+			case <-t.Transport.PacketCh():
+			case <-done:
+				return
+			}
+		}
+	})
+	err := end()
+	close(done)
+	taking.Wait()
+	return err
+}
+
 // Shutdown ends everything, and returns when all connections have been closed by their users.
 func (t *transport) Shutdown() error {
 	var err error
 	t.shutdown.Do(func() {
-		err = t.Transport.Shutdown() // while connections are still taken: it waits for those that it hands over
+		err = t.drained(t.Transport.Shutdown)
 		t.cancel()
 		t.all.Wait()
 		t.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // floodSize is how many connections strangers open to each listener, and how many descriptors the
@@ -71,7 +72,7 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 	connections, descriptors := floodSize(t)
 	limited := filepath.Join(t.TempDir(), "hvdrun")
 	script := fmt.Sprintf("#!/bin/sh\nulimit -n %d\nexec '%s' \"$@\"\n", descriptors, binaries.Hvdrun)
-	if err := os.WriteFile(limited, []byte(script), 0o700); err != nil {
+	if err := sandbox.WriteProgram(limited, []byte(script)); err != nil {
 		t.Fatal(err)
 	}
 	r := follow.Programs{Hvdrun: limited, Trainer: binaries.Trainer}.Test(t, Job{

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -260,7 +261,7 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	forged := append([]byte("#!/bin/sh\ntouch "+s.Dir+"/forged\nexit\n"), genuine...)[:len(genuine)]
-	if err := errors.Join(os.Remove(programs[0]), os.WriteFile(programs[0], forged, 0o700)); err != nil {
+	if err := errors.Join(os.Remove(programs[0]), sandbox.WriteProgram(programs[0], forged)); err != nil {
 		t.Fatal(err)
 	}
 	out, status = check("far-a:4,no-key:1,stranger:1")

@@ -105,7 +105,7 @@ func (j *Job) args(p Programs) ([]string, error) {
 	args := slices.Concat(j.Verb, []string{"--events-file", j.EventsPath()}, j.Flags)
 	if len(j.Stages) > 0 {
 		path := filepath.Join(j.Dir, "discover.sh")
-		if err := os.WriteFile(path, []byte(j.script()), 0o700); err != nil {
+		if err := sandbox.WriteProgram(path, []byte(j.script())); err != nil {
 			return nil, fmt.Errorf("follow: %w", err)
 		}
 		args = append(args, "--host-discovery-script", "exec '"+path+"'")

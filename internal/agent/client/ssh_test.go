@@ -8,13 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // exited returns the end of a process with that status.
@@ -165,7 +166,7 @@ func remote(t *testing.T, text string) *SSH {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ssh")
 	script := "#!/bin/sh\nfor last; do :; done\nexport HOME='" + t.TempDir() + "'\nunset XDG_CACHE_HOME\n" + text + "\n"
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+	if err := sandbox.WriteProgram(path, []byte(script)); err != nil {
 		t.Fatal(err)
 	}
 	return &SSH{Command: []string{path}}

@@ -92,7 +92,7 @@ func (n *network) hvdrun(host string) string {
 	n.t.Helper()
 	path := filepath.Join(n.t.TempDir(), "hvdrun")
 	text := fmt.Sprintf("#!/bin/sh\nexec ip netns exec %s '%s' \"$@\"\n", n.space(host), binaries.Hvdrun)
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+	if err := sandbox.WriteProgram(path, []byte(text)); err != nil {
 		n.t.Fatal(err)
 	}
 	return path

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -160,5 +161,5 @@ func peak(pid int) int64 {
 // script writes a shell script for the case.
 func (t *trial) script(name, text string) (string, error) {
 	path := filepath.Join(t.dir, name)
-	return path, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700)
+	return path, sandbox.WriteProgram(path, []byte("#!/bin/sh\n"+text))
 }
