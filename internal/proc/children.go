@@ -69,13 +69,19 @@ func (c *children) reaped(pid int) {
 	delete(c.started, pid)
 }
 
-// inherited returns the children that this process has not started, the dead among them too. Those
-// of forks under way may be its own, and are left out.
-func (c *children) inherited() (pids []int) {
+// inherited returns the children that this process has not started, the dead among them too.
+func (c *children) inherited() []int {
+	pids, _ := c.look()
+	return pids
+}
+
+// look returns the inherited children. Those of forks under way may be this process's own, and are
+// left out: unsure says that one of them is dead.
+func (c *children) look() (pids []int, unsure bool) {
 	self := os.Getpid()
 	all, err := childrenOf(self, self) // of the first thread, to which inherited processes come
 	if err != nil {
-		return nil
+		return nil, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +89,7 @@ func (c *children) inherited() (pids []int) {
 		if _, ours := c.started[pid]; ours {
 			continue
 		}
-		birth, _, err := Born(pid)
+		birth, state, err := Born(pid)
 		if err != nil {
 			continue
 		}
@@ -94,8 +100,9 @@ func (c *children) inherited() (pids []int) {
 		if !fresh {
 			pids = append(pids, pid)
 		}
+		unsure = unsure || fresh && state == 'Z'
 	}
-	return pids
+	return pids, unsure
 }
 
 // noWorkerStarted returns whether no worker that lives can have started a process that was born
@@ -130,6 +137,9 @@ func WaitSession(cmd *exec.Cmd) error {
 	return err
 }
 
+// forkPause is when the dead are looked at again that may be of a fork under way.
+const forkPause = 10 * time.Millisecond
+
 // Reap reaps processes that this one has inherited, so that none stays defunct, and blocks until
 // ctx ends. It leaves a process that has ended to others for the time of patience: a process that
 // this one has started without the help of this package is not told from an inherited one.
@@ -149,16 +159,20 @@ func Reap(ctx context.Context, patience time.Duration) {
 			return
 		}
 		now := time.Now()
-		if next := reapNow(seen, now.Add(-patience)); !next.IsZero() {
+		next, unsure := reapNow(seen, now.Add(-patience))
+		switch {
+		case unsure: // no signal tells that the fork is over
+			timer.Reset(forkPause)
+		case !next.IsZero():
 			timer.Reset(next.Add(patience).Sub(now))
 		}
 	}
 }
 
 // reapNow reaps the inherited dead that have been seen before that time, and returns when the first
-// of the others was. Without a map it reaps them all.
-func reapNow(seen map[int]time.Time, before time.Time) (first time.Time) {
-	inherited := own.inherited()
+// of the others was. Without a map it reaps them all. Unsure: there may be others.
+func reapNow(seen map[int]time.Time, before time.Time) (first time.Time, unsure bool) {
+	inherited, unsure := own.look()
 	for pid := range seen {
 		if !slices.Contains(inherited, pid) {
 			delete(seen, pid)
@@ -181,5 +195,5 @@ func reapNow(seen map[int]time.Time, before time.Time) (first time.Time) {
 		}
 		_ = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG, nil) // fails where it was reaped meanwhile
 	}
-	return first
+	return first, unsure
 }
