@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/replica"
 )
@@ -144,7 +145,7 @@ func (p *Peers) awaitEnd(ctx context.Context, member string) bool {
 		if errors.Is(err, errOtherLife) {
 			return true
 		}
-		_ = pause(ctx, retryPause)
+		_ = retry.Pause(ctx, retryPause)
 	}
 	return false
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/replica"
 	"github.com/hvdrun/hvdrun/torchrun/store"
@@ -241,7 +242,7 @@ func (s *movingStore) search(ctx context.Context, lost string, members []string)
 		if s.find(ctx, lost, members) {
 			return nil
 		}
-		if err := pause(ctx, movePause); err != nil {
+		if err := retry.Pause(ctx, movePause); err != nil {
 			return context.Cause(ctx)
 		}
 	}
@@ -330,7 +331,7 @@ func (s *movingStore) missing(ctx context.Context, members []string) (ranks []in
 
 // tell tells whoever comes to listen at the endpoint that this node has the store, while it has.
 func (s *movingStore) tell(at store.Store) {
-	for pause(s.over, tellEvery) == nil {
+	for retry.Pause(s.over, tellEvery) == nil {
 		s.mu.Lock()
 		has := s.at == at
 		s.mu.Unlock()

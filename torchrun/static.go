@@ -93,20 +93,9 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 		// The node with rank 0 may have been started again.
 		failures.Warn(s.Log, time.Now(), "torchrun: the node with rank 0 is not reached at "+s.Addr, err)
 		s.disconnect()
-		if err := pause(ctx, retryPause); err != nil {
+		if err := retry.Pause(ctx, retryPause); err != nil {
 			return Round{}, err
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

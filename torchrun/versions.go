@@ -189,7 +189,7 @@ func (r *remoteStore) watch(ctx context.Context, end context.CancelCauseFunc, wa
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for pause(ctx, silentAfter) == nil {
+		for retry.Pause(ctx, silentAfter) == nil {
 			if !waits {
 				end(errSilentStore)
 				return
@@ -310,7 +310,7 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 		if ctx.Err() == nil {
 			failures.Warn(p.log, time.Now(), "torchrun: the agent that has the store is not reached at "+addr, err)
 		}
-		if pause(ctx, retryPause) != nil {
+		if retry.Pause(ctx, retryPause) != nil {
 			r.close()
 			return nil, nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
 		}

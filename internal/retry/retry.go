@@ -1,11 +1,24 @@
-// Package retry decides which of the failures of a loop that tries again are told to a person: the
-// first, each of another kind, and others ever more seldom.
+// Package retry serves loops that try again: it pauses between two attempts, and decides which
+// failures are told to a person: the first, each of another kind, and others ever more seldom.
 package retry
 
 import (
+	"context"
 	"strings"
 	"time"
 )
+
+// Pause blocks for the time d, or until ctx ends, whose cause it returns then.
+func Pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
 
 // Row is a row of failures of one thing that is tried again and again. The zero value is empty. It
 // reads no clock and is for one goroutine.

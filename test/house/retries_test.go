@@ -10,7 +10,7 @@ import (
 )
 
 // waitNames are the functions by which a loop waits before it goes on.
-var waitNames = regexp.MustCompile(`^(time\.(After|NewTimer|Sleep)|(.*\.)?(pause|pauseFor|pauseBefore|rest))$`)
+var waitNames = regexp.MustCompile(`^(time\.(After|NewTimer|Sleep)|(.*\.)?(pause|Pause|pauseFor|pauseBefore|rest))$`)
 
 // TestRetriesAreDocumented: each loop that waits before it goes on stands on the page of retries,
 // either with what it says when it fails or among those that try nothing again; and the page names

@@ -158,7 +158,7 @@ func (h *Handler) jitter(ctx context.Context) error {
 	if h.holder.current().Round > 0 || pause < leastJitter {
 		return nil
 	}
-	return rest(ctx, pause)
+	return retry.Pause(ctx, pause)
 }
 
 func (h *Handler) roundOf(s *State) Round {
@@ -265,7 +265,7 @@ func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, erro
 			err = holder.await(ctx, min(poll, h.cfg.KeepAliveInterval))
 		}
 		if err != nil {
-			err = rest(ctx, poll) // and look again
+			err = retry.Pause(ctx, poll) // and look again
 		}
 		if err != nil {
 			return Change{}, err

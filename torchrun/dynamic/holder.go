@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
@@ -104,7 +105,7 @@ func (h *storeHolder) seeing() bool {
 }
 
 func (h *storeHolder) lose(ctx context.Context, losses int) error {
-	if err := rest(ctx, rand.N(leastRetreat<<min(losses, mostDoublings))); err != nil {
+	if err := retry.Pause(ctx, rand.N(leastRetreat<<min(losses, mostDoublings))); err != nil {
 		return err
 	}
 	h.read = time.Time{}
@@ -119,18 +120,6 @@ func (h *storeHolder) lingering() time.Duration {
 	return rand.N(min(count*lingerPerNode, poll) + 1)
 }
 
-// rest pauses.
-func rest(ctx context.Context, pause time.Duration) error {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 func (h *storeHolder) await(ctx context.Context, most time.Duration) error {
 	bounded, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -140,7 +129,7 @@ func (h *storeHolder) await(ctx context.Context, most time.Duration) error {
 		if pause < time.Millisecond {
 			return h.take(entry)
 		}
-		if err := rest(ctx, pause); err != nil {
+		if err := retry.Pause(ctx, pause); err != nil {
 			return err
 		}
 		h.read = time.Time{} // more may have changed meanwhile

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
@@ -117,7 +118,9 @@ type asTorchelastic struct{ *storeHolder }
 
 func (asTorchelastic) lose(context.Context, int) error { return nil }
 
-func (a asTorchelastic) await(ctx context.Context, most time.Duration) error { return rest(ctx, most) }
+func (a asTorchelastic) await(ctx context.Context, most time.Duration) error {
+	return retry.Pause(ctx, most)
+}
 
 // TestJoinsBesideTorchelastic: nodes that join meet sooner than torchelastic's; of 1,000, with a
 // sixth of the calls of the store.

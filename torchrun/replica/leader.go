@@ -91,7 +91,7 @@ func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, err
 		failures.Warn(cfg.Log, time.Now(), "replica: leading the job",
 			fmt.Errorf("not enough nodes of the round answer; missing: %s", addresses(b.Missing()...)))
 		term = max(term+1, b.Later)
-		if !pause(ctx, retryPause) {
+		if retry.Pause(ctx, retryPause) != nil {
 			return nil, Copy{}, fmt.Errorf("replica: leading the job: %w", context.Cause(ctx))
 		}
 	}
@@ -241,7 +241,7 @@ func (l *Leader) serve(ctx context.Context, member string) {
 		if !dead && ctx.Err() == nil {
 			failures.Warn(l.cfg.Log, time.Now(), "replica: the node at "+addresses(member)+" is not reached", err)
 		}
-		if !pause(ctx, retryPause) {
+		if retry.Pause(ctx, retryPause) != nil {
 			return
 		}
 	}
@@ -379,16 +379,4 @@ func (l *Leader) AwaitAlone(ctx context.Context) error {
 func (l *Leader) Close() {
 	l.end()
 	l.wg.Wait()
-}
-
-// pause returns false when ctx has ended before.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -353,7 +353,7 @@ func (c *Claim) commit(ops ...clientv3.Op) bool {
 		if err == nil {
 			return r.Succeeded
 		}
-		if pause(c.ctx) != nil {
+		if retry.Pause(c.ctx, attemptPause) != nil {
 			return false
 		}
 	}

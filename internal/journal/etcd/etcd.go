@@ -257,7 +257,7 @@ func (s *Store) Await(ctx context.Context, run string) error {
 			return context.Cause(ctx)
 		case err != nil:
 			failures.Warn(s.cfg.Log, time.Now(), "etcd is not reached", err)
-			if err := pause(ctx); err != nil {
+			if err := retry.Pause(ctx, attemptPause); err != nil {
 				return err
 			}
 		}
@@ -284,17 +284,8 @@ func (s *Store) awaitEnd(ctx context.Context, name string, from int64) error {
 // tellEvery is the shortest time between two equal failures that are told.
 const tellEvery = 10 * time.Second
 
-// pause waits before the next attempt.
-func pause(ctx context.Context) error {
-	timer := time.NewTimer(200 * time.Millisecond)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
+// attemptPause is the pause before the next attempt.
+const attemptPause = 200 * time.Millisecond
 
 // Copy is what etcd has of a job.
 type Copy struct {
