@@ -2,9 +2,11 @@ package proc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -53,6 +55,60 @@ func TestReap(t *testing.T) {
 	}
 	cancel()
 	<-done
+}
+
+// TestReapAfterFork: an inherited process that has ended during a fork, of which it may be the
+// child, is reaped after the fork, although no signal tells of that.
+func TestReapAfterFork(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Reap(ctx, 0)
+	}()
+	defer func() { cancel(); <-done }()
+	over, forked := make(chan struct{}), make(chan error)
+	go func() {
+		forked <- own.fork(false, func() (int, error) {
+			<-over
+			return 0, errors.New("there is no child")
+		})
+	}()
+	for began := false; !began; runtime.Gosched() {
+		own.mu.Lock()
+		began = len(own.forking) > 0
+		own.mu.Unlock()
+	}
+	shell := exec.Command("sh", "-c", `sleep 0 >/dev/null 2>&1 & echo $!`)
+	var out strings.Builder
+	shell.Stdout = &out
+	if err := errors.Join(StartSession(shell), WaitSession(shell)); err != nil {
+		t.Fatal(err)
+	}
+	orphan, err := strconv.Atoi(strings.TrimSpace(out.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	await := func(what string, holds func(state byte, err error) bool) {
+		t.Helper()
+		for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
+			_, state, err := Born(orphan)
+			if holds(state, err) {
+				return
+			}
+			if time.Now().After(limit) {
+				t.Fatalf("the orphan %d %s: state %q, %v", orphan, what, state, err)
+			}
+		}
+	}
+	await("does not end", func(state byte, err error) bool { return state == 'Z' || err != nil })
+	<-time.After(20 * time.Millisecond) // the signals of its end are handled, most probably
+	if _, _, err := Born(orphan); err != nil {
+		t.Error("it is reaped although it may be a child of this process")
+	}
+	close(over)
+	<-forked
+	await("stays defunct", func(_ byte, err error) bool { return err != nil })
 }
 
 func TestNoWorkerStarted(t *testing.T) {
