@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
@@ -21,21 +22,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeScheduler is the ROUTER of a scheduler that a test plays.
 type fakeScheduler struct {
-	t  *testing.T
-	ln net.Listener
+	*scalertest.Listener
+	t *testing.T
 }
 
-func listen(t *testing.T) *fakeScheduler {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	return &fakeScheduler{t, ln}
-}
-
-func (s *fakeScheduler) address() string { return "tcp://" + s.ln.Addr().String() }
+func listen(t *testing.T) *fakeScheduler { return &fakeScheduler{scalertest.Listen(t), t} }
 
 // peer is a worker as the scheduler sees it.
 type peer struct {
@@ -46,16 +37,7 @@ type peer struct {
 // accept returns the next worker, after its handshake.
 func (s *fakeScheduler) accept() *peer {
 	s.t.Helper()
-	conn, err := s.ln.Accept()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() { conn.Close() })
-	c, err := zmtp.Handshake(conn, zmtp.Config{Role: zmtp.Router})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return &peer{s.t, c}
+	return &peer{s.t, s.Accept()}
 }
 
 func (p *peer) send(all ...Message) {
@@ -148,7 +130,7 @@ func testFunctions() Functions {
 
 func TestWork(t *testing.T) {
 	s := listen(t)
-	stop, ended := work(t, Config{Address: s.address(), Functions: testFunctions(), Name: "go", Slots: 2})
+	stop, ended := work(t, Config{Address: s.Address(), Functions: testFunctions(), Name: "go", Slots: 2})
 	p := s.accept()
 	if id := strings.Split(string(p.Peer()), "|"); len(id) != 3 || id[1] != "go" || len(id[2]) != 32 {
 		t.Errorf("the identity is %q", p.Peer())
@@ -200,7 +182,7 @@ func TestWork(t *testing.T) {
 // TestShutdown: the scheduler ends a worker, which ends what runs.
 func TestShutdown(t *testing.T) {
 	s := listen(t)
-	_, ended := work(t, Config{Address: s.address(), Functions: testFunctions()})
+	_, ended := work(t, Config{Address: s.Address(), Functions: testFunctions()})
 	p := s.accept()
 	p.send(call1("t", "wait"))
 	for len(expect[*ObjectRequest](p).IDs) != 1 {
@@ -217,7 +199,7 @@ func TestShutdown(t *testing.T) {
 // come again, under another identity, before the old one's tasks are given to others.
 func TestLostResult(t *testing.T) {
 	s := listen(t)
-	work(t, Config{Address: s.address(), Functions: testFunctions()})
+	work(t, Config{Address: s.Address(), Functions: testFunctions()})
 	p := s.accept()
 	p.send(call1("t", "echo", "payload"))
 	first := expect[*ObjectInstruction](p)
@@ -244,18 +226,12 @@ func TestLostResult(t *testing.T) {
 // TestSchedulerRestarts: a worker outlives a scheduler, and joins the next one at the address.
 func TestSchedulerRestarts(t *testing.T) {
 	s := listen(t)
-	work(t, Config{Address: s.address(), Functions: testFunctions()})
+	work(t, Config{Address: s.Address(), Functions: testFunctions()})
 	p := s.accept()
 	expect[*Heartbeat](p)
-	addr := s.ln.Addr().String()
-	s.ln.Close()
+	s.Restart()
 	p.Close()
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	p = (&fakeScheduler{t, ln}).accept()
+	p = s.accept()
 	expect[*DisconnectRequest](p)
 	p.send(call1("t", "echo", "payload"))
 	expect[*ObjectInstruction](p)
@@ -265,7 +241,7 @@ func TestSchedulerRestarts(t *testing.T) {
 // TestStrangeScheduler: what a scheduler must not say does not end a worker.
 func TestStrangeScheduler(t *testing.T) {
 	s := listen(t)
-	work(t, Config{Address: s.address(), Functions: testFunctions(), Message: 1 << 10})
+	work(t, Config{Address: s.Address(), Functions: testFunctions(), Message: 1 << 10})
 	p := s.accept()
 	for _, frames := range [][][]byte{
 		{b("HE")}, {b("XX"), {}}, {{}, {}}, {b("TK"), {}}, {b("OA"), b("C"), bytes.Repeat([]byte{0xff}, 12)},

@@ -3,13 +3,13 @@ package bridge
 import (
 	"bytes"
 	"context"
-	"net"
 	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/tasks/scaler"
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
@@ -17,21 +17,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeScheduler is the ROUTER of a scheduler that a test plays.
 type fakeScheduler struct {
-	t  *testing.T
-	ln net.Listener
+	*scalertest.Listener
+	t *testing.T
 }
 
-func listen(t *testing.T) *fakeScheduler {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	return &fakeScheduler{t, ln}
-}
-
-func (s *fakeScheduler) address() string { return "tcp://" + s.ln.Addr().String() }
+func listen(t *testing.T) *fakeScheduler { return &fakeScheduler{scalertest.Listen(t), t} }
 
 // peer is a worker as the scheduler sees it.
 type peer struct {
@@ -42,16 +32,7 @@ type peer struct {
 // accept returns the next worker, after its handshake.
 func (s *fakeScheduler) accept() *peer {
 	s.t.Helper()
-	conn, err := s.ln.Accept()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() { conn.Close() })
-	c, err := zmtp.Handshake(conn, zmtp.Config{Role: zmtp.Router})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return &peer{s.t, c}
+	return &peer{s.t, s.Accept()}
 }
 
 func (p *peer) send(all ...scaler.Message) {

@@ -537,7 +537,7 @@ func TestRelay(t *testing.T) {
 	ended := make(chan error, 1)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		ended <- Relay(t.Context(), RelayConfig{Address: s.address(), Dial: p.dial, Workers: 2, Log: quietLog()})
+		ended <- Relay(t.Context(), RelayConfig{Address: s.Address(), Dial: p.dial, Workers: 2, Log: quietLog()})
 	})
 	defer wg.Wait()
 	probe := s.accept()
@@ -586,7 +586,7 @@ func TestRelayErrors(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.accept() })
-	if err := Relay(t.Context(), RelayConfig{Address: s.address(), Connect: 50 * time.Millisecond}); err == nil || !strings.Contains(err.Error(), "does not answer as Scaler 1.7.14 does") {
+	if err := Relay(t.Context(), RelayConfig{Address: s.Address(), Connect: 50 * time.Millisecond}); err == nil || !strings.Contains(err.Error(), "does not answer as Scaler 1.7.14 does") {
 		t.Errorf("%v", err)
 	}
 }

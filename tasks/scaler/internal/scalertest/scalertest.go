@@ -1,5 +1,5 @@
 // Package scalertest runs programs of the real Scaler for tests, and compares the frames that go to
-// and from them with golden files.
+// and from them with golden files. It also accepts workers where a test plays the scheduler.
 package scalertest
 
 import (
@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
 var update = flag.Bool("update", false, "write the golden frames anew")
@@ -90,6 +93,55 @@ func (p *Process) Until(t *testing.T, text string) string {
 			t.Fatalf("%q does not come: %v\n%s", text, err, &p.seen)
 		}
 	}
+}
+
+// Listener is where a test plays Scaler's scheduler.
+type Listener struct {
+	t  *testing.T
+	ln net.Listener
+}
+
+// Listen listens on loopback until the test has ended.
+func Listen(t *testing.T) *Listener {
+	t.Helper()
+	l := &Listener{t: t}
+	l.listen("127.0.0.1:0")
+	return l
+}
+
+func (l *Listener) listen(addr string) {
+	l.t.Helper()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { ln.Close() })
+	l.ln = ln
+}
+
+// Restart closes the listener and listens at its address again.
+func (l *Listener) Restart() {
+	l.t.Helper()
+	l.ln.Close()
+	l.listen(l.ln.Addr().String())
+}
+
+// Address is what a worker of Scaler is told.
+func (l *Listener) Address() string { return "tcp://" + l.ln.Addr().String() }
+
+// Accept returns the connection of the next worker, after its handshake.
+func (l *Listener) Accept() *zmtp.Conn {
+	l.t.Helper()
+	conn, err := l.ln.Accept()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { conn.Close() })
+	c, err := zmtp.Handshake(conn, zmtp.Config{Role: zmtp.Router})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return c
 }
 
 // Frames are messages that were written down: of each type and way the first three. The zero value
