@@ -32,15 +32,3 @@ func DecodeAuthority(text string) (Authority, error) {
 	}
 	return a, nil
 }
-
-// authority returns what an Authority is.
-func authority(a Authority) (*identity.Authority, error) {
-	if a, is := a.(*identity.Authority); is {
-		return a, nil
-	}
-	text, err := a.Encode()
-	if err != nil {
-		return nil, err
-	}
-	return identity.DecodeAuthority(text)
-}

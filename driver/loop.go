@@ -163,7 +163,7 @@ func (l *loop) open() (lis *identity.Listener, err error) {
 		l.cfg.Authority, err = NewAuthority(l.cfg.RunID)
 	}
 	if err == nil {
-		l.credentials, err = authority(l.cfg.Authority)
+		l.credentials, err = identity.AuthorityOf(l.cfg.Authority)
 	}
 	if err != nil {
 		return nil, err

@@ -64,11 +64,7 @@ func New(cfg Config) (*Launcher, error) {
 	if cfg.RunID == "" || cfg.Authority == nil {
 		return nil, errors.New("agents: the run id and the authority of the job are needed")
 	}
-	text, err := cfg.Authority.Encode()
-	if err != nil {
-		return nil, fmt.Errorf("agents: %w", err)
-	}
-	authority, err := identity.DecodeAuthority(text)
+	authority, err := identity.AuthorityOf(cfg.Authority)
 	if err != nil {
 		return nil, fmt.Errorf("agents: %w", err)
 	}

@@ -34,6 +34,18 @@ func (a *Authority) Encode() (string, error) {
 	return base64.RawURLEncoding.EncodeToString(b), nil
 }
 
+// AuthorityOf returns the authority that a value is, or that its Encode returns as text.
+func AuthorityOf(of interface{ Encode() (string, error) }) (*Authority, error) {
+	if a, is := of.(*Authority); is {
+		return a, nil
+	}
+	text, err := of.Encode()
+	if err != nil {
+		return nil, err
+	}
+	return DecodeAuthority(text)
+}
+
 // DecodeAuthority parses the text of Authority.Encode. Errors reveal nothing about the text.
 func DecodeAuthority(text string) (*Authority, error) {
 	bad := errors.New("identity: the text is not an authority of a version that this program can read")
