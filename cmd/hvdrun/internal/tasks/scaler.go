@@ -48,17 +48,10 @@ peer of it. scaler_scheduler's package tells its version (pip show scaler).
 			if cfg.Workers < 0 {
 				return fmt.Errorf("--workers: %d is less than 0", cfg.Workers)
 			}
-			d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
-			if err != nil {
-				return err
-			}
-			cfg.Dial, cfg.Log = d.DialTasks(), sideLog(p)
-			ctx, cancel := whileJob(cmd.Context(), d)
-			defer cancel()
-			if err := bridge.Relay(ctx, cfg); err != nil {
-				return cli.Failed(err)
-			}
-			return stopped(cmd.Context())
+			return besideJob(cmd.Context(), p, args, func(ctx context.Context, d *jobdir.Dir) error {
+				cfg.Dial, cfg.Log = d.DialTasks(), sideLog(p)
+				return bridge.Relay(ctx, cfg)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&cfg.Address, "address", "", "the `ADDRESS` of Scaler's scheduler, as tcp://host:port")
@@ -89,17 +82,10 @@ whoever reaches it gets tasks with their arguments, and makes up their results.
 			if err := bridge.CheckListen(cfg.Listen, cfg.Insecure); err != nil {
 				return fmt.Errorf("--listen: %w", err)
 			}
-			d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
-			if err != nil {
-				return err
-			}
-			cfg.Dial, cfg.Log = d.DialTasks(), sideLog(p)
-			ctx, cancel := whileJob(cmd.Context(), d)
-			defer cancel()
-			if err := bridge.Serve(ctx, cfg); err != nil {
-				return cli.Failed(err)
-			}
-			return stopped(cmd.Context())
+			return besideJob(cmd.Context(), p, args, func(ctx context.Context, d *jobdir.Dir) error {
+				cfg.Dial, cfg.Log = d.DialTasks(), sideLog(p)
+				return bridge.Serve(ctx, cfg)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&cfg.Listen, "listen", "", "the `ADDRESS` for workers, as tcp://127.0.0.1:2345 or ipc:///path")
@@ -112,6 +98,20 @@ func sideLog(p *cli.Program) *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(p.Stderr)
 	return log
+}
+
+// besideJob calls serve for the job that a person means, whose context ends with the job.
+func besideJob(ctx context.Context, p *cli.Program, args []string, serve func(context.Context, *jobdir.Dir) error) error {
+	d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
+	if err != nil {
+		return err
+	}
+	during, cancel := whileJob(ctx, d)
+	defer cancel()
+	if err := serve(during, d); err != nil {
+		return cli.Failed(err)
+	}
+	return stopped(ctx)
 }
 
 // jobLooks is how often whileJob looks.
