@@ -72,6 +72,9 @@ func (e *NoDriverError) Error() string {
 	return fmt.Sprintf("job %s has no driver: hvdrun resume %s", e.job, e.job)
 }
 
+// NoDriver returns the error of a job that has no driver.
+func (d *Dir) NoDriver() error { return &NoDriverError{d.About.RunID, d.About.Ended != nil} }
+
 // Ask calls its driver. One that has just begun gets a moment until it answers.
 func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 	const moment, pause = 3 * time.Second, 20 * time.Millisecond
@@ -86,7 +89,7 @@ func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 			if err := call(client); !errors.Is(err, control.ErrNoDriver) {
 				return err
 			}
-			return &NoDriverError{d.About.RunID, d.About.Ended != nil}
+			return d.NoDriver()
 		case err != nil:
 			return err
 		case !running:

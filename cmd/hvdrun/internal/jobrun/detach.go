@@ -25,8 +25,8 @@ import (
 // job's run id from it at this descriptor.
 const detachedEnv = "HVDRUN_DETACHED_FD"
 
-// mostRefused bounds what is kept of a hvdrun in the background whose job does not begin.
-const mostRefused = 64 << 10
+// mostSaid bounds what is kept of what a hvdrun in the background says before its job has a folder.
+const mostSaid = 64 << 10
 
 // detach starts the same hvdrun in the background, in a session of its own, and returns once its
 // job has a folder, to which its output goes from then on.
@@ -40,7 +40,7 @@ func detach(ctx context.Context, p *cli.Program) error {
 		return cli.Failed(err)
 	}
 	defer run.Close()
-	var text tail
+	var text bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, p.Args...)
 	cmd.Env = append(slices.Clone(p.Env), detachedEnv+"=3")
 	cmd.ExtraFiles = []*os.File{runEnd} // 3
@@ -55,7 +55,9 @@ func detach(ctx context.Context, p *cli.Program) error {
 	if err = errors.Join(err, runEnd.Close(), outputEnd.Close()); err != nil {
 		return cli.Failed(err)
 	}
-	_, _ = io.Copy(&text, output) // until it has ended, or writes to the job's folder
+	// Until it has ended, or writes to the job's folder.
+	_, _ = io.Copy(&text, io.LimitReader(output, mostSaid))
+	_, _ = io.Copy(io.Discard, output)
 	id, err := bufio.NewReader(io.LimitReader(run, 1<<10)).ReadString('\n')
 	if err == nil {
 		_, _ = p.Stderr.Write(text.Bytes())
@@ -72,15 +74,6 @@ func detach(ctx context.Context, p *cli.Program) error {
 		why = fmt.Sprintf("the hvdrun in the background has ended: %v", err)
 	}
 	return cli.ExitWith(cli.Failed(errors.New(why)), max(1, cmd.ProcessState.ExitCode()))
-}
-
-// tail keeps the first of what is written to it.
-type tail struct{ bytes.Buffer }
-
-// Write never fails.
-func (t *tail) Write(b []byte) (int, error) {
-	t.Buffer.Write(b[:min(len(b), mostRefused-t.Len())])
-	return len(b), nil
 }
 
 // inBackground returns where this hvdrun tells its run id; nil: it is in the foreground. The

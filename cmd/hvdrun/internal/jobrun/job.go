@@ -29,6 +29,9 @@ import (
 // not nil, is the claim to the job.
 func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []string, c *Claimed) error {
 	told := inBackground(p)
+	if s.Detach && told == nil {
+		return detach(ctx, p) // the other one says what is wrong with the settings
+	}
 	log := settings.Logger(p, s)
 	fixed, err := hostsource.Fixed(s)
 	if err != nil {
@@ -60,9 +63,6 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	}
 	if names := s.ExposedSecrets(); len(names) > 0 {
 		log.Warnf("everybody may read the config file, which holds secrets (%s): chmod 600 it", strings.Join(names, ", "))
-	}
-	if s.Detach && told == nil {
-		return detach(ctx, p)
 	}
 	s.RunID = driver.NewRunID()
 	j := Spec{Command: command, Fixed: fixed, Size: size}

@@ -1,7 +1,6 @@
 package operate
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
-	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -64,42 +62,21 @@ func printLogs(ctx context.Context, p *cli.Program, d *jobdir.Dir, begin string,
 		return cli.Failed(err)
 	}
 	defer f.Close()
-	in := bufio.NewReaderSize(f, 64<<10)
+	out := &linesThat{to: p.Stdout, begin: []byte(begin)}
+	if !follow {
+		return copyLogs(out, f)
+	}
 	tick := time.NewTicker(waitPause)
 	defer tick.Stop()
-	whole, shown := true, true // the next bytes begin a line; they are of a line that is printed
-	for ended := !follow; ; {
-		text, err := in.ReadSlice('\n')
-		if whole && len(text) > 0 && err == io.EOF && !ended && len(text) < len(begin) {
-			// What it begins with is not there yet: it is read again below.
-			if _, err := f.Seek(-int64(len(text)), io.SeekCurrent); err != nil {
-				return cli.Failed(err)
-			}
-			in.Reset(f)
-			text = nil
+	for w, ended := newEndWatch(d.Path), false; ; {
+		if err := copyLogs(out, f); err != nil || ended {
+			return err
 		}
-		if whole {
-			shown = bytes.HasPrefix(text, []byte(begin))
-		}
-		if len(text) > 0 {
-			whole = text[len(text)-1] == '\n'
-		}
-		if shown {
-			if _, err := p.Stdout.Write(text); err != nil {
-				return cli.Failed(err)
-			}
-		}
-		switch {
-		case err == nil || errors.Is(err, bufio.ErrBufferFull):
-			continue
-		case err != io.EOF:
-			return cli.Failed(err)
-		case ended:
-			return nil
-		}
-		if ended, err = over(d.Path); err != nil {
+		now, err := w.look()
+		if err != nil {
 			return cli.Failed(err)
 		}
+		ended = now != nil
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -108,15 +85,47 @@ func printLogs(ctx context.Context, p *cli.Program, d *jobdir.Dir, begin string,
 	}
 }
 
-// over reports whether nobody writes to the output of a job any more.
-func over(folder string) (bool, error) {
-	d, err := jobdir.Read(folder)
-	if err != nil {
-		return false, err
+func copyLogs(to io.Writer, from io.Reader) error {
+	if _, err := io.Copy(to, from); err != nil {
+		return cli.Failed(err)
 	}
-	if d.About.Ended == nil {
-		return false, nil
+	return nil
+}
+
+// linesThat passes on the lines that begin so, as they come.
+type linesThat struct {
+	to     io.Writer
+	begin  []byte
+	at     int  // so many bytes of the line are those of begin
+	hidden bool // the line begins otherwise
+}
+
+func (l *linesThat) Write(b []byte) (n int, err error) {
+	for n < len(b) && err == nil {
+		end := len(b)
+		if i := bytes.IndexByte(b[n:], '\n'); i >= 0 {
+			end = n + i + 1
+		}
+		err = l.part(b[n:end])
+		if n = end; b[n-1] == '\n' {
+			l.at, l.hidden = 0, false
+		}
 	}
-	running, err := journal.Locked(d.Journal())
-	return !running, err
+	return n, err
+}
+
+// part takes a part of one line.
+func (l *linesThat) part(b []byte) error {
+	same := min(len(b), len(l.begin)-l.at)
+	if l.hidden = l.hidden || !bytes.Equal(b[:same], l.begin[l.at:l.at+same]); l.hidden {
+		return nil
+	}
+	if l.at += same; l.at < len(l.begin) {
+		return nil
+	}
+	if same > 0 { // the begin is whole
+		b = append(bytes.Clone(l.begin), b[same:]...)
+	}
+	_, err := l.to.Write(b)
+	return err
 }

@@ -42,35 +42,16 @@ has ended before. A job that has had no driver for 3 seconds is an error, status
 	}
 }
 
-// waitFor waits for the end of the job of a folder. The job's hvdrun writes job.json as the last.
+// waitFor waits for the end of the job of a folder.
 func waitFor(ctx context.Context, p *cli.Program, folder string) error {
 	tick := time.NewTicker(waitPause)
 	defer tick.Stop()
-	driven := time.Now()
-	for {
-		d, err := jobdir.Read(folder)
-		if err != nil {
+	for w := newEndWatch(folder); ; {
+		switch d, err := w.look(); {
+		case err != nil:
 			return cli.Failed(err)
-		}
-		if d.About.Ended != nil {
-			l := d.Line()
-			end := fmt.Sprintf("job %s: %s", l.Job, l.State)
-			if d.About.Status == 0 {
-				_, err := fmt.Fprintln(p.Stdout, end)
-				return err
-			}
-			if l.Message != "" {
-				end += ": " + l.Message
-			}
-			return cli.ExitWith(cli.Failed(errors.New(end)), d.About.Status)
-		}
-		switch running, err := journal.Locked(d.Journal()); {
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return cli.Failed(err)
-		case running:
-			driven = time.Now()
-		case time.Since(driven) > undriven:
-			return cli.Failed(fmt.Errorf("job %s has no driver: hvdrun resume %[1]s", d.About.RunID))
+		case d != nil:
+			return tellEnd(p, d)
 		}
 		select {
 		case <-tick.C:
@@ -78,4 +59,44 @@ func waitFor(ctx context.Context, p *cli.Program, folder string) error {
 			return cli.Failed(context.Cause(ctx))
 		}
 	}
+}
+
+// tellEnd prints how a job has ended, as an error where it has failed.
+func tellEnd(p *cli.Program, d *jobdir.Dir) error {
+	l := d.Line()
+	end := fmt.Sprintf("job %s: %s", l.Job, l.State)
+	if d.About.Status == 0 {
+		_, err := fmt.Fprintln(p.Stdout, end)
+		return err
+	}
+	if l.Message != "" {
+		end += ": " + l.Message
+	}
+	return cli.ExitWith(cli.Failed(errors.New(end)), d.About.Status)
+}
+
+// endWatch looks whether the job of a folder has ended.
+type endWatch struct {
+	folder string
+	driven time.Time // when it was last known to have a driver
+}
+
+func newEndWatch(folder string) *endWatch { return &endWatch{folder, time.Now()} }
+
+// look returns the folder as it is once the job has ended, and nil before. A job that has had no
+// driver for some time is an error. The job's hvdrun writes job.json, which says that, as the last.
+func (w *endWatch) look() (*jobdir.Dir, error) {
+	d, err := jobdir.Read(w.folder)
+	if err != nil || d.About.Ended != nil {
+		return d, err
+	}
+	switch running, err := journal.Locked(d.Journal()); {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	case running:
+		w.driven = time.Now()
+	case time.Since(w.driven) > undriven:
+		return nil, d.NoDriver()
+	}
+	return nil, nil
 }
