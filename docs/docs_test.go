@@ -411,9 +411,7 @@ func TestFlags(t *testing.T) {
 	takeAll = func(path ...string) {
 		text := help(path...)
 		take(text)
-		_, commands, _ := strings.Cut(text, "Available Commands:")
-		commands, _, _ = strings.Cut(commands, "\n\n")
-		for _, m := range helpName.FindAllStringSubmatch(commands, -1) {
+		for _, m := range helpName.FindAllStringSubmatch(text, -1) {
 			takeAll(append(slices.Clone(path), m[1])...)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 )
 
 // manDir is where make man wants the manual pages. The generator is needed by this test alone, so
@@ -31,6 +32,7 @@ func TestManPages(t *testing.T) {
 	root := command((&cli.Program{}))
 	root.InitDefaultCompletionCmd()
 	root.DisableAutoGenTag = true
+	root.Long += "\n\n" + root.Annotations[settings.Notes]
 	flags := map[*cobra.Command][]string{}
 	showMetavars(root, flags)
 	if err := doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "hvdrun", Manual: "hvdrun"}, dir); err != nil {

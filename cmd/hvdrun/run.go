@@ -173,21 +173,33 @@ func isProgram(p *cli.Program, word string) bool {
 	})
 }
 
+// groups are how the help lists the commands; others are in the last group.
+var groups = []settings.Group{
+	{Title: "Watch and steer a job", Commands: []string{
+		"jobs", "status", "top", "dashboard", "logs", "wait", "stacks", "drain", "exclude", "readmit", "scale", "stop", "resume",
+	}},
+	{Title: "Run other programs", Commands: []string{"torchrun", "tasks", "submit"}},
+	{Title: "Hosts", Commands: []string{"agent", "cluster", "check", "discover"}},
+	{Title: "More"},
+}
+
 func command(p *cli.Program) *cobra.Command {
 	root := &cobra.Command{
 		Use:   usage,
 		Short: "Run a data-parallel training program on all slots of some hosts, and keep it going while hosts come and go",
 		Long: `hvdrun starts a command once for every slot of some hosts, connects the workers, and keeps the training going
-while hosts come and go.
-
-The first word that is no flag begins the command, which gets all words after it untouched. A program without a slash is
+while hosts come and go.`,
+		Annotations: map[string]string{settings.Notes: `The first word that is no flag begins the command, which gets all words after it untouched. A program without a slash is
 looked for in PATH, and where that lacks it in the working directory. The word run may stand before all. Flags may also be written with one dash (-np 8), as
 environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that --config-file names, where they stand
 at the top or in the sections below; a flag goes before a variable, a variable before the file. The file may also say
 what to run: command, env and dir in the section job. Durations D are 30s, 500ms,
-or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np, --min-np and --max-np.`,
-		Example: `  hvdrun -np 4 ./train
-  hvdrun -np 2 --min-np 1 --max-np 8 --host-discovery-script ./discover.sh ./train -epochs 10`,
+or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np, --min-np and --max-np.`},
+		Example: `  hvdrun -np 4 --min-np 2 ./train                      # two may die
+  hvdrun -np 16 --min-np 8 -H node1:8,node2:8 ./train  # by ssh
+  hvdrun -np 2 --host-discovery-script ./hosts.sh ./train -epochs 10
+  hvdrun -d -np 4 ./train                              # in the background
+  hvdrun torchrun --nproc-per-node 4 train.py          # a PyTorch program`,
 		Args:                  cobra.ArbitraryArgs,
 		DisableFlagsInUseLine: true,
 		SilenceErrors:         true,
@@ -210,7 +222,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
-	settings.GroupFlags(root)
+	settings.ShapeHelp(root)
 	root.SetVersionTemplate("hvdrun {{.Version}}\n")
 	root.Flags().SetInterspersed(false)
 	settings.AddFlags(root.Flags(), false)
@@ -229,5 +241,6 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 	} {
 		root.AddCommand(of(p)...)
 	}
+	settings.GroupCommands(root, groups)
 	return root
 }

@@ -46,11 +46,12 @@ agents and drivers share one key, and whoever reads it can.
 It serves until it is asked to stop by SIGTERM or SIGINT; then the host is draining: jobs move their workers elsewhere at
 the next step, the agent ends what is left after --drain-timeout, says good-bye, and exits with 0. A second signal cuts
 that short.`,
-		Example: `  hvdrun cluster init ~/cluster && hvdrun cluster serve ~/cluster      # where jobs are started
-  hvdrun agent --enroll head:7945 --token-file token --state-dir /var/lib/hvdrun --join node1:7946,node2:7946
+		Example: `  hvdrun cluster init ~/cluster && hvdrun cluster serve ~/cluster # on head
+  hvdrun agent --enroll head:7945 --token-file token \
+      --state-dir /var/lib/hvdrun --join node1:7946,node2:7946
   hvdrun -np 8 --gossip-join node1:7946 --cluster ~/cluster ./train
 
-  hvdrun agent --generate-key key                                       # for trying out
+  hvdrun agent --generate-key key                              # for trying out
   hvdrun agent --key-file key --join node1:7946
   hvdrun -np 8 --gossip-join node1:7946 --gossip-key-file key ./train`,
 		Args:                  cobra.NoArgs,

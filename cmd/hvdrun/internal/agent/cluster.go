@@ -43,7 +43,8 @@ commands on all hosts; it stays with those who start jobs. Agents have only a ce
 the key of the gossip.`,
 		Example: `  hvdrun cluster init ~/cluster
   hvdrun cluster serve ~/cluster
-  hvdrun agent --enroll head:7945 --token-file token --state-dir /var/lib/hvdrun --join node1:7946     # on each host
+  hvdrun agent --enroll head:7945 --token-file token \
+      --state-dir /var/lib/hvdrun --join node1:7946    # on each host
   hvdrun -np 8 --gossip-join node1:7946 --cluster ~/cluster ./train`,
 		DisableFlagsInUseLine: true,
 	}

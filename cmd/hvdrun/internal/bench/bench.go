@@ -76,7 +76,8 @@ with tensors beyond the size of the caches. The operation gradients is a backwar
 in the time of one all-reduce, of which elastic/gradient averages each as soon as it is there. Nothing else should run on
 the machines.`,
 		Example: `  hvdrun bench -np 4
-  hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo --tsv bench.tsv --plot bench.svg
+  hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo \
+      --tsv bench.tsv --plot bench.svg
   hvdrun bench -H node1:8,node2:8 --sizes 1MiB,64MiB --against openmpi`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,

@@ -20,7 +20,7 @@ import (
 // Possible refuses what a job would refuse before it begins. Hosts are not asked for.
 func Possible(s *settings.Settings) error {
 	fixed, err := Fixed(s)
-	if err == nil && (s.Given("np") || s.Given("hosts") || s.Given("hostfile")) {
+	if err == nil && (s.Given("np") || fixed != nil) {
 		_, err = Size(s, fixed)
 	}
 	return err
@@ -97,7 +97,7 @@ func Fixed(s *settings.Settings) ([]plan.Host, error) {
 	case s.Given("np"):
 		return []plan.Host{{Name: "localhost", Slots: s.Np}}, nil
 	default:
-		return []plan.Host{{Name: "localhost", Slots: DefaultSlots(s)}}, nil
+		return []plan.Host{{Name: "localhost", Slots: max(DefaultSlots(s), s.MinNP)}}, nil
 	}
 	return hosts, nil
 }
@@ -108,6 +108,23 @@ func fixedOrigin(s *settings.Settings) string {
 		return s.Origin("hostfile")
 	}
 	return s.Origin("hosts")
+}
+
+// Taken says what is taken for -np where it is not given; empty: it is.
+func Taken(s *settings.Settings, np int) string {
+	switch {
+	case s.Given("np"):
+		return ""
+	case s.Hosts != "" || s.Hostfile != "":
+		return fmt.Sprintf("-np is not given: %d is taken, from %s", np, fixedOrigin(s))
+	case s.Given("slots-per-host"):
+		return fmt.Sprintf("-np is not given: %d is taken, from %s", np, s.Origin("slots-per-host"))
+	case np == s.MinNP:
+		return fmt.Sprintf("-np is not given: %d is taken, from %s", np, s.Origin("min-np"))
+	case Gpus() > 0:
+		return fmt.Sprintf("-np is not given: %d is taken, the GPUs of this machine", np)
+	}
+	return fmt.Sprintf("-np is not given: %d is taken, as this machine has no GPU", np)
 }
 
 // Open returns what fixed, or else the sources that are given, make one of. close ends it; it
@@ -149,7 +166,7 @@ func Size(s *settings.Settings, fixed []plan.Host) (job.Size, error) {
 		slots += h.Slots
 	}
 	if !s.Given("np") {
-		if s.Hosts == "" && s.Hostfile == "" {
+		if fixed == nil {
 			return job.Size{}, fmt.Errorf("-np is missing: the number of slots to wait for before the start")
 		}
 		if np = max(1, slots-s.Spares); s.MaxNP > 0 {

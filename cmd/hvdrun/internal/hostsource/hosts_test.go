@@ -52,7 +52,10 @@ func TestSize(t *testing.T) {
 		{"-H localhost:2 --min-np 3", "--min-np is 3, more than the 2 slots of --hosts"},
 		{"-np 3 -H localhost:2", "driver: not enough slots in time: 3 are needed (-np), and the hosts given have 2"},
 		{"-H localhost:0", "driver: not enough slots in time: 1 are needed (-np), and the hosts given have 0"},
-		{"", "-np is missing"},
+		{"", fmt.Sprintf("{%d 0 0 0 0 false false false}", max(1, Gpus()))},
+		{"--min-np 300", "{300 300 0 0 0 true false false}"},
+		{"--slots 3", "{3 0 0 0 0 false false false}"},
+		{"--slots 3 --max-np 2", "{2 0 2 0 0 true false false}"},
 		{"--host-discovery-script x --min-np 2", "-np is missing"},
 		{"-np 4 --min-np 5", "--min-np is 5, and -np is 4: min-np ≤ np ≤ max-np is wanted"},
 		{"-np 4 --min-np 5 --host-discovery-script x", "--min-np is 5, and -np is 4: min-np ≤ np ≤ max-np is wanted"},
@@ -83,6 +86,38 @@ func TestSize(t *testing.T) {
 		}
 		if status := cli.Status(err); errors.Is(err, job.ErrNotEnoughSlots) && status != 3 {
 			t.Errorf("%q: status %d", c.args, status)
+		}
+	}
+}
+
+// What is taken for -np is told, with where it is from.
+func TestTaken(t *testing.T) {
+	here := "1 is taken, as this machine has no GPU"
+	if n := Gpus(); n > 0 {
+		here = fmt.Sprintf("%d is taken, the GPUs of this machine", n)
+	}
+	for _, c := range []struct{ args, want string }{
+		{"-np 4", ""},
+		{"-np 4 -H localhost:4", ""},
+		{"", here},
+		{"-H localhost:2,127.0.0.1:3", "5 is taken, from --hosts"},
+		{"--min-np 300", "300 is taken, from --min-np"},
+		{"--slots 3 --min-np 1", "3 is taken, from --slots-per-host"},
+	} {
+		s, err := parsed(t, c.args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fixed, err := Fixed(&s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size, err := Size(&s, fixed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimPrefix(Taken(&s, size.NP), "-np is not given: "); got != c.want {
+			t.Errorf("%q: %s; want %s", c.args, got, c.want)
 		}
 	}
 }

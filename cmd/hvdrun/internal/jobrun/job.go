@@ -64,6 +64,9 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	if names := s.ExposedSecrets(); len(names) > 0 {
 		log.Warnf("everybody may read the config file, which holds secrets (%s): chmod 600 it", strings.Join(names, ", "))
 	}
+	if text := hostsource.Taken(s, size.NP); text != "" {
+		log.Info(text)
+	}
 	s.RunID = driver.NewRunID()
 	j := Spec{Command: command, Fixed: fixed, Size: size}
 	if j.Authority, err = identity.NewAuthority(s.RunID); err != nil {

@@ -67,9 +67,9 @@ func sortJobs(lines []jobdir.Line) {
 
 func printJobs(p *cli.Program, lines []jobdir.Line) error {
 	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "JOB\tSTATE\tBEGUN\tWORKERS\tGENERATION\tCOMMAND")
+	fmt.Fprintln(w, "JOB\tSTATE\tBEGUN\tAGE\tWORKERS\tGENERATION\tCOMMAND")
 	for _, l := range lines {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\n", cli.EscapeCell(l.Job), l.State, l.Begun.Local().Format(time.DateTime), l.Workers, l.Generation,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n", cli.EscapeCell(l.Job), l.State, l.Begun.Local().Format(time.DateTime), show.Age(time.Since(l.Begun)), l.Workers, l.Generation,
 			show.ShortCommand(l.Command))
 	}
 	return w.Flush()

@@ -68,7 +68,8 @@ step boundary. Where the driver's pod is lost, another goes on with the job, who
 The pods run as a user that is not root, with a read-only root file system and no capabilities; the pod security level
 "restricted" lets them run. The image has hvdrun, sh, the plugin kubernetes and the program. The manifest has a new key,
 with which one can run programs in the job's pods.`,
-		Example: `  hvdrun submit kubernetes --image registry.example/train:1 -np 4 --min-np 2 --max-np 8 -- train --epochs 90 | kubectl apply -f -
+		Example: `  hvdrun submit kubernetes --image registry.example/train:1 -np 4 --min-np 2 \
+      --max-np 8 -- train --epochs 90 | kubectl apply -f -
   kubectl logs -f job/NAME-driver`,
 		Args:                  cobra.MinimumNArgs(1),
 		DisableFlagsInUseLine: true,

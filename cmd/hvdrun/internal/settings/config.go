@@ -27,7 +27,8 @@ comment. The file that is printed gives the same settings again. Values that loo
 missing from that file.
 
 Settings that no job can have are refused here too.`,
-		Example: `  hvdrun config -np 2 --min-np 1 --host-discovery-script ./discover.sh -- ./train --epochs 3 > job.yaml
+		Example: `  hvdrun config -np 2 --min-np 1 --host-discovery-script ./discover.sh \
+      -- ./train --epochs 3 > job.yaml
   hvdrun --config-file job.yaml`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, command []string) error {

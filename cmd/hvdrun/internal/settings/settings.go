@@ -176,7 +176,7 @@ const (
 // Table is every setting of a job, in the order of the help, by the sections of the file.
 var Table = slices.Concat(
 	section("job", []setting{
-		{Name: "np", aliases: []string{"num-proc"}, arg: "N", Source: true, unset: "the slots of -H",
+		{Name: "np", aliases: []string{"num-proc"}, arg: "N", Source: true, unset: "the slots of -H, else the GPUs of this machine, or 1",
 			usage: "slots needed before the first start, mostly written -np N",
 			set:   count(func(s *Settings) *int { return &s.Np })},
 		{Name: "min-np", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",

@@ -52,7 +52,8 @@ for a key, as with torchrun: whoever reaches the ports can change what the job's
 
 Where the two differ, docs/torchrun.md says how.`,
 		Example: `  hvdrun torchrun --standalone --nproc-per-node 4 train.py --epochs 10
-  hvdrun torchrun --nnodes 2 --node-rank 0 --master-addr node1 --rdzv-conf key_file=key --nproc-per-node 8 train.py`,
+  hvdrun torchrun --nnodes 2 --node-rank 0 --master-addr node1 \
+      --rdzv-conf key_file=key --nproc-per-node 8 train.py`,
 		Args:                  cobra.ArbitraryArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
