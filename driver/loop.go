@@ -599,7 +599,7 @@ func (l *loop) publish(a decide.PublishWorld) {
 		if p := l.procs[w.ID()]; p != nil { // nil if it ended under the previous driver
 			p.rank.Store(int64(r))
 		}
-		members[r] = rendezvous.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs()}
+		members[r] = rendezvous.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs(), Handle: w.Handle()}
 	}
 	l.stalls.enter(l.clock.now(), a.World.Generation, ids(a.Members))
 	l.meet.Publish(a.World, members, a.Root, a.Seq)

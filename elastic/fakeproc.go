@@ -13,8 +13,7 @@ type killable interface{ kill() }
 // waits for end.
 func (d *driven) kill() {
 	d.endpoint.Kill()
-	d.stopServing()
-	_ = d.Client.Close() // pending calls fail; nothing else uses the error
+	d.Member.Kill()
 }
 
 // appear lets a worker that is a goroutine be killed like a process.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/member"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/notify"
@@ -357,49 +357,35 @@ func (solo) close() error                                                    { r
 
 // driven is the meeting of a worker that a driver has started.
 type driven struct {
-	*rendezvous.Client
-	*notify.Service
-	endpoint   *collective.Endpoint
-	timeline   *timeline.Recorder // nil: no timeline is recorded
-	notifyAddr string
-	warning    time.Duration // see beater.stallWarning
+	*member.Member
+	endpoint *collective.Endpoint
+	timeline *timeline.Recorder // nil: no timeline is recorded
+	warning  time.Duration      // see beater.stallWarning
 
 	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: no callback
 	supply atomic.Pointer[transfer.Supply]                         // nil: nothing to supply
-
-	stopServing context.CancelFunc
-	serving     sync.WaitGroup
-	served      error
 }
 
 // newDriven opens the worker's two listeners, for notifications and for its peers. join sends their
 // addresses to the driver.
 func newDriven(env plan.Worker, network identity.Network) (_ *driven, err error) {
-	creds, err := identity.Decode(env.Credentials)
-	if err != nil {
-		return nil, fmt.Errorf("elastic: credentials: %w", err)
-	}
 	algorithm, err := collective.ParseAlgorithm(env.Algorithm)
 	if err != nil {
 		return nil, fmt.Errorf("elastic: %s: %w", plan.EnvAlgorithm, err)
 	}
-	local, err := addressTowards(env.DriverAddr)
-	if err != nil {
-		return nil, fmt.Errorf("elastic: driver %s: %w", env.DriverAddr, err)
-	}
-	d := &driven{Service: notify.NewService(creds), warning: env.StallWarning}
-	dataAddr, err := dataListenAddr(env.Listen, local)
-	if err != nil {
-		return nil, fmt.Errorf("elastic: %s=%s: %w", plan.EnvListen, env.Listen, err)
-	}
-	d.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{
-		Addr: env.DriverAddr, Credentials: creds, Network: network, Widen: func() ([]string, error) { return d.endpoint.Widen() },
+	d := &driven{warning: env.StallWarning}
+	d.Member, err = member.New(member.Config{
+		Worker: env, Network: network, Widen: func() ([]string, error) { return d.endpoint.Widen() },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)
 	}
+	dataAddr, err := dataListenAddr(env.Listen, d.Local)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("elastic: %s=%s: %w", plan.EnvListen, env.Listen, err), d.Member.Close())
+	}
 	data := collective.Config{
-		Credentials: creds,
+		Credentials: d.Credentials,
 		ListenAddr:  dataAddr,
 		Interfaces:  env.NetworkInterfaces,
 		Encrypt:     env.EncryptData,
@@ -426,29 +412,9 @@ func newDriven(env plan.Worker, network identity.Network) (_ *driven, err error)
 		data.Timeline = d.timeline
 	}
 	if d.endpoint, err = collective.Listen(data); err != nil {
-		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Client.Close())
+		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Member.Close())
 	}
-	listener, err := identity.Notify.On(network).Listen(netip.AddrPortFrom(local, 0).String())
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("elastic: notifications: %w", err), d.endpoint.Close(), d.Client.Close())
-	}
-	d.notifyAddr = listener.Addr().String()
-	ctx, stop := context.WithCancel(context.Background())
-	d.stopServing = stop
-	d.serving.Go(func() { d.served = d.Serve(ctx, listener) })
 	return d, nil
-}
-
-// addressTowards returns this machine's address on the route to the driver. Connecting a UDP socket
-// selects the route without sending a packet.
-func addressTowards(driver string) (netip.Addr, error) {
-	conn, err := net.Dial("udp", driver)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer conn.Close()
-	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
-	return addr.Addr().Unmap(), err
 }
 
 // dataListenAddr returns the address for peers. It follows from what a person asks for, or else is
@@ -469,12 +435,8 @@ func dataListenAddr(asked string, local netip.Addr) (string, error) {
 }
 
 func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
-	j.DataAddrs, j.NotifyAddr = d.endpoint.Addrs(), d.notifyAddr
-	place, err := d.Join(ctx, j)
-	if err != nil {
-		return rendezvous.World{}, err
-	}
-	return place.World()
+	j.DataAddrs = d.endpoint.Addrs()
+	return d.Join(ctx, j)
 }
 
 func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
@@ -496,12 +458,10 @@ func (d *driven) operations() []collective.Operations { return d.endpoint.Operat
 func (d *driven) stallWarning() time.Duration { return d.warning }
 
 func (d *driven) close() error {
-	d.stopServing()
-	d.serving.Wait()
 	if d.timeline != nil {
 		_ = d.timeline.Close() // always nil: it logs write errors itself
 	}
-	return errors.Join(d.endpoint.Close(), d.served, d.Client.Close())
+	return errors.Join(d.endpoint.Close(), d.Member.Close())
 }
 
 func hostsOf(w plan.World) []string {

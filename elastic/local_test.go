@@ -37,8 +37,8 @@ func newCrew(t *testing.T) *crew {
 	return c
 }
 
-// member is a process of a crew.
-type member struct {
+// crewMember is a process of a crew.
+type crewMember struct {
 	w     *Worker
 	state *State
 	shard []float32
@@ -50,8 +50,8 @@ type member struct {
 	step  int
 }
 
-func (c *crew) member(replicas int, more ...Part) *member {
-	m := &member{rng: rand.NewPCG(1, 2), tags: map[string]int{}}
+func (c *crew) member(replicas int, more ...Part) *crewMember {
+	m := &crewMember{rng: rand.NewPCG(1, 2), tags: map[string]int{}}
 	m.w = &Worker{meeting: &seated{}, log: c.log, replicas: replicas}
 	m.w.reports.ctx, m.w.reports.stop = context.WithCancel(context.Background())
 	m.w.member.Store(&membership{slot: plan.Slot{}, world: rendezvous.World{World: plan.World{Slots: make([]plan.Slot, 1)}}})
@@ -82,7 +82,7 @@ func (s *seated) Connected() bool       { return true }
 func (s *seated) Latest() notify.Update { return s.update }
 
 // world puts members into a new world on the given hosts and synchronises them.
-func (c *crew) world(root int, hosts []string, members ...*member) {
+func (c *crew) world(root int, hosts []string, members ...*crewMember) {
 	c.t.Helper()
 	c.generation++
 	slots := make([]plan.Slot, len(members))
@@ -107,7 +107,7 @@ func (c *crew) warnings() (all []string) {
 }
 
 // set sets a member's pieces to values of its own.
-func (m *member) set(id, step int) {
+func (m *crewMember) set(id, step int) {
 	m.shard = slices.Repeat([]float32{float32(id)}, max(m.large, 10))
 	m.shard[0] += float32(step) / 100
 	m.count, m.sum, m.step = id, []int{id}, step
@@ -115,7 +115,7 @@ func (m *member) set(id, step int) {
 	m.rng.Seed(uint64(id), uint64(step))
 }
 
-func (m *member) is(t *testing.T, id, step int) {
+func (m *crewMember) is(t *testing.T, id, step int) {
 	t.Helper()
 	if len(m.shard) == 0 || m.shard[0] != float32(id)+float32(step)/100 || m.shard[len(m.shard)-1] != float32(id) || m.count != id || m.tags["id"] != id ||
 		m.step != step || *m.rng != *rand.NewPCG(uint64(id), uint64(step)) {
@@ -123,7 +123,7 @@ func (m *member) is(t *testing.T, id, step int) {
 	}
 }
 
-func commitAll(t *testing.T, members ...*member) {
+func commitAll(t *testing.T, members ...*crewMember) {
 	t.Helper()
 	onAll(t, len(members), func(r int) error { return members[r].state.Commit() })
 }
@@ -140,7 +140,7 @@ func hostsNamed(names string) []string {
 // later worlds.
 func TestLocalPieces(t *testing.T) {
 	c := newCrew(t)
-	m := []*member{c.member(1), c.member(1), c.member(1), c.member(1)}
+	m := []*crewMember{c.member(1), c.member(1), c.member(1), c.member(1)}
 	for i := range m {
 		m[i].large = 3 * snapshot.ChunkSize / 4 / 2
 		m[i].set(10+i, 0)
@@ -201,7 +201,7 @@ func TestLocalPieces(t *testing.T) {
 // with their initial values.
 func TestLocalPiecesLost(t *testing.T) {
 	c := newCrew(t)
-	m := []*member{c.member(0), c.member(0), c.member(0)}
+	m := []*crewMember{c.member(0), c.member(0), c.member(0)}
 	for i := range m {
 		m[i].set(10+i, 0)
 	}
@@ -227,7 +227,7 @@ func TestLocalPiecesLost(t *testing.T) {
 func TestLocalPiecesHandedOver(t *testing.T) {
 	for _, check := range []bool{false, true} {
 		c := newCrew(t)
-		m := []*member{c.member(0), c.member(0), c.member(0), c.member(0)}
+		m := []*crewMember{c.member(0), c.member(0), c.member(0), c.member(0)}
 		c.world(0, hostsNamed("aabb"), m...)
 		for i := range m {
 			m[i].set(10+i, 1)
@@ -267,7 +267,7 @@ func TestLocalPiecesOfTornCommit(t *testing.T) {
 	for torn := range 3 {
 		for root := range 2 {
 			c := newCrew(t)
-			m := []*member{c.member(1), c.member(1), c.member(1)}
+			m := []*crewMember{c.member(1), c.member(1), c.member(1)}
 			for i := range m {
 				m[i].set(10+i, 0)
 			}
@@ -304,7 +304,7 @@ func TestLocalPiecesOfTornCommit(t *testing.T) {
 			if root < torn {
 				step = 1
 			}
-			for i, m := range []*member{m[0], m[1], n} {
+			for i, m := range []*crewMember{m[0], m[1], n} {
 				m.is(t, 10+i, step)
 			}
 		}
@@ -318,7 +318,7 @@ func TestLocalCheckpoint(t *testing.T) {
 			c := newCrew(t)
 			dir := t.TempDir()
 			folder := func() Part { return &Checkpoints{Dir: dir, Interval: -1} }
-			m := []*member{c.member(1, folder()), c.member(1, folder()), c.member(1, folder())}
+			m := []*crewMember{c.member(1, folder()), c.member(1, folder()), c.member(1, folder())}
 			for i := range m {
 				m[i].set(10+i, 0)
 			}
@@ -342,7 +342,7 @@ func TestLocalCheckpoint(t *testing.T) {
 			}
 
 			c = newCrew(t)
-			next := make([]*member, size)
+			next := make([]*crewMember, size)
 			for i := range next {
 				next[i] = c.member(0, folder())
 				next[i].set(50+i, 9)

@@ -55,15 +55,19 @@ func (l Loss) supersedes(old Loss) bool {
 type Service struct {
 	credentials *identity.Credentials
 	latest      atomic.Pointer[Update]
+	// Stacks, if not nil, is asked for the stacks of the worker, as JSON of the package
+	// driver/stacks, in place of this process: the worker is another one. It is set before Serve,
+	// and called by many goroutines.
+	Stacks func(ctx context.Context, mostBytes int) ([]byte, error)
 
 	mu   sync.Mutex
 	loss Loss
-	lost chan struct{} // closed and replaced when loss changes
+	news chan struct{} // closed and replaced when loss or latest changes
 }
 
 // NewService returns a service without notifications. It starts nothing.
 func NewService(c *identity.Credentials) *Service {
-	return &Service{credentials: c, lost: make(chan struct{})}
+	return &Service{credentials: c, news: make(chan struct{})}
 }
 
 // Serve receives notifications on ln, from the job's driver only, until ctx ends. It closes ln and
@@ -86,12 +90,18 @@ func (s *Service) Latest() Update {
 	return Update{}
 }
 
-// Loss returns the latest loss, or the zero Loss, and a channel that is closed when a later one
-// arrives. It never blocks.
+// Loss returns the latest loss, or the zero Loss, and a channel that is closed when a later one, or
+// a later update, arrives. It never blocks.
 func (s *Service) Loss() (Loss, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.loss, s.lost
+	return s.loss, s.news
+}
+
+// told closes the channel of Loss; the lock is held.
+func (s *Service) told() {
+	close(s.news)
+	s.news = make(chan struct{})
 }
 
 // hearLoss stores l if it supersedes the stored loss.
@@ -100,18 +110,17 @@ func (s *Service) hearLoss(l Loss) {
 	defer s.mu.Unlock()
 	if l.supersedes(s.loss) {
 		s.loss = l
-		close(s.lost)
-		s.lost = make(chan struct{})
+		s.told()
 	}
 }
 
 // hear stores u if it is newer than the stored update.
 func (s *Service) hear(u Update) {
-	for {
-		old := s.latest.Load()
-		if u.Seq == 0 || old != nil && old.Seq >= u.Seq || s.latest.CompareAndSwap(old, &u) {
-			return
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.latest.Load(); u.Seq != 0 && (old == nil || old.Seq < u.Seq) {
+		s.latest.Store(&u)
+		s.told()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/driver/stacks"
@@ -19,8 +20,16 @@ const mostStacks = 256 << 10
 
 // WorkerStacks answers the driver. It needs no lock that the program could hold, and a goroutine
 // that the runtime can run.
-func (h handler) WorkerStacks(_ context.Context, req *wire.WorkerStacksRequest) (*wire.WorkerStacksReply, error) {
-	return &wire.WorkerStacksReply{Worker: probe.OwnText(min(int(req.GetMostBytes()), mostStacks))}, nil
+func (h handler) WorkerStacks(ctx context.Context, req *wire.WorkerStacksRequest) (*wire.WorkerStacksReply, error) {
+	most := min(int(req.GetMostBytes()), mostStacks)
+	if h.s.Stacks == nil {
+		return &wire.WorkerStacksReply{Worker: probe.OwnText(most)}, nil
+	}
+	text, err := h.s.Stacks(ctx, most)
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	return &wire.WorkerStacksReply{Worker: text}, nil
 }
 
 // Stacks asks a worker where its goroutines are, by a connection of its own. The answer is within

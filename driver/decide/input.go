@@ -162,6 +162,11 @@ type Join struct {
 	Lost []int `json:",omitempty"`
 	// Undone is the time of training in that generation that an abort has undone.
 	Undone time.Duration `json:",omitempty"`
+	// Handle is what other members need to reach its program. The machine only passes it on.
+	Handle []byte `json:",omitempty"`
+	// Program is what the program of a worker that speaks by its socket says it is; empty for
+	// others.
+	Program string `json:",omitempty"`
 }
 
 // Report is a worker's report about itself.

@@ -88,6 +88,9 @@ func (w *Worker) Place() (slot plan.SlotID, pid, rank int) { return w.slot, w.pi
 // DataAddrs returns the addresses on which peers reach the worker, from its last join.
 func (w *Worker) DataAddrs() []string { return w.join.DataAddrs }
 
+// Handle returns what peers need to reach the worker's program, from its last join.
+func (w *Worker) Handle() []byte { return w.join.Handle }
+
 // NotifyAddr returns the address on which the driver reaches the worker, from its last join.
 func (w *Worker) NotifyAddr() string { return w.join.NotifyAddr }
 

@@ -48,7 +48,8 @@ type ClientConfig struct {
 	Absence time.Duration
 	// Widen has the worker's data listener listen on addresses that other machines reach, and
 	// returns all that it has. Join calls it, at most once, when the driver asks for that, and
-	// joins with these addresses. Nil: the driver does not ask.
+	// joins with these addresses. Nil: the driver does not ask, nor does it ask a worker that joins
+	// without addresses.
 	Widen func() ([]string, error)
 	// Network is where the driver is. The zero value is the kernel's.
 	Network identity.Network
@@ -120,7 +121,7 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 // joinOnce asks with the addresses of j, and returns what the driver answers.
 func (c *Client) joinOnce(ctx context.Context, j Joining) (*wire.JoinReply, error) {
 	req := j.toWire()
-	req.CanWiden = c.cfg.Widen != nil && !c.wide.Load()
+	req.CanWiden = c.cfg.Widen != nil && len(j.DataAddrs) > 0 && !c.wide.Load()
 	if err := validate(req); err != nil {
 		return nil, fmt.Errorf("rendezvous: join: %w", err)
 	}

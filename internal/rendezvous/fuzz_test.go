@@ -22,7 +22,7 @@ func encoded(f *testing.F, m proto.Message) []byte {
 
 // FuzzJoin: a join is within its bounds or refused.
 func FuzzJoin(f *testing.F) {
-	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone", Lost: []int{0, 7}, Undone: 3}
+	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone", Lost: []int{0, 7}, Undone: 3, Handle: []byte("h"), Program: "torch 2.14"}
 	f.Add(encoded(f, j.toWire()))
 	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: []string{strings.Repeat("a", maxAddr+1)}}))
 	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: make([]string, maxAddrs+1)}))
@@ -35,7 +35,8 @@ func FuzzJoin(f *testing.F) {
 			return
 		}
 		j := joiningFromWire(&req)
-		if len(j.DataAddrs) > maxAddrs || len(j.NotifyAddr) > maxAddr || len(j.Cause) > maxCause || len(j.Lost) > maxLost {
+		if len(j.DataAddrs) > maxAddrs || len(j.NotifyAddr) > maxAddr || len(j.Cause) > maxCause || len(j.Lost) > maxLost ||
+			len(j.Handle) > MaxHandle || len(j.Program) > maxProgram {
 			t.Errorf("taken: %+v", j)
 		}
 		if back := joiningFromWire(j.toWire()); !reflect.DeepEqual(back, j) {

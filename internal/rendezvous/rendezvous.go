@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -73,6 +74,12 @@ type Joining struct {
 	// Undone is the time of training in that generation that an abort has undone: since the last
 	// commit, to which the worker has gone back.
 	Undone time.Duration
+	// Handle is what other members need to reach its program, at most 64 KiB, which the driver
+	// passes on unread.
+	Handle []byte
+	// Program is what the program of a worker that speaks by its socket says it is. Client.Join
+	// truncates it to 64 bytes. Empty for others.
+	Program string
 }
 
 // Place is the answer to a join: a member's rank in a new world.
@@ -84,6 +91,8 @@ type Place struct {
 	SyncRoot int
 	// Seq is the number of the last notification that the world takes into account.
 	Seq uint64
+	// Store names the driver's store for programs in other languages: another driver has another.
+	Store uint64
 
 	key     identity.DataKey
 	members []byte // a wire.Members
@@ -101,6 +110,8 @@ type World struct {
 	// Key is the key of data connections among the members, or, of a World that Look has returned,
 	// of visits to them.
 	Key identity.DataKey
+	// Store names the driver's store for programs in other languages: another driver has another.
+	Store uint64
 
 	columns *wire.Members // decoded by DataAddrs on demand
 }
@@ -109,6 +120,8 @@ type World struct {
 type Member struct {
 	Incarnation string
 	DataAddrs   []string
+	// Handle is that of its join.
+	Handle []byte
 }
 
 // Report is a worker's report to the driver.
@@ -169,6 +182,12 @@ const (
 	maxCause = 4 << 10
 	maxLost  = 64
 
+	// MaxHandle bounds a handle, in bytes.
+	MaxHandle = 64 << 10
+	// maxHandles bounds the handles of all workers together: each member of a world gets them.
+	maxHandles = 8 << 20
+	maxProgram = 64
+
 	maxBackend = 32
 )
 
@@ -209,6 +228,12 @@ func validate(req *wire.JoinRequest) error {
 			return fmt.Errorf("rank %d is lost; there is none", rank)
 		}
 	}
+	if n := len(req.GetHandle()); n > MaxHandle {
+		return fmt.Errorf("a handle of %d bytes; at most %d", n, MaxHandle)
+	}
+	if p := req.GetProgram(); len(p) > maxProgram || strings.ContainsFunc(p, unicode.IsControl) {
+		return fmt.Errorf("the program's name %q; at most %d bytes, without control characters", clip(p, 2*maxProgram), maxProgram)
+	}
 	if req.GetUndoneNanoseconds() > math.MaxInt64 {
 		return errors.New("a duration out of range")
 	}
@@ -232,7 +257,7 @@ func (j Joining) toWire() *wire.JoinRequest {
 	return &wire.JoinRequest{
 		AfterGeneration: j.After, Commits: j.Commits, HoldsState: j.HoldsState,
 		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: clip(j.Cause, maxCause), Lost: lost,
-		Trained: j.Trained, UndoneNanoseconds: uint64(max(0, j.Undone)),
+		Trained: j.Trained, UndoneNanoseconds: uint64(max(0, j.Undone)), Handle: j.Handle, Program: clip(j.Program, maxProgram),
 	}
 }
 
@@ -244,6 +269,6 @@ func joiningFromWire(req *wire.JoinRequest) Joining {
 	return Joining{
 		After: req.GetAfterGeneration(), Commits: req.GetCommits(), HoldsState: req.GetHoldsState(),
 		DataAddrs: req.GetDataAddresses(), NotifyAddr: req.GetNotifyAddress(), Cause: req.GetCause(), Lost: lost,
-		Trained: req.Trained, Undone: time.Duration(req.GetUndoneNanoseconds()),
+		Trained: req.Trained, Undone: time.Duration(req.GetUndoneNanoseconds()), Handle: req.GetHandle(), Program: req.GetProgram(),
 	}
 }

@@ -590,6 +590,8 @@ func TestBounds(t *testing.T) {
 		"address":   {DataAddresses: []string{strings.Repeat("a", maxAddr+1)}},
 		"notify":    {NotifyAddress: strings.Repeat("a", maxAddr+1)},
 		"cause":     {Cause: strings.Repeat("c", maxCause+1)},
+		"handle":    {Handle: make([]byte, MaxHandle+1)},
+		"program":   {Program: "a\nb"},
 	} {
 		if _, err := c.rpc.Join(ctx, req); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %v", name, err)
@@ -609,6 +611,40 @@ func TestBounds(t *testing.T) {
 	}
 	j.publish(1, 0, 0, "a")
 	j.world("a", got, 1, 0)
+}
+
+// TestHandles: the members of a world get each other's handles, which are bounded together.
+func TestHandles(t *testing.T) {
+	j := newJob(t)
+	a := join(j.client("a"), Joining{Handle: []byte("of a")})
+	b := join(j.client("b"), Joining{})
+	take(t, "joined", j.heard.joins)
+	take(t, "joined", j.heard.joins)
+	w := plan.World{Generation: 1, Slots: []plan.Slot{{SlotID: plan.SlotID{Host: "h"}}, {SlotID: plan.SlotID{Host: "h", Index: 1}}}}
+	if err := plan.Place(w.Slots); err != nil {
+		t.Fatal(err)
+	}
+	j.server.Publish(w, []Member{{Incarnation: "b"}, {Incarnation: "a", Handle: []byte("of a")}}, 0, 0)
+	for _, got := range []<-chan result{a, b} {
+		r := take(t, "a world", got)
+		if h := r.w.Handles(); r.err != nil || len(h) != 2 || len(h[0]) != 0 || string(h[1]) != "of a" {
+			t.Errorf("%q, %v", h, r.err)
+		}
+	}
+	var h handles
+	h.of = make(map[string]int)
+	for i := range maxHandles / MaxHandle {
+		if err := h.take(fmt.Sprint(i), MaxHandle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if h.take("more", 1) == nil || h.take("0", MaxHandle) != nil {
+		t.Error("the bound of all handles does not hold, or a worker counts twice")
+	}
+	_ = h.take("0", 0)
+	if err := h.take("more", MaxHandle); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestAnswersThatMakeNoSense(t *testing.T) {

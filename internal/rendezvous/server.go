@@ -89,7 +89,29 @@ type Server struct {
 	waiting   map[string]*waiter // by incarnation
 	dismissed map[string]*wire.JoinReply
 	admitted  map[string]bool // by incarnation
+	handles   handles
 	widening
+}
+
+// handles counts the bytes of the handles of all workers.
+type handles struct {
+	of    map[string]int // by incarnation
+	total int
+}
+
+// take notes the length of a worker's handle, unless that is too much; 0 forgets it.
+func (h *handles) take(inc string, length int) error {
+	total := h.total - h.of[inc] + length
+	if length > 0 && total > maxHandles {
+		return fmt.Errorf("handles of %d bytes together; at most %d", total, maxHandles)
+	}
+	h.total = total
+	if length == 0 {
+		delete(h.of, inc)
+	} else {
+		h.of[inc] = length
+	}
+	return nil
 }
 
 // widening is what a Server knows of workers that listen on loopback alone. It is empty as long as
@@ -143,7 +165,7 @@ func NewServer(cfg ServerConfig) *Server {
 	}
 	return &Server{
 		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*wire.JoinReply), admitted: make(map[string]bool),
-		widening: widening{asked: make(map[string][]string)},
+		widening: widening{asked: make(map[string][]string)}, handles: handles{of: make(map[string]int)},
 	}
 }
 
@@ -161,6 +183,7 @@ func (s *Server) Expel(incarnation string) {
 	defer s.mu.Unlock()
 	delete(s.admitted, incarnation)
 	delete(s.dismissed, incarnation)
+	_ = s.handles.take(incarnation, 0)
 	if s.cfg.Tasks != nil {
 		s.cfg.Tasks.Expel(incarnation)
 	}
@@ -398,6 +421,9 @@ func (s *Server) arrive(inc string, req *wire.JoinRequest) (*wire.JoinReply, *wa
 	}
 	if s.wide && narrow {
 		return s.askToWiden(inc), nil, nil
+	}
+	if err := s.handles.take(inc, len(req.GetHandle())); err != nil {
+		return nil, nil, status.Errorf(codes.ResourceExhausted, "join: %v", err)
 	}
 	s.widened(inc, req.GetDataAddresses())
 	if reply := s.current.reply(inc, after); reply != nil {

@@ -47,6 +47,12 @@ func membersToWire(w plan.World, members []Member) *wire.Members {
 			}
 			m.AddressStarts, m.AddressPorts = append(m.AddressStarts, number), append(m.AddressPorts, port)
 		}
+		if len(member.Handle) > 0 && m.Handles == nil {
+			m.Handles = make([][]byte, len(members))
+		}
+		if m.Handles != nil {
+			m.Handles[r] = member.Handle
+		}
 	}
 	return m
 }
@@ -77,7 +83,7 @@ func placeFromWire(m *wire.World, after uint64) (Place, error) {
 	}
 	return Place{
 		Generation: m.GetGeneration(), Rank: int(m.GetRank()), Size: int(size), SyncRoot: int(m.GetSyncRoot()), Seq: m.GetSeq(),
-		key: key, members: m.GetMembers(),
+		Store: m.GetStore(), key: key, members: m.GetMembers(),
 	}, nil
 }
 
@@ -100,7 +106,7 @@ func (p Place) World() (World, error) {
 	}
 	return World{
 		World: plan.World{Generation: p.Generation, Slots: slots},
-		Rank:  p.Rank, SyncRoot: p.SyncRoot, Seq: p.Seq, Key: p.key, columns: &m,
+		Rank:  p.Rank, SyncRoot: p.SyncRoot, Seq: p.Seq, Key: p.key, Store: p.Store, columns: &m,
 	}, nil
 }
 
@@ -134,11 +140,14 @@ func slotsFromWire(m *wire.Members) ([]plan.Slot, error) {
 	return slots, plan.Place(slots)
 }
 
-// checkAddrs checks what World.DataAddrs relies on.
+// checkAddrs checks what World.DataAddrs and World.Handles rely on.
 func checkAddrs(m *wire.Members) error {
 	counts, starts, ports := m.GetAddressCounts(), m.GetAddressStarts(), m.GetAddressPorts()
 	if len(counts) != len(m.GetIndices()) || len(starts) != len(ports) || len(starts) > maxAddresses {
 		return fmt.Errorf("%d ranks with addresses, %d addresses with %d ports", len(counts), len(starts), len(ports))
+	}
+	if n := len(m.GetHandles()); n != 0 && n != len(counts) {
+		return fmt.Errorf("%d handles of %d ranks", n, len(counts))
 	}
 	all := 0
 	for r, n := range counts {
@@ -161,6 +170,10 @@ func checkAddrs(m *wire.Members) error {
 	}
 	return nil
 }
+
+// Handles returns the handles of the joins of all ranks, by rank; nil if none has one. The slices
+// are read-only.
+func (w World) Handles() [][]byte { return w.columns.GetHandles() }
 
 // DataAddrs returns the addresses of each rank's data listener, in order of preference. Each call
 // allocates new slices.

@@ -250,8 +250,12 @@ type JoinRequest struct {
 	Lost []uint32 `protobuf:"varint,9,rep,packed,name=lost,proto3" json:"lost,omitempty"`
 	// How much time of training in its last generation an abort has undone, in nanoseconds: since its last commit.
 	UndoneNanoseconds uint64 `protobuf:"varint,10,opt,name=undone_nanoseconds,json=undoneNanoseconds,proto3" json:"undone_nanoseconds,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What the other members need to reach its program, at most 64 KiB: the driver passes it on unread.
+	Handle []byte `protobuf:"bytes,11,opt,name=handle,proto3" json:"handle,omitempty"`
+	// For a worker that speaks by its socket: what its program says it is, at most 64 bytes. Empty for others.
+	Program       string `protobuf:"bytes,12,opt,name=program,proto3" json:"program,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JoinRequest) Reset() {
@@ -352,6 +356,20 @@ func (x *JoinRequest) GetUndoneNanoseconds() uint64 {
 		return x.UndoneNanoseconds
 	}
 	return 0
+}
+
+func (x *JoinRequest) GetHandle() []byte {
+	if x != nil {
+		return x.Handle
+	}
+	return nil
+}
+
+func (x *JoinRequest) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
 }
 
 type JoinReply struct {
@@ -471,7 +489,9 @@ type World struct {
 	Members []byte `protobuf:"bytes,6,opt,name=members,proto3" json:"members,omitempty"`
 	// The key of data connections, 32 bytes: in the answer to Join, of those among the members; in the answer to Look, of
 	// visits to them.
-	DataKey       []byte `protobuf:"bytes,7,opt,name=data_key,json=dataKey,proto3" json:"data_key,omitempty"`
+	DataKey []byte `protobuf:"bytes,7,opt,name=data_key,json=dataKey,proto3" json:"data_key,omitempty"`
+	// Names the driver's store for programs in other languages. Another driver of the job has another, which is empty.
+	Store         uint64 `protobuf:"varint,8,opt,name=store,proto3" json:"store,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -555,6 +575,13 @@ func (x *World) GetDataKey() []byte {
 	return nil
 }
 
+func (x *World) GetStore() uint64 {
+	if x != nil {
+		return x.Store
+	}
+	return 0
+}
+
 // Members are the members of a world, in columns: each of a thousand workers receives a thousand, and each name occurs
 // once.
 type Members struct {
@@ -570,6 +597,8 @@ type Members struct {
 	AddressStarts []uint32 `protobuf:"varint,5,rep,packed,name=address_starts,json=addressStarts,proto3" json:"address_starts,omitempty"`
 	AddressPorts  []uint32 `protobuf:"varint,6,rep,packed,name=address_ports,json=addressPorts,proto3" json:"address_ports,omitempty"`
 	Starts        []string `protobuf:"bytes,7,rep,name=starts,proto3" json:"starts,omitempty"`
+	// By rank: the handles of their joins. None if no member has one.
+	Handles       [][]byte `protobuf:"bytes,8,rep,name=handles,proto3" json:"handles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -649,6 +678,13 @@ func (x *Members) GetAddressPorts() []uint32 {
 func (x *Members) GetStarts() []string {
 	if x != nil {
 		return x.Starts
+	}
+	return nil
+}
+
+func (x *Members) GetHandles() [][]byte {
+	if x != nil {
+		return x.Handles
 	}
 	return nil
 }
@@ -1216,7 +1252,7 @@ var File_rendezvous_proto protoreflect.FileDescriptor
 
 const file_rendezvous_proto_rawDesc = "" +
 	"\n" +
-	"\x10rendezvous.proto\x12\thvdrun.v1\"\xe2\x02\n" +
+	"\x10rendezvous.proto\x12\thvdrun.v1\"\x94\x03\n" +
 	"\vJoinRequest\x12)\n" +
 	"\x10after_generation\x18\x01 \x01(\x04R\x0fafterGeneration\x12\x18\n" +
 	"\acommits\x18\x02 \x01(\x04R\acommits\x12\x1f\n" +
@@ -1229,7 +1265,9 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\atrained\x18\b \x01(\bH\x00R\atrained\x88\x01\x01\x12\x12\n" +
 	"\x04lost\x18\t \x03(\rR\x04lost\x12-\n" +
 	"\x12undone_nanoseconds\x18\n" +
-	" \x01(\x04R\x11undoneNanosecondsB\n" +
+	" \x01(\x04R\x11undoneNanoseconds\x12\x16\n" +
+	"\x06handle\x18\v \x01(\fR\x06handle\x12\x18\n" +
+	"\aprogram\x18\f \x01(\tR\aprogramB\n" +
 	"\n" +
 	"\b_trained\"\xa0\x01\n" +
 	"\tJoinReply\x12(\n" +
@@ -1237,7 +1275,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissal\x12\x12\n" +
 	"\x04last\x18\x03 \x01(\bR\x04last\x12\x14\n" +
 	"\x05widen\x18\x04 \x01(\bR\x05widenB\t\n" +
-	"\aoutcome\"\xb3\x01\n" +
+	"\aoutcome\"\xc9\x01\n" +
 	"\x05World\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1247,7 +1285,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12\x12\n" +
 	"\x04size\x18\x05 \x01(\rR\x04size\x12\x18\n" +
 	"\amembers\x18\x06 \x01(\fR\amembers\x12\x19\n" +
-	"\bdata_key\x18\a \x01(\fR\adataKey\"\xdc\x01\n" +
+	"\bdata_key\x18\a \x01(\fR\adataKey\x12\x14\n" +
+	"\x05store\x18\b \x01(\x04R\x05store\"\xf6\x01\n" +
 	"\aMembers\x12\x14\n" +
 	"\x05hosts\x18\x01 \x03(\tR\x05hosts\x12\x16\n" +
 	"\x06counts\x18\x02 \x03(\rR\x06counts\x12\x18\n" +
@@ -1255,7 +1294,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x0eaddress_counts\x18\x04 \x03(\rR\raddressCounts\x12%\n" +
 	"\x0eaddress_starts\x18\x05 \x03(\rR\raddressStarts\x12#\n" +
 	"\raddress_ports\x18\x06 \x03(\rR\faddressPorts\x12\x16\n" +
-	"\x06starts\x18\a \x03(\tR\x06starts\"\r\n" +
+	"\x06starts\x18\a \x03(\tR\x06starts\x12\x18\n" +
+	"\ahandles\x18\b \x03(\fR\ahandles\"\r\n" +
 	"\vLookRequest\"\x8e\x01\n" +
 	"\rReportRequest\x12)\n" +
 	"\x06report\x18\x01 \x01(\x0e2\x11.hvdrun.v1.ReportR\x06report\x12\x1e\n" +

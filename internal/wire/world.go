@@ -28,7 +28,7 @@ func (s sharing) Marshal(v any) (mem.BufferSlice, error) {
 	}
 	own, err := proto.Marshal(&World{
 		Generation: w.GetGeneration(), Rank: w.GetRank(), SyncRoot: w.GetSyncRoot(), Seq: w.GetSeq(), Size: w.GetSize(),
-		DataKey: w.GetDataKey(),
+		DataKey: w.GetDataKey(), Store: w.GetStore(),
 	})
 	if err != nil {
 		return nil, err

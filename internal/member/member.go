@@ -1,0 +1,112 @@
+// Package member is a worker's side of its driver, whatever the worker computes with: it joins
+// worlds, hears of changed hosts and of lost ranks, and reports. Package elastic adds collectives
+// and a state, package internal/proxy the lines by which programs in other languages take part.
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Config configures a Member.
+type Config struct {
+	// Worker is the worker's environment, with its credentials.
+	Worker plan.Worker
+	// Network is where the driver is. The zero value is the kernel's.
+	Network identity.Network
+	// Widen is that of rendezvous.ClientConfig.
+	Widen func() ([]string, error)
+	// Stacks is that of notify.Service. Nil: the worker is this process.
+	Stacks func(ctx context.Context, mostBytes int) ([]byte, error)
+}
+
+// Member is a worker of a job: a connection to its driver, and the service to which the driver
+// sends notifications. Its methods are safe for concurrent use, but for Close.
+type Member struct {
+	*rendezvous.Client
+	*notify.Service
+	// Credentials are the worker's.
+	Credentials *identity.Credentials
+	// Local is this machine's address on the route to the driver.
+	Local netip.Addr
+
+	notifyAddr string
+	stop       context.CancelFunc
+	serving    sync.WaitGroup
+	served     error
+}
+
+// New opens the notification service, and does no other I/O. The caller must close the member.
+func New(cfg Config) (*Member, error) {
+	m := &Member{}
+	var err error
+	if m.Credentials, err = identity.Decode(cfg.Worker.Credentials); err != nil {
+		return nil, fmt.Errorf("credentials: %w", err)
+	}
+	if m.Local, err = addressTowards(cfg.Worker.DriverAddr); err != nil {
+		return nil, fmt.Errorf("driver %s: %w", cfg.Worker.DriverAddr, err)
+	}
+	m.Service = notify.NewService(m.Credentials)
+	m.Service.Stacks = cfg.Stacks
+	m.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{
+		Addr: cfg.Worker.DriverAddr, Credentials: m.Credentials, Network: cfg.Network, Widen: cfg.Widen,
+	})
+	if err != nil {
+		return nil, err
+	}
+	listener, err := identity.Notify.On(cfg.Network).Listen(netip.AddrPortFrom(m.Local, 0).String())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("notifications: %w", err), m.Client.Close())
+	}
+	m.notifyAddr = listener.Addr().String()
+	ctx, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	m.serving.Go(func() { m.served = m.Serve(ctx, listener) })
+	return m, nil
+}
+
+// addressTowards returns this machine's address on the route to the driver. Connecting a UDP socket
+// selects the route without sending a packet.
+func addressTowards(driver string) (netip.Addr, error) {
+	conn, err := net.Dial("udp", driver)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	return addr.Addr().Unmap(), err
+}
+
+// Join is rendezvous.Client.Join, with the address of the notification service, and returns the
+// world.
+func (m *Member) Join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	j.NotifyAddr = m.notifyAddr
+	place, err := m.Client.Join(ctx, j)
+	if err != nil {
+		return rendezvous.World{}, err
+	}
+	return place.World()
+}
+
+// Kill closes what other processes can see of the member, without messages and without blocking.
+// Close must still be called.
+func (m *Member) Kill() {
+	m.stop()
+	_ = m.Client.Close() // pending calls fail; nothing else uses the error
+}
+
+// Close ends the notification service and the connection to the driver, and waits for that.
+func (m *Member) Close() error {
+	m.stop()
+	m.serving.Wait()
+	return errors.Join(m.served, m.Client.Close())
+}
