@@ -134,12 +134,8 @@ func execute(ctx context.Context, p *cli.Program, args []string) error {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	subcommands := []string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}
-	var shown []string
 	for _, c := range root.Commands() {
 		subcommands = append(subcommands, c.Name())
-		if !c.Hidden {
-			shown = append(shown, c.Name())
-		}
 	}
 	if len(args) > 0 && args[0] == "run" && !isProgram(p, "run") {
 		args = args[1:] // as docker and podman have it
@@ -148,9 +144,12 @@ func execute(ctx context.Context, p *cli.Program, args []string) error {
 		if isProgram(p, word) {
 			return ""
 		}
-		return settings.NearestOf(word, shown)
+		return settings.NearestOf(word, namesOf(root))
 	})
 	if err != nil {
+		return err
+	}
+	if err := unknownCommand(root, args); err != nil {
 		return err
 	}
 	p.Args = args
@@ -242,5 +241,6 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		root.AddCommand(of(p)...)
 	}
 	settings.GroupCommands(root, groups)
+	explainUse(root)
 	return root
 }

@@ -2,11 +2,13 @@ package hostsource
 
 import (
 	"crypto/rand"
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -19,6 +21,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
+
+// ownPlugins are the plugins that come with hvdrun.
+var ownPlugins = []string{"dns", "file", "http", "kubernetes", "slurm"}
 
 // ownPlugin returns the path of a plugin that came with this program, or if there is none of that
 // name an empty one; and where it would be.
@@ -40,6 +45,10 @@ func pluginOf(program, name string) (path string, places []string) {
 		filepath.Join(filepath.Dir(program), "plugins", name), // of make build
 		filepath.Join(filepath.Dir(program), "..", "lib", "hvdrun", "plugins", name),
 	}
+	beside := filepath.Join(filepath.Dir(program), name) // of go install, where file and http may be other programs
+	if info, err := buildinfo.ReadFile(beside); err == nil && info.Path == pluginPackages+name {
+		return beside, places
+	}
 	for _, path := range places {
 		if _, err := exec.LookPath(path); err == nil {
 			return path, places
@@ -48,16 +57,28 @@ func pluginOf(program, name string) (path string, places []string) {
 	return "", places
 }
 
+// pluginPackages begins the import paths of the plugins.
+const pluginPackages = "github.com/hvdrun/hvdrun/plugins/"
+
 // pluginPath finds the program of --discovery-plugin. A name without a slash is that of a plugin
-// that came with this program, before it is one of a program in PATH: file is such a one too.
+// that came with this program, or else of another program in PATH.
 func pluginPath(s *settings.Settings) (string, error) {
-	if !strings.Contains(s.Plugin, "/") {
-		if path, _, err := ownPlugin(s.Plugin); err != nil || path != "" {
+	bare := !strings.Contains(s.Plugin, "/")
+	if bare {
+		path, places, err := ownPlugin(s.Plugin)
+		if err != nil || path != "" {
 			return path, err
+		}
+		if slices.Contains(ownPlugins, s.Plugin) { // file and http are other programs in PATH
+			return "", fmt.Errorf("there is no plugin %s, neither %s; go install %s%s@VERSION brings it",
+				s.Plugin, strings.Join(places, " nor "), pluginPackages, s.Plugin)
 		}
 	}
 	path, err := exec.LookPath(s.Plugin)
 	if err != nil {
+		if like := settings.NearestOf(s.Plugin, ownPlugins); bare && like != "" {
+			return "", fmt.Errorf("there is no plugin %s; did you mean %s?", s.Plugin, like)
+		}
 		return "", fmt.Errorf("%s cannot be run: %w", s.Plugin, proc.ExplainStart(errors.Unwrap(err), s.Plugin)) // err itself repeats the path
 	}
 	return path, nil

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+)
+
+// unknownCommand returns an error for a word that stands where a command of a group of commands
+// should, as in hvdrun cluster iniit or hvdrun help statsu.
+func unknownCommand(root *cobra.Command, args []string) error {
+	if len(args) > 0 && args[0] == "help" {
+		args = args[1:]
+	} else if len(args) < 2 || !isCommandOf(root, args[0]) {
+		return nil // the first word of a job is the program
+	}
+	c, rest, err := root.Find(args)
+	if err != nil || len(rest) == 0 || !c.HasSubCommands() || strings.HasPrefix(rest[0], "-") {
+		return nil
+	}
+	word, like := rest[0], settings.NearestOf(rest[0], namesOf(c))
+	switch path := strings.TrimSpace(strings.TrimPrefix(c.CommandPath()+" ", root.Name()+" ")); {
+	case c.Runnable() && c != root && (like == "" || strings.Trim(word, "0123456789abcdef") == ""):
+		return nil // the word names a job
+	case like != "":
+		return fmt.Errorf("no command %q; did you mean %q?", strings.TrimSpace(path+" "+word), strings.TrimSpace(path+" "+like))
+	default:
+		return fmt.Errorf("no command %q; `%s --help` lists the commands", strings.TrimSpace(path+" "+word), c.CommandPath())
+	}
+}
+
+func isCommandOf(c *cobra.Command, name string) bool {
+	for _, sub := range c.Commands() {
+		if sub.Name() == name {
+			return true
+		}
+	}
+	return false
+}
+
+// namesOf are the subcommands of a command that its help shows.
+func namesOf(c *cobra.Command) (names []string) {
+	for _, sub := range c.Commands() {
+		if !sub.Hidden {
+			names = append(names, sub.Name())
+		}
+	}
+	return names
+}
+
+// explainUse has a command, and its subcommands, say with what is wrong with its words how it is
+// used, and with an unknown flag which one is meant.
+func explainUse(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			if err := check(c, args); err != nil {
+				return fmt.Errorf("%s: %w\nusage: %s", c.Name(), err, c.UseLine())
+			}
+			return nil
+		}
+	}
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		unknown, is := errors.AsType[*pflag.NotExistError](err)
+		if !is {
+			return err
+		}
+		var known []string
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				known = append(known, f.Name)
+			}
+		})
+		if like := settings.NearestOf(unknown.GetSpecifiedName(), known); like != "" {
+			return fmt.Errorf("unknown flag --%s; did you mean --%s?", unknown.GetSpecifiedName(), like)
+		}
+		return fmt.Errorf("unknown flag --%s; `%s --help` lists the flags", unknown.GetSpecifiedName(), c.CommandPath())
+	})
+	for _, sub := range c.Commands() {
+		explainUse(sub)
+	}
+}
