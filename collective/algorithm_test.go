@@ -3,6 +3,8 @@ package collective
 import (
 	"strings"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 func TestParseAlgorithm(t *testing.T) {
@@ -45,7 +47,7 @@ func TestAlgorithmOver(t *testing.T) {
 
 func TestSegmentFor(t *testing.T) {
 	for _, part := range []int{0, 1, smallSegment, smallSegment*perPart + 9, 100_001, 1 << 20, 1 << 30} {
-		if s := segmentFor(part); s%widest != 0 || s < smallSegment || s > segment || s > maxPayload {
+		if s := segmentFor(part); s%widest != 0 || s < smallSegment || s > segment || s > frame.MaxPayload {
 			t.Errorf("segments of %d for parts of %d", s, part)
 		}
 	}

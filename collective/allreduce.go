@@ -1,5 +1,7 @@
 package collective
 
+import "github.com/hvdrun/hvdrun/collective/internal/frame"
+
 import "github.com/hvdrun/hvdrun/internal/kernel"
 
 const window = 4 // receives posted ahead, so that the next segments arrive while one is reduced
@@ -117,20 +119,20 @@ func (c *call) receiveCombined(peer int, step uint32, data []byte, first int) er
 	combine := c.desc.combiner()
 	total, each := c.frames(len(data)), min(len(data), c.segment)
 	slots := c.scratch(window * each)
-	var posted [window]*incoming
+	var posted [window]*frame.Incoming
 	for i, next := 0, 0; i < total; i++ {
 		for ; next < min(i+window, total); next++ {
 			posted[next%window] = c.post(peer, step, slots[next%window*each:][:len(c.cut(data, next))])
 		}
-		if err := c.wait(&posted[i%window].done); err != nil {
+		if err := c.wait(&posted[i%window].Done); err != nil {
 			return err
 		}
 		if first != unsent {
-			if err := c.wait(&c.outs[first+i].done); err != nil {
+			if err := c.wait(&c.outs[first+i].Done); err != nil {
 				return err
 			}
 		}
-		here, other := c.cut(data, i), posted[i%window].buf
+		here, other := c.cut(data, i), posted[i%window].Buf
 		if peer < c.g.rank {
 			combine(here, other, here)
 		} else {
@@ -232,9 +234,9 @@ type ring struct {
 	data        []byte
 	left, right int // ranks
 	slots       []byte
-	posted      [window]*incoming // by position
-	at          cursor            // next receive to post
-	position    int               // its position
+	posted      [window]*frame.Incoming // by position
+	at          cursor                  // next receive to post
+	position    int                     // its position
 }
 
 // cursor walks over the segments that a rank receives, round by round.
@@ -262,12 +264,12 @@ func (c *call) allReduceRing(t team, data []byte) error {
 			return err
 		}
 		in := r.posted[done%window]
-		if err := c.wait(&in.done); err != nil {
+		if err := c.wait(&in.Done); err != nil {
 			return err
 		}
 		part := c.cut(r.chunk(here.round), here.segment)
 		if here.round < n {
-			combine(part, in.buf, part)
+			combine(part, in.Buf, part)
 		}
 		if here.round == n-1 {
 			t.finish(c, part)
@@ -310,10 +312,10 @@ func (r *ring) postUpTo(done, each int) error {
 			buf = r.slots[r.position%window*each:][:len(part)]
 		} else {
 			before := r.sentBefore[r.at.round-n] + r.at.segment
-			if r.position > done && (before >= r.outUsed || !r.outs[before].done.Load()) {
+			if r.position > done && (before >= r.outUsed || !r.outs[before].Done.Load()) {
 				return nil
 			}
-			if err := r.wait(&r.outs[before].done); err != nil {
+			if err := r.wait(&r.outs[before].Done); err != nil {
 				return err
 			}
 		}
@@ -355,7 +357,7 @@ func (c *call) allReduceDirect(t team, data []byte) error {
 		return err
 	}
 	for _, o := range c.outs[parts:sent] { // the results come into the same memory
-		if err := c.wait(&o.done); err != nil {
+		if err := c.wait(&o.Done); err != nil {
 			return err
 		}
 	}

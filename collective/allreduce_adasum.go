@@ -137,7 +137,7 @@ func (c *call) receiveAdasum(peer int, step uint32, data []byte, first int) erro
 	}
 	if first != unsent {
 		for _, o := range c.outs[first : first+c.frames(len(data))] {
-			if err := c.wait(&o.done); err != nil {
+			if err := c.wait(&o.Done); err != nil {
 				return err
 			}
 		}

@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-func (e *engine) fail(n notice) error {
+func (e *engine) fail(n frame.Notice) error {
 	e.lane.fail(n)
 	<-e.lane.failed
 	return e.lane.err()

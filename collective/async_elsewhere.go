@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -77,7 +78,7 @@ var errJoinedElsewhere = errors.New("collective: a rank has joined, and cannot t
 // reduceElsewhere does the operations of a bucket of vectors elsewhere.
 func (e *engine) reduceElsewhere(b *bucket) error {
 	if e.contribute < e.g.size {
-		return e.fail(gone(errJoinedElsewhere, e.g.rank))
+		return e.fail(frame.Gone(errJoinedElsewhere, e.g.rank))
 	}
 	e.mark(0)
 	e.mark(1)
@@ -89,7 +90,7 @@ func (e *engine) reduceElsewhere(b *bucket) error {
 		if e.lane.err() == nil || !errors.Is(err, ErrAborted) {
 			e.broken = err
 		}
-		return e.fail(gone(err, e.g.rank))
+		return e.fail(frame.Gone(err, e.g.rank))
 	}
 	e.mark(2)
 	for _, id := range b.ids {

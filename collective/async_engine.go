@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -197,7 +198,7 @@ func (e *engine) cancel(h *Handle, err error) {
 	e.mu.Lock()
 	h.gaveUp = fmt.Errorf("collective: AllReduceAsync: %w", err)
 	e.mu.Unlock()
-	e.g.fail(gone(err, e.g.rank))
+	e.g.fail(frame.Gone(err, e.g.rank))
 }
 
 // flushNow begins a cycle early, because an operation is waited for.
@@ -275,7 +276,7 @@ func (e *engine) stop() {
 		case <-bound.C:
 		}
 	}
-	e.g.fail(gone(ErrClosed, e.g.rank))
+	e.g.fail(frame.Gone(ErrClosed, e.g.rank))
 	<-e.ended
 }
 

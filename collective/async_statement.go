@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -52,7 +53,7 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 			continue
 		}
 		if b[0] != tensorStatement || len(b) < 2 || len(b) < 2+int(b[1])+requestSize {
-			return nil, false, errInvalid
+			return nil, false, frame.ErrInvalid
 		}
 		s := statement{rank: rank, name: string(b[2 : 2+int(b[1])])}
 		b = b[2+int(b[1]):]
@@ -63,7 +64,7 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[12:])),
 			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[20:]))}
 		if s.name == "" || b[3] > elsewhereFlag|refusedFlag || !s.request.sound() {
-			return nil, false, errInvalid
+			return nil, false, frame.ErrInvalid
 		}
 		all = append(all, s)
 		b = b[requestSize:]
@@ -105,7 +106,7 @@ func (e *engine) exchange(join bool) error {
 	for rank, part := range parts {
 		from, joins, err := parseStatements(part, rank)
 		if err != nil {
-			return e.fail(gone(err, rank))
+			return e.fail(frame.Gone(err, rank))
 		}
 		said = append(said, from...)
 		if joins && !e.joined[rank] {
@@ -155,8 +156,8 @@ func (e *engine) define(s *statement, before []statement) error {
 }
 
 func (e *engine) mismatch(a, b statement) error {
-	n := mismatched(a.rank, a.request.call(), b.rank, b.request.call())
-	n.tensor = a.name
+	n := frame.Mismatched(a.rank, a.request.call().call(), b.rank, b.request.call().call())
+	n.Tensor = a.name
 	return e.fail(n)
 }
 
@@ -184,7 +185,7 @@ func (e *engine) report() error {
 		late := false
 		for rank, s := range all {
 			if len(s) != len(state) {
-				return e.fail(gone(errInvalid, rank))
+				return e.fail(frame.Gone(frame.ErrInvalid, rank))
 			}
 			late = late || s[i] == 2
 			if s[i] == 0 {

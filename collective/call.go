@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 // call is an operation under way on one rank.
@@ -24,15 +26,15 @@ type call struct {
 	method     method // aloneOnly: not set
 	segment    int    // most bytes of a frame
 	sentBefore []int
-	posted     []*incoming
+	posted     []*frame.Incoming
 	operands   [][]byte
 }
 
 // transfers are what a call sends and receives. Those in use come first, in their order, and so
 // many of them are known to be done.
 type transfers struct {
-	outs            []*outgoing
-	ins             []*incoming
+	outs            []*frame.Outgoing
+	ins             []*frame.Incoming
 	outUsed, inUsed int
 	outDone, inDone int
 }
@@ -54,7 +56,7 @@ func (c *call) begin(ctx context.Context, d descriptor) error {
 		if i == c.g.rank {
 			continue
 		}
-		if n, ok := c.g.boxes[i].enter(c.seq, d); !ok {
+		if n, ok := c.g.boxes[i].Enter(c.seq, d.call(), d.countsDiffer()); !ok {
 			c.g.fail(n)
 			return c.lost()
 		}
@@ -70,10 +72,10 @@ func (c *call) end(err error) error {
 		c.g.path.quiesce()
 	}
 	for _, o := range c.outs[:c.outUsed] {
-		o.data = nil
+		o.Data = nil
 	}
 	for _, r := range c.ins[:c.inUsed] {
-		r.buf = nil
+		r.Buf = nil
 	}
 	c.ctx = nil
 	c.outUsed, c.inUsed, c.outDone, c.inDone = 0, 0, 0, 0
@@ -90,7 +92,7 @@ func (c *call) end(err error) error {
 // cancelled ends the group because this rank does not take part in the operation any more.
 func (c *call) cancelled() error {
 	err := c.ctx.Err()
-	c.g.fail(gone(err, c.g.rank))
+	c.g.fail(frame.Gone(err, c.g.rank))
 	<-c.g.failed
 	return fmt.Errorf("collective: %s: %w", actionNames[c.desc.action], err)
 }
@@ -99,37 +101,37 @@ func (c *call) cancelled() error {
 func (c *call) lost() error { return c.g.lost() }
 
 // send starts to send one frame.
-func (c *call) send(to int, step uint32, data []byte) *outgoing {
+func (c *call) send(to int, step uint32, data []byte) *frame.Outgoing {
 	return c.sendOf(to, step, c.desc.count, data)
 }
 
 // sendOf sends a frame with a count of its own in the header.
-func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *outgoing {
+func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *frame.Outgoing {
 	if c.outUsed == len(c.outs) {
-		c.outs = append(c.outs, &outgoing{group: c.g})
+		c.outs = append(c.outs, &frame.Outgoing{From: (*inner)(c.g)})
 	}
 	o := c.outs[c.outUsed]
 	c.outUsed++
-	o.header = header{kind: dataFrame, call: c.desc, step: step, length: uint32(len(data)),
-		generation: c.g.generation, seq: c.seq, ready: c.ready}
-	o.header.call.count = count
-	o.data = data
-	o.done.Store(false)
+	o.Header = frame.Header{Kind: frame.Data, Call: c.desc.call(), Step: step, Length: uint32(len(data)),
+		Generation: c.g.generation, Seq: c.seq, Ready: c.ready}
+	o.Header.Call.Count = count
+	o.Data = data
+	o.Done.Store(false)
 	c.g.path.send(to, o)
 	return o
 }
 
 // post asks for the next frame of a rank, which must be of this step and fill buf.
-func (c *call) post(from int, step uint32, buf []byte) *incoming {
+func (c *call) post(from int, step uint32, buf []byte) *frame.Incoming {
 	if c.inUsed == len(c.ins) {
-		c.ins = append(c.ins, new(incoming))
+		c.ins = append(c.ins, new(frame.Incoming))
 	}
 	r := c.ins[c.inUsed]
 	c.inUsed++
-	r.buf, r.step = buf, step
-	r.done.Store(false)
+	r.Buf, r.Step = buf, step
+	r.Done.Store(false)
 	c.expect(from)
-	c.g.boxes[from].post(r)
+	c.g.boxes[from].Post(r)
 	return r
 }
 
@@ -142,18 +144,18 @@ func (c *call) expect(from int) {
 
 // receive posts and waits.
 func (c *call) receive(from int, step uint32, buf []byte) error {
-	return c.wait(&c.post(from, step, buf).done)
+	return c.wait(&c.post(from, step, buf).Done)
 }
 
 // peek waits for the header of the next frame of a rank, without taking the frame.
-func (c *call) peek(from int) (header, error) {
+func (c *call) peek(from int) (frame.Header, error) {
 	c.expect(from)
 	for {
-		if h, ok := c.g.boxes[from].peek(); ok {
+		if h, ok := c.g.boxes[from].Peek(); ok {
 			return h, nil
 		}
 		if err := c.pause(); err != nil {
-			return header{}, err
+			return frame.Header{}, err
 		}
 	}
 }
@@ -171,7 +173,7 @@ func (c *call) wait(done *atomic.Bool) error {
 // waitFor waits for the receives of these numbers.
 func (c *call) waitFor(first, end int) error {
 	for _, r := range c.ins[first:end] {
-		if err := c.wait(&r.done); err != nil {
+		if err := c.wait(&r.Done); err != nil {
 			return err
 		}
 	}
@@ -181,7 +183,7 @@ func (c *call) waitFor(first, end int) error {
 // flush waits for all sends.
 func (c *call) flush() error {
 	for _, o := range c.outs[:c.outUsed] {
-		if err := c.wait(&o.done); err != nil {
+		if err := c.wait(&o.Done); err != nil {
 			return err
 		}
 	}

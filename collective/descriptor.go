@@ -1,9 +1,9 @@
 package collective
 
 import (
-	"encoding/binary"
 	"fmt"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -43,13 +43,13 @@ type descriptor struct {
 // refusedCall is set in the algorithm of a call whose arguments a rank refuses.
 const refusedCall = 1 << 7
 
-// matches reports whether two ranks may call a and b together.
-func (a descriptor) matches(b descriptor) bool {
+// countsDiffer reports whether ranks may call it together with different counts.
+func (a descriptor) countsDiffer() bool {
 	switch a.action {
 	case allGatherAction, allToAllAction, broadcastBytesAction, reduceTreeAction:
-		b.count = a.count
+		return true
 	}
-	return a == b
+	return false
 }
 
 // String is the call as errors print it.
@@ -101,15 +101,17 @@ func (a descriptor) String() string {
 	return name
 }
 
-func (a descriptor) append(b []byte) []byte {
-	b = append(b, byte(a.action), byte(a.dtype), byte(a.reduce), byte(a.algorithm))
-	b = binary.NativeEndian.AppendUint32(b, uint32(a.root))
-	return binary.NativeEndian.AppendUint64(b, a.count)
+// call is the descriptor as frames have it.
+func (a descriptor) call() frame.Call {
+	return frame.Call{What: uint64(a.action) | uint64(a.dtype)<<8 | uint64(a.reduce)<<16 | uint64(a.algorithm)<<24 | uint64(uint32(a.root))<<32,
+		Count: a.count}
 }
 
-const descriptorSize = 16
-
-func parseDescriptor(b []byte) descriptor {
-	return descriptor{action(b[0]), kernel.Type(b[1]), Op(b[2]), Algorithm(b[3]),
-		int32(binary.NativeEndian.Uint32(b[4:])), binary.NativeEndian.Uint64(b[8:])}
+// called is the inverse of call.
+func called(c frame.Call) descriptor {
+	return descriptor{action: action(c.What), dtype: kernel.Type(c.What >> 8), reduce: Op(c.What >> 16), algorithm: Algorithm(c.What >> 24),
+		root: int32(c.What >> 32), count: c.Count}
 }
+
+// known reports whether there is such an operation.
+func (a descriptor) known() bool { return a.action > 0 && a.action < actions && a.dtype < kernel.Types }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
@@ -317,7 +318,7 @@ func (e *Endpoint) Kill() {
 	_ = e.closeListener() // the error of a listener that is closed does not matter
 	e.mu.Unlock()
 	if f != nil {
-		f.failOthers(nil, gone(errKilled))
+		f.failOthers(nil, frame.Gone(errKilled))
 	}
 }
 
@@ -415,15 +416,15 @@ func (e *Endpoint) awaitPeers(ctx context.Context, g *Group, path *tcpPath) {
 		case <-path.complete:
 		case <-g.failed:
 		case <-ctx.Done():
-			g.fail(gone(ctx.Err(), path.absent()...))
+			g.fail(frame.Gone(ctx.Err(), path.absent()...))
 		case <-e.closed:
-			g.fail(gone(errors.New("collective: the endpoint is closed"), g.rank))
+			g.fail(frame.Gone(errors.New("collective: the endpoint is closed"), g.rank))
 		case <-idle:
 			if now := path.lacking(); now < before {
 				before = now
 				continue
 			}
-			g.fail(gone(context.DeadlineExceeded, path.absent()...))
+			g.fail(frame.Gone(context.DeadlineExceeded, path.absent()...))
 		}
 		return
 	}

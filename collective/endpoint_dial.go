@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
@@ -55,7 +56,7 @@ func (e *Endpoint) dialOn(ctx context.Context, g *Group, path *tcpPath, peer, ch
 		e.made.Add(1)
 		path.install(peer, channel, c)
 	} else if ctx.Err() == nil {
-		g.fail(gone(err, peer))
+		g.fail(frame.Gone(err, peer))
 	}
 	return err == nil
 }

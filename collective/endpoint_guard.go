@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/routes"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/netif"
@@ -139,20 +140,20 @@ func (l *link) noteEnded() (data []int) {
 // group at once.
 func (l *link) tellCut() {
 	for _, index := range l.noteEnded() {
-		l.tell((&header{kind: cutFrame, generation: l.path.g.generation, seq: uint64(index)}).append(nil))
+		l.tell((&frame.Header{Kind: frame.Cut, Generation: l.path.g.generation, Seq: uint64(index)}).Append(nil))
 	}
 }
 
 // wasCut is called when the peer, which lives, says that a connection of the data channel has
 // ended.
-func (l *link) wasCut(h *header) {
+func (l *link) wasCut(h *frame.Header) {
 	l.sockets(func(i int, c *conn, _ func() (tcpState, bool)) {
-		if i >= 0 && uint64(i) == h.seq {
+		if i >= 0 && uint64(i) == h.Seq {
 			l.path.broke(l.rank, c)
 		}
 	})
-	if h.step != noticeFollows && !l.path.g.closing.Load() {
-		l.path.g.fail(gone(errEnded, l.rank))
+	if h.Step != frame.NoticeFollows && !l.path.g.closing.Load() {
+		l.path.g.fail(frame.Gone(errEnded, l.rank))
 	}
 }
 
@@ -178,7 +179,7 @@ func (e *Endpoint) survived(p *Peers) (some bool) {
 			e.breakRoute(f, l.rank, l.addr)
 		}
 	}
-	return some || failure != nil && slices.ContainsFunc(failure.dead, lives)
+	return some || failure != nil && slices.ContainsFunc(failure.Dead, lives)
 }
 
 // brokeRoute notes that the route of a connection has broken.
@@ -206,11 +207,11 @@ func (e *Endpoint) cut(g *Group, l *link, index int, c *conn, spare routes.Route
 	if l.leads(remoteOf(c)) {
 		e.tellElsewhere(f, rank, spare, c)
 	} else if index >= 0 {
-		l.tell((&header{kind: cutFrame, generation: g.generation, seq: uint64(index), step: noticeFollows}).append(nil))
+		l.tell((&frame.Header{Kind: frame.Cut, Generation: g.generation, Seq: uint64(index), Step: frame.NoticeFollows}).Append(nil))
 	}
 	e.cfg.Log.Warnf("collective: %s: the connection from %v to rank %d at %v is given up; the next world uses %v",
 		why, localOf(c), rank, remoteOf(c), spare)
-	g.fail(gone(fmt.Errorf("%w: %s", errCut, why), l.rank))
+	g.fail(frame.Gone(fmt.Errorf("%w: %s", errCut, why), l.rank))
 }
 
 // leads reports whether the control channel leads to an address.
@@ -257,7 +258,7 @@ func (e *Endpoint) toldCut(f *family, from, index int) {
 	}
 	for _, g := range f.groups() {
 		if g.lane == 0 && !g.closing.Load() {
-			g.fail(gone(errCut, from))
+			g.fail(frame.Gone(errCut, from))
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/routes"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/netif"
@@ -474,13 +475,13 @@ func (e *Endpoint) serveProbe(f *family, from int, c *conn) error {
 			e.toldCut(f, from, int(number))
 			_, err = c.Write(request[:])
 		default:
-			err = errFrame
+			err = frame.Err
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return errFrame
+	return frame.Err
 }
 
 // tellRoutes answers a rank of this host that asks for the routes to the host of a rank.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 var (
@@ -17,6 +19,15 @@ var (
 
 	errNoGroup = errors.New("collective: no group")
 )
+
+// errorOf is a notice as the operations of the group return it.
+func errorOf(n *frame.Notice, generation uint64) error {
+	if n.Mismatch {
+		return &MismatchError{Generation: generation, Tensor: n.Tensor, Ranks: n.Ranks,
+			Calls: [2]string{called(n.Calls[0]).String(), called(n.Calls[1]).String()}}
+	}
+	return &AbortedError{Generation: generation, Dead: n.Dead, Cause: n.Cause}
+}
 
 // AbortedError says that a group ended because ranks are gone. Every operation of the group returns
 // the same one; it must not be changed.

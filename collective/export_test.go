@@ -8,13 +8,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 // Sever cuts all connections of a group's family as the death of its process does: nothing more is
 // sent.
 func Sever(g *Group) {
 	g.family.mu.Lock()
-	n := g.outward(gone(errSevered, g.rank))
+	n := g.outward(frame.Gone(errSevered, g.rank))
 	g.family.failure = &n
 	all := slices.Collect(maps.Values(g.family.lanes))
 	g.family.mu.Unlock()
@@ -31,8 +33,8 @@ func sever(g *Group) {
 		g.mu.Unlock()
 		return
 	}
-	n := gone(errSevered, g.rank)
-	g.failure, g.notice = n.error(g.generation), g.outward(n)
+	n := frame.Gone(errSevered, g.rank)
+	g.failure, g.notice = errorOf(&n, g.generation), g.outward(n)
 	g.mu.Unlock()
 	if g.path != nil {
 		g.path.release()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/netif"
 )
@@ -69,8 +70,8 @@ type family struct {
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
-	failure *notice  // the first one
-	told    []string // backends
+	failure *frame.Notice // the first one
+	told    []string      // backends
 	lost    []lostConn
 
 	waits  waits
@@ -140,7 +141,7 @@ func (f *family) remove(g *Group) {
 }
 
 // failOthers fails the other groups of the family.
-func (f *family) failOthers(from *Group, n notice) {
+func (f *family) failOthers(from *Group, n frame.Notice) {
 	f.mu.Lock()
 	if f.failure == nil {
 		f.failure = &n
@@ -172,58 +173,58 @@ func (f *family) demand(lane uint64) error {
 		return nil
 	}
 	if _, err := of.engine(); err == ErrClosed {
-		return errLeft
+		return frame.ErrLeft
 	}
 	return nil
 }
 
 // outward is a notice with ranks as the group of all ranks numbers them.
-func (g *Group) outward(n notice) notice {
+func (g *Group) outward(n frame.Notice) frame.Notice {
 	if g.members == nil {
 		return n
 	}
-	if n.mismatch {
-		a, b := g.members[n.ranks[0]], g.members[n.ranks[1]]
-		m := mismatched(a, n.calls[0], b, n.calls[1])
-		m.tensor = n.tensor
+	if n.Mismatch {
+		a, b := g.members[n.Ranks[0]], g.members[n.Ranks[1]]
+		m := frame.Mismatched(a, n.Calls[0], b, n.Calls[1])
+		m.Tensor = n.Tensor
 		return m
 	}
-	dead := make([]int, len(n.dead))
-	for i, r := range n.dead {
+	dead := make([]int, len(n.Dead))
+	for i, r := range n.Dead {
 		dead[i] = g.members[r]
 	}
 	slices.Sort(dead)
-	return gone(n.cause, dead...)
+	return frame.Gone(n.Cause, dead...)
 }
 
 // inward is the inverse of outward. Ranks outside this group have no number in it.
-func (g *Group) inward(n notice) notice {
+func (g *Group) inward(n frame.Notice) frame.Notice {
 	if g.members == nil {
 		return n
 	}
-	if n.mismatch {
-		a, b := slices.Index(g.members, n.ranks[0]), slices.Index(g.members, n.ranks[1])
+	if n.Mismatch {
+		a, b := slices.Index(g.members, n.Ranks[0]), slices.Index(g.members, n.Ranks[1])
 		if a >= 0 && b >= 0 {
-			m := mismatched(a, n.calls[0], b, n.calls[1])
-			m.tensor = n.tensor
+			m := frame.Mismatched(a, n.Calls[0], b, n.Calls[1])
+			m.Tensor = n.Tensor
 			return m
 		}
-		return gone(fmt.Errorf("outside this group: %w", n.error(g.generation)))
+		return frame.Gone(fmt.Errorf("outside this group: %w", errorOf(&n, g.generation)))
 	}
 	var dead []int
-	for _, r := range n.dead {
+	for _, r := range n.Dead {
 		if i := slices.Index(g.members, r); i >= 0 {
 			dead = append(dead, i)
 		}
 	}
 	slices.Sort(dead)
 	if len(dead) == 0 {
-		if n.cause == nil {
-			return gone(errOutside)
+		if n.Cause == nil {
+			return frame.Gone(errOutside)
 		}
-		return gone(fmt.Errorf("%w: %w", errOutside, n.cause))
+		return frame.Gone(fmt.Errorf("%w: %w", errOutside, n.Cause))
 	}
-	return gone(n.cause, dead...)
+	return frame.Gone(n.Cause, dead...)
 }
 
 var errOutside = errors.New("a rank outside this group is gone")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
@@ -50,7 +50,7 @@ type membership struct {
 type connections struct {
 	path   transport            // nil for a group of one
 	tcp    *tcpPath             // path, where operations may drive it themselves
-	boxes  []inbox              // by rank; the own one is unused
+	boxes  []frame.Inbox        // by rank; the own one is unused
 	host   atomic.Pointer[host] // the ranks that share memory with this one; nil: none
 	levels *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
 	adasum *adasumTree          // nil where ranks of a host share no memory
@@ -68,7 +68,7 @@ type activity struct {
 // outcome is why a group has failed.
 type outcome struct {
 	failure error
-	notice  notice // as failAs has received it
+	notice  frame.Notice // as failAs has received it
 }
 
 // subgroups are the groups that were made from one.
@@ -91,14 +91,11 @@ type background struct {
 
 func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
 	g := &Group{
-		membership:  membership{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f},
-		connections: connections{boxes: make([]inbox, size)},
-		activity:    activity{wake: make(chan struct{}, 1), failed: make(chan struct{})},
-		background:  background{changed: make(chan struct{}, 1)},
+		membership: membership{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f},
+		activity:   activity{wake: make(chan struct{}, 1), failed: make(chan struct{})},
+		background: background{changed: make(chan struct{}, 1)},
 	}
-	for i := range g.boxes {
-		g.boxes[i] = inbox{g: g, from: i, last: math.MaxUint64, ready: make(chan struct{}, 1)}
-	}
+	g.boxes = frame.Inboxes((*inner)(g), f.generation, rank, size)
 	g.call.g = g
 	return g
 }
@@ -176,7 +173,7 @@ func (g *Group) Close() error {
 			g.path.leave()
 		}
 	} else {
-		g.fail(gone(ErrClosed, g.rank))
+		g.fail(frame.Gone(ErrClosed, g.rank))
 	}
 	g.releaseAll()
 	g.family.remove(g)
@@ -192,10 +189,10 @@ func (g *Group) Abort(cause error) {
 	if g == nil {
 		return
 	}
-	n := gone(cause, g.rank)
+	n := frame.Gone(cause, g.rank)
 	var a *AbortedError
 	if errors.As(cause, &a) && len(a.Dead) > 0 {
-		n.dead = a.Dead
+		n.Dead = a.Dead
 	}
 	g.fail(n)
 	<-g.failed
@@ -215,19 +212,19 @@ func (g *Group) releaseAll() {
 
 // fail ends the group and all other groups of the generation, and tells every rank why. The first
 // reason stays. The notice names ranks as the group numbers them.
-func (g *Group) fail(n notice) { g.failAs(g.outward(n)) }
+func (g *Group) fail(n frame.Notice) { g.failAs(g.outward(n)) }
 
 // failAs is fail with a notice that names ranks as the group of all ranks numbers them, as all do
 // that go to others: a rank that is not in this group may be in other groups of the ranks that
 // receive it.
-func (g *Group) failAs(n notice) {
+func (g *Group) failAs(n frame.Notice) {
 	inside := g.inward(n)
 	g.mu.Lock()
 	if g.failure != nil {
 		g.mu.Unlock()
 		return
 	}
-	g.failure, g.notice = inside.error(g.generation), n
+	g.failure, g.notice = errorOf(&inside, g.generation), n
 	g.mu.Unlock()
 	if h := g.host.Load(); h != nil {
 		h.member.Abort()
@@ -264,6 +261,14 @@ func (g *Group) err() error {
 	defer g.mu.Unlock()
 	return g.failure
 }
+
+// inner is a group as its inboxes see it.
+type inner Group
+
+func (g *inner) Fail(n frame.Notice)     { (*Group)(g).fail(n) }
+func (g *inner) Poke()                   { (*Group)(g).poke() }
+func (g *inner) Departed()               { (*Group)(g).departed() }
+func (g *inner) Knows(c frame.Call) bool { return called(c).known() }
 
 // poke wakes the operation under way, which looks at its requests again.
 func (g *Group) poke() {

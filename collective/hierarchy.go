@@ -189,10 +189,10 @@ func (c *call) meanwhile() (moved bool, within time.Duration) {
 	if c.late.cycle != 0 {
 		within = c.nudgeIfLate(time.Now())
 	}
-	for c.outDone < c.outUsed && c.outs[c.outDone].done.Load() {
+	for c.outDone < c.outUsed && c.outs[c.outDone].Done.Load() {
 		c.outDone++
 	}
-	for c.inDone < c.inUsed && c.ins[c.inDone].done.Load() {
+	for c.inDone < c.inUsed && c.ins[c.inDone].Done.Load() {
 		c.inDone++
 	}
 	if c.outDone == c.outUsed && c.inDone == c.inUsed {

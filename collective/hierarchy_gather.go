@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
@@ -119,7 +120,7 @@ func (c *call) passOn(all []crossing, children []int) error {
 	for i := range all {
 		x := &all[i]
 		for s := range c.segments(len(x.data)) {
-			if err := c.wait(&c.ins[x.received+s].done); err != nil {
+			if err := c.wait(&c.ins[x.received+s].Done); err != nil {
 				return err
 			}
 			for _, child := range children {
@@ -179,7 +180,7 @@ func (c *call) broadcastLength(n int) (int, error) {
 		return 0, err
 	}
 	if length[0] > math.MaxInt {
-		c.g.fail(gone(errTooLarge, int(c.desc.root)))
+		c.g.fail(frame.Gone(errTooLarge, int(c.desc.root)))
 		return 0, c.lost()
 	}
 	return int(length[0]), nil

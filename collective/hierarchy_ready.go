@@ -70,10 +70,10 @@ func (c *call) hear(all []crossing) (ready bool, err error) {
 	ready = c.ready
 	for i := range all {
 		for _, r := range c.ins[all[i].received:][:all[i].size-1] {
-			if err := c.wait(&r.done); err != nil {
+			if err := c.wait(&r.Done); err != nil {
 				return false, err
 			}
-			ready = ready && r.ready
+			ready = ready && r.Ready
 		}
 	}
 	return ready, nil

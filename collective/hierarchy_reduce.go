@@ -186,7 +186,7 @@ func (c *call) exchangeResults(all []crossing) error {
 	}
 	for i := range all { // the results come into memory that has been sent
 		for _, o := range c.outs[all[i].sent:all[i].sentEnd] {
-			if err := c.wait(&o.done); err != nil {
+			if err := c.wait(&o.Done); err != nil {
 				return err
 			}
 		}

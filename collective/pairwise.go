@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -21,7 +22,7 @@ type block struct {
 	got   func(i int, part []byte)
 
 	total  int
-	posted []*incoming
+	posted []*frame.Incoming
 }
 
 var errTooLarge = errors.New("sent a length that does not fit memory")
@@ -32,15 +33,15 @@ func (b *block) open() error {
 	if err != nil {
 		return err
 	}
-	if h.seq != b.seq { // it belongs to an operation that this rank has not called yet
-		b.g.fail(gone(errInvalid, b.from))
+	if h.Seq != b.seq { // it belongs to an operation that this rank has not called yet
+		b.g.fail(frame.Gone(frame.ErrInvalid, b.from))
 		return b.lost()
 	}
-	if h.call.count > uint64(math.MaxInt/b.size) {
-		b.g.fail(gone(errTooLarge, b.from))
+	if h.Call.Count > uint64(math.MaxInt/b.size) {
+		b.g.fail(frame.Gone(errTooLarge, b.from))
 		return b.lost()
 	}
-	b.count = h.call.count
+	b.count = h.Call.Count
 	b.total = int(b.count) * b.size
 	b.data = make([]byte, min(b.total, firstMemory))
 	for i := range b.frames(len(b.data)) {
@@ -60,7 +61,7 @@ func (b *block) finish() error {
 				b.posted = append(b.posted, b.post(b.from, b.step+uint32(j), b.cut(b.data, j)))
 			}
 		}
-		if err := b.wait(&b.posted[i].done); err != nil {
+		if err := b.wait(&b.posted[i].Done); err != nil {
 			return err
 		}
 		if b.got != nil {
@@ -151,7 +152,7 @@ func (c *call) combineFrom(t team, own, result []byte, first int, done func(part
 			}
 		}
 		for d := 0; first != unsent && d < t.size-1; d++ {
-			if err := c.wait(&c.outs[first+d*total+i].done); err != nil {
+			if err := c.wait(&c.outs[first+d*total+i].Done); err != nil {
 				return err
 			}
 		}
@@ -167,7 +168,7 @@ func (c *call) combineFrom(t team, own, result []byte, first int, done func(part
 
 // combineAll combines one segment of all ranks, in their order. Until own has been used, which
 // result may be, results go to the first rank's slot.
-func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error {
+func (c *call) combineAll(t team, result, own []byte, posted []*frame.Incoming) error {
 	if c.desc.means() && t.size > 1 {
 		return c.meanOfAll(t, result, own, posted)
 	}
@@ -176,10 +177,10 @@ func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error 
 	for from := range t.size {
 		one := own
 		if from != t.me {
-			if err := c.wait(&posted[from].done); err != nil {
+			if err := c.wait(&posted[from].Done); err != nil {
 				return err
 			}
-			one = posted[from].buf
+			one = posted[from].Buf
 		}
 		switch {
 		case from == 0:
@@ -199,15 +200,15 @@ func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error 
 }
 
 // meanOfAll is combineAll of a mean.
-func (c *call) meanOfAll(t team, result, own []byte, posted []*incoming) error {
+func (c *call) meanOfAll(t team, result, own []byte, posted []*frame.Incoming) error {
 	c.operands = slices.Grow(c.operands[:0], t.size)[:t.size]
 	for from := range t.size {
 		c.operands[from] = own
 		if from != t.me {
-			if err := c.wait(&posted[from].done); err != nil {
+			if err := c.wait(&posted[from].Done); err != nil {
 				return err
 			}
-			c.operands[from] = posted[from].buf
+			c.operands[from] = posted[from].Buf
 		}
 	}
 	kernel.Mean(c.desc.dtype, result, c.operands, t.weights, t.divide)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -70,7 +71,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 			err = c.foldPairs(p, parts, result, t.Size())
 		}
 		if bad := (*shareError)(nil); errors.As(err, &bad) {
-			g.fail(gone(err, bad.rank))
+			g.fail(frame.Gone(err, bad.rank))
 			return c.lost()
 		}
 		return err

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -120,7 +121,7 @@ func (g *Group) share(ctx context.Context) error {
 			h.member.Abort()
 		}
 		for _, r := range h.ranks {
-			if g.boxes[r].hasEnded() {
+			if g.boxes[r].HasEnded() {
 				h.left(r)
 			}
 		}
@@ -196,7 +197,7 @@ func (h *host) meet(c *call) (err error) {
 }
 
 // lost is called by the tripwire when a member has died.
-func (h *host) lost(member int) { h.g.fail(gone(errDied, h.ranks[member])) }
+func (h *host) lost(member int) { h.g.fail(frame.Gone(errDied, h.ranks[member])) }
 
 // left notes that a rank has left the group: it calls no more operations.
 func (h *host) left(rank int) {
@@ -403,13 +404,8 @@ func (d descriptor) shared() shm.Desc {
 	case allGatherAction, allToAllAction, broadcastBytesAction:
 		d.count = 0 // lengths may differ
 	}
-	return shm.Desc{uint64(d.action) | uint64(d.dtype)<<8 | uint64(d.reduce)<<16 | uint64(d.algorithm)<<24 |
-		uint64(uint32(d.root))<<32, d.count}
-}
-
-func parseShared(d shm.Desc) descriptor {
-	return descriptor{action: action(d[0]), dtype: kernel.Type(d[0] >> 8), reduce: Op(d[0] >> 16), algorithm: Algorithm(d[0] >> 24),
-		root: int32(d[0] >> 32), count: d[1]}
+	call := d.call()
+	return shm.Desc{call.What, call.Count}
 }
 
 // outcome turns an error of an operation in shared memory into one of the group, which it ends.
@@ -418,9 +414,10 @@ func (h *host) outcome(ctx context.Context, d descriptor, err error) error {
 	var left *shm.LeftError
 	switch {
 	case errors.As(err, &mismatch):
-		h.g.fail(mismatched(h.g.rank, d, h.ranks[mismatch.Member], parseShared(mismatch.Desc)))
+		other := frame.Call{What: mismatch.Desc[0], Count: mismatch.Desc[1]}
+		h.g.fail(frame.Mismatched(h.g.rank, d.call(), h.ranks[mismatch.Member], other))
 	case errors.As(err, &left):
-		h.g.fail(gone(errLeft, h.ranks[left.Member]))
+		h.g.fail(frame.Gone(frame.ErrLeft, h.ranks[left.Member]))
 	case errors.Is(err, shm.ErrAborted):
 		if i, is := h.member.Dead(); is {
 			h.lost(i)
@@ -432,14 +429,14 @@ func (h *host) outcome(ctx context.Context, d descriptor, err error) error {
 		select {
 		case <-h.g.failed:
 		case <-timer.C:
-			h.g.fail(gone(errStopped))
+			h.g.fail(frame.Gone(errStopped))
 		}
 	case ctx.Err() != nil:
-		h.g.fail(gone(ctx.Err(), h.g.rank))
+		h.g.fail(frame.Gone(ctx.Err(), h.g.rank))
 		<-h.g.failed
 		return fmt.Errorf("collective: %s: %w", actionNames[d.action], ctx.Err())
 	default:
-		h.g.fail(gone(err, h.g.rank))
+		h.g.fail(frame.Gone(err, h.g.rank))
 	}
 	return h.g.lost()
 }

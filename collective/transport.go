@@ -1,13 +1,15 @@
 package collective
 
+import "github.com/hvdrun/hvdrun/collective/internal/frame"
+
 // transport moves frames from one rank of a group to the others, and delivers theirs to the group's
 // inboxes. Frames to one rank arrive in the order of their sends. It detects the loss of a peer
 // itself and calls fail.
 type transport interface {
 	// send starts to move a frame to another rank. It does not block.
-	send(to int, o *outgoing)
+	send(to int, o *frame.Outgoing)
 	// flood tells every other rank why the group has ended. It blocks briefly at most.
-	flood(n *notice)
+	flood(n *frame.Notice)
 	// release ends all movement at once; it may be called more than once.
 	release()
 	// quiesce blocks, after release, until nothing touches a buffer of a request any more.

@@ -3,6 +3,8 @@ package collective
 import (
 	"context"
 	"sync"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 // Local returns the n connected groups of one process, by rank, generation 0; use each from its own
@@ -87,9 +89,9 @@ type localPath struct {
 	rank  int
 }
 
-func (p *localPath) send(to int, o *outgoing) { p.world[to].boxes[p.rank].deliver(o) }
+func (p *localPath) send(to int, o *frame.Outgoing) { p.world[to].boxes[p.rank].Deliver(o) }
 
-func (p *localPath) flood(n *notice) {
+func (p *localPath) flood(n *frame.Notice) {
 	for i, g := range p.world {
 		if i != p.rank {
 			g.failAs(*n)
@@ -107,8 +109,8 @@ func (p *localPath) quiesce() {
 	}
 	for i, g := range p.world {
 		if i != p.rank {
-			p.world[p.rank].boxes[i].close()
-			g.boxes[p.rank].close()
+			p.world[p.rank].boxes[i].Close()
+			g.boxes[p.rank].Close()
 		}
 	}
 }
@@ -118,7 +120,7 @@ func (p *localPath) nudge(to int, cycle uint64) { p.world[to].nudged(cycle) }
 func (p *localPath) leave() {
 	for i, g := range p.world {
 		if i != p.rank {
-			g.boxes[p.rank].end(p.world[p.rank].finished.Load())
+			g.boxes[p.rank].End(p.world[p.rank].finished.Load())
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 // Two connections join a pair of ranks: all pairs of few ranks, of many those that
@@ -314,7 +316,7 @@ func (p *tcpPath) install(peer, name int, c *conn) {
 		}
 	} else if channel == dataChannel {
 		l.data = c
-		l.wire.in = &frameReader{r: c}
+		l.wire.in = frame.NewReader(c)
 		p.running.Add(1)
 		go func() { defer p.running.Done(); l.listen() }()
 	} else {
@@ -365,7 +367,7 @@ func (g *Group) tellFailure(c *conn) {
 	g.mu.Unlock()
 	if failed && !g.family.killed.Load() {
 		c.SetWriteDeadline(time.Now().Add(noticeBound))
-		c.Write(n.frame(g.generation)) // if this fails, the end of the connection tells it
+		c.Write(n.Frame(g.generation)) // if this fails, the end of the connection tells it
 	}
 	c.raw.Close()
 }
@@ -390,7 +392,7 @@ func (p *tcpPath) absent() []int {
 	return ranks
 }
 
-func (p *tcpPath) send(to int, o *outgoing) {
+func (p *tcpPath) send(to int, o *frame.Outgoing) {
 	p.want(to)
 	if p.driven {
 		p.links[to].carry(o)
@@ -399,11 +401,11 @@ func (p *tcpPath) send(to int, o *outgoing) {
 	}
 }
 
-func (p *tcpPath) flood(n *notice) {
+func (p *tcpPath) flood(n *frame.Notice) {
 	p.mu.Lock()
 	p.ended = true
 	p.mu.Unlock()
-	frame := n.frame(p.g.generation)
+	frame := n.Frame(p.g.generation)
 	for _, l := range p.links {
 		if l != nil {
 			l.tell(frame)
@@ -412,8 +414,8 @@ func (p *tcpPath) flood(n *notice) {
 }
 
 func (p *tcpPath) nudge(to int, cycle uint64) {
-	h := header{kind: nudgeFrame, generation: p.g.generation, seq: cycle}
-	p.links[to].tell(h.append(make([]byte, 0, headerSize)))
+	h := frame.Header{Kind: frame.Nudge, Generation: p.g.generation, Seq: cycle}
+	p.links[to].tell(h.Append(make([]byte, 0, frame.HeaderSize)))
 }
 
 // tell writes a frame to the control channel. Its reader notices errors too. While there is no
@@ -471,7 +473,7 @@ func (p *tcpPath) release() {
 func (p *tcpPath) quiesce() { p.running.Wait() }
 
 func (p *tcpPath) leave() {
-	goodbye := (&header{kind: goodbyeFrame, generation: p.g.generation, seq: p.g.finished.Load()}).append(nil)
+	goodbye := (&frame.Header{Kind: frame.Goodbye, Generation: p.g.generation, Seq: p.g.finished.Load()}).Append(nil)
 	connected := p.connected()
 	for _, l := range connected {
 		l.tell(goodbye)
@@ -506,18 +508,18 @@ func (p *tcpPath) concluded() {
 // peer was part, and so has read all that it sent.
 func (l *link) acknowledge() {
 	l.mu.Lock()
-	owed := l.owed && l.path.g.boxes[l.rank].done(l.path.g.finished.Load())
+	owed := l.owed && l.path.g.boxes[l.rank].Done(l.path.g.finished.Load())
 	l.owed = l.owed && !owed
 	l.mu.Unlock()
 	if owed {
-		l.tell((&header{kind: ackFrame, generation: l.path.g.generation}).append(nil))
+		l.tell((&frame.Header{Kind: frame.Ack, Generation: l.path.g.generation}).Append(nil))
 	}
 }
 
 // lost ends the group because the peer is gone, as far as this rank knows.
 func (l *link) lost(err error) {
 	l.noteEnded()
-	l.path.g.fail(gone(err, l.rank))
+	l.path.g.fail(frame.Gone(err, l.rank))
 }
 
 func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
@@ -529,15 +531,15 @@ func (l *link) listen() {
 	defer close(l.listenEnded)
 	f := l.wire.in
 	for {
-		if need := f.missing(); need > 0 {
-			n, err := l.data.Read(f.buf[f.hi:])
-			f.hi += n
+		if f.Missing() > 0 {
+			n, err := l.data.Read(f.Room())
+			f.Filled(n)
 			switch {
 			case n > 0 || err == nil:
 			case errors.Is(err, os.ErrDeadlineExceeded):
 				return
 			default:
-				if err == io.EOF && f.hi > 0 {
+				if err == io.EOF && len(f.Held()) > 0 {
 					err = io.ErrUnexpectedEOF
 				}
 				l.broken(err)
@@ -545,14 +547,13 @@ func (l *link) listen() {
 			}
 			continue
 		}
-		h, err := parseHeader(f.buf[f.lo:])
-		if err == nil && h.kind == dataFrame {
+		h, err := f.Peek()
+		if err == nil && h.Kind == frame.Data {
 			return
 		}
-		f.lo += headerSize
-		if err == nil {
-			err = errFrame
-			if h.kind == abortFrame || h.kind == mismatchFrame {
+		if h, err = f.Header(); err == nil {
+			err = frame.Err
+			if h.Kind.IsNotice() {
 				err = l.notice(f, &h)
 			}
 		}
@@ -581,17 +582,17 @@ func (l *link) begin() bool {
 }
 
 // notice reads a notice and ends the group with it.
-func (l *link) notice(f *frameReader, h *header) error {
-	p := make([]byte, h.length)
-	if err := f.payload(p); err != nil {
+func (l *link) notice(f *frame.Reader, h *frame.Header) error {
+	p := make([]byte, h.Length)
+	if err := f.Payload(p); err != nil {
 		return err
 	}
-	n, err := parseNotice(h.kind, p, l.path.g.family.size)
+	n, err := frame.ParseNotice(h.Kind, p, l.path.g.family.size)
 	if err != nil {
 		return err
 	}
 	l.path.g.failAs(n)
-	return errShut
+	return frame.ErrShut
 }
 
 // ended is called when nothing more comes over the data channel. That is expected after a goodbye.
@@ -645,9 +646,9 @@ func (l *link) awaitVerdict(err error) {
 
 // readControl reads what the peer says about the group, until the channel ends.
 func (l *link) readControl() {
-	f := &frameReader{r: l.control}
+	f := frame.NewReader(l.control)
 	for {
-		h, err := f.next()
+		h, err := f.Next()
 		if err == nil {
 			err = l.heard(f, &h)
 		}
@@ -659,31 +660,31 @@ func (l *link) readControl() {
 	}
 }
 
-func (l *link) heard(f *frameReader, h *header) error {
-	if h.generation != l.path.g.generation {
-		return errFrame
+func (l *link) heard(f *frame.Reader, h *frame.Header) error {
+	if h.Generation != l.path.g.generation {
+		return frame.Err
 	}
-	switch h.kind {
-	case abortFrame, mismatchFrame:
+	switch h.Kind {
+	case frame.Abort, frame.Mismatch:
 		return l.notice(f, h)
-	case ackFrame:
+	case frame.Ack:
 		l.acknowledged()
-	case nudgeFrame:
-		l.path.g.nudged(h.seq)
-	case cutFrame:
+	case frame.Nudge:
+		l.path.g.nudged(h.Seq)
+	case frame.Cut:
 		l.wasCut(h)
-	case goodbyeFrame:
+	case frame.Goodbye:
 		l.mu.Lock()
 		l.goodbye, l.owed = true, true
 		l.mu.Unlock()
 		l.path.left.Add(1)
-		l.path.g.boxes[l.rank].end(h.seq)
+		l.path.g.boxes[l.rank].End(h.Seq)
 		if host := l.path.g.host.Load(); host != nil {
 			host.left(l.rank)
 		}
 		l.acknowledge()
 	default:
-		return errFrame
+		return frame.Err
 	}
 	return nil
 }
@@ -706,8 +707,8 @@ func (l *link) judge(err error) {
 	}
 	l.mu.Unlock()
 	switch {
-	case goodbye || errors.Is(err, errShut) || l.path.over():
-	case unsaid && !errors.Is(err, errFrame):
+	case goodbye || errors.Is(err, frame.ErrShut) || l.path.over():
+	case unsaid && !errors.Is(err, frame.Err):
 	case errors.Is(err, os.ErrDeadlineExceeded) && data != nil:
 		l.lost(data)
 	case errors.Is(err, io.EOF):

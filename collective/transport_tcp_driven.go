@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 // The data channels of a group that is not encrypted belong to the operation under way: its own
@@ -30,35 +32,35 @@ const (
 // header, in the order of the frames.
 type dataConn struct {
 	fd    int // −1 while there is none: under TLS, before the group is complete and after its end
-	queue fifo[*outgoing]
+	queue frame.FIFO[*frame.Outgoing]
 	sent  int // bytes of the first in the queue, with its header, that the kernel has taken
 }
 
 // extraConn is a connection beside the first.
 type extraConn struct {
 	dataConn
-	due  fifo[*incoming] // whose shares come next
-	into []byte          // where the rest of the first one's goes; empty: it has not begun
+	due  frame.FIFO[*frame.Incoming] // whose shares come next
+	into []byte                      // where the rest of the first one's goes; empty: it has not begun
 }
 
 // wire is one data channel as operations drive it. It belongs to the operation under way.
 type wire struct {
 	dataConn
 	more      []extraConn
-	shareFrom int             // least bytes of a frame that the connections share; MaxConnections at least
-	unsent    fifo[*outgoing] // of a far link that is not driven yet: how many connections share them is not known
+	shareFrom int                         // least bytes of a frame that the connections share; MaxConnections at least
+	unsent    frame.FIFO[*frame.Outgoing] // of a far link that is not driven yet: how many connections share them is not known
 
-	head       [headerSize]byte // of the first in the queue
+	head       [frame.HeaderSize]byte // of the first in the queue
 	both       [2][]byte
 	writeEnded bool // frames are dropped: the group ends, or the peer needs them no more
 
-	in        *frameReader
-	pending   early     // a frame that is not requested yet
-	waiting   bool      // there is one
-	target    *incoming // whose frame is under way
-	into      []byte    // where the rest of it goes
-	filling   bool      // there is one
-	readEnded bool      // nothing more comes
+	in        *frame.Reader
+	pending   frame.Early     // a frame that is not requested yet
+	waiting   bool            // there is one
+	target    *frame.Incoming // whose frame is under way
+	into      []byte          // where the rest of it goes
+	filling   bool            // there is one
+	readEnded bool            // nothing more comes
 }
 
 // shares is how many connections have a part of a frame.
@@ -82,9 +84,9 @@ func cutShare(frame []byte, i, all int) []byte {
 
 // sending reports whether the kernel has yet to take something.
 func (w *wire) sending() bool {
-	waits := w.queue.len() > 0
+	waits := w.queue.Len() > 0
 	for i := range w.more {
-		waits = waits || w.more[i].queue.len() > 0
+		waits = waits || w.more[i].queue.Len() > 0
 	}
 	return waits
 }
@@ -115,7 +117,7 @@ func (p *tcpPath) takeOver() {
 	err := p.takeOverLocked()
 	p.mu.Unlock()
 	if err != nil {
-		p.g.fail(gone(fmt.Errorf("collective: %w", err), p.g.rank))
+		p.g.fail(frame.Gone(fmt.Errorf("collective: %w", err), p.g.rank))
 	}
 }
 
@@ -305,17 +307,17 @@ func (l *link) judgeSilence(err error) {
 		p.mu.Unlock()
 		return
 	}
-	said := append([]byte(nil), l.wire.in.buf[l.wire.in.lo:l.wire.in.hi]...)
-	var more [headerSize + maxNotice]byte
+	said := append([]byte(nil), l.wire.in.Held()...)
+	var more [frame.HeaderSize + frame.MaxNotice]byte
 	if n, _, err := unix.Recvfrom(l.wire.fd, more[:], unix.MSG_PEEK|unix.MSG_DONTWAIT); err == nil {
 		said = append(said, more[:n]...)
 	}
 	p.mu.Unlock()
-	if len(said) >= headerSize {
-		h, wrong := parseHeader(said)
-		rest := said[headerSize:]
-		if wrong == nil && (h.kind == abortFrame || h.kind == mismatchFrame) && int(h.length) <= len(rest) {
-			if n, wrong := parseNotice(h.kind, rest[:h.length], p.g.family.size); wrong == nil {
+	if len(said) >= frame.HeaderSize {
+		h, wrong := frame.ParseHeader(said)
+		rest := said[frame.HeaderSize:]
+		if wrong == nil && (h.Kind.IsNotice()) && int(h.Length) <= len(rest) {
+			if n, wrong := frame.ParseNotice(h.Kind, rest[:h.Length], p.g.family.size); wrong == nil {
 				p.g.failAs(n)
 				return
 			}
@@ -334,7 +336,7 @@ func (p *tcpPath) advance(all bool) bool {
 		if l.wire.sending() && l.push() {
 			moved = true
 		}
-		if !l.wire.readEnded && (all || l.wire.filling || p.g.boxes[l.rank].expectsFrame()) && l.pull() {
+		if !l.wire.readEnded && (all || l.wire.filling || p.g.boxes[l.rank].ExpectsFrame()) && l.pull() {
 			moved = true
 		}
 		for i := range l.wire.more {
@@ -354,7 +356,7 @@ func (p *tcpPath) sleep(c *call, within time.Duration) {
 			continue
 		}
 		w, events := &l.wire, int16(0)
-		if w.queue.len() > 0 {
+		if w.queue.Len() > 0 {
 			events = unix.POLLOUT
 		}
 		if !w.readEnded && !w.waiting {
@@ -363,10 +365,10 @@ func (p *tcpPath) sleep(c *call, within time.Duration) {
 		p.watch(w.fd, events)
 		for i := range w.more {
 			f, events := &w.more[i], int16(0)
-			if f.queue.len() > 0 {
+			if f.queue.Len() > 0 {
 				events = unix.POLLOUT
 			}
-			if !w.readEnded && f.due.len() > 0 {
+			if !w.readEnded && f.due.Len() > 0 {
 				events |= unix.POLLIN
 			}
 			p.watch(f.fd, events)
@@ -403,22 +405,22 @@ func (p *tcpPath) watch(fd int, events int16) {
 }
 
 // carry takes a frame of the operation under way and writes at once what the kernel takes of it.
-func (l *link) carry(o *outgoing) {
+func (l *link) carry(o *frame.Outgoing) {
 	w := &l.wire
 	switch {
 	case w.writeEnded || w.fd < 0 && l.near:
-		o.done.Store(true) // the end of the group is told otherwise
+		o.Done.Store(true) // the end of the group is told otherwise
 		return
 	case w.fd < 0:
-		w.unsent.push(o)
+		w.unsent.Push(o)
 		return
 	}
-	o.shares = w.shares(len(o.data))
-	idle := w.queue.len() == 0
-	w.queue.push(o)
-	for i := range o.shares - 1 {
-		idle = idle || w.more[i].queue.len() == 0
-		w.more[i].queue.push(o)
+	o.Shares = w.shares(len(o.Data))
+	idle := w.queue.Len() == 0
+	w.queue.Push(o)
+	for i := range o.Shares - 1 {
+		idle = idle || w.more[i].queue.Len() == 0
+		w.more[i].queue.Push(o)
 	}
 	if idle {
 		l.push()
@@ -437,24 +439,24 @@ func (l *link) push() bool {
 
 func (l *link) pushOn(s *dataConn, number int) (moved bool) {
 	w := &l.wire
-	for s.queue.len() > 0 {
-		o := s.queue.at(0)
+	for s.queue.Len() > 0 {
+		o := s.queue.At(0)
 		n, err := w.write(s, number, o)
 		if n > 0 {
 			moved = true
 			s.sent += n
 			l.path.g.family.sent.Add(uint64(n))
 		}
-		size := len(w.share(o.data, number))
+		size := len(w.share(o.Data, number))
 		if number == 0 {
-			size += headerSize
+			size += frame.HeaderSize
 		}
 		switch {
 		case s.sent == size:
-			s.queue.pop()
+			s.queue.Pop()
 			s.sent = 0
-			if o.shares--; o.shares == 0 {
-				o.done.Store(true)
+			if o.Shares--; o.Shares == 0 {
+				o.Done.Store(true)
 			}
 		case err == nil || errors.Is(err, unix.EAGAIN):
 			return moved
@@ -471,8 +473,8 @@ func (l *link) pushOn(s *dataConn, number int) (moved bool) {
 func (w *wire) dropFrames() {
 	w.writeEnded = true
 	drop := func(s *dataConn) {
-		for s.queue.len() > 0 {
-			s.queue.pop().done.Store(true)
+		for s.queue.Len() > 0 {
+			s.queue.Pop().Done.Store(true)
 		}
 	}
 	drop(&w.dataConn)
@@ -482,15 +484,15 @@ func (w *wire) dropFrames() {
 }
 
 // write writes some of a connection's share of a frame.
-func (w *wire) write(s *dataConn, number int, o *outgoing) (int, error) {
-	data := w.share(o.data, number)
+func (w *wire) write(s *dataConn, number int, o *frame.Outgoing) (int, error) {
+	data := w.share(o.Data, number)
 	if number > 0 {
 		return unix.Write(s.fd, data[s.sent:])
 	}
-	if w.sent >= headerSize {
-		return unix.Write(w.fd, data[w.sent-headerSize:])
+	if w.sent >= frame.HeaderSize {
+		return unix.Write(w.fd, data[w.sent-frame.HeaderSize:])
 	}
-	o.header.append(w.head[:0])
+	o.Header.Append(w.head[:0])
 	if len(data) == 0 {
 		return unix.Write(w.fd, w.head[w.sent:])
 	}
@@ -517,10 +519,10 @@ func (l *link) pull() bool {
 				}
 			}
 			w.filling = false
-			w.target.arrived()
+			arrived(w.target)
 			return true
 		case w.waiting:
-			r := l.path.g.boxes[l.rank].wanted(&w.pending)
+			r := l.path.g.boxes[l.rank].Wanted(&w.pending)
 			if r == nil {
 				return moved
 			}
@@ -541,18 +543,18 @@ func (l *link) pull() bool {
 }
 
 // expect has a frame read to where it was asked for.
-func (w *wire) expect(r *incoming) {
-	r.shares = w.shares(len(r.buf))
-	w.target, w.into, w.filling = r, w.share(r.buf, 0), true
-	for i := range r.shares - 1 {
-		w.more[i].due.push(r)
+func (w *wire) expect(r *frame.Incoming) {
+	r.Shares = w.shares(len(r.Buf))
+	w.target, w.into, w.filling = r, w.share(r.Buf, 0), true
+	for i := range r.Shares - 1 {
+		w.more[i].due.Push(r)
 	}
 }
 
-// arrived notes that one more share is there.
-func (r *incoming) arrived() {
-	if r.shares--; r.shares == 0 {
-		r.done.Store(true)
+// arrived notes that one more share of a frame is there.
+func arrived(r *frame.Incoming) {
+	if r.Shares--; r.Shares == 0 {
+		r.Done.Store(true)
 	}
 }
 
@@ -560,10 +562,10 @@ func (r *incoming) arrived() {
 // whether that was anything.
 func (l *link) pullMore(i int) (moved bool) {
 	f := &l.wire.more[i]
-	for f.due.len() > 0 {
-		r := f.due.at(0)
+	for f.due.Len() > 0 {
+		r := f.due.At(0)
 		if len(f.into) == 0 {
-			f.into = l.wire.share(r.buf, i+1)
+			f.into = l.wire.share(r.Buf, i+1)
 		}
 		n, err := unix.Read(f.fd, f.into)
 		if n <= 0 {
@@ -574,8 +576,8 @@ func (l *link) pullMore(i int) (moved bool) {
 		}
 		moved = true
 		if f.into = f.into[n:]; len(f.into) == 0 {
-			f.due.pop()
-			r.arrived()
+			f.due.Pop()
+			arrived(r)
 		}
 	}
 	return moved
@@ -589,8 +591,8 @@ func (l *link) broken(err error) bool {
 	}
 	l.wire.readEnded = true
 	switch {
-	case errors.Is(err, errShut): // the group has ended
-	case errors.Is(err, errFrame):
+	case errors.Is(err, frame.ErrShut): // the group has ended
+	case errors.Is(err, frame.Err):
 		l.lost(err)
 	default:
 		l.ended(err)
@@ -600,9 +602,7 @@ func (l *link) broken(err error) bool {
 
 // fill reads some of the payload of the frame under way.
 func (w *wire) fill() (int, error) {
-	if f := w.in; f.lo < f.hi {
-		n := copy(w.into, f.buf[f.lo:f.hi])
-		f.lo += n
+	if n := w.in.Take(w.into); n > 0 {
 		return n, nil
 	}
 	n, err := unix.Read(w.fd, w.into)
@@ -616,54 +616,39 @@ func (w *wire) fill() (int, error) {
 // under way.
 func (l *link) head() (n int, ok bool, err error) {
 	f := l.wire.in
-	if need := f.missing(); need > 0 {
-		f.hi = copy(f.buf[:], f.buf[f.lo:f.hi])
-		f.lo = 0
-		if n, err = unix.Read(l.wire.fd, f.buf[f.hi:]); n <= 0 {
+	if need := f.Missing(); need > 0 {
+		if n, err = unix.Read(l.wire.fd, f.Room()); n <= 0 {
 			if err == nil {
-				if err = io.ErrUnexpectedEOF; f.hi == 0 {
+				if err = io.ErrUnexpectedEOF; len(f.Held()) == 0 {
 					err = io.EOF
 				}
 			}
 			return 0, false, err
 		}
-		f.hi += n
-		if n < need || f.missing() > 0 {
+		f.Filled(n)
+		if n < need || f.Missing() > 0 {
 			return n, false, nil
 		}
 	}
-	h, err := parseHeader(f.buf[f.lo:])
-	f.lo += headerSize
+	h, err := f.Header()
 	if err != nil {
 		return n, false, err
 	}
 	return n, true, l.arrived(f, &h)
 }
 
-// missing is how many bytes of the next header, and of the payload of a notice, are not read yet.
-func (f *frameReader) missing() int {
-	have := f.hi - f.lo
-	if have < headerSize {
-		return headerSize - have
-	}
-	if h, err := parseHeader(f.buf[f.lo:]); err == nil && h.kind != dataFrame {
-		return max(0, headerSize+int(h.length)-have)
-	}
-	return 0
-}
-
 // arrived handles the header of a frame.
-func (l *link) arrived(f *frameReader, h *header) error {
+func (l *link) arrived(f *frame.Reader, h *frame.Header) error {
 	w := &l.wire
 	switch {
-	case h.kind == abortFrame || h.kind == mismatchFrame: // where the peer's group had ended before this connection
+	case h.Kind.IsNotice(): // where the peer's group had ended before this connection
 		return l.notice(f, h)
-	case h.kind != dataFrame:
-		return errFrame
+	case h.Kind != frame.Data:
+		return frame.Err
 	case !l.begin():
-		return errShut
+		return frame.ErrShut
 	}
-	r, err := l.path.g.boxes[l.rank].announce(h, &w.pending)
+	r, err := l.path.g.boxes[l.rank].Announce(h, &w.pending)
 	if r != nil {
 		w.expect(r)
 	} else {

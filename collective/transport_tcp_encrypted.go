@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"sync"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 // strand is one of the further connections of an encrypted data channel: each has its share of all
@@ -48,7 +50,7 @@ func (l *link) serveStrand(i int) {
 			select {
 			case part := <-s.due:
 				_, err := io.ReadFull(s.out.conn, part)
-				s.got <- noEOF(err)
+				s.got <- frame.NoEOF(err)
 				if err != nil {
 					return
 				}
@@ -65,14 +67,14 @@ func (l *link) unfold() {
 	l.out.mu.Lock()
 	defer l.out.mu.Unlock()
 	l.unfolded = true
-	for i := range l.out.queue.len() {
-		l.share(l.out.queue.at(i))
+	for i := range l.out.queue.Len() {
+		l.share(l.out.queue.At(i))
 	}
 	l.out.poke()
 }
 
 // seal sends a frame over an encrypted channel.
-func (l *link) seal(o *outgoing) {
+func (l *link) seal(o *frame.Outgoing) {
 	l.out.mu.Lock()
 	defer l.out.mu.Unlock()
 	if l.out.broken {
@@ -81,16 +83,16 @@ func (l *link) seal(o *outgoing) {
 	if l.unfolded {
 		l.share(o)
 	}
-	l.out.queue.push(o)
+	l.out.queue.Push(o)
 	if l.unfolded {
 		l.out.poke()
 	}
 }
 
 // share gives the further connections their shares of a frame. The caller holds l.out.mu.
-func (l *link) share(o *outgoing) {
-	all := l.sharing(len(o.data))
-	o.left.Store(int32(all))
+func (l *link) share(o *frame.Outgoing) {
+	all := l.sharing(len(o.Data))
+	o.Left.Store(int32(all))
 	for i := range all - 1 {
 		l.strands[i].out.send(o)
 	}
@@ -107,56 +109,56 @@ func (l *link) sharing(frame int) int {
 // readData delivers the frames of operations of an encrypted channel. When they end it does not
 // decide why: the control channel tells.
 func (l *link) readData() {
-	f := &frameReader{r: l.data}
+	f := frame.NewReader(l.data)
 	err := l.deliverAll(f)
-	if err == nil || errors.Is(err, errShut) {
+	if err == nil || errors.Is(err, frame.ErrShut) {
 		return // the group has ended
 	}
-	if errors.Is(err, errFrame) {
+	if errors.Is(err, frame.Err) {
 		l.lost(err)
 		return
 	}
 	l.ended(err)
 }
 
-func (l *link) deliverAll(f *frameReader) error {
+func (l *link) deliverAll(f *frame.Reader) error {
 	box := &l.path.g.boxes[l.rank]
 	for {
-		h, err := f.next()
+		h, err := f.Next()
 		if err != nil {
 			return err
 		}
 		switch {
-		case h.kind == abortFrame || h.kind == mismatchFrame: // where the peer's group had ended before this connection
+		case h.Kind.IsNotice(): // where the peer's group had ended before this connection
 			return l.notice(f, &h)
-		case h.kind != dataFrame:
-			return errFrame
+		case h.Kind != frame.Data:
+			return frame.Err
 		case !l.begin():
-			return errShut
+			return frame.ErrShut
 		}
-		buf, err := box.place(&h, l.path.stop)
+		buf, err := box.Place(&h, l.path.stop)
 		if err != nil {
 			return err
 		}
 		if err = l.payload(f, buf); err != nil {
 			return err
 		}
-		box.placed()
+		box.Placed()
 	}
 }
 
 // payload reads a frame from all connections that have a share of it.
-func (l *link) payload(f *frameReader, buf []byte) error {
+func (l *link) payload(f *frame.Reader, buf []byte) error {
 	all := l.sharing(len(buf))
 	for i := 1; i < all; i++ {
 		l.strands[i-1].due <- cutShare(buf, i, all)
 	}
-	err := f.payload(cutShare(buf, 0, all))
+	err := f.Payload(cutShare(buf, 0, all))
 	for i := 1; i < all && err == nil; i++ {
 		select {
 		case err = <-l.strands[i-1].got:
 		case <-l.path.stop:
-			err = errShut
+			err = frame.ErrShut
 		}
 	}
 	return err
@@ -171,7 +173,7 @@ type sender struct {
 	kick   chan struct{}
 
 	mu     sync.Mutex
-	queue  fifo[*outgoing]
+	queue  frame.FIFO[*frame.Outgoing]
 	broken bool // frames are dropped: the group ends, or the peer needs them no more
 
 	record []byte // of the goroutine
@@ -184,11 +186,11 @@ func (s *sender) poke() {
 	}
 }
 
-func (s *sender) send(o *outgoing) {
+func (s *sender) send(o *frame.Outgoing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.broken {
-		s.queue.push(o)
+		s.queue.Push(o)
 		s.poke()
 	}
 }
@@ -197,9 +199,9 @@ func (s *sender) send(o *outgoing) {
 func (s *sender) run() {
 	for {
 		s.mu.Lock()
-		var o *outgoing
-		if s.queue.len() > 0 && (s.number > 0 || s.link.unfolded) {
-			o = s.queue.pop()
+		var o *frame.Outgoing
+		if s.queue.Len() > 0 && (s.number > 0 || s.link.unfolded) {
+			o = s.queue.Pop()
 		}
 		s.mu.Unlock()
 		if o == nil {
@@ -210,7 +212,7 @@ func (s *sender) run() {
 			continue
 		}
 		size, err := s.write(o)
-		o.sealed()
+		sealed(o)
 		if err != nil {
 			s.drop(err)
 			return
@@ -220,25 +222,25 @@ func (s *sender) run() {
 }
 
 // write writes this connection's share of a frame, and returns its bytes.
-func (s *sender) write(o *outgoing) (size int, err error) {
-	data := cutShare(o.data, s.number, s.link.sharing(len(o.data)))
+func (s *sender) write(o *frame.Outgoing) (size int, err error) {
+	data := cutShare(o.Data, s.number, s.link.sharing(len(o.Data)))
 	if s.number > 0 {
 		_, err = s.conn.Write(data)
 		return len(data), err
 	}
 	cut := min(len(data), tlsRecord)
-	s.record = append(o.header.append(s.record[:0]), data[:cut]...)
+	s.record = append(o.Header.Append(s.record[:0]), data[:cut]...)
 	if _, err := s.conn.Write(s.record); err != nil || cut == len(data) {
-		return headerSize + len(data), err
+		return frame.HeaderSize + len(data), err
 	}
 	_, err = s.conn.Write(data[cut:])
-	return headerSize + len(data), err
+	return frame.HeaderSize + len(data), err
 }
 
-// sealed notes that a connection is done with its share.
-func (o *outgoing) sealed() {
-	if o.left.Add(-1) == 0 {
-		o.finish()
+// sealed notes that a connection is done with its share of a frame.
+func sealed(o *frame.Outgoing) {
+	if o.Left.Add(-1) == 0 {
+		o.Finish()
 	}
 }
 
@@ -246,8 +248,8 @@ func (o *outgoing) sealed() {
 func (s *sender) drop(err error) {
 	s.mu.Lock()
 	s.broken = true
-	for s.queue.len() > 0 {
-		s.queue.pop().sealed()
+	for s.queue.Len() > 0 {
+		sealed(s.queue.Pop())
 	}
 	s.mu.Unlock()
 	s.link.unwritable(fmt.Errorf("write: %w", err))

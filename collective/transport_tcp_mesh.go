@@ -3,6 +3,8 @@ package collective
 import (
 	"context"
 	"fmt"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
 // Of more than fullMesh ranks only some pairs are connected before the group is handed out: those
@@ -87,10 +89,10 @@ func (p *tcpPath) takeFresh() bool {
 		}
 		p.mu.Unlock()
 		if err != nil {
-			p.g.fail(gone(fmt.Errorf("collective: %w", err), p.g.rank))
+			p.g.fail(frame.Gone(fmt.Errorf("collective: %w", err), p.g.rank))
 		}
-		for l.wire.fd >= 0 && l.wire.unsent.len() > 0 {
-			l.carry(l.wire.unsent.pop())
+		for l.wire.fd >= 0 && l.wire.unsent.Len() > 0 {
+			l.carry(l.wire.unsent.Pop())
 		}
 	}
 	return len(fresh) > 0

@@ -1,5 +1,7 @@
 package collective
 
+import "github.com/hvdrun/hvdrun/collective/internal/frame"
+
 // agree returns once every rank has called the operation that this one has: a dissemination
 // barrier, in which a rank that returns has heard from all the others, directly or through ranks
 // that found every call before them equal to theirs.
@@ -67,14 +69,14 @@ func (c *call) broadcastTree(data []byte) error {
 		return err
 	}
 	parent, children := tree(c.g.rank, c.g.size, int(c.desc.root))
-	var posted [window]*incoming
+	var posted [window]*frame.Incoming
 	next := 0
 	for i := range c.segments(len(data)) {
 		for ; parent >= 0 && next < min(i+window, c.segments(len(data))); next++ {
 			posted[next%window] = c.post(parent, treeStep+uint32(next), c.cut(data, next))
 		}
 		if parent >= 0 {
-			if err := c.wait(&posted[i%window].done); err != nil {
+			if err := c.wait(&posted[i%window].Done); err != nil {
 				return err
 			}
 		}

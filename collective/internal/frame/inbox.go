@@ -1,0 +1,451 @@
+package frame
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	eagerFrame = 64 << 10 // frames up to this size are kept until the operation requests them …
+	eagerTotal = 1 << 20  // … up to this many bytes from one peer; others wait where they are
+)
+
+// Why a peer is taken for gone, or a frame is not delivered.
+var (
+	ErrLeft    = errors.New("it has left the group")
+	ErrInvalid = errors.New("sent a frame that is not due")
+	ErrShut    = errors.New("collective: inbox shut")
+)
+
+// Group is a rank's group, as the inboxes of its peers need it. Its methods do not block.
+type Group interface {
+	// Fail ends the group, for the ranks that the notice names as the group numbers them.
+	Fail(n Notice)
+	// Poke wakes the operation under way.
+	Poke()
+	// Departed says that a rank has left the group.
+	Departed()
+	// Knows reports whether there is such an operation.
+	Knows(c Call) bool
+}
+
+// Incoming is a request for the next frame from a peer. The buffer belongs to the transport until
+// done.
+type Incoming struct {
+	Buf    []byte
+	Step   uint32
+	Ready  bool // as the frame says
+	Shares int  // that have yet to come, where an operation reads them
+	Done   atomic.Bool
+}
+
+// Outgoing is a frame on its way to a peer. The data must stay as it is until done.
+type Outgoing struct {
+	Header Header
+	Data   []byte
+	Shares int          // that the kernel has yet to take, where an operation writes them
+	Left   atomic.Int32 // the same where goroutines do
+	Done   atomic.Bool
+	From   Group // told when it is done
+}
+
+// Finish says that the frame is sent.
+func (o *Outgoing) Finish() {
+	o.Done.Store(true)
+	o.From.Poke()
+}
+
+// Early is a frame that came before it was requested.
+type Early struct {
+	header Header
+	buf    []byte
+	full   bool      // buf holds the payload
+	ref    *Outgoing // Local: the payload is still with its sender
+	want   *Incoming // TCP: the request that has come meanwhile; the reader still has to fill it
+}
+
+// Inbox receives the frames of one peer for one group. Frames of a peer keep their order and so do
+// requests, so the next frame belongs to the oldest request. The transport delivers, the operation
+// of the group posts.
+type Inbox struct {
+	pair
+
+	mu     sync.Mutex
+	seq    uint64 // the operation this rank is in, or was in last
+	call   Call   // what it is
+	differ bool   // its counts may
+	posted FIFO[*Incoming]
+	early  FIFO[*Early]
+	held   int // bytes in early
+	target *Incoming
+	last   uint64 // the last operation of which the peer is part; all ones while it has not left
+	asked  bool   // the next header is waited for
+	shut   bool   // the group has failed: nothing is delivered any more
+	ready  chan struct{}
+	free   [][]byte
+}
+
+// pair is whose frames an inbox receives.
+type pair struct {
+	group      Group
+	generation uint64
+	rank, from int // this rank, and the peer
+}
+
+// Inboxes returns those of one rank of a group, by peer; the own one is unused.
+func Inboxes(of Group, generation uint64, rank, size int) []Inbox {
+	boxes := make([]Inbox, size)
+	for i := range boxes {
+		boxes[i] = Inbox{pair: pair{of, generation, rank, i}, last: math.MaxUint64, ready: make(chan struct{}, 1)}
+	}
+	return boxes
+}
+
+// check reports an error of a frame as the notice that ends the group. The caller holds b.mu.
+func (b *Inbox) check(h *Header) (Notice, bool) {
+	switch {
+	case h.Generation != b.generation:
+		return Gone(fmt.Errorf("%w: it is of generation %d", ErrInvalid, h.Generation), b.from), false
+	case h.Seq == b.seq && (h.Call.What != b.call.What || h.Call.Count != b.call.Count && !b.differ):
+		if !b.group.Knows(h.Call) {
+			return Gone(Err, b.from), false
+		}
+		return Mismatched(b.rank, b.call, b.from, h.Call), false
+	case h.Seq < b.seq || h.Seq > b.seq+1: // no rank can be two operations ahead: each operation needs all ranks
+		return Gone(fmt.Errorf("%w: operation %d during %d", ErrInvalid, h.Seq, b.seq), b.from), false
+	}
+	return Notice{}, true
+}
+
+// fits checks a frame against the request it is for, which learns what its header says.
+func (b *Inbox) fits(h *Header, r *Incoming) (Notice, bool) {
+	if h.Seq != b.seq || h.Step != r.Step || int(h.Length) != len(r.Buf) {
+		return Gone(fmt.Errorf("%w: step %d with %d bytes instead of step %d with %d",
+			ErrInvalid, h.Step, h.Length, r.Step, len(r.Buf)), b.from), false
+	}
+	r.Ready = h.Ready
+	return Notice{}, true
+}
+
+// Enter begins an operation: from here on frames are compared with call, those that are already
+// here first.
+func (b *Inbox) Enter(seq uint64, call Call, differ bool) (Notice, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.seq, b.call, b.differ = seq, call, differ
+	if seq > b.last {
+		return Gone(ErrLeft, b.from), false
+	}
+	for i := range b.early.Len() {
+		if e := b.early.At(i); e.want == nil {
+			if n, ok := b.check(&e.header); !ok {
+				return n, false
+			}
+		}
+	}
+	return Notice{}, true
+}
+
+// Post requests the next frame that is not requested yet. It does not block.
+func (b *Inbox) Post(r *Incoming) {
+	b.mu.Lock()
+	n, ok := b.postLocked(r)
+	b.mu.Unlock()
+	if !ok {
+		b.group.Fail(n)
+	}
+}
+
+func (b *Inbox) postLocked(r *Incoming) (Notice, bool) {
+	if b.shut {
+		return Notice{}, true
+	}
+	if b.early.Len() == 0 || b.early.At(0).want != nil {
+		b.posted.Push(r)
+		return Notice{}, true
+	}
+	e := b.early.At(0)
+	if n, ok := b.fits(&e.header, r); !ok {
+		return n, false
+	}
+	switch {
+	case e.full:
+		copy(r.Buf, e.buf)
+		b.recycle(b.early.Pop())
+		r.Done.Store(true)
+	case e.ref != nil:
+		copy(r.Buf, e.ref.Data)
+		e.ref.Finish()
+		b.early.Pop()
+		r.Done.Store(true)
+	default: // its reader is filling it, or waits for the buffer
+		e.want = r
+		select {
+		case b.ready <- struct{}{}:
+		default:
+		}
+	}
+	return Notice{}, true
+}
+
+// HasEnded reports whether the peer has said that it leaves.
+func (b *Inbox) HasEnded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.last != math.MaxUint64
+}
+
+// Peek returns the header of the next frame that is not requested yet.
+func (b *Inbox) Peek() (Header, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.early.Len() > 0 && b.early.At(0).want == nil {
+		return b.early.At(0).header, true
+	}
+	b.asked = true
+	return Header{}, false
+}
+
+// Deliver takes a frame whose bytes are in this process. It does not block: what is not requested
+// and not small stays with its sender until it is requested.
+func (b *Inbox) Deliver(o *Outgoing) {
+	b.mu.Lock()
+	n, ok := b.deliverLocked(o)
+	b.mu.Unlock()
+	if !ok {
+		b.group.Fail(n)
+	}
+}
+
+func (b *Inbox) deliverLocked(o *Outgoing) (Notice, bool) {
+	if b.shut {
+		return Notice{}, true // the sender learns of the group's end itself
+	}
+	if n, ok := b.check(&o.Header); !ok {
+		return n, false
+	}
+	if b.posted.Len() > 0 {
+		r := b.posted.Pop()
+		if n, ok := b.fits(&o.Header, r); !ok {
+			return n, false
+		}
+		copy(r.Buf, o.Data)
+		r.Done.Store(true)
+		o.Finish()
+	} else if e := (&Early{header: o.Header}); b.keeps(e) {
+		copy(e.buf, o.Data)
+		e.full = true
+		b.early.Push(e)
+		o.Finish()
+	} else {
+		e.ref = o
+		b.early.Push(e)
+	}
+	b.group.Poke()
+	return Notice{}, true
+}
+
+// Place returns where a reader must put the payload of its current frame; the reader then fills it
+// and calls placed. It blocks while a frame that is too large to keep is not requested, until stop.
+// One reader per inbox.
+func (b *Inbox) Place(h *Header, stop <-chan struct{}) ([]byte, error) {
+	b.mu.Lock()
+	n, ok := b.check(h)
+	if ok && b.posted.Len() > 0 && !b.shut {
+		r := b.posted.Pop()
+		if n, ok = b.fits(h, r); ok {
+			b.target = r
+			b.mu.Unlock()
+			return r.Buf, nil
+		}
+	}
+	if !ok || b.shut {
+		b.mu.Unlock()
+		if !ok {
+			b.group.Fail(n)
+		}
+		return nil, ErrShut
+	}
+	e := &Early{header: *h}
+	kept := b.keeps(e)
+	b.early.Push(e)
+	b.mu.Unlock()
+	b.group.Poke()
+	if kept {
+		return e.buf, nil
+	}
+	for {
+		select {
+		case <-b.ready:
+		case <-stop:
+			return nil, ErrShut
+		}
+		b.mu.Lock()
+		want := e.want // a token may be left from an earlier frame
+		if want != nil && !b.shut {
+			b.early.Pop()
+			b.target = want
+		}
+		shut := b.shut
+		b.mu.Unlock()
+		if shut {
+			return nil, ErrShut
+		}
+		if want != nil {
+			return want.Buf, nil
+		}
+	}
+}
+
+// Placed says that the payload of the frame is where place wanted it.
+func (b *Inbox) Placed() {
+	b.mu.Lock()
+	if r := b.target; r != nil {
+		b.target = nil
+		r.Done.Store(true)
+	} else if b.early.Len() > 0 {
+		e := b.early.At(b.early.Len() - 1)
+		e.full = true
+		if r := e.want; r != nil { // then it is the only one: requests take the oldest
+			copy(r.Buf, e.buf)
+			b.recycle(b.early.Pop())
+			r.Done.Store(true)
+		}
+	}
+	b.mu.Unlock()
+	b.group.Poke()
+}
+
+// ExpectsFrame reports whether the operation waits for something of this peer.
+func (b *Inbox) ExpectsFrame() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.asked || b.posted.Len() > 0 || b.early.Len() > 0 && b.early.At(0).want != nil
+}
+
+// Announce takes the header of a frame whose payload the operation itself will read, and returns
+// the request for it. Where there is none yet, e stands for the frame until wanted says so.
+func (b *Inbox) Announce(h *Header, e *Early) (*Incoming, error) {
+	b.mu.Lock()
+	n, ok := b.check(h)
+	b.asked = false
+	if ok && !b.shut {
+		if b.posted.Len() == 0 {
+			*e = Early{header: *h}
+			b.early.Push(e)
+			b.mu.Unlock()
+			return nil, nil
+		}
+		r := b.posted.Pop()
+		if n, ok = b.fits(h, r); ok {
+			b.mu.Unlock()
+			return r, nil
+		}
+	}
+	b.mu.Unlock()
+	if !ok {
+		b.group.Fail(n)
+	}
+	return nil, ErrShut
+}
+
+// Wanted returns the request for the frame that e stands for; nil while there is none.
+func (b *Inbox) Wanted(e *Early) *Incoming {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e.want == nil || b.shut {
+		return nil
+	}
+	b.early.Pop()
+	return e.want
+}
+
+// End says that the peer leaves after the operation of number last. Every operation needs every
+// rank.
+func (b *Inbox) End(last uint64) {
+	b.mu.Lock()
+	b.last = last
+	missing := b.seq > last && !b.shut
+	b.mu.Unlock()
+	b.group.Departed()
+	if missing {
+		b.group.Fail(Gone(ErrLeft, b.from))
+	}
+}
+
+// Done reports whether a rank that has finished so many operations has finished all of which the
+// peer was part.
+func (b *Inbox) Done(finished uint64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return finished >= b.last
+}
+
+// Close drops every request and frame; nothing is delivered any more.
+func (b *Inbox) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.shut = true
+	b.posted, b.early = FIFO[*Incoming]{}, FIFO[*Early]{}
+}
+
+// keeps gives e a buffer if the frame may be kept.
+func (b *Inbox) keeps(e *Early) bool {
+	n := int(e.header.Length)
+	if n > eagerFrame || b.held+n > eagerTotal {
+		return false
+	}
+	b.held += n
+	if last := len(b.free) - 1; last >= 0 && cap(b.free[last]) >= n {
+		e.buf = b.free[last][:n]
+		b.free = b.free[:last]
+	} else {
+		e.buf = make([]byte, n)
+	}
+	return true
+}
+
+// recycle takes back the buffer of an early frame that is used up.
+func (b *Inbox) recycle(e *Early) {
+	b.held -= len(e.buf)
+	if len(b.free) < 4 && cap(e.buf) > 0 {
+		b.free = append(b.free, e.buf)
+	}
+}
+
+// FIFO is a queue that reuses its memory.
+type FIFO[T any] struct {
+	items []T
+	head  int
+}
+
+// Len is how many items there are.
+func (q *FIFO[T]) Len() int { return len(q.items) - q.head }
+
+// At is item i, from the oldest, 0.
+func (q *FIFO[T]) At(i int) T { return q.items[q.head+i] }
+
+// Push adds an item.
+func (q *FIFO[T]) Push(v T) {
+	if q.head > len(q.items)/2 && len(q.items) == cap(q.items) {
+		n := copy(q.items, q.items[q.head:])
+		clear(q.items[n:])
+		q.items, q.head = q.items[:n], 0
+	}
+	q.items = append(q.items, v)
+}
+
+// Pop removes the oldest item.
+func (q *FIFO[T]) Pop() T {
+	var none T
+	v := q.items[q.head]
+	q.items[q.head] = none
+	q.head++
+	if q.head == len(q.items) {
+		q.items, q.head = q.items[:0], 0
+	}
+	return v
+}
