@@ -60,7 +60,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,9 +68,16 @@ help: ## print this list
 build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 	@echo "== build: bin/"
 	@mkdir -p bin/plugins
-	@CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
+	@CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/hvdrun $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
 	@CGO_ENABLED=0 $(GO) build -o bin/plugins/ $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./plugins/...)
 	@CGO_ENABLED=0 $(GO) -C $(KUBERNETES) build -o $(CURDIR)/bin/plugins/ .
+
+# The library needs cgo, and for another machine (GOARCH=arm64) its C compiler (CC=aarch64-linux-gnu-gcc).
+lib: ## build libhvdrun.so, for programs in C and for PyTorch, and its header into bin/lib/
+	@echo "== lib: bin/lib/"
+	@mkdir -p bin/lib
+	@CGO_ENABLED=1 $(GO) build -buildmode=c-shared -trimpath -tags netgo,osusergo -ldflags '-s -w' -o bin/lib/libhvdrun.so ./cmd/libhvdrun
+	@cp cmd/libhvdrun/hvdrun.h bin/lib/ && rm -f bin/lib/libhvdrun.h
 
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)

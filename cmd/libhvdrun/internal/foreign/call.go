@@ -1,0 +1,252 @@
+package foreign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Kind is the operation of a [Call].
+type Kind int32
+
+// The kinds. Send and Recv are between two ranks.
+const (
+	AllReduce Kind = iota + 1
+	ReduceScatter
+	AllGather
+	Broadcast
+	AllToAll
+	Barrier
+	ReduceTree
+	kinds
+)
+
+var kindNames = [kinds]string{AllReduce: "all_reduce", ReduceScatter: "reduce_scatter", AllGather: "all_gather",
+	Broadcast: "broadcast", AllToAll: "all_to_all", Barrier: "barrier", ReduceTree: "reduce_tree"}
+
+// Type is the type of the elements of a call.
+type Type int32
+
+// The types.
+const (
+	Float32 Type = iota + 1
+	Float64
+	Float16
+	BFloat16
+	Int8
+	Int16
+	Int32
+	Int64
+	Uint8
+	Uint16
+	Uint32
+	Uint64
+	types
+)
+
+// Call is one operation on memory of the caller, which nothing else may touch until it has ended.
+type Call struct {
+	Kind Kind
+	// Data is where Count elements lie: for AllToAll without Counts, and for ReduceTree, Count of
+	// each rank or node, one behind the other.
+	Data unsafe.Pointer
+	// Result is where the operation puts its result, for the kinds that do not put it into Data:
+	// ReduceScatter the part of this rank (as even as can be, the first ranks have one more),
+	// AllGather Count elements of each rank, AllToAll what the other ranks have sent, one behind
+	// the other, ReduceTree Count elements.
+	Result unsafe.Pointer
+	Count  int64
+	Type   Type
+	// Arg is the operation of a reduction, as in package collective, or the root of a Broadcast.
+	Arg int32
+	// Counts are, for AllToAll, the elements for each rank and then those of each rank; nil: Count
+	// for each. For ReduceTree they are the first leaf of each rank, and the number of leaves.
+	Counts []int64
+}
+
+// perform is an operation on elements of one type.
+type perform func(ctx context.Context, g *collective.Group, c *Call) error
+
+// typed has the operations for each type, and the size of its elements.
+var typed = [types]struct {
+	size    int64
+	perform perform
+}{
+	Float32:  {4, of[float32]},
+	Float64:  {8, of[float64]},
+	Float16:  {2, of[collective.Float16]},
+	BFloat16: {2, of[collective.BFloat16]},
+	Int8:     {1, of[int8]},
+	Int16:    {2, of[int16]},
+	Int32:    {4, of[int32]},
+	Int64:    {8, of[int64]},
+	Uint8:    {1, of[uint8]},
+	Uint16:   {2, of[uint16]},
+	Uint32:   {4, of[uint32]},
+	Uint64:   {8, of[uint64]},
+}
+
+// of is perform for elements of type T.
+func of[T collective.Element](ctx context.Context, g *collective.Group, c *Call) error {
+	n, size := int(c.Count), g.Size()
+	switch c.Kind {
+	case AllReduce:
+		return collective.AllReduce(ctx, g, at[T](c.Data, n), collective.Op(c.Arg))
+	case ReduceScatter:
+		lo, hi := kernel.Split(n, size, g.Rank())
+		return collective.ReduceScatterInto(ctx, g, at[T](c.Data, n), at[T](c.Result, hi-lo), collective.Op(c.Arg))
+	case AllGather:
+		return collective.AllGatherInto(ctx, g, at[T](c.Data, n), at[T](c.Result, n*size))
+	case Broadcast:
+		return collective.Broadcast(ctx, g, at[T](c.Data, n), int(c.Arg))
+	case AllToAll:
+		if c.Counts == nil {
+			return collective.AllToAllInto(ctx, g, at[T](c.Data, n*size), at[T](c.Result, n*size))
+		}
+		return allToAll[T](ctx, g, c)
+	case ReduceTree:
+		return reduceTree[T](ctx, g, c)
+	default:
+		return collective.Barrier(ctx, g)
+	}
+}
+
+// at is memory of the caller.
+func at[T any](p unsafe.Pointer, n int) []T { return unsafe.Slice((*T)(p), n) }
+
+// allToAll is AllToAll of parts of different lengths.
+func allToAll[T collective.Element](ctx context.Context, g *collective.Group, c *Call) error {
+	size := g.Size()
+	sent, received := parts[T](c.Data, c.Counts[:size]), parts[T](c.Result, c.Counts[size:])
+	got, err := collective.AllToAll(ctx, g, sent)
+	if err != nil {
+		return err
+	}
+	for r, part := range got {
+		if len(part) != len(received[r]) {
+			return fmt.Errorf("rank %d has sent %d elements, not %d", r, len(part), len(received[r]))
+		}
+		copy(received[r], part)
+	}
+	return nil
+}
+
+// parts cuts memory of the caller.
+func parts[T any](p unsafe.Pointer, counts []int64) [][]T {
+	all := at[T](p, int(total(counts)))
+	cut := make([][]T, len(counts))
+	for i, n := range counts {
+		cut[i], all = all[:n:n], all[n:]
+	}
+	return cut
+}
+
+// reduceTree is ReduceTree where each rank has consecutive leaves, and the fewest nodes that have
+// them.
+func reduceTree[T collective.Element](ctx context.Context, g *collective.Group, c *Call) error {
+	size := g.Size()
+	leaves, held := int(c.Counts[size]), make([][]collective.Node, size)
+	for r := range size {
+		held[r] = collective.Cover(int(c.Counts[r]), int(c.Counts[r+1]), leaves)
+	}
+	p, err := collective.NewPartials(leaves, held)
+	if err != nil {
+		return err
+	}
+	counts := slices.Repeat([]int64{c.Count}, len(held[g.Rank()]))
+	return collective.ReduceTree(ctx, g, p, parts[T](c.Data, counts), at[T](c.Result, int(c.Count)), collective.Op(c.Arg))
+}
+
+// mostLeaves is the largest number of leaves of a ReduceTree.
+const mostLeaves = 1 << 24
+
+// check refuses arguments that no operation can be done with, before any other rank is told.
+func (c *Call) check(size int) error {
+	if c.Kind < 1 || c.Kind >= kinds {
+		return fmt.Errorf("there is no operation %d", c.Kind)
+	}
+	if c.Kind == Barrier {
+		c.Type = Uint8
+		return nil
+	}
+	if c.Type < 1 || c.Type >= types {
+		return fmt.Errorf("there is no type %d", c.Type)
+	}
+	most := math.MaxInt64 / typed[c.Type].size / int64(size)
+	if c.Count < 0 || c.Count > most {
+		return fmt.Errorf("%d elements", c.Count)
+	}
+	if err := c.checkArg(size); err != nil {
+		return err
+	}
+	sent, received, err := c.extent(size)
+	if err != nil {
+		return err
+	}
+	if sent > 0 && c.Data == nil || received > 0 && c.Result == nil {
+		return errors.New("no memory is given")
+	}
+	return nil
+}
+
+// checkArg checks the reduction or the root.
+func (c *Call) checkArg(size int) error {
+	switch op := collective.Op(c.Arg); c.Kind {
+	case AllReduce, ReduceScatter, ReduceTree:
+		if c.Arg < int32(collective.Sum) || c.Arg > int32(collective.Adasum) {
+			return fmt.Errorf("there is no reduction %d", c.Arg)
+		}
+		if op == collective.Adasum && (c.Kind != AllReduce || c.Type > BFloat16) {
+			return errors.New("Adasum is an all_reduce of floating point numbers")
+		}
+	case Broadcast:
+		if c.Arg < 0 || int(c.Arg) >= size {
+			return fmt.Errorf("there is no rank %d among %d", c.Arg, size)
+		}
+	}
+	return nil
+}
+
+// extent returns how many elements there are in Data and in Result.
+func (c *Call) extent(size int) (sent, received int64, err error) {
+	all := c.Count * int64(size)
+	switch c.Kind {
+	case ReduceScatter, AllGather:
+		return c.Count, c.Count, nil // at least one of them holds elements if the other does
+	case AllToAll:
+		if c.Counts == nil {
+			return all, all, nil
+		}
+		if len(c.Counts) != 2*size {
+			return 0, 0, fmt.Errorf("%d numbers for the elements to and from %d ranks", len(c.Counts), size)
+		}
+		for _, n := range c.Counts {
+			if n < 0 || n > math.MaxInt64/typed[c.Type].size/int64(size) {
+				return 0, 0, fmt.Errorf("%d elements", n)
+			}
+		}
+		return total(c.Counts[:size]), total(c.Counts[size:]), nil
+	case ReduceTree:
+		if len(c.Counts) != size+1 {
+			return 0, 0, fmt.Errorf("%d numbers of leaves for %d ranks", len(c.Counts), size)
+		}
+		if !slices.IsSorted(c.Counts) || c.Counts[0] != 0 || c.Counts[size] < 1 || c.Counts[size] > mostLeaves {
+			return 0, 0, fmt.Errorf("the first leaves of the ranks are %d: they begin with 0 and ascend to at most %d", c.Counts, mostLeaves)
+		}
+		return c.Count, c.Count, nil
+	}
+	return c.Count, 0, nil
+}
+
+func total(counts []int64) (n int64) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}

@@ -1,0 +1,353 @@
+package foreign
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// world connects n ranks of this process by a library, and returns their groups by rank.
+func world(t *testing.T, n int, options string) (l *Library, groups []*Group) {
+	t.Helper()
+	l = new(Library)
+	endpoints, members := make([]int64, n), make([]Member, n)
+	for r := range n {
+		var err error
+		if endpoints[r], err = l.Listen(options); err != nil {
+			t.Fatal(err)
+		}
+		addresses, err := l.Addresses(endpoints[r])
+		if err != nil {
+			t.Fatal(err)
+		}
+		members[r] = Member{Host: "here", Addresses: addresses}
+	}
+	groups = make([]*Group, n)
+	each(n, func(r int) {
+		text, _ := json.Marshal(World{Generation: 1, Rank: r, Members: members, DataKey: strings.Repeat("5a", 32)})
+		number, err := l.Connect(endpoints[r], string(text), 0, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		groups[r], _ = l.Group(number)
+		t.Cleanup(func() { l.Close(number) })
+	})
+	for _, e := range endpoints {
+		t.Cleanup(func() { l.Close(e) })
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return l, groups
+}
+
+// each calls a function for n ranks at once.
+func each(n int, do func(rank int)) {
+	var ranks sync.WaitGroup
+	for r := range n {
+		ranks.Go(func() { do(r) })
+	}
+	ranks.Wait()
+}
+
+const (
+	loopback = `{"listen": "127.0.0.1:0"}`
+	sockets  = `{"listen": "127.0.0.1:0", "only_sockets": true}`
+)
+
+// with is a call on slices.
+func with[T any](c Call, data, result []T) Call {
+	c.Data, c.Result = unsafe.Pointer(unsafe.SliceData(data)), unsafe.Pointer(unsafe.SliceData(result))
+	return c
+}
+
+// do performs a call, in one of the two ways.
+func (s *Group) do(c Call, started bool) error {
+	if !started {
+		return s.Run(c, nil)
+	}
+	ticket, err := s.Start(c)
+	if err == nil {
+		_, err = s.Wait(ticket, -1, nil)
+	}
+	return err
+}
+
+// TestKinds: each kind computes what package collective does, whether it blocks or is started.
+func TestKinds(t *testing.T) {
+	sum, highest := int32(collective.Sum), int32(collective.Max)
+	for _, options := range []string{loopback, sockets} {
+		_, groups := world(t, 3, options)
+		for _, started := range []bool{false, true} {
+			each(3, func(r int) {
+				expect := func(c Call, data, result, want []int32) {
+					t.Helper()
+					c.Type = Int32
+					if err := groups[r].do(with(c, data, result), started); err != nil {
+						t.Errorf("rank %d: %v", r, err)
+						return
+					}
+					if result == nil {
+						result = data
+					}
+					if !slices.Equal(result, want) {
+						t.Errorf("rank %d: %s gives %d, not %d", r, kindNames[c.Kind], result, want)
+					}
+				}
+				x := int32(r + 1)
+				data := []int32{x, 10 * x, 100, x}
+				expect(Call{Kind: ReduceScatter, Count: 4, Arg: sum}, data, make([]int32, []int{2, 1, 1}[r]), [][]int32{{6, 60}, {300}, {6}}[r])
+				expect(Call{Kind: AllGather, Count: 4}, data, make([]int32, 12), []int32{1, 10, 100, 1, 2, 20, 100, 2, 3, 30, 100, 3})
+				expect(Call{Kind: AllReduce, Count: 4, Arg: highest}, data, nil, []int32{3, 30, 100, 3})
+				expect(Call{Kind: Barrier}, data, nil, data)
+				data[0] = x
+				expect(Call{Kind: Broadcast, Count: 1, Arg: 2}, data, nil, []int32{3, 30, 100, 3})
+				sent := []int32{10 * x, 10*x + 1, 10*x + 2}
+				expect(Call{Kind: AllToAll, Count: 1}, sent, make([]int32, 3), []int32{10 + int32(r), 20 + int32(r), 30 + int32(r)})
+				// Rank 0 scatters parts of 1, 0 and 2 elements.
+				counts, got := make([]int64, 6), make([]int32, []int{1, 0, 2}[r])
+				if counts[3] = int64(len(got)); r == 0 {
+					copy(counts, []int64{1, 0, 2})
+				}
+				expect(Call{Kind: AllToAll, Counts: counts}, sent, got, [][]int32{{10}, {}, {11, 12}}[r])
+				// Of five leaves rank 0 has the first two, which are one node, rank 1 one, rank 2
+				// two, which are two nodes.
+				nodes := [][]int32{{1 + 2}, {3}, {4, 5}}[r]
+				expect(Call{Kind: ReduceTree, Count: 1, Arg: sum, Counts: []int64{0, 2, 3, 5}}, nodes, make([]int32, 1), []int32{15})
+			})
+		}
+	}
+}
+
+// TestTypes: every type is added as what it is.
+func TestTypes(t *testing.T) {
+	_, groups := world(t, 2, loopback)
+	each(2, func(r int) {
+		g := groups[r]
+		adds[float32](t, g, Float32, 1.5, 3)
+		adds[float64](t, g, Float64, 1.5, 3)
+		adds(t, g, Float16, collective.ToFloat16(1.5), collective.ToFloat16(3))
+		adds(t, g, BFloat16, collective.ToBFloat16(1.5), collective.ToBFloat16(3))
+		adds[int8](t, g, Int8, 100, -56)
+		adds[int16](t, g, Int16, -3, -6)
+		adds[int32](t, g, Int32, -3, -6)
+		adds[int64](t, g, Int64, -3, -6)
+		adds[uint8](t, g, Uint8, 200, 144)
+		adds[uint16](t, g, Uint16, 40000, 14464)
+		adds[uint32](t, g, Uint32, 1<<31+1, 2)
+		adds[uint64](t, g, Uint64, 1<<63+1, 2)
+	})
+}
+
+func adds[T collective.Element](t *testing.T, g *Group, kind Type, x, twice T) {
+	data := []T{x, x, x}
+	if err := g.Run(with(Call{Kind: AllReduce, Count: 3, Type: kind, Arg: int32(collective.Sum)}, data, nil), nil); err != nil {
+		t.Error(err)
+	}
+	if !slices.Equal(data, []T{twice, twice, twice}) {
+		t.Errorf("type %d: twice %v is %v", kind, x, data)
+	}
+}
+
+// TestOrder: calls that are started and calls that block are performed in one order, whatever is
+// waited for first.
+func TestOrder(t *testing.T) {
+	_, groups := world(t, 2, loopback)
+	each(2, func(r int) {
+		const many = 200
+		data := make([]int64, many)
+		tickets := make([]uint64, many)
+		var errs []error
+		for i := range data {
+			data[i] = int64(i + 1)
+			c := with(Call{Kind: AllReduce, Count: int64(i + 1), Type: Int64, Arg: int32(collective.Sum)}, data, nil)
+			if i%17 == 16 {
+				errs = append(errs, groups[r].Run(c, nil))
+				continue
+			}
+			ticket, err := groups[r].Start(c)
+			tickets[i], errs = ticket, append(errs, err)
+			if i%50 == 49 {
+				_, err := groups[r].Wait(tickets[i-3], -1, nil)
+				errs = append(errs, err)
+			}
+		}
+		errs = append(errs, groups[r].Run(Call{Kind: Barrier}, nil))
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+		for i, got := range data { // element i was added by all calls from number i on, once it had its value
+			if want := int64(i+1) << (many - i); many-i < 50 && got != want {
+				t.Errorf("rank %d: element %d is %d, not %d", r, i, got, want)
+			}
+		}
+		if done, err := groups[r].Wait(tickets[many-1], 0, nil); !done || err != nil {
+			t.Errorf("a call that has ended is waited for: %v, %v", done, err)
+		}
+	})
+}
+
+// TestWrongArguments: what a rank can see to be wrong has no effect on the group.
+func TestWrongArguments(t *testing.T) {
+	l, groups := world(t, 2, loopback)
+	data := make([]float32, 4)
+	sum := int32(collective.Sum)
+	for _, c := range []struct {
+		call Call
+		says string
+	}{
+		{Call{Kind: 99}, "there is no operation 99"},
+		{Call{Kind: AllReduce, Type: 13, Arg: sum}, "there is no type 13"},
+		{Call{Kind: AllReduce, Type: Float32, Arg: 7}, "there is no reduction 7"},
+		{Call{Kind: AllReduce, Type: Int8, Arg: int32(collective.Adasum)}, "floating point"},
+		{Call{Kind: AllReduce, Type: Float32, Arg: sum, Count: -1}, "-1 elements"},
+		{Call{Kind: AllReduce, Type: Float64, Arg: sum, Count: 1 << 60}, "elements"},
+		{Call{Kind: AllReduce, Type: Float32, Arg: sum, Count: 1}, "no memory"},
+		{with(Call{Kind: AllGather, Type: Float32, Count: 1}, data, nil), "no memory"},
+		{with(Call{Kind: Broadcast, Type: Float32, Count: 1, Arg: 2}, data, nil), "there is no rank 2"},
+		{with(Call{Kind: AllToAll, Type: Float32, Counts: []int64{1, 1, 1}}, data, data), "3 numbers"},
+		{with(Call{Kind: AllToAll, Type: Float32, Counts: []int64{1, -1, 1, 1}}, data, data), "-1 elements"},
+		{with(Call{Kind: ReduceTree, Type: Float32, Arg: sum, Counts: []int64{0, 3, 2}}, data, data), "first leaves"},
+	} {
+		_, err := groups[0].Start(c.call)
+		if err == nil || !strings.Contains(err.Error(), c.says) || Code(err) != codeFailed {
+			t.Errorf("%+v: %v, not %q", c.call, err, c.says)
+		}
+	}
+	if _, err := groups[0].Wait(1, 0, nil); err == nil {
+		t.Error("a call that was never made is waited for")
+	}
+	for _, world := range []string{"", "{}", `{"data_key": "zz"}`, `{"data_key": "` + strings.Repeat("0", 64) + `", "rank": 1}`} {
+		e, err := l.Listen(loopback)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Connect(e, world, 0, nil); err == nil {
+			t.Errorf("connected to the world %q", world)
+		}
+		l.Close(e)
+	}
+	each(2, func(r int) {
+		if err := groups[r].Run(Call{Kind: Barrier}, nil); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAbort: whatever ends the group of one rank ends the calls of the others, those that block and
+// those that were started.
+func TestAbort(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(g *Group, c Call) error
+		code int32
+	}{
+		{"abort", func(g *Group, _ Call) error { g.Abort("because"); return g.Err() }, codeAborted},
+		{"close", func(g *Group, _ Call) error { g.Close(); return g.Err() }, codeAborted},
+		{"check", func(g *Group, c Call) error { return g.Run(c, func() bool { return true }) }, codeInterrupted},
+		{"limit", func(g *Group, c Call) error { g.Limit(1); return g.Run(c, nil) }, codeTimeout},
+		{"limit of a started call", func(g *Group, c Call) error { g.Limit(1); return g.do(c, true) }, codeTimeout},
+	} {
+		for _, options := range []string{loopback, sockets} {
+			t.Run(c.name+" "+options, func(t *testing.T) {
+				_, groups := world(t, 3, options)
+				ended := make(chan struct{})
+				each(3, func(r int) {
+					data := make([]float32, 1000)
+					call := with(Call{Kind: AllReduce, Count: 1000, Type: Float32, Arg: int32(collective.Sum)}, data, nil)
+					switch r {
+					case 0: // comes too late
+						<-ended
+					case 1:
+						defer close(ended)
+						if err := c.end(groups[r], call); Code(err) != c.code {
+							t.Errorf("its own rank: %v", err)
+						}
+						return
+					}
+					err := groups[r].do(call, r == 2)
+					if Code(err) != codeAborted {
+						t.Errorf("rank %d: %v", r, err)
+					}
+					if again := groups[r].do(call, r == 0); again != err || groups[r].Err() != err {
+						t.Errorf("rank %d: %v is followed by %v", r, err, again)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestCheckRuns: a caller that waits is asked again and again, and goes on.
+func TestCheckRuns(t *testing.T) {
+	for _, options := range []string{loopback, sockets} {
+		_, groups := world(t, 2, options)
+		var asked atomic.Int32
+		enough := make(chan struct{})
+		each(2, func(r int) {
+			check := func() bool {
+				if asked.Add(1) == 2 {
+					close(enough)
+				}
+				return false
+			}
+			if r == 1 {
+				check = nil
+				<-enough
+			}
+			if err := groups[r].Run(Call{Kind: Barrier}, check); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestSubset: calls on a subset do not wait for those of others.
+func TestSubset(t *testing.T) {
+	_, groups := world(t, 3, loopback)
+	each(3, func(r int) {
+		subset, err := groups[r].Subset([]int{2, 0}, nil)
+		if err != nil || (subset == nil) != (r == 1) {
+			t.Errorf("rank %d: %v, %v", r, subset, err)
+			return
+		}
+		if subset == nil {
+			return
+		}
+		data := []int32{int32(r)}
+		if err := subset.Run(with(Call{Kind: Broadcast, Count: 1, Type: Int32}, data, nil), nil); err != nil || data[0] != 2 || subset.Size() != 2 {
+			t.Errorf("rank %d: %d, %v", r, data[0], err)
+		}
+		subset.Close()
+	})
+}
+
+// TestPanic: a panic in an operation ends the group with an error.
+func TestPanic(t *testing.T) {
+	_, groups := world(t, 2, loopback)
+	asked := make(chan struct{})
+	each(2, func(r int) {
+		if r == 1 {
+			<-asked
+			if err := groups[r].Run(Call{Kind: Barrier}, nil); Code(err) != codeAborted {
+				t.Error(err)
+			}
+			return
+		}
+		check := func() bool {
+			close(asked)
+			panic("no")
+		}
+		if err := groups[r].Run(Call{Kind: Barrier}, check); err == nil || !strings.Contains(err.Error(), "panic: no") {
+			t.Error(err)
+		}
+	})
+}

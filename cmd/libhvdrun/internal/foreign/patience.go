@@ -1,0 +1,67 @@
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// errInterrupted is the cause where the caller's Check has ended a wait.
+var errInterrupted = errors.New("the caller was interrupted")
+
+// errTimeout is the cause where a call has taken longer than the group's limit.
+var errTimeout = errors.New("no end within")
+
+// Check reports whether a caller that waits is to give up. It is called on the goroutine that
+// waits, about every [Slice], and may run the caller's handlers of signals.
+type Check func() (giveUp bool)
+
+// Slice is the time between two calls of a [Check].
+const Slice = 50 * time.Millisecond
+
+// patience is the context of one operation. While an operation waits it asks for the error of its
+// context, on its own goroutine: that is when check is called. So a caller sees its signals without
+// another goroutine between it and the operation.
+type patience struct {
+	check Check
+	limit time.Duration // 0: none
+	began time.Time
+	asked time.Time
+	done  chan struct{}
+	err   error
+}
+
+func newPatience(check Check, limit time.Duration) *patience {
+	now := time.Now()
+	return &patience{check: check, limit: limit, began: now, asked: now, done: make(chan struct{})}
+}
+
+// Deadline is none: an operation that had one would set a timer for it.
+func (p *patience) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Done is closed once Err has returned an error.
+func (p *patience) Done() <-chan struct{} { return p.done }
+
+// Value is nil for every key.
+func (p *patience) Value(any) any { return nil }
+
+// Err is why the operation is to end. One goroutine calls it, that of the operation.
+func (p *patience) Err() error {
+	if p.err != nil {
+		return p.err
+	}
+	now := time.Now()
+	switch {
+	case p.limit > 0 && now.Sub(p.began) > p.limit:
+		p.err = fmt.Errorf("%w %v", errTimeout, p.limit)
+	case p.check != nil && now.Sub(p.asked) >= Slice:
+		p.asked = now
+		if p.check() {
+			p.err = errInterrupted
+		}
+	}
+	if p.err != nil {
+		close(p.done)
+	}
+	return p.err
+}

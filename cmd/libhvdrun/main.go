@@ -1,0 +1,7 @@
+// Command libhvdrun is the shared library libhvdrun.so, by which programs in C, and in languages
+// that call C, use package collective. hvdrun.h documents it. It is built by make lib, with cgo:
+//
+//	go build -buildmode=c-shared -o libhvdrun.so ./cmd/libhvdrun
+package main
+
+func main() {}
