@@ -125,21 +125,16 @@ func partOf[T collective.Element](t *testing.T, w *world, rank int, banked bool,
 	if banked {
 		s = foreign(t, d, elements[T](mine))
 	}
-	downs := func() int {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.calls["cuMemcpyDtoHAsync_v2"]
-	}
 	if _, err := d.backend(t.Context(), w.groups[rank]); err != nil {
 		return err
 	}
-	before := downs()
+	before := f.downs()
 	part, err := ReduceScatter(t.Context(), w.groups[rank], s, op)
 	if err != nil {
 		return err
 	}
 	defer part.Free()
-	if downs() != before {
+	if f.downs() != before {
 		return errors.New("it goes over the host")
 	}
 	lo, hi := kernel.Split(s.Len(), w.groups[rank].Size(), rank)
@@ -150,6 +145,60 @@ func partOf[T collective.Element](t *testing.T, w *world, rank int, banked bool,
 		return errors.New("the slice has changed")
 	}
 	return nil
+}
+
+// TestThroughHost: reductions of types without kernels go through the host, and no others.
+func TestThroughHost(t *testing.T) {
+	w := newWorld(t, 2, 1, Config{})
+	throughHost[float32](t, w, false)
+	throughHost[collective.Float16](t, w, false)
+	throughHost[int32](t, w, false)
+	throughHost[int64](t, w, false)
+	throughHost[int8](t, w, true)
+	throughHost[int16](t, w, true)
+	throughHost[uint8](t, w, true)
+	throughHost[uint16](t, w, true)
+	throughHost[uint32](t, w, true)
+	throughHost[uint64](t, w, true)
+}
+
+func throughHost[T collective.Element](t *testing.T, w *world, want bool) {
+	t.Helper()
+	w.must(t, func(rank int, d *Device, g *collective.Group) error {
+		s := vector(t, d, make([]T, 64))
+		if _, err := d.backend(t.Context(), g); err != nil {
+			return err
+		}
+		for i, reduce := range []func() error{
+			func() error { return AllReduce(t.Context(), g, s, collective.Max) },
+			func() error {
+				part, err := ReduceScatter(t.Context(), g, s, collective.Sum)
+				if err != nil {
+					return err
+				}
+				return part.Free()
+			},
+		} {
+			before := w.drivers[rank].downs()
+			if err := reduce(); err != nil {
+				return err
+			}
+			if got := w.drivers[rank].downs() > before; got != want {
+				return fmt.Errorf("operation %d of %T goes through the host: %v", i, *new(T), got)
+			}
+			if err := collective.Barrier(t.Context(), g); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// downs is how often memory of the device has been copied to the host.
+func (f *driver) downs() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls["cuMemcpyDtoHAsync_v2"]
 }
 
 // TestSpreadFails: whichever call fails on one rank, it has that error, the others are done or

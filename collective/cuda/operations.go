@@ -38,8 +38,10 @@ func (o Options) event() (*Event, error) {
 // combined in their order, and the results of the hosts in that of the group's algorithm; staged,
 // all are in that. Under Strict the bits are the same by all of these. By NCCL they are NCCL's, the
 // same on all ranks but perhaps others in another world; Min and Max of floating point numbers
-// never go by NCCL, which drops NaNs. [collective.Adasum] is refused. After an error the slice is
-// undefined.
+// never go by NCCL, which drops NaNs. There are no kernels of this package for int8, int16 and
+// unsigned integers: where NCCL does not combine them they go through the host's memory, whatever
+// the backend, and the host's processors combine them. [collective.Adasum] is refused. After an
+// error the slice is undefined.
 func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) error {
 	return AllReduceWith(ctx, g, s, op, Options{})
 }
