@@ -31,7 +31,8 @@ type Handle struct {
 	name    string
 	request request
 	data    []byte
-	work    Work // instead of data, of what lies elsewhere
+	result  []byte // of an operation that is not in place
+	work    Work   // instead of data, of what lies elsewhere
 	since   time.Time
 	unwatch func() bool    // ends the watch of the context; nil where it cannot end
 	gaveUp  error          // the context's; guarded by engine.mu
@@ -46,12 +47,14 @@ type Handle struct {
 func (h *Handle) refuse(reason error) {
 	h.refusal, h.request.refused = reason, true
 	h.request.prescale, h.request.postscale = 1, 1 // one that is not a number is not equal to itself
-	h.data = nil
+	h.data, h.result = nil, nil
 }
 
 // request is the operation that a rank wants on the tensor of a name. It must be equal on all
 // ranks.
 type request struct {
+	do          action // 0: AllReduce
+	root        int32  // of a broadcast
 	dtype       kernel.Type
 	op          Op
 	compression Compression
@@ -164,8 +167,11 @@ func checkName(name string) error {
 
 // call is the request as errors print it.
 func (r *request) call() descriptor {
-	d := descriptor{action: allReduceAsyncAction, dtype: r.dtype, reduce: r.op, count: r.count,
+	d := descriptor{action: r.action(), dtype: r.dtype, reduce: r.op, count: r.count,
 		root: int32(r.compression) | int32(r.scales())<<8}
+	if r.do != 0 {
+		d.root = r.root
+	}
 	if r.elsewhere {
 		d.root |= elsewhereBit
 	}
@@ -173,6 +179,11 @@ func (r *request) call() descriptor {
 		d.algorithm |= refusedCall
 	}
 	return d
+}
+
+// wrong is an error of the operation's arguments, or of its context.
+func (r *request) wrong(err error) error {
+	return fmt.Errorf("collective: %s: %w", actionNames[r.action()], err)
 }
 
 // elsewhereBit of an AllReduceAsync's root says where the vector lies.
@@ -197,7 +208,7 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	for _, h := range handles {
 		h.ending.Add(1)
 		if invalid == nil && h.err != nil {
-			invalid = h.err
+			invalid = h.request.wrong(h.err)
 		}
 	}
 	err := errNoGroup
@@ -208,7 +219,7 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	switch {
 	case err != nil:
 	case invalid != nil:
-		err = fmt.Errorf("collective: AllReduceAsync: %w", invalid)
+		err = invalid
 	default:
 		err = e.submit(ctx, handles)
 	}

@@ -2,7 +2,6 @@ package collective
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
@@ -17,6 +16,7 @@ func (e *engine) fail(n frame.Notice) error {
 
 // bucket is tensors that are reduced as one.
 type bucket struct {
+	do          action      // 0: AllReduce
 	wire        kernel.Type // as ranks send it
 	op          Op
 	compression Compression
@@ -31,7 +31,9 @@ type bucket struct {
 const large = 1 << 20
 
 // ownBucket reports whether a tensor, of so many bytes on the wire, has a bucket of its own.
-func (r *request) ownBucket(bytes int) bool { return bytes >= large && r.compression == CompressNone }
+func (r *request) ownBucket(bytes int) bool {
+	return r.do != 0 || bytes >= large && r.compression == CompressNone
+}
 
 // fits reports whether the tensors of a request may be in the bucket.
 func (b *bucket) fits(r *request, bytes, most int) bool {
@@ -40,7 +42,7 @@ func (b *bucket) fits(r *request, bytes, most int) bool {
 
 // alike reports whether the tensors of a request are reduced as those of the bucket.
 func (b *bucket) alike(r *request) bool {
-	return b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.elsewhere == r.elsewhere
+	return b.do == r.do && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.elsewhere == r.elsewhere
 }
 
 // wire is the type of a tensor as ranks send it.
@@ -81,7 +83,8 @@ func (e *engine) execute() error {
 			if used++; used > len(e.buckets) {
 				e.buckets = append(e.buckets, bucket{})
 			}
-			e.buckets[at] = bucket{wire: r.wire(), op: r.op, compression: r.compression, elsewhere: r.elsewhere, ids: e.buckets[at].ids[:0], full: r.ownBucket(bytes)}
+			e.buckets[at] = bucket{do: r.do, wire: r.wire(), op: r.op, compression: r.compression, elsewhere: r.elsewhere,
+				ids: e.buckets[at].ids[:0], full: r.ownBucket(bytes)}
 		}
 		b := &e.buckets[at]
 		b.ids, b.bytes = append(b.ids, id), b.bytes+bytes
@@ -103,12 +106,15 @@ func (e *engine) refuse(t *entry) {
 	}
 	t.mine = nil
 	e.pending--
-	e.complete(h, fmt.Errorf("collective: AllReduceAsync: %w", h.refusal))
+	e.complete(h, h.request.wrong(h.refusal))
 }
 
 // reduce does the operations of one bucket.
 func (e *engine) reduce(b *bucket) error {
-	if b.elsewhere {
+	switch {
+	case b.do != 0:
+		return e.move(b)
+	case b.elsewhere:
 		return e.reduceElsewhere(b)
 	}
 	e.mark(0)
@@ -137,14 +143,14 @@ func (e *engine) mark(phase int) {
 // record tells the timeline of an operation that ends now, phase by phase.
 func (e *engine) record(h *Handle) {
 	if t := e.g.family.tally; t != nil {
-		t.note(allReduceAsyncAction, h.request.bytes(), t.now()-time.Since(h.since), e.g.backend())
+		t.note(h.request.action(), h.request.bytes(), t.now()-time.Since(h.since), e.g.backend())
 	}
 	if e.g.family.timeline == nil {
 		return
 	}
 	from, ends := h.since, [...]time.Time{e.marks[0], e.marks[1], e.marks[2], time.Now()}
 	for i, phase := range [...]string{"queue", "copy-in", "reduce", "copy-out"} {
-		e.g.family.timeline.Span(Span{Name: actionNames[allReduceAsyncAction], Phase: phase, Tensor: h.name, Lane: e.g.lane,
+		e.g.family.timeline.Span(Span{Name: actionNames[h.request.action()], Phase: phase, Tensor: h.name, Lane: e.g.lane,
 			Generation: e.g.generation, Start: from, Duration: ends[i].Sub(from), Bytes: h.request.bytes()})
 		from = ends[i]
 	}

@@ -16,6 +16,10 @@ func FuzzStatements(f *testing.F) {
 	f.Add(one)
 	f.Add(append(h.state(one), joinStatement))
 	f.Add(one[:len(one)-1])
+	for do, op := range map[action]Op{broadcastAsyncAction: 0, allGatherIntoAsyncAction: 0, reduceScatterIntoAsyncAction: Max} {
+		r := request{do: do, dtype: kernel.Float32, op: op, count: 7, prescale: 1, postscale: 1}
+		f.Add((&Handle{name: "weights", request: r}).state(nil))
+	}
 	f.Add([]byte{tensorStatement, 255, 'a'})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		all, join, err := parseStatements(b, 1)

@@ -94,13 +94,7 @@ func (e *engine) reduceElsewhere(b *bucket) error {
 	}
 	e.mark(2)
 	for _, id := range b.ids {
-		t := &e.table[id]
-		h := t.mine
-		e.watchTensor(id, h)
-		e.record(h)
-		t.mine = nil
-		e.pending--
-		e.complete(h, nil)
+		e.conclude(id)
 	}
 	return nil
 }

@@ -162,7 +162,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 			for _, taken := range handles[:i] {
 				delete(e.names, taken.name)
 			}
-			return fmt.Errorf("collective: AllReduceAsync: %q %w", h.name, errUnderWay)
+			return h.request.wrong(fmt.Errorf("%q %w", h.name, errUnderWay))
 		}
 		e.names[h.name] = h
 	}
@@ -196,7 +196,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 // cancel ends the group because the context of an operation has ended.
 func (e *engine) cancel(h *Handle, err error) {
 	e.mu.Lock()
-	h.gaveUp = fmt.Errorf("collective: AllReduceAsync: %w", err)
+	h.gaveUp = h.request.wrong(err)
 	e.mu.Unlock()
 	e.g.fail(frame.Gone(err, e.g.rank))
 }

@@ -43,7 +43,7 @@ func (e *engine) observe(buckets []bucket) {
 // guessable reports whether a bucket can be reduced on the chance that all ranks have submitted it:
 // its tensors stay as they are until that is known, and an element can count the ranks.
 func (e *engine) guessable(b *bucket) bool {
-	if b.elsewhere || b.op == Adasum || e.contribute < e.g.size || e.g.size > mostCounted(b.wire) ||
+	if b.do != 0 || b.elsewhere || b.op == Adasum || e.contribute < e.g.size || e.g.size > mostCounted(b.wire) ||
 		b.bytes > largestGuess && !e.reducesIfReady(b) {
 		return false
 	}

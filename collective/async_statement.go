@@ -21,8 +21,10 @@ type statement struct {
 
 const (
 	tensorStatement = 't' // length of the name u8 · name · type u8 · operation u8 · compression u8 · flags u8 · count · scales, 8 bytes each
+	moveStatement   = 'm' // the same, of what is no AllReduce · action u8 · root u32
 	joinStatement   = 'j'
 	requestSize     = 4 + 3*8
+	moveSize        = requestSize + 5
 
 	elsewhereFlag = 1
 	refusedFlag   = 2
@@ -30,7 +32,11 @@ const (
 
 func (h *Handle) state(b []byte) []byte {
 	r := &h.request
-	b = append(b, tensorStatement, byte(len(h.name)))
+	kind := byte(tensorStatement)
+	if r.do != 0 {
+		kind = moveStatement
+	}
+	b = append(b, kind, byte(len(h.name)))
 	b = append(b, h.name...)
 	flags := byte(0)
 	if r.elsewhere {
@@ -42,7 +48,11 @@ func (h *Handle) state(b []byte) []byte {
 	b = append(b, byte(r.dtype), byte(r.op), byte(r.compression), flags)
 	b = binary.NativeEndian.AppendUint64(b, r.count)
 	b = binary.NativeEndian.AppendUint64(b, math.Float64bits(r.prescale))
-	return binary.NativeEndian.AppendUint64(b, math.Float64bits(r.postscale))
+	b = binary.NativeEndian.AppendUint64(b, math.Float64bits(r.postscale))
+	if r.do != 0 {
+		b = binary.NativeEndian.AppendUint32(append(b, byte(r.do)), uint32(r.root))
+	}
+	return b
 }
 
 // parseStatements reads what a rank says.
@@ -52,7 +62,13 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 			join, b = true, b[1:]
 			continue
 		}
-		if b[0] != tensorStatement || len(b) < 2 || len(b) < 2+int(b[1])+requestSize {
+		size := requestSize
+		if b[0] == moveStatement {
+			size = moveSize
+		} else if b[0] != tensorStatement {
+			return nil, false, frame.ErrInvalid
+		}
+		if len(b) < 2 || len(b) < 2+int(b[1])+size {
 			return nil, false, frame.ErrInvalid
 		}
 		s := statement{rank: rank, name: string(b[2 : 2+int(b[1])])}
@@ -63,11 +79,14 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 			count:     binary.NativeEndian.Uint64(b[4:]),
 			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[12:])),
 			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[20:]))}
-		if s.name == "" || b[3] > elsewhereFlag|refusedFlag || !s.request.sound() {
+		if size == moveSize {
+			s.request.do, s.request.root = action(b[requestSize]), int32(binary.NativeEndian.Uint32(b[requestSize+1:]))
+		}
+		if s.name == "" || (size == moveSize) != s.request.moves() || b[3] > elsewhereFlag|refusedFlag || !s.request.sound() {
 			return nil, false, frame.ErrInvalid
 		}
 		all = append(all, s)
-		b = b[requestSize:]
+		b = b[size:]
 	}
 	return all, join, nil
 }
@@ -80,6 +99,8 @@ func (r *request) sound() bool {
 		return false
 	case r.refused:
 		return true
+	case r.moves():
+		return r.movable()
 	case r.elsewhere && (r.op == Adasum || r.compression != CompressNone || r.prescale != 1 || r.postscale != 1):
 		return false
 	}
@@ -107,6 +128,11 @@ func (e *engine) exchange(join bool) error {
 		from, joins, err := parseStatements(part, rank)
 		if err != nil {
 			return e.fail(frame.Gone(err, rank))
+		}
+		for i := range from {
+			if r := &from[i].request; r.moves() && !r.refused && int(r.root) >= e.g.size {
+				return e.fail(frame.Gone(frame.ErrInvalid, rank))
+			}
 		}
 		said = append(said, from...)
 		if joins && !e.joined[rank] {

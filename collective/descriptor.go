@@ -24,11 +24,15 @@ const (
 	allGatherIntoAction
 	allToAllIntoAction
 	reduceTreeAction
+	broadcastAsyncAction
+	allGatherIntoAsyncAction
+	reduceScatterIntoAsyncAction
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
-	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree"}
+	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree",
+	"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
@@ -36,7 +40,7 @@ type descriptor struct {
 	dtype     kernel.Type
 	reduce    Op
 	algorithm Algorithm // of an AllReduce, where one is forced; with refusedCall, of any operation, where its arguments are refused
-	root      int32     // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync; digest of a ReduceTree's nodes and length
+	root      int32     // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync; digest of a ReduceTree's nodes and length, of the counts of a ReduceScatter that has any
 	count     uint64    // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
 
@@ -71,11 +75,15 @@ func (a descriptor) String() string {
 		return text
 	case reduceTreeAction:
 		return fmt.Sprintf("%s of %v (%v, digest %08x)", name, a.dtype, a.reduce, uint32(a.root))
-	case reduceScatterAction:
-		return fmt.Sprintf("%s of %d %v (%v)", name, a.count, a.dtype, a.reduce)
-	case broadcastAction:
+	case reduceScatterAction, reduceScatterIntoAsyncAction:
+		text := fmt.Sprintf("%s of %d %v (%v)", name, a.count, a.dtype, a.reduce)
+		if a.root != 0 {
+			text += fmt.Sprintf(", counts %08x", uint32(a.root))
+		}
+		return text
+	case broadcastAction, broadcastAsyncAction:
 		return fmt.Sprintf("%s of %d %v from rank %d", name, a.count, a.dtype, a.root)
-	case allGatherIntoAction, allToAllIntoAction:
+	case allGatherIntoAction, allToAllIntoAction, allGatherIntoAsyncAction:
 		return fmt.Sprintf("%s of %d %v", name, a.count, a.dtype)
 	case allGatherAction:
 		return fmt.Sprintf("%s of %v", name, a.dtype)

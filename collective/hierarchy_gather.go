@@ -322,11 +322,11 @@ func (c *call) allGatherSockets(own []byte) ([][]byte, error) {
 	return c.exchangePairs(func(int) []byte { return own })
 }
 
-func (c *call) reduceScatterSockets(data, result []byte) error {
+func (c *call) reduceScatterSockets(part func(rank int) []byte, result []byte) error {
 	if c.g.levels != nil {
-		return c.reduceScatterHierarchical(data, result)
+		return c.reduceScatterHierarchical(part, result)
 	}
-	return c.reduceScatterDirect(data, result)
+	return c.reduceScatterDirect(part, result)
 }
 
 func (c *call) allToAllSockets(part func(to int) []byte) ([][]byte, error) {

@@ -237,17 +237,18 @@ func (c *call) sendResult(x *crossing, part []byte) {
 // reduceScatterHierarchical combines, in turns, what this host's ranks have for the ranks of each
 // other host and sends it there, and then what they have for themselves; each rank combines what
 // all hosts have for it, in their order.
-func (c *call) reduceScatterHierarchical(data, result []byte) error {
-	h, all := c.g.levels, c.wholeTeam()
-	part := func(rank int) []byte { return all.part(c, data, rank) }
-	longest, turns := len(part(0)), 0
+func (c *call) reduceScatterHierarchical(part func(rank int) []byte, result []byte) error {
+	h := c.g.levels
+	sent := 0
 	for _, host := range h.others() {
-		turns += h.turns(host)
+		for _, to := range h.shares(host, h.place) {
+			sent += len(part(to))
+		}
 	}
-	memory := c.scratch((turns + len(h.hosts) - 1) * longest) // what is sent; what is received
+	memory := c.scratch(sent + (len(h.hosts)-1)*len(result)) // what is sent; what is received
 	first := c.inUsed
 	for i, host := range h.others() {
-		room := memory[(turns+i)*longest:][:len(result)]
+		room := memory[sent+i*len(result):][:len(result)]
 		for s := range c.frames(len(result)) {
 			c.post(h.counterpart(host, h.place), 0, c.cut(room, s))
 		}
@@ -258,7 +259,9 @@ func (c *call) reduceScatterHierarchical(data, result []byte) error {
 			if err != nil {
 				return err
 			}
-			memory = memory[longest:]
+			if rank >= 0 {
+				memory = memory[len(sum):]
+			}
 			for s := 0; rank >= 0 && s < c.frames(len(sum)); s++ {
 				c.send(rank, 0, c.cut(sum, s))
 			}

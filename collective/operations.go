@@ -56,13 +56,18 @@ func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data [
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
 func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) error {
-	d := descriptor{action: broadcastAction, dtype: typeOf[T](), root: clampRoot(root), count: uint64(len(data))}
+	return g.broadcastBytes(ctx, typeOf[T](), bytesOf(data), root)
+}
+
+// broadcastBytes is Broadcast of bytes that hold elements of a type.
+func (g *Group) broadcastBytes(ctx context.Context, t kernel.Type, data []byte, root int) error {
+	d := descriptor{action: broadcastAction, dtype: t, root: clampRoot(root), count: uint64(len(data) / t.Size())}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, checkRoot(g, root), func(m *shm.Member, call shm.Desc) error {
-			return m.Broadcast(ctx, call, bytesOf(data), root)
+			return m.Broadcast(ctx, call, data, root)
 		})
 	}
-	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcastSockets(bytesOf(data)) })
+	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcastSockets(data) })
 }
 
 // AllGather returns the data of every rank, by rank, as copies. Lengths may differ.

@@ -20,20 +20,22 @@ import (
 // at element r·len(data) of all, whose length is the total of all ranks. Data may be this rank's
 // part of all, and must not overlap with all otherwise.
 func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) error {
-	d := descriptor{action: allGatherIntoAction, dtype: typeOf[T](), count: uint64(len(data))}
-	invalid := checkInto(g, "result", len(all), len(data))
-	parts := into{bytesOf(all), len(bytesOf(data))}
-	if g != nil && invalid == nil && !same(parts.of(g.rank), bytesOf(data)) {
-		invalid = checkApart(bytesOf(all), bytesOf(data))
-	}
+	return g.allGatherBytes(ctx, typeOf[T](), bytesOf(data), bytesOf(all), checkGather(g, data, all))
+}
+
+// allGatherBytes is AllGatherInto of bytes that hold elements of a type; invalid is why they are
+// refused.
+func (g *Group) allGatherBytes(ctx context.Context, t kernel.Type, data, all []byte, invalid error) error {
+	d := descriptor{action: allGatherIntoAction, dtype: t, count: uint64(len(data) / t.Size())}
+	parts := into{all, len(data)}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-			kernel.Copy(parts.of(g.rank), bytesOf(data))
+			kernel.Copy(parts.of(g.rank), data)
 			return m.AllGather(ctx, call, parts.of(g.rank), parts.place(h.ranks))
 		})
 	}
 	return g.run(ctx, d, invalid, func(c *call) error {
-		kernel.Copy(parts.of(g.rank), bytesOf(data))
+		kernel.Copy(parts.of(g.rank), data)
 		if g.levels != nil {
 			return c.allGatherIntoHierarchical(parts)
 		}
@@ -41,24 +43,97 @@ func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) erro
 	})
 }
 
+func checkGather[T Element](g *Group, data, all []T) error {
+	if err := checkInto(g, "result", len(all), len(data)); g == nil || err != nil {
+		return err
+	}
+	if own := (into{bytesOf(all), len(bytesOf(data))}).of(g.rank); !same(own, bytesOf(data)) {
+		return checkApart(bytesOf(all), bytesOf(data))
+	}
+	return nil
+}
+
 // ReduceScatterInto is [ReduceScatter] into part, which has just the length of this rank's part of
 // the result and does not overlap with data.
 func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T, op Op) error {
-	d := descriptor{action: reduceScatterAction, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
-	invalid := cmp.Or(checkReduced[T](), op.checkParts(d.dtype))
-	if g != nil {
-		if lo, hi := kernel.Split(len(data), g.size, g.rank); len(part) != hi-lo {
-			invalid = fmt.Errorf("a result of %d elements for a part of %d", len(part), hi-lo)
-		} else if invalid == nil {
-			invalid = checkApart(bytesOf(part), bytesOf(data))
-		}
+	t := typeOf[T]()
+	invalid := cmp.Or(checkReduced[T](), op.checkParts(t), checkScatter(g, data, part))
+	return g.reduceScatterBytes(ctx, t, op, bytesOf(data), bytesOf(part), invalid)
+}
+
+// reduceScatterBytes is ReduceScatterInto of bytes that hold elements of a type; invalid is why
+// they are refused.
+func (g *Group) reduceScatterBytes(ctx context.Context, t kernel.Type, op Op, data, part []byte, invalid error) error {
+	d := descriptor{action: reduceScatterAction, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
+	return g.reduceScatterParts(ctx, d, invalid, func(rank int) []byte { return kernel.Part(data, t.Size(), g.size, rank) }, part)
+}
+
+func checkScatter[T Element](g *Group, data, part []T) error {
+	if g == nil {
+		return nil
 	}
+	if lo, hi := kernel.Split(len(data), g.size, g.rank); len(part) != hi-lo {
+		return fmt.Errorf("a result of %d elements for a part of %d", len(part), hi-lo)
+	}
+	return checkApart(bytesOf(part), bytesOf(data))
+}
+
+// ReduceScatterCounts is [ReduceScatterInto] of parts whose lengths the caller chooses: rank r gets
+// counts[r] elements, which begin after those of the ranks before it. The counts, which may be 0,
+// are the same on all ranks, which otherwise get a [*MismatchError]. There is one for each rank,
+// and their sum is the length of data.
+func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, counts []int, part []T, op Op) error {
+	d := descriptor{action: reduceScatterAction, dtype: typeOf[T](), reduce: op, count: uint64(len(data)), root: int32(digest(counts)) | 1}
+	invalid := cmp.Or(checkReduced[T](), op.checkParts(d.dtype))
+	var ends []int
+	if g != nil {
+		var err error
+		if ends, err = checkCounts(counts, g.size, len(data)); err == nil && len(part) != counts[g.rank] {
+			err = fmt.Errorf("a result of %d elements for a part of %d", len(part), counts[g.rank])
+		}
+		if err == nil {
+			err = checkApart(bytesOf(part), bytesOf(data))
+		}
+		invalid = cmp.Or(err, invalid)
+	}
+	return g.reduceScatterParts(ctx, d, invalid, func(rank int) []byte {
+		return bytesOf(data[ends[rank]-counts[rank] : ends[rank]])
+	}, bytesOf(part))
+}
+
+// checkCounts returns where the parts of so many elements end.
+func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
+	if len(counts) != ranks {
+		return nil, fmt.Errorf("%d counts for %d ranks", len(counts), ranks)
+	}
+	ends = make([]int, ranks)
+	end := 0
+	for rank, n := range counts {
+		if n < 0 || n > total-end {
+			return nil, fmt.Errorf("%d elements of rank %d after %d of %d", n, rank, end, total)
+		}
+		end += n
+		ends[rank] = end
+	}
+	if end != total {
+		return nil, fmt.Errorf("counts of %d elements in all for %d", end, total)
+	}
+	return ends, nil
+}
+
+// reduceScatterParts combines part(j) of all ranks for each rank j, and puts this rank's into
+// result.
+func (g *Group) reduceScatterParts(ctx context.Context, d descriptor, invalid error, part func(rank int) []byte, result []byte) error {
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-			return m.ReduceScatter(ctx, call, h.parts(bytesOf(data), d.dtype.Size()), bytesOf(part), h.reduction(d.dtype, d.reduce))
+			h.cut = h.cut[:0]
+			for rank := range g.size {
+				h.cut = append(h.cut, part(rank))
+			}
+			return m.ReduceScatter(ctx, call, h.cut, result, h.reduction(d.dtype, d.reduce))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *call) error { return c.reduceScatterSockets(bytesOf(data), bytesOf(part)) })
+	return g.run(ctx, d, invalid, func(c *call) error { return c.reduceScatterSockets(part, result) })
 }
 
 // AllToAllInto is [AllToAll] of parts of equal lengths: data and result have one for every rank,

@@ -113,20 +113,24 @@ func (c *call) receiveParts(from []int, all [][]byte) error {
 	return nil
 }
 
-// reduceScatterDirect puts this rank's part of the reduced data into result. Every rank sends each
-// part to its owner, who combines them in the order of the ranks, segment by segment; data is not
-// changed.
-func (c *call) reduceScatterDirect(data, result []byte) error {
+// reduceScatterDirect puts this rank's part of the reduced data into result. Every rank sends
+// part(j) to its owner, rank j, who combines them in the order of the ranks, segment by segment;
+// the parts are not changed.
+func (c *call) reduceScatterDirect(part func(rank int) []byte, result []byte) error {
 	t := c.wholeTeam()
-	for i := range c.frames(len(t.part(c, data, 0))) { // the first part is a longest one
+	longest := 0
+	for j := range t.size {
+		longest = max(longest, len(part(j)))
+	}
+	for i := range c.frames(longest) {
 		for d := 1; d < t.size; d++ {
 			to := (t.me + d) % t.size
-			if p := t.part(c, data, to); i < c.frames(len(p)) {
+			if p := part(to); i < c.frames(len(p)) {
 				c.send(to, 0, c.cut(p, i))
 			}
 		}
 	}
-	return c.combineFrom(t, t.part(c, data, t.me), result, unsent, nil)
+	return c.combineFrom(t, part(t.me), result, unsent, nil)
 }
 
 // combineFrom receives what every other rank of a team has sent in step 0 and combines it with own,

@@ -36,20 +36,21 @@ func (g *Group) Progress() []Progress {
 	}
 	g.family.mu.Unlock()
 	all := make([]Progress, 0, len(groups))
-	engines := map[uint64]bool{}
+	engines := map[uint64]action{}
 	for _, member := range groups {
 		all = append(all, member.progress())
 		member.asyncMu.Lock()
 		e := member.async
 		member.asyncMu.Unlock()
 		if e != nil {
-			engines[laneID(member.lane, asyncLane, 0)] = true
-			all = append(all, e.progress())
+			tensors, last := e.progress()
+			engines[laneID(member.lane, asyncLane, 0)] = last
+			all = append(all, tensors)
 		}
 	}
 	for i := range all {
-		if engines[all[i].Lane] {
-			all[i].What = actionNames[allReduceAsyncAction]
+		if last := engines[all[i].Lane]; last != 0 {
+			all[i].What = actionNames[last]
 		}
 	}
 	slices.SortFunc(all, func(a, b Progress) int { return cmp.Compare(a.Lane, b.Lane) })
@@ -89,7 +90,8 @@ func (g *Group) progress() Progress {
 // tensorLane is the kind of the lane on which an engine counts tensors.
 const tensorLane = 't'
 
-func (e *engine) progress() Progress {
+// progress also returns the action of the oldest tensor under way.
+func (e *engine) progress() (Progress, action) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := Progress{Lane: laneID(e.g.lane, tensorLane, 0), Operation: e.submitted, Waiting: len(e.names) > 0}
@@ -101,10 +103,11 @@ func (e *engine) progress() Progress {
 	}
 	switch {
 	case oldest == nil:
+		return p, allReduceAsyncAction
 	case oldest.name == joinName:
 		p.What = "Join"
 	default:
 		p.What = oldest.name
 	}
-	return p
+	return p, oldest.request.action()
 }

@@ -20,6 +20,7 @@ import (
 func testAsync(t *testing.T, newGroups NewGroups) {
 	t.Run("Orders", func(t *testing.T) { testAsyncOrders(t, newGroups) })
 	t.Run("Beside", func(t *testing.T) { testAsyncBeside(t, newGroups) })
+	t.Run("Moves", func(t *testing.T) { testAsyncMoves(t, newGroups) })
 	t.Run("Names", func(t *testing.T) { testAsyncNames(t, newGroups) })
 	t.Run("Grouped", func(t *testing.T) { testGrouped(t, newGroups) })
 	t.Run("Scales", func(t *testing.T) { testScales(t, newGroups) })
@@ -71,7 +72,8 @@ func tensors(n int) []tensor {
 	for i := range 20 {
 		set = append(set, tensorOf[float32](fmt.Sprint("layer", i), n, 10*i, collective.Sum))
 	}
-	return set
+	set = append(set, moved[float32]("m", n, 5003)...)
+	return append(set, moved[int16]("s", n, 3)...)
 }
 
 // step has a rank submit tensors in its own order and wait for them in another.

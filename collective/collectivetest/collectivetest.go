@@ -168,6 +168,7 @@ func checkType[T collective.Element](t *testing.T, groups []*collective.Group, l
 			checkReduce[T](t, groups, length, op)
 			if op == collective.Sum || length == 64 {
 				checkReduceScatter[T](t, groups, length, op)
+				checkCounts[T](t, groups, length)
 			}
 		}
 		checkBroadcast[T](t, groups, length)
@@ -570,6 +571,10 @@ var calls = []struct {
 		_, err := collective.ReduceScatter(ctx, g, make([]float32, 10), collective.Sum)
 		return err
 	}},
+	{"ReduceScatter of 10 float32 (sum), counts", func(ctx context.Context, g *collective.Group) error {
+		counts, part := append([]int{10}, make([]int, max(1, g.Size())-1)...), make([]float32, 10*max(0, 1-g.Rank()))
+		return collective.ReduceScatterCounts(ctx, g, make([]float32, 10), counts, part, collective.Sum)
+	}},
 	{"Broadcast of 10 float32 from rank 0", func(ctx context.Context, g *collective.Group) error {
 		return collective.Broadcast(ctx, g, make([]float32, 10), 0)
 	}},
@@ -798,7 +803,7 @@ func testInvalid(t *testing.T, newGroups NewGroups) {
 			return collective.AllReduceAsync(ctx, g, "integers", []int64{1}, collective.Adasum).Wait()
 		},
 	}
-	invalid = append(append(invalid, overlapping()...), ofOthersHalves()...)
+	invalid = slices.Concat(invalid, overlapping(), ofOthersHalves(), uncounted())
 	for i, f := range invalid {
 		for rank, err := range Each(t, groups, f) {
 			if err == nil || errors.Is(err, collective.ErrAborted) || !strings.HasPrefix(err.Error(), "collective: ") {

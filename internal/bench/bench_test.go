@@ -115,6 +115,9 @@ func TestMeasure(t *testing.T) {
 			if op.HasInto() {
 				testMeasure(t, n, Spec{Op: op, Sizes: []int{4 * n, 4096 * n}, Into: true})
 			}
+			if op.HasAsync() {
+				testMeasure(t, n, Spec{Op: op, Sizes: []int{4 * n, 4096 * n}, Into: op.HasInto(), Async: true})
+			}
 		}
 	}
 }

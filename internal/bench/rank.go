@@ -171,7 +171,7 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &trial{ctx: m.ctx, group: m.group, ends: m.ends, op: op, data: data}
+	t := &trial{ctx: m.ctx, group: m.group, ends: m.ends, op: op, data: data, async: m.spec.Async}
 	t.parts = t.split(data)
 	if m.spec.Into && op.HasInto() {
 		n := len(data)
@@ -264,6 +264,7 @@ type trial struct {
 	parts [][]float32 // of data, by rank
 	into  []float32   // for the result; nil: the operation takes memory for it
 	model *model      // for Gradients and After
+	async bool        // in the background, where the operation has such a form
 
 	samples        []time.Duration
 	sent, sentMost float64 // bytes on sockets in all samples, of all ranks and of the host with most
@@ -286,6 +287,9 @@ func (t *trial) run() (err error) {
 	case After:
 		return t.passAndReduce()
 	case AllReduce:
+		if t.async {
+			return collective.AllReduceAsync(t.ctx, t.group, "bench", t.data, collective.Sum).Wait()
+		}
 		return collective.AllReduce(t.ctx, t.group, t.data, collective.Sum)
 	case Async:
 		return collective.AllReduceAsync(t.ctx, t.group, "bench", t.data, collective.Sum).Wait()
@@ -295,6 +299,9 @@ func (t *trial) run() (err error) {
 		}
 		return collective.Broadcast(t.ctx, t.ends, t.data, 0)
 	case Broadcast:
+		if t.async {
+			return collective.BroadcastAsync(t.ctx, t.group, "bench", t.data, 0).Wait()
+		}
 		return collective.Broadcast(t.ctx, t.group, t.data, 0)
 	case AllGather:
 		_, err = t.gather()
@@ -316,7 +323,12 @@ func (t *trial) gather() ([][]float32, error) {
 	if t.into == nil {
 		return collective.AllGather(t.ctx, t.group, own)
 	}
-	err := collective.AllGatherInto(t.ctx, t.group, own, t.into)
+	var err error
+	if t.async {
+		err = collective.AllGatherIntoAsync(t.ctx, t.group, "bench", own, t.into).Wait()
+	} else {
+		err = collective.AllGatherInto(t.ctx, t.group, own, t.into)
+	}
 	return t.split(t.into), err
 }
 
@@ -324,8 +336,10 @@ func (t *trial) reduceScatter() ([]float32, error) {
 	if t.into == nil {
 		return collective.ReduceScatter(t.ctx, t.group, t.data, collective.Sum)
 	}
-	err := collective.ReduceScatterInto(t.ctx, t.group, t.data, t.into, collective.Sum)
-	return t.into, err
+	if t.async {
+		return t.into, collective.ReduceScatterIntoAsync(t.ctx, t.group, "bench", t.data, t.into, collective.Sum).Wait()
+	}
+	return t.into, collective.ReduceScatterInto(t.ctx, t.group, t.data, t.into, collective.Sum)
 }
 
 // exchange returns each rank's part for this one.

@@ -65,6 +65,9 @@ type Spec struct {
 	// (collective.AllGatherInto and so on). Those of allgather and
 	// alltoall must be multiples of 4 bytes times the ranks then.
 	Into bool
+	// Async runs allreduce and broadcast, and with Into allgather and reducescatter, in the
+	// background, and waits for them.
+	Async bool
 	// Memory also measures CopyAlone and CopyAll.
 	Memory bool
 	// Bucket is that of gradient.Options, in bytes, for Gradients. 0: the default.
@@ -123,6 +126,11 @@ func SizeText(n int) string {
 
 // HasInto reports whether an operation has a form that takes no memory for its result.
 func (op Op) HasInto() bool { return op == AllGather || op == ReduceScatter || op == AllToAll }
+
+// HasAsync reports whether an operation has a form in the background.
+func (op Op) HasAsync() bool {
+	return op == AllReduce || op == Broadcast || op == AllGather || op == ReduceScatter
+}
 
 // ParseOp parses the name of one of Ops.
 func ParseOp(text string) (Op, error) {

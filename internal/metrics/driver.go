@@ -240,7 +240,8 @@ var sizeNames = []string{"1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4M
 // workers say counts as other, so that they cannot make series up.
 var (
 	kinds = words("AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier", "BroadcastBytes", "Subset", "Connect",
-		"AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree")
+		"AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree",
+		"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync")
 	backends = words("none", "sockets", "memory", "hosts")
 )
 

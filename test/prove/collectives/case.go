@@ -67,6 +67,7 @@ type step struct {
 	Uneven   bool   `json:",omitempty"` // numbers of elements differ between ranks, if permitted
 	Root     int    `json:",omitempty"`
 	Into     bool   `json:",omitempty"` // the form that puts the result into memory of the caller
+	Counts   bool   `json:",omitempty"` // the form whose parts have lengths of the caller's choice
 	Times    int
 	Alloc    bool   `json:",omitempty"` // memory of collective.Alloc
 	Rough    bool   `json:",omitempty"` // floating-point numbers whose sums are rounded
@@ -98,16 +99,17 @@ const (
 	elsewhere  = "AllReduceElsewhere"
 	join       = "Join"
 	tree       = "ReduceTree"
+	movesOp    = "Moves"  // BroadcastAsync, AllGatherIntoAsync and ReduceScatterIntoAsync
 	resubset   = "Subset" // a subset of the group is created, used once and closed
 )
 
 // operations are all operations of steps.
 var operations = []string{allReduce, compressed, broadcast, bytesOp, allGather, scatter, allToAll, barrier, async, grouped, elsewhere,
-	join, resubset, tree}
+	join, resubset, tree, movesOp}
 
 // background reports whether the group's engine runs the operation beside blocking ones.
 func (s *step) background() bool {
-	return slices.Contains([]string{async, grouped, elsewhere, join}, s.Do)
+	return slices.Contains([]string{async, grouped, elsewhere, join, movesOp}, s.Do)
 }
 
 // several reports whether the operation takes several tensors.
@@ -245,10 +247,11 @@ func (s *step) String() string {
 	add(!s.several() && s.Do != barrier, "of %d", s.Count)
 	add(s.Do != barrier, "%s", s.Type)
 	add(s.reduces(), "(%s)", s.Op)
-	add(s.Do == broadcast || s.Do == bytesOp, "from %d", s.Root)
+	add(s.Do == broadcast || s.Do == bytesOp || s.Do == movesOp, "from %d", s.Root)
 	add(s.Compress != "", "as %s", s.Compress)
 	add(s.Uneven, "uneven")
 	add(s.Into, "into")
+	add(s.Counts, "counted")
 	add(s.Alloc, "allocated")
 	add(s.Rough, "rough")
 	add(s.Scale, "scaled")

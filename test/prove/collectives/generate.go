@@ -150,7 +150,7 @@ func (p *program) act(d dice) {
 		if d.chance(60) {
 			s.Group = 0
 		}
-		s.Do = pick(d, []int{10, 2, 3, 2, 3, 3, 3, 2, 5, 2, 2, 1, 1, 3}, operations...)
+		s.Do = pick(d, []int{10, 2, 3, 2, 3, 3, 3, 2, 5, 2, 2, 1, 1, 3, 3}, operations...)
 		size := len(p.members(s.Group))
 		s.draw(d, size, &budget)
 		p.Steps = append(p.Steps, s)
@@ -191,6 +191,7 @@ func (s *step) draw(d dice, size int, budget *int) {
 		s.Op = pick(d, []int{4, 2, 1, 1}, "sum", "average", "min", "max")
 	case scatter:
 		s.Into = d.chance(50)
+		s.Counts = d.chance(30)
 	case allGather, allToAll:
 		s.Into = !s.Uneven && d.chance(70)
 	}

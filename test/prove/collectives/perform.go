@@ -131,6 +131,9 @@ func (t *turnOf[T]) once() error {
 	case allGather:
 		return t.gather()
 	case scatter:
+		if s.Counts {
+			return t.counted()
+		}
 		data := t.filled(0)
 		lo, hi := kernel.Split(len(data), g.Size(), g.Rank())
 		part, err := t.scatter(data, hi-lo)
@@ -157,6 +160,8 @@ func (t *turnOf[T]) once() error {
 		return t.elsewhere()
 	case join:
 		return t.join()
+	case movesOp:
+		return t.moves()
 	}
 	return fmt.Errorf("there is no operation %q", s.Do)
 }
@@ -251,14 +256,17 @@ func (t *turnOf[T]) inOrder() bool {
 // seats returns where some ranks of the step's group are, hosts numbered in the order of their
 // first ranks there; nil where the group's operations do not combine host by host.
 func (t *turnOf[T]) seats(ranks []int) []seat {
+	scatters := t.step.Do == scatter || t.step.Do == movesOp // algorithms are about AllReduce, in the background too
 	switch t.Program.Algorithm {
 	case "", "auto":
-	case "strict": // which is about AllReduce, in the background too
-		if t.step.Do == allReduce || t.step.background() {
+	case "strict":
+		if t.step.Do == allReduce || t.step.background() && !scatters {
 			return nil
 		}
 	default:
-		return nil
+		if !scatters {
+			return nil
+		}
 	}
 	numbers, of, here := map[int]int{}, []int{}, map[int]int{}
 	for _, member := range t.Program.members(t.step.Group) {

@@ -46,7 +46,7 @@ var benchIgnores = []string{"discovery-interval", "discovery-removal-after"}
 // benchFlags is what was asked for, as text.
 type benchFlags struct {
 	op, sizes, seconds, rounds, against, algorithm, bucket, tsv, plot string
-	alloc, into, memory                                               bool
+	alloc, async, into, memory                                        bool
 }
 
 // Commands returns hvdrun bench, and the command that is a rank of the measurement.
@@ -118,6 +118,7 @@ func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&b.against, "against", "", "others to measure: openmpi, openmpi-tcp, gloo, joined by commas")
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors in memory that the ranks of a host share, as collective.Alloc gives")
 	fs.BoolVar(&b.into, "into", false, "allgather, reducescatter and alltoall put results into tensors that are there (AllGatherInto, …)")
+	fs.BoolVar(&b.async, "async", false, "allreduce, broadcast, allgather and reducescatter run in the background and are waited for (BroadcastAsync, …)")
 	fs.BoolVar(&b.memory, "memory", false, "measure the memory's bandwidth too")
 	fs.StringVar(&b.tsv, "tsv", "", "file for all rows of all rounds, separated by tabs")
 	fs.StringVar(&b.plot, "plot", "", "file for a plot, whose name ends in .svg")
@@ -142,7 +143,7 @@ type measurement struct {
 // measurement reads the flags. Its errors name them.
 func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error) {
 	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
-	m.spec.Alloc, m.spec.Into, m.spec.Memory = b.alloc, b.into, b.memory
+	m.spec.Alloc, m.spec.Into, m.spec.Async, m.spec.Memory = b.alloc, b.into, b.async, b.memory
 	if m.spec.Op, err = bench.ParseOp(b.op); err != nil {
 		return m, fmt.Errorf("--op: %w", err)
 	}
@@ -151,6 +152,12 @@ func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error
 	}
 	if m.spec.Op == bench.Barrier {
 		m.spec.Sizes = []int{0}
+	}
+	if m.spec.Async && !m.spec.Op.HasAsync() {
+		return m, fmt.Errorf("--async: --op %s has no such form", m.spec.Op)
+	}
+	if m.spec.Async && m.spec.Op.HasInto() {
+		m.spec.Into = true // the only such form
 	}
 	if m.spec.Into && !m.spec.Op.HasInto() {
 		return m, fmt.Errorf("--into: --op %s has no such form", m.spec.Op)
@@ -210,7 +217,7 @@ func (m *measurement) place(s *settings.Settings) (err error) {
 func (m *measurement) checkParts(ranks int) error {
 	for _, size := range m.spec.Sizes {
 		if m.spec.Into && m.spec.Op != bench.ReduceScatter && size%(4*ranks) != 0 {
-			return fmt.Errorf("--sizes: %s are not even parts of whole elements for %d ranks, as --into needs", bench.SizeText(size), ranks)
+			return fmt.Errorf("--sizes: %s are not even parts of whole elements for %d ranks, as --into and --async need", bench.SizeText(size), ranks)
 		}
 	}
 	return nil
