@@ -411,11 +411,15 @@ func TestCommitOfOneRank(t *testing.T) {
 			if r == 0 {
 				return s.Commit()
 			}
-			return collective.AllReduce(ctx, workers[r].Group(), data, collective.Sum)
+			return fmt.Errorf("the user's: %w", collective.AllReduce(ctx, workers[r].Group(), data, collective.Sum))
 		})
 	}) {
-		if err == nil || !strings.Contains(err.Error(), "(rank 0 is in Commit or CheckHostUpdates") {
+		want := "calls do not match: rank 0 calls Commit or CheckHostUpdates, rank 1 calls AllReduce of 2 float64 (sum): all ranks must"
+		if err == nil || !strings.Contains(err.Error(), want) || rank == 1 && !strings.HasPrefix(err.Error(), "the user's: ") {
 			t.Errorf("rank %d: %v", rank, err)
+		}
+		if mismatch, is := errors.AsType[*collective.MismatchError](err); !is || mismatch.Ranks != [2]int{0, 1} {
+			t.Errorf("rank %d: %#v", rank, err)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -130,22 +131,35 @@ func (r *runner) run() error {
 	}
 }
 
-// explained says what an operation is that the program did not call itself, where ranks have called
-// operations that do not fit together.
+// explained names Commit where ranks have called operations that do not fit together, in place of
+// the operation by which it agrees with the other ranks, which the program did not call itself.
 func explained(err error) error {
-	var m *collective.MismatchError
-	if !errors.As(err, &m) {
+	m, is := errors.AsType[*collective.MismatchError](err)
+	if !is {
 		return err
 	}
-	for i, rank := range m.Ranks {
+	named := *m
+	for i, call := range m.Calls {
 		// The agreement is one word, or, with audits of the state, all of State.word.
-		if call := m.Calls[i]; call == "AllReduce of 1 uint64 (max)" || call == "AllReduce of 4 uint64 (max)" {
-			return fmt.Errorf("%w (rank %d is in Commit or CheckHostUpdates, which agree by that operation: "+
-				"all ranks must call them equally often)", err, rank)
+		if call == "AllReduce of 1 uint64 (max)" || call == "AllReduce of 4 uint64 (max)" {
+			named.Calls[i] = "Commit or CheckHostUpdates"
 		}
 	}
-	return err
+	if named.Calls == m.Calls || !strings.Contains(err.Error(), m.Error()) {
+		return err
+	}
+	return &explainedError{strings.Replace(err.Error(), m.Error(), named.Error(), 1) + ": all ranks must call these equally often", err}
 }
+
+// explainedError is an error in other words.
+type explainedError struct {
+	text string
+	err  error
+}
+
+func (e *explainedError) Error() string { return e.text }
+
+func (e *explainedError) Unwrap() error { return e.err }
 
 // goesOn reports whether training continues in another world after err.
 func goesOn(err error) bool {

@@ -469,7 +469,7 @@ func (deaf) Report(ctx context.Context, _ rendezvous.Report, _, _ uint64) error 
 func TestCloseDoesNotWaitForADeafDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, deaf{})
-		if err := NewState(w).Commit(); err != nil { // its report is pending
+		if err := NewState(w, Tensor("x", []int8{1})).Commit(); err != nil { // its report is pending
 			t.Fatal(err)
 		}
 		began := time.Now()

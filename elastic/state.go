@@ -149,6 +149,8 @@ func (s *State) OnReset(f func() error) { s.onReset = append(s.onReset, f) }
 // Commits returns the number of the last commit, 0 before the first. A sync sets it to the root's.
 func (s *State) Commits() uint64 { return s.commits }
 
+var errNoParts = errors.New("elastic: Commit of a state without parts, which saves nothing: give NewState what must survive, or call CheckHostUpdates")
+
 // Commit saves the state, so that a failure costs only what was done since, and then does
 // CheckHostUpdates. When it returns, everything has been copied, and the state may be changed
 // again: of tensors only what differs from the last commit, with all processors where that is much.
@@ -163,8 +165,8 @@ func (s *State) Commits() uint64 { return s.commits }
 //   - collective.ErrAborted where a rank was lost: it may count on some ranks and not on others,
 //     and the next world goes back to one that all members can have;
 //   - a *DivergedError or an *UnseenWriteError where ranks were compared and differ;
-//   - what a part's Save or encoding returns, or why the state cannot be used ([NewState]): there
-//     is no such commit, and the one before stays.
+//   - what a part's Save or encoding returns, or why the state cannot be used ([NewState]), such as
+//     that it has no parts: there is no such commit, and the one before stays.
 //
 // In a worker that is in no world yet ([Steps.Step]) it saves the state on this worker alone.
 func (s *State) Commit() error { return s.commit(false) }
@@ -181,6 +183,9 @@ func (s *State) CommitAsync() error { return s.commit(true) }
 func (s *State) commit(async bool) error {
 	if s.catchingUp() {
 		return s.saveReplayed()
+	}
+	if s.err == nil && len(s.parts.all) == 0 {
+		return errNoParts
 	}
 	if err := s.replicate(); err != nil {
 		return err
@@ -331,7 +336,7 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 		s.audits.due.fill(word[1:])
 	}
 	if err := collective.AllReduce(s.ctx, p.group, word, collective.Max); err != nil {
-		return 0, err
+		return 0, explained(err)
 	}
 	s.followed = s.word[0]&followedBit != 0
 	agreed := s.word[0] >> flagBits

@@ -272,6 +272,20 @@ func TestForeignParts(t *testing.T) {
 	}
 }
 
+// A commit of a state without parts would save nothing.
+func TestCommitWithoutParts(t *testing.T) {
+	w := stillWorld(t, 1, 0)[0]
+	s := NewState(w)
+	for _, err := range []error{s.Commit(), s.CommitAsync()} {
+		if err == nil || !strings.Contains(err.Error(), "a state without parts") {
+			t.Error(err)
+		}
+	}
+	if err := s.CheckHostUpdates(); err != nil || s.Commits() != 0 {
+		t.Errorf("%v, %d commits", err, s.Commits())
+	}
+}
+
 func TestUnusableStates(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	var none *int
@@ -279,6 +293,7 @@ func TestUnusableStates(t *testing.T) {
 	for name, s := range map[string]*State{
 		"worker is nil":                  NewState(nil),
 		`tensor "x" of the state is nil`: NewState(w, Tensor[float32]("x", nil)),
+		`tensor "y" of the state is nil`: NewState(w, Tensors("y", [][]float32{{1}, nil})),
 		"part 1 of the state":            NewState(w, &userPart{}, nil),
 		`named "x"`:                      NewState(w, Tensor("x", []int8{1}), Value("x", &one)),
 		`value "p": its pointer i`:       NewState(w, Value("p", none)),
@@ -341,7 +356,7 @@ func TestCheckHostUpdates(t *testing.T) {
 		workers := stillWorld(t, 3, 0)
 		for r, err := range errorsOf(3, func(r int) error {
 			workers[r].meeting.(*still).update = test.updates[r]
-			return NewState(workers[r]).Commit()
+			return NewState(workers[r], Tensor("x", []int8{1})).Commit()
 		}) {
 			var updated *HostsUpdatedError
 			if errors.As(err, &updated) != (test.want != 0) || updated != nil && updated.Change != test.want {

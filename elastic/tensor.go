@@ -3,6 +3,7 @@ package elastic
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -33,7 +34,8 @@ func Tensor[T collective.Element](name string, data []T) Part {
 // are named name.0, name.1 and so on.
 func Tensors[T collective.Element](name string, data [][]T) Part {
 	return newPart(content{
-		name: name,
+		name:   name,
+		absent: data == nil || slices.ContainsFunc(data, func(t []T) bool { return t == nil }),
 		layout: func() string {
 			lengths := make([]int, len(data))
 			for i := range data {

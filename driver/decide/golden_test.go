@@ -643,6 +643,8 @@ func (s *story) describeEvent(e job.Event) string {
 		return fmt.Sprintf("event located %v:%v", field("host"), field("slot"))
 	case job.StallEnded:
 		return fmt.Sprintf("event stall_ended %v:%v", field("host"), field("slot"))
+	case job.CommitMissing:
+		return fmt.Sprintf("event commit_missing %v:%v: %v", field("host"), field("slot"), field("change"))
 	case job.DiscoveryFailed:
 		return fmt.Sprintf("event discovery_failed: %v", field("error"))
 	case job.Backend:

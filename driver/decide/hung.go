@@ -224,12 +224,8 @@ func (m *Machine) remindOfReset(now time.Time) {
 	m.reminded = true
 	switch {
 	case !m.resetFrom.IsZero():
-	case m.announced&plan.Removed != 0:
-		m.remindOf(func(w *Worker) bool { return w.phase == training && !w.wanted }, "leave at a commit", "", 0)
-		return
 	default:
-		m.remindOf(func(w *Worker) bool { return w.phase == training },
-			"commit (state.Commit): new workers wait to be let in", "", 0)
+		m.remindOfCommit(now)
 		return
 	}
 	// Members that have left have closed their connections, so the others know. If they pretend to
@@ -240,6 +236,31 @@ func (m *Machine) remindOfReset(now time.Time) {
 	}
 	left := m.resetFrom.Add(m.wait.Join).Sub(now)
 	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
+}
+
+// remindOfCommit logs the members that were told long ago that the hosts have changed, and train on.
+func (m *Machine) remindOfCommit(now time.Time) {
+	since := now.Sub(m.changeFrom)
+	to := fmt.Sprintf("leave at a commit (state.Commit), for %v now", Round(since))
+	if m.announced&plan.Removed == 0 {
+		to = fmt.Sprintf("commit (state.Commit) and return its error, for %v now, so that %s can be let in", Round(since),
+			m.namesOf(func(w *Worker) bool { return w.phase == waiting && w.wanted }))
+	}
+	m.remindOf(m.owesCommit, to, "", 0)
+	named := 0
+	for _, w := range m.workers {
+		if m.owesCommit(w) && named < MostNamed {
+			named++
+			m.emit(now, job.CommitMissing, append(w.fields(), field("generation", w.generation),
+				field("change", m.announced.String()), field("seconds", since.Seconds()))...)
+		}
+	}
+}
+
+// owesCommit reports whether a member has been told that the hosts have changed, and has to come
+// to a commit: all of them where workers are to be let in, otherwise those that have to leave.
+func (m *Machine) owesCommit(w *Worker) bool {
+	return w.phase == training && !m.changeFrom.IsZero() && m.resetFrom.IsZero() && (!w.wanted || m.announced&plan.Removed == 0)
 }
 
 // hasLeft reports whether the worker was in that generation and has left it by itself.

@@ -158,7 +158,7 @@ func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Bea
 		}
 	}
 	s.State = slotStates[w.phase]
-	s.What = m.whatOf(w)
+	s.What = m.whatOf(now, w)
 	if beats != nil && w.phase == training {
 		s.Straggler = beats.Straggler(now, w.id)
 		s.Where = beats.Where(w.id)
@@ -179,12 +179,14 @@ var slotStates = [...]job.SlotState{
 }
 
 // whatOf describes what a worker is doing beyond its phase, as far as the machine knows.
-func (m *Machine) whatOf(w *Worker) string {
+func (m *Machine) whatOf(now time.Time, w *Worker) string {
 	switch {
 	case w.done:
 		return "is done"
 	case w.phase == stopping:
 		return w.reason
+	case m.reminded && m.owesCommit(w):
+		return fmt.Sprintf("has not left at a commit for %v since it was told that the hosts changed", Round(now.Sub(m.changeFrom)))
 	case w.asked:
 		return "was asked to leave"
 	case w.phase == training && !m.resetFrom.IsZero():

@@ -29,6 +29,7 @@ func TestWords(t *testing.T) {
 		`"event":"stalled","host":"a","slot":1,"rank":0,"what":"w"`:                                          "stall rank 0 on a:1 holds up the others: w",
 		`"event":"located","host":"a","slot":1,"rank":0,"where":"f.go:1"`:                                    "stall rank 0 on a:1 is at f.go:1",
 		`"event":"stall_ended","host":"a","slot":1,"rank":0,"seconds":1.25`:                                  "stall rank 0 on a:1 goes on, after 1.2s",
+		`"event":"commit_missing","host":"a","slot":1,"rank":0,"change":"added","seconds":5`:                 "stall rank 0 on a:1 has not left at a commit, 5.0s after it was told of hosts: added",
 		`"event":"scaled","min_np":2,"max_np":null`:                                                          "scaled workers allowed: 2 or more",
 		`"event":"resumed"`:                                                                  "driver another driver has taken over",
 		`"event":"job_done","status":0`:                                                      "ended the job is done",

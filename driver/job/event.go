@@ -44,6 +44,7 @@ const (
 	Stalled          EventName = "stalled"            // host, slot, pid, rank, generation, what; host null: no worker is missing
 	Located          EventName = "located"            // host, slot, pid, rank, generation, what, where: the user's frames in which a worker that holds up others is
 	StallEnded       EventName = "stall_ended"        // host, slot, pid, rank, generation, seconds
+	CommitMissing    EventName = "commit_missing"     // host, slot, pid, rank, generation, change, seconds: so long ago it was told of changed hosts, and trains on
 	Scaled           EventName = "scaled"             // min_np, max_np (null: no bound), by a person
 	Resumed          EventName = "resumed"            // another driver has taken over from one that died
 	JobDone          EventName = "job_done"           // status, message, goodput

@@ -52,6 +52,8 @@ func (e Entry) Words() (Kind, string) {
 		return KindStall, e.stalled()
 	case Located:
 		return KindStall, fmt.Sprintf("%s is at %s", e.Member(), e.Where)
+	case CommitMissing:
+		return KindStall, fmt.Sprintf("%s has not left at a commit, %.1fs after it was told of hosts: %s", e.Member(), e.Seconds, e.Change)
 	case StallEnded:
 		return KindStall, fmt.Sprintf("%s goes on, after %.1fs", e.Member(), e.Seconds)
 	}
