@@ -1,0 +1,695 @@
+"""The backend hvdrun of torch.distributed: hvdrun's collectives on CPU tensors, where they lie.
+
+    torch.distributed.init_process_group("hvdrun")
+
+Torch finds it by the entry point of the wheel, or after register(). Ranks find each other in the store that torch gives, or in the
+worlds that hvdrun's driver makes (Transport, for hvdrun.torch). A collective that blocks runs on the thread that calls it; the
+others run in the background, in order, and threads of Python only complete their futures.
+"""
+import ctypes
+import hashlib
+import json
+import os
+import queue
+import secrets
+import socket
+import threading
+import weakref
+from collections import deque
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hvdrun import _library as lib
+
+NAME = "hvdrun"
+
+_TYPES = {
+    torch.float32: lib.FLOAT32, torch.float64: lib.FLOAT64, torch.float16: lib.FLOAT16, torch.bfloat16: lib.BFLOAT16,
+    torch.int8: lib.INT8, torch.int16: lib.INT16, torch.int32: lib.INT32, torch.int64: lib.INT64, torch.uint8: lib.UINT8,
+}
+for _name, _kind in (("uint16", lib.UINT16), ("uint32", lib.UINT32), ("uint64", lib.UINT64)):
+    if hasattr(torch, _name):
+        _TYPES[getattr(torch, _name)] = _kind
+
+
+def _reductions():
+    """The numbers of the library, by the hash of what options hold: it is the number that torch gives the reduction."""
+    numbers = {}
+    for name, number in (("SUM", lib.SUM), ("AVG", lib.AVERAGE), ("MIN", lib.MIN), ("MAX", lib.MAX), ("PRODUCT", lib.PRODUCT),
+                         ("BAND", torch.bitwise_and), ("BOR", torch.bitwise_or), ("BXOR", torch.bitwise_xor)):
+        if hasattr(dist.ReduceOp, name):
+            options = dist.AllreduceOptions()
+            options.reduceOp = getattr(dist.ReduceOp, name)
+            numbers[hash(options.reduceOp)] = number
+    return numbers
+
+
+_REDUCTIONS = _reductions()
+# A logical value is a byte that is 0 or 1.
+_OF_BOOL = {lib.SUM: lib.MAX, lib.MAX: lib.MAX, lib.PRODUCT: lib.MIN, lib.MIN: lib.MIN}
+_POLL_KEPT = 64
+
+
+class Work(dist.Work):
+    """A collective that was started."""
+
+    def __init__(self, process_group, group, ticket, outputs, finish):
+        super().__init__()
+        self._process_group, self._group, self._ticket = process_group, group, ticket
+        self._outputs, self._finish = outputs, finish
+        self._finishing = threading.Lock()
+        self._error = None
+        self._future = None
+
+    def _end(self, seconds=None):
+        """Waits, and puts the result where it belongs; False: not in time."""
+        try:
+            if self._group is not None and not self._group.wait(self._ticket, seconds):
+                return False
+        except lib.Error as err:
+            self._error = err
+            raise
+        with self._finishing:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+        return True
+
+    def wait(self, timeout=None):
+        seconds = timeout.total_seconds() if timeout is not None else 0
+        if not self._end(seconds if seconds > 0 else None):
+            raise lib.Error(f"the collective has not ended after {seconds} seconds", lib.TIMEOUT)
+        return True
+
+    synchronize = wait
+
+    def is_completed(self):
+        try:
+            return self._end(0)
+        except lib.Error:
+            return True
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        return self._error
+
+    def result(self):
+        return self._outputs
+
+    def source_rank(self):
+        return self._process_group.rank()
+
+    def get_future(self):
+        if self._future is None:
+            self._future = torch.futures.Future()
+            if self._group is None:
+                self._future.set_result(self._outputs)
+            else:
+                self._process_group._complete(self)
+        return self._future
+
+
+class _Completer:
+    """A thread that completes the futures of works, in their order."""
+
+    def __init__(self):
+        self._works = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="hvdrun futures", daemon=True).start()
+
+    def add(self, work):
+        self._works.put(work)
+
+    def _run(self):
+        while True:
+            work = self._works.get()
+            if work is None:
+                return
+            try:
+                work._end()
+            except BaseException as err:
+                work._future.set_exception(err)
+            else:
+                work._future.set_result(work._outputs)
+            del work
+
+
+def _options():
+    """Those of an endpoint, from what hvdrun, or a person, has put into the environment."""
+    options = {"run": "torch"}
+    if os.environ.get("HVD_ENCRYPT_DATA") == "1":
+        raise lib.Error("the backend hvdrun does not encrypt tensors: use gloo, or leave --encrypt-data out")
+    if os.environ.get("HVD_NETWORK_INTERFACES"):
+        options["interfaces"] = os.environ["HVD_NETWORK_INTERFACES"].split(",")
+    if os.environ.get("HVD_LISTEN"):
+        options["listen"] = os.environ["HVD_LISTEN"] + ":0"
+    if os.environ.get("HVD_ONLY_SOCKETS") == "1":
+        options["only_sockets"] = True
+    if os.environ.get("HVD_COLLECTIVE_ALGORITHM"):
+        options["algorithm"] = os.environ["HVD_COLLECTIVE_ALGORITHM"]
+    if os.environ.get("HVD_CONNECTIONS"):
+        options["connections"] = int(os.environ["HVD_CONNECTIONS"])
+    return options
+
+
+def _host():
+    """The name of this machine among the members of a world: ranks of one host share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as f:
+            return socket.gethostname() + " " + f.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _alone_on_host(size):
+    """Whether all ranks are on this machine, as far as torchrun's variables tell."""
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    if local and os.environ.get("WORLD_SIZE"):
+        return local == os.environ["WORLD_SIZE"]
+    return size == 1 or os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1")
+
+
+def _listen(size):
+    options = _options()
+    if _alone_on_host(size):
+        options.setdefault("listen", "127.0.0.1:0")
+    return lib.Endpoint(**options)
+
+
+def _meet(store, rank, size):
+    """Tells the other ranks, by the store, where this one is. Returns the endpoint and the world."""
+    endpoint = _listen(size)
+    store.set(f"member/{rank}", json.dumps({"host": _host(), "addresses": endpoint.addresses}))
+    if rank == 0:
+        members = [json.loads(store.get(f"member/{r}")) for r in range(size)]
+        store.set("world", json.dumps({"generation": 1, "members": members, "data_key": secrets.token_hex(32)}))
+    world = json.loads(store.get("world"))
+    world["rank"] = rank
+    return endpoint, world
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """Ranks that compute together. It begins without a world, and enters one after the other."""
+
+    supports_reconfigure = True
+    supports_splitting = False
+    supports_coalescing = False
+
+    def __init__(self, rank, size, timeout, store=None):
+        super().__init__(rank, size)
+        self._rank, self._size, self._timeout, self._store = rank, size, timeout, store
+        self._group = self._endpoint = None
+        self._kept = deque()  # works that may use memory of their tensors
+        self._completer = None
+        self._generation = 0
+        self._used = set()  # numbers of worlds
+        self._name = self._description = ""
+
+    # Worlds.
+
+    def enter(self, group, generation=0):
+        """Leaves the world that there is, and takes the group of another one."""
+        self._drop()
+        group.limit(self._timeout.total_seconds())
+        self._group, self._rank, self._size, self._generation = group, group.rank, group.size, generation
+        self._run, self._start = group.run, group.start
+
+    def meet(self):
+        """Enters the world of the ranks that use the store."""
+        self._endpoint, world = _meet(self._store, self._rank, self._size)
+        self.enter(self._endpoint.connect(world, self._timeout.total_seconds()), world["generation"])
+
+    def _drop(self):
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+            self._kept.clear()
+
+    def get_reconfigure_handle(self):
+        """A text that tells the other ranks of a next world where this one is."""
+        if self._endpoint is None:
+            self._endpoint = _listen(0)
+        return "hvdrun:" + json.dumps({"host": _host(), "addresses": self._endpoint.addresses, "after": self._generation})
+
+    def reconfigure(self, options):
+        """Connects to the ranks of the handles, in their order, or in a canonical one where they are a set."""
+        handles = list(options.handles) if isinstance(options.handles, (list, tuple)) else sorted(options.handles)
+        own = self.get_reconfigure_handle()
+        if handles.count(own) != 1 or len(set(handles)) != len(handles):
+            raise lib.Error("the handles of a world are those of its members, each once, and this one's among them")
+        if options.uuid in self._used:
+            raise lib.Error(f"the number {options.uuid} of a world was already used")
+        members = [json.loads(h.partition(":")[2]) for h in handles]
+        timeout = options.timeout if options.timeout and options.timeout > timedelta() else self._timeout
+        world = {
+            "generation": 1 + max(m["after"] for m in members),
+            "rank": handles.index(own),
+            "members": members,
+            "data_key": hashlib.sha256("\n".join([self._secret(), str(options.uuid), *handles]).encode()).hexdigest(),
+        }
+        self._drop()
+        group = self._endpoint.connect(world, timeout.total_seconds())
+        self._used.add(options.uuid)
+        self.enter(group, world["generation"])
+        return self._done([])
+
+    def _secret(self):
+        """What the ranks that share a store know, and nobody else."""
+        if not hasattr(self, "_shared"):
+            mine = secrets.token_hex(32)
+            self._shared = self._store.compare_set("secret", "", mine).decode()
+        return self._shared
+
+    def abort(self):
+        """Ends the collectives of all ranks with errors."""
+        if self._group is not None:
+            self._group.abort("the process group was aborted")
+
+    def shutdown(self):
+        self._drop()
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+        if self._completer is not None:
+            self._completer.add(None)
+            self._completer = None
+
+    # What torch asks a group.
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+    getRank, getSize = rank, size
+
+    def name(self):
+        return NAME
+
+    getBackendName = name
+
+    def _get_backend(self, device):
+        return self
+
+    def _get_backend_name(self):
+        return NAME
+
+    def set_timeout(self, timeout):
+        self._timeout = timeout
+        if self._group is not None:
+            self._group.limit(timeout.total_seconds())
+
+    _set_default_timeout = set_timeout
+
+    def _set_group_name(self, name):
+        self._name = name
+
+    setGroupName = _set_group_name
+
+    def getGroupName(self):
+        return self._name
+
+    @property
+    def group_name(self):
+        return self._name
+
+    def _set_group_desc(self, description):
+        self._description = description
+
+    setGroupDesc = _set_group_desc
+
+    def getGroupDesc(self):
+        return self._description
+
+    @property
+    def group_desc(self):
+        return self._description
+
+    def _start_coalescing(self, device=None):
+        pass
+
+    def _end_coalescing(self, device=None):
+        return self._done([])
+
+    # Calls.
+
+    def _run(self, *call):
+        raise lib.Error("the process group has no world yet")
+
+    _start = _run
+
+    def _done(self, outputs):
+        return Work(self, None, 0, outputs, None)
+
+    def _complete(self, work):
+        if self._completer is None:
+            self._completer = _Completer()
+        self._completer.add(work)
+
+    def _call(self, options, outputs, keep, finish, *call):
+        """Performs a call, or starts it where options want a work. keep is what holds the memory; finish puts the result into place."""
+        if not getattr(options, "asyncOp", True):
+            self._run(*call)
+            if finish is not None:
+                finish()
+            return None
+        group = self._group
+        work = Work(self, group, self._start(*call), outputs, finish)
+        kept = self._kept
+        while kept and kept[0][0] <= group.ended:
+            kept.popleft()
+        if len(kept) >= _POLL_KEPT:
+            group.wait(kept[0][0], 0)
+        kept.append((work._ticket, keep))
+        return work
+
+    def allreduce(self, tensors, options=None):
+        if len(tensors) != 1:
+            return self.allreduce_coalesced(tensors, options)
+        tensor = tensors[0]
+        kind = _TYPES.get(tensor.dtype)
+        reduction = _REDUCTIONS.get(hash(options.reduceOp)) if options is not None else lib.SUM
+        if kind is None or reduction.__class__ is not int or not tensor.is_contiguous() or not tensor.is_cpu:
+            return self._allreduce_other(tensor, tensors, reduction, options)
+        return self._call(options, tensors, tensor, None, lib.ALL_REDUCE, tensor.data_ptr(), None, tensor.numel(), kind, reduction)
+
+    def _allreduce_other(self, tensor, tensors, reduction, options):
+        if reduction.__class__ is not int:
+            return self._bitwise(tensor, tensors, reduction, options)
+        flat, kind, reduction = _reduced(tensor, reduction)
+        return self._call(options, tensors, flat, _copy_back(flat, tensor), lib.ALL_REDUCE, flat.data_ptr(), None, flat.numel(), kind,
+                          reduction)
+
+    def _bitwise(self, tensor, tensors, combine, options):
+        if combine is None:
+            raise lib.Error(f"the backend hvdrun has no reduction {options.reduceOp}")
+        flat, kind = _memory(tensor)
+        everyone = flat.new_empty((self._size, *flat.shape))
+
+        def finish():
+            result = everyone[0]
+            for other in everyone[1:]:
+                result = combine(result, other)
+            tensor.detach().copy_(_like(result, tensor))
+
+        return self._call(options, tensors, (flat, everyone), finish, lib.ALL_GATHER, flat.data_ptr(), everyone.data_ptr(), flat.numel(),
+                          kind, 0)
+
+    def _each(self, works, outputs):
+        """One work for several that were started."""
+        works = [w for w in works if w is not None]
+        if not works:
+            return None
+        last = works[-1]
+        return Work(self, last._group, last._ticket, outputs, lambda: [w._end() for w in works])
+
+    def allreduce_coalesced(self, tensors, options=None):
+        return self._each([self.allreduce([t], options) for t in tensors], tensors)
+
+    def reduce(self, tensors, options):
+        tensor = tensors[0]
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        work = self.allreduce([copy], options)
+        if options.rootRank != self._rank:
+            return work
+        return self._then(work, tensors, lambda: tensor.detach().copy_(copy))
+
+    def _then(self, work, outputs, finish):
+        """A work that goes on when another has ended."""
+        if work is None:
+            finish()
+            return None
+
+        def both():
+            work._end()
+            finish()
+
+        return Work(self, work._group, work._ticket, outputs, both)
+
+    def broadcast(self, tensors, options):
+        tensor = tensors[0]
+        flat, kind = _memory(tensor)
+        back = _copy_back(flat, tensor) if options.rootRank != self._rank else None
+        return self._call(options, tensors, flat, back, lib.BROADCAST, flat.data_ptr(), None, flat.numel(), kind, options.rootRank)
+
+    def allgather(self, outputs, inputs, options=None):
+        if len(inputs) != 1:
+            return self._each([self.allgather([o], [i], options) for o, i in zip(outputs, inputs)], outputs)
+        flat, kind = _memory(inputs[0])
+        results = outputs[0]
+        _same_sizes(results, flat, self._size)
+        everyone = flat.new_empty((self._size, flat.numel()))
+
+        def finish():
+            for result, part in zip(results, everyone):
+                result.detach().copy_(_like(part, result))
+
+        return self._call(options, outputs, (flat, everyone), finish, lib.ALL_GATHER, flat.data_ptr(), everyone.data_ptr(), flat.numel(),
+                          kind, 0)
+
+    def all_gather_single(self, output, tensor, options=None):
+        flat, kind = _memory(tensor)
+        everyone, _ = _memory(output)
+        if everyone.numel() != flat.numel() * self._size:
+            raise lib.Error(f"an output of {everyone.numel()} elements for {self._size} ranks with {flat.numel()} each")
+        return self._call(options, [output], (flat, everyone), _copy_back(everyone, output), lib.ALL_GATHER, flat.data_ptr(),
+                          everyone.data_ptr(), flat.numel(), kind, 0)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs, inputs, options=None):
+        return self._each([self.all_gather_single(o, i, options) for o, i in zip(outputs, inputs)], outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, outputs, inputs, options=None):
+        return self._each([self.allgather([[each[i] for each in outputs]], [t], options) for i, t in enumerate(inputs)], outputs)
+
+    def reduce_scatter_single(self, output, tensor, options):
+        if tensor.numel() != output.numel() * self._size:
+            raise lib.Error(f"an input of {tensor.numel()} elements for {self._size} ranks with {output.numel()} each")
+        reduction = _REDUCTIONS.get(hash(options.reduceOp))
+        if reduction.__class__ is not int:
+            copy = tensor.detach().reshape(self._size, -1).clone()
+            return self._then(self.allreduce([copy], options), [output], lambda: output.detach().copy_(copy[self._rank].view_as(output)))
+        flat, kind, reduction = _reduced(tensor, reduction)
+        part, _ = _memory(output)
+        return self._call(options, [output], (flat, part), _copy_back(part, output), lib.REDUCE_SCATTER, flat.data_ptr(), part.data_ptr(),
+                          flat.numel(), kind, reduction)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, options):
+        return self._each([self.reduce_scatter_single(o, i, options) for o, i in zip(outputs, inputs)], outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def reduce_scatter(self, outputs, inputs, options):
+        works = []
+        for output, parts in zip(outputs, inputs):
+            _same_sizes(parts, output, self._size)
+            works.append(self.reduce_scatter_single(output, torch.cat([p.detach().reshape(-1) for p in parts]), options))
+        return self._each(works, outputs)
+
+    def all_to_all_single(self, output, tensor, output_sizes, input_sizes, options=None):
+        if not output_sizes and not input_sizes:
+            sent, kind = _memory(tensor)
+            received, _ = _memory(output)
+            if sent.numel() != received.numel() or sent.numel() % self._size:
+                raise lib.Error(f"{sent.numel()} elements are sent and {received.numel()} received, for {self._size} ranks in equal parts")
+            return self._call(options, [output], (sent, received), _copy_back(received, output), lib.ALL_TO_ALL, sent.data_ptr(),
+                              received.data_ptr(), sent.numel() // self._size, kind, 0)
+        return self._exchange([output], output, tensor, _rows(output, output_sizes, self._size), _rows(tensor, input_sizes, self._size),
+                              options)
+
+    alltoall_base = all_to_all_single
+
+    def _exchange(self, outputs, output, tensor, received_sizes, sent_sizes, options, finish=None):
+        """All to all with numbers of elements."""
+        sent, kind = _memory(tensor)
+        received, _ = _memory(output)
+        counts = (ctypes.c_int64 * (2 * self._size))(*sent_sizes, *received_sizes)
+        back = _copy_back(received, output)
+
+        def both():
+            if back is not None:
+                back()
+            if finish is not None:
+                finish()
+
+        return self._call(options, outputs, (sent, received, counts), both, lib.ALL_TO_ALL, sent.data_ptr(), received.data_ptr(), 0, kind,
+                          0, ctypes.addressof(counts))
+
+    def alltoall(self, outputs, inputs, options=None):
+        tensor = torch.cat([t.detach().reshape(-1) for t in inputs])
+        flat = tensor.new_empty(sum(t.numel() for t in outputs))
+        return self._exchange(outputs, flat, tensor, [t.numel() for t in outputs], [t.numel() for t in inputs], options,
+                              lambda: _split(flat, outputs))
+
+    def gather(self, outputs, inputs, options):
+        tensor, root = inputs[0].detach(), options.rootRank
+        here = self._rank == root
+        results = outputs[0] if here else []
+        flat = tensor.new_empty(sum(t.numel() for t in results))
+        received = [t.numel() for t in results] if here else [0] * self._size
+        sent = [tensor.numel() if r == root else 0 for r in range(self._size)]
+        return self._exchange(outputs, flat, tensor, received, sent, options, lambda: _split(flat, results))
+
+    def scatter(self, outputs, inputs, options):
+        output, root = outputs[0], options.rootRank
+        parts = [t.detach().reshape(-1) for t in inputs[0]] if self._rank == root else []
+        tensor = torch.cat(parts) if parts else output.new_empty(0)
+        sent = [p.numel() for p in parts] or [0] * self._size
+        received = [output.numel() if r == root else 0 for r in range(self._size)]
+        return self._exchange(outputs, output, tensor, received, sent, options)
+
+    def barrier(self, options=None):
+        return self._call(options, [], None, None, lib.BARRIER, None, None, 0, lib.UINT8, 0)
+
+    def reduce_tree(self, tensor, nodes, firsts):
+        """Adds tensors of numbered leaves in an order that their number alone determines, and puts the sum into tensor.
+
+        firsts has the first leaf of each rank, ascending from 0, and the number of leaves. nodes are this rank's sums of the fewest
+        aligned ranges of 2^k leaves, which Leaves makes.
+        """
+        counts = (ctypes.c_int64 * len(firsts))(*firsts)
+        flat, kind = _memory(tensor)
+        parts = torch.stack([n.detach().reshape(-1) for n in nodes]) if nodes else flat.new_empty(0)
+        self._run(lib.REDUCE_TREE, parts.data_ptr(), flat.data_ptr(), flat.numel(), kind, lib.SUM, ctypes.addressof(counts))
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(_like(flat, tensor))
+
+
+def _memory(tensor):
+    """A contiguous tensor with the elements, which is the tensor itself where that can be, and the type in which they are copied."""
+    if tensor.device.type != "cpu":
+        raise lib.Error(f"the backend hvdrun takes CPU tensors, not one on {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise lib.Error(f"the backend hvdrun takes dense tensors, not {tensor.layout}")
+    flat = tensor.detach()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj())
+    flat = flat.resolve_neg() if hasattr(flat, "resolve_neg") else flat
+    flat = flat.contiguous()
+    kind = _TYPES.get(flat.dtype)
+    if kind is None:
+        flat, kind = (flat.reshape(1) if flat.dim() == 0 else flat).view(torch.uint8), lib.UINT8
+    return flat, kind
+
+
+def _reduced(tensor, reduction):
+    """As _memory, with the number of the reduction for the type in which elements are combined."""
+    if tensor.dtype == torch.bool:
+        if reduction not in _OF_BOOL:
+            raise lib.Error("there is no average of logical values")
+        return (*_memory(tensor), _OF_BOOL[reduction])
+    if tensor.dtype not in _TYPES and not tensor.is_complex() or tensor.is_complex() and reduction not in (lib.SUM, lib.AVERAGE):
+        raise lib.Error(f"the backend hvdrun does not reduce {tensor.dtype} so")
+    return (*_memory(tensor), reduction)
+
+
+def _like(flat, tensor):
+    """The elements of what _memory has returned, as those of the tensor."""
+    if tensor.is_complex():
+        return torch.view_as_complex(flat.reshape(*tensor.shape, 2))
+    if flat.dtype != tensor.dtype:
+        flat = flat.view(tensor.dtype)
+    return flat.reshape(tensor.shape)
+
+
+def _copy_back(flat, tensor):
+    """What puts a result into place; None: it is there already."""
+    if flat.data_ptr() == tensor.data_ptr() or flat.numel() == 0:
+        return None
+    return lambda: tensor.detach().copy_(_like(flat, tensor))
+
+
+def _split(flat, tensors):
+    offset = 0
+    for t in tensors:
+        t.detach().copy_(flat[offset:offset + t.numel()].view(t.shape))
+        offset += t.numel()
+
+
+def _rows(tensor, sizes, ranks):
+    """Numbers of elements, from those of rows; none: equal parts."""
+    row = tensor[0].numel() if tensor.dim() and tensor.shape[0] else 0
+    if not sizes:
+        if tensor.shape[0] % ranks:
+            raise lib.Error(f"{tensor.shape[0]} rows cannot be divided equally among {ranks} ranks")
+        sizes = [tensor.shape[0] // ranks] * ranks
+    if len(sizes) != ranks or sum(sizes) != tensor.shape[0]:
+        raise lib.Error(f"rows {list(sizes)} of a tensor with {tensor.shape[0]} rows, for {ranks} ranks")
+    return [n * row for n in sizes]
+
+
+def _same_sizes(parts, whole, ranks):
+    if len(parts) != ranks or any(p.numel() * p.element_size() != whole.numel() * whole.element_size() for p in parts):
+        raise lib.Error(f"tensors of {[p.numel() for p in parts]} elements for {ranks} ranks with {whole.numel()} each")
+
+
+class Leaves:
+    """Sums of tensors of numbered leaves, from first on in ascending order, as ProcessGroup.reduce_tree takes them: each of an aligned
+    range of 2^k leaves. Sums are made pair by pair, so that the order does not depend on who has which leaves."""
+
+    def __init__(self, first):
+        self._first = self._next = first
+        self._ranges = []  # level, first leaf, tensor
+
+    def add(self, tensor):
+        """Adds the tensor of the next leaf. It is kept, and may be added to."""
+        level, first = 0, self._next
+        while self._ranges and self._ranges[-1][0] == level and self._ranges[-1][1] >> level & 1 == 0 and \
+                self._ranges[-1][1] + (1 << level) == first and first >> level & 1:
+            _, first, lower = self._ranges.pop()
+            tensor = lower.add_(tensor)
+            level += 1
+        self._ranges.append((level, first, tensor))
+        self._next += 1
+
+    @property
+    def nodes(self):
+        return [tensor for _, _, tensor in self._ranges]
+
+
+# A group that is connected already, for the next process group of the world.
+_connected = threading.local()
+
+
+def _create(options, backend_options=None):
+    """Makes the process group that torch asks for."""
+    group = ProcessGroup(options.group_rank, options.group_size, options.timeout, options.store)
+    ready, _connected.group = getattr(_connected, "group", None), None
+    if ready is not None:
+        group.enter(*ready)
+    elif not getattr(options, "enable_reconfigure", False):
+        group.meet()
+    _groups.add(group)
+    return group
+
+
+_groups = weakref.WeakSet()
+
+
+def register():
+    """Makes the backend known to torch.distributed; torch calls it by the entry point of the wheel."""
+    plugins = getattr(dist.Backend, "_plugins", {})
+    if NAME.upper() in plugins:
+        return
+    try:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    except TypeError:  # before 2.0
+        dist.Backend.register_backend(NAME, _create_early)
+
+
+def _create_early(store, rank, size, timeout):
+    class Options:
+        pass
+
+    options = Options()
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
+    return _create(options)

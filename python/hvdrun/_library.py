@@ -1,0 +1,261 @@
+"""libhvdrun.so by ctypes: the collectives of hvdrun, without a compiler. hvdrun.h documents the functions."""
+import atexit
+import ctypes
+import json
+import os
+import threading
+import weakref
+
+VERSION = 1
+DONE, PENDING, FAILED, ABORTED, MISMATCH, TIMEOUT, INTERRUPTED = 0, 1, -1, -2, -3, -4, -5
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER, REDUCE_TREE = range(1, 8)
+FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64 = range(1, 13)
+SUM, AVERAGE, MIN, MAX, PRODUCT, ADASUM = range(1, 7)
+
+_SLICE = 50  # milliseconds of one wait, between which Python runs the handlers of signals
+_NAME = "libhvdrun.so"
+
+
+class Error(RuntimeError):
+    """A call has failed; code says how, as in hvdrun.h."""
+
+    def __init__(self, text, code=FAILED):
+        super().__init__("hvdrun: " + text)
+        self.code = code
+
+
+class Aborted(Error):
+    """A rank is lost, has left or has given up: the group is of no use any more."""
+
+
+# The path of the library, where the one beside this file, or of the system, is not meant.
+path = None
+
+_lock = threading.Lock()
+_functions = None  # what was loaded
+_forked = False  # in a child of a process that has loaded the library
+_open = weakref.WeakSet()  # groups, to be left at the end
+
+
+def load():
+    """The functions of the library, which is loaded once, by the process that uses it.
+
+    A child of a process that has loaded it must not call it, since threads of the library are not in the child: that is an Error.
+    """
+    global _functions
+    with _lock:
+        if _forked:
+            raise Error("this process is a child, by fork, of one that uses hvdrun's library, and cannot use it: use the start method "
+                        "spawn or forkserver, or fork before the first process group is made")
+        if _functions is None:
+            _functions = _load()
+            os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_poison)
+            atexit.register(_leave)
+        return _functions
+
+
+def _poison():
+    global _functions, _forked
+    _functions, _forked = _Poisoned(), True
+    for group in list(_open):
+        group._functions = _functions
+    _lock.release()
+
+
+class _Poisoned:
+    """Stands for the functions in a forked child."""
+
+    def __getattr__(self, name):
+        raise Error(f"{name} is called in a child, by fork, of a process that uses hvdrun's library: only the parent can")
+
+
+def _leave():
+    """A process that ends while others still read its last result would end their operation."""
+    if not _forked:
+        for group in list(_open):
+            group.close()
+
+
+def _candidates():
+    if path or os.environ.get("HVD_LIBRARY"):
+        return [path or os.environ["HVD_LIBRARY"]]
+    here = os.path.dirname(os.path.abspath(__file__))
+    return [os.path.join(here, _NAME), "/usr/lib/hvdrun/" + _NAME, _NAME]
+
+
+def _load():
+    tried = []
+    for candidate in _candidates():
+        try:
+            library = ctypes.CDLL(candidate)
+        except OSError as err:
+            tried.append(str(err))
+            continue
+        return _declare(library, candidate)
+    raise Error(f"{_NAME} is not found ({'; '.join(tried)}): make lib builds it, the wheel and the package hvdrun contain it, and "
+                "HVD_LIBRARY names another one")
+
+
+def _declare(library, name):
+    number, size, pointer, text = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
+    call = [size, number, pointer, pointer, size, number, number, pointer]
+    for function, result, arguments in (
+        ("hvd_version", number, []),
+        ("hvd_error", text, [text, size]),
+        ("hvd_on_wait", None, [pointer]),
+        ("hvd_listen", size, [text]),
+        ("hvd_addresses", size, [size, text, size]),
+        ("hvd_widen", number, [size]),
+        ("hvd_connect", size, [size, text, size]),
+        ("hvd_limit", number, [size, size]),
+        ("hvd_run", number, call),
+        ("hvd_start", size, call),
+        ("hvd_wait", number, [size, size, size]),
+        ("hvd_failed", number, [size]),
+        ("hvd_abort", number, [size, text]),
+        ("hvd_close", number, [size]),
+    ):
+        try:
+            f = getattr(library, function)
+        except AttributeError:
+            raise Error(f"{name} has no function {function}: it is of another version") from None
+        f.restype, f.argtypes = result, arguments
+    if library.hvd_version() != VERSION:
+        raise Error(f"{name} has version {library.hvd_version()}, not {VERSION}")
+    return library
+
+
+def _signals():
+    """Each value runs the handlers of signals that have arrived. Their exceptions come to where a generator stands, never to its
+    caller, which is C: it could only print them."""
+    global _interrupted
+    answer = 0
+    while True:
+        try:
+            yield answer
+            for _ in range(2):
+                answer = 0
+        except GeneratorExit:
+            return
+        except BaseException as err:
+            _interrupted = err
+            answer = 1
+
+
+_interrupted = None  # the exception that has ended a wait
+_check = ctypes.CFUNCTYPE(ctypes.c_int32)(_signals().__next__)
+
+
+def fail(functions, code):
+    """Raises what the last call of this thread has failed with."""
+    global _interrupted
+    if code == INTERRUPTED and _interrupted is not None:
+        err, _interrupted = _interrupted, None
+        raise err
+    text = functions.hvd_error(ctypes.create_string_buffer(4096), 4096).decode(errors="replace")
+    raise (Aborted if code == ABORTED else Error)(text, code)
+
+
+class Endpoint:
+    """Where other ranks reach this process. options are those of hvd_listen."""
+
+    def __init__(self, **options):
+        self._functions = load()
+        if threading.current_thread() is threading.main_thread():
+            self._functions.hvd_on_wait(ctypes.cast(_check, ctypes.c_void_p))
+        self._number = self._functions.hvd_listen(json.dumps(options).encode())
+        if self._number < 0:
+            fail(self._functions, self._number)
+
+    @property
+    def addresses(self):
+        """A list of host:port."""
+        text = ctypes.create_string_buffer(1 << 16)
+        code = self._functions.hvd_addresses(self._number, text, len(text))
+        if code < 0:
+            fail(self._functions, code)
+        return text.value.decode().split("\n")
+
+    def widen(self):
+        """Listens at the addresses of all interfaces too."""
+        code = self._functions.hvd_widen(self._number)
+        if code < 0:
+            fail(self._functions, code)
+
+    def connect(self, world, timeout=None):
+        """Connects to a world, the message "world" of the worker's protocol. timeout is in seconds."""
+        number = self._functions.hvd_connect(self._number, json.dumps(world).encode(), -1 if timeout is None else max(1, int(timeout * 1000)))
+        if number < 0:
+            fail(self._functions, number)
+        return Group(self._functions, number, world["rank"], len(world["members"]))
+
+    def close(self):
+        self._functions.hvd_close(self._number)
+
+
+class Group:
+    """The ranks of one world. Calls are performed in the order in which they come; all ranks make the same.
+
+    data and result are addresses, which must stay valid, and untouched by others, until the call has ended.
+    """
+
+    def __init__(self, functions, number, rank, size):
+        self._functions = functions
+        self._number = number
+        self._closed = False
+        self.rank = rank
+        self.size = size
+        self.ended = 0  # the newest ticket that is known to have ended well
+        _open.add(self)
+
+    def run(self, operation, data, result, count, kind, arg, counts=None):
+        """Performs a call, and blocks until it has ended."""
+        code = self._functions.hvd_run(self._number, operation, data, result, count, kind, arg, counts)
+        if code:
+            fail(self._functions, code)
+
+    def start(self, operation, data, result, count, kind, arg, counts=None):
+        """Begins a call, and returns its ticket."""
+        ticket = self._functions.hvd_start(self._number, operation, data, result, count, kind, arg, counts)
+        if ticket < 0:
+            fail(self._functions, ticket)
+        return ticket
+
+    def wait(self, ticket, seconds=None):
+        """Waits for the call of a ticket; False: it has not ended after so many seconds."""
+        left = None if seconds is None else int(seconds * 1000)
+        while self.ended < ticket:
+            now = _SLICE if left is None else min(_SLICE, left)
+            code = self._functions.hvd_wait(self._number, ticket, now)
+            if code == DONE:
+                self.ended = max(self.ended, ticket)
+            elif code != PENDING:
+                fail(self._functions, code)
+            elif left is not None:
+                left -= now
+                if left <= 0:
+                    return False
+        return True
+
+    def limit(self, seconds):
+        """The longest that a call may take; 0: for ever."""
+        code = self._functions.hvd_limit(self._number, int(seconds * 1000))
+        if code:
+            fail(self._functions, code)
+
+    def check(self):
+        """Raises why the group has failed, if it has."""
+        code = self._functions.hvd_failed(self._number)
+        if code:
+            fail(self._functions, code)
+
+    def abort(self, cause):
+        """Ends the calls of all ranks. Any thread may call it."""
+        if not self._closed:
+            self._functions.hvd_abort(self._number, cause.encode())
+
+    def close(self):
+        """Leaves the group."""
+        if not self._closed:
+            self._closed = True
+            self._functions.hvd_close(self._number)
