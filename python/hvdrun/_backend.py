@@ -215,7 +215,6 @@ class ProcessGroup(dist.ProcessGroup):
         self._drop()
         group.limit(self._timeout.total_seconds())
         self._group, self._rank, self._size, self._generation = group, group.rank, group.size, generation
-        self._run, self._start = group.run, group.start
 
     def meet(self):
         """Enters the world of the ranks that use the store."""
@@ -337,11 +336,6 @@ class ProcessGroup(dist.ProcessGroup):
 
     # Calls.
 
-    def _run(self, *call):
-        raise lib.Error("the process group has no world yet")
-
-    _start = _run
-
     def _done(self, outputs):
         return Work(self, None, 0, outputs, None)
 
@@ -350,15 +344,17 @@ class ProcessGroup(dist.ProcessGroup):
             self._completer = _Completer()
         self._completer.add(work)
 
-    def _call(self, options, outputs, keep, finish, *call):
-        """Performs a call, or starts it where options want a work. keep is what holds the memory; finish puts the result into place."""
-        if not getattr(options, "asyncOp", True):
-            self._run(*call)
+    def _call(self, opts, outputs, keep, finish, *call):
+        """Performs a call, or starts it where opts want a work. keep is what holds the memory; finish puts the result into place."""
+        group = self._group
+        if group is None:
+            raise lib.Error("the process group has no world yet")
+        if not getattr(opts, "asyncOp", True):
+            group.run(*call)
             if finish is not None:
                 finish()
             return None
-        group = self._group
-        work = Work(self, group, self._start(*call), outputs, finish)
+        work = Work(self, group, group.start(*call), outputs, finish)
         kept = self._kept
         while kept and kept[0][0] <= group.ended:
             kept.popleft()
@@ -367,26 +363,26 @@ class ProcessGroup(dist.ProcessGroup):
         kept.append((work._ticket, keep))
         return work
 
-    def allreduce(self, tensors, options=None):
+    def allreduce(self, tensors, opts=None):
         if len(tensors) != 1:
-            return self.allreduce_coalesced(tensors, options)
+            return self.allreduce_coalesced(tensors, opts)
         tensor = tensors[0]
         kind = _TYPES.get(tensor.dtype)
-        reduction = _REDUCTIONS.get(hash(options.reduceOp)) if options is not None else lib.SUM
+        reduction = _REDUCTIONS.get(hash(opts.reduceOp)) if opts is not None else lib.SUM
         if kind is None or reduction.__class__ is not int or not tensor.is_contiguous() or not tensor.is_cpu:
-            return self._allreduce_other(tensor, tensors, reduction, options)
-        return self._call(options, tensors, tensor, None, lib.ALL_REDUCE, tensor.data_ptr(), None, tensor.numel(), kind, reduction)
+            return self._allreduce_other(tensor, tensors, reduction, opts)
+        return self._call(opts, tensors, tensor, None, lib.ALL_REDUCE, tensor.data_ptr(), None, tensor.numel(), kind, reduction)
 
-    def _allreduce_other(self, tensor, tensors, reduction, options):
+    def _allreduce_other(self, tensor, tensors, reduction, opts):
         if reduction.__class__ is not int:
-            return self._bitwise(tensor, tensors, reduction, options)
+            return self._bitwise(tensor, tensors, reduction, opts)
         flat, kind, reduction = _reduced(tensor, reduction)
-        return self._call(options, tensors, flat, _copy_back(flat, tensor), lib.ALL_REDUCE, flat.data_ptr(), None, flat.numel(), kind,
+        return self._call(opts, tensors, flat, _copy_back(flat, tensor), lib.ALL_REDUCE, flat.data_ptr(), None, flat.numel(), kind,
                           reduction)
 
-    def _bitwise(self, tensor, tensors, combine, options):
+    def _bitwise(self, tensor, tensors, combine, opts):
         if combine is None:
-            raise lib.Error(f"the backend hvdrun has no reduction {options.reduceOp}")
+            raise lib.Error(f"the backend hvdrun has no reduction {opts.reduceOp}")
         flat, kind = _memory(tensor)
         everyone = flat.new_empty((self._size, *flat.shape))
 
@@ -396,7 +392,7 @@ class ProcessGroup(dist.ProcessGroup):
                 result = combine(result, other)
             tensor.detach().copy_(_like(result, tensor))
 
-        return self._call(options, tensors, (flat, everyone), finish, lib.ALL_GATHER, flat.data_ptr(), everyone.data_ptr(), flat.numel(),
+        return self._call(opts, tensors, (flat, everyone), finish, lib.ALL_GATHER, flat.data_ptr(), everyone.data_ptr(), flat.numel(),
                           kind, 0)
 
     def _each(self, works, outputs):
@@ -407,14 +403,14 @@ class ProcessGroup(dist.ProcessGroup):
         last = works[-1]
         return Work(self, last._group, last._ticket, outputs, lambda: [w._end() for w in works])
 
-    def allreduce_coalesced(self, tensors, options=None):
-        return self._each([self.allreduce([t], options) for t in tensors], tensors)
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self._each([self.allreduce([t], opts) for t in tensors], tensors)
 
-    def reduce(self, tensors, options):
+    def reduce(self, tensors, opts):
         tensor = tensors[0]
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        work = self.allreduce([copy], options)
-        if options.rootRank != self._rank:
+        work = self.allreduce([copy], opts)
+        if opts.rootRank != self._rank:
             return work
         return self._then(work, tensors, lambda: tensor.detach().copy_(copy))
 
@@ -430,15 +426,15 @@ class ProcessGroup(dist.ProcessGroup):
 
         return Work(self, work._group, work._ticket, outputs, both)
 
-    def broadcast(self, tensors, options):
+    def broadcast(self, tensors, opts):
         tensor = tensors[0]
         flat, kind = _memory(tensor)
-        back = _copy_back(flat, tensor) if options.rootRank != self._rank else None
-        return self._call(options, tensors, flat, back, lib.BROADCAST, flat.data_ptr(), None, flat.numel(), kind, options.rootRank)
+        back = _copy_back(flat, tensor) if opts.rootRank != self._rank else None
+        return self._call(opts, tensors, flat, back, lib.BROADCAST, flat.data_ptr(), None, flat.numel(), kind, opts.rootRank)
 
-    def allgather(self, outputs, inputs, options=None):
+    def allgather(self, outputs, inputs, opts=None):
         if len(inputs) != 1:
-            return self._each([self.allgather([o], [i], options) for o, i in zip(outputs, inputs)], outputs)
+            return self._each([self.allgather([o], [i], opts) for o, i in zip(outputs, inputs)], outputs)
         flat, kind = _memory(inputs[0])
         results = outputs[0]
         _same_sizes(results, flat, self._size)
@@ -448,67 +444,67 @@ class ProcessGroup(dist.ProcessGroup):
             for result, part in zip(results, everyone):
                 result.detach().copy_(_like(part, result))
 
-        return self._call(options, outputs, (flat, everyone), finish, lib.ALL_GATHER, flat.data_ptr(), everyone.data_ptr(), flat.numel(),
+        return self._call(opts, outputs, (flat, everyone), finish, lib.ALL_GATHER, flat.data_ptr(), everyone.data_ptr(), flat.numel(),
                           kind, 0)
 
-    def all_gather_single(self, output, tensor, options=None):
+    def all_gather_single(self, output, tensor, opts=None):
         flat, kind = _memory(tensor)
         everyone, _ = _memory(output)
         if everyone.numel() != flat.numel() * self._size:
             raise lib.Error(f"an output of {everyone.numel()} elements for {self._size} ranks with {flat.numel()} each")
-        return self._call(options, [output], (flat, everyone), _copy_back(everyone, output), lib.ALL_GATHER, flat.data_ptr(),
+        return self._call(opts, [output], (flat, everyone), _copy_back(everyone, output), lib.ALL_GATHER, flat.data_ptr(),
                           everyone.data_ptr(), flat.numel(), kind, 0)
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs, inputs, options=None):
-        return self._each([self.all_gather_single(o, i, options) for o, i in zip(outputs, inputs)], outputs)
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        return self._each([self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs)], outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, outputs, inputs, options=None):
-        return self._each([self.allgather([[each[i] for each in outputs]], [t], options) for i, t in enumerate(inputs)], outputs)
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        return self._each([self.allgather([[each[i] for each in outputs]], [t], opts) for i, t in enumerate(inputs)], outputs)
 
-    def reduce_scatter_single(self, output, tensor, options):
+    def reduce_scatter_single(self, output, tensor, opts):
         if tensor.numel() != output.numel() * self._size:
             raise lib.Error(f"an input of {tensor.numel()} elements for {self._size} ranks with {output.numel()} each")
-        reduction = _REDUCTIONS.get(hash(options.reduceOp))
+        reduction = _REDUCTIONS.get(hash(opts.reduceOp))
         if reduction.__class__ is not int:
             copy = tensor.detach().reshape(self._size, -1).clone()
-            return self._then(self.allreduce([copy], options), [output], lambda: output.detach().copy_(copy[self._rank].view_as(output)))
+            return self._then(self.allreduce([copy], opts), [output], lambda: output.detach().copy_(copy[self._rank].view_as(output)))
         flat, kind, reduction = _reduced(tensor, reduction)
         part, _ = _memory(output)
-        return self._call(options, [output], (flat, part), _copy_back(part, output), lib.REDUCE_SCATTER, flat.data_ptr(), part.data_ptr(),
+        return self._call(opts, [output], (flat, part), _copy_back(part, output), lib.REDUCE_SCATTER, flat.data_ptr(), part.data_ptr(),
                           flat.numel(), kind, reduction)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, options):
-        return self._each([self.reduce_scatter_single(o, i, options) for o, i in zip(outputs, inputs)], outputs)
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts):
+        return self._each([self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs)], outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def reduce_scatter(self, outputs, inputs, options):
+    def reduce_scatter(self, outputs, inputs, opts):
         works = []
         for output, parts in zip(outputs, inputs):
             _same_sizes(parts, output, self._size)
-            works.append(self.reduce_scatter_single(output, torch.cat([p.detach().reshape(-1) for p in parts]), options))
+            works.append(self.reduce_scatter_single(output, torch.cat([p.detach().reshape(-1) for p in parts]), opts))
         return self._each(works, outputs)
 
-    def all_to_all_single(self, output, tensor, output_sizes, input_sizes, options=None):
+    def all_to_all_single(self, output, tensor, output_sizes, input_sizes, opts=None):
         if not output_sizes and not input_sizes:
             sent, kind = _memory(tensor)
             received, _ = _memory(output)
             if sent.numel() != received.numel() or sent.numel() % self._size:
                 raise lib.Error(f"{sent.numel()} elements are sent and {received.numel()} received, for {self._size} ranks in equal parts")
-            return self._call(options, [output], (sent, received), _copy_back(received, output), lib.ALL_TO_ALL, sent.data_ptr(),
+            return self._call(opts, [output], (sent, received), _copy_back(received, output), lib.ALL_TO_ALL, sent.data_ptr(),
                               received.data_ptr(), sent.numel() // self._size, kind, 0)
         return self._exchange([output], output, tensor, _rows(output, output_sizes, self._size), _rows(tensor, input_sizes, self._size),
-                              options)
+                              opts)
 
     alltoall_base = all_to_all_single
 
-    def _exchange(self, outputs, output, tensor, received_sizes, sent_sizes, options, finish=None):
+    def _exchange(self, outputs, output, tensor, received_sizes, sent_sizes, opts, finish=None):
         """All to all with numbers of elements."""
         sent, kind = _memory(tensor)
         received, _ = _memory(output)
@@ -521,34 +517,34 @@ class ProcessGroup(dist.ProcessGroup):
             if finish is not None:
                 finish()
 
-        return self._call(options, outputs, (sent, received, counts), both, lib.ALL_TO_ALL, sent.data_ptr(), received.data_ptr(), 0, kind,
+        return self._call(opts, outputs, (sent, received, counts), both, lib.ALL_TO_ALL, sent.data_ptr(), received.data_ptr(), 0, kind,
                           0, ctypes.addressof(counts))
 
-    def alltoall(self, outputs, inputs, options=None):
+    def alltoall(self, outputs, inputs, opts=None):
         tensor = torch.cat([t.detach().reshape(-1) for t in inputs])
         flat = tensor.new_empty(sum(t.numel() for t in outputs))
-        return self._exchange(outputs, flat, tensor, [t.numel() for t in outputs], [t.numel() for t in inputs], options,
+        return self._exchange(outputs, flat, tensor, [t.numel() for t in outputs], [t.numel() for t in inputs], opts,
                               lambda: _split(flat, outputs))
 
-    def gather(self, outputs, inputs, options):
-        tensor, root = inputs[0].detach(), options.rootRank
+    def gather(self, outputs, inputs, opts):
+        tensor, root = inputs[0].detach(), opts.rootRank
         here = self._rank == root
         results = outputs[0] if here else []
         flat = tensor.new_empty(sum(t.numel() for t in results))
         received = [t.numel() for t in results] if here else [0] * self._size
         sent = [tensor.numel() if r == root else 0 for r in range(self._size)]
-        return self._exchange(outputs, flat, tensor, received, sent, options, lambda: _split(flat, results))
+        return self._exchange(outputs, flat, tensor, received, sent, opts, lambda: _split(flat, results))
 
-    def scatter(self, outputs, inputs, options):
-        output, root = outputs[0], options.rootRank
+    def scatter(self, outputs, inputs, opts):
+        output, root = outputs[0], opts.rootRank
         parts = [t.detach().reshape(-1) for t in inputs[0]] if self._rank == root else []
         tensor = torch.cat(parts) if parts else output.new_empty(0)
         sent = [p.numel() for p in parts] or [0] * self._size
         received = [output.numel() if r == root else 0 for r in range(self._size)]
-        return self._exchange(outputs, output, tensor, received, sent, options)
+        return self._exchange(outputs, output, tensor, received, sent, opts)
 
-    def barrier(self, options=None):
-        return self._call(options, [], None, None, lib.BARRIER, None, None, 0, lib.UINT8, 0)
+    def barrier(self, opts=None):
+        return self._call(opts, [], None, None, lib.BARRIER, None, None, 0, lib.UINT8, 0)
 
     def reduce_tree(self, tensor, nodes, firsts):
         """Adds tensors of numbered leaves in an order that their number alone determines, and puts the sum into tensor.
@@ -559,7 +555,7 @@ class ProcessGroup(dist.ProcessGroup):
         counts = (ctypes.c_int64 * len(firsts))(*firsts)
         flat, kind = _memory(tensor)
         parts = torch.stack([n.detach().reshape(-1) for n in nodes]) if nodes else flat.new_empty(0)
-        self._run(lib.REDUCE_TREE, parts.data_ptr(), flat.data_ptr(), flat.numel(), kind, lib.SUM, ctypes.addressof(counts))
+        self._group.run(lib.REDUCE_TREE, parts.data_ptr(), flat.data_ptr(), flat.numel(), kind, lib.SUM, ctypes.addressof(counts))
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(_like(flat, tensor))
 
