@@ -22,6 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -686,6 +687,7 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 		Dir:         l.cfg.Dir,
 		Stdout:      stdout,
 		Stderr:      stderr,
+		Talk:        proxy.Config{Env: env, Log: l.cfg.Log}.Talk,
 		Grace:       l.cfg.Timeouts.Drain,
 		More:        p.more,
 		CoreLimit:   l.cfg.CoreLimit,

@@ -122,6 +122,10 @@ const (
 	// sets it.
 	EnvAgentProgram = "HVD_AGENT_PROGRAM"
 
+	// EnvWorkerSocket is the number of the descriptor by which a program in any language speaks
+	// with the launcher: see docs/reference/worker-protocol.md. The launcher sets it.
+	EnvWorkerSocket = "HVD_WORKER_SOCKET"
+
 	// EnvNCCLShared is a variable of NCCL: 1 permits several ranks on one device.
 	EnvNCCLShared = "NCCL_MULTI_RANK_GPU_ENABLE"
 )

@@ -27,7 +27,8 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
 //	                           with "late", for one newer than that before their last,
 //	                           with "ahead" than one that is to come; with "trained" or
-//	                           "untrained", they say whether training has ended
+//	                           "untrained", they say whether training has ended; program=NAME:
+//	                           they speak by their sockets
 //	trains                     rank 0 of the world has synchronised and trains
 //	trains a:0                 its heartbeats say that it trains, after another has reported done
 //	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable|unkillable
@@ -319,6 +320,7 @@ func (s *story) join(args []string) error {
 	var workers []string
 	var lost []int
 	var undone time.Duration
+	var program string
 	for _, arg := range args {
 		if v, ok := strings.CutPrefix(arg, "commits="); ok {
 			n, err := strconv.ParseUint(v, 10, 64)
@@ -342,6 +344,8 @@ func (s *story) join(args []string) error {
 			}
 		} else if by, ok := map[string]uint64{"late": ^uint64(0), "ahead": 1}[arg]; ok {
 			shift = by
+		} else if v, ok := strings.CutPrefix(arg, "program="); ok {
+			program = v
 		} else if arg == "trained" || arg == "untrained" {
 			trained = new(arg == "trained")
 		} else {
@@ -355,7 +359,7 @@ func (s *story) join(args []string) error {
 		}
 		s.step(WorkerJoined{w.id, Join{
 			After: w.generation + shift, Trained: trained, Commits: commits, HoldsState: commits > 0,
-			DataAddrs: []string{"data"}, NotifyAddr: "notify", Lost: lost, Undone: undone,
+			DataAddrs: []string{"data"}, NotifyAddr: "notify", Lost: lost, Undone: undone, Program: program,
 		}})
 	}
 	return nil

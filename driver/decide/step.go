@@ -164,6 +164,9 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 	}
 	if m.joined.IsZero() {
 		m.joined = now
+		if j.Program != "" {
+			m.log(Info, "the program speaks by its socket: %s", j.Program)
+		}
 	}
 	w.join, w.holds, w.trains = j, j.HoldsState, w.trains || m.denies(w, j)
 	m.progress = m.progress || w.state() > 0
@@ -173,7 +176,7 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 		m.emit(now, job.WorkerReady, field("host", w.slot.Host), field("slot", w.slot.Index))
 	case training:
 		m.stirred(now, w)
-		if !m.deadFrom.IsZero() {
+		if !m.deadFrom.IsZero() && !m.speaks() {
 			m.deadFrom = now // members notice the death by themselves
 		}
 		if j.Cause != "" {

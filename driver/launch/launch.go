@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"syscall"
@@ -52,6 +53,12 @@ type Spec struct {
 	// Stdin, if not nil, is the input of the process; the launcher does not read it. nil: no input.
 	// Only Local uses it.
 	Stdin *os.File
+	// Talk, if not nil, gives the process one end of a stream socket, as the descriptor that
+	// HVD_WORKER_SOCKET names, and is called with the other as soon as the process runs, in a
+	// goroutine of its own; conn is closed when it has returned. When the process has ended, what
+	// it has written can still be read, and the end is told once Talk has returned. Run calls
+	// cleanup, which may be nil, before it returns. ctx ends with Run's. Only Local uses it.
+	Talk func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
 	// Stdout and Stderr receive the output as it comes; nil throws it away. Each is written by one
 	// goroutine at a time, but both at the same time. Run waits for a Write that blocks. After a
 	// Write that fails the rest is thrown away.

@@ -38,7 +38,12 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if err != nil {
 		return NewStartError(s, err)
 	}
-	tree, err := fork(path, s, out.child)
+	talk, env, err := newTalk(&s, &out.child)
+	defer talk.close()
+	var tree *proc.Tree
+	if err == nil {
+		tree, err = fork(path, s, env, out.child)
+	}
 	out.closeChild()
 	if err != nil {
 		out.closeOurs()
@@ -48,10 +53,12 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if started != nil {
 		started(tree.PID) // before its output comes
 	}
+	talk.start(ctx, tree.PID)
 	out.start()
 	status, ended := tree.Wait(ctx, proc.Stop{
 		Grace: s.Grace, Signal: s.Signal, Hurry: s.Hurry, More: s.More, Dying: s.Dying, Look: s.Look,
 	})
+	talk.end()
 	end := exitError(status)
 	if !ended {
 		end = newUnkillable(tree.PID)
@@ -67,9 +74,9 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	return end
 }
 
-func fork(path string, s Spec, files []uintptr) (*proc.Tree, error) {
+func fork(path string, s Spec, env []string, files []uintptr) (*proc.Tree, error) {
 	c := proc.Command{
-		Path: path, Args: s.Command, Env: lastOfEach(s.Env), Dir: s.Dir, Files: files, CoreLimit: s.CoreLimit,
+		Path: path, Args: s.Command, Env: env, Dir: s.Dir, Files: files, CoreLimit: s.CoreLimit,
 		User: (*proc.User)(s.As), Cgroup: s.Cgroup,
 	}
 	if s.Incarnation != "" {

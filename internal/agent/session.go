@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -444,6 +445,7 @@ func (s *session) start(m *wire.Start) error {
 		spec.As, spec.Cgroup = &as, s.as.Cgroup
 		spec.Env = append(spec.Env, "HOME="+as.Home, "USER="+as.Name, "LOGNAME="+as.Name)
 	}
+	spec.Talk = proxy.Config{Env: spec.Env, Log: s.log}.Talk
 	s.running.Go(func() {
 		defer cancel(nil)
 		w.ended(s.srv.launcher.Run(ctx, spec, w.started))

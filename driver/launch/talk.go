@@ -1,0 +1,81 @@
+package launch
+
+import (
+	"context"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// talk is the socket by which a process speaks with the launcher. A nil *talk has none.
+type talk struct {
+	ours  *net.UnixConn
+	with  func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
+	over  sync.WaitGroup // with runs
+	clean func()         // what it has returned; may be nil
+}
+
+// newTalk makes the socket of a process, where s asks for one, and appends the descriptor of the
+// process's end to files, which become its descriptors. It returns the process's environment.
+func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
+	env := slices.DeleteFunc(lastOfEach(s.Env), func(entry string) bool { // that of this process
+		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=")
+	})
+	if s.Talk == nil {
+		return nil, env, nil
+	}
+	// The process's end stays a blocking one.
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	*files = append(*files, uintptr(ends[1])) // closed with the others
+	f := os.NewFile(uintptr(ends[0]), "worker socket")
+	defer f.Close()
+	conn, err := net.FileConn(f) // a duplicate that does not block
+	if err != nil {
+		return nil, nil, err
+	}
+	env = append(env, plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
+	return &talk{ours: conn.(*net.UnixConn), with: s.Talk}, env, nil
+}
+
+func (t *talk) start(ctx context.Context, pid int) {
+	if t != nil {
+		t.over.Go(func() {
+			t.clean = t.with(ctx, pid, t.ours)
+			_ = t.ours.Close()
+		})
+	}
+}
+
+// end blocks until what the process has said before its end has been heard.
+func (t *talk) end() {
+	if t == nil {
+		return
+	}
+	// What is in the socket can still be read. Children of the process may hold its end. Errors:
+	// the talk is over.
+	_ = t.ours.CloseRead()
+	_ = t.ours.CloseWrite()
+	t.over.Wait()
+}
+
+// close ends the talk.
+func (t *talk) close() {
+	if t == nil {
+		return
+	}
+	t.end()
+	_ = t.ours.Close()
+	if t.clean != nil {
+		t.clean()
+	}
+}

@@ -1,0 +1,96 @@
+package proxy
+
+import (
+	"errors"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
+)
+
+const (
+	beatEvery  = time.Second
+	leastPause = beatEvery / 10
+)
+
+// phases are the words for them.
+var phases = map[string]rendezvous.Phase{
+	"joining": rendezvous.Joins, "connecting": rendezvous.Connecting, "outside": rendezvous.Outside,
+	"syncing": rendezvous.Syncing, "training": rendezvous.Training, "saving": rendezvous.Saving,
+}
+
+// hearBeat notes where the program is.
+func (p *proxy) hearBeat(r request) {
+	if _, is := phases[r.Phase]; !is {
+		p.complain("a beat with the unknown phase " + r.Phase)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.joining {
+		p.setBeat(r)
+	}
+}
+
+// setBeat notes where the program is; the lock is held.
+func (p *proxy) setBeat(r request) {
+	was := p.state.beat
+	entered := was.Phase != r.Phase
+	if entered || (was.Operation == nil) != (r.Operation == nil) || r.Operation != nil && *was.Operation != *r.Operation {
+		p.changed = time.Now()
+	}
+	p.state.beat = r
+	if entered {
+		select {
+		case p.news <- struct{}{}:
+		default: // the pulse is about to look
+		}
+	}
+}
+
+// pulse tells the driver where the program is, about once a second, and when it enters a phase.
+func (p *proxy) pulse() {
+	every := beatEvery
+	if w := p.env.StallWarning; w > 0 {
+		every = min(every, w/2)
+	}
+	timer := time.NewTimer(every)
+	defer timer.Stop()
+	var last time.Time
+	for {
+		select {
+		case <-timer.C:
+		case <-p.news:
+			if pause := leastPause - time.Since(last); pause > 0 {
+				timer.Reset(pause)
+				continue
+			}
+		case <-p.ctx.Done():
+			return
+		}
+		last = time.Now()
+		b, size := p.nextBeat(time.Now())
+		next := every * time.Duration(rendezvous.BeatSpacing(size))
+		if err := p.member.Beat(p.ctx, b); errors.Is(err, rendezvous.ErrNotConnected) {
+			next = every / 4
+		}
+		timer.Reset(next)
+	}
+}
+
+// nextBeat returns what to tell, and the size of the world.
+func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.state.beat
+	b := rendezvous.Beat{Generation: p.world.Generation, Phase: phases[was.Phase], Quiet: now.Sub(p.changed)}
+	if b.Phase == 0 {
+		b.Phase = rendezvous.Outside // it has said hello alone
+	}
+	if b.Phase != rendezvous.Joins {
+		b.Commits = was.Commits
+	}
+	if o := was.Operation; o != nil && b.Phase != rendezvous.Joins {
+		b.Lanes = []rendezvous.Lane{{Operation: o.Number, Waiting: o.Waiting, For: b.Quiet, What: o.What}}
+	}
+	return b, max(1, p.world.Size())
+}
