@@ -20,9 +20,9 @@ const (
 )
 
 // claimDone records a report of done for the current world.
-func (m *Machine) claimDone(now time.Time, w *Worker) {
+func (m *Machine) claimDone(now time.Time, w *Worker, commits uint64) {
 	if !w.done {
-		w.done, w.doneFrom = true, now
+		w.done, w.doneFrom, w.doneCommits = true, now, commits
 	}
 	if m.doneFrom.IsZero() {
 		m.doneFrom = now

@@ -63,9 +63,31 @@ func (m *Machine) windDown(now time.Time) {
 		m.log(Warn, "%s", message)
 	}
 	m.account(now)
-	m.emit(now, job.JobDone, field("status", job.ExitStatus(m.result)), field("message", message),
-		field("goodput", m.ledger.until(now)))
+	fields := []job.Field{field("status", job.ExitStatus(m.result)), field("message", message), field("goodput", m.ledger.until(now))}
+	if n := m.lastCommit(); n > 0 {
+		fields = append(fields, field("commits", n))
+	}
+	if m.wrote > 0 {
+		fields = append(fields, field("checkpoint", m.wrote))
+	}
+	m.emit(now, job.JobDone, fields...)
 	m.do(FinishJob{m.result})
+}
+
+// lastCommit returns the number of the job's newest commit, as far as the machine knows; 0: none.
+// Of the members that have reported done, the one in the middle is believed.
+func (m *Machine) lastCommit() uint64 {
+	var said []uint64
+	for _, w := range m.published.Members {
+		if w.done {
+			said = append(said, w.doneCommits)
+		}
+	}
+	n := max(m.commits, m.writes, m.wrote)
+	if slices.Sort(said); m.agreed && len(said) > 0 {
+		n = max(n, said[len(said)/2])
+	}
+	return n
 }
 
 // remark says what is remarkable about a job that has succeeded: its programs may each have trained

@@ -238,7 +238,8 @@ func (m *Machine) remindOfReset(now time.Time) {
 	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
 }
 
-// remindOfCommit logs the members that were told long ago that the hosts have changed, and train on.
+// remindOfCommit logs the members that were told long ago that the hosts have changed, and train
+// on.
 func (m *Machine) remindOfCommit(now time.Time) {
 	since := now.Sub(m.changeFrom)
 	to := fmt.Sprintf("leave at a commit (state.Commit), for %v now", Round(since))

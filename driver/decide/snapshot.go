@@ -142,6 +142,7 @@ type savedLateness struct {
 	StalledFrom time.Time `json:"stalled_from,omitzero"`
 	MovedFrom   time.Time `json:"moved_from,omitzero"`
 	DoneFrom    time.Time `json:"done_from,omitzero"`
+	DoneCommits uint64    `json:"done_commits,omitempty"`
 	Reminded    bool      `json:"reminded,omitempty"`
 	Parted      int       `json:"parted,omitempty"`
 }
@@ -336,7 +337,7 @@ func (w *Worker) save() savedWorker {
 			Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
 		},
 		savedLateness: savedLateness{
-			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, Reminded: w.reminded, Parted: w.parted,
+			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, DoneCommits: w.doneCommits, Reminded: w.reminded, Parted: w.parted,
 		},
 	}
 }
@@ -357,7 +358,7 @@ func (s *savedWorker) load() *Worker {
 			writes: s.Writes, wroteAt: s.WroteAt, unwritten: s.Unwritten,
 		},
 		lateness: lateness{
-			stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, reminded: s.Reminded,
+			stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, doneCommits: s.DoneCommits, reminded: s.Reminded,
 			parted: s.Parted,
 		},
 	}

@@ -21,21 +21,22 @@ type waitKind uint8
 
 // The kinds of waits, in the order in which simultaneous deadlines are handled.
 const (
-	forSlots    waitKind = iota // enough slots, or workers, for a world
-	forShort                    // log reminder: there are still not enough
-	forReset                    // log reminder: members have not joined the next world, or not left this one
-	forJoin                     // a starting worker joins
-	forMember                   // a member of the world being left joins again
-	forLeave                    // a worker that was dismissed exits, or one that left writes its last checkpoint
-	forLoss                     // members notice a death by themselves
-	forDone                     // the remaining workers are done after the first
-	forReminder                 // log reminder: workers that are done have not exited
-	forExit                     // a worker that is done exits
-	forReturn                   // an exclusion ends
-	forRamp                     // a starting worker stops counting against its host's ramp
-	forStarts                   // any starting worker joins
-	forEnds                     // log reminder: workers have not ended although the job ends
-	forProcess                  // the process of a worker that is being stopped ends
+	forSlots     waitKind = iota // enough slots, or workers, for a world
+	forShort                     // log reminder: there are still not enough
+	forLateStart                 // log reminder: starting workers have not joined
+	forReset                     // log reminder: members have not joined the next world, or not left this one
+	forJoin                      // a starting worker joins
+	forMember                    // a member of the world being left joins again
+	forLeave                     // a worker that was dismissed exits, or one that left writes its last checkpoint
+	forLoss                      // members notice a death by themselves
+	forDone                      // the remaining workers are done after the first
+	forReminder                  // log reminder: workers that are done have not exited
+	forExit                      // a worker that is done exits
+	forReturn                    // an exclusion ends
+	forRamp                      // a starting worker stops counting against its host's ramp
+	forStarts                    // any starting worker joins
+	forEnds                      // log reminder: workers have not ended although the job ends
+	forProcess                   // the process of a worker that is being stopped ends
 )
 
 // waits calls each for every current wait.
@@ -67,18 +68,19 @@ func (m *Machine) waits(each func(wait)) {
 func (m *Machine) waitsForWorld(each func(wait)) {
 	if !m.shortFrom.IsZero() {
 		each(wait{kind: forSlots, until: m.shortFrom.Add(m.wait.Elastic)})
-		each(wait{kind: forShort, until: m.shortAgain()})
+		each(wait{kind: forShort, until: m.sayAgain(m.shortFrom)})
 	}
 	if !m.deadFrom.IsZero() {
 		each(wait{kind: forLoss, until: m.deadFrom.Add(lossAfter)})
 	}
-	trains, starts := false, false
+	trains, starts, limits := false, false, false
 	for _, w := range m.workers {
 		trains = trains || w.inWorld()
 		starts = starts || w.phase == starting
 		switch {
 		case w.phase == starting:
 			if by, limited := m.startBy(w); limited {
+				limits = true
 				each(wait{forJoin, by, w})
 			}
 		case w.inWorld() && !m.resetFrom.IsZero():
@@ -90,20 +92,23 @@ func (m *Machine) waitsForWorld(each func(wait)) {
 	if since := m.lateFrom(); trains && !m.reminded && !since.IsZero() {
 		each(wait{kind: forReset, until: since.Add(m.remindAfter())})
 	}
+	if limits && m.shortFrom.IsZero() {
+		each(wait{kind: forLateStart, until: m.sayAgain(m.startsFrom)})
+	}
 	m.waitsForStarts(each, starts)
 }
 
-// sayShortAfter is how long a job waits for slots until its log warns of that.
-const sayShortAfter = 5 * time.Second
+// sayAfter is how long a job waits for slots, or for a start, until its log says that.
+const sayAfter = 5 * time.Second
 
-// shortAgain returns when the log says next that the job waits for slots: each time that the wait
-// is twice as long.
-func (m *Machine) shortAgain() time.Time {
-	after := sayShortAfter
-	for !m.shortFrom.Add(after).After(m.last) {
+// sayAgain returns when the log says next what the job waits for since then: each time that the
+// wait is twice as long.
+func (m *Machine) sayAgain(since time.Time) time.Time {
+	after := sayAfter
+	for !since.Add(after).After(m.last) {
 		after *= 2
 	}
-	return m.shortFrom.Add(after)
+	return since.Add(after)
 }
 
 // remindOfShort says what the job waits for.
@@ -114,6 +119,12 @@ func (m *Machine) remindOfShort(now time.Time) {
 	}
 	m.log(Warn, "after %v the job still waits for %s%s; up to %v (--elastic-timeout)",
 		now.Sub(m.shortFrom).Round(time.Second), m.waitWords(now, forSlots), why, m.wait.Elastic)
+}
+
+// remindOfStarts says which workers have not joined since they were started.
+func (m *Machine) remindOfStarts(now time.Time) {
+	m.log(Info, "after %v the job still waits for %s; up to %v (--start-timeout)",
+		now.Sub(m.startsFrom).Round(time.Second), m.waitWords(now, forJoin), m.wait.Start)
 }
 
 // lateFrom returns since when members have to join the next world or leave this one, or zero.
@@ -235,6 +246,8 @@ func (m *Machine) endWait(now time.Time, w wait) {
 		m.decide(now, m.notEnough(now))
 	case forShort:
 		m.remindOfShort(now)
+	case forLateStart:
+		m.remindOfStarts(now)
 	case forReset:
 		m.remindOfReset(now)
 	case forJoin:

@@ -70,6 +70,7 @@ type lateness struct {
 	stalledFrom time.Time // when it was reported as holding up the others
 	movedFrom   time.Time // when it was last seen moving to the next world
 	doneFrom    time.Time // when it reported done
+	doneCommits uint64    // its number of commits then, as it said
 	reminded    bool      // the log has named it because it has not exited since
 	parted      int       // of the worlds that partings counts, those in which it was lost
 }
@@ -114,7 +115,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 	case ReportDone:
 		// A report of an older generation was sent before a reset and does not finish the job.
 		if e.Generation == m.world.Generation && w.generation == e.Generation {
-			m.claimDone(now, w)
+			m.claimDone(now, w, e.Commits)
 		}
 	case ReportCommitted:
 		if e.Generation != m.world.Generation || w.generation != e.Generation || m.committed {

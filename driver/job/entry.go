@@ -15,6 +15,7 @@ type Entry struct {
 	Generation uint64          `json:"generation"`
 	Size       int             `json:"size"`
 	Commits    uint64          `json:"commits"`
+	Checkpoint uint64          `json:"checkpoint"`
 	Host       string          `json:"host"` // "": no host
 	Slot       *int            `json:"slot"` // nil: the whole host
 	PID        int             `json:"pid"`

@@ -47,7 +47,7 @@ const (
 	CommitMissing    EventName = "commit_missing"     // host, slot, pid, rank, generation, change, seconds: so long ago it was told of changed hosts, and trains on
 	Scaled           EventName = "scaled"             // min_np, max_np (null: no bound), by a person
 	Resumed          EventName = "resumed"            // another driver has taken over from one that died
-	JobDone          EventName = "job_done"           // status, message, goodput
+	JobDone          EventName = "job_done"           // status, message, goodput; where there are any, commits, and checkpoint: the commit of the newest last checkpoint
 	TaskWorkerJoined EventName = "task_worker_joined" // worker, host, offers: it runs tasks; dropped, if events of tasks were too many
 	TaskWorkerLeft   EventName = "task_worker_left"   // worker, host, lost
 	TaskFailed       EventName = "task_failed"        // function, client, n, reason, text: for good

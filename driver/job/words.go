@@ -85,8 +85,11 @@ func (e Entry) words2() (Kind, string) {
 	case Resumed:
 		return KindDriver, "another driver has taken over"
 	case JobDone:
-		if e.Status == 0 {
+		switch {
+		case e.Status == 0:
 			return KindEnded, "the job is done"
+		case e.Status > 128:
+			return KindEnded, fmt.Sprintf("the job was stopped, status %d: %s", e.Status, strings.TrimPrefix(e.Message, "stopped by signal: "))
 		}
 		return KindEnded, fmt.Sprintf("the job has failed, status %d: %s", e.Status, e.Message)
 	case Audit:
@@ -104,6 +107,50 @@ func (e Entry) words2() (Kind, string) {
 		return KindFailure, fmt.Sprintf("a task of %s failed (%s): %s", e.Function, e.Reason, e.Text)
 	}
 	return KindOther, e.Place()
+}
+
+// Why says why another world follows from the event, as "rank 2 on b:0 was lost"; empty: none does.
+func (e Entry) Why() string {
+	switch e.Name {
+	case WorkerDying:
+		return e.Member() + " was lost"
+	case WorkerExited:
+		switch e.Cause {
+		case "failed":
+			return fmt.Sprintf("%s failed (%s)", e.Member(), e.Exit())
+		case "left":
+			return e.Member() + " left"
+		}
+	case Draining:
+		return e.Member() + " was asked to leave"
+	case DrainAsked:
+		return e.Place() + " is drained"
+	case Excluded:
+		if e.Until == nil {
+			return e.Place() + " is excluded"
+		}
+	case Returned:
+		return e.Place() + " is back"
+	case Scaled:
+		_, text := e.Words()
+		return text
+	}
+	return ""
+}
+
+// Why says why a world was left where no event tells more; empty: nothing is to be said.
+func (c Cause) Why() string {
+	switch c {
+	case CauseBroken:
+		return "a connection between workers broke"
+	case CauseDeparture:
+		return "a worker left"
+	case CauseDeath:
+		return "a worker was lost"
+	case CauseStall:
+		return "workers held up the others"
+	}
+	return ""
 }
 
 func (e Entry) stalled() string {

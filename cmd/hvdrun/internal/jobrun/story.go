@@ -21,6 +21,9 @@ const (
 	// next one.
 	storyPause = time.Second
 
+	// lateCommit is after how long a world that has made no commit is told of.
+	lateCommit = 5 * time.Second
+
 	// mostReasons is how many reasons a line names.
 	mostReasons = 3
 )
@@ -28,21 +31,41 @@ const (
 // story tells in the log what happens to a job: who trains, each new world with its reasons, and
 // the end. Programs that are in no world are not told of.
 type story struct {
-	log    logrus.FieldLogger
-	run    string // the job's id
-	places string // where the job's output and events are; "": nowhere
+	log       logrus.FieldLogger
+	run       string // the job's id
+	places    string // where the job's output and events are; "": nowhere
+	stateless bool   // its programs make no commits
 
-	mu    sync.Mutex
-	begun time.Time
-	hosts map[string]string // of the last list: what each is like; nil: there was none
-	why   []string          // what has led to the next world, once each
-	known map[string]bool
-	world struct { // the last one that was published
-		generation     uint64
-		workers, hosts int
-	}
-	told    time.Time // when there was the last line about a world
-	line    string    // about a world, which waits for the pause to end
+	mu      sync.Mutex
+	silent  bool // the events are those of the driver before
+	begun   time.Time
+	hosts   map[string]string // of the last list: what each is like; nil: there was none
+	why     []string          // what has led to the next world, once each
+	known   map[string]bool
+	stalled map[string]bool // places of workers that hold up others
+	world   toldWorld       // the last one that was published
+	pace    pace
+}
+
+// toldWorld is a published world.
+type toldWorld struct {
+	generation uint64
+	hosts      int
+	members    map[place]bool
+	trains     bool        // it has made a commit, or was told of without one
+	late       *time.Timer // tells of a world that makes none
+}
+
+// place is where a worker is.
+type place struct {
+	host string
+	slot int
+}
+
+// pace has lines about worlds wait, so that there is one a second at most.
+type pace struct {
+	told    time.Time // when there was the last line
+	line    string    // which waits for the pause to end
 	between int       // worlds that the waiting line has replaced
 	timer   *time.Timer
 }
@@ -53,13 +76,14 @@ type storyHook struct{ story *story }
 func (h *storyHook) start(_ context.Context, r *run) error {
 	h.story = newStory(r.settings, r.log)
 	r.events = append(r.events, h.story.event)
+	r.replayed = append(r.replayed, h.story.replay)
 	return nil
 }
 
 func (h *storyHook) stop(*run) { h.story.close() }
 
 func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
-	t := &story{log: log, run: s.RunID, known: map[string]bool{}}
+	t := &story{log: log, run: s.RunID, stateless: s.Restart.Workers, known: map[string]bool{}, stalled: map[string]bool{}}
 	var places []string
 	if s.OutputDir != "" {
 		places = append(places, "output in "+s.OutputDir)
@@ -71,10 +95,23 @@ func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
 	return t
 }
 
+// replay takes an event of the driver before, of which nothing is told again.
+func (t *story) replay(of job.Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.silent = true
+	t.take(of)
+	t.silent = false
+}
+
 // event takes the job's next event.
 func (t *story) event(of job.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.take(of)
+}
+
+func (t *story) take(of job.Event) {
 	if t.begun.IsZero() {
 		t.begun = of.Time
 	}
@@ -85,11 +122,7 @@ func (t *story) event(of job.Event) {
 		t.list(fieldOf[[]job.FoundHost](of, "hosts"))
 		return
 	case job.WorldPublished:
-		hosts := map[string]bool{}
-		for _, s := range fieldOf[[]job.PublishedSlot](of, "slots") {
-			hosts[s.Host] = true
-		}
-		t.world.generation, t.world.workers, t.world.hosts = fieldOf[uint64](of, "generation"), fieldOf[int](of, "size"), len(hosts)
+		t.published(of)
 		return
 	}
 	e, err := of.Entry()
@@ -98,31 +131,34 @@ func (t *story) event(of job.Event) {
 	}
 	switch e.Name {
 	case job.WorkerDying:
-		t.because(e.Member() + " was lost")
+		t.because(e.Why())
 	case job.WorkerExited:
-		switch {
-		case e.Cause == "failed" && !t.known[e.Member()+" was lost"]:
-			t.because(fmt.Sprintf("%s failed (%s)", e.Member(), e.Exit()))
-		case e.Cause == "left":
-			t.because(e.Member() + " left")
-		}
-	case job.Draining:
-		t.because(e.Member() + " was asked to leave")
-	case job.DrainAsked:
-		t.because(e.Place() + " is drained")
-	case job.Excluded:
-		if e.Until == nil {
-			t.because(e.Place() + " is excluded")
-		}
-	case job.Returned:
-		t.because(e.Place() + " is back")
-	case job.Scaled:
-		_, text := e.Words()
-		t.because(text)
+		t.exited(e)
+	case job.Stalled:
+		t.stalled[e.Place()] = e.Host != ""
+	case job.StallEnded:
+		delete(t.stalled, e.Place())
 	case job.FirstCommit:
 		t.trains(e)
 	case job.JobDone:
 		t.ends(e)
+	default:
+		t.because(e.Why())
+	}
+}
+
+// exited notes the end of a worker as a reason, unless that is known, or the world is without it.
+func (t *story) exited(e job.Entry) {
+	lost := e
+	lost.Name = job.WorkerDying
+	switch {
+	case t.stalled[e.Place()]:
+		delete(t.stalled, e.Place())
+		t.because(e.Member() + " held up the others")
+	case t.known[lost.Why()]:
+	case e.Cause == "left" && e.Slot != nil && !t.world.members[place{e.Host, *e.Slot}]:
+	default:
+		t.because(e.Why())
 	}
 }
 
@@ -134,11 +170,60 @@ func fieldOf[T any](e job.Event, key string) (v T) {
 	return v
 }
 
-// because notes a reason for the next world.
+// because notes a reason for the next world; empty: it is none.
 func (t *story) because(why string) {
-	if !t.known[why] {
+	if why != "" && !t.known[why] {
 		t.known[why] = true
 		t.why = append(t.why, why)
+	}
+}
+
+// published takes a world. The first is told of at once, those that make no commit after a while.
+func (t *story) published(of job.Event) {
+	slots, hosts := fieldOf[[]job.PublishedSlot](of, "slots"), map[string]bool{}
+	w := toldWorld{generation: fieldOf[uint64](of, "generation"), members: make(map[place]bool, len(slots))}
+	cause := fieldOf[job.Cause](of, "cause")
+	lost := slices.Contains([]job.Cause{job.CauseDeath, job.CauseDeparture, job.CauseStall}, cause)
+	if len(t.why) == 0 {
+		t.because(cause.Why())
+	}
+	for _, s := range slots {
+		at := place{s.Host, s.Slot}
+		hosts[s.Host], w.members[at] = true, true
+		if lost && !t.world.members[at] {
+			t.because(fmt.Sprintf("%s:%d is in its place", s.Host, s.Slot))
+		}
+	}
+	w.hosts = len(hosts)
+	if t.world.late != nil {
+		t.world.late.Stop()
+	}
+	t.world = w
+	switch who := w.who(); {
+	case t.silent:
+		return
+	case w.generation == 1:
+		t.log.Infof("job %s: %s; hvdrun top %s shows them", t.run, who, t.run[:min(4, len(t.run))])
+	case t.stateless:
+		t.tell(of.Time, "")
+		return
+	}
+	if !t.stateless {
+		t.world.late = time.AfterFunc(lateCommit, func() { t.late(w.generation) })
+	}
+}
+
+// who is the size of a world in words.
+func (w *toldWorld) who() string {
+	return fmt.Sprintf("%s on %s", show.Plural(len(w.members), "worker"), show.Plural(w.hosts, "host"))
+}
+
+// late tells of a world that has made no commit for a while.
+func (t *story) late(generation uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.world.generation == generation && !t.world.trains {
+		t.tell(time.Now(), fmt.Sprintf(", no commit within %v", lateCommit))
 	}
 }
 
@@ -171,15 +256,18 @@ func (t *story) list(found []job.FoundHost) {
 // trains tells of a world that has made its first commit.
 func (t *story) trains(e job.Entry) {
 	if e.Generation != t.world.generation {
-		return // it is over, or was published by a driver before
+		return // it is over
 	}
-	who := fmt.Sprintf("%s on %s", show.Plural(t.world.workers, "worker"), show.Plural(t.world.hosts, "host"))
-	after := time.Duration(e.Seconds * float64(time.Second))
-	if e.Generation == 1 {
-		t.log.Infof("job %s: %s, the first step after %v; hvdrun top %s shows them", t.run, who, show.Round(after), t.run[:min(4, len(t.run))])
-	} else {
-		t.say(e.Time, fmt.Sprintf("world %d: %s, a step after %s%s", e.Generation, who, milliseconds(after), t.reasons()))
+	t.world.trains = true
+	if t.world.late != nil {
+		t.world.late.Stop()
 	}
+	t.tell(e.Time, ", a step after "+milliseconds(time.Duration(e.Seconds*float64(time.Second))))
+}
+
+// tell says how the last world does, and why there is one.
+func (t *story) tell(at time.Time, how string) {
+	t.say(at, fmt.Sprintf("world %d: %s%s%s", t.world.generation, t.world.who(), how, t.reasons()))
 	t.why = nil
 	clear(t.known)
 }
@@ -199,14 +287,18 @@ func (t *story) reasons() string {
 
 // say logs a line about a world, at once or when the pause is over.
 func (t *story) say(at time.Time, line string) {
-	if t.line != "" {
-		t.between++
+	if t.silent {
+		return
 	}
-	t.line = line
-	if wait := storyPause - at.Sub(t.told); wait <= 0 {
+	p := &t.pace
+	if p.line != "" {
+		p.between++
+	}
+	p.line = line
+	if wait := storyPause - at.Sub(p.told); wait <= 0 {
 		t.flush(at)
-	} else if t.timer == nil {
-		t.timer = time.AfterFunc(wait, func() {
+	} else if p.timer == nil {
+		p.timer = time.AfterFunc(wait, func() {
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			t.flush(time.Now())
@@ -216,31 +308,45 @@ func (t *story) say(at time.Time, line string) {
 
 // flush logs the line that waits.
 func (t *story) flush(at time.Time) {
-	if t.timer != nil {
-		t.timer.Stop()
-		t.timer = nil
+	p := &t.pace
+	if p.timer != nil {
+		p.timer.Stop()
+		p.timer = nil
 	}
-	if t.line == "" {
+	if p.line == "" {
 		return
 	}
-	if t.between > 0 {
-		t.line += fmt.Sprintf(" (%s since the last line)", show.Plural(t.between+1, "world"))
+	if p.between > 0 {
+		p.line += fmt.Sprintf(" (%s since the last line)", show.Plural(p.between+1, "world"))
 	}
-	t.log.Info(t.line)
-	t.told, t.line, t.between = at, "", 0
+	t.log.Info(p.line)
+	p.told, p.line, p.between = at, "", 0
 }
 
-// ends tells of the end.
+// ends tells of the end: the outcome, who trained last, how far the job has come, and where its
+// files are. The error is said by hvdrun.
 func (t *story) ends(e job.Entry) {
 	t.flush(e.Time)
 	if t.world.generation == 0 {
 		return
 	}
-	_, text := e.Words()
-	if e.Status != 0 {
-		text = fmt.Sprintf("the job has ended with status %d", e.Status) // the error is said by hvdrun
+	text := "the job is done"
+	switch {
+	case e.Status > 128:
+		text = "the job was stopped"
+	case e.Status != 0:
+		text = fmt.Sprintf("the job has failed, status %d,", e.Status)
 	}
-	text += fmt.Sprintf(" after %v", show.Round(e.Time.Sub(t.begun)))
+	text += fmt.Sprintf(" after %v: %s", show.Round(e.Time.Sub(t.begun)), show.Plural(len(t.world.members), "worker"))
+	if e.Commits > 0 {
+		text += fmt.Sprintf(", %s commits", show.Grouped(e.Commits))
+	}
+	switch {
+	case e.Checkpoint > 0:
+		text += fmt.Sprintf(", checkpoint of commit %s written", show.Grouped(e.Checkpoint))
+	case !t.stateless:
+		text += ", no last checkpoint"
+	}
 	if t.places != "" {
 		text += "; " + t.places
 	}
@@ -252,6 +358,9 @@ func (t *story) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.flush(time.Now())
+	if t.world.late != nil {
+		t.world.late.Stop()
+	}
 }
 
 // milliseconds is a short time for people.

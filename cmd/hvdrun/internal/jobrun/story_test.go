@@ -26,23 +26,35 @@ func newTold() *told {
 	return &told{story: newStory(&settings.Settings{RunID: "7cc1d2e3f4a5b6c7", OutputSettings: settings.OutputSettings{EventsFile: "ev"}}, log), lines: lines}
 }
 
-func (t *told) happens(name job.EventName, fields ...any) {
+func (t *told) happens(name job.EventName, fields ...any) { t.event(eventOf(name, fields)) }
+
+// replays has the event be of the driver before.
+func (t *told) replays(name job.EventName, fields ...any) { t.replay(eventOf(name, fields)) }
+
+func eventOf(name job.EventName, fields []any) job.Event {
 	e := job.Event{Time: time.Now(), Name: name}
 	for i := 0; i < len(fields); i += 2 {
 		e.Fields = append(e.Fields, job.Field{Key: fields[i].(string), Value: fields[i+1]})
 	}
-	t.event(e)
+	return e
 }
 
 // trainsOn has a world of one worker on each of these hosts, and its first commit.
 func (t *told) trainsOn(seconds float64, hosts ...string) {
+	t.meets("growth", hosts...)
+	t.happens(job.FirstCommit, "generation", t.generation, "commits", 1, "seconds", seconds)
+}
+
+// meets has a world of one worker on each of these hosts.
+func (t *told) meets(cause job.Cause, hosts ...string) {
 	t.generation++
 	var slots []job.PublishedSlot
+	next := map[string]int{}
 	for i, h := range hosts {
-		slots = append(slots, job.PublishedSlot{Rank: i, Host: h})
+		slots = append(slots, job.PublishedSlot{Rank: i, Host: h, Slot: next[h]})
+		next[h]++
 	}
-	t.happens(job.WorldPublished, "generation", t.generation, "size", len(hosts), "slots", slots)
-	t.happens(job.FirstCommit, "generation", t.generation, "commits", 1, "seconds", seconds)
+	t.happens(job.WorldPublished, "generation", t.generation, "size", len(hosts), "cause", cause, "slots", slots)
 }
 
 func (t *told) lists(hosts ...string) {
@@ -90,13 +102,14 @@ func TestStory(t *testing.T) {
 		s.happens(job.Scaled, "min_np", 1, "max_np", 2)
 		s.trainsOn(1.26, "a", "a")
 		pass(time.Minute)
-		s.happens(job.JobDone, "status", 0, "message", "")
+		s.happens(job.JobDone, "status", 0, "message", "", "commits", uint64(12345), "checkpoint", uint64(12345))
 		s.close()
-		want := `job 7cc1d2e3f4a5b6c7: 3 workers on 2 hosts, the first step after 300ms; hvdrun top 7cc1 shows them
+		want := `job 7cc1d2e3f4a5b6c7: 3 workers on 2 hosts; hvdrun top 7cc1 shows them
+world 1: 3 workers on 2 hosts, a step after 310ms
 world 2: 2 workers on 1 host, a step after 12ms: rank 2 on b:0 was lost
 world 3: 7 workers on 6 hosts, a step after 8ms: b:0 is back, c came, d came, and 2 more
 world 4: 2 workers on 1 host, a step after 1.3s: b went, d went, e went, and 4 more
-the job is done after 1m9s; events in ev
+the job is done after 1m9s: 2 workers, 12,345 commits, checkpoint of commit 12,345 written; events in ev
 `
 		if got := s.text(); got != want {
 			t.Errorf("told is\n%s\nwant\n%s", got, want)
@@ -110,6 +123,62 @@ the job is done after 1m9s; events in ev
 		s.close()
 		if got := s.text(); got != "" {
 			t.Errorf("of a program in no world is told\n%s", got)
+		}
+	})
+}
+
+// TestStoryOfLosses: a spare, a stall, a worker that leaves, one that ended late, a world that
+// makes no commit, and another driver, which tells nothing of before twice.
+func TestStoryOfLosses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTold()
+		before := newTold()
+		play := func(name job.EventName, fields ...any) {
+			s.happens(name, fields...)
+			before.replays(name, fields...)
+		}
+		s.lists("a", "b")
+		s.trainsOn(0.1, "a", "b")
+		before.generation = 1
+		play(job.WorldPublished, "generation", uint64(1), "size", 2, "cause", job.CauseStart, "slots", []job.PublishedSlot{{Host: "a"}, {Host: "b", Rank: 1}})
+		s.lines.Reset()
+		pass(time.Second)
+		s.happens(job.WorkerExited, "host", "b", "slot", 0, "rank", 1, "code", 3, "signal", nil, "cause", "failed")
+		s.meets(job.CauseDeath, "a", "c")
+		pass(7 * time.Second)
+		s.happens(job.FirstCommit, "generation", s.generation, "commits", 7, "seconds", 7.2)
+		pass(time.Second)
+		s.happens(job.Stalled, "host", "c", "slot", 0, "rank", 1, "what", "is silent")
+		s.happens(job.WorkerExited, "host", "c", "slot", 0, "rank", 1, "code", 0, "signal", 9, "cause", "stopped")
+		s.meets(job.CauseStall, "a")
+		s.happens(job.FirstCommit, "generation", s.generation, "commits", 9, "seconds", 0.02)
+		s.happens(job.WorkerExited, "host", "d", "slot", 0, "rank", 4, "code", 0, "signal", nil, "cause", "left") // of another world
+		pass(time.Second)
+		s.trainsOn(0.01, "a", "b")
+		pass(time.Second)
+		s.meets(job.CauseDeparture, "a")
+		s.happens(job.FirstCommit, "generation", s.generation, "commits", 11, "seconds", 0.03)
+		s.happens(job.JobDone, "status", 130, "message", "stopped by signal: interrupt", "commits", uint64(12))
+		s.close()
+		want := `world 2: 2 workers on 2 hosts, no commit within 5s: rank 1 on b:0 failed (exit status 3), c:0 is in its place
+world 2: 2 workers on 2 hosts, a step after 7.2s
+world 3: 1 worker on 1 host, a step after 20ms: rank 1 on c:0 held up the others
+world 4: 2 workers on 2 hosts, a step after 10ms
+world 5: 1 worker on 1 host, a step after 30ms: a worker left
+the job was stopped after 11s: 1 worker, 12 commits, no last checkpoint; events in ev
+`
+		if got := s.text(); got != want {
+			t.Errorf("told is\n%s\nwant\n%s", got, want)
+		}
+
+		before.trainsOn(0.05, "a")
+		before.happens(job.JobDone, "status", 1, "message", "m")
+		before.close()
+		want = `world 2: 1 worker on 1 host, a step after 50ms
+the job has failed, status 1, after 11s: 1 worker, no last checkpoint; events in ev
+`
+		if got := before.text(); got != want {
+			t.Errorf("told by another driver is\n%s\nwant\n%s", got, want)
 		}
 	})
 }
