@@ -279,7 +279,7 @@ func (g *Group) stopEngine() {
 // begins the cycle itself, so that all are told after log2(n) steps.
 func (g *Group) nudge(cycle uint64) {
 	for distance := 1; distance < g.size; distance *= 2 {
-		g.path.nudge((g.rank+distance)%g.size, cycle)
+		g.path.Nudge((g.rank+distance)%g.size, cycle)
 	}
 }
 

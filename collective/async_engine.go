@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -268,7 +269,7 @@ func (e *engine) stop() {
 	e.mu.Unlock()
 	e.poke()
 	if idle {
-		bound := time.NewTimer(leaveBound)
+		bound := time.NewTimer(sockets.LeaveBound)
 		defer bound.Stop()
 		select {
 		case <-e.ended:
@@ -510,7 +511,7 @@ func (e *engine) cycle() error {
 // rank has been told itself, or where it cannot look again while it waits; otherwise when they are
 // late.
 func (e *engine) nudge() {
-	if e.awaited || e.lane.cycle.Load() >= e.number || e.lane.tcp == nil || !e.lane.tcp.driven {
+	if e.awaited || e.lane.cycle.Load() >= e.number || e.lane.tcp == nil || !e.lane.tcp.Driven() {
 		e.lane.nudge(e.number)
 		return
 	}

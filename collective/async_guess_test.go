@@ -4,13 +4,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
 // TestHesitates: a rank that is called to a cycle waits for what it is expected to submit, but not
 // for long, and not where nothing is expected or where it has something to say.
 func TestHesitates(t *testing.T) {
 	called := func(expects bool) *engine {
-		f := &family{}
+		f := newFamily(&sockets.Generation{})
 		e := newEngine(newGroup(f, 0, 0, 2, nil))
 		e.lane = newGroup(f, 1, 0, 2, nil)
 		if expects {

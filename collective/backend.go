@@ -13,7 +13,7 @@ import (
 // block.
 func (g *Group) TellBackend(name, why string) {
 	f := g.family
-	if g.rank != 0 || g.size != f.size {
+	if g.rank != 0 || g.size != f.Size {
 		return
 	}
 	f.mu.Lock()

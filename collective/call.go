@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
 // call is an operation under way on one rank.
@@ -49,7 +50,7 @@ func (c *call) begin(ctx context.Context, d descriptor) error {
 	if ctx.Err() != nil {
 		return c.cancelled()
 	}
-	if c.g.tcp != nil && !c.g.tcp.start() {
+	if c.g.tcp != nil && !c.g.tcp.Start() {
 		return c.lost()
 	}
 	for i := range c.g.boxes {
@@ -68,8 +69,8 @@ func (c *call) begin(ctx context.Context, d descriptor) error {
 // them.
 func (c *call) end(err error) error {
 	if err != nil && c.g.path != nil {
-		c.g.path.release()
-		c.g.path.quiesce()
+		c.g.path.Release()
+		c.g.path.Quiesce()
 	}
 	for _, o := range c.outs[:c.outUsed] {
 		o.Data = nil
@@ -83,8 +84,8 @@ func (c *call) end(err error) error {
 		c.g.finished.Store(c.seq)
 	}
 	if c.g.tcp != nil {
-		c.g.tcp.finish()
-		c.g.tcp.concluded()
+		c.g.tcp.Finish()
+		c.g.tcp.Concluded()
 	}
 	return err
 }
@@ -117,7 +118,7 @@ func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *frame.Out
 	o.Header.Call.Count = count
 	o.Data = data
 	o.Done.Store(false)
-	c.g.path.send(to, o)
+	c.g.path.Send(to, o)
 	return o
 }
 
@@ -138,7 +139,7 @@ func (c *call) post(from int, step uint32, buf []byte) *frame.Incoming {
 // expect connects a rank that is waited for, so that its death is noticed.
 func (c *call) expect(from int) {
 	if c.g.tcp != nil {
-		c.g.tcp.want(from)
+		c.g.tcp.Want(from)
 	}
 }
 
@@ -192,8 +193,14 @@ func (c *call) flush() error {
 
 // pause waits until something has changed.
 func (c *call) pause() error {
-	if c.g.tcp != nil && c.g.tcp.driven {
-		return c.g.tcp.pause(c)
+	if c.g.tcp != nil && c.g.tcp.Driven() {
+		switch c.g.tcp.Pause(c.ctx, c.nudgeIfLate) {
+		case nil:
+			return nil
+		case sockets.ErrEnded:
+			return c.lost()
+		}
+		return c.cancelled()
 	}
 	select {
 	case <-c.g.wake:

@@ -48,9 +48,9 @@
 // # Layers
 //
 // The operations (operations.go) run algorithms on bytes (allreduce_*.go, pairwise.go, tree.go)
-// through a call (call.go), which sends through the group's transport (transport_local.go,
-// transport_tcp.go) and receives from one inbox per peer, to which transports deliver. Over TCP
-// without encryption the operation's own goroutine moves the frames while it waits
-// (transport_tcp_driven.go). Frames between two ranks keep their order, so a frame is matched by
-// its position alone and checked against its header.
+// through a call (call.go), which sends through the group's transport (transport.go; in one process
+// transport_local.go, over TCP package sockets) and receives from one inbox per peer (package
+// frame), to which transports deliver. Over TCP without encryption the operation's own goroutine
+// moves the frames while it waits. Frames between two ranks keep their order, so a frame is matched
+// by its position alone and checked against its header.
 package collective

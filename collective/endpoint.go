@@ -6,45 +6,18 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-const (
-	proofEach     = 50 * time.Millisecond  // by which a proof may take longer for each rank of the world: they may share the processors
-	waitBound     = 30 * time.Second       // longest a connection of a newer generation waits for this rank
-	fewWaiting    = 1024                   // such connections, whatever the world's size
-	mostPast      = 4                      // generations before the current one whose dialers are told that it is over
-	maxVisits     = 16                     // at a time
-	connectBound  = 30 * time.Second       // of Connect without any new connection, where its context has no deadline
-	connectEach   = 100 * time.Millisecond // by which ranks of one host may come to a group later, for each rank
-	lateBound     = 10                     // times connectIdle: longest that ranks which are connected wait for those that are not
-	dialBound     = 10 * time.Second       // of one attempt at one address
-	routeAttempts = 6                      // where there is no route to a peer
-	maxDialing    = 64                     // attempts at a time for one group: with more, the processes of one host starve each other
-	localStagger  = time.Second            // between two addresses of a peer of this host: all lead there
-	dialAttempts  = 24                     // where a connection breaks while it is being proven
-	heldFor       = time.Second            // after which a connection that breaks was held by a peer that is behind
-	firstBackoff  = 5 * time.Millisecond
-	lastBackoff   = 250 * time.Millisecond
-)
-
-// keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where
-// nothing waits to be acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also
-// ends the connection to a peer that is well and does not read for so long: one that computes, and
-// whose receive window is full.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
-
 // MaxConnections is the most of Config.Connections.
-const MaxConnections = 16
+const MaxConnections = sockets.MaxConnections
 
 // Config configures an [Endpoint].
 type Config struct {
@@ -81,45 +54,10 @@ type Config struct {
 // Endpoint is where the other workers of the job reach this one. It lives as long as the worker,
 // over all generations.
 type Endpoint struct {
-	cfg      Config // with the defaults of Log and Connections
-	listener *identity.Listener
-	closed   chan struct{}
-	made     atomic.Uint64 // see Connections
-	tally    *tally
-	running  sync.WaitGroup // the accept loop and what it has accepted and not handed over
-
-	mu    sync.Mutex
-	addrs []string
-	generations
-	arrivals
-	routing
-	life    context.Context // ends when the endpoint is closed
-	endLife context.CancelFunc
-	testHooks
-}
-
-// generations are those that Connect was called for.
-type generations struct {
-	current *family       // of the newest
-	past    []*family     // of those before, for as many as mostPast, newest first
-	turned  chan struct{} // closed and replaced when current is
-	largest int           // ranks of the largest
-}
-
-// arrivals are connections that were accepted and not handed over.
-type arrivals struct {
-	inbound map[net.Conn]struct{}
-	visits  int                        // those that are visits
-	waiting int                        // those that wait for a group
-	awaited map[groupKey]*awaitedGroup // where connections wait for groups that this rank has not come to yet
-}
-
-// testHooks is what tests set; the zero value changes nothing.
-type testHooks struct {
-	dialOnce    func() error                  // instead of a dial
-	forcedBound int                           // what bound returns
-	mesh        func(distance, size int) bool // as that of family
-	forcedRails int                           // how many routes there are to a peer that has one address
+	cfg     Config // with the defaults of Log and Connections
+	sockets *sockets.Endpoint
+	tally   *tally
+	running sync.WaitGroup // what prepares the shared memory
 }
 
 // Peers are the ranks that [Endpoint.Connect] connects.
@@ -142,165 +80,42 @@ func Listen(cfg Config) (*Endpoint, error) {
 	if cfg.Connections == 0 {
 		cfg.Connections = 1
 	}
-	ln, addrs, err := listen(cfg)
-	if err != nil {
-		return nil, err
-	}
 	if cfg.Log == nil {
 		quiet := logrus.New()
 		quiet.SetOutput(io.Discard)
 		cfg.Log = quiet
 	}
-	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), generations: generations{turned: make(chan struct{})}, tally: newTally(),
-		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}, routing: newRouting()}
-	e.life, e.endLife = context.WithCancel(context.Background())
-	ln.Resize(e.bound(identity.Data.Unproven), e.patience())
-	e.running.Go(e.accept)
-	if !e.cfg.OnlySockets {
+	s, err := sockets.Listen(sockets.Config{
+		Credentials: cfg.Credentials, ListenAddr: cfg.ListenAddr, Interfaces: cfg.Interfaces, Encrypt: cfg.Encrypt,
+		Connections: cfg.Connections, ShareFrom: thresholds.shared, Log: cfg.Log, Visited: cfg.Visited, Network: cfg.Network,
+	})
+	if err != nil {
+		return nil, err
+	}
+	e := &Endpoint{cfg: cfg, sockets: s, tally: newTally()}
+	if !cfg.OnlySockets {
 		e.running.Go(shm.Prepare)
 	}
 	return e, nil
 }
 
-// listen listens as the configuration says, and returns the addresses to offer.
-func listen(cfg Config) (*identity.Listener, []string, error) {
-	addr := cfg.ListenAddr
-	if addr == "" {
-		addr = ":0"
-	}
-	at, err := net.ResolveTCPAddr("tcp", addr)
-	if err != nil {
-		return nil, nil, fmt.Errorf("collective: %w", err)
-	}
-	ln := identity.Data.On(cfg.Network).Listener()
-	addrs, err := open(ln, at, cfg.Interfaces)
-	if err != nil {
-		ln.Close()
-		return nil, nil, err
-	}
-	return ln, addrs, nil
-}
-
-// open listens on an address, or where it names none on those of the interfaces, and returns the
-// addresses to offer.
-func open(ln *identity.Listener, at *net.TCPAddr, interfaces []string) ([]string, error) {
-	all := []string{at.String()}
-	if at.IP.IsUnspecified() || at.IP == nil {
-		if len(interfaces) == 0 {
-			addr, err := ln.Open(at.String())
-			if err != nil {
-				return nil, fmt.Errorf("collective: %w", err)
-			}
-			return candidates(addr.(*net.TCPAddr), nil)
-		}
-		var err error
-		if all, err = candidates(at, interfaces); err != nil {
-			return nil, err
-		}
-	}
-	for i, one := range all {
-		addr, err := ln.Open(one)
-		if err != nil {
-			return nil, fmt.Errorf("collective: %w", err)
-		}
-		all[i] = addr.String()
-	}
-	return all, nil
-}
-
 // Widen listens on the addresses of the interfaces, or on all, besides that of Config.ListenAddr,
 // and returns the addresses to give to the other ranks from now on.
-func (e *Endpoint) Widen() ([]string, error) {
-	addrs, err := open(e.listener, &net.TCPAddr{}, e.cfg.Interfaces)
-	if err != nil {
-		return nil, err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.addrs = addrs
-	return slices.Clone(addrs), nil
-}
-
-// candidates are the addresses under which a listener may be reached: its own, or where it listens
-// on all of them those of the interfaces; loopback ones only where there is nothing else or an
-// interface was named.
-func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
-	if at.IP != nil && !at.IP.IsUnspecified() {
-		return []string{at.String()}, nil
-	}
-	var found, loopback []string
-	all, err := net.Interfaces()
-	if err != nil {
-		return nil, fmt.Errorf("collective: %w", err)
-	}
-	for _, i := range all {
-		if i.Flags&net.FlagUp == 0 || len(interfaces) > 0 && !slices.Contains(interfaces, i.Name) {
-			continue
-		}
-		addrs, err := i.Addrs()
-		if err != nil {
-			continue // the interface is gone
-		}
-		for _, a := range addrs {
-			n, ok := a.(*net.IPNet)
-			if !ok || n.IP.IsLinkLocalUnicast() || n.IP.IsMulticast() {
-				continue
-			}
-			text := (&net.TCPAddr{IP: n.IP, Port: at.Port}).String()
-			if n.IP.IsLoopback() && len(interfaces) == 0 {
-				loopback = append(loopback, text)
-			} else {
-				found = append(found, text)
-			}
-		}
-	}
-	if len(found) == 0 {
-		found = loopback
-	}
-	if len(found) == 0 {
-		return nil, fmt.Errorf("collective: no address to offer on interfaces %q", interfaces)
-	}
-	return found, nil
-}
+func (e *Endpoint) Widen() ([]string, error) { return e.sockets.Widen() }
 
 // Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new
 // slice.
-func (e *Endpoint) Addrs() []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.addrs)
-}
+func (e *Endpoint) Addrs() []string { return e.sockets.Addrs() }
 
 // Connections is the number of connections to other ranks so far, of all generations: while Connect
 // is under way, a sign of its progress. Any goroutine may call it.
-func (e *Endpoint) Connections() uint64 { return e.made.Load() }
+func (e *Endpoint) Connections() uint64 { return e.sockets.Connections() }
 
 // Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a
 // Connect under way fails.
 func (e *Endpoint) Close() error {
-	e.mu.Lock()
-	err := e.closeListener()
-	e.mu.Unlock()
+	err := e.sockets.Close()
 	e.running.Wait()
-	if err != nil {
-		return fmt.Errorf("collective: %w", err)
-	}
-	return nil
-}
-
-// closeListener accepts nothing more and closes what is being accepted. The caller holds mu.
-func (e *Endpoint) closeListener() error {
-	select {
-	case <-e.closed:
-		return nil
-	default:
-	}
-	close(e.closed)
-	e.endLife()
-	err := e.listener.Close()
-	for c := range e.inbound {
-		c.Close()
-	}
 	return err
 }
 
@@ -309,20 +124,16 @@ func (e *Endpoint) closeListener() error {
 // goroutine as runtime.Goexit does. It is for workers that are goroutines (package
 // elastic/elastictest), which share no memory. It may be called from any goroutine, and does not
 // wait for any; Close does.
-func (e *Endpoint) Kill() {
-	e.mu.Lock()
-	f := e.current
-	if f != nil {
-		f.killed.Store(true) // before a peer sees that the listener is closed, and reports it
-	}
-	_ = e.closeListener() // the error of a listener that is closed does not matter
-	e.mu.Unlock()
-	if f != nil {
-		f.failOthers(nil, frame.Gone(errKilled))
-	}
-}
+func (e *Endpoint) Kill() { e.sockets.Kill() }
 
-var errKilled = errors.New("collective: this worker has been killed")
+// Visit connects to a member of a generation in which this worker need not be, at the first of its
+// addresses that answers. The key is that of visits to the members, which the driver tells to
+// workers of the job. The connection is encrypted if tensors are. A member that has entered a later
+// generation refuses. The other worker's Config.Visited gets the other end. The caller closes the
+// connection; the endpoint does not.
+func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.DataKey, addrs []string) (net.Conn, error) {
+	return e.sockets.Visit(ctx, generation, key, addrs)
+}
 
 // Connect connects the ranks of a generation and returns this rank's group, once there is a
 // connection to every other rank, or, of more than 32 ranks, to those with which it meets in most
@@ -337,17 +148,16 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	if p.Rank < 0 || p.Rank >= n {
 		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
 	}
-	f := newFamily(p.Generation, n)
-	f.key = p.Key
+	f := newFamily(nil)
+	f.Generation = e.sockets.Generation(sockets.Peers{Number: p.Generation, Size: n, Self: p.Rank, Key: p.Key, Addrs: p.Addrs, Hosts: p.Hosts}, (*kin)(f))
 	f.settings = settings{
-		own: f.own, hosts: p.Hosts, addrs: p.Addrs, self: p.Rank, hurried: e.survived(&p), undriven: e.cfg.Encrypt || e.cfg.Network.Dial != nil, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally,
-		algorithm: e.cfg.Algorithm, dataConns: e.cfg.Connections, mesh: e.mesh,
+		onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally, algorithm: e.cfg.Algorithm,
 		tuning: tuning{fusion: e.cfg.FusionThreshold, cycle: e.cfg.CycleTime, stall: e.cfg.StallWarning, log: e.logStall},
 	}
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l) }
 	g, err := f.connect(ctx, lane{rank: p.Rank, size: n})
 	if err == nil {
-		e.settle(f)
+		e.sockets.Settle(f.Generation)
 	}
 	return g, err
 }
@@ -356,114 +166,28 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 func (e *Endpoint) connect(ctx context.Context, f *family, l lane) (*Group, error) {
 	g := newGroup(f, l.id, l.rank, l.size, l.members)
 	g.strict = l.strict
-	path := newTCPPath(g)
+	path := e.sockets.NewPath(f.Generation, sockets.Lane{ID: l.id, Rank: l.rank, Size: l.size, Members: l.members}, (*inner)(g), g.boxes)
 	if g.size > 1 {
 		g.path, g.tcp = path, path
 	}
-	path.dials.dialChannel = func(ctx context.Context, peer, channel int) {
-		e.dialChannel(ctx, g, path, peer, channel)
-	}
-	path.broke = func(peer int, c *conn) { e.brokeRoute(f, g.original(peer), c) }
-	if err := e.admitGroup(g); err != nil {
+	if err := e.sockets.Connect(ctx, path, func() { f.catchUp(g) }); err != nil {
 		return nil, err
 	}
-	f.catchUp(g)
-	dialCtx, stop := context.WithCancel(ctx)
-	var dialing sync.WaitGroup
-	for d := 1; d < g.size; d++ { // each rank another one first
-		if peer := (g.rank + d) % g.size; path.links[peer].near {
-			path.dial(dialCtx, peer, dialing.Go)
-		}
-	}
-	if g.size > 1 {
-		e.awaitPeers(ctx, g, path)
-	}
-	stop()
-	dialing.Wait()
 	if g.err() != nil {
 		<-g.failed
-		path.release()
-		path.quiesce()
+		path.Release()
+		path.Quiesce()
 		return nil, g.err()
 	}
 	if _, bounded := ctx.Deadline(); !bounded { // the others may still be about to connect
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, lateBound*connectIdle(g.size))
+		ctx, cancel = context.WithTimeout(ctx, sockets.LateBound(g.size))
 		defer cancel()
 	}
 	if err := g.share(ctx); err != nil {
 		g.Abort(err)
 		return nil, g.err()
 	}
-	e.guard(g, path)
+	e.sockets.Guard(path)
 	return g, nil
-}
-
-// connectIdle is the longest that Connect goes without any new connection among so many ranks.
-func connectIdle(size int) time.Duration { return connectBound + time.Duration(size)*connectEach }
-
-// awaitPeers blocks until there is a connection to every near rank, or fails the group: when ctx
-// ends, or, where that has no deadline, when there has been no new connection for connectIdle.
-func (e *Endpoint) awaitPeers(ctx context.Context, g *Group, path *tcpPath) {
-	var idle <-chan time.Time
-	if _, bounded := ctx.Deadline(); !bounded {
-		ticker := time.NewTicker(connectIdle(g.size))
-		defer ticker.Stop()
-		idle = ticker.C
-	}
-	for before := path.lacking(); ; {
-		select {
-		case <-path.complete:
-		case <-g.failed:
-		case <-ctx.Done():
-			g.fail(frame.Gone(ctx.Err(), path.absent()...))
-		case <-e.closed:
-			g.fail(frame.Gone(errors.New("collective: the endpoint is closed"), g.rank))
-		case <-idle:
-			if now := path.lacking(); now < before {
-				before = now
-				continue
-			}
-			g.fail(frame.Gone(context.DeadlineExceeded, path.absent()...))
-		}
-		return
-	}
-}
-
-// admitGroup accepts connections of g from now on, those included that wait for it. The group of
-// all ranks makes its generation the current one.
-func (e *Endpoint) admitGroup(g *Group) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	select {
-	case <-e.closed:
-		return errors.New("collective: the endpoint is closed")
-	default:
-	}
-	switch {
-	case g.lane != 0 && e.current != g.family:
-		return fmt.Errorf("collective: generation %d is over", g.generation)
-	case g.lane == 0 && e.current != nil && g.generation <= e.current.generation:
-		return fmt.Errorf("collective: generation %d after generation %d", g.generation, e.current.generation)
-	}
-	if !g.family.add(g) {
-		return fmt.Errorf("collective: generation %d has lane %x already", g.generation, g.lane)
-	}
-	if e.current != nil && e.current != g.family {
-		e.past = slices.Insert(e.past, 0, e.current)[:min(len(e.past)+1, mostPast)]
-	}
-	if e.current != g.family {
-		close(e.turned)
-		e.turned = make(chan struct{})
-	}
-	e.current = g.family
-	e.largest = max(e.largest, g.family.size)
-	e.grow()
-	for d, r := range e.awaited {
-		if d.generation < g.generation || d.generation == g.generation && (d.lane == g.lane || g.lane == 0) {
-			close(r.open)
-			delete(e.awaited, d)
-		}
-	}
-	return nil
 }

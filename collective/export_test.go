@@ -3,7 +3,6 @@ package collective
 import (
 	"errors"
 	"maps"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -37,14 +36,14 @@ func sever(g *Group) {
 	g.failure, g.notice = errorOf(&n, g.generation), g.outward(n)
 	g.mu.Unlock()
 	if g.path != nil {
-		g.path.release()
+		g.path.Release()
 	}
 	close(g.failed)
 	g.poke()
 }
 
 // Waiting is the number of connections that wait at e for newer generations, or prove themselves.
-func Waiting(e *Endpoint) int { return e.listener.Unproven() }
+func Waiting(e *Endpoint) int { return e.sockets.Unproven() }
 
 // Force has the groups of a world run one algorithm, with segments of at most so many bytes; 0: as
 // is best.
@@ -58,11 +57,7 @@ func Force(groups []*Group, a Algorithm, segment int) []*Group {
 // ShareFrom has the connections of the groups' data channels share frames from so many bytes on.
 func ShareFrom(groups []*Group, least int) []*Group {
 	for _, g := range groups {
-		for _, l := range g.tcp.links {
-			if l != nil {
-				l.wire.shareFrom = least
-			}
-		}
+		g.tcp.ShareFrom(least)
 	}
 	return groups
 }
@@ -70,64 +65,46 @@ func ShareFrom(groups []*Group, least int) []*Group {
 // Pace has the kernel send no more than so many bytes a second over each data connection.
 func Pace(t testing.TB, groups []*Group, rate int) {
 	for _, g := range groups {
-		g.tcp.fds(func(fd *int) {
-			if err := unix.SetsockoptInt(*fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate); err != nil {
+		for peer := range g.size {
+			if peer == g.rank {
+				continue
+			}
+			err := g.tcp.Sockets(peer, func(_, fd int) error {
+				return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate)
+			})
+			if err != nil {
 				t.Fatal(err)
 			}
-		})
+		}
 	}
 }
 
-// SeverConn cuts one connection of the data channel to a peer, and no other.
+// SeverConn cuts one connection of the data channel to a peer beside the first, and no other.
 func SeverConn(g *Group, peer, extra int) {
-	unix.Shutdown(g.tcp.links[peer].wire.more[extra].fd, unix.SHUT_RDWR)
+	_ = g.tcp.Sockets(peer, func(index, fd int) error {
+		if index != extra+1 {
+			return nil
+		}
+		return unix.Shutdown(fd, unix.SHUT_RDWR)
+	})
 }
 
 // Narrow has e take no more than so many connections that have yet to prove themselves, or that
 // wait for a group.
-func Narrow(e *Endpoint, most int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.forcedBound = most
-	e.grow()
-}
+func Narrow(e *Endpoint, most int) { e.sockets.Narrow(most) }
 
 // Occupy takes the place of a channel from a rank in e's newest group of all ranks, as soon as that
 // is there, until free is called.
-func Occupy(e *Endpoint, from, channel int) (free func()) {
-	for {
-		e.mu.Lock()
-		f := e.current
-		e.mu.Unlock()
-		if f == nil {
-			runtime.Gosched()
-			continue
-		}
-		path := f.group(0).path.(*tcpPath)
-		if !path.claim(from, channel) {
-			panic("the place is taken")
-		}
-		return func() { path.unclaim(from, channel) }
-	}
-}
+func Occupy(e *Endpoint, from, channel int) (free func()) { return e.sockets.Occupy(from, channel) }
 
 // Squeeze has the kernel keep no more than a few dozen kilobytes of what one rank sends to another,
 // on the way.
 func Squeeze(t testing.TB, groups []*Group, from, to int) {
 	t.Helper()
 	for _, end := range []struct{ rank, peer, option int }{{from, to, unix.SO_SNDBUF}, {to, from, unix.SO_RCVBUF}} {
-		l := groups[end.rank].tcp.links[end.peer]
-		squeeze := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, end.option, 16<<10) }
-		var err error
-		if l.data.undriven() {
-			fd, e := l.data.duplicate()
-			err = errors.Join(e, squeeze(fd), unix.Close(fd))
-		} else {
-			err = squeeze(l.wire.fd)
-			for i := range l.wire.more {
-				err = errors.Join(err, squeeze(l.wire.more[i].fd))
-			}
-		}
+		err := groups[end.rank].tcp.Sockets(end.peer, func(_, fd int) error {
+			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, end.option, 16<<10)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,32 +114,22 @@ func Squeeze(t testing.TB, groups []*Group, from, to int) {
 // Sparse has the groups that endpoints connect from now on have the least of near links: the ring.
 func Sparse(endpoints []*Endpoint) {
 	for _, e := range endpoints {
-		e.mesh = func(distance, size int) bool { return distance == 1 || distance == size-1 }
+		e.sockets.Sparse()
 	}
 }
 
 // Railed has endpoints connect to peers on other hosts as over so many routes of equal speed.
 func Railed(endpoints []*Endpoint, rails int) {
 	for _, e := range endpoints {
-		e.forcedRails = rails
+		e.sockets.Railed(rails)
 	}
 }
 
 // Rails is the number of connections of the data channel to a peer, as far as they have come.
-func Rails(g *Group, peer int) (n int) {
-	g.tcp.mu.Lock()
-	defer g.tcp.mu.Unlock()
-	l := g.tcp.links[peer]
-	for _, c := range append([]*conn{l.data}, l.more...) {
-		if c != nil {
-			n++
-		}
-	}
-	return n
-}
+func Rails(g *Group, peer int) int { return g.tcp.Rails(peer) }
 
 // Connected is the number of ranks that g is connected to.
-func Connected(g *Group) int { return len(g.tcp.connected()) }
+func Connected(g *Group) int { return g.tcp.Connected() }
 
 // Guesses is how many buckets a group's engine has reduced without a vote.
 func Guesses(g *Group) int {

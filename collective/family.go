@@ -6,16 +6,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
-	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/netif"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
 // lane is a group that is to be made among ranks of a generation. Its id is derived from that of
@@ -61,9 +58,7 @@ func (g *Group) algorithm() Algorithm {
 
 // family is the groups of one generation in this process. They fail together.
 type family struct {
-	generation uint64
-	size       int // of the group of all ranks
-	key        identity.DataKey
+	*sockets.Generation // of a generation of one process it has its number and size alone
 	settings
 	connect      func(context.Context, lane) (*Group, error) // connects the ranks of a lane; nothing else
 	startEngines func(g, lane *Group)                        // starts the engines of the other ranks of g; nil: they start as they are reached
@@ -72,35 +67,24 @@ type family struct {
 	lanes   map[uint64]*Group
 	failure *frame.Notice // the first one
 	told    []string      // backends
-	lost    []lostConn
 
-	waits  waits
-	sent   atomic.Uint64 // bytes that the kernel has taken on data channels
-	killed atomic.Bool   // the worker, a goroutine, has been killed: it sends nothing any more
+	waits waits
 }
 
-// settings are what [Config] and [Peers] say about the groups of a generation.
+// settings are what [Config] says about the groups of a generation, beside their connections.
 type settings struct {
-	hosts       []string                         // of all ranks; nil: not known
-	addrs       [][]string                       // of all ranks
-	self        int                              // this rank
-	own         func() map[netip.Addr]cards.Card // addresses of this host
-	hurried     bool                             // a route has just broken: those that do not answer are not waited for
-	undriven    bool                             // operations do not drive the connections
-	onlySockets bool                             // this rank shares no memory
+	onlySockets bool // this rank shares no memory
 	log         logrus.FieldLogger
 	timeline    Timeline                             // nil: none
 	tally       *tally                               // nil: none
 	backend     func(generation uint64, name string) // as Config.Backend
 	algorithm   Algorithm                            // of AllReduce
 	segment     int                                  // most bytes of a frame, for tests; 0: as is best
-	dataConns   int                                  // connections of the data channel of ranks of different hosts
-	mesh        func(distance, size int) bool        // replaces near's rule in tests; nil: the rule holds
 	tuning      tuning
 }
 
-func newFamily(generation uint64, size int) *family {
-	return &family{generation: generation, size: size, settings: settings{dataConns: 1, own: sync.OnceValue(cards.Own)}, lanes: map[uint64]*Group{}}
+func newFamily(of *sockets.Generation) *family {
+	return &family{Generation: of, lanes: map[uint64]*Group{}}
 }
 
 func (f *family) group(lane uint64) *Group {
@@ -176,6 +160,37 @@ func (f *family) demand(lane uint64) error {
 		return frame.ErrLeft
 	}
 	return nil
+}
+
+// kin is a family as its connections see it.
+type kin family
+
+func (f *kin) Path(lane uint64) (path *sockets.Path, there bool) {
+	g := (*family)(f).group(lane)
+	if g == nil {
+		return nil, false
+	}
+	return g.tcp, true
+}
+
+func (f *kin) Paths() (all []*sockets.Path) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, g := range f.lanes {
+		if g.tcp != nil {
+			all = append(all, g.tcp)
+		}
+	}
+	return all
+}
+
+func (f *kin) Demand(lane uint64) error { return (*family)(f).demand(lane) }
+func (f *kin) FailAll(n frame.Notice)   { (*family)(f).failOthers(nil, n) }
+
+func (f *kin) Failure() *frame.Notice {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.failure
 }
 
 // outward is a notice with ranks as the group of all ranks numbers them.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
 const lingers = 200 // yields
@@ -49,7 +50,7 @@ type membership struct {
 // connections are how a group's ranks reach each other. They are set before it is handed out.
 type connections struct {
 	path   transport            // nil for a group of one
-	tcp    *tcpPath             // path, where operations may drive it themselves
+	tcp    *sockets.Path        // path, where operations may drive it themselves
 	boxes  []frame.Inbox        // by rank; the own one is unused
 	host   atomic.Pointer[host] // the ranks that share memory with this one; nil: none
 	levels *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
@@ -91,11 +92,11 @@ type background struct {
 
 func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
 	g := &Group{
-		membership: membership{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f},
+		membership: membership{rank: rank, size: size, generation: f.Number, lane: lane, members: members, family: f},
 		activity:   activity{wake: make(chan struct{}, 1), failed: make(chan struct{})},
 		background: background{changed: make(chan struct{}, 1)},
 	}
-	g.boxes = frame.Inboxes((*inner)(g), f.generation, rank, size)
+	g.boxes = frame.Inboxes((*inner)(g), f.Number, rank, size)
 	g.call.g = g
 	return g
 }
@@ -143,7 +144,7 @@ func (g *Group) Sent() uint64 {
 	if g == nil {
 		return 0
 	}
-	return g.family.sent.Load()
+	return g.family.Sent.Load()
 }
 
 // Failed returns a channel that is closed once the group has failed, also while none of its
@@ -170,7 +171,7 @@ func (g *Group) Close() error {
 	g.eachChild(func(child *Group) { child.Close() })
 	if g.claim(closing) {
 		if g.path != nil && g.err() == nil {
-			g.path.leave()
+			g.path.Leave()
 		}
 	} else {
 		g.fail(frame.Gone(ErrClosed, g.rank))
@@ -204,8 +205,8 @@ func (g *Group) Abort(cause error) {
 // releaseAll ends all movement and blocks until the group's goroutines have ended.
 func (g *Group) releaseAll() {
 	if g.path != nil {
-		g.path.release()
-		g.path.quiesce()
+		g.path.Release()
+		g.path.Quiesce()
 	}
 	g.host.Load().close()
 }
@@ -229,13 +230,13 @@ func (g *Group) failAs(n frame.Notice) {
 	if h := g.host.Load(); h != nil {
 		h.member.Abort()
 	}
-	if g.path != nil && !g.family.killed.Load() {
-		g.path.flood(&n) // before this rank's operation can return, and its process end
+	if g.path != nil && !g.family.Killed.Load() {
+		g.path.Flood(&n) // before this rank's operation can return, and its process end
 	}
 	g.family.failOthers(g, n)
 	close(g.failed)
 	if g.path != nil {
-		g.path.release()
+		g.path.Release()
 	}
 }
 
@@ -262,13 +263,32 @@ func (g *Group) err() error {
 	return g.failure
 }
 
-// inner is a group as its inboxes see it.
+// inner is a group as its inboxes and connections see it.
 type inner Group
 
+func (g *inner) Enroll() bool            { return g.family.add((*Group)(g)) }
 func (g *inner) Fail(n frame.Notice)     { (*Group)(g).fail(n) }
+func (g *inner) FailAll(n frame.Notice)  { (*Group)(g).failAs(n) }
+func (g *inner) Failed() <-chan struct{} { return g.failed }
 func (g *inner) Poke()                   { (*Group)(g).poke() }
+func (g *inner) Wake() chan struct{}     { return g.wake }
+func (g *inner) Finished() uint64        { return g.finished.Load() }
+func (g *inner) Closing() bool           { return g.closing.Load() }
 func (g *inner) Departed()               { (*Group)(g).departed() }
+func (g *inner) Nudged(cycle uint64)     { (*Group)(g).nudged(cycle) }
 func (g *inner) Knows(c frame.Call) bool { return called(c).known() }
+
+func (g *inner) Failure() (n frame.Notice, failed bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.notice, g.failure != nil
+}
+
+func (g *inner) Left(rank int) {
+	if h := g.host.Load(); h != nil {
+		h.left(rank)
+	}
+}
 
 // poke wakes the operation under way, which looks at its requests again.
 func (g *Group) poke() {
@@ -277,14 +297,14 @@ func (g *Group) poke() {
 	default:
 	}
 	if g.tcp != nil {
-		g.tcp.poke()
+		g.tcp.Poke()
 	}
 }
 
 // exitIfKilled ends the calling goroutine if its worker, a goroutine, has been killed. The engine's
 // goroutine does not call it, since it has operations to end.
 func (g *Group) exitIfKilled() {
-	if g != nil && g.family.killed.Load() {
+	if g != nil && g.family.Killed.Load() {
 		runtime.Goexit()
 	}
 }

@@ -183,7 +183,7 @@ const frameNap = 100 * time.Microsecond
 
 // meanwhile moves frames of the operation while it waits for ranks of this host in memory.
 func (c *call) meanwhile() (moved bool, within time.Duration) {
-	if c.g.tcp == nil || !c.g.tcp.driven { // then others move them
+	if c.g.tcp == nil || !c.g.tcp.Driven() { // then others move them
 		return false, 0
 	}
 	if c.late.cycle != 0 {
@@ -198,7 +198,7 @@ func (c *call) meanwhile() (moved bool, within time.Duration) {
 	if c.outDone == c.outUsed && c.inDone == c.inUsed {
 		return false, within
 	}
-	return c.g.tcp.advance(false), frameNap
+	return c.g.tcp.Advance(false), frameNap
 }
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.

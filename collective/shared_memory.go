@@ -75,7 +75,7 @@ func hosts(g *Group, names []string) [][]int {
 // first one of a group. Where not all ranks of a host can, they go on without; every rank learns
 // which hosts can.
 func (g *Group) share(ctx context.Context) error {
-	all := hosts(g, g.family.hosts)
+	all := hosts(g, g.family.Hosts)
 	if len(all) == g.size || len(all) == 0 {
 		return nil
 	}

@@ -6,18 +6,18 @@ import "github.com/hvdrun/hvdrun/collective/internal/frame"
 // inboxes. Frames to one rank arrive in the order of their sends. It detects the loss of a peer
 // itself and calls fail.
 type transport interface {
-	// send starts to move a frame to another rank. It does not block.
-	send(to int, o *frame.Outgoing)
-	// flood tells every other rank why the group has ended. It blocks briefly at most.
-	flood(n *frame.Notice)
-	// release ends all movement at once; it may be called more than once.
-	release()
-	// quiesce blocks, after release, until nothing touches a buffer of a request any more.
-	quiesce()
-	// leave tells every rank that this one sends no more operations, and blocks until all that it
+	// Send starts to move a frame to another rank. It does not block.
+	Send(to int, o *frame.Outgoing)
+	// Flood tells every other rank why the group has ended. It blocks briefly at most.
+	Flood(n *frame.Notice)
+	// Release ends all movement at once; it may be called more than once.
+	Release()
+	// Quiesce blocks, after Release, until nothing touches a buffer of a request any more.
+	Quiesce()
+	// Leave tells every rank that this one sends no more operations, and blocks until all that it
 	// has sent is read or a bound has passed.
-	leave()
-	// nudge tells another rank that the group's engine begins a cycle. It does not block for long,
+	Leave()
+	// Nudge tells another rank that the group's engine begins a cycle. It does not block for long,
 	// and an error does no harm.
-	nudge(to int, cycle uint64)
+	Nudge(to int, cycle uint64)
 }

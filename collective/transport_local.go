@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
 // Local returns the n connected groups of one process, by rank, generation 0; use each from its own
@@ -12,7 +13,7 @@ import (
 func Local(n int) []*Group {
 	w := &localWorld{families: make([]*family, max(n, 0)), lanes: map[uint64]*localLane{}}
 	for i := range w.families {
-		f := newFamily(0, n)
+		f := newFamily(&sockets.Generation{Peers: sockets.Peers{Size: n}})
 		f.connect = func(_ context.Context, l lane) (*Group, error) { return w.connect(l), nil }
 		f.startEngines = w.startEngines
 		w.families[i] = f
@@ -89,9 +90,9 @@ type localPath struct {
 	rank  int
 }
 
-func (p *localPath) send(to int, o *frame.Outgoing) { p.world[to].boxes[p.rank].Deliver(o) }
+func (p *localPath) Send(to int, o *frame.Outgoing) { p.world[to].boxes[p.rank].Deliver(o) }
 
-func (p *localPath) flood(n *frame.Notice) {
+func (p *localPath) Flood(n *frame.Notice) {
 	for i, g := range p.world {
 		if i != p.rank {
 			g.failAs(*n)
@@ -99,11 +100,11 @@ func (p *localPath) flood(n *frame.Notice) {
 	}
 }
 
-func (p *localPath) release() {}
+func (p *localPath) Release() {}
 
-// quiesce takes back the requests of both kinds: those for frames, and the frames that wait where
+// Quiesce takes back the requests of both kinds: those for frames, and the frames that wait where
 // they were sent. After a leave there are none, and what has been kept for slower ranks must stay.
-func (p *localPath) quiesce() {
+func (p *localPath) Quiesce() {
 	if p.world[p.rank].err() == nil {
 		return
 	}
@@ -115,9 +116,9 @@ func (p *localPath) quiesce() {
 	}
 }
 
-func (p *localPath) nudge(to int, cycle uint64) { p.world[to].nudged(cycle) }
+func (p *localPath) Nudge(to int, cycle uint64) { p.world[to].nudged(cycle) }
 
-func (p *localPath) leave() {
+func (p *localPath) Leave() {
 	for i, g := range p.world {
 		if i != p.rank {
 			g.boxes[p.rank].End(p.world[p.rank].finished.Load())

@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"context"
@@ -18,14 +18,14 @@ import (
 
 // dialChannel dials one connection to a peer, and where the data channel is to have one on each of
 // several routes, the others too.
-func (e *Endpoint) dialChannel(ctx context.Context, g *Group, path *tcpPath, peer, channel int) {
+func (e *Endpoint) dialChannel(ctx context.Context, path *Path, peer, channel int) {
 	if ctx.Err() != nil {
 		return
 	}
-	w, name, before := e.way(ctx, g.family, g.original(peer)), channel, 0
+	w, name, before := e.way(ctx, path.gen, path.Original(peer)), channel, 0
 	switch {
 	case channel == controlChannel:
-		e.dialOn(ctx, g, path, peer, channel, channel, w.from(w.beside))
+		e.dialOn(ctx, path, peer, channel, channel, w.from(w.beside))
 		return
 	case channel == dataChannel:
 		var all int
@@ -35,28 +35,28 @@ func (e *Endpoint) dialChannel(ctx context.Context, g *Group, path *tcpPath, pee
 	case w.rails > 0:
 		w = w.from((channel - firstExtraChannel + 1) % w.rails)
 	}
-	if !e.dialOn(ctx, g, path, peer, channel, name, w) || name == channel {
+	if !e.dialOn(ctx, path, peer, channel, name, w) || name == channel {
 		return
 	}
 	var extra sync.WaitGroup
 	for n := before; n < name-countedChannel; n++ {
 		extra.Go(func() {
 			channel := firstExtraChannel + n - 1
-			e.dialOn(ctx, g, path, peer, channel, channel, w.from(n%w.rails))
+			e.dialOn(ctx, path, peer, channel, channel, w.from(n%w.rails))
 		})
 	}
 	extra.Wait()
 }
 
 // dialOn dials one connection, which the peer knows by name, and reports whether it has come.
-func (e *Endpoint) dialOn(ctx context.Context, g *Group, path *tcpPath, peer, channel, name int, w way) bool {
-	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: name, Lane: g.lane}
-	c, err := e.dial(ctx, w, g.family.key, h, path.lacking)
+func (e *Endpoint) dialOn(ctx context.Context, path *Path, peer, channel, name int, w way) bool {
+	h := identity.Hello{Generation: path.gen.Number, From: path.Rank, To: peer, Channel: name, Lane: path.ID}
+	c, err := e.dial(ctx, w, path.gen.Key, h, path.lacking)
 	if err == nil {
 		e.made.Add(1)
 		path.install(peer, channel, c)
 	} else if ctx.Err() == nil {
-		g.fail(frame.Gone(err, peer))
+		path.group.Fail(frame.Gone(err, peer))
 	}
 	return err == nil
 }

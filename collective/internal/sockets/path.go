@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 )
 
 // Two connections join a pair of ranks: all pairs of few ranks, of many those that
-// transport_tcp_mesh.go names, and any other pair once an operation needs it. The data channel
+// mesh.go names, and any other pair once an operation needs it. The data channel
 // carries operations, the control channel notices, goodbyes and acknowledgements: it is always
 // being read and never full, so a notice reaches a rank whatever the data channel is doing, and the
 // end of a peer is noticed while nothing else is read from it.
@@ -36,14 +36,15 @@ const (
 	tlsRecord    = 16 << 10    // bytes of a frame that go into one TLS record with its header
 	noticeBound  = time.Second // longest until the kernel has taken a notice, on a rank that is starved
 	verdictBound = time.Second // longest until the control channel comes, or tells why the data channel has ended
-	leaveBound   = time.Second // longest a leaving rank waits for the others to read what it has sent
+	LeaveBound   = time.Second // longest a leaving rank waits for the others to read what it has sent
 )
 
-// tcpPath is the transport of a group whose ranks are processes. Encrypted data channels have a
+// Path is the transport of a group whose ranks are processes. Encrypted data channels have a
 // reader and a writer goroutine each; others are driven by the operations themselves
-// (transport_tcp_driven.go).
-type tcpPath struct {
-	g     *Group
+// (driven.go).
+type Path struct {
+	Lane
+	owner
 	links []*link // by rank; nil for the own one
 
 	stop     chan struct{} // closed by leave and release: readers do not wait for requests any more
@@ -63,9 +64,18 @@ type tcpPath struct {
 	left atomic.Int32 // peers that have said goodbye
 }
 
+// owner is the group of a path, and what the path needs of it often.
+type owner struct {
+	gen    *Generation
+	group  Group
+	boxes  []frame.Inbox // by rank
+	wake   chan struct{}
+	failed <-chan struct{}
+}
+
 // driver is how operations drive the data channels.
 type driver struct {
-	driven  bool // they do; guarded by tcpPath.mu, as the next two
+	driven  bool // they do; guarded by Path.mu, as the next two
 	driving bool // one does at the moment
 	alarm   int  // eventfd that wakes it; −1: none
 
@@ -112,7 +122,7 @@ func sameHost(c *conn) bool {
 
 // link is the path to one other rank.
 type link struct {
-	path *tcpPath
+	path *Path
 	rank int
 	connecting
 	data    *conn
@@ -133,7 +143,7 @@ type link struct {
 type sealing struct {
 	out      sender
 	strands  []*strand // of the connections in more
-	served   bool      // strands are known; guarded by tcpPath.mu
+	served   bool      // strands are known; guarded by Path.mu
 	unfolded bool      // frames are cut among them; guarded by out.mu
 }
 
@@ -164,20 +174,31 @@ type leaving struct {
 	ackOnce sync.Once
 }
 
-func newTCPPath(g *Group) *tcpPath {
-	p := &tcpPath{g: g, broke: func(int, *conn) {}, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}), driver: driver{alarm: -1}}
+// NewPath returns the path of a group that is yet to be connected; boxes are the group's inboxes.
+func (e *Endpoint) NewPath(of *Generation, lane Lane, group Group, boxes []frame.Inbox) *Path {
+	p := newPath(of, lane, group, boxes, e.cfg.ShareFrom)
+	p.dials.dialChannel = func(ctx context.Context, peer, channel int) { e.dialChannel(ctx, p, peer, channel) }
+	p.broke = func(peer int, c *conn) { e.brokeRoute(of, p.Original(peer), c) }
+	return p
+}
+
+func newPath(gen *Generation, lane Lane, group Group, boxes []frame.Inbox, shareFrom int) *Path {
+	p := &Path{
+		Lane: lane, owner: owner{gen, group, boxes, group.Wake(), group.Failed()}, broke: func(int, *conn) {},
+		links: make([]*link, lane.Size), stop: make(chan struct{}), complete: make(chan struct{}), driver: driver{alarm: -1},
+	}
 	p.dials.slots = make(chan struct{}, maxDialing)
 	p.dials.ctx, p.dials.stop = context.WithCancel(context.Background())
 	for i := range p.links {
-		if i != g.rank {
-			conns := g.family.dataConnsBetween(g.original(g.rank), g.original(i))
+		if i != p.Rank {
+			conns := gen.connsBetween(p.Original(p.Rank), p.Original(i))
 			l := &link{path: p, rank: i, connecting: connecting{configured: conns, dataConns: conns},
 				leaving: leaving{acked: make(chan struct{})}, listenEnded: make(chan struct{})}
 			l.more = make([]*conn, l.dataConns-1)
 			l.out.kick = make(chan struct{}, 1)
-			l.wire.fd, l.wire.shareFrom = -1, thresholds.shared
+			l.wire.fd, l.wire.shareFrom = -1, shareFrom
 			l.lacking = 1 + l.dataConns
-			if l.near = g.family.near((i-g.rank+g.size)%g.size, g.size); l.near {
+			if l.near = gen.near((i-p.Rank+p.Size)%p.Size, p.Size); l.near {
 				l.wanted.Store(true)
 				p.missing += l.lacking
 			}
@@ -187,23 +208,9 @@ func newTCPPath(g *Group) *tcpPath {
 	return p
 }
 
-// dataConnsBetween is how many connections the data channel of two ranks of the generation has: one
-// where nothing but this host's memory lies between them.
-func (f *family) dataConnsBetween(a, b int) int {
-	if f.sameHost(a, b) {
-		return 1
-	}
-	return f.dataConns
-}
-
-// sameHost reports whether two ranks of the generation are known to be on one host.
-func (f *family) sameHost(a, b int) bool {
-	return a < len(f.hosts) && b < len(f.hosts) && f.hosts[a] != "" && f.hosts[a] == f.hosts[b]
-}
-
 // dialled are the channels to a peer that this rank dials.
-func (p *tcpPath) dialled(peer int) []int {
-	if peer > p.g.rank {
+func (p *Path) dialled(peer int) []int {
+	if peer > p.Rank {
 		return []int{controlChannel}
 	}
 	all := []int{dataChannel}
@@ -214,8 +221,8 @@ func (p *tcpPath) dialled(peer int) []int {
 }
 
 // due reports whether a peer dials a channel.
-func (p *tcpPath) due(peer, channel int) bool {
-	if peer < p.g.rank {
+func (p *Path) due(peer, channel int) bool {
+	if peer < p.Rank {
 		return channel == controlChannel
 	}
 	p.mu.Lock()
@@ -238,14 +245,12 @@ func (l *link) counted(name int) (channel, all int) {
 
 // widens reports whether the data channel may have more connections than configured.
 func (l *link) widens() bool {
-	return !l.path.g.family.sameHost(l.path.original(l.rank), l.path.g.family.self)
+	return !l.path.gen.sameHost(l.path.Original(l.rank), l.path.gen.Self)
 }
-
-func (p *tcpPath) original(rank int) int { return p.g.original(rank) }
 
 // widen gives the data channel to a peer so many connections, if it may have them and that is more
 // than configured, and returns how many were configured and how many there are.
-func (p *tcpPath) widen(peer, most int) (configured, all int) {
+func (p *Path) widen(peer, most int) (configured, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.links[peer]
@@ -270,7 +275,7 @@ func (l *link) resize(conns int) {
 }
 
 // claim reserves a channel for one connection.
-func (p *tcpPath) claim(from, name int) bool {
+func (p *Path) claim(from, name int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.links[from]
@@ -286,7 +291,7 @@ func (p *tcpPath) claim(from, name int) bool {
 	return !was
 }
 
-func (p *tcpPath) unclaim(from, name int) {
+func (p *Path) unclaim(from, name int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	channel, _ := p.links[from].counted(name)
@@ -295,12 +300,12 @@ func (p *tcpPath) unclaim(from, name int) {
 
 // install gives a link its connection and starts its goroutines. If the group has ended meanwhile,
 // the peer is told why instead.
-func (p *tcpPath) install(peer, name int, c *conn) {
+func (p *Path) install(peer, name int, c *conn) {
 	channel, _ := p.links[peer].counted(name)
 	p.mu.Lock()
 	if p.ended {
 		p.mu.Unlock()
-		p.g.tellFailure(c)
+		p.tellFailure(c)
 		return
 	}
 	l := p.links[peer]
@@ -339,7 +344,7 @@ func (p *tcpPath) install(peer, name int, c *conn) {
 
 // arrived notes that one connection more of a link is there, and reports whether it is the last one
 // that the group needs. The caller holds p.mu.
-func (p *tcpPath) arrived(l *link) bool {
+func (p *Path) arrived(l *link) bool {
 	l.lacking--
 	if l.near {
 		p.missing--
@@ -360,27 +365,29 @@ func (p *tcpPath) arrived(l *link) bool {
 
 // tellFailure tells the other end of a connection that came too late why the group has ended, and
 // closes it.
-func (g *Group) tellFailure(c *conn) {
-	g.mu.Lock()
-	n := g.notice
-	failed := g.failure != nil
-	g.mu.Unlock()
-	if failed && !g.family.killed.Load() {
+func (p *Path) tellFailure(c *conn) {
+	if n, failed := p.group.Failure(); failed && !p.gen.Killed.Load() {
 		c.SetWriteDeadline(time.Now().Add(noticeBound))
-		c.Write(n.Frame(g.generation)) // if this fails, the end of the connection tells it
+		c.Write(n.Frame(p.gen.Number)) // if this fails, the end of the connection tells it
 	}
 	c.raw.Close()
 }
 
+// hasFailed reports whether the group has failed.
+func (p *Path) hasFailed() bool {
+	_, failed := p.group.Failure()
+	return failed
+}
+
 // lacking is how many connections are still to come.
-func (p *tcpPath) lacking() int {
+func (p *Path) lacking() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.missing
 }
 
 // absent lists the ranks to which a channel is missing that the group needs.
-func (p *tcpPath) absent() []int {
+func (p *Path) absent() []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var ranks []int
@@ -392,8 +399,9 @@ func (p *tcpPath) absent() []int {
 	return ranks
 }
 
-func (p *tcpPath) send(to int, o *frame.Outgoing) {
-	p.want(to)
+// Send starts to send a frame to a rank. It does not block.
+func (p *Path) Send(to int, o *frame.Outgoing) {
+	p.Want(to)
 	if p.driven {
 		p.links[to].carry(o)
 	} else {
@@ -401,11 +409,13 @@ func (p *tcpPath) send(to int, o *frame.Outgoing) {
 	}
 }
 
-func (p *tcpPath) flood(n *frame.Notice) {
+// Flood tells every rank to which there is a connection why the group has ended. It blocks for
+// noticeBound at most for each.
+func (p *Path) Flood(n *frame.Notice) {
 	p.mu.Lock()
 	p.ended = true
 	p.mu.Unlock()
-	frame := n.Frame(p.g.generation)
+	frame := n.Frame(p.gen.Number)
 	for _, l := range p.links {
 		if l != nil {
 			l.tell(frame)
@@ -413,8 +423,9 @@ func (p *tcpPath) flood(n *frame.Notice) {
 	}
 }
 
-func (p *tcpPath) nudge(to int, cycle uint64) {
-	h := frame.Header{Kind: frame.Nudge, Generation: p.g.generation, Seq: cycle}
+// Nudge tells a rank that the group's engine begins a cycle. An error does no harm.
+func (p *Path) Nudge(to int, cycle uint64) {
+	h := frame.Header{Kind: frame.Nudge, Generation: p.gen.Number, Seq: cycle}
 	p.links[to].tell(h.Append(make([]byte, 0, frame.HeaderSize)))
 }
 
@@ -436,7 +447,8 @@ func (l *link) tell(frame []byte) {
 	c.Write(frame)
 }
 
-func (p *tcpPath) release() {
+// Release ends all movement at once. It may be called more than once.
+func (p *Path) Release() {
 	p.stopOnce.Do(func() { close(p.stop) })
 	p.dials.stop()
 	p.mu.Lock()
@@ -470,20 +482,23 @@ func (p *tcpPath) release() {
 	}
 }
 
-func (p *tcpPath) quiesce() { p.running.Wait() }
+// Quiesce blocks, after Release, until no goroutine touches a buffer of a request any more.
+func (p *Path) Quiesce() { p.running.Wait() }
 
-func (p *tcpPath) leave() {
-	goodbye := (&frame.Header{Kind: frame.Goodbye, Generation: p.g.generation, Seq: p.g.finished.Load()}).Append(nil)
+// Leave tells every rank that this one sends no more operations, and blocks until all that it has
+// sent is read, for LeaveBound at most.
+func (p *Path) Leave() {
+	goodbye := (&frame.Header{Kind: frame.Goodbye, Generation: p.gen.Number, Seq: p.group.Finished()}).Append(nil)
 	connected := p.connected()
 	for _, l := range connected {
 		l.tell(goodbye)
 	}
-	bound := time.NewTimer(leaveBound)
+	bound := time.NewTimer(LeaveBound)
 	defer bound.Stop()
 	for _, l := range connected {
 		select {
 		case <-l.acked:
-		case <-p.g.failed:
+		case <-p.failed:
 			return
 		case <-bound.C:
 			return
@@ -491,9 +506,9 @@ func (p *tcpPath) leave() {
 	}
 }
 
-// concluded is the end of an operation that went well: what peers have sent before they left may be
+// Concluded is the end of an operation that went well: what peers have sent before they left may be
 // read now.
-func (p *tcpPath) concluded() {
+func (p *Path) Concluded() {
 	if p.left.Load() == 0 {
 		return
 	}
@@ -508,18 +523,18 @@ func (p *tcpPath) concluded() {
 // peer was part, and so has read all that it sent.
 func (l *link) acknowledge() {
 	l.mu.Lock()
-	owed := l.owed && l.path.g.boxes[l.rank].Done(l.path.g.finished.Load())
+	owed := l.owed && l.path.boxes[l.rank].Done(l.path.group.Finished())
 	l.owed = l.owed && !owed
 	l.mu.Unlock()
 	if owed {
-		l.tell((&frame.Header{Kind: frame.Ack, Generation: l.path.g.generation}).Append(nil))
+		l.tell((&frame.Header{Kind: frame.Ack, Generation: l.path.gen.Number}).Append(nil))
 	}
 }
 
 // lost ends the group because the peer is gone, as far as this rank knows.
 func (l *link) lost(err error) {
 	l.noteEnded()
-	l.path.g.fail(frame.Gone(err, l.rank))
+	l.path.group.Fail(frame.Gone(err, l.rank))
 }
 
 func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
@@ -562,7 +577,7 @@ func (l *link) listen() {
 	}
 }
 
-func (p *tcpPath) over() bool {
+func (p *Path) over() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.released
@@ -587,11 +602,11 @@ func (l *link) notice(f *frame.Reader, h *frame.Header) error {
 	if err := f.Payload(p); err != nil {
 		return err
 	}
-	n, err := frame.ParseNotice(h.Kind, p, l.path.g.family.size)
+	n, err := frame.ParseNotice(h.Kind, p, l.path.gen.Size)
 	if err != nil {
 		return err
 	}
-	l.path.g.failAs(n)
+	l.path.group.FailAll(n)
 	return frame.ErrShut
 }
 
@@ -628,7 +643,7 @@ func (l *link) awaitVerdict(err error) {
 	l.path.mu.Unlock()
 	l.mu.Lock()
 	silent := l.silent != nil
-	if !over && !silent && c == nil && l.rank < l.path.g.rank && l.verdict == nil {
+	if !over && !silent && c == nil && l.rank < l.path.Rank && l.verdict == nil {
 		l.verdict = time.AfterFunc(verdictBound, func() { l.lost(err) }) // longer than a starved peer needs to dial
 	}
 	l.mu.Unlock()
@@ -661,7 +676,7 @@ func (l *link) readControl() {
 }
 
 func (l *link) heard(f *frame.Reader, h *frame.Header) error {
-	if h.Generation != l.path.g.generation {
+	if h.Generation != l.path.gen.Number {
 		return frame.Err
 	}
 	switch h.Kind {
@@ -670,7 +685,7 @@ func (l *link) heard(f *frame.Reader, h *frame.Header) error {
 	case frame.Ack:
 		l.acknowledged()
 	case frame.Nudge:
-		l.path.g.nudged(h.Seq)
+		l.path.group.Nudged(h.Seq)
 	case frame.Cut:
 		l.wasCut(h)
 	case frame.Goodbye:
@@ -678,10 +693,8 @@ func (l *link) heard(f *frame.Reader, h *frame.Header) error {
 		l.goodbye, l.owed = true, true
 		l.mu.Unlock()
 		l.path.left.Add(1)
-		l.path.g.boxes[l.rank].End(h.Seq)
-		if host := l.path.g.host.Load(); host != nil {
-			host.left(l.rank)
-		}
+		l.path.boxes[l.rank].End(h.Seq)
+		l.path.group.Left(l.rank)
 		l.acknowledge()
 	default:
 		return frame.Err
@@ -698,7 +711,7 @@ func (l *link) judge(err error) {
 	if data == nil {
 		data = l.suspect
 	}
-	unsaid := !goodbye && !l.began && data == nil && l.rank < l.path.g.rank
+	unsaid := !goodbye && !l.began && data == nil && l.rank < l.path.Rank
 	if unsaid {
 		l.silent = err
 		if l.verdict == nil {

@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"context"
@@ -17,11 +17,8 @@ func visit(generation uint64) identity.Hello {
 
 var errVisited = errors.New("collective: a visit has ended")
 
-// Visit connects to a member of a generation in which this worker need not be, at the first of its
-// addresses that answers. The key is that of visits to the members, which the driver tells to
-// workers of the job. The connection is encrypted if tensors are. A member that has entered a later
-// generation refuses. The other worker's Config.Visited gets the other end. The caller closes the
-// connection; the endpoint does not.
+// Visit connects to a member of a generation, with the key of visits to it, as visits of package
+// collective do.
 func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.DataKey, addrs []string) (net.Conn, error) {
 	c, err := e.dial(ctx, way{addrs: addrs}, key, visit(generation), func() int { return 0 })
 	if err != nil {
@@ -35,8 +32,8 @@ func (e *Endpoint) admitVisit(generation uint64) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case e.current.generation != generation:
-		return false, fmt.Errorf("generation %d is over, this is generation %d", generation, e.current.generation)
+	case e.current.Number != generation:
+		return false, fmt.Errorf("generation %d is over, this is generation %d", generation, e.current.Number)
 	case e.cfg.Visited == nil:
 		return false, errors.New("this rank accepts no visits")
 	case e.visits == maxVisits:

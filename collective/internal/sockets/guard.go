@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"context"
@@ -64,7 +64,7 @@ func localOf(c *conn) netip.Addr {
 	return netip.Addr{}
 }
 
-func (f *family) noteLost(rank int, c *conn) {
+func (f *Generation) noteLost(rank int, c *conn) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lost = append(f.lost, lostConn{rank, remoteOf(c)})
@@ -127,7 +127,7 @@ func (l *link) noteEnded() (data []int) {
 		if s, ok := state(); !ok || !s.ended {
 			return
 		}
-		l.path.g.family.noteLost(l.path.original(l.rank), c)
+		l.path.gen.noteLost(l.path.Original(l.rank), c)
 		if index >= 0 {
 			data = append(data, index)
 		}
@@ -140,7 +140,7 @@ func (l *link) noteEnded() (data []int) {
 // group at once.
 func (l *link) tellCut() {
 	for _, index := range l.noteEnded() {
-		l.tell((&frame.Header{Kind: frame.Cut, Generation: l.path.g.generation, Seq: uint64(index)}).Append(nil))
+		l.tell((&frame.Header{Kind: frame.Cut, Generation: l.path.gen.Number, Seq: uint64(index)}).Append(nil))
 	}
 }
 
@@ -152,14 +152,15 @@ func (l *link) wasCut(h *frame.Header) {
 			l.path.broke(l.rank, c)
 		}
 	})
-	if h.Step != frame.NoticeFollows && !l.path.g.closing.Load() {
-		l.path.g.fail(frame.Gone(errEnded, l.rank))
+	if h.Step != frame.NoticeFollows && !l.path.group.Closing() {
+		l.path.group.Fail(frame.Gone(errEnded, l.rank))
 	}
 }
 
 // survived reports whether ranks that the last group of all ranks has lost are in the new world
-// nevertheless: then routes have broken, those of the connections that ended, and others may have.
-func (e *Endpoint) survived(p *Peers) (some bool) {
+// nevertheless, by the addresses of its ranks: then routes have broken, those of the connections
+// that ended, and others may have.
+func (e *Endpoint) survived(ranks [][]string) (some bool) {
 	e.mu.Lock()
 	f := e.current
 	e.mu.Unlock()
@@ -167,11 +168,12 @@ func (e *Endpoint) survived(p *Peers) (some bool) {
 		return false
 	}
 	f.mu.Lock()
-	lost, failure := slices.Clone(f.lost), f.failure
+	lost := slices.Clone(f.lost)
 	f.mu.Unlock()
+	failure := f.groups.Failure()
 	lives := func(rank int) bool {
-		return rank < len(f.addrs) && len(f.addrs[rank]) > 0 &&
-			slices.ContainsFunc(p.Addrs, func(addrs []string) bool { return slices.Equal(addrs, f.addrs[rank]) })
+		return rank < len(f.Addrs) && len(f.Addrs[rank]) > 0 &&
+			slices.ContainsFunc(ranks, func(addrs []string) bool { return slices.Equal(addrs, f.Addrs[rank]) })
 	}
 	for _, l := range lost {
 		if lives(l.rank) {
@@ -183,35 +185,34 @@ func (e *Endpoint) survived(p *Peers) (some bool) {
 }
 
 // brokeRoute notes that the route of a connection has broken.
-func (e *Endpoint) brokeRoute(f *family, rank int, c *conn) { e.breakRoute(f, rank, remoteOf(c)) }
+func (e *Endpoint) brokeRoute(f *Generation, rank int, c *conn) { e.breakRoute(f, rank, remoteOf(c)) }
 
-func (e *Endpoint) breakRoute(f *family, rank int, addr netip.Addr) {
-	if addrIndex(f.addrs[rank], addr) >= 0 {
+func (e *Endpoint) breakRoute(f *Generation, rank int, addr netip.Addr) {
+	if addrIndex(f.Addrs[rank], addr) >= 0 {
 		e.routes.Break(time.Now(), f.hostKey(rank), addr)
 	}
 }
 
 // spare returns another route to a rank's host than that of a connection.
-func (e *Endpoint) spare(f *family, rank int, c *conn) (routes.Route, bool) {
-	if len(f.addrs[rank]) < 2 || f.sameHost(f.self, rank) {
+func (e *Endpoint) spare(f *Generation, rank int, c *conn) (routes.Route, bool) {
+	if len(f.Addrs[rank]) < 2 || f.sameHost(f.Self, rank) {
 		return routes.Route{}, false
 	}
 	return e.routes.Spare(f.hostKey(rank), remoteOf(c))
 }
 
 // cut ends a group because the route of a connection to a peer is cut, and tells the peer which.
-func (e *Endpoint) cut(g *Group, l *link, index int, c *conn, spare routes.Route, why string) {
-	f := g.family
-	rank := g.original(l.rank)
+func (e *Endpoint) cut(path *Path, l *link, index int, c *conn, spare routes.Route, why string) {
+	f, rank := path.gen, path.Original(l.rank)
 	e.brokeRoute(f, rank, c)
 	if l.leads(remoteOf(c)) {
 		e.tellElsewhere(f, rank, spare, c)
 	} else if index >= 0 {
-		l.tell((&frame.Header{Kind: frame.Cut, Generation: g.generation, Seq: uint64(index), Step: frame.NoticeFollows}).Append(nil))
+		l.tell((&frame.Header{Kind: frame.Cut, Generation: f.Number, Seq: uint64(index), Step: frame.NoticeFollows}).Append(nil))
 	}
 	e.cfg.Log.Warnf("collective: %s: the connection from %v to rank %d at %v is given up; the next world uses %v",
 		why, localOf(c), rank, remoteOf(c), spare)
-	g.fail(frame.Gone(fmt.Errorf("%w: %s", errCut, why), l.rank))
+	path.group.Fail(frame.Gone(fmt.Errorf("%w: %s", errCut, why), l.rank))
 }
 
 // leads reports whether the control channel leads to an address.
@@ -225,15 +226,15 @@ func (l *link) leads(addr netip.Addr) (leads bool) {
 // tellElsewhere tells a peer that the route of a connection is cut, over another route: the control
 // channel is cut with it. The peer ends the group. Where that takes too long, its own observations
 // do.
-func (e *Endpoint) tellElsewhere(f *family, rank int, spare routes.Route, c *conn) {
+func (e *Endpoint) tellElsewhere(f *Generation, rank int, spare routes.Route, c *conn) {
 	ctx, cancel := context.WithTimeout(e.life, trialSpare)
 	defer cancel()
-	own, there := addrIndex(f.addrs[f.self], localOf(c)), addrIndex(f.addrs[rank], spare.Addr)
+	own, there := addrIndex(f.Addrs[f.Self], localOf(c)), addrIndex(f.Addrs[rank], spare.Addr)
 	if own < 0 || there < 0 {
 		return
 	}
-	h := identity.Hello{Generation: f.generation, From: f.self, To: rank, Channel: probeChannel}
-	other, err := e.dialOne(ctx, f.addrs[rank][there], f.key, h, nil)
+	h := identity.Hello{Generation: f.Number, From: f.Self, To: rank, Channel: probeChannel}
+	other, err := e.dialOne(ctx, f.Addrs[rank][there], f.Key, h, nil)
 	if err != nil {
 		e.cfg.Log.WithError(err).Debugf("collective: rank %d cannot be told which route is cut", rank)
 		return
@@ -252,13 +253,13 @@ func (e *Endpoint) tellElsewhere(f *family, rank int, spare routes.Route, c *con
 }
 
 // toldCut is called when a rank says that the route to one of its addresses is cut.
-func (e *Endpoint) toldCut(f *family, from, index int) {
-	if at, err := netip.ParseAddrPort(f.addrs[from][index]); err == nil {
+func (e *Endpoint) toldCut(f *Generation, from, index int) {
+	if at, err := netip.ParseAddrPort(f.Addrs[from][index]); err == nil {
 		e.breakRoute(f, from, at.Addr().Unmap())
 	}
-	for _, g := range f.groups() {
-		if g.lane == 0 && !g.closing.Load() {
-			g.fail(frame.Gone(errCut, from))
+	for _, path := range f.groups.Paths() {
+		if path.ID == 0 && !path.group.Closing() {
+			path.group.Fail(frame.Gone(errCut, from))
 		}
 	}
 }
@@ -271,9 +272,9 @@ func addrIndex(texts []string, addr netip.Addr) int {
 	})
 }
 
-// guard watches the connections of a group for which there are other routes, until it ends.
-func (e *Endpoint) guard(g *Group, path *tcpPath) {
-	if g.size < 2 || !slices.ContainsFunc(path.links, func(l *link) bool { return l != nil && e.spared(g, l) }) {
+// Guard watches the connections of a group for which there are other routes, until it ends.
+func (e *Endpoint) Guard(path *Path) {
+	if path.Size < 2 || !slices.ContainsFunc(path.links, func(l *link) bool { return l != nil && e.spared(path, l) }) {
 		return
 	}
 	e.mu.Lock()
@@ -285,17 +286,17 @@ func (e *Endpoint) guard(g *Group, path *tcpPath) {
 	e.mu.Unlock()
 	path.mu.Lock()
 	if !path.released {
-		path.running.Go(func() { e.watchAcks(g, path) })
+		path.running.Go(func() { e.watchAcks(path) })
 	}
 	path.mu.Unlock()
 }
 
 // spared reports whether there is another route for a connection of a link.
-func (e *Endpoint) spared(g *Group, l *link) (some bool) {
-	rank := g.original(l.rank)
+func (e *Endpoint) spared(path *Path, l *link) (some bool) {
+	rank := path.Original(l.rank)
 	l.sockets(func(_ int, c *conn, _ func() (tcpState, bool)) {
 		if !some {
-			_, some = e.spare(g.family, rank, c)
+			_, some = e.spare(path.gen, rank, c)
 		}
 	})
 	return some
@@ -311,8 +312,8 @@ func (e *Endpoint) watchCards() {
 		if len(own) == 0 {
 			return // the kernel does not tell
 		}
-		for _, g := range f.groups() {
-			e.checkCards(g, own)
+		for _, path := range f.groups.Paths() {
+			e.checkCards(path, own)
 		}
 	})
 	if err != nil {
@@ -321,11 +322,11 @@ func (e *Endpoint) watchCards() {
 }
 
 // checkCards ends a group whose connections have lost their interface, if there is another route.
-func (e *Endpoint) checkCards(g *Group, own map[netip.Addr]cards.Card) {
-	if g.tcp == nil || g.err() != nil {
+func (e *Endpoint) checkCards(path *Path, own map[netip.Addr]cards.Card) {
+	if path.hasFailed() {
 		return
 	}
-	for _, l := range g.tcp.links {
+	for _, l := range path.links {
 		if l == nil {
 			continue
 		}
@@ -345,8 +346,8 @@ func (e *Endpoint) checkCards(g *Group, own map[netip.Addr]cards.Card) {
 		if down == nil {
 			continue
 		}
-		if spare, is := e.spare(g.family, g.original(l.rank), down); is {
-			e.cut(g, l, at, down, spare, why)
+		if spare, is := e.spare(path.gen, path.Original(l.rank), down); is {
+			e.cut(path, l, at, down, spare, why)
 			return
 		}
 	}
@@ -359,7 +360,7 @@ type doubt struct {
 }
 
 // watchAcks looks for connections on which nothing is acknowledged, and tries their routes.
-func (e *Endpoint) watchAcks(g *Group, path *tcpPath) {
+func (e *Endpoint) watchAcks(path *Path) {
 	ctx, cancel := context.WithCancel(e.life)
 	defer cancel()
 	ticker := time.NewTicker(watchEach)
@@ -377,7 +378,7 @@ func (e *Endpoint) watchAcks(g *Group, path *tcpPath) {
 			if l == nil {
 				continue
 			}
-			if index, c := suspect(l, doubts, time.Now()); c != nil && e.tryRoute(ctx, g, l, index, c) {
+			if index, c := suspect(l, doubts, time.Now()); c != nil && e.tryRoute(ctx, path, l, index, c) {
 				return
 			}
 		}
@@ -409,18 +410,18 @@ func suspect(l *link, doubts map[*conn]doubt, now time.Time) (at int, suspected 
 
 // tryRoute ends the group if a new connection on the route of c is not answered, and one on another
 // route to the host is. The kernel of the peer answers, however busy its process is.
-func (e *Endpoint) tryRoute(ctx context.Context, g *Group, l *link, index int, c *conn) bool {
-	f, rank := g.family, g.original(l.rank)
+func (e *Endpoint) tryRoute(ctx context.Context, path *Path, l *link, index int, c *conn) bool {
+	f, rank := path.gen, path.Original(l.rank)
 	spare, is := e.spare(f, rank, c)
 	if !is {
 		return false
 	}
-	suspected, other := addrIndex(f.addrs[rank], remoteOf(c)), addrIndex(f.addrs[rank], spare.Addr)
-	if suspected < 0 || other < 0 || g.err() != nil ||
-		!unanswered(ctx, f.addrs[rank][suspected], f.addrs[rank][other], trialBound+4*spare.Trip) {
+	suspected, other := addrIndex(f.Addrs[rank], remoteOf(c)), addrIndex(f.Addrs[rank], spare.Addr)
+	if suspected < 0 || other < 0 || path.hasFailed() ||
+		!unanswered(ctx, f.Addrs[rank][suspected], f.Addrs[rank][other], trialBound+4*spare.Trip) {
 		return false
 	}
-	e.cut(g, l, index, c, spare, fmt.Sprintf("nothing sent to %v is acknowledged", remoteOf(c)))
+	e.cut(path, l, index, c, spare, fmt.Sprintf("nothing sent to %v is acknowledged", remoteOf(c)))
 	return true
 }
 
@@ -481,25 +482,15 @@ func unanswered(ctx context.Context, suspected, other string, bound time.Duratio
 	}
 }
 
-// groups are those of the generation in this process.
-func (f *family) groups() (all []*Group) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, g := range f.lanes {
-		all = append(all, g)
-	}
-	return all
-}
-
 // mostSaid is how many hosts the log names when their routes are chosen.
 const mostSaid = 8
 
-// settle logs which routes a generation that is connected uses, on one rank of each host, and has
+// Settle logs which routes a generation that is connected uses, on one rank of each host, and has
 // those that do not work tried again later.
-func (e *Endpoint) settle(f *family) {
+func (e *Endpoint) Settle(f *Generation) {
 	hosts := map[string][]netip.AddrPort{}
-	for rank, texts := range f.addrs {
-		if key := f.hostKey(rank); rank != f.self && len(texts) > 1 && !f.sameHost(f.self, rank) && hosts[key] == nil {
+	for rank, texts := range f.Addrs {
+		if key := f.hostKey(rank); rank != f.Self && len(texts) > 1 && !f.sameHost(f.Self, rank) && hosts[key] == nil {
 			hosts[key] = f.foreign(texts)
 		}
 	}
@@ -510,7 +501,7 @@ func (e *Endpoint) settle(f *family) {
 			continue
 		}
 		stale = stale || e.routes.Stale(time.Now(), host, hostsOf(addrs)) || choice.Sound < len(addrs)
-		if f.leader(f.self) == f.self {
+		if f.leader(f.Self) == f.Self {
 			e.say(host, choice, &said)
 		}
 	}
@@ -569,9 +560,9 @@ func (e *Endpoint) mend() {
 		f := e.current
 		e.mu.Unlock()
 		seen := map[string]bool{}
-		for rank, texts := range f.addrs {
+		for rank, texts := range f.Addrs {
 			host := f.hostKey(rank)
-			if seen[host] || len(texts) < 2 || f.sameHost(f.self, rank) || rank == f.self {
+			if seen[host] || len(texts) < 2 || f.sameHost(f.Self, rank) || rank == f.Self {
 				continue
 			}
 			seen[host] = true

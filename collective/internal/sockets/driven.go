@@ -1,6 +1,7 @@
-package collective
+package sockets
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -94,7 +95,7 @@ func (w *wire) sending() bool {
 // takeOver hands the data channels to the operations, once the group is complete: no connection can
 // fail to come any more, so nothing but notices has to be read while no operation is under way, and
 // those come over the control channels.
-func (p *tcpPath) takeOver() {
+func (p *Path) takeOver() {
 	here := 1
 	for _, l := range p.links {
 		if l == nil || !l.near {
@@ -109,7 +110,7 @@ func (p *tcpPath) takeOver() {
 			here++
 		}
 	}
-	if p.g.family.undriven {
+	if p.gen.undriven {
 		return
 	}
 	p.oversubscribed = here > runtime.GOMAXPROCS(0)
@@ -117,11 +118,11 @@ func (p *tcpPath) takeOver() {
 	err := p.takeOverLocked()
 	p.mu.Unlock()
 	if err != nil {
-		p.g.fail(frame.Gone(fmt.Errorf("collective: %w", err), p.g.rank))
+		p.group.Fail(frame.Gone(fmt.Errorf("collective: %w", err), p.Rank))
 	}
 }
 
-func (p *tcpPath) takeOverLocked() (err error) {
+func (p *Path) takeOverLocked() (err error) {
 	if p.released {
 		return nil
 	}
@@ -181,7 +182,7 @@ func (c *conn) drive() (fd int, err error) {
 }
 
 // fds are the descriptors of the wires. The caller holds p.mu.
-func (p *tcpPath) fds(each func(fd *int)) {
+func (p *Path) fds(each func(fd *int)) {
 	for _, l := range p.links {
 		if l == nil {
 			continue
@@ -197,8 +198,8 @@ func (p *tcpPath) fds(each func(fd *int)) {
 	}
 }
 
-// start lets an operation drive; false where the group has ended.
-func (p *tcpPath) start() bool {
+// Start lets an operation drive; false where the group has ended.
+func (p *Path) Start() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.released {
@@ -208,8 +209,8 @@ func (p *tcpPath) start() bool {
 	return true
 }
 
-// finish is the end of an operation.
-func (p *tcpPath) finish() {
+// Finish is the end of an operation.
+func (p *Path) Finish() {
 	p.mu.Lock()
 	p.driving = false
 	if p.released {
@@ -220,7 +221,7 @@ func (p *tcpPath) finish() {
 
 // shutWires ends all movement on the wires, so that an operation that sleeps wakes up. The caller
 // holds p.mu.
-func (p *tcpPath) shutWires() {
+func (p *Path) shutWires() {
 	p.fds(func(fd *int) { unix.Shutdown(*fd, unix.SHUT_RDWR) }) // an error means that it has ended already
 	p.alert()
 	if !p.driving {
@@ -230,7 +231,7 @@ func (p *tcpPath) shutWires() {
 
 // closeWires closes the wires of a group that has ended. The caller holds p.mu; no operation is
 // under way.
-func (p *tcpPath) closeWires() {
+func (p *Path) closeWires() {
 	p.fds(func(fd *int) {
 		unix.Close(*fd)
 		*fd = -1
@@ -241,8 +242,8 @@ func (p *tcpPath) closeWires() {
 	}
 }
 
-// poke wakes an operation that sleeps.
-func (p *tcpPath) poke() {
+// Poke wakes an operation that sleeps.
+func (p *Path) Poke() {
 	if p.sleeping.Load() {
 		p.mu.Lock()
 		p.alert()
@@ -251,27 +252,31 @@ func (p *tcpPath) poke() {
 }
 
 // alert raises the alarm. The caller holds p.mu.
-func (p *tcpPath) alert() {
+func (p *Path) alert() {
 	if p.alarm >= 0 {
 		one := [8]byte{1}
 		unix.Write(p.alarm, one[:]) // fails only where the alarm is raised already
 	}
 }
 
-// pause moves frames until there is something for the operation to look at. It polls for a moment,
-// since what it waits for is mostly on its way, and then sleeps between polls.
-func (p *tcpPath) pause(c *call) error {
+// Driven reports whether operations move the frames, by Pause and Advance. It is for them.
+func (p *Path) Driven() bool { return p.driven }
+
+// Pause moves frames until there is something for the operation to look at. It polls for a moment,
+// since what it waits for is mostly on its way, and then sleeps between polls. It returns ErrEnded
+// where the group has failed, and the error of a context that has ended.
+func (p *Path) Pause(ctx context.Context, late Late) error {
 	var until time.Time
 	slept := false
 	for pass := 1; ; pass++ {
-		if p.advance(slept || pass%lookAround == 0) {
+		if p.Advance(slept || pass%lookAround == 0) {
 			return nil
 		}
 		select {
-		case <-p.g.wake:
+		case <-p.wake:
 			return nil
-		case <-p.g.failed:
-			return c.lost()
+		case <-p.failed:
+			return ErrEnded
 		default:
 		}
 		now := time.Now()
@@ -279,10 +284,10 @@ func (p *tcpPath) pause(c *call) error {
 			until = now.Add(p.patience())
 		}
 		if now.After(until) {
-			if c.ctx.Err() != nil {
-				return c.cancelled()
+			if err := ctx.Err(); err != nil {
+				return err
 			}
-			p.sleep(c, c.nudgeIfLate(now))
+			p.sleep(ctx, late(now))
 			slept = true
 			continue
 		}
@@ -290,7 +295,7 @@ func (p *tcpPath) pause(c *call) error {
 	}
 }
 
-func (p *tcpPath) patience() time.Duration {
+func (p *Path) patience() time.Duration {
 	if p.oversubscribed {
 		return spinOversubscribed
 	}
@@ -317,8 +322,8 @@ func (l *link) judgeSilence(err error) {
 		h, wrong := frame.ParseHeader(said)
 		rest := said[frame.HeaderSize:]
 		if wrong == nil && (h.Kind.IsNotice()) && int(h.Length) <= len(rest) {
-			if n, wrong := frame.ParseNotice(h.Kind, rest[:h.Length], p.g.family.size); wrong == nil {
-				p.g.failAs(n)
+			if n, wrong := frame.ParseNotice(h.Kind, rest[:h.Length], p.gen.Size); wrong == nil {
+				p.group.FailAll(n)
 				return
 			}
 		}
@@ -326,8 +331,8 @@ func (l *link) judgeSilence(err error) {
 	l.lost(err)
 }
 
-// advance moves what can be moved on the links where the operation needs it, or on all of them.
-func (p *tcpPath) advance(all bool) bool {
+// Advance moves what can be moved on the links where the operation needs it, or on all of them.
+func (p *Path) Advance(all bool) bool {
 	moved := p.hasFresh.Load() && p.takeFresh()
 	for _, l := range p.links {
 		if l == nil || l.wire.fd < 0 {
@@ -336,7 +341,7 @@ func (p *tcpPath) advance(all bool) bool {
 		if l.wire.sending() && l.push() {
 			moved = true
 		}
-		if !l.wire.readEnded && (all || l.wire.filling || p.g.boxes[l.rank].ExpectsFrame()) && l.pull() {
+		if !l.wire.readEnded && (all || l.wire.filling || p.boxes[l.rank].ExpectsFrame()) && l.pull() {
 			moved = true
 		}
 		for i := range l.wire.more {
@@ -349,7 +354,7 @@ func (p *tcpPath) advance(all bool) bool {
 }
 
 // sleep waits for the kernel, for an alarm, or for a bound; within is another one, if it is not 0.
-func (p *tcpPath) sleep(c *call, within time.Duration) {
+func (p *Path) sleep(ctx context.Context, within time.Duration) {
 	p.polls = append(p.polls[:0], unix.PollFd{Fd: int32(p.alarm), Events: unix.POLLIN})
 	for _, l := range p.links {
 		if l == nil || l.wire.fd < 0 {
@@ -375,7 +380,7 @@ func (p *tcpPath) sleep(c *call, within time.Duration) {
 		}
 	}
 	bound := sleepBound
-	if c.ctx.Done() != nil {
+	if ctx.Done() != nil {
 		bound = sleepContext
 	}
 	if within > 0 {
@@ -383,9 +388,9 @@ func (p *tcpPath) sleep(c *call, within time.Duration) {
 	}
 	p.sleeping.Store(true)
 	select {
-	case <-p.g.failed: // the next look finds it
-	case <-p.g.wake:
-		p.g.poke()
+	case <-p.failed: // the next look finds it
+	case <-p.wake:
+		p.group.Poke()
 	default:
 		timeout := unix.NsecToTimespec(int64(bound))
 		unix.Ppoll(p.polls, &timeout, nil) // whatever it returns, the links are polled next
@@ -398,7 +403,7 @@ func (p *tcpPath) sleep(c *call, within time.Duration) {
 }
 
 // watch adds to what the kernel is asked for.
-func (p *tcpPath) watch(fd int, events int16) {
+func (p *Path) watch(fd int, events int16) {
 	if events != 0 {
 		p.polls = append(p.polls, unix.PollFd{Fd: int32(fd), Events: events})
 	}
@@ -445,7 +450,7 @@ func (l *link) pushOn(s *dataConn, number int) (moved bool) {
 		if n > 0 {
 			moved = true
 			s.sent += n
-			l.path.g.family.sent.Add(uint64(n))
+			l.path.gen.Sent.Add(uint64(n))
 		}
 		size := len(w.share(o.Data, number))
 		if number == 0 {
@@ -522,7 +527,7 @@ func (l *link) pull() bool {
 			arrived(w.target)
 			return true
 		case w.waiting:
-			r := l.path.g.boxes[l.rank].Wanted(&w.pending)
+			r := l.path.boxes[l.rank].Wanted(&w.pending)
 			if r == nil {
 				return moved
 			}
@@ -648,7 +653,7 @@ func (l *link) arrived(f *frame.Reader, h *frame.Header) error {
 	case !l.begin():
 		return frame.ErrShut
 	}
-	r, err := l.path.g.boxes[l.rank].Announce(h, &w.pending)
+	r, err := l.path.boxes[l.rank].Announce(h, &w.pending)
 	if r != nil {
 		w.expect(r)
 	} else {

@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"crypto/tls"
@@ -91,9 +91,9 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 		c.Conn = tls.Server(unproven, e.cfg.Credentials.ServerTLS(identity.Worker))
 		bounded = c.Conn
 	}
-	var path *tcpPath
+	var path *Path
 	claimed, visiting := false, false
-	var probed *family
+	var probed *Generation
 	keyOf := func(h identity.Hello) (identity.DataKey, error) { return e.keyOf(unproven, h) }
 	h, err := e.cfg.Credentials.ProveAccept(bounded, keyOf, func(h identity.Hello) (err error) {
 		if !unproven.Proven() {
@@ -149,16 +149,16 @@ func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.Da
 		families, turned := e.past, e.turned
 		newest := uint64(0)
 		if e.current != nil {
-			families, newest = append([]*family{e.current}, e.past...), e.current.generation
+			families, newest = append([]*Generation{e.current}, e.past...), e.current.Number
 		}
 		e.mu.Unlock()
 		if h.Generation <= newest {
 			for _, f := range families {
-				if f.generation == h.Generation && h == visit(h.Generation) {
-					return f.key.ForVisits(), nil
+				if f.Number == h.Generation && h == visit(h.Generation) {
+					return f.Key.ForVisits(), nil
 				}
-				if f.generation == h.Generation {
-					return f.key, nil
+				if f.Number == h.Generation {
+					return f.Key, nil
 				}
 			}
 			return identity.DataKey{}, fmt.Errorf("collective: generation %d is long over, this is generation %d", h.Generation, newest)
@@ -176,22 +176,22 @@ func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.Da
 // awaitGroup decides on a connection whose dialer is proven. One for a group to which this rank has
 // not come waits until it does. That includes those for a generation that has failed here already:
 // its other groups tell their dialers so.
-func (e *Endpoint) awaitGroup(h identity.Hello) (path *tcpPath, claimed bool, err error) {
+func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err error) {
 	timer := time.NewTimer(waitBound)
 	defer timer.Stop()
 	at := groupKey{h.Generation, h.Lane}
 	for {
 		e.mu.Lock()
-		if f := e.current; f != nil && h.Generation <= f.generation {
-			if h.Generation < f.generation {
+		if f := e.current; f != nil && h.Generation <= f.Number {
+			if h.Generation < f.Number {
 				e.mu.Unlock()
-				return nil, false, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.generation)
+				return nil, false, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.Number)
 			}
-			if g := f.group(h.Lane); g != nil {
+			if path, there := f.groups.Path(h.Lane); there {
 				e.mu.Unlock()
-				return g.claimChannel(h)
+				return path.claimChannel(h)
 			}
-			if err := f.demand(h.Lane); err != nil {
+			if err := f.groups.Demand(h.Lane); err != nil {
 				e.mu.Unlock()
 				return nil, false, err
 			}
@@ -229,19 +229,21 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *tcpPath, claimed bool, er
 
 // claimChannel checks that a connection is expected, and the first of its kind. Where the group has
 // ended already, the dialer is accepted to be told why.
-func (g *Group) claimChannel(h identity.Hello) (path *tcpPath, claimed bool, err error) {
-	path = g.path.(*tcpPath)
-	due := h.From < g.size && h.From != g.rank && h.To == g.rank && path.due(h.From, h.Channel)
+func (p *Path) claimChannel(h identity.Hello) (path *Path, claimed bool, err error) {
+	if p == nil {
+		return nil, false, errors.New("the rank is alone in its group")
+	}
+	due := h.From < p.Size && h.From != p.Rank && h.To == p.Rank && p.due(h.From, h.Channel)
 	if !due {
 		return nil, false, fmt.Errorf("rank %d of %d expects no channel %d from rank %d to rank %d",
-			g.rank, g.size, h.Channel, h.From, h.To)
+			p.Rank, p.Size, h.Channel, h.From, h.To)
 	}
-	if g.err() != nil {
-		return path, false, nil
+	if p.hasFailed() {
+		return p, false, nil
 	}
-	if !path.claim(h.From, h.Channel) {
+	if !p.claim(h.From, h.Channel) {
 		return nil, false, fmt.Errorf("rank %d is connected already (%w)", h.From, identity.ErrLater)
 	}
-	path.want(h.From)
-	return path, true, nil
+	p.Want(h.From)
+	return p, true, nil
 }

@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ type strand struct {
 	out     sender
 	due     chan []byte // where the next share goes
 	got     chan error  // how reading it has ended
-	started bool        // guarded by tcpPath.mu
+	started bool        // guarded by Path.mu
 }
 
 // serve starts the goroutines of an encrypted data channel, whose number of connections is known
@@ -122,7 +122,7 @@ func (l *link) readData() {
 }
 
 func (l *link) deliverAll(f *frame.Reader) error {
-	box := &l.path.g.boxes[l.rank]
+	box := &l.path.boxes[l.rank]
 	for {
 		h, err := f.Next()
 		if err != nil {
@@ -217,7 +217,7 @@ func (s *sender) run() {
 			s.drop(err)
 			return
 		}
-		s.link.path.g.family.sent.Add(uint64(size))
+		s.link.path.gen.Sent.Add(uint64(size))
 	}
 }
 

@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"context"
@@ -26,7 +26,7 @@ const fullMesh = 32
 
 // near reports whether two ranks at this distance on the ring of so many are connected before the
 // group is handed out.
-func (f *family) near(distance, size int) bool {
+func (f *Generation) near(distance, size int) bool {
 	if f.mesh != nil {
 		return f.mesh(distance, size)
 	}
@@ -43,7 +43,7 @@ type dials struct {
 }
 
 // dial dials this rank's connections to a peer.
-func (p *tcpPath) dial(ctx context.Context, peer int, run func(func())) {
+func (p *Path) dial(ctx context.Context, peer int, run func(func())) {
 	for _, channel := range p.dialled(peer) {
 		run(func() {
 			select {
@@ -57,9 +57,9 @@ func (p *tcpPath) dial(ctx context.Context, peer int, run func(func())) {
 	}
 }
 
-// want starts to connect the link to a peer, unless it is connected or being connected. It does not
+// Want starts to connect the link to a peer, unless it is connected or being connected. It does not
 // block. The peer wants the link too as soon as it is reached, and dials its own channels.
-func (p *tcpPath) want(peer int) {
+func (p *Path) Want(peer int) {
 	l := p.links[peer]
 	if l.wanted.Load() {
 		return
@@ -74,7 +74,7 @@ func (p *tcpPath) want(peer int) {
 
 // takeFresh has operations drive the far links that have become complete, and reports whether there
 // were any. It belongs to the operation under way.
-func (p *tcpPath) takeFresh() bool {
+func (p *Path) takeFresh() bool {
 	p.mu.Lock()
 	fresh := p.fresh
 	p.fresh = nil
@@ -89,7 +89,7 @@ func (p *tcpPath) takeFresh() bool {
 		}
 		p.mu.Unlock()
 		if err != nil {
-			p.g.fail(frame.Gone(fmt.Errorf("collective: %w", err), p.g.rank))
+			p.group.Fail(frame.Gone(fmt.Errorf("collective: %w", err), p.Rank))
 		}
 		for l.wire.fd >= 0 && l.wire.unsent.Len() > 0 {
 			l.carry(l.wire.unsent.Pop())
@@ -99,7 +99,7 @@ func (p *tcpPath) takeFresh() bool {
 }
 
 // connected are the links over which something may have been sent or received.
-func (p *tcpPath) connected() []*link {
+func (p *Path) connected() []*link {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var links []*link
@@ -112,9 +112,9 @@ func (p *tcpPath) connected() []*link {
 }
 
 // wakeOperation has the operation under way look at its links. The caller holds p.mu.
-func (p *tcpPath) wakeOperation() {
+func (p *Path) wakeOperation() {
 	select {
-	case p.g.wake <- struct{}{}:
+	case p.wake <- struct{}{}:
 	default:
 	}
 	if p.sleeping.Load() {

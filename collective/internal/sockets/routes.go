@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"context"
@@ -98,16 +98,16 @@ func (w way) from(index int) way {
 }
 
 // hostKey names the host of a rank: by its name, or its addresses where that is not known.
-func (f *family) hostKey(rank int) string {
-	if rank < len(f.hosts) && f.hosts[rank] != "" {
-		return f.hosts[rank]
+func (f *Generation) hostKey(rank int) string {
+	if rank < len(f.Hosts) && f.Hosts[rank] != "" {
+		return f.Hosts[rank]
 	}
-	return strings.Join(f.addrs[rank], " ")
+	return strings.Join(f.Addrs[rank], " ")
 }
 
 // leader is the lowest rank on the host of a rank.
-func (f *family) leader(rank int) int {
-	for r := range f.hosts {
+func (f *Generation) leader(rank int) int {
+	for r := range f.Hosts {
 		if f.sameHost(r, rank) {
 			return r
 		}
@@ -117,7 +117,7 @@ func (f *family) leader(rank int) int {
 
 // foreign are those of a peer's addresses that are not this host's own, such as that of a bridge
 // which every host has; nil where none is left, or an address is a name.
-func (f *family) foreign(addrs []string) []netip.AddrPort {
+func (f *Generation) foreign(addrs []string) []netip.AddrPort {
 	own := f.own()
 	var all []netip.AddrPort
 	for _, text := range addrs {
@@ -143,9 +143,9 @@ func hostsOf(all []netip.AddrPort) []netip.Addr {
 
 // way finds out how to dial a rank of the generation, and measures its addresses where nothing is
 // known of them.
-func (e *Endpoint) way(ctx context.Context, f *family, rank int) way {
-	w := way{addrs: f.addrs[rank]}
-	if f.sameHost(f.self, rank) {
+func (e *Endpoint) way(ctx context.Context, f *Generation, rank int) way {
+	w := way{addrs: f.Addrs[rank]}
+	if f.sameHost(f.Self, rank) {
 		w.local, w.stagger = true, localStagger
 	}
 	if w.local || len(w.addrs) < 2 {
@@ -187,7 +187,7 @@ func (e *Endpoint) way(ctx context.Context, f *family, rank int) way {
 
 // measure measures the addresses of a rank's host, asks the rank of this host that does, or waits
 // until another goroutine has done so. Where that fails nothing is learnt.
-func (e *Endpoint) measure(ctx context.Context, f *family, rank int, host string, addrs []netip.AddrPort) {
+func (e *Endpoint) measure(ctx context.Context, f *Generation, rank int, host string, addrs []netip.AddrPort) {
 	e.mu.Lock()
 	if under := e.measuring[host]; under != nil {
 		e.mu.Unlock()
@@ -209,7 +209,7 @@ func (e *Endpoint) measure(ctx context.Context, f *family, rank int, host string
 	ctx, cancel := context.WithTimeout(ctx, probeBound)
 	defer cancel()
 	var found []routes.Route
-	if leader := f.leader(f.self); leader != f.self {
+	if leader := f.leader(f.Self); leader != f.Self {
 		var err error
 		if found, err = e.ask(ctx, f, leader, rank); err != nil {
 			e.cfg.Log.WithError(err).Debugf("collective: rank %d does not tell the routes to %s", leader, host)
@@ -230,7 +230,7 @@ type probe struct {
 }
 
 // measureAll measures addresses of a rank, those that answer in time.
-func (e *Endpoint) measureAll(ctx context.Context, f *family, rank int, addrs []netip.AddrPort) (found []routes.Route) {
+func (e *Endpoint) measureAll(ctx context.Context, f *Generation, rank int, addrs []netip.AddrPort) (found []routes.Route) {
 	select {
 	case e.bursts <- struct{}{}:
 		defer func() { <-e.bursts }()
@@ -268,7 +268,7 @@ func burstAll(probes []*probe) []*probe {
 
 // openProbes connects to all addresses at the same time. Once one is proven, the others are waited
 // for briefly: longer where the peer's kernel has answered already.
-func (e *Endpoint) openProbes(ctx context.Context, f *family, rank int, addrs []netip.AddrPort) (open []*probe) {
+func (e *Endpoint) openProbes(ctx context.Context, f *Generation, rank int, addrs []netip.AddrPort) (open []*probe) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {
@@ -312,8 +312,8 @@ func (e *Endpoint) openProbes(ctx context.Context, f *family, rank int, addrs []
 }
 
 // openProbe connects to an address and measures round trips.
-func (e *Endpoint) openProbe(ctx context.Context, f *family, rank int, at netip.AddrPort, connected func()) (*probe, error) {
-	c, err := e.dialOne(ctx, at.String(), f.key, identity.Hello{Generation: f.generation, From: f.self, To: rank, Channel: probeChannel}, connected)
+func (e *Endpoint) openProbe(ctx context.Context, f *Generation, rank int, at netip.AddrPort, connected func()) (*probe, error) {
+	c, err := e.dialOne(ctx, at.String(), f.Key, identity.Hello{Generation: f.Number, From: f.Self, To: rank, Channel: probeChannel}, connected)
 	if err != nil {
 		return nil, err
 	}
@@ -363,7 +363,7 @@ func (p *probe) burst() error {
 	return nil
 }
 
-// send sends so many bytes and returns when the peer has them.
+// Send sends so many bytes and returns when the peer has them.
 func (p *probe) send(size int) (time.Duration, error) {
 	message := make([]byte, probeRequest+size)
 	binary.BigEndian.PutUint32(message, burstRequest)
@@ -377,9 +377,9 @@ func (p *probe) send(size int) (time.Duration, error) {
 }
 
 // ask asks a rank of this host for the routes to the host of another one.
-func (e *Endpoint) ask(ctx context.Context, f *family, leader, rank int) ([]routes.Route, error) {
-	h := identity.Hello{Generation: f.generation, From: f.self, To: leader, Channel: probeChannel}
-	c, err := e.dialAll(ctx, way{addrs: f.addrs[leader], stagger: localStagger}, f.key, h)
+func (e *Endpoint) ask(ctx context.Context, f *Generation, leader, rank int) ([]routes.Route, error) {
+	h := identity.Hello{Generation: f.Number, From: f.Self, To: leader, Channel: probeChannel}
+	c, err := e.dialAll(ctx, way{addrs: f.Addrs[leader], stagger: localStagger}, f.Key, h)
 	if err != nil {
 		return nil, err
 	}
@@ -424,15 +424,15 @@ func writeAnswer(w io.Writer, answer any) error {
 }
 
 // admitProbe decides on a probe whose dialer is proven. If it is admitted, endProbe follows.
-func (e *Endpoint) admitProbe(h identity.Hello) (*family, error) {
+func (e *Endpoint) admitProbe(h identity.Hello) (*Generation, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f := e.current
 	switch {
-	case f.generation != h.Generation:
-		return nil, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.generation)
-	case h.To != f.self || h.From == f.self || h.From >= f.size:
-		return nil, fmt.Errorf("rank %d of %d is not probed by rank %d as rank %d", f.self, f.size, h.From, h.To)
+	case f.Number != h.Generation:
+		return nil, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.Number)
+	case h.To != f.Self || h.From == f.Self || h.From >= f.Size:
+		return nil, fmt.Errorf("rank %d of %d is not probed by rank %d as rank %d", f.Self, f.Size, h.From, h.To)
 	case e.probes >= max(fewProbes, 2*e.largest):
 		return nil, fmt.Errorf("too many probes at a time (%w)", identity.ErrLater)
 	}
@@ -447,7 +447,7 @@ func (e *Endpoint) endProbe() {
 }
 
 // serveProbe answers the requests on a proven connection, until it ends.
-func (e *Endpoint) serveProbe(f *family, from int, c *conn) error {
+func (e *Endpoint) serveProbe(f *Generation, from int, c *conn) error {
 	var card cards.Card
 	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
 		card = cards.Of(local.AddrPort().Addr())
@@ -469,9 +469,9 @@ func (e *Endpoint) serveProbe(f *family, from int, c *conn) error {
 			if _, err = io.CopyN(io.Discard, c, int64(number)); err == nil {
 				_, err = c.Write(request[:])
 			}
-		case kind == askRequest && int64(number) < int64(f.size):
+		case kind == askRequest && int64(number) < int64(f.Size):
 			err = e.tellRoutes(f, int(number), c)
-		case kind == cutRequest && int64(number) < int64(len(f.addrs[from])):
+		case kind == cutRequest && int64(number) < int64(len(f.Addrs[from])):
 			e.toldCut(f, from, int(number))
 			_, err = c.Write(request[:])
 		default:
@@ -485,11 +485,11 @@ func (e *Endpoint) serveProbe(f *family, from int, c *conn) error {
 }
 
 // tellRoutes answers a rank of this host that asks for the routes to the host of a rank.
-func (e *Endpoint) tellRoutes(f *family, rank int, c *conn) error {
+func (e *Endpoint) tellRoutes(f *Generation, rank int, c *conn) error {
 	ctx, cancel := context.WithTimeout(e.life, probeBound)
 	defer cancel()
 	found := []routes.Route{}
-	if addrs := f.foreign(f.addrs[rank]); len(addrs) > 1 && f.leader(f.self) == f.self {
+	if addrs := f.foreign(f.Addrs[rank]); len(addrs) > 1 && f.leader(f.Self) == f.Self {
 		host := f.hostKey(rank)
 		choice, known := e.routes.Choose(host, hostsOf(addrs))
 		if !known {

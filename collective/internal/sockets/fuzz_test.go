@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"bytes"
@@ -14,17 +14,15 @@ import (
 // FuzzFrames: whatever a peer sends ends the group at worst. It neither panics nor takes memory for
 // what has not arrived.
 func FuzzFrames(f *testing.F) {
-	h := frame.Header{Kind: frame.Data, Length: 5, Generation: 1, Seq: 1, Call: (descriptor{action: barrierAction}).call()}
+	h := frame.Header{Kind: frame.Data, Length: 5, Generation: 1, Seq: 1, Call: frame.Call{What: 6}}
 	n := frame.Gone(io.EOF, 1)
 	f.Add(append(h.Append(nil), "hello"...))
 	f.Add(n.Frame(1))
 	f.Add((&frame.Header{Kind: frame.Goodbye, Generation: 1}).Append(nil))
-	h.Call, h.Length, h.Seq = (descriptor{action: allReduceAction}).call(), frame.MaxPayload, 2
+	h.Call, h.Length, h.Seq = frame.Call{What: 1}, frame.MaxPayload, 2
 	f.Add(h.Append(nil))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		g := newGroup(newFamily(1, 2), 0, 0, 2, nil)
-		p := newTCPPath(g)
-		g.path = p
+		p := alone()
 		p.stopOnce.Do(func() { close(p.stop) }) // no frame is requested: those that would wait are skipped
 		l := p.links[1]
 		for _, oneByte := range []bool{false, true} {
@@ -46,7 +44,7 @@ func FuzzFrames(f *testing.F) {
 
 // FuzzDriven: the same for a data channel that operations drive.
 func FuzzDriven(f *testing.F) {
-	h := frame.Header{Kind: frame.Data, Length: 5, Generation: 1, Seq: 1, Call: (descriptor{action: barrierAction}).call()}
+	h := frame.Header{Kind: frame.Data, Length: 5, Generation: 1, Seq: 1, Call: frame.Call{What: 6}}
 	n := frame.Gone(io.EOF, 1)
 	f.Add(append(h.Append(nil), "hello"...))
 	f.Add(append(h.Append(nil), "hell"...))
@@ -57,14 +55,13 @@ func FuzzDriven(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := newGroup(newFamily(1, 2), 0, 0, 2, nil)
-		p := newTCPPath(g)
+		p := alone()
 		l := p.links[1]
 		l.wire.fd, l.wire.in = fds[0], frame.NewReader(nil)
 		defer unix.Close(fds[0])
 		r := &frame.Incoming{Buf: make([]byte, 5)}
-		g.boxes[1].Enter(1, h.Call, false)
-		g.boxes[1].Post(r)
+		p.boxes[1].Enter(1, h.Call, false)
+		p.boxes[1].Post(r)
 		unix.Write(fds[1], stream[:min(len(stream), 64<<10)])
 		unix.Close(fds[1])
 		for !l.wire.readEnded && l.pull() {
@@ -73,4 +70,31 @@ func FuzzDriven(f *testing.F) {
 			t.Fatal("the end was not seen")
 		}
 	})
+}
+
+// group is one of which nothing is asked.
+type group struct {
+	failed chan struct{}
+	wake   chan struct{}
+}
+
+func (g *group) Fail(frame.Notice)             {}
+func (g *group) FailAll(frame.Notice)          {}
+func (g *group) Poke()                         {}
+func (g *group) Departed()                     {}
+func (g *group) Knows(frame.Call) bool         { return true }
+func (g *group) Enroll() bool                  { return true }
+func (g *group) Failure() (frame.Notice, bool) { return frame.Notice{}, false }
+func (g *group) Failed() <-chan struct{}       { return g.failed }
+func (g *group) Wake() chan struct{}           { return g.wake }
+func (g *group) Finished() uint64              { return 0 }
+func (g *group) Closing() bool                 { return false }
+func (g *group) Left(int)                      {}
+func (g *group) Nudged(uint64)                 {}
+
+// alone is the path of rank 0 of two, to which nothing is connected.
+func alone() *Path {
+	g := &group{failed: make(chan struct{}), wake: make(chan struct{}, 1)}
+	gen := &Generation{Peers: Peers{Number: 1, Size: 2}, conns: 1}
+	return newPath(gen, Lane{Size: 2}, g, frame.Inboxes(g, 1, 0, 2), 64<<10)
 }

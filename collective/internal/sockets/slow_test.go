@@ -1,4 +1,4 @@
-package collective
+package sockets
 
 import (
 	"errors"

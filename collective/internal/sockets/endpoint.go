@@ -1,0 +1,374 @@
+package sockets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+const (
+	proofEach     = 50 * time.Millisecond  // by which a proof may take longer for each rank of the world: they may share the processors
+	waitBound     = 30 * time.Second       // longest a connection of a newer generation waits for this rank
+	fewWaiting    = 1024                   // such connections, whatever the world's size
+	mostPast      = 4                      // generations before the current one whose dialers are told that it is over
+	maxVisits     = 16                     // at a time
+	connectBound  = 30 * time.Second       // of Connect without any new connection, where its context has no deadline
+	connectEach   = 100 * time.Millisecond // by which ranks of one host may come to a group later, for each rank
+	lateBound     = 10                     // times connectIdle: longest that ranks which are connected wait for those that are not
+	dialBound     = 10 * time.Second       // of one attempt at one address
+	routeAttempts = 6                      // where there is no route to a peer
+	maxDialing    = 64                     // attempts at a time for one group: with more, the processes of one host starve each other
+	localStagger  = time.Second            // between two addresses of a peer of this host: all lead there
+	dialAttempts  = 24                     // where a connection breaks while it is being proven
+	heldFor       = time.Second            // after which a connection that breaks was held by a peer that is behind
+	firstBackoff  = 5 * time.Millisecond
+	lastBackoff   = 250 * time.Millisecond
+)
+
+// keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where
+// nothing waits to be acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also
+// ends the connection to a peer that is well and does not read for so long: one that computes, and
+// whose receive window is full.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
+
+// MaxConnections is the most connections between two ranks that share frames.
+const MaxConnections = 16
+
+// Config configures an [Endpoint].
+type Config struct {
+	Credentials *identity.Credentials // of this worker; needed
+	ListenAddr  string                // host:port; empty: the addresses of the interfaces, a free port
+	Interfaces  []string              // listened on where ListenAddr names no address, and by Widen; empty: all
+	Encrypt     bool                  // TLS on every connection; every rank must agree
+	Connections int                   // that share the large frames between two ranks of different hosts
+	ShareFrom   int                   // bytes from which a frame is large
+	Log         logrus.FieldLogger    // needed
+	Visited     func(net.Conn)        // see Visit; nil: there are none
+	Network     identity.Network      // where the other ranks are
+}
+
+// Endpoint is where the other workers of the job reach this one. It lives as long as the worker,
+// over all generations.
+type Endpoint struct {
+	cfg      Config // with the defaults of Log and Connections
+	listener *identity.Listener
+	closed   chan struct{}
+	made     atomic.Uint64  // see Connections
+	running  sync.WaitGroup // the accept loop and what it has accepted and not handed over
+
+	mu    sync.Mutex
+	addrs []string
+	generations
+	arrivals
+	routing
+	life    context.Context // ends when the endpoint is closed
+	endLife context.CancelFunc
+	testHooks
+}
+
+// generations are those that Connect was called for.
+type generations struct {
+	current *Generation   // of the newest
+	past    []*Generation // of those before, for as many as mostPast, newest first
+	turned  chan struct{} // closed and replaced when current is
+	largest int           // ranks of the largest
+}
+
+// arrivals are connections that were accepted and not handed over.
+type arrivals struct {
+	inbound map[net.Conn]struct{}
+	visits  int                        // those that are visits
+	waiting int                        // those that wait for a group
+	awaited map[groupKey]*awaitedGroup // where connections wait for groups that this rank has not come to yet
+}
+
+// testHooks is what tests set; the zero value changes nothing.
+type testHooks struct {
+	dialOnce    func() error                  // instead of a dial
+	forcedBound int                           // what bound returns
+	mesh        func(distance, size int) bool // as that of Generation
+	forcedRails int                           // how many routes there are to a peer that has one address
+}
+
+// Listen opens an endpoint and starts to accept connections; Close ends it.
+func Listen(cfg Config) (*Endpoint, error) {
+	ln, addrs, err := listen(cfg)
+	if err != nil {
+		return nil, err
+	}
+	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), generations: generations{turned: make(chan struct{})},
+		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}, routing: newRouting()}
+	e.life, e.endLife = context.WithCancel(context.Background())
+	ln.Resize(e.bound(identity.Data.Unproven), e.patience())
+	e.running.Go(e.accept)
+	return e, nil
+}
+
+// listen listens as the configuration says, and returns the addresses to offer.
+func listen(cfg Config) (*identity.Listener, []string, error) {
+	addr := cfg.ListenAddr
+	if addr == "" {
+		addr = ":0"
+	}
+	at, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return nil, nil, fmt.Errorf("collective: %w", err)
+	}
+	ln := identity.Data.On(cfg.Network).Listener()
+	addrs, err := open(ln, at, cfg.Interfaces)
+	if err != nil {
+		ln.Close()
+		return nil, nil, err
+	}
+	return ln, addrs, nil
+}
+
+// open listens on an address, or where it names none on those of the interfaces, and returns the
+// addresses to offer.
+func open(ln *identity.Listener, at *net.TCPAddr, interfaces []string) ([]string, error) {
+	all := []string{at.String()}
+	if at.IP.IsUnspecified() || at.IP == nil {
+		if len(interfaces) == 0 {
+			addr, err := ln.Open(at.String())
+			if err != nil {
+				return nil, fmt.Errorf("collective: %w", err)
+			}
+			return candidates(addr.(*net.TCPAddr), nil)
+		}
+		var err error
+		if all, err = candidates(at, interfaces); err != nil {
+			return nil, err
+		}
+	}
+	for i, one := range all {
+		addr, err := ln.Open(one)
+		if err != nil {
+			return nil, fmt.Errorf("collective: %w", err)
+		}
+		all[i] = addr.String()
+	}
+	return all, nil
+}
+
+// Widen listens on the addresses of the interfaces, or on all, besides that of Config.ListenAddr,
+// and returns the addresses to give to the other ranks from now on.
+func (e *Endpoint) Widen() ([]string, error) {
+	addrs, err := open(e.listener, &net.TCPAddr{}, e.cfg.Interfaces)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.addrs = addrs
+	return slices.Clone(addrs), nil
+}
+
+// candidates are the addresses under which a listener may be reached: its own, or where it listens
+// on all of them those of the interfaces; loopback ones only where there is nothing else or an
+// interface was named.
+func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
+	if at.IP != nil && !at.IP.IsUnspecified() {
+		return []string{at.String()}, nil
+	}
+	var found, loopback []string
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("collective: %w", err)
+	}
+	for _, i := range all {
+		if i.Flags&net.FlagUp == 0 || len(interfaces) > 0 && !slices.Contains(interfaces, i.Name) {
+			continue
+		}
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue // the interface is gone
+		}
+		for _, a := range addrs {
+			n, ok := a.(*net.IPNet)
+			if !ok || n.IP.IsLinkLocalUnicast() || n.IP.IsMulticast() {
+				continue
+			}
+			text := (&net.TCPAddr{IP: n.IP, Port: at.Port}).String()
+			if n.IP.IsLoopback() && len(interfaces) == 0 {
+				loopback = append(loopback, text)
+			} else {
+				found = append(found, text)
+			}
+		}
+	}
+	if len(found) == 0 {
+		found = loopback
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("collective: no address to offer on interfaces %q", interfaces)
+	}
+	return found, nil
+}
+
+// Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new
+// slice.
+func (e *Endpoint) Addrs() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.addrs)
+}
+
+// Connections is the number of connections to other ranks so far, of all generations: while Connect
+// is under way, a sign of its progress. Any goroutine may call it.
+func (e *Endpoint) Connections() uint64 { return e.made.Load() }
+
+// Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a
+// Connect under way fails.
+func (e *Endpoint) Close() error {
+	e.mu.Lock()
+	err := e.closeListener()
+	e.mu.Unlock()
+	e.running.Wait()
+	if err != nil {
+		return fmt.Errorf("collective: %w", err)
+	}
+	return nil
+}
+
+// closeListener accepts nothing more and closes what is being accepted. The caller holds mu.
+func (e *Endpoint) closeListener() error {
+	select {
+	case <-e.closed:
+		return nil
+	default:
+	}
+	close(e.closed)
+	e.endLife()
+	err := e.listener.Close()
+	for c := range e.inbound {
+		c.Close()
+	}
+	return err
+}
+
+// Kill ends the endpoint and its groups as the death of this process would: connections end without
+// a notice. An operation of these groups, under way or later, does not return, but ends its
+// goroutine as runtime.Goexit does. It is for workers that are goroutines (package
+// elastic/elastictest), which share no memory. It may be called from any goroutine, and does not
+// wait for any; Close does.
+func (e *Endpoint) Kill() {
+	e.mu.Lock()
+	f := e.current
+	if f != nil {
+		f.Killed.Store(true) // before a peer sees that the listener is closed, and reports it
+	}
+	_ = e.closeListener() // the error of a listener that is closed does not matter
+	e.mu.Unlock()
+	if f != nil {
+		f.groups.FailAll(frame.Gone(errKilled))
+	}
+}
+
+var errKilled = errors.New("collective: this worker has been killed")
+
+// Connect connects a new path, whose group it enrolls, and has enrolled call it before it dials. It
+// blocks until every near link is complete or the group has failed, and returns an error where the
+// group is refused.
+func (e *Endpoint) Connect(ctx context.Context, path *Path, enrolled func()) error {
+	if err := e.admitGroup(path); err != nil {
+		return err
+	}
+	enrolled()
+	dialCtx, stop := context.WithCancel(ctx)
+	var dialing sync.WaitGroup
+	for d := 1; d < path.Size; d++ { // each rank another one first
+		if peer := (path.Rank + d) % path.Size; path.links[peer].near {
+			path.dial(dialCtx, peer, dialing.Go)
+		}
+	}
+	if path.Size > 1 {
+		e.awaitPeers(ctx, path)
+	}
+	stop()
+	dialing.Wait()
+	return nil
+}
+
+// LateBound is how long ranks of a new group that are connected wait for those that are not, where
+// nothing else bounds that.
+func LateBound(size int) time.Duration { return lateBound * connectIdle(size) }
+
+// connectIdle is the longest that Connect goes without any new connection among so many ranks.
+func connectIdle(size int) time.Duration { return connectBound + time.Duration(size)*connectEach }
+
+// awaitPeers blocks until there is a connection to every near rank, or fails the group: when ctx
+// ends, or, where that has no deadline, when there has been no new connection for connectIdle.
+func (e *Endpoint) awaitPeers(ctx context.Context, path *Path) {
+	var idle <-chan time.Time
+	if _, bounded := ctx.Deadline(); !bounded {
+		ticker := time.NewTicker(connectIdle(path.Size))
+		defer ticker.Stop()
+		idle = ticker.C
+	}
+	for before := path.lacking(); ; {
+		select {
+		case <-path.complete:
+		case <-path.failed:
+		case <-ctx.Done():
+			path.group.Fail(frame.Gone(ctx.Err(), path.absent()...))
+		case <-e.closed:
+			path.group.Fail(frame.Gone(errors.New("collective: the endpoint is closed"), path.Rank))
+		case <-idle:
+			if now := path.lacking(); now < before {
+				before = now
+				continue
+			}
+			path.group.Fail(frame.Gone(context.DeadlineExceeded, path.absent()...))
+		}
+		return
+	}
+}
+
+// admitGroup accepts connections of a path from now on, those included that wait for it. The group
+// of all ranks makes its generation the current one.
+func (e *Endpoint) admitGroup(path *Path) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	select {
+	case <-e.closed:
+		return errors.New("collective: the endpoint is closed")
+	default:
+	}
+	gen := path.gen
+	switch {
+	case path.ID != 0 && e.current != gen:
+		return fmt.Errorf("collective: generation %d is over", gen.Number)
+	case path.ID == 0 && e.current != nil && gen.Number <= e.current.Number:
+		return fmt.Errorf("collective: generation %d after generation %d", gen.Number, e.current.Number)
+	}
+	if !path.group.Enroll() {
+		return fmt.Errorf("collective: generation %d has lane %x already", gen.Number, path.ID)
+	}
+	if e.current != nil && e.current != gen {
+		e.past = slices.Insert(e.past, 0, e.current)[:min(len(e.past)+1, mostPast)]
+	}
+	if e.current != gen {
+		close(e.turned)
+		e.turned = make(chan struct{})
+	}
+	e.current = gen
+	e.largest = max(e.largest, gen.Size)
+	e.grow()
+	for d, r := range e.awaited {
+		if d.generation < gen.Number || d.generation == gen.Number && (d.lane == path.ID || path.ID == 0) {
+			close(r.open)
+			delete(e.awaited, d)
+		}
+	}
+	return nil
+}
