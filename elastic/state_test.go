@@ -293,7 +293,7 @@ func TestUnusableStates(t *testing.T) {
 	for name, s := range map[string]*State{
 		"worker is nil":                  NewState(nil),
 		`tensor "x" of the state is nil`: NewState(w, Tensor[float32]("x", nil)),
-		`tensor "y" of the state is nil`: NewState(w, Tensors("y", [][]float32{{1}, nil})),
+		`tensor "y" of the state is nil`: NewState(w, Tensors[float32]("y", nil)),
 		"part 1 of the state":            NewState(w, &userPart{}, nil),
 		`named "x"`:                      NewState(w, Tensor("x", []int8{1}), Value("x", &one)),
 		`value "p": its pointer i`:       NewState(w, Value("p", none)),

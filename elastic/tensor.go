@@ -3,7 +3,6 @@ package elastic
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -35,7 +34,7 @@ func Tensor[T collective.Element](name string, data []T) Part {
 func Tensors[T collective.Element](name string, data [][]T) Part {
 	return newPart(content{
 		name:   name,
-		absent: data == nil || slices.ContainsFunc(data, func(t []T) bool { return t == nil }),
+		absent: data == nil,
 		layout: func() string {
 			lengths := make([]int, len(data))
 			for i := range data {
