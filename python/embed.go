@@ -1,0 +1,94 @@
+// Package python has hvdrun's package for programs of PyTorch, and puts it where workers find it.
+package python
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+//go:embed hvdrun/*.py
+var files embed.FS
+
+// marker tells the package that it gives way to one that a user has installed.
+const marker = "hvdrun.embedded"
+
+// Install writes the package into a folder below base that has the name of its contents, and
+// returns the folder, for PYTHONPATH. Files that are there already and are the same stay. base is
+// made if it is missing. Only this user may write there; all may read if shared.
+func Install(base string, shared bool) (string, error) {
+	contents, sum, err := read()
+	if err != nil {
+		return "", fmt.Errorf("python: %w", err)
+	}
+	dir := filepath.Join(base, "python-"+sum)
+	if err := safefile.MakeDir(base, safefile.Mode(shared)); err != nil {
+		return "", fmt.Errorf("python: %w", err)
+	}
+	for _, d := range []string{dir, filepath.Join(dir, "hvdrun")} {
+		if err := safefile.MakeDir(d, safefile.Mode(shared)); err != nil {
+			return "", fmt.Errorf("python: %w", err)
+		}
+	}
+	for name, data := range contents {
+		if err := put(filepath.Join(dir, name), data, shared); err != nil {
+			return "", fmt.Errorf("python: %w", err)
+		}
+	}
+	return dir, nil
+}
+
+// read returns the files by their paths, and a name for all of them.
+func read() (contents map[string][]byte, sum string, err error) {
+	contents = map[string][]byte{marker: nil}
+	h := sha256.New()
+	err = fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		contents[path], err = files.ReadFile(path)
+		fmt.Fprintf(h, "%s %d\n%s", path, len(contents[path]), contents[path])
+		return err
+	})
+	return contents, hex.EncodeToString(h.Sum(nil)[:8]), err
+}
+
+// put makes a file in one step, unless it is there.
+func put(path string, data []byte, shared bool) error {
+	if old, err := safefile.OwnText(path, int64(len(data))+1); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	temporary := fmt.Sprintf("%s.%d", path, os.Getpid())
+	f, err := safefile.Create(temporary, safefile.Mode(shared))
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		_ = os.Remove(temporary)
+	}
+	return err
+}
+
+// AddPath returns env with the folder at the end of its PYTHONPATH.
+func AddPath(env []string, dir string) []string {
+	const name = "PYTHONPATH="
+	for i := len(env) - 1; i >= 0; i-- {
+		if old, ok := strings.CutPrefix(env[i], name); ok && old != "" {
+			return append(env[:len(env):len(env)], name+old+string(filepath.ListSeparator)+dir)
+		}
+	}
+	return append(env[:len(env):len(env)], name+dir)
+}

@@ -1,0 +1,49 @@
+"""Which samples of a data set a rank takes in a step. The batch is constant: it does not depend on the number of ranks."""
+import random
+
+
+def shuffled(n, seed, epoch):
+    """A permutation of range(n) that depends on seed and epoch only."""
+    order = list(range(n))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+class Plan:
+    """The batches of a training: step s takes count(s) samples, of which rank r of n takes part(s, r, n).
+
+    samples is the length of the data set, which each epoch passes once; None: the indices go on without end. order(n, seed, epoch)
+    returns a permutation of range(n) that can be sliced.
+    """
+
+    def __init__(self, batch, samples=None, shuffle=True, seed=0, order=shuffled):
+        if batch < 1:
+            raise ValueError(f"hvdrun: batch={batch}: a step needs a sample")
+        if samples is not None and samples < 1:
+            raise ValueError(f"hvdrun: samples={samples}: the data set is empty")
+        self._batch, self._samples, self._seed = batch, samples, seed
+        self._shuffle = shuffle and samples is not None
+        self._permute, self._order = order, (-1, None)
+
+    def _place(self, step):
+        """The epoch of a step, the first position in it, and the number of samples."""
+        if self._samples is None:
+            return 0, step * self._batch, self._batch
+        epoch, k = divmod(step, -(-self._samples // self._batch))
+        first = k * self._batch
+        return epoch, first, min(self._batch, self._samples - first)
+
+    def epoch(self, step):
+        return self._place(step)[0]
+
+    def count(self, step):
+        return self._place(step)[2]
+
+    def part(self, step, rank, size):
+        epoch, first, count = self._place(step)
+        begin, end = first + count * rank // size, first + count * (rank + 1) // size
+        if not self._shuffle:
+            return list(range(begin, end))
+        if self._order[0] != epoch:
+            self._order = (epoch, self._permute(self._samples, self._seed, epoch))
+        return list(self._order[1][begin:end])

@@ -1,0 +1,178 @@
+"""How the ranks of a world are connected: what a Job asks of gloo, NCCL or a backend of hvdrun."""
+import inspect
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from hvdrun._cut import Connections, shut, sockets
+
+
+class Broken(RuntimeError):
+    """The world cannot continue."""
+
+
+class Transport:
+    """The connections of one worker, world after world. cut is called by any thread, the others by the main thread.
+
+    In a world's life: handle, leave (of the world before), connect, enter, and cut if it breaks. connect may run in a thread that is
+    abandoned when a rank is lost meanwhile: it changes nothing that another connect needs.
+    """
+
+    # The addresses of the data listener, for a backend that has one.
+    addresses = ()
+    # Where the ranks exchange numbers.
+    device = torch.device("cpu")
+
+    def handle(self):
+        """A text that all ranks of the next world are given."""
+        return ""
+
+    def widen(self):
+        """Listens at the addresses of other interfaces too: workers on other hosts come."""
+
+    def leave(self):
+        """Drops the process group of the last world, if there is one."""
+
+    def prepare(self, world):
+        """Begins a world, before connect."""
+
+    def connect(self, world):
+        """Connects the ranks of the world, and returns what enter needs. Blocks until all are there; RuntimeError: one is lost."""
+
+    def enter(self, world, connected):
+        """Makes the world the default process group."""
+
+    def settle(self):
+        """The world is complete: connections that appear from here on are the program's own."""
+
+    def cut(self):
+        """Ends all waits of the world with errors."""
+
+    def abandon(self):
+        """A connect has not ended after a cut, and may never do."""
+
+
+def open_store(host, port, timeout):
+    """A client of the store. Torch that is built without libuv asks for it all the same."""
+    try:
+        return dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as err:
+        if "libuv" not in str(err):
+            raise
+        return dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False, use_libuv=False)
+
+
+class Anew(Transport):
+    """A new process group in each world, which any torch can do. Ranks meet in the store, under the generation."""
+
+    def __init__(self, backend, host, port, timeout):
+        self._backend, self._host, self._port, self._timeout = backend, host, port, timeout
+        self._connections = Connections()
+        self._connections.settle()
+        self._store = self._gloo = None
+        if "nccl" in backend:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+            self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def leave(self):
+        self._connections.cut()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = self._gloo = None
+
+    def prepare(self, world):
+        self._connections = Connections()
+
+    def connect(self, world):
+        store = dist.PrefixStore(f"hvdrun/{world['generation']}", open_store(self._host, self._port, self._timeout))
+        gloo = None
+        if self._backend == "gloo":
+            gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), world["rank"], world["size"], timeout=self._timeout)
+        # In one step: an abandoned connect that ends late does not change what a later one has made.
+        return store, gloo
+
+    def enter(self, world, connected):
+        self._store, gloo = connected
+        made = c10d.ProcessGroupGloo if gloo is not None else None
+        if made is not None:
+            # init_process_group makes the group, and would connect once more.
+            c10d.ProcessGroupGloo = _ready(made, gloo)
+        try:
+            dist.init_process_group(self._backend, store=self._store, rank=world["rank"], world_size=world["size"],
+                                    timeout=self._timeout)
+        finally:
+            if made is not None:
+                c10d.ProcessGroupGloo = made
+
+    def settle(self):
+        self._connections.settle()
+
+    def cut(self):
+        if "nccl" in self._backend:
+            _abort(self.device)
+        self._connections.cut()
+
+
+def _abort(device):
+    """Ends the operations of NCCL, whose waits are not on sockets."""
+    try:
+        group = c10d._get_default_group()
+        backend = group._get_backend(device) if hasattr(group, "_get_backend") else group
+        (getattr(backend, "abort", None) or backend._abort)()
+    except (RuntimeError, ValueError, AttributeError):
+        pass  # there is no group, or one that cannot be aborted: its timeout ends its waits
+
+
+class Reconfigured(Anew):
+    """One process group that is connected anew in each world: torch 2.14 and newer, with gloo."""
+
+    @staticmethod
+    def possible():
+        return "enable_reconfigure" in inspect.signature(dist.init_process_group).parameters and hasattr(dist, "_reconfigure")
+
+    def __init__(self, backend, host, port, timeout):
+        super().__init__(backend, host, port, timeout)
+        self._fit = False  # there is a group, and its store can be reached
+        self._to_store = set()
+
+    def handle(self):
+        if not self._fit:
+            super().leave()
+            before = sockets()
+            self._store = open_store(self._host, self._port, self._timeout)
+            self._to_store = sockets() - before
+            # The handle has this number until the first world, and must be unlike that of any other member. It is small, because
+            # Python makes a list of all ranks.
+            number = self._store.add("hvdrun/members", 1)
+            dist.init_process_group(self._backend, store=dist.PrefixStore("hvdrun/reconfigure", self._store), rank=number,
+                                    world_size=number + 1, timeout=self._timeout, enable_reconfigure=True)
+            self._fit = True
+        return dist._get_reconfigure_handle()
+
+    def leave(self):
+        self._connections.cut()
+
+    def connect(self, world):
+        dist._reconfigure(world["generation"], world["handles"], timeout=self._timeout).wait()
+
+    def enter(self, world, connected):
+        # Whoever translates ranks, as broadcast does with src, asks the tables of Python.
+        c10d._world.pg_group_ranks[c10d._get_default_group()] = {rank: rank for rank in range(world["size"])}
+
+    def cut(self):
+        if self._connections.forming:
+            # It may wait in the store for a member that is gone.
+            self._fit = False
+            for fd, inode in self._to_store:
+                shut(fd, inode)
+        super().cut()
+
+    def abandon(self):
+        self._fit = False
+
+
+def _ready(kind, group):
+    """A class whose call returns the group."""
+    return type(kind.__name__, (kind,), {"__new__": lambda cls, *args, **kwargs: group})

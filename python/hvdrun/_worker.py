@@ -1,0 +1,267 @@
+"""The worker's end of the socket that hvdrun gives each worker: one JSON object a line.
+
+It needs no torch. docs/reference/worker-protocol.md describes the messages.
+"""
+import collections
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+
+VARIABLE = "HVD_WORKER_SOCKET"
+VERSION = 1
+MOST_LINE = 1 << 20
+BEAT = 0.1  # seconds between two beats, at least
+QUIET = 1.0  # seconds after which the thread sends a beat that was held back
+
+
+class Error(RuntimeError):
+    """hvdrun refuses a message, or has ended."""
+
+
+class Dismissed(Exception):
+    """The worker is in no further world. why is "removed" or "finished"."""
+
+    def __init__(self, why, last):
+        super().__init__(why)
+        self.why = why
+        self.last = last
+
+
+class Lines:
+    """The lines that arrive in pieces. A line that is longer than MOST_LINE is an Error."""
+
+    def __init__(self):
+        self._rest = b""
+
+    def feed(self, data):
+        """Returns the objects of the lines that data completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MOST_LINE or any(len(line) > MOST_LINE for line in lines):
+            raise Error(f"hvdrun: a line of more than {MOST_LINE} bytes")
+        messages = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError as err:
+                raise Error(f"hvdrun: a line that is not JSON: {err}") from None
+            if not isinstance(message, dict):
+                raise Error("hvdrun: a line that is not a JSON object")
+            messages.append(message)
+        return messages
+
+
+class Worker:
+    """The connection to hvdrun. A thread reads; methods may be called by any thread.
+
+    on_lost(generation, ranks) is called by that thread when a world cannot continue.
+    """
+
+    def __init__(self, sock, program):
+        self.on_lost = lambda generation, ranks: None
+        self.generation = 0  # of the world that was told last
+        self._socket = sock
+        self._program = program
+        self._sending = threading.Lock()
+        self._state = threading.Condition()
+        self._welcome = None
+        self._answers = collections.deque()
+        self._lost = {}  # generation: ranks; the newest only
+        self._update = {}  # the newest message "updated"
+        self._seq = 0  # of the world that was told last
+        self._leaving = False
+        self._ended = None  # why no more messages arrive
+        self._beat = self._beaten = None
+        self._beat_at = 0.0
+        self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
+
+    @classmethod
+    def from_environment(cls, program):
+        """Returns None in a process that hvdrun has not started, or whose hvdrun has no such socket."""
+        number = os.environ.pop(VARIABLE, "")
+        if not number:
+            return None
+        try:
+            sock = socket.socket(fileno=int(number))
+            sock.set_inheritable(False)
+        except (ValueError, OSError) as err:
+            raise Error(f"hvdrun: {VARIABLE}={number}: {err}") from None
+        return cls(sock, program)
+
+    def hello(self):
+        """Starts the thread, and returns the answer to the first message."""
+        os.register_at_fork(after_in_child=self._forget)
+        self.send(do="hello", version=VERSION, program=self._program)
+        self._thread.start()
+        with self._state:
+            self._wait(lambda: self._welcome is not None)
+            return self._welcome
+
+    def _forget(self):
+        """A forked child is no worker: the process that hvdrun has started is its parent."""
+        self._socket.close()
+        self._sending = threading.Lock()
+        self._state = threading.Condition()
+        self._ended = "this process is a child of the worker"
+
+    def send(self, **message):
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        if len(line) > MOST_LINE:
+            raise Error(f"hvdrun: a message of {len(line)} bytes")
+        try:
+            with self._sending:
+                self._socket.sendall(line)
+        except OSError as err:
+            raise Error(f"hvdrun has ended: {err}") from None
+
+    def ask(self, **fields):
+        """Sends a join, whose answer Worker.answer returns."""
+        with self._state:
+            self._answers.clear()
+        self.send(do="join", **fields)
+
+    def answer(self):
+        """Blocks until the world is there; Dismissed and Error are raised instead. {"is": "widen"} is returned too."""
+        with self._state:
+            self._wait(lambda: self._answers)
+            message = self._answers.popleft()
+        if message["is"] == "dismissed":
+            raise Dismissed(message.get("why", "removed"), bool(message.get("last")))
+        return message
+
+    def _wait(self, ready):
+        # In slices, so that Python runs the handlers of signals also where a wait cannot be interrupted.
+        while not ready():
+            if self._ended:
+                raise Error(f"hvdrun has ended: {self._ended}")
+            self._state.wait(1)
+
+    def report(self, what, commits=0, **more):
+        self.send(do="report", what=what, commits=commits, **more)
+
+    def beat(self, phase, commits, operation=None):
+        """Tells what the worker does. At most ten a second are sent, and the last one always."""
+        now = time.monotonic()
+        with self._state:
+            self._beat = (phase, commits, operation)
+            if now - self._beat_at < BEAT:
+                return
+        self._send_beat(now)
+
+    def _send_beat(self, now):
+        with self._state:
+            if self._beat is None or self._beat == self._beaten:
+                return
+            self._beaten, self._beat_at = self._beat, now
+            phase, commits, operation = self._beat
+        more = {"operation": operation} if operation else {}
+        try:
+            self.send(do="beat", phase=phase, commits=commits, **more)
+        except Error:
+            pass  # whoever needs hvdrun learns it by the next join
+
+    def changed(self):
+        """Whether the hosts have changed since the world was told, or this worker is to leave."""
+        with self._state:
+            return self._leaving or bool(self._update.get("change")) and self._update.get("seq", 0) > self._seq
+
+    def leave(self):
+        """Asks to leave at the next boundary of steps, as a handler of SIGTERM."""
+        if not self._leaving:
+            self._leaving = True
+            self.report("draining")
+
+    def leaving(self):
+        return self._leaving
+
+    def lost(self, generation, seconds=0.0):
+        """Whether that world cannot continue; waits so long for the message."""
+        with self._state:
+            self._state.wait_for(lambda: generation in self._lost or self._ended, timeout=seconds)
+            return generation in self._lost
+
+    def lost_ranks(self, generation):
+        with self._state:
+            return self._lost.get(generation, [])
+
+    def close(self):
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def _read(self):
+        lines = Lines()
+        try:
+            while True:
+                if not select.select([self._socket], [], [], QUIET)[0]:
+                    self._send_beat(time.monotonic())
+                    continue
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    raise Error("its end of the socket is closed")
+                for message in lines.feed(data):
+                    self._take(message)
+        except (OSError, ValueError, Error) as err:
+            with self._state:
+                self._ended = str(err)
+                self._state.notify_all()
+
+    def _take(self, message):
+        kind = message.get("is")
+        lost = None
+        with self._state:
+            if kind == "hello":
+                self._welcome = message
+            elif kind in ("world", "dismissed", "widen"):
+                if kind == "world":
+                    self.generation, self._seq = message["generation"], message.get("seq", 0)
+                self._answers.append(message)
+            elif kind == "updated":
+                if message.get("seq", 0) >= self._update.get("seq", 0):
+                    self._update = message
+            elif kind == "lost":
+                lost = message.get("generation", 0), message.get("ranks") or []
+                self._lost = {lost[0]: lost[1]}
+            elif kind == "leave":
+                self._leaving = True
+            elif kind == "error":
+                if message.get("fatal"):
+                    raise Error(message.get("text", ""))
+                print(f"hvdrun: {message.get('text', '')}", file=sys.stderr, flush=True)
+            self._state.notify_all()
+        if lost:
+            self.on_lost(*lost)
+        elif kind == "stacks":
+            text = stacks()[:message.get("most_bytes", 1 << 16)]
+            self.send(do="stacks", id=message.get("id", 0), text=text)
+
+
+def stacks():
+    """The stacks of all threads of Python, the main one first."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != main, item[0]))
+    return "\n".join(f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))
+                     for ident, frame in frames if ident != threading.get_ident())
+
+
+def on_sigterm(worker):
+    """Makes the first SIGTERM a request to leave, unless the program has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def handle(number, frame):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            # The handler may interrupt a send of the main thread, whose lock is held: another thread sends.
+            threading.Thread(target=worker.leave, daemon=True).start()
+        except RuntimeError:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, handle)

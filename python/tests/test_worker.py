@@ -1,0 +1,174 @@
+"""The protocol of the socket, without torch: the test is the other end."""
+import json
+import os
+import socket
+import sys
+import threading
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from hvdrun import _worker  # noqa: E402
+
+
+class Peer:
+    """hvdrun's end, and the worker."""
+
+    def __init__(self):
+        self.sock, other = socket.socketpair()
+        self.lines = self.sock.makefile("rb")
+        self.worker = _worker.Worker(other, "test")
+
+    def send(self, **message):
+        self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def next(self):
+        return json.loads(self.lines.readline())
+
+    def welcome(self):
+        said = []
+        thread = threading.Thread(target=lambda: said.append(self.worker.hello()))
+        thread.start()
+        self.hello = self.next()
+        self.send(**{"is": "hello", "version": 1, "store": {"host": "h", "port": 1}})
+        thread.join()
+        return said[0]
+
+    def close(self):
+        self.lines.close()
+        self.sock.close()
+
+
+class TestWorker(unittest.TestCase):
+    def setUp(self):
+        self.peer = Peer()
+        self.addCleanup(self.peer.close)
+        self.welcome = self.peer.welcome()
+        self.worker = self.peer.worker
+
+    def test_hello(self):
+        self.assertEqual(self.peer.hello, {"do": "hello", "version": 1, "program": "test"})
+        self.assertEqual(self.welcome["store"], {"host": "h", "port": 1})
+
+    def test_world(self):
+        self.worker.ask(handle="x", commits=3)
+        self.assertEqual(self.peer.next(), {"do": "join", "handle": "x", "commits": 3})
+        self.peer.send(**{"is": "world", "generation": 2, "rank": 1, "size": 3, "seq": 5, "unknown": [1]})
+        world = self.worker.answer()
+        self.assertEqual((world["generation"], world["rank"]), (2, 1))
+        self.assertFalse(self.worker.changed())
+
+    def test_dismissed(self):
+        self.worker.ask()
+        self.peer.send(**{"is": "dismissed", "why": "finished", "last": True})
+        with self.assertRaises(_worker.Dismissed) as caught:
+            self.worker.answer()
+        self.assertEqual((caught.exception.why, caught.exception.last), ("finished", True))
+
+    def test_updates(self):
+        """The newest applies, one without a change withdraws those before, and a world takes account of those up to its seq."""
+        called = threading.Event()
+        self.worker.on_lost = lambda *_: called.set()
+
+        def settle():
+            self.peer.send(**{"is": "lost", "generation": 99, "ranks": []})
+            called.wait()
+            called.clear()
+
+        for seq, change, want in ((8, ["added"], True), (7, [], True), (9, [], False), (10, ["removed"], True)):
+            self.peer.send(**{"is": "updated", "seq": seq, "change": change, "generation": 1})
+            settle()
+            self.assertEqual(self.worker.changed(), want, seq)
+        self.worker.ask()
+        self.peer.send(**{"is": "world", "generation": 2, "rank": 0, "size": 1, "seq": 10})
+        self.worker.answer()
+        self.assertFalse(self.worker.changed())
+        self.peer.send(**{"is": "leave"})
+        settle()
+        self.assertTrue(self.worker.changed())
+
+    def test_lost(self):
+        told = []
+        self.worker.on_lost = lambda *what: told.append(what)
+        self.assertFalse(self.worker.lost(4))
+        self.peer.send(**{"is": "lost", "generation": 4, "ranks": [1]})
+        while not self.worker.lost(4, 60):
+            pass
+        self.assertEqual(self.worker.lost_ranks(4), [1])
+        self.worker.ask()  # what on_lost was called with is seen once the thread has read on
+        self.peer.send(**{"is": "world", "generation": 5, "rank": 0, "size": 1})
+        self.worker.answer()
+        self.assertEqual(told, [(4, [1])])
+        self.assertFalse(self.worker.lost(5))
+
+    def test_stacks(self):
+        self.peer.send(**{"is": "stacks", "id": 3, "most_bytes": 200})
+        answer = self.peer.next()
+        self.assertEqual((answer["do"], answer["id"]), ("stacks", 3))
+        self.assertTrue(answer["text"].startswith("thread MainThread:"))
+        self.assertLessEqual(len(answer["text"]), 200)
+
+    def test_beats(self):
+        """The last of many is sent in the end, and few before."""
+        for i in range(1000):
+            self.worker.beat("training", i)
+        beats = [self.peer.next()]
+        while beats[-1]["commits"] != 999:
+            beats.append(self.peer.next())
+        self.assertLess(len(beats), 100)
+
+    def test_end(self):
+        self.worker.ask()
+        self.peer.sock.shutdown(socket.SHUT_RDWR)
+        with self.assertRaises(_worker.Error):
+            self.worker.answer()
+
+    def test_fatal(self):
+        self.worker.ask()
+        self.peer.send(**{"is": "error", "text": "version 1 is too old", "fatal": True})
+        with self.assertRaisesRegex(_worker.Error, "version 1 is too old"):
+            self.worker.answer()
+
+    def test_fork(self):
+        """A forked child does not hold the socket: its parent's death is the end."""
+        readable, writable = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writable)
+            os.read(readable, 1)
+            os._exit(0)
+        os.close(readable)
+        self.peer.sock.setblocking(True)
+        self.worker.close()
+        self.worker._thread.join()
+        self.worker._socket.close()
+        self.assertEqual([line for line in self.peer.lines], [])
+        os.close(writable)
+        os.waitpid(pid, 0)
+
+
+class TestLines(unittest.TestCase):
+    def test_pieces(self):
+        text = b'{"is":"hello"}\n{"is":"lost","ranks":[1]}\n'
+        for cut in range(len(text)):
+            lines = _worker.Lines()
+            self.assertEqual(lines.feed(text[:cut]) + lines.feed(text[cut:]), [{"is": "hello"}, {"is": "lost", "ranks": [1]}])
+
+    def test_bad(self):
+        for bad in (b"nonsense\n", b"[]\n", b"1\n", b"\xff\n", b"x" * (_worker.MOST_LINE + 1), b'"' + b"x" * _worker.MOST_LINE + b'"\n'):
+            with self.assertRaises((_worker.Error, ValueError)):
+                _worker.Lines().feed(bad)
+
+
+class TestEnvironment(unittest.TestCase):
+    def test_none(self):
+        self.assertIsNone(_worker.Worker.from_environment("test"))
+
+    def test_bad(self):
+        for value in ("x", "9999"):
+            os.environ[_worker.VARIABLE] = value
+            with self.assertRaisesRegex(_worker.Error, _worker.VARIABLE):
+                _worker.Worker.from_environment("test")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,134 @@
+#!/usr/bin/python3
+"""Trains nothing of use under hvdrun, and checks each step: elastic.py LEDGER STEPS [WAY...]
+
+Appends a line of JSON for each event to LEDGER. The gradient of a step is the mean of 1 + index over the samples of the step, which
+cannot vanish, and each rank compares it. WAY are any of:
+
+  plain       no DistributedDataParallel: one flat buffer
+  buffers     a BatchNorm, whose count of batches must be that of the steps
+  static      static_graph
+  unused      find_unused_parameters, with a layer that is not used in odd steps
+  accumulate  two passes a step, the first within no_sync
+  adam        Adam and a scheduler in place of SGD
+  loader      samples by the worker processes of a DataLoader
+  slow        10 ms of pause in each step
+"""
+import contextlib
+import json
+import os
+import sys
+import time
+
+import hvdrun.torch as hvd
+import torch
+import torch.distributed as dist
+from torch import nn
+
+torch.set_num_threads(1)
+OUT = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+TOTAL, WAYS = int(sys.argv[2]), set(sys.argv[3:])
+BATCH, SAMPLES = 24, 1000
+SIDE = 256  # of the layers, so that a step sends a megabyte
+
+
+def tell(event, **more):
+    os.write(OUT, (json.dumps(dict(more, event=event, time=time.time(), pid=os.getpid())) + "\n").encode())
+
+
+class Net(nn.Module):
+    """The gradient of scale is the mean of the samples, whatever the weights are."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(1))
+        self.layers = nn.Sequential(*[nn.Linear(SIDE, SIDE) for _ in range(4)])
+        self.unused = nn.Linear(SIDE, 1) if WAYS & {"static", "unused"} else None
+        self.norm = nn.BatchNorm1d(SIDE) if "buffers" in WAYS else nn.Identity()
+
+    def forward(self, x, extra):
+        rows = x.unsqueeze(1).expand(-1, SIDE) * 1e-3
+        deep = self.layers(self.norm(rows)).sum(1) * 1e-6
+        loss = self.scale * x + deep - deep.detach()
+        if extra:
+            other = self.unused(rows).sum(1)
+            loss = loss + other - other.detach()
+        return loss
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, i):
+        return 1.0 + i
+
+
+def check(step, state, net):
+    """The mean of the gradients is right, in each step."""
+    want = 1 + sum(sum(PARTS.part(step.number, rank, job.size)) for rank in range(job.size)) / step.batch
+    got = net.scale.grad.item() if net is not None else state
+    if abs(got / want - 1) > 1e-5:
+        tell("wrong", step=step.number, generation=job.generation, got=got, want=want)
+        raise SystemExit(f"step {step.number}: the mean is {got}, not {want}")
+    tell("part", step=step.number, generation=job.generation, rank=job.rank, size=job.size, indices=step.indices)
+
+
+job = hvd.init("gloo")
+PARTS = hvd.Plan(BATCH, SAMPLES, True, 5, hvd._shuffled)
+tell("start")
+
+
+@job.on_reset
+def on_reset():
+    tell("world", generation=job.generation, rank=job.rank, size=job.size)
+
+
+def plain():
+    weights = torch.zeros(1 << 18)
+    state = job.state(weights=weights, step=0)
+    for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=5):
+        with step:
+            grad = torch.full_like(weights, sum(1.0 + i for i in step.indices) / step.batch)
+            dist.all_reduce(grad)
+            check(step, grad[-1].item(), None)
+            step.commit(lambda: weights.add_(grad))
+            tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
+        if "slow" in WAYS:
+            time.sleep(0.01)
+    return weights.double().sum().item()
+
+
+def wrapped():
+    torch.manual_seed(os.getpid())  # the first world makes them equal
+    net = Net()
+    opt = torch.optim.Adam(net.parameters(), lr=1e-3) if "adam" in WAYS else torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+    parts = {"scheduler": torch.optim.lr_scheduler.StepLR(opt, 7, 0.9)} if "adam" in WAYS else {}
+    ddp = {"bucket_cap_mb": 0.3, "static_graph": "static" in WAYS, "find_unused_parameters": "unused" in WAYS}
+    state = job.state(model=net, optimizer=opt, step=0, ddp=ddp, **parts)
+    data, loader = Numbers(), None
+    for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=5):
+        with step:
+            opt.zero_grad()
+            if "loader" in WAYS:
+                loader = iter(torch.utils.data.DataLoader(data, batch_sampler=[step.indices], num_workers=1))
+                x = next(loader).float()
+            else:
+                x = torch.tensor([1.0 + i for i in step.indices])
+            extra = "unused" in WAYS and step.number % 2 == 0
+            halves = x.split([len(x) // 2, len(x) - len(x) // 2]) if "accumulate" in WAYS else (x,)
+            for i, half in enumerate(halves):
+                with state.model.no_sync() if i < len(halves) - 1 else contextlib.nullcontext():
+                    step.mean(state.model(half, extra)).backward()
+            check(step, state, net)
+            step.commit()
+            tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
+        if "slow" in WAYS:
+            time.sleep(0.01)
+    if "buffers" in WAYS:
+        assert net.norm.num_batches_tracked == TOTAL, net.norm.num_batches_tracked
+    return sum(p.detach().double().sum().item() for p in net.parameters())
+
+
+total = plain() if "plain" in WAYS else wrapped()
+tell("end", rank=job.rank, size=job.size, sum=total)
+print(f"rank {job.rank} of {job.size} has made {TOTAL} steps", flush=True)
