@@ -143,7 +143,9 @@ def _signals():
 
 
 _interrupted = None  # the exception that has ended a wait
-_check = ctypes.CFUNCTYPE(ctypes.c_int32)(_signals().__next__)
+_handling = _signals()
+next(_handling)  # it stands at its yield from now on
+_check = ctypes.CFUNCTYPE(ctypes.c_int32)(_handling.__next__)
 
 
 def fail(functions, code):

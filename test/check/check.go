@@ -47,6 +47,8 @@ func before() []step {
 func after() []step {
 	return []step{
 		{name: "go vet of plugins/kubernetes", env: pure, args: []string{"go", "-C", "plugins/kubernetes", "vet", "."}},
+		// What needs cgo is compiled for the race detector only, as far as tests have done that.
+		{name: "go vet of libhvdrun", env: []string{"CGO_ENABLED=1"}, args: []string{"go", "vet", "-race", "./cmd/libhvdrun"}},
 		{name: "tests of plugins/kubernetes", env: pure,
 			args: []string{"go", "-C", "plugins/kubernetes", "test", "-vet=off", "-count=1", "-short", "-ldflags=-w", "."}},
 		{name: "jobs in trouble", env: pure, args: []string{"go", "run", "./test/prove/jobs", "-small", "-cases", "3", "-seed", "2"}},

@@ -167,7 +167,7 @@ func reduceTree[T collective.Element](ctx context.Context, g *collective.Group, 
 const mostLeaves = 1 << 24
 
 // check refuses arguments that no operation can be done with, before any other rank is told.
-func (c *Call) check(size int) error {
+func (c *Call) check(rank, size int) error {
 	if c.Kind < 1 || c.Kind >= kinds {
 		return fmt.Errorf("there is no operation %d", c.Kind)
 	}
@@ -185,7 +185,7 @@ func (c *Call) check(size int) error {
 	if err := c.checkArg(size); err != nil {
 		return err
 	}
-	sent, received, err := c.extent(size)
+	sent, received, err := c.extent(rank, size)
 	if err != nil {
 		return err
 	}
@@ -213,8 +213,9 @@ func (c *Call) checkArg(size int) error {
 	return nil
 }
 
-// extent returns how many elements there are in Data and in Result.
-func (c *Call) extent(size int) (sent, received int64, err error) {
+// extent returns how many elements there are in Data and in Result; of those that only some kinds
+// have, one stands for all.
+func (c *Call) extent(rank, size int) (sent, received int64, err error) {
 	all := c.Count * int64(size)
 	switch c.Kind {
 	case ReduceScatter, AllGather:
@@ -239,7 +240,7 @@ func (c *Call) extent(size int) (sent, received int64, err error) {
 		if !slices.IsSorted(c.Counts) || c.Counts[0] != 0 || c.Counts[size] < 1 || c.Counts[size] > mostLeaves {
 			return 0, 0, fmt.Errorf("the first leaves of the ranks are %d: they begin with 0 and ascend to at most %d", c.Counts, mostLeaves)
 		}
-		return c.Count, c.Count, nil
+		return min(c.Count, c.Counts[rank+1]-c.Counts[rank]), c.Count, nil
 	}
 	return c.Count, 0, nil
 }

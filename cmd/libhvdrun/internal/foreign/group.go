@@ -94,7 +94,7 @@ func (s *Group) Start(c Call) (ticket uint64, err error) {
 }
 
 func (s *Group) operation(c *Call) (func(context.Context) error, error) {
-	if err := c.check(s.g.Size()); err != nil {
+	if err := c.check(s.g.Rank(), s.g.Size()); err != nil {
 		name := "a call"
 		if c.Kind > 0 && c.Kind < kinds {
 			name = kindNames[c.Kind]

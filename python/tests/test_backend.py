@@ -1,0 +1,512 @@
+"""The backend hvdrun, against gloo and against what one process computes. It needs torch, and HVD_LIBRARY."""
+import faulthandler
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import unittest
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hvdrun import _backend
+from hvdrun import _library as lib
+
+_backend.register()
+torch.set_num_threads(1)
+RECONFIGURES = hasattr(dist, "_reconfigure")
+
+
+def ranks(size, body, killed=()):
+    """Runs body(rank) in so many processes, with a store in self.store. Those in killed may end by a signal."""
+    with tempfile.TemporaryDirectory() as folder:
+        sys.stdout.flush()
+        children = []
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    faulthandler.enable()
+                    body(rank, dist.FileStore(os.path.join(folder, "store"), -1))
+                    if dist.is_initialized():
+                        dist.destroy_process_group()
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    lib._leave()
+                    os._exit(status)
+            children.append(pid)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    wrong = {rank: end for rank, end in enumerate(ends) if end != 0 and rank not in killed}
+    if wrong:
+        raise AssertionError(f"ranks have ended with {wrong}")
+
+
+def begin(rank, size, store, **more):
+    dist.init_process_group("hvdrun", store=store, rank=rank, world_size=size, **more)
+    return dist.group.WORLD
+
+
+def values(rank, dtype, count=12):
+    """Small whole numbers, whose sums and products are exact in every type."""
+    if dtype == torch.bool:
+        return torch.arange(count) % (rank + 2) == 0
+    t = (torch.arange(count) * 7 + rank * 3) % 5 + (rank + 1) % 3
+    return t.to(dtype)
+
+
+def when_waiting(action, *arguments):
+    """Acts in another thread once the main one waits for other ranks."""
+    main = threading.main_thread().ident
+
+    def watch():
+        for _ in range(2):  # it may still be on its way
+            while sys._current_frames()[main].f_code.co_name not in ("run", "wait"):
+                time.sleep(0.001)
+            time.sleep(0.01)
+        action(*arguments)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Operations(unittest.TestCase):
+    DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.uint8]
+
+    def test_like_gloo(self):
+        for size in (2, 3):
+            ranks(size, lambda rank, store: self.like_gloo(rank, size, store))
+
+    def like_gloo(self, rank, size, store):
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        gloo, ours = dist.group.WORLD, dist.new_group(backend="hvdrun")
+        compared = set()
+        for dtype in self.DTYPES:
+            for name, operation in self.operations(rank, size, dtype):
+                try:
+                    want = operation(gloo)
+                except (RuntimeError, NotImplementedError, ValueError, TypeError):
+                    operation(ours)  # it must do what gloo cannot
+                    continue
+                got = operation(ours)
+                self.assertEqual([(t.dtype, t.tolist()) for t in got], [(t.dtype, t.tolist()) for t in want], f"{name} of {dtype}")
+                compared.add(name)
+        if rank == 0:
+            print(f"{size} ranks, as gloo: {sorted(compared)}")
+        assert len(compared) >= 14, compared
+
+    def operations(self, rank, size, dtype):
+        x = values(rank, dtype)
+
+        def reduces(op):
+            def run(group):
+                t = x.clone()
+                dist.all_reduce(t, op, group=group)
+                return [t]
+            return run
+
+        for name in ("SUM", "MIN", "MAX", "PRODUCT"):
+            yield name, reduces(getattr(dist.ReduceOp, name))
+        if not dtype.is_floating_point:
+            for name in ("BAND", "BOR", "BXOR"):
+                yield name, reduces(getattr(dist.ReduceOp, name))
+
+        def broadcast(group):
+            t = x.clone()
+            dist.broadcast(t, src=size - 1, group=group)
+            return [t]
+        yield "broadcast", broadcast
+
+        def reduce(group):
+            t = x.clone()
+            dist.reduce(t, dst=1, group=group)
+            return [t] if rank == 1 else []
+        yield "reduce", reduce
+
+        def all_gather(group):
+            out = [torch.empty_like(x) for _ in range(size)]
+            dist.all_gather(out, x, group=group)
+            return out
+        yield "all_gather", all_gather
+
+        def all_gather_into(group):
+            out = x.new_empty(size * x.numel())
+            dist.all_gather_into_tensor(out, x, group=group)
+            return [out]
+        if hasattr(dist, "all_gather_into_tensor"):
+            yield "all_gather_into_tensor", all_gather_into
+
+        def gather(group):
+            out = [torch.empty_like(x) for _ in range(size)] if rank == 0 else None
+            dist.gather(x, out, dst=0, group=group)
+            return out or []
+        yield "gather", gather
+
+        def scatter(group):
+            out = torch.empty_like(x)
+            dist.scatter(out, [values(r + 10, dtype) for r in range(size)] if rank == 1 else None, src=1, group=group)
+            return [out]
+        yield "scatter", scatter
+
+        def reduce_scatter(group):
+            out = torch.empty_like(x)
+            dist.reduce_scatter(out, [values(rank + r, dtype) for r in range(size)], group=group)
+            return [out]
+        yield "reduce_scatter", reduce_scatter
+
+        def reduce_scatter_tensor(group):
+            out = torch.empty_like(x)
+            dist.reduce_scatter_tensor(out, torch.cat([values(rank + r, dtype) for r in range(size)]), group=group)
+            return [out]
+        if hasattr(dist, "reduce_scatter_tensor"):
+            yield "reduce_scatter_tensor", reduce_scatter_tensor
+
+        def all_to_all_single(group):
+            t = values(rank, dtype, 2 * size)
+            out = torch.empty_like(t)
+            dist.all_to_all_single(out, t, group=group)
+            return [out]
+        yield "all_to_all_single", all_to_all_single
+
+        def all_to_all_uneven(group):
+            t = values(rank, dtype, 3 * size * (size + 1) // 2).reshape(-1, 3)
+            out = x.new_empty((rank + 1) * size, 3)
+            dist.all_to_all_single(out, t, [rank + 1] * size, [r + 1 for r in range(size)], group=group)
+            return [out]
+        yield "all_to_all_single of uneven parts", all_to_all_uneven
+
+        def all_to_all(group):
+            out = [x.new_empty(2, 3) for _ in range(size)]
+            dist.all_to_all(out, [values(rank + r, dtype, 6).reshape(2, 3) for r in range(size)], group=group)
+            return out
+        yield "all_to_all", all_to_all
+
+        def barrier(group):
+            dist.barrier(group=group)
+            return []
+        yield "barrier", barrier
+
+    def test_forms(self):
+        """Tensors that do not lie in one piece, without elements or dimensions, complex and logical ones, objects."""
+        def body(rank, store):
+            begin(rank, 2, store)
+            t = torch.arange(12.0).reshape(3, 4).t() + rank
+            dist.all_reduce(t)
+            self.assertEqual(t.tolist(), (2 * torch.arange(12.0).reshape(3, 4).t() + 1).tolist())
+            t = torch.arange(20.0)[::3] * (1 - rank)
+            dist.broadcast(t, 0)
+            self.assertEqual(t.tolist(), torch.arange(20.0)[::3].tolist())
+            for t in (torch.empty(0), torch.tensor(float(rank))):
+                dist.all_reduce(t)
+                self.assertEqual(t.tolist(), (torch.ones_like(t)).tolist())
+            t = torch.tensor([1 + 2j, 3j]) * (rank + 1)
+            dist.all_reduce(t)
+            self.assertEqual(t.tolist(), [3 + 6j, 9j])
+            t = torch.tensor([True, False, rank == 0, rank == 1])
+            dist.all_reduce(t)
+            self.assertEqual(t.tolist(), [True, False, True, True])
+            objects = [None, None]
+            dist.all_gather_object(objects, {"rank": rank, "text": "x" * 1000 * rank})
+            self.assertEqual([o["rank"] for o in objects], [0, 1])
+            objects = [{"from": rank}]
+            dist.broadcast_object_list(objects, src=1)
+            self.assertEqual(objects, [{"from": 1}])
+            t = torch.ones(3) + rank
+            dist.all_reduce(t, dist.ReduceOp.AVG)
+            self.assertEqual(t.tolist(), [1.5] * 3)
+            with self.assertRaisesRegex(RuntimeError, "dense tensors"):
+                dist.all_reduce(torch.eye(2).to_sparse())
+            dist.barrier()
+        ranks(2, body)
+
+    def test_new_group(self):
+        def body(rank, store):
+            begin(rank, 3, store)
+            group = dist.new_group([0, 2])
+            if rank != 1:
+                t = torch.tensor([rank + 1.0])
+                dist.all_reduce(t, group=group)
+                self.assertEqual(t.item(), 4)
+            dist.barrier()
+        ranks(3, body)
+
+
+class Asynchronous(unittest.TestCase):
+    def test_order(self):
+        """Works are done in the order in which they were started, whatever is waited for first."""
+        def body(rank, store):
+            begin(rank, 2, store)
+            tensors = [torch.full((1 + 997 * i % 5000,), float(i + rank)) for i in range(200)]
+            works = [dist.all_reduce(t, async_op=True) for t in tensors[:199]]
+            dist.all_reduce(tensors[199])  # waits for its turn
+            self.assertTrue(all(w.is_completed() for w in works))
+            for w in reversed(works):
+                w.wait()
+            for i, t in enumerate(tensors):
+                self.assertTrue((t == 2 * i + 1).all(), i)
+        ranks(2, body)
+
+    def test_dropped(self):
+        """The memory of a tensor is kept while its collective is under way, also if nobody else keeps it."""
+        def body(rank, store):
+            begin(rank, 2, store)
+            for _ in range(50):
+                dist.all_reduce(torch.ones(100000), async_op=True)
+                torch.empty(100000).fill_(float("nan"))
+            t = torch.ones(10)
+            dist.all_reduce(t)
+            self.assertEqual(t.tolist(), [2.0] * 10)
+            self.assertLessEqual(len(dist.group.WORLD._kept), 65)
+        ranks(2, body)
+
+    def test_futures(self):
+        def body(rank, store):
+            begin(rank, 2, store)
+            t = torch.tensor([1.0 + rank])
+            halved = dist.all_reduce(t, async_op=True).get_future().then(lambda f: f.value()[0] / 2)
+            self.assertEqual(halved.wait().item(), 1.5)
+        ranks(2, body)
+
+
+class Ends(unittest.TestCase):
+    def test_death(self):
+        """Ranks that wait, in whatever way, learn of a death."""
+        def body(rank, store):
+            begin(rank, 4, store)
+            dist.barrier()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with self.assertRaisesRegex(lib.Aborted, "rank 1"):
+                if rank == 0:
+                    dist.all_reduce(torch.ones(1000))
+                elif rank == 2:
+                    dist.all_reduce(torch.ones(1000), async_op=True).wait()
+                else:
+                    work = dist.all_reduce(torch.ones(1000), async_op=True)
+                    try:
+                        work.get_future().wait()
+                    except Exception as err:
+                        work.wait()
+                        raise AssertionError("not reached") from err
+            with self.assertRaises(lib.Aborted):
+                dist.barrier()
+        ranks(4, body, killed={1})
+
+    def test_abort(self):
+        """What a thread aborts ends for all."""
+        def body(rank, store):
+            group = begin(rank, 2, store)
+            dist.barrier()
+            if rank == 0:
+                when_waiting(group.abort)
+            else:
+                store.get("aborted")
+            with self.assertRaises(lib.Aborted):
+                dist.barrier()
+            store.set("aborted", "1")
+        ranks(2, body)
+
+    def test_timeout(self):
+        def body(rank, store):
+            begin(rank, 2, store, timeout=timedelta(seconds=0.3) if rank == 0 else timedelta(minutes=5))
+            if rank == 0:
+                with self.assertRaisesRegex(lib.Error, "no end within 300ms"):
+                    dist.barrier()
+                store.set("late", "1")
+            else:
+                store.get("late")
+                with self.assertRaises(lib.Aborted):
+                    dist.barrier()
+        ranks(2, body)
+
+    def test_mismatch(self):
+        def body(rank, store):
+            begin(rank, 2, store)
+            with self.assertRaisesRegex(lib.Error, "do not match"):
+                dist.all_reduce(torch.ones(2 + rank))
+        ranks(2, body)
+
+
+class Signals(unittest.TestCase):
+    def test_interrupt(self):
+        """Ctrl-C ends a collective that waits for the other ranks."""
+        for asynchronous in (False, True):
+            def body(rank, store):
+                begin(rank, 2, store)
+                if rank == 1:
+                    store.get("interrupted")
+                    return
+                when_waiting(os.kill, os.getpid(), signal.SIGINT)
+                with self.assertRaises(KeyboardInterrupt):
+                    if asynchronous:
+                        dist.all_reduce(torch.ones(4), async_op=True).wait()
+                    else:
+                        dist.all_reduce(torch.ones(4))
+                store.set("interrupted", "1")
+            ranks(2, body)
+
+    def test_handler(self):
+        """The handler of a signal runs while a collective waits, which goes on."""
+        def body(rank, store):
+            begin(rank, 2, store)
+            if rank == 0:
+                signal.signal(signal.SIGTERM, lambda *_: store.set("handled", "1"))
+                when_waiting(os.kill, os.getpid(), signal.SIGTERM)
+            else:
+                store.get("handled")
+            t = torch.ones(4)
+            dist.all_reduce(t)
+            self.assertEqual(t.tolist(), [2.0] * 4)
+        ranks(2, body)
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return torch.full((3,), float(i))
+
+
+class Forks(unittest.TestCase):
+    def test_loader(self):
+        """Children that load data come and go beside collectives."""
+        def body(rank, store):
+            begin(rank, 2, store)
+            for _ in range(2):
+                total = torch.zeros(3)
+                loader = torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork")
+                for batch in loader:
+                    work = dist.all_reduce(batch, async_op=True)
+                    work.wait()
+                    total += batch.sum(0)
+                self.assertEqual(total.tolist(), [2 * 63 * 32.0] * 3)
+        ranks(2, body)
+
+    def test_child(self):
+        """A forked child has an error rather than a call that never returns, and leaves the parent's group alone."""
+        def body(rank, store):
+            group = begin(rank, 2, store)
+            work = dist.all_reduce(torch.ones(2), async_op=True)
+            work.wait()
+            pid = os.fork()
+            if pid == 0:
+                right = False
+                try:
+                    dist.all_reduce(torch.ones(2))
+                except lib.Error as err:
+                    right = "by fork" in str(err)
+                try:
+                    lib.load()
+                    right = False
+                except lib.Error:
+                    pass
+                del group, work
+                os._exit(0 if right else 1)
+            self.assertEqual(os.waitpid(pid, 0)[1], 0)
+            dist.barrier()
+        ranks(2, body)
+
+
+class Training(unittest.TestCase):
+    @staticmethod
+    def net():
+        torch.manual_seed(7)
+        return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+
+    def test_ddp(self):
+        """As one process with the whole batch."""
+        def body(rank, store, size):
+            begin(rank, size, store)
+            net = nn.parallel.DistributedDataParallel(self.net(), bucket_cap_mb=0.01)
+            alone = self.net()
+            optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (net, alone)]
+            torch.manual_seed(1)
+            for _ in range(20):
+                x, y = torch.randn(12, 64), torch.randn(12, 10)
+                part = 12 // size
+                for model, optimizer, rows in ((net, optimizers[0], slice(rank * part, rank * part + part)), (alone, optimizers[1], slice(0, 12))):
+                    optimizer.zero_grad()
+                    ((model(x[rows]) - y[rows]) ** 2).mean().backward()
+                    optimizer.step()
+            for a, b in zip(net.parameters(), alone.parameters()):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        for size in (1, 2, 4):
+            ranks(size, lambda rank, store: body(rank, store, size))
+
+    def test_same_bits(self):
+        """Sums of numbered microbatches have the same bits for every number of ranks."""
+        with tempfile.TemporaryDirectory() as folder:
+            def body(rank, store, size, leaves):
+                group = begin(rank, size, store)
+                firsts = [leaves * r // size for r in range(size)] + [leaves]
+                mine = _backend.Leaves(firsts[rank])
+                for leaf in range(firsts[rank], firsts[rank + 1]):
+                    torch.manual_seed(leaf)
+                    mine.add(torch.randn(1000) * 10 ** (leaf % 5))
+                total = torch.empty(1000)
+                group.reduce_tree(total, mine.nodes, firsts)
+                torch.save(total, os.path.join(folder, f"{leaves} {size} {rank}"))
+            for leaves in (1, 4, 7, 16):
+                for size in (1, 2, 3, 4):
+                    ranks(size, lambda rank, store: body(rank, store, size, leaves))
+                results = [torch.load(os.path.join(folder, f"{leaves} {size} {rank}")) for size in (1, 2, 3, 4) for rank in range(size)]
+                for r in results[1:]:
+                    self.assertTrue(torch.equal(results[0].view(torch.int32), r.view(torch.int32)), leaves)
+
+
+@unittest.skipUnless(RECONFIGURES, "this torch has no _reconfigure")
+class Reconfigure(unittest.TestCase):
+    @staticmethod
+    def handles(store, world, rank, size):
+        """All members' handles, by the store."""
+        store.set(f"{world}/{rank}", dist._get_reconfigure_handle())
+        return [store.get(f"{world}/{r}").decode() for r in range(size)]
+
+    def total(self, size):
+        t = torch.full((1000,), float(dist.get_rank() + 1))
+        dist.all_reduce(t)
+        self.assertEqual((dist.get_world_size(), t[0].item(), t[999].item()), (size, size * (size + 1) / 2, size * (size + 1) / 2))
+
+    def test_worlds(self):
+        """Shrinks by a death, is the same again, reorders, grows."""
+        def body(rank, store):
+            dist.init_process_group("hvdrun", store=store, rank=rank, world_size=rank + 1, enable_reconfigure=True)
+            self.assertTrue(dist._supports_reconfigure())
+            with self.assertRaisesRegex(RuntimeError, "no world yet"):
+                dist.barrier()
+            if rank == 3:  # joins later
+                store.get("grown/0")
+                dist._reconfigure(12, self.handles(store, "grown", 2, 3)).wait()
+                self.total(3)
+                return
+            dist._reconfigure(10, self.handles(store, "first", rank, 3)).wait()
+            self.assertEqual(dist.get_rank(), rank)
+            self.total(3)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with self.assertRaises(lib.Aborted):
+                self.total(3)
+            place = rank // 2
+            with self.assertRaisesRegex(RuntimeError, "already used"):
+                dist._reconfigure(10, [dist._get_reconfigure_handle()])
+            with self.assertRaisesRegex(RuntimeError, "this one's among them"):
+                dist._reconfigure(99, ["hvdrun:{}"])
+            dist._reconfigure(11, list(reversed(self.handles(store, "second", place, 2)))).wait()
+            self.assertEqual(dist.get_rank(), 1 - place)
+            self.total(2)
+            dist._reconfigure(12, self.handles(store, "grown", place, 3)).wait()
+            self.total(3)
+        ranks(4, body, killed={1})
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
