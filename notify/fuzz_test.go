@@ -5,14 +5,14 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
 // FuzzHostsUpdated: for any request, the number of the latest update and the generation of the loss
 // never decrease.
 func FuzzHostsUpdated(f *testing.F) {
-	for _, req := range []*wire.HostsUpdatedRequest{
+	for _, req := range []*notifypb.HostsUpdatedRequest{
 		{Seq: 5, Change: uint32(plan.Added), Generation: 3},
 		{Seq: 4, Change: 4},
 		{LostGeneration: 3, LostRanks: []uint32{1, 2}},
@@ -27,7 +27,7 @@ func FuzzHostsUpdated(f *testing.F) {
 		s := NewService(nil)
 		s.hear(Update{Seq: 4, Generation: 2})
 		s.hearLoss(Loss{Generation: 2, Ranks: []int{0}})
-		var req wire.HostsUpdatedRequest
+		var req notifypb.HostsUpdatedRequest
 		if proto.Unmarshal(b, &req) != nil {
 			return
 		}

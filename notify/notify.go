@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -74,7 +75,7 @@ func NewService(c *identity.Credentials) *Service {
 // must be called once. It returns when all handlers have: nil after the end of ctx, or the error of
 // ln.
 func (s *Service) Serve(ctx context.Context, ln *identity.Listener) error {
-	register := func(r grpc.ServiceRegistrar) { wire.RegisterNotificationServer(r, handler{s: s}) }
+	register := func(r grpc.ServiceRegistrar) { notifypb.RegisterNotificationServer(r, handler{s: s}) }
 	if err := wire.Serve(ctx, ln, s.credentials.ServerTLS(identity.Driver), register, func() {}); err != nil {
 		return fmt.Errorf("notify: %w", err)
 	}
@@ -126,11 +127,11 @@ func (s *Service) hear(u Update) {
 
 // handler implements the gRPC service, apart from Service's own methods.
 type handler struct {
-	wire.UnimplementedNotificationServer
+	notifypb.UnimplementedNotificationServer
 	s *Service
 }
 
-func (h handler) HostsUpdated(_ context.Context, req *wire.HostsUpdatedRequest) (*wire.HostsUpdatedReply, error) {
+func (h handler) HostsUpdated(_ context.Context, req *notifypb.HostsUpdatedRequest) (*notifypb.HostsUpdatedReply, error) {
 	if c := req.GetChange(); c&^uint32(plan.Added|plan.Removed) != 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "%#x is not a valid change", c)
 	}
@@ -140,5 +141,5 @@ func (h handler) HostsUpdated(_ context.Context, req *wire.HostsUpdatedRequest) 
 		loss.Ranks[i] = int(r)
 	}
 	h.s.hearLoss(loss)
-	return &wire.HostsUpdatedReply{}, nil
+	return &notifypb.HostsUpdatedReply{}, nil
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
@@ -349,25 +350,25 @@ func TestRetryUntilTheServiceAppears(t *testing.T) {
 
 // listener is a service that records all requests.
 type listener struct {
-	wire.UnimplementedNotificationServer
+	notifypb.UnimplementedNotificationServer
 	heard chan uint64
 	fail  chan error // an error in it is the next answer
 }
 
-func (l listener) HostsUpdated(_ context.Context, req *wire.HostsUpdatedRequest) (*wire.HostsUpdatedReply, error) {
+func (l listener) HostsUpdated(_ context.Context, req *notifypb.HostsUpdatedRequest) (*notifypb.HostsUpdatedReply, error) {
 	l.heard <- req.GetSeq()
 	select {
 	case err := <-l.fail:
 		return nil, err
 	default:
-		return &wire.HostsUpdatedReply{}, nil
+		return &notifypb.HostsUpdatedReply{}, nil
 	}
 }
 
 func (j *job) listener(inc string, ln *identity.Listener) listener {
 	l := listener{heard: make(chan uint64, 1000), fail: make(chan error, 10)}
 	conf := j.credentials(subject(inc)).ServerTLS(identity.Driver)
-	register := func(r grpc.ServiceRegistrar) { wire.RegisterNotificationServer(r, l) }
+	register := func(r grpc.ServiceRegistrar) { notifypb.RegisterNotificationServer(r, l) }
 	j.start("Serve", func(ctx context.Context) error { return wire.Serve(ctx, ln, conf, register, func() {}) })
 	return l
 }
@@ -466,13 +467,13 @@ func TestAnotherWorkerAtTheAddress(t *testing.T) {
 	}
 }
 
-func call(conf *tls.Config, addr string, req *wire.HostsUpdatedRequest) error {
+func call(conf *tls.Config, addr string, req *notifypb.HostsUpdatedRequest) error {
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)), grpc.WithNoProxy())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	_, err = wire.NewNotificationClient(conn).HostsUpdated(context.Background(), req)
+	_, err = notifypb.NewNotificationClient(conn).HostsUpdated(context.Background(), req)
 	return err
 }
 
@@ -487,7 +488,7 @@ func TestStrangers(t *testing.T) {
 		conf.InsecureSkipVerify, conf.VerifyConnection = true, nil
 		return conf
 	}
-	req := &wire.HostsUpdatedRequest{Seq: 9}
+	req := &notifypb.HostsUpdatedRequest{Seq: 9}
 	for name, conf := range map[string]*tls.Config{
 		"no certificate":       noCert,
 		"another job's driver": blind(other.credentials(driver)),
@@ -511,10 +512,10 @@ func TestStrangers(t *testing.T) {
 		conn.Close()
 	}
 	genuine := j.credentials(driver).ClientTLS(to.Subject)
-	if err := call(genuine, to.Addr, &wire.HostsUpdatedRequest{Seq: 9, Change: 4}); status.Code(err) != codes.InvalidArgument {
+	if err := call(genuine, to.Addr, &notifypb.HostsUpdatedRequest{Seq: 9, Change: 4}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a change that is none: %v", err)
 	}
-	big := &wire.HostsUpdatedRequest{Seq: 9}
+	big := &notifypb.HostsUpdatedRequest{Seq: 9}
 	big.ProtoReflect().SetUnknown(append([]byte{0x7a, 0x80, 0x80, 0x80, 0x01}, make([]byte, 2<<20)...)) // field 15: 2 MiB
 	if err := call(genuine, to.Addr, big); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a big message: %v", err)

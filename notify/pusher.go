@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 )
 
 const (
@@ -78,8 +79,8 @@ type state struct {
 	pushed  time.Time // when the update was set
 }
 
-func (w state) request() *wire.HostsUpdatedRequest {
-	req := &wire.HostsUpdatedRequest{
+func (w state) request() *notifypb.HostsUpdatedRequest {
+	req := &notifypb.HostsUpdatedRequest{
 		Seq: w.update.Seq, Change: uint32(w.update.Change), Generation: w.update.Generation,
 		LostGeneration: w.loss.Generation, LostRanks: make([]uint32, len(w.loss.Ranks)),
 	}
@@ -235,7 +236,7 @@ func (p *Pusher) serve(run context.Context, t *target) {
 		return
 	}
 	defer conn.Close()
-	rpc := wire.NewNotificationClient(conn)
+	rpc := notifypb.NewNotificationClient(conn)
 	var acked, seq uint64
 	pause, failures := p.retry, 0
 	for t.ctx.Err() == nil {
@@ -276,7 +277,7 @@ func loud(failures int) bool { return failures > 1 && failures&(failures-1) == 0
 
 // attempt sends the target what it must know if that is newer than the acknowledged version. It
 // waits for a connection within its timeout, so that it succeeds as soon as the service is up.
-func (p *Pusher) attempt(t *target, rpc wire.NotificationClient, acked uint64) (state, error) {
+func (p *Pusher) attempt(t *target, rpc notifypb.NotificationClient, acked uint64) (state, error) {
 	ctx, cancel, w := t.begin(p.cfg.Timeout)
 	defer cancel()
 	if w.version <= acked {

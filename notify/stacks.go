@@ -13,6 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/probe"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 )
 
 // mostStacks is the most bytes of an answer with a worker's stacks.
@@ -20,16 +21,16 @@ const mostStacks = 256 << 10
 
 // WorkerStacks answers the driver. It needs no lock that the program could hold, and a goroutine
 // that the runtime can run.
-func (h handler) WorkerStacks(ctx context.Context, req *wire.WorkerStacksRequest) (*wire.WorkerStacksReply, error) {
+func (h handler) WorkerStacks(ctx context.Context, req *notifypb.WorkerStacksRequest) (*notifypb.WorkerStacksReply, error) {
 	most := min(int(req.GetMostBytes()), mostStacks)
 	if h.s.Stacks == nil {
-		return &wire.WorkerStacksReply{Worker: probe.OwnText(most)}, nil
+		return &notifypb.WorkerStacksReply{Worker: probe.OwnText(most)}, nil
 	}
 	text, err := h.s.Stacks(ctx, most)
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	return &wire.WorkerStacksReply{Worker: text}, nil
+	return &notifypb.WorkerStacksReply{Worker: text}, nil
 }
 
 // Stacks asks a worker where its goroutines are, by a connection of its own. The answer is within
@@ -41,7 +42,7 @@ func Stacks(ctx context.Context, c *identity.Credentials, t Target) (stacks.Work
 		return stacks.Worker{}, fmt.Errorf("notify: %w", err)
 	}
 	defer conn.Close()
-	reply, err := wire.NewNotificationClient(conn).WorkerStacks(ctx, &wire.WorkerStacksRequest{MostBytes: mostStacks},
+	reply, err := notifypb.NewNotificationClient(conn).WorkerStacks(ctx, &notifypb.WorkerStacksRequest{MostBytes: mostStacks},
 		grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(mostStacks+1024))
 	if err != nil {
 		return stacks.Worker{}, fmt.Errorf("notify: asking %v for its stacks: %s", t.Subject, status.Convert(err).Message())

@@ -16,6 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
@@ -41,19 +42,19 @@ const absentFor = 2 * time.Second
 // session is one connection to the scheduler, after both have said hello.
 type session struct {
 	conn  net.Conn
-	link  *link.Link[*wire.ToTasks] // owns conn
+	link  *link.Link[*taskspb.ToTasks] // owns conn
 	r     *link.Reader
-	first *wire.FromTasks // the scheduler's first message, which welcomes
+	first *taskspb.FromTasks // the scheduler's first message, which welcomes
 }
 
 // greet connects once and says hello. The error is a refusedError where another try is in vain.
-func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), hello func(net.Conn) *wire.TasksHello) (*session, error) {
+func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), hello func(net.Conn) *taskspb.TasksHello) (*session, error) {
 	conn, err := dial(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("tasks: connecting to the scheduler: %w", err)
 	}
 	s := &session{
-		conn: conn, link: link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} }), r: link.NewReader(conn), first: &wire.FromTasks{},
+		conn: conn, link: link.New(conn, func() *taskspb.ToTasks { return &taskspb.ToTasks{} }), r: link.NewReader(conn), first: &taskspb.FromTasks{},
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err = s.greet(hello(conn))
@@ -69,11 +70,11 @@ func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), he
 
 // greet says hello. An agent that carries the connection bounds what it takes before the scheduler
 // has spoken, and a hello may be larger. So an empty message asks the scheduler to speak first.
-func (s *session) greet(hello *wire.TasksHello) error {
-	s.link.Say(func(*wire.ToTasks) {})
+func (s *session) greet(hello *taskspb.TasksHello) error {
+	s.link.Say(func(*taskspb.ToTasks) {})
 	err := s.r.Read(s.first)
 	if err == nil && s.first.GetRefused() == "" {
-		if err = s.link.Send(hello, func(m *wire.ToTasks) { m.Hello = hello }); err == nil {
+		if err = s.link.Send(hello, func(m *taskspb.ToTasks) { m.Hello = hello }); err == nil {
 			err = s.r.Read(s.first)
 		}
 	}

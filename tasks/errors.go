@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -61,7 +61,7 @@ func (e *DependencyError) Error() string {
 }
 
 // failure returns the error of a task that has not succeeded.
-func failure(f *function, r *wire.TaskResult) error {
+func failure(f *function, r *taskspb.TaskResult) error {
 	switch {
 	case queue.State(r.GetState()) == queue.Cancelled:
 		return fmt.Errorf("%w: %s", ErrCancelled, f.name)

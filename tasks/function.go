@@ -14,7 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -154,8 +154,8 @@ func encodesItself(t reflect.Type) bool {
 }
 
 // wire returns how the function is named to the scheduler.
-func (f *function) wire() *wire.TaskFunction {
-	return &wire.TaskFunction{Name: f.name, Hash: f.hash[:8]}
+func (f *function) wire() *taskspb.TaskFunction {
+	return &taskspb.TaskFunction{Name: f.name, Hash: f.hash[:8]}
 }
 
 // arg returns the type of an argument.

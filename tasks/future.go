@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -82,8 +82,8 @@ func (t *pending) Cancel() {
 	}
 }
 
-func (t *pending) cancel(m *wire.ToTasks) {
-	m.Cancels = append(m.Cancels, &wire.CancelTask{N: t.n, Force: true})
+func (t *pending) cancel(m *taskspb.ToTasks) {
+	m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: t.n, Force: true})
 }
 
 // Get waits until the task is over, and returns its result. Within a function of a task, which
@@ -114,7 +114,7 @@ func (f *Future[R]) Get(ctx context.Context) (R, error) {
 }
 
 // decode decodes a result, which may be stored.
-func (t *pending) decode(ctx context.Context, r *wire.TaskResult, type_ reflect.Type) (v reflect.Value, err error) {
+func (t *pending) decode(ctx context.Context, r *taskspb.TaskResult, type_ reflect.Type) (v reflect.Value, err error) {
 	if r.GetSize() == 0 {
 		v, err = decode(r.GetInlined(), type_)
 	} else {
@@ -272,7 +272,7 @@ type encoded struct {
 // encodeInputs encodes what a task is sent with; the pool's lock is held. Tasks that are over are
 // values. The error is a *spillError where an argument is larger than may be sent.
 func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
-	all := &wire.TaskArgs{Args: make([]*wire.TaskArg, len(in))}
+	all := &taskspb.TaskArgs{Args: make([]*taskspb.TaskArg, len(in))}
 	sum := 0
 	for i, a := range in {
 		value, parts := a.value, a.parts
@@ -281,7 +281,7 @@ func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 			case t.err != nil:
 				return e, &DependencyError{f.name, t.dependsOn()}
 			case t.result == nil || t.result.GetSize() > 0:
-				all.Args[i] = &wire.TaskArg{Task: t.n}
+				all.Args[i] = &taskspb.TaskArg{Task: t.n}
 				e.needs = append(e.needs, t.n)
 				e.keep = append(e.keep, t)
 				continue
@@ -290,7 +290,7 @@ func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 			parts = [][]byte{value}
 		}
 		if a.ref != nil {
-			all.Args[i] = &wire.TaskArg{Value: a.ref.id[:]}
+			all.Args[i] = &taskspb.TaskArg{Value: a.ref.id[:]}
 			e.values = append(e.values, a.ref.id[:])
 			e.keep = append(e.keep, a.ref)
 			if a.own {
@@ -303,7 +303,7 @@ func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 			return e, &spillError{i}
 		}
 		sum += size
-		all.Args[i] = &wire.TaskArg{Inlined: value}
+		all.Args[i] = &taskspb.TaskArg{Inlined: value}
 	}
 	e.args, err = proto.Marshal(all)
 	return e, err

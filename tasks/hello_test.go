@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
@@ -62,7 +62,7 @@ func TestHelloOfManyTasks(t *testing.T) {
 	w.hostStore = openHostStore(t.Context(), &w.cfg)
 	defer w.hostStore.close()
 	for i := range uint64(10_000) {
-		w.held = append(w.held, &attempt{push: &wire.PushTask{Of: &wire.Attempt{Client: 1, N: i, Attempt: 1}}})
+		w.held = append(w.held, &attempt{push: &taskspb.PushTask{Of: &taskspb.Attempt{Client: 1, N: i, Attempt: 1}}})
 	}
 	if _, err := w.hello(t.Context()); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
 )
@@ -161,7 +162,7 @@ func (h *hostStore) put(ctx context.Context, parts [][]byte) (id blob.ID, err er
 
 // bring has a value in the host's store. It returns whether it was brought now, those who were said
 // to have it and do not, and an error, which is a *goneError where nobody has it.
-func (h *hostStore) bring(ctx context.Context, id blob.ID, at *wire.ValueAt) (brought bool, lacks []string, err error) {
+func (h *hostStore) bring(ctx context.Context, id blob.ID, at *taskspb.ValueAt) (brought bool, lacks []string, err error) {
 	if h.store == nil {
 		return false, nil, h.err
 	}
@@ -190,7 +191,7 @@ func (h *hostStore) bring(ctx context.Context, id blob.ID, at *wire.ValueAt) (br
 }
 
 // fetch brings a value from those who have it, and if they cannot be reached through the scheduler.
-func (h *hostStore) fetch(ctx context.Context, id blob.ID, at *wire.ValueAt) (lacks []string, err error) {
+func (h *hostStore) fetch(ctx context.Context, id blob.ID, at *taskspb.ValueAt) (lacks []string, err error) {
 	if at == nil {
 		return nil, &goneError{errors.New("it is not said where a stored argument is")}
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
@@ -31,7 +31,7 @@ func TestLargeTexts(t *testing.T) {
 	if !strings.HasSuffix(failed.Text, "bytes more)") {
 		t.Errorf("a text that was cut does not say so: …%q", failed.Text[len(failed.Text)-50:])
 	}
-	for _, s := range []*wire.SubmitTask{{Args: make([]byte, link.MaxSubmit)}, {Options: &wire.TaskOptions{Needs: make([]uint64, link.MaxNeeds+1)}}} {
+	for _, s := range []*taskspb.SubmitTask{{Args: make([]byte, link.MaxSubmit)}, {Options: &taskspb.TaskOptions{Needs: make([]uint64, link.MaxNeeds+1)}}} {
 		if err := checkSubmit(s, &options{}); err == nil {
 			t.Errorf("a task of %d arguments in %d bytes is sent", len(s.GetOptions().GetNeeds()), len(s.GetArgs()))
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
@@ -138,7 +138,7 @@ func TestPushAfterLeaving(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.leave(0)
-	w.hear(&wire.FromTasks{Pushes: []*wire.PushTask{{Of: &wire.Attempt{N: 1}}}})
+	w.hear(&taskspb.FromTasks{Pushes: []*taskspb.PushTask{{Of: &taskspb.Attempt{N: 1}}}})
 	if w.running.Wait(); len(w.held) > 0 {
 		t.Error("it has begun a task")
 	}

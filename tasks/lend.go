@@ -3,7 +3,7 @@ package tasks
 import (
 	"context"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -39,7 +39,7 @@ func (l *lender) wait(n int) {
 	}
 	w.take(a, int64(-n), func(name string) bool { return name == queue.CPU })
 	if w.link != nil {
-		w.link.Say(func(m *wire.ToTasks) {
+		w.link.Say(func(m *taskspb.ToTasks) {
 			if n > 0 {
 				m.Waits = append(m.Waits, a.push.GetOf())
 			} else {

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -73,20 +73,20 @@ type Pool struct {
 // outlet is where a client says what it has to say.
 type outlet struct {
 	log  logrus.FieldLogger
-	link *link.Link[*wire.ToTasks] // nil: there is no connection
-	soon *time.Timer               // pushes what was put
-	due  bool                      // soon will fire
+	link *link.Link[*taskspb.ToTasks] // nil: there is no connection
+	soon *time.Timer                  // pushes what was put
+	due  bool                         // soon will fire
 }
 
 // send sends where there is a connection; the next one repeats what counts.
-func (o *outlet) send(part proto.Message, add func(*wire.ToTasks)) {
+func (o *outlet) send(part proto.Message, add func(*taskspb.ToTasks)) {
 	if o.include(part, add); o.link != nil {
 		o.link.Push()
 	}
 }
 
 // include is send of what may wait for what is sent next. It is within its bounds.
-func (o *outlet) include(part proto.Message, add func(*wire.ToTasks)) {
+func (o *outlet) include(part proto.Message, add func(*taskspb.ToTasks)) {
 	if o.link == nil {
 		return
 	}
@@ -106,12 +106,12 @@ func (o *outlet) later() {
 // kinds are the groups of tasks that a client has submitted, which the scheduler knows by their
 // numbers.
 type kinds struct {
-	groups []*wire.TaskGroup
+	groups []*taskspb.TaskGroup
 	index  map[string]uint32
 }
 
 // number returns the number of a kind of tasks, and the group where it is new.
-func (k *kinds) number(f *function, d queue.Demand) (n uint32, new *wire.TaskGroup, err error) {
+func (k *kinds) number(f *function, d queue.Demand) (n uint32, new *taskspb.TaskGroup, err error) {
 	key := f.name + " " + d.String()
 	n, ok := k.index[key]
 	switch {
@@ -121,9 +121,9 @@ func (k *kinds) number(f *function, d queue.Demand) (n uint32, new *wire.TaskGro
 		return 0, nil, fmt.Errorf("tasks: %s: the pool has submitted %d kinds of tasks, which differ in their functions or their needs; there may be no more",
 			f.name, len(k.groups))
 	}
-	new = &wire.TaskGroup{Function: f.wire()}
+	new = &taskspb.TaskGroup{Function: f.wire()}
 	for _, a := range d {
-		new.Demand = append(new.Demand, &wire.Amount{Name: a.Name, Milli: a.Milli})
+		new.Demand = append(new.Demand, &taskspb.Amount{Name: a.Name, Milli: a.Milli})
 	}
 	n = uint32(len(k.groups))
 	k.groups = append(k.groups, new)
@@ -136,14 +136,14 @@ type pending struct {
 	pool   *Pool
 	fn     *function
 	n      uint64
-	submit *wire.SubmitTask // nil when the scheduler has written it down, or it is over
-	needs  []any            // what it has for arguments: tasks and refs, which must stay; nil when it is over
-	spills []blob.ID        // arguments that were stored for it
-	result *wire.TaskResult // nil until it is over
-	cost   int64            // bytes that it takes of the scheduler until then
-	err    error            // it is over, and has not succeeded
-	over   chan struct{}    // closed then; nil: nobody waits
-	after  []func()         // called then
+	submit *taskspb.SubmitTask // nil when the scheduler has written it down, or it is over
+	needs  []any               // what it has for arguments: tasks and refs, which must stay; nil when it is over
+	spills []blob.ID           // arguments that were stored for it
+	result *taskspb.TaskResult // nil until it is over
+	cost   int64               // bytes that it takes of the scheduler until then
+	err    error               // it is over, and has not succeeded
+	over   chan struct{}       // closed then; nil: nobody waits
+	after  []func()            // called then
 	// cancelled: the scheduler has been asked to end it.
 	cancelled bool
 }
@@ -193,9 +193,9 @@ func newSession() uint64 {
 
 // hello connects once, and says all that the scheduler may not have heard.
 func (p *Pool) hello(ctx context.Context) (*session, error) {
-	s, err := greet(ctx, p.cfg.Dial, func(net.Conn) *wire.TasksHello {
+	s, err := greet(ctx, p.cfg.Dial, func(net.Conn) *taskspb.TasksHello {
 		host, _ := os.Hostname()
-		return &wire.TasksHello{Session: p.session, Host: queue.Cut(host, 200), Pid: uint32(os.Getpid())}
+		return &taskspb.TasksHello{Session: p.session, Host: queue.Cut(host, 200), Pid: uint32(os.Getpid())}
 	})
 	if err != nil {
 		return nil, err
@@ -236,17 +236,17 @@ func (p *Pool) welcomed(s *session) (after []func()) {
 // the lock is held.
 func (p *Pool) introduce() {
 	for _, g := range p.groups {
-		p.include(g, func(m *wire.ToTasks) { m.Groups = append(m.Groups, g) })
+		p.include(g, func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, g) })
 	}
 	if len(p.asked) > 0 {
-		p.include(nil, func(m *wire.ToTasks) { m.Status = true })
+		p.include(nil, func(m *taskspb.ToTasks) { m.Status = true })
 	}
 	for id, h := range p.puts {
-		v := &wire.PutValue{Value: id[:], Size: uint64(h.size)}
-		p.include(v, func(m *wire.ToTasks) { m.Puts = append(m.Puts, v) })
+		v := &taskspb.PutValue{Value: id[:], Size: uint64(h.size)}
+		p.include(v, func(m *taskspb.ToTasks) { m.Puts = append(m.Puts, v) })
 	}
 	for _, w := range p.wonder {
-		p.include(&wire.ToTasks{Explain: []string{w.what}}, func(m *wire.ToTasks) { m.Explain = append(m.Explain, w.what) })
+		p.include(&taskspb.ToTasks{Explain: []string{w.what}}, func(m *taskspb.ToTasks) { m.Explain = append(m.Explain, w.what) })
 	}
 	p.link.Push()
 }
@@ -284,7 +284,7 @@ func (p *Pool) run(ctx context.Context, s *session) {
 }
 
 func (p *Pool) listen(r *link.Reader) error {
-	var m wire.FromTasks
+	var m taskspb.FromTasks
 	for {
 		if err := r.Read(&m); err != nil {
 			return err
@@ -327,7 +327,7 @@ func (p *Pool) release(all []uint64) {
 	if len(all) == 0 || p.link == nil {
 		return
 	}
-	p.include(&wire.ToTasks{Releases: all}, func(m *wire.ToTasks) { m.Releases = append(m.Releases, all...) })
+	p.include(&taskspb.ToTasks{Releases: all}, func(m *taskspb.ToTasks) { m.Releases = append(m.Releases, all...) })
 	p.later()
 }
 
@@ -350,12 +350,12 @@ func (p *Pool) keep(t *pending) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		delete(p.kept, n)
-		p.send(nil, func(m *wire.ToTasks) { m.Releases = append(m.Releases, n) })
+		p.send(nil, func(m *taskspb.ToTasks) { m.Releases = append(m.Releases, n) })
 	}, t.n)
 }
 
 // end records what became of a task, and returns what is to be called; the lock is held.
-func (p *Pool) end(t *pending, r *wire.TaskResult, err error) []func() {
+func (p *Pool) end(t *pending, r *taskspb.TaskResult, err error) []func() {
 	delete(p.tasks, t.n)
 	t.submit, t.needs, t.result, t.err = nil, nil, r, err
 	for _, id := range t.spills {
@@ -401,7 +401,7 @@ func (p *Pool) Close() error {
 	p.mu.Lock()
 	closed := p.failed != nil
 	if !closed {
-		p.send(nil, func(m *wire.ToTasks) { m.Left = true })
+		p.send(nil, func(m *taskspb.ToTasks) { m.Left = true })
 	}
 	l, c := p.link, p.takeSpare()
 	p.mu.Unlock()
@@ -419,7 +419,7 @@ func (p *Pool) Close() error {
 }
 
 // checkSubmit returns an error where a task or its options are larger than may be.
-func checkSubmit(s *wire.SubmitTask, o *options) error {
+func checkSubmit(s *taskspb.SubmitTask, o *options) error {
 	needs := len(s.GetOptions().GetNeeds()) + len(s.GetOptions().GetValues())
 	switch size := proto.Size(s); {
 	case needs > link.MaxNeeds:
@@ -454,7 +454,7 @@ func (p *Pool) group(f *function, o *options) (uint32, error) {
 	}
 	n, g, err := p.number(f, queue.MakeDemand(demand))
 	if g != nil {
-		p.send(g, func(m *wire.ToTasks) { m.Groups = append(m.Groups, g) })
+		p.send(g, func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, g) })
 	}
 	return n, err
 }
@@ -507,9 +507,9 @@ func (p *Pool) add(t *pending, o *options, in []input) error {
 	} else if err != nil {
 		return err
 	}
-	submit := &wire.SubmitTask{N: p.last + 1, Priority: o.priority, Args: e.args}
+	submit := &taskspb.SubmitTask{N: p.last + 1, Priority: o.priority, Args: e.args}
 	if len(e.needs) > 0 || len(e.values) > 0 || o.prefer != "" || o.retries != 0 || o.again || o.limit > 0 || o.pin != 0 {
-		submit.Options = &wire.TaskOptions{
+		submit.Options = &taskspb.TaskOptions{
 			Prefer: o.prefer, Pin: o.pin, Needs: e.needs, Values: e.values, Retries: uint32(queue.DefaultRetries + o.retries), Again: o.again,
 			LimitMs: uint64((o.limit + time.Millisecond - 1).Milliseconds()),
 		}
@@ -528,6 +528,6 @@ func (p *Pool) add(t *pending, o *options, in []input) error {
 	t.submit, t.n, t.needs, t.spills = submit, p.last, e.keep, e.spills
 	p.tasks[t.n] = t
 	p.remember(t.submit)
-	p.send(t.submit, func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
+	p.send(t.submit, func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, t.submit) })
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 )
 
 // Ref is a stored value, by reference. An argument that is a Ref is not sent with each task: the
@@ -149,8 +149,8 @@ func (p *Pool) hold(id blob.ID, size int64) {
 	if h == nil {
 		h = &holding{size: size}
 		p.puts[id] = h
-		v := &wire.PutValue{Value: id[:], Size: uint64(size)}
-		p.send(v, func(m *wire.ToTasks) { m.Puts = append(m.Puts, v) })
+		v := &taskspb.PutValue{Value: id[:], Size: uint64(size)}
+		p.send(v, func(m *taskspb.ToTasks) { m.Puts = append(m.Puts, v) })
 	}
 	h.users++
 }
@@ -170,6 +170,6 @@ func (p *Pool) drop(id blob.ID) {
 	}
 	if h.users--; h.users == 0 {
 		delete(p.puts, id)
-		p.send(nil, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, id[:]) })
+		p.send(nil, func(m *taskspb.ToTasks) { m.Unputs = append(m.Unputs, id[:]) })
 	}
 }

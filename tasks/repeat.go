@@ -3,7 +3,7 @@ package tasks
 import (
 	"slices"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 )
 
 // mostUnaccepted is how many tasks that are over a client remembers, beyond what it needs.
@@ -14,7 +14,7 @@ const mostUnaccepted = 1000
 type unwritten struct {
 	// unaccepted are tasks that the scheduler has not written down, in their order, those that are
 	// over too. Those before them are not repeated.
-	unaccepted []*wire.SubmitTask
+	unaccepted []*taskspb.SubmitTask
 	kept       map[uint64]bool // over, and their results are stored
 	connects   int             // hellos so far
 	remaking   map[uint64]bool // over, and repeated at the last of them for the sake of their results
@@ -25,7 +25,7 @@ type unwritten struct {
 func (u *unwritten) current() (connect int, all bool) { return u.connects, len(u.remaking) == 0 }
 
 // remember adds a task that the scheduler has not written down; the lock is held.
-func (p *Pool) remember(t *wire.SubmitTask) {
+func (p *Pool) remember(t *taskspb.SubmitTask) {
 	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler writes nothing down
 		p.unaccepted = p.repeated(nil)
 	}
@@ -56,25 +56,25 @@ func (p *Pool) repeat() {
 		if p.tasks[t.GetN()] == nil && end == nil {
 			p.remaking[t.GetN()] = true
 		}
-		part := &wire.ToTasks{Submits: []*wire.SubmitTask{t}} // in one message, since it may need what is unknown
+		part := &taskspb.ToTasks{Submits: []*taskspb.SubmitTask{t}} // in one message, since it may need what is unknown
 		if end != nil {
-			part.Ends = []*wire.TaskTold{{N: t.GetN(), Result: end}}
+			part.Ends = []*taskspb.TaskTold{{N: t.GetN(), Result: end}}
 		}
-		p.send(part, func(m *wire.ToTasks) {
+		p.send(part, func(m *taskspb.ToTasks) {
 			m.Submits, m.Ends = append(m.Submits, part.GetSubmits()...), append(m.Ends, part.GetEnds()...)
 		})
 	}
 	for n, end := range ends {
-		told := &wire.TaskTold{N: n, Result: end}
-		p.send(told, func(m *wire.ToTasks) { m.Ends = append(m.Ends, told) })
+		told := &taskspb.TaskTold{N: n, Result: end}
+		p.send(told, func(m *taskspb.ToTasks) { m.Ends = append(m.Ends, told) })
 	}
 }
 
 // ends returns what has become of tasks that are arguments of those which are not over. The
 // scheduler may have taken the place of one that told it and did not write it down. Stored results
 // are left out: another scheduler may have to make them again. The lock is held.
-func (p *Pool) ends() map[uint64]*wire.TaskResult {
-	all := map[uint64]*wire.TaskResult{}
+func (p *Pool) ends() map[uint64]*taskspb.TaskResult {
+	all := map[uint64]*taskspb.TaskResult{}
 	for _, t := range p.tasks {
 		for _, need := range t.needs {
 			if n, ok := need.(*pending); ok && n.result != nil && n.result.GetSize() == 0 {
@@ -88,7 +88,7 @@ func (p *Pool) ends() map[uint64]*wire.TaskResult {
 // repeated returns those of the tasks which the scheduler has not written down that another
 // scheduler must know: they are not over, or their result is stored and kept, or is an argument of
 // such a task. What those need whose ends are told is not repeated. The lock is held.
-func (p *Pool) repeated(ends map[uint64]*wire.TaskResult) (all []*wire.SubmitTask) {
+func (p *Pool) repeated(ends map[uint64]*taskspb.TaskResult) (all []*taskspb.SubmitTask) {
 	needed := make(map[uint64]bool)
 	for _, t := range slices.Backward(p.unaccepted) {
 		if p.tasks[t.GetN()] == nil && !p.kept[t.GetN()] && !needed[t.GetN()] {

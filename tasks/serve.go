@@ -21,7 +21,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -110,7 +110,7 @@ type server struct {
 	hostStore *hostStore
 
 	mu      sync.Mutex
-	link    *link.Link[*wire.ToTasks]
+	link    *link.Link[*taskspb.ToTasks]
 	groups  map[uint32]*offered // of which there is a lease
 	running sync.WaitGroup
 	resources
@@ -146,13 +146,13 @@ func (r *resources) take(a *attempt, n int64, of func(resource string) bool) {
 
 // inbox is the tasks that were sent here.
 type inbox struct {
-	held    []*attempt        // in the order in which they came
-	queued  []*attempt        // of those, the ones that have not begun
-	results []*wire.ResultFor // arguments of tasks that have not come yet
+	held    []*attempt           // in the order in which they came
+	queued  []*attempt           // of those, the ones that have not begun
+	results []*taskspb.ResultFor // arguments of tasks that have not come yet
 }
 
 // add adds a task that has come.
-func (b *inbox) add(push *wire.PushTask, of *offered) {
+func (b *inbox) add(push *taskspb.PushTask, of *offered) {
 	if len(b.results) > 0 {
 		b.claim(push)
 	}
@@ -162,8 +162,8 @@ func (b *inbox) add(push *wire.PushTask, of *offered) {
 }
 
 // claim gives a task the results that were sent before it.
-func (b *inbox) claim(push *wire.PushTask) {
-	b.results = slices.DeleteFunc(b.results, func(r *wire.ResultFor) bool {
+func (b *inbox) claim(push *taskspb.PushTask) {
+	b.results = slices.DeleteFunc(b.results, func(r *taskspb.ResultFor) bool {
 		is := same(r.GetOf(), push.GetOf())
 		if is {
 			push.Results = append(push.Results, r.GetResult())
@@ -181,17 +181,17 @@ func (b *inbox) drop(a *attempt) {
 
 // reports are the ends of attempts of which the scheduler has not said that it has them.
 type reports struct {
-	unheard []*wire.TaskDone
+	unheard []*taskspb.TaskDone
 	heard   uint64 // of all ends, the scheduler has so many
 }
 
 // acknowledge forgets the ends that the scheduler has, and returns them.
-func (r *reports) acknowledge(heard uint64) (gone map[*wire.Attempt]bool) {
+func (r *reports) acknowledge(heard uint64) (gone map[*taskspb.Attempt]bool) {
 	if heard <= r.heard || heard-r.heard > uint64(len(r.unheard)) {
 		return nil
 	}
 	n := heard - r.heard
-	gone = make(map[*wire.Attempt]bool, n)
+	gone = make(map[*taskspb.Attempt]bool, n)
 	for _, d := range r.unheard[:n] {
 		gone[d.GetOf()] = true
 	}
@@ -215,7 +215,7 @@ type offered struct {
 
 // attempt is a task that was sent here.
 type attempt struct {
-	push    *wire.PushTask
+	push    *taskspb.PushTask
 	of      *offered
 	cancel  context.CancelFunc // nil: it has not begun
 	ended   bool               // and the scheduler may not know
@@ -271,14 +271,14 @@ func (w *server) hello(ctx context.Context) (*session, error) {
 }
 
 // introduce returns what the worker has.
-func (w *server) introduce(conn net.Conn) *wire.TasksHello {
-	h := &wire.TasksHello{
+func (w *server) introduce(conn net.Conn) *taskspb.TasksHello {
+	h := &taskspb.TasksHello{
 		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
 		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside, Confirms: true, SaysEnded: true,
 	}
 	h.Values, h.Stored = w.hostStore.provide(conn)
 	for _, name := range slices.Sorted(maps.Keys(w.offers)) {
-		h.Offers = append(h.Offers, &wire.Amount{Name: name, Milli: w.offers[name]})
+		h.Offers = append(h.Offers, &taskspb.Amount{Name: name, Milli: w.offers[name]})
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,7 +289,7 @@ func (w *server) introduce(conn net.Conn) *wire.TasksHello {
 }
 
 // offered are the functions that the worker has.
-func (w *server) offered() (all []*wire.TaskFunction) {
+func (w *server) offered() (all []*taskspb.TaskFunction) {
 	for _, f := range w.cfg.Families {
 		all = append(all, f.fn.wire())
 	}
@@ -320,13 +320,13 @@ func (w *server) find(name string) *function {
 }
 
 // welcomed goes on over a new connection: what the scheduler has not heard is said again.
-func (w *server) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
+func (w *server) welcomed(l *link.Link[*taskspb.ToTasks], m *taskspb.FromTasks) {
 	w.mu.Lock()
 	if w.silent {
 		left := w.leaving // in order
 		w.mu.Unlock()
 		if left {
-			l.Say(func(m *wire.ToTasks) { m.Left = true })
+			l.Say(func(m *taskspb.ToTasks) { m.Left = true })
 		}
 		l.Flush()
 		return
@@ -338,10 +338,10 @@ func (w *server) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
 		w.acknowledge(m.GetHeard())
 	}
 	for _, d := range w.unheard {
-		w.put(d, func(m *wire.ToTasks) { m.Dones = append(m.Dones, d) })
+		w.put(d, func(m *taskspb.ToTasks) { m.Dones = append(m.Dones, d) })
 	}
 	leaving := w.leaving
-	l.Say(func(m *wire.ToTasks) {
+	l.Say(func(m *taskspb.ToTasks) {
 		m.Leaving = leaving
 		for _, a := range w.held {
 			if a.waits > 0 {
@@ -385,7 +385,7 @@ func (w *server) serve(ctx context.Context, first *session) error {
 	for {
 		select {
 		case <-alive.C:
-			w.say(func(*wire.ToTasks) {}) // an empty message
+			w.say(func(*taskspb.ToTasks) {}) // an empty message
 		case err := <-failed:
 			w.mu.Lock()
 			w.silent = true // and nothing begins any more
@@ -397,7 +397,7 @@ func (w *server) serve(ctx context.Context, first *session) error {
 			if !ok {
 				w.cfg.Reconsider = nil
 			}
-			w.say(func(m *wire.ToTasks) { m.Willing = true })
+			w.say(func(m *taskspb.ToTasks) { m.Willing = true })
 		case <-ctx.Done():
 			switch cause := context.Cause(ctx); {
 			case errors.Is(cause, ErrVanished):
@@ -421,7 +421,7 @@ func (w *server) leave(grace time.Duration) {
 	w.leaving, w.idle = true, idle
 	w.noteIdle()
 	w.mu.Unlock()
-	w.say(func(m *wire.ToTasks) { m.Leaving = true })
+	w.say(func(m *taskspb.ToTasks) { m.Leaving = true })
 	late := time.NewTimer(grace)
 	defer late.Stop()
 	select {
@@ -432,7 +432,7 @@ func (w *server) leave(grace time.Duration) {
 	w.mu.Lock()
 	w.silent = true
 	if w.link != nil {
-		w.link.Say(func(m *wire.ToTasks) { m.Left = true })
+		w.link.Say(func(m *taskspb.ToTasks) { m.Left = true })
 	}
 	w.mu.Unlock()
 	w.stopAll()
@@ -485,7 +485,7 @@ func (w *server) stopAll() {
 }
 
 // say says some numbers.
-func (w *server) say(add func(*wire.ToTasks)) {
+func (w *server) say(add func(*taskspb.ToTasks)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.link != nil {
@@ -494,7 +494,7 @@ func (w *server) say(add func(*wire.ToTasks)) {
 }
 
 // put has something said with what is said next; the lock is held. It is within its bounds.
-func (w *server) put(part proto.Message, add func(*wire.ToTasks)) {
+func (w *server) put(part proto.Message, add func(*taskspb.ToTasks)) {
 	if w.link == nil {
 		return
 	}
@@ -537,7 +537,7 @@ func (w *server) read(ctx context.Context, s *session) error {
 func (w *server) listen(ctx context.Context, s *session) error {
 	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
 	defer stop()
-	var m wire.FromTasks
+	var m taskspb.FromTasks
 	for {
 		if err := s.r.Read(&m); err != nil {
 			return err
@@ -550,7 +550,7 @@ func (w *server) listen(ctx context.Context, s *session) error {
 }
 
 // hear does what the scheduler says.
-func (w *server) hear(m *wire.FromTasks) {
+func (w *server) hear(m *taskspb.FromTasks) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.silent {
@@ -579,10 +579,10 @@ func (w *server) hear(m *wire.FromTasks) {
 }
 
 // answer answers the request for a lease; the lock is held.
-func (w *server) answer(a *wire.LeaseAsk) {
+func (w *server) answer(a *taskspb.LeaseAsk) {
 	of := a.GetOf()
 	f := w.find(of.GetFunction().GetName())
-	reply := &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true}
+	reply := &taskspb.LeaseAnswer{Group: a.GetGroup(), Granted: true}
 	switch {
 	case f == nil || !bytes.Equal(f.hash[:8], of.GetFunction().GetHash()):
 		reply.Granted, reply.Why = false, fmt.Sprintf("it has no function %s with the same types", of.GetFunction().GetName())
@@ -600,23 +600,23 @@ func (w *server) answer(a *wire.LeaseAsk) {
 		}
 		w.groups[a.GetGroup()] = &offered{fn: f, demand: queue.MakeDemand(demand)}
 	}
-	if w.put(reply, func(m *wire.ToTasks) { m.Leases = append(m.Leases, reply) }); w.link != nil {
+	if w.put(reply, func(m *taskspb.ToTasks) { m.Leases = append(m.Leases, reply) }); w.link != nil {
 		w.link.Push()
 	}
 }
 
-func same(a, b *wire.Attempt) bool {
+func same(a, b *taskspb.Attempt) bool {
 	return a.GetN() == b.GetN() && a.GetClient() == b.GetClient() && a.GetAttempt() == b.GetAttempt()
 }
 
 // giveBack gives a task back that has not begun; the lock is held.
-func (w *server) giveBack(of *wire.Attempt) {
+func (w *server) giveBack(of *taskspb.Attempt) {
 	i := slices.IndexFunc(w.queued, func(a *attempt) bool { return same(a.push.GetOf(), of) })
 	if i >= 0 {
 		w.drop(w.queued[i])
 	}
 	if w.link != nil {
-		w.link.Say(func(m *wire.ToTasks) {
+		w.link.Say(func(m *taskspb.ToTasks) {
 			if i >= 0 {
 				m.Returned = append(m.Returned, of)
 			} else {
@@ -633,7 +633,7 @@ func (w *server) drop(a *attempt) {
 }
 
 // stop ends a task whose result is not wanted any more; the lock is held.
-func (w *server) stop(of *wire.Attempt) {
+func (w *server) stop(of *taskspb.Attempt) {
 	for _, a := range w.held {
 		switch {
 		case !same(a.push.GetOf(), of):
@@ -654,9 +654,9 @@ func (w *server) stop(of *wire.Attempt) {
 }
 
 // returned says that an attempt is not here; the lock is held.
-func (w *server) returned(of *wire.Attempt) {
+func (w *server) returned(of *taskspb.Attempt) {
 	if w.link != nil {
-		w.link.Say(func(m *wire.ToTasks) { m.Returned = append(m.Returned, of) })
+		w.link.Say(func(m *taskspb.ToTasks) { m.Returned = append(m.Returned, of) })
 	}
 }
 
@@ -691,7 +691,7 @@ func (w *server) run(ctx context.Context, a *attempt) {
 		w.confirm(ctx, a)
 	}
 	result := w.call(ctx, a)
-	done := &wire.TaskDone{Of: a.push.GetOf(), Result: result, RanUs: uint64(time.Since(began).Microseconds())}
+	done := &taskspb.TaskDone{Of: a.push.GetOf(), Result: result, RanUs: uint64(time.Since(began).Microseconds())}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a.ended, a.cancel = true, func() {}
@@ -700,7 +700,7 @@ func (w *server) run(ctx context.Context, a *attempt) {
 		return
 	}
 	w.unheard = append(w.unheard, done)
-	if w.put(done, func(m *wire.ToTasks) { m.Dones = append(m.Dones, done) }); w.link != nil {
+	if w.put(done, func(m *taskspb.ToTasks) { m.Dones = append(m.Dones, done) }); w.link != nil {
 		w.link.Push()
 	}
 	w.begin()
@@ -712,19 +712,19 @@ func (w *server) confirm(ctx context.Context, a *attempt) {
 	l := w.link
 	w.mu.Unlock()
 	if l != nil {
-		l.Say(func(m *wire.ToTasks) { m.Begun = append(m.Begun, a.push.GetOf()) })
+		l.Say(func(m *taskspb.ToTasks) { m.Begun = append(m.Begun, a.push.GetOf()) })
 		_ = l.Written(ctx) // where it ends, the task ends as well
 	}
 }
 
 // failed is the result of a task that has failed. A text may be of any size.
-func failed(f queue.Failure, text string) *wire.TaskResult {
+func failed(f queue.Failure, text string) *taskspb.TaskResult {
 	text = queue.Cut(text, link.MaxText)
-	return &wire.TaskResult{State: uint32(queue.Failed), Failure: uint32(f), Text: text}
+	return &taskspb.TaskResult{State: uint32(queue.Failed), Failure: uint32(f), Text: text}
 }
 
 // call decodes the arguments and calls the function.
-func (w *server) call(ctx context.Context, a *attempt) *wire.TaskResult {
+func (w *server) call(ctx context.Context, a *attempt) *taskspb.TaskResult {
 	if a.of == nil {
 		return failed(queue.ByUser, "it was sent to a worker without a lease")
 	}
@@ -754,13 +754,13 @@ func (w *server) call(ctx context.Context, a *attempt) *wire.TaskResult {
 		limit = min(limit, n)
 	}
 	if size-1 < limit {
-		return &wire.TaskResult{State: uint32(queue.Succeeded), Inlined: slices.Concat(value...)}
+		return &taskspb.TaskResult{State: uint32(queue.Succeeded), Inlined: slices.Concat(value...)}
 	}
 	id, err := w.hostStore.put(ctx, value)
 	if err != nil {
 		return failed(queue.ByUser, fmt.Sprintf("the result cannot be stored: %v", err))
 	}
-	return &wire.TaskResult{State: uint32(queue.Succeeded), Value: id[:], Size: uint64(size)}
+	return &taskspb.TaskResult{State: uint32(queue.Succeeded), Value: id[:], Size: uint64(size)}
 }
 
 // panicError is the panic of a function.
@@ -792,7 +792,7 @@ func (f *function) run(ctx context.Context, args []reflect.Value) (value [][]byt
 // argumentsOf returns the arguments of a task. Those that are stored are brought to this host
 // first. The error is a *goneError where one is nowhere.
 func (w *server) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, error) {
-	var all wire.TaskArgs
+	var all taskspb.TaskArgs
 	if err := proto.Unmarshal(a.push.GetArgs(), &all); err != nil {
 		return nil, err
 	}
@@ -801,9 +801,9 @@ func (w *server) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, 
 		return nil, fmt.Errorf("it has %d arguments; %s takes %d", len(all.GetArgs()), f.name, len(f.in))
 	}
 	args := make([]reflect.Value, len(all.GetArgs()))
-	var results map[uint64]*wire.TaskResult
+	var results map[uint64]*taskspb.TaskResult
 	if n := len(a.push.GetResults()); n > 0 {
-		results = make(map[uint64]*wire.TaskResult, n)
+		results = make(map[uint64]*taskspb.TaskResult, n)
 		for _, r := range a.push.GetResults() {
 			results[r.GetN()] = r.GetResult()
 		}
@@ -856,7 +856,7 @@ func (e *goneError) Error() string { return e.err.Error() }
 
 // bring has a stored value on this host, and tells the scheduler who does not have it.
 func (w *server) bring(ctx context.Context, a *attempt, id blob.ID) error {
-	var at *wire.ValueAt
+	var at *taskspb.ValueAt
 	for _, v := range a.push.GetValues() {
 		if bytes.Equal(v.GetValue(), id[:]) {
 			at = v
@@ -864,10 +864,12 @@ func (w *server) bring(ctx context.Context, a *attempt, id blob.ID) error {
 	}
 	brought, lacks, err := w.hostStore.bring(ctx, id, at)
 	for _, from := range lacks {
-		w.say(func(m *wire.ToTasks) { m.Missing = append(m.Missing, &wire.MissingValue{Value: id[:], Host: from}) })
+		w.say(func(m *taskspb.ToTasks) {
+			m.Missing = append(m.Missing, &taskspb.MissingValue{Value: id[:], Host: from})
+		})
 	}
 	if brought {
-		w.say(func(m *wire.ToTasks) { m.Stored = append(m.Stored, id[:]) })
+		w.say(func(m *taskspb.ToTasks) { m.Stored = append(m.Stored, id[:]) })
 	}
 	return err
 }

@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -28,7 +28,7 @@ func (p *Pool) Status(ctx context.Context) (s Status, err error) {
 		return s, err
 	}
 	p.asked = append(p.asked, answer)
-	p.send(nil, func(m *wire.ToTasks) { m.Status = true })
+	p.send(nil, func(m *taskspb.ToTasks) { m.Status = true })
 	p.mu.Unlock()
 	select {
 	case text := <-answer:
@@ -73,7 +73,7 @@ func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err
 		return nil, err
 	}
 	p.wonder = append(p.wonder, question{what, answer})
-	p.send(&wire.ToTasks{Explain: []string{what}}, func(m *wire.ToTasks) { m.Explain = append(m.Explain, what) })
+	p.send(&taskspb.ToTasks{Explain: []string{what}}, func(m *taskspb.ToTasks) { m.Explain = append(m.Explain, what) })
 	p.mu.Unlock()
 	select {
 	case text := <-answer:

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
 )
@@ -33,7 +33,7 @@ func dialValues(ctx context.Context, dial func(context.Context) (net.Conn, error
 	if err != nil {
 		return nil, err
 	}
-	b, err := link.Frame(nil, &wire.ToTasks{Transfer: true})
+	b, err := link.Frame(nil, &taskspb.ToTasks{Transfer: true})
 	if err == nil {
 		_, err = conn.Write(b)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/discoverypb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -53,10 +53,10 @@ func FuzzLines(f *testing.F) {
 
 // FuzzHostList: a list of hosts that a plugin sends is one that can be, or is refused.
 func FuzzHostList(f *testing.F) {
-	for _, list := range []*wire.HostList{
-		{Hosts: []*wire.Host{{Name: "a", Slots: 2}, {Name: "b", Draining: true}}},
-		{Hosts: []*wire.Host{{Name: "a"}, {Name: "a"}, {Name: ""}}},
-		{Hosts: []*wire.Host{{Name: "a", Slots: 1<<32 - 1}, nil}},
+	for _, list := range []*discoverypb.HostList{
+		{Hosts: []*discoverypb.Host{{Name: "a", Slots: 2}, {Name: "b", Draining: true}}},
+		{Hosts: []*discoverypb.Host{{Name: "a"}, {Name: "a"}, {Name: ""}}},
+		{Hosts: []*discoverypb.Host{{Name: "a", Slots: 1<<32 - 1}, nil}},
 	} {
 		b, err := proto.Marshal(list)
 		if err != nil {
@@ -65,7 +65,7 @@ func FuzzHostList(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var list wire.HostList
+		var list discoverypb.HostList
 		if proto.Unmarshal(b, &list) != nil {
 			return
 		}

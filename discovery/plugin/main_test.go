@@ -30,7 +30,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/discoverypb"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
@@ -260,23 +260,23 @@ func (nothing) GRPCClient(context.Context, *goplugin.GRPCBroker, *grpc.ClientCon
 // raw is a plugin written without go-plugin, from what discovery.proto says: it cannot be asked to
 // end, but ends with SIGTERM, and has no settings.
 type raw struct {
-	wire.UnimplementedDiscoveryServer
+	discoverypb.UnimplementedDiscoveryServer
 }
 
-func (*raw) Discover(context.Context, *wire.DiscoverRequest) (*wire.HostList, error) {
+func (*raw) Discover(context.Context, *discoverypb.DiscoverRequest) (*discoverypb.HostList, error) {
 	switch list := os.Getenv("PLUGIN_TEST_LIST"); list {
 	case "":
-		return &wire.HostList{Hosts: []*wire.Host{{Name: "raw", Slots: 2}}}, nil
+		return &discoverypb.HostList{Hosts: []*discoverypb.Host{{Name: "raw", Slots: 2}}}, nil
 	case "large":
-		return &wire.HostList{Hosts: []*wire.Host{{Name: strings.Repeat("x", 5<<20)}}}, nil
+		return &discoverypb.HostList{Hosts: []*discoverypb.Host{{Name: strings.Repeat("x", 5<<20)}}}, nil
 	case "long":
-		return &wire.HostList{Hosts: make([]*wire.Host, 1<<16+1)}, nil
+		return &discoverypb.HostList{Hosts: make([]*discoverypb.Host, 1<<16+1)}, nil
 	default:
-		return &wire.HostList{Hosts: []*wire.Host{{Name: list, Slots: 1 << 31}}}, nil
+		return &discoverypb.HostList{Hosts: []*discoverypb.Host{{Name: list, Slots: 1 << 31}}}, nil
 	}
 }
 
-func serveRaw(d wire.DiscoveryServer) {
+func serveRaw(d discoverypb.DiscoveryServer) {
 	if os.Getenv(plugin.CookieName) != plugin.CookieValue {
 		os.Exit(1)
 	}
@@ -292,7 +292,7 @@ func serveRaw(d wire.DiscoveryServer) {
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
 	})))
-	wire.RegisterDiscoveryServer(server, d)
+	discoverypb.RegisterDiscoveryServer(server, d)
 	healthy := health.NewServer()
 	healthy.SetServingStatus("plugin", grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(server, healthy)

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/discoverypb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -144,7 +144,7 @@ func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
 	}
 	call, _, end := p.call(ctx)
 	defer end()
-	list, err := s.service.Discover(call, &wire.DiscoverRequest{})
+	list, err := s.service.Discover(call, &discoverypb.DiscoverRequest{})
 	if err != nil {
 		return nil, p.error(s.fault(ctx, call, err))
 	}
@@ -165,9 +165,9 @@ func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	}
 	call, heard, end := p.call(ctx)
 	defer end()
-	stream, err := s.service.Watch(call, &wire.WatchRequest{})
+	stream, err := s.service.Watch(call, &discoverypb.WatchRequest{})
 	for first := true; err == nil; first = false {
-		var list *wire.HostList
+		var list *discoverypb.HostList
 		if list, err = stream.Recv(); err != nil {
 			if status.Code(err) == codes.Unimplemented && first {
 				return p.error(discovery.ErrNoWatch)
@@ -196,7 +196,7 @@ func (p *Plugin) Scale(ctx context.Context, least, most int) error {
 	}
 	call, _, end := p.call(ctx)
 	defer end()
-	_, err = s.service.Scale(call, &wire.ScaleRequest{Least: count(least), Most: count(most)})
+	_, err = s.service.Scale(call, &discoverypb.ScaleRequest{Least: count(least), Most: count(most)})
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		return p.error(discovery.ErrNoScale)

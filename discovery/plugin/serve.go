@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/discoverypb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -41,7 +41,7 @@ type seam struct {
 }
 
 func (s *seam) GRPCServer(_ *goplugin.GRPCBroker, r *grpc.Server) error {
-	wire.RegisterDiscoveryServer(r, &server{source: s.served})
+	discoverypb.RegisterDiscoveryServer(r, &server{source: s.served})
 	return nil
 }
 
@@ -51,11 +51,11 @@ func (s *seam) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, c *grpc.Cli
 
 // server answers for the Discoverer.
 type server struct {
-	wire.UnimplementedDiscoveryServer
+	discoverypb.UnimplementedDiscoveryServer
 	source discovery.Discoverer
 }
 
-func (s *server) Configure(_ context.Context, r *wire.ConfigureRequest) (*wire.ConfigureReply, error) {
+func (s *server) Configure(_ context.Context, r *discoverypb.ConfigureRequest) (*discoverypb.ConfigureReply, error) {
 	settings := r.GetSettings()
 	if settings == nil {
 		settings = map[string]string{}
@@ -67,10 +67,10 @@ func (s *server) Configure(_ context.Context, r *wire.ConfigureRequest) (*wire.C
 	if err := configure(settings); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return &wire.ConfigureReply{}, nil
+	return &discoverypb.ConfigureReply{}, nil
 }
 
-func (s *server) Discover(ctx context.Context, _ *wire.DiscoverRequest) (*wire.HostList, error) {
+func (s *server) Discover(ctx context.Context, _ *discoverypb.DiscoverRequest) (*discoverypb.HostList, error) {
 	hosts, err := s.source.Discover(ctx)
 	if err != nil {
 		return nil, answer(ctx, err)
@@ -78,7 +78,7 @@ func (s *server) Discover(ctx context.Context, _ *wire.DiscoverRequest) (*wire.H
 	return toWire(hosts)
 }
 
-func (s *server) Watch(_ *wire.WatchRequest, stream grpc.ServerStreamingServer[wire.HostList]) error {
+func (s *server) Watch(_ *discoverypb.WatchRequest, stream grpc.ServerStreamingServer[discoverypb.HostList]) error {
 	w, ok := s.source.(discovery.Watcher)
 	if !ok {
 		return status.Error(codes.Unimplemented, discovery.ErrNoWatch.Error())
@@ -113,7 +113,7 @@ func (s *server) Watch(_ *wire.WatchRequest, stream grpc.ServerStreamingServer[w
 	return answer(stream.Context(), err)
 }
 
-func (s *server) Scale(ctx context.Context, r *wire.ScaleRequest) (*wire.ScaleReply, error) {
+func (s *server) Scale(ctx context.Context, r *discoverypb.ScaleRequest) (*discoverypb.ScaleReply, error) {
 	scaler, ok := s.source.(discovery.Scaler)
 	err := discovery.ErrNoScale
 	if ok {
@@ -125,7 +125,7 @@ func (s *server) Scale(ctx context.Context, r *wire.ScaleRequest) (*wire.ScaleRe
 	if err != nil {
 		return nil, answer(ctx, err)
 	}
-	return &wire.ScaleReply{}, nil
+	return &discoverypb.ScaleReply{}, nil
 }
 
 // answer is an error as the other end shall read it.
@@ -139,18 +139,18 @@ func answer(ctx context.Context, err error) error {
 	return status.Error(codes.Unknown, err.Error())
 }
 
-func toWire(hosts []plan.Host) (*wire.HostList, error) {
+func toWire(hosts []plan.Host) (*discoverypb.HostList, error) {
 	if err := checkList(hosts); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	list := &wire.HostList{Hosts: make([]*wire.Host, len(hosts))}
+	list := &discoverypb.HostList{Hosts: make([]*discoverypb.Host, len(hosts))}
 	for i, h := range hosts {
-		list.Hosts[i] = &wire.Host{Name: h.Name, Slots: uint32(h.Slots), Draining: h.Draining}
+		list.Hosts[i] = &discoverypb.Host{Name: h.Name, Slots: uint32(h.Slots), Draining: h.Draining}
 	}
 	return list, nil
 }
 
-func fromWire(list *wire.HostList) ([]plan.Host, error) {
+func fromWire(list *discoverypb.HostList) ([]plan.Host, error) {
 	hosts := make([]plan.Host, len(list.GetHosts()))
 	for i, h := range list.GetHosts() {
 		hosts[i] = plan.Host{Name: h.GetName(), Slots: int(h.GetSlots()), Draining: h.GetDraining()}

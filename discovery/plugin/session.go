@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/discoverypb"
 )
 
 const (
@@ -48,7 +48,7 @@ type session struct {
 	process *process
 	client  *goplugin.Client
 	conn    *grpc.ClientConn
-	service wire.DiscoveryClient
+	service discoverypb.DiscoveryClient
 
 	ready  chan struct{} // closed when the plugin has its settings, or could not be started
 	failed error         // why it could not; set before ready is closed
@@ -165,8 +165,8 @@ func (s *session) meet(ctx context.Context) error {
 		return err
 	}
 	s.conn = conn.(*grpc.ClientConn)
-	s.service = wire.NewDiscoveryClient(s.conn)
-	_, err = s.service.Configure(ctx, &wire.ConfigureRequest{Settings: p.cfg.Settings})
+	s.service = discoverypb.NewDiscoveryClient(s.conn)
+	_, err = s.service.Configure(ctx, &discoverypb.ConfigureRequest{Settings: p.cfg.Settings})
 	if status.Code(err) == codes.Unimplemented {
 		err = CheckSettings(p.cfg.Settings)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/controlpb"
 )
 
 // patience is how long the driver may take to answer.
@@ -27,7 +28,7 @@ var ErrNoDriver = errors.New("control: no driver answers")
 // Client calls a driver. Its methods are safe for concurrent use; they block for at most 10 s.
 type Client struct {
 	conn *grpc.ClientConn
-	stub wire.ControlClient
+	stub controlpb.ControlClient
 }
 
 // Dial returns a client of the driver that serves the socket at path, which may have any length. It
@@ -37,7 +38,7 @@ func Dial(path string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control: %w", err)
 	}
-	return &Client{conn, wire.NewControlClient(conn)}, nil
+	return &Client{conn, controlpb.NewControlClient(conn)}, nil
 }
 
 // Close ends the connection.
@@ -48,7 +49,7 @@ func (c *Client) Status(ctx context.Context) (job.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var s job.Status
-	reply, err := c.stub.Status(ctx, &wire.StatusRequest{})
+	reply, err := c.stub.Status(ctx, &controlpb.StatusRequest{})
 	if err != nil {
 		return s, answer(ctx, err)
 	}
@@ -65,7 +66,7 @@ func (c *Client) Command(ctx context.Context, what job.Command) (done string, er
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	reply, err := c.stub.Command(ctx, &wire.CommandRequest{
+	reply, err := c.stub.Command(ctx, &controlpb.CommandRequest{
 		Verb: string(what.Verb), Host: what.Host, Slot: small(what.Slot), ForNanoseconds: int64(what.For),
 		MinNp: small(what.MinNP), MaxNp: small(what.MaxNP), Now: what.Now,
 	})
@@ -80,7 +81,7 @@ func (c *Client) Command(ctx context.Context, what job.Command) (done string, er
 func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Stacks, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stacksPatience)
 	defer cancel()
-	req := &wire.StacksRequest{All: all}
+	req := &controlpb.StacksRequest{All: all}
 	for _, r := range ranks {
 		req.Ranks = append(req.Ranks, uint32(r))
 	}

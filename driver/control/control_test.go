@@ -25,6 +25,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/controlpb"
 )
 
 // strangerSocket is set for a copy of this program that connects to that socket as another user.
@@ -259,11 +260,11 @@ func TestCallsAreRecorded(t *testing.T) {
 	defer conn.Close()
 	calls := map[protoreflect.Name]func(verb string) error{
 		"Command": func(verb string) error {
-			_, err := wire.NewControlClient(conn).Command(t.Context(), &wire.CommandRequest{Verb: verb, Host: "a"})
+			_, err := controlpb.NewControlClient(conn).Command(t.Context(), &controlpb.CommandRequest{Verb: verb, Host: "a"})
 			return err
 		},
 	}
-	methods := wire.File_control_proto.Services().ByName("Control").Methods()
+	methods := controlpb.File_control_proto.Services().ByName("Control").Methods()
 	for i := range methods.Len() {
 		name := methods.Get(i).Name()
 		call := calls[name]

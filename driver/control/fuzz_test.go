@@ -8,7 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/controlpb"
 )
 
 // obeyed is a handler that keeps the last command.
@@ -27,7 +27,7 @@ func (o *obeyed) Command(_ context.Context, c job.Command) (string, error) {
 // out.
 func FuzzCommand(f *testing.F) {
 	slot := uint32(1 << 31)
-	for _, m := range []*wire.CommandRequest{
+	for _, m := range []*controlpb.CommandRequest{
 		{Verb: string(job.Stop), Now: true},
 		{Verb: string(job.Exclude), Host: "a", Slot: &slot, ForNanoseconds: -1},
 		{Verb: string(job.Scale), MinNp: &slot},
@@ -40,7 +40,7 @@ func FuzzCommand(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var m wire.CommandRequest
+		var m controlpb.CommandRequest
 		if proto.Unmarshal(b, &m) != nil {
 			return
 		}

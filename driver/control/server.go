@@ -15,6 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/controlpb"
 )
 
 // Listen creates the socket, with mode 0600, at a path of any length. It replaces the socket of a
@@ -38,7 +39,7 @@ func Serve(ctx context.Context, ln *net.UnixListener, h Handler, record func(aud
 		record(r)
 	})
 	return wire.ServeLocal(ctx, guarded, func(r grpc.ServiceRegistrar) {
-		wire.RegisterControlServer(r, &server{h: h, record: record})
+		controlpb.RegisterControlServer(r, &server{h: h, record: record})
 	}, func() {})
 }
 
@@ -47,20 +48,20 @@ func who(peer wire.LocalPeer) audit.Who {
 }
 
 type server struct {
-	wire.UnimplementedControlServer
+	controlpb.UnimplementedControlServer
 	h      Handler
 	record func(audit.Record)
 }
 
-func (s *server) Status(ctx context.Context, _ *wire.StatusRequest) (*wire.StatusReply, error) {
+func (s *server) Status(ctx context.Context, _ *controlpb.StatusRequest) (*controlpb.StatusReply, error) {
 	text, err := s.h.Status(ctx)
 	if err != nil {
 		return nil, failure(err)
 	}
-	return &wire.StatusReply{Status: text}, nil
+	return &controlpb.StatusReply{Status: text}, nil
 }
 
-func (s *server) Command(ctx context.Context, m *wire.CommandRequest) (*wire.CommandReply, error) {
+func (s *server) Command(ctx context.Context, m *controlpb.CommandRequest) (*controlpb.CommandReply, error) {
 	c := job.Command{
 		Verb: job.Verb(m.GetVerb()), Host: m.GetHost(), Slot: number(m.Slot), For: time.Duration(m.GetForNanoseconds()),
 		MinNP: number(m.MinNp), MaxNP: number(m.MaxNp), Now: m.GetNow(), By: who(wire.LocalCaller(ctx)),
@@ -73,13 +74,13 @@ func (s *server) Command(ctx context.Context, m *wire.CommandRequest) (*wire.Com
 	if err != nil {
 		return nil, failure(err)
 	}
-	return &wire.CommandReply{Done: done}, nil
+	return &controlpb.CommandReply{Done: done}, nil
 }
 
 // mostRanks bounds the ranks of a request; more are asked for by naming none.
 const mostRanks = 4096
 
-func (s *server) Stacks(ctx context.Context, m *wire.StacksRequest) (*wire.StacksReply, error) {
+func (s *server) Stacks(ctx context.Context, m *controlpb.StacksRequest) (*controlpb.StacksReply, error) {
 	if n := len(m.GetRanks()); n > mostRanks {
 		return nil, status.Errorf(codes.InvalidArgument, "control: %d ranks; at most %d", n, mostRanks)
 	}
@@ -91,7 +92,7 @@ func (s *server) Stacks(ctx context.Context, m *wire.StacksRequest) (*wire.Stack
 	if err != nil {
 		return nil, failure(err)
 	}
-	return &wire.StacksReply{Stacks: text}, nil
+	return &controlpb.StacksReply{Stacks: text}, nil
 }
 
 func failure(err error) error {

@@ -27,6 +27,8 @@ import (
 	keeping "github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
+	"github.com/hvdrun/hvdrun/internal/wire/enrollpb"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -69,7 +71,7 @@ func (r robber) enter(conf *tls.Config) error {
 	defer conn.Close()
 	ctx, cancel := context.WithDeadline(r.t.Context(), sandbox.Limit())
 	defer cancel()
-	stream, err := wire.NewAgentClient(conn).Session(ctx)
+	stream, err := agentpb.NewAgentClient(conn).Session(ctx)
 	if err == nil {
 		stream.Send(attach())
 		_, err = stream.Recv()
@@ -154,7 +156,7 @@ func (r robber) extort(agent *identity.Credentials, host string) error {
 		r.t.Fatal(err)
 	}
 	defer conn.Close()
-	reply, err := wire.NewRegistrarClient(conn).Enroll(r.t.Context(), &wire.EnrollRequest{Host: host, Request: request})
+	reply, err := enrollpb.NewRegistrarClient(conn).Enroll(r.t.Context(), &enrollpb.EnrollRequest{Host: host, Request: request})
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // newRecorder returns what writes records to the log, as the field audit of a line.
@@ -44,7 +45,7 @@ func caller(ctx context.Context) (identity.Subject, audit.Who, error) {
 }
 
 // recordAttach records that a driver has asked for a session.
-func (srv *server) recordAttach(by audit.Who, m *wire.Attach, err error) {
+func (srv *server) recordAttach(by audit.Who, m *agentpb.Attach, err error) {
 	r := audit.Record{Who: by, What: "attach", Run: by.Run, Host: srv.host, Outcome: audit.Done}
 	switch {
 	case m.GetTakeOver():
@@ -81,7 +82,7 @@ func (s *session) record(what string, w *worker, how, outcome string) {
 }
 
 // recordViolation records a message for which the session is refused; the lock is not held.
-func (s *session) recordViolation(m *wire.ToAgent, why error) {
+func (s *session) recordViolation(m *agentpb.ToAgent, why error) {
 	what := "message"
 	if kind := m.ProtoReflect().WhichOneof(m.ProtoReflect().Descriptor().Oneofs().ByName("what")); kind != nil {
 		what = string(kind.Name())

@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -82,25 +83,25 @@ func newRecordedHost(t *testing.T) (*host, *recorded) {
 var asked = map[protoreflect.Name]func(*driver){
 	"attach": func(d *driver) { d.say(attach()) },
 	"start": func(d *driver) {
-		d.say(&wire.ToAgent{What: &wire.ToAgent_Start{Start: &wire.Start{
+		d.say(&agentpb.ToAgent{What: &agentpb.ToAgent_Start{Start: &agentpb.Start{
 			Incarnation: "i", Slot: 1, Command: [][]byte{[]byte("/bin/sh"), []byte("-c"), []byte("exec sleep 600"), []byte("hush")},
 			Environment: [][]byte{[]byte("SECRET=hush")}, Directory: []byte("/"), GraceMs: 10,
 		}}})
 	},
 	"stop": func(d *driver) {
-		d.say(&wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: "i", Now: true}}})
+		d.say(&agentpb.ToAgent{What: &agentpb.ToAgent_Stop{Stop: &agentpb.Stop{Incarnation: "i", Now: true}}})
 	},
-	"end":   func(d *driver) { d.say(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{Now: true}}}) },
+	"end":   func(d *driver) { d.say(&agentpb.ToAgent{What: &agentpb.ToAgent_End{End: &agentpb.End{Now: true}}}) },
 	"taken": nil,
 	"beat":  nil,
 	"look":  nil,
 	"Inspect": func(d *driver) {
-		if _, err := d.Inspect(d.t.Context(), &wire.InspectRequest{}); err != nil {
+		if _, err := d.Inspect(d.t.Context(), &agentpb.InspectRequest{}); err != nil {
 			d.t.Error(err)
 		}
 	},
 	"Probe": func(d *driver) {
-		if _, err := d.Probe(d.t.Context(), &wire.ProbeRequest{Incarnation: "nobody"}); status.Code(err) != codes.NotFound {
+		if _, err := d.Probe(d.t.Context(), &agentpb.ProbeRequest{Incarnation: "nobody"}); status.Code(err) != codes.NotFound {
 			d.t.Error(err)
 		}
 	},
@@ -109,12 +110,12 @@ var asked = map[protoreflect.Name]func(*driver){
 
 // driver is one that says what it likes.
 type driver struct {
-	wire.AgentClient
+	agentpb.AgentClient
 	t      *testing.T
-	stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent]
+	stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.FromAgent]
 }
 
-func (d *driver) say(m *wire.ToAgent) {
+func (d *driver) say(m *agentpb.ToAgent) {
 	if err := d.stream.Send(m); err != nil {
 		d.t.Error(err)
 	}
@@ -129,7 +130,7 @@ func newDriver(t *testing.T, h *host, who identity.Subject) *driver {
 	t.Cleanup(func() { conn.Close() })
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	d := &driver{AgentClient: wire.NewAgentClient(conn), t: t}
+	d := &driver{AgentClient: agentpb.NewAgentClient(conn), t: t}
 	if d.stream, err = d.Session(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -147,11 +148,11 @@ func TestCallsAreRecorded(t *testing.T) {
 	}
 	d := newDriver(t, h, who)
 	var names []protoreflect.Name
-	kinds := (&wire.ToAgent{}).ProtoReflect().Descriptor().Oneofs().ByName("what").Fields()
+	kinds := (&agentpb.ToAgent{}).ProtoReflect().Descriptor().Oneofs().ByName("what").Fields()
 	for i := range kinds.Len() {
 		names = append(names, kinds.Get(i).Name()) // in the order of the file, in which they can be sent
 	}
-	methods := wire.File_agent_proto.Services().ByName("Agent").Methods()
+	methods := agentpb.File_agent_proto.Services().ByName("Agent").Methods()
 	for i := range methods.Len() {
 		names = append(names, methods.Get(i).Name())
 	}
@@ -202,9 +203,9 @@ func TestRefusalsAreRecorded(t *testing.T) {
 			t.Errorf("%s: %v", what, r)
 		}
 	}
-	alice.say(&wire.ToAgent{What: &wire.ToAgent_Start{Start: &wire.Start{Incarnation: "i", Slot: 7}}})
+	alice.say(&agentpb.ToAgent{What: &agentpb.ToAgent_Start{Start: &agentpb.Start{Incarnation: "i", Slot: 7}}})
 	check("start", "alice", "slot 7 is out of range")
-	alice.say(&wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: 1000}}})
+	alice.say(&agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: 1000}}})
 	check("beat", "alice", "event 1000 was heard")
 	newDriver(t, h, run("eve")).say(attach())
 	check("attach", "eve", `is of user "alice"`)
@@ -214,7 +215,7 @@ func TestRefusalsAreRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := wire.NewAgentClient(conn).Inspect(t.Context(), &wire.InspectRequest{}); err == nil {
+	if _, err := agentpb.NewAgentClient(conn).Inspect(t.Context(), &agentpb.InspectRequest{}); err == nil {
 		t.Error("another agent is let in")
 	}
 	check("connect", "", "the peer is a agent, not a driver")

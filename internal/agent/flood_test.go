@@ -14,6 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -58,7 +59,7 @@ func TestFloodOfForwarder(t *testing.T) {
 	defer conn.Close()
 	look := func() {
 		t.Helper()
-		if _, err := wire.NewRendezvousClient(conn).Look(t.Context(), &wire.LookRequest{}); err != nil {
+		if _, err := rendezvouspb.NewRendezvousClient(conn).Look(t.Context(), &rendezvouspb.LookRequest{}); err != nil {
 			t.Fatal(err)
 		}
 	}

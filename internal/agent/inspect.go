@@ -6,7 +6,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 const (
@@ -26,9 +26,9 @@ type Facts struct {
 }
 
 // inspector answers drivers that ask what the host is like.
-func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *wire.InspectRequest) *wire.InspectReply {
-	return func(ctx context.Context, r *wire.InspectRequest) *wire.InspectReply {
-		reply := &wire.InspectReply{UnixNano: time.Now().UnixNano(), Version: f.Version}
+func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *agentpb.InspectRequest) *agentpb.InspectReply {
+	return func(ctx context.Context, r *agentpb.InspectRequest) *agentpb.InspectReply {
+		reply := &agentpb.InspectReply{UnixNano: time.Now().UnixNano(), Version: f.Version}
 		targets := r.GetTargets()
 		if len(targets) == 0 {
 			f.describe(reply)
@@ -42,14 +42,14 @@ func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *wir
 				why = err.Error()
 			}
 			reply.Failures = append(reply.Failures, why)
-			reply.Routes = append(reply.Routes, &wire.Routes{Routes: client.Routes(ctx, addrs)})
+			reply.Routes = append(reply.Routes, &agentpb.Routes{Routes: client.Routes(ctx, addrs)})
 		}
 		return reply
 	}
 }
 
 // describe says what the host has.
-func (f Facts) describe(reply *wire.InspectReply) {
+func (f Facts) describe(reply *agentpb.InspectReply) {
 	for _, addr := range client.OwnAddrs() {
 		reply.Cards = append(reply.Cards, client.CardOf(addr))
 	}

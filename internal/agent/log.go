@@ -8,7 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // maxLines is how many lines of the log wait for the driver; older ones are lost.
@@ -17,7 +17,7 @@ const maxLines = 256
 // logLines are those that the driver has not been sent. A nil *logLines never has any.
 type logLines struct {
 	mu    sync.Mutex
-	lines []*wire.FromAgent
+	lines []*agentpb.FromAgent
 	wake  chan struct{} // of capacity 1
 }
 
@@ -44,8 +44,8 @@ func (l *logLines) Fire(e *logrus.Entry) error {
 	if len(l.lines) == maxLines {
 		l.lines = append(l.lines[:0], l.lines[1:]...)
 	}
-	l.lines = append(l.lines, &wire.FromAgent{What: &wire.FromAgent_Log{
-		Log: &wire.Log{Level: uint32(e.Level), Text: "agent: " + strings.ToValidUTF8(text[:min(len(text), 4<<10)], "?")},
+	l.lines = append(l.lines, &agentpb.FromAgent{What: &agentpb.FromAgent_Log{
+		Log: &agentpb.Log{Level: uint32(e.Level), Text: "agent: " + strings.ToValidUTF8(text[:min(len(text), 4<<10)], "?")},
 	}})
 	select {
 	case l.wake <- struct{}{}:
@@ -55,7 +55,7 @@ func (l *logLines) Fire(e *logrus.Entry) error {
 }
 
 // take returns the lines, which the caller has to send.
-func (l *logLines) take() (lines []*wire.FromAgent) {
+func (l *logLines) take() (lines []*agentpb.FromAgent) {
 	if l == nil {
 		return nil
 	}

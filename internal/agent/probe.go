@@ -12,14 +12,14 @@ import (
 	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/probe"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // mostProbes is how many looks at processes are under way at a time; others are refused.
 const mostProbes = 8
 
 // Probe tells where a worker of the caller's run is.
-func (v service) Probe(ctx context.Context, r *wire.ProbeRequest) (*wire.ProbeReply, error) {
+func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.ProbeReply, error) {
 	from, by, err := caller(ctx)
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (v service) Probe(ctx context.Context, r *wire.ProbeRequest) (*wire.ProbeRe
 		if err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
-		return &wire.ProbeReply{Worker: text}, nil
+		return &agentpb.ProbeReply{Worker: text}, nil
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}

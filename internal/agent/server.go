@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 const (
@@ -37,9 +38,9 @@ const (
 type server struct {
 	local
 	log     logrus.FieldLogger
-	over    chan error                                                     // receives why a session is over; nil: not wanted
-	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
-	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: refused
+	over    chan error                                                           // receives why a session is over; nil: not wanted
+	lines   *logLines                                                            // for a driver that keeps this agent's log; nil: none does
+	inspect func(context.Context, *agentpb.InspectRequest) *agentpb.InspectReply // nil: refused
 	audit   *audit.Recorder
 	probing bounded // looks at processes under way
 
@@ -100,7 +101,7 @@ func startGuard(session, cgroups string) (io.Closer, error) {
 // serve answers drivers on ln, which it closes, until ctx ends; then all sessions are ended, and it
 // returns when nothing is left of them.
 func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *identity.Credentials) error {
-	register := func(r grpc.ServiceRegistrar) { wire.RegisterAgentServer(r, service{srv: srv}) }
+	register := func(r grpc.ServiceRegistrar) { agentpb.RegisterAgentServer(r, service{srv: srv}) }
 	release := func() { srv.close(errShutdown) }
 	srv.recordStrangers(ln)
 	err := wire.ServeUpTo(ctx, wire.MaxStart, ln, creds.ServerTLS(identity.Driver), register, release)
@@ -227,8 +228,8 @@ func (srv *server) free(w *worker) {
 
 // attach finds the session of the driver's run that it means, or begins it, and makes l its stream.
 func (srv *server) attach(
-	driver identity.Subject, by audit.Who, m *wire.Attach, l *link, near, far netip.Addr,
-) (*session, *wire.Attached, error) {
+	driver identity.Subject, by audit.Who, m *agentpb.Attach, l *link, near, far netip.Addr,
+) (*session, *agentpb.Attached, error) {
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
 	if len(id) != sessionLen || lease < client.MinLease || lease > client.MaxOrphan {
@@ -263,7 +264,7 @@ func (srv *server) attach(
 			return nil, nil, cannot(err)
 		}
 	}
-	heard, answer := m.GetHeard(), &wire.Attached{}
+	heard, answer := m.GetHeard(), &agentpb.Attached{}
 	if m.GetTakeOver() {
 		heard, answer = s.handOver()
 	}
@@ -328,22 +329,22 @@ func (srv *server) begin(driver identity.Subject, id string, lease time.Duration
 
 // service keeps the gRPC methods apart from the server's.
 type service struct {
-	wire.UnimplementedAgentServer
+	agentpb.UnimplementedAgentServer
 	srv *server
 }
 
 // Session carries one stream of a session.
-func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent]) error {
+func (v service) Session(stream grpc.BidiStreamingServer[agentpb.ToAgent, agentpb.FromAgent]) error {
 	from, by, err := caller(stream.Context())
 	if err != nil {
 		return err
 	}
 	// Recv ends when this handler has returned, so the goroutine that receives is waited for by the
 	// server.
-	said, failed, stop := make(chan *wire.ToAgent), make(chan error, 1), make(chan struct{})
+	said, failed, stop := make(chan *agentpb.ToAgent), make(chan error, 1), make(chan struct{})
 	defer close(stop)
 	v.srv.wg.Go(func() { failed <- receive(stream, said, stop) })
-	var first *wire.ToAgent
+	var first *agentpb.ToAgent
 	patience := time.NewTimer(attachTimeout)
 	defer patience.Stop()
 	select {
@@ -365,14 +366,14 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 		return err
 	}
 	defer s.detach(l)
-	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: answer}}); err != nil {
+	if err := stream.Send(&agentpb.FromAgent{What: &agentpb.FromAgent_Attached{Attached: answer}}); err != nil {
 		return err
 	}
 	return s.carry(l, stream, said, failed)
 }
 
 func receive(
-	stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent], said chan<- *wire.ToAgent, stop <-chan struct{},
+	stream grpc.BidiStreamingServer[agentpb.ToAgent, agentpb.FromAgent], said chan<- *agentpb.ToAgent, stop <-chan struct{},
 ) error {
 	for {
 		m, err := stream.Recv()
@@ -390,12 +391,12 @@ func receive(
 // carry sends and receives until the stream breaks, another takes its place, or the session is
 // over.
 func (s *session) carry(
-	l *link, stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent], said <-chan *wire.ToAgent, failed <-chan error,
+	l *link, stream grpc.BidiStreamingServer[agentpb.ToAgent, agentpb.FromAgent], said <-chan *agentpb.ToAgent, failed <-chan error,
 ) error {
 	for {
 		events, beats := s.pending(l)
 		for _, b := range beats {
-			if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Beat{Beat: b}}); err != nil {
+			if err := stream.Send(&agentpb.FromAgent{What: &agentpb.FromAgent_Beat{Beat: b}}); err != nil {
 				return err
 			}
 		}
@@ -425,7 +426,7 @@ func (s *session) carry(
 }
 
 // finish sends the last events of a session that is over.
-func (s *session) finish(l *link, stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent]) error {
+func (s *session) finish(l *link, stream grpc.BidiStreamingServer[agentpb.ToAgent, agentpb.FromAgent]) error {
 	for {
 		events, _ := s.pending(l)
 		if len(events) == 0 {
@@ -444,7 +445,7 @@ func (s *session) finish(l *link, stream grpc.BidiStreamingServer[wire.ToAgent, 
 }
 
 // Inspect describes the host.
-func (v service) Inspect(ctx context.Context, r *wire.InspectRequest) (*wire.InspectReply, error) {
+func (v service) Inspect(ctx context.Context, r *agentpb.InspectRequest) (*agentpb.InspectReply, error) {
 	_, by, err := caller(ctx)
 	if err == nil && v.srv.inspect == nil {
 		err = status.Error(codes.Unimplemented, "this agent does not describe its host")

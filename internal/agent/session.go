@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proxy"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -83,7 +83,7 @@ type attachment struct {
 
 // outbox holds the events that the driver has not acknowledged.
 type outbox struct {
-	events []*wire.FromAgent
+	events []*agentpb.FromAgent
 	last   uint64 // number of the last event
 	sent   uint64 // the last that any stream has taken: those after it may still grow
 }
@@ -103,8 +103,8 @@ type worker struct {
 	evicted     bool          // the agent itself has asked it to end
 	grace       time.Duration
 	cancel      context.CancelCauseFunc
-	over        bool         // its process has ended, and its output is taken in
-	exit        *wire.Exited // how, while there is no event of it
+	over        bool            // its process has ended, and its output is taken in
+	exit        *agentpb.Exited // how, while there is no event of it
 	printed
 }
 
@@ -118,10 +118,10 @@ type printed struct {
 
 // link is one stream of a session.
 type link struct {
-	wake  chan struct{} // of capacity 1
-	gone  chan struct{} // closed when another stream has taken its place
-	next  uint64        // number of the event to send next
-	beats []*wire.Beat  // to be returned
+	wake  chan struct{}   // of capacity 1
+	gone  chan struct{}   // closed when another stream has taken its place
+	next  uint64          // number of the event to send next
+	beats []*agentpb.Beat // to be returned
 }
 
 func (l *link) poke() {
@@ -288,21 +288,21 @@ func (s *session) acknowledge(heard uint64) {
 
 // handOver returns what a driver must know that takes the session over, and the number of the last
 // event that the one before has acknowledged; the lock is held.
-func (s *session) handOver() (heard uint64, a *wire.Attached) {
+func (s *session) handOver() (heard uint64, a *agentpb.Attached) {
 	heard = s.last - uint64(len(s.events))
-	a = &wire.Attached{Session: []byte(s.id), First: heard + 1}
+	a = &agentpb.Attached{Session: []byte(s.id), First: heard + 1}
 	untold := make(map[string]int)
 	for _, e := range s.events {
 		untold[e.GetOutput().GetIncarnation()] += len(e.GetOutput().GetText())
 	}
 	for inc, w := range s.workers {
-		a.Kept = append(a.Kept, &wire.Kept{Incarnation: inc, Bytes: w.produced - uint64(untold[inc])})
+		a.Kept = append(a.Kept, &agentpb.Kept{Incarnation: inc, Bytes: w.produced - uint64(untold[inc])})
 	}
 	return heard, a
 }
 
 // emit appends an event; the lock is held.
-func (s *session) emit(e *wire.FromAgent) {
+func (s *session) emit(e *agentpb.FromAgent) {
 	s.last++
 	e.Number = s.last
 	s.events = append(s.events, e)
@@ -313,7 +313,7 @@ func (s *session) emit(e *wire.FromAgent) {
 
 // pending returns what there is to send on the link: the beats to return, and so few events that
 // messages of the driver do not wait for long.
-func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat) {
+func (s *session) pending(l *link) (events []*agentpb.FromAgent, beats []*agentpb.Beat) {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	if s.link != l {
@@ -339,7 +339,7 @@ func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat
 
 // handle does what the driver asks on the link, and nothing where the session is over or has
 // another link. An error is of a driver that violates the protocol.
-func (s *session) handle(l *link, m *wire.ToAgent) error {
+func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	if s.link != l || s.why != nil {
@@ -347,11 +347,11 @@ func (s *session) handle(l *link, m *wire.ToAgent) error {
 	}
 	s.contact = time.Now()
 	switch m := m.GetWhat().(type) {
-	case *wire.ToAgent_Start:
+	case *agentpb.ToAgent_Start:
 		return s.start(m.Start)
-	case *wire.ToAgent_Stop:
+	case *agentpb.ToAgent_Stop:
 		s.stop(m.Stop)
-	case *wire.ToAgent_Taken:
+	case *agentpb.ToAgent_Taken:
 		if w := s.workers[m.Taken.GetIncarnation()]; w != nil {
 			if m.Taken.GetBytes() > w.produced {
 				return fmt.Errorf("%d bytes were taken of %d", m.Taken.GetBytes(), w.produced)
@@ -360,14 +360,14 @@ func (s *session) handle(l *link, m *wire.ToAgent) error {
 			s.unspool(w)
 			s.room.Broadcast()
 		}
-	case *wire.ToAgent_Look:
+	case *agentpb.ToAgent_Look:
 		if w := s.workers[m.Look.GetIncarnation()]; w != nil {
 			select {
 			case w.look <- struct{}{}:
 			default: // one is on its way
 			}
 		}
-	case *wire.ToAgent_Beat:
+	case *agentpb.ToAgent_Beat:
 		heard := m.Beat.GetHeard()
 		if heard >= l.next {
 			return fmt.Errorf("event %d was heard, but only those before %d were sent", heard, l.next)
@@ -377,7 +377,7 @@ func (s *session) handle(l *link, m *wire.ToAgent) error {
 			l.beats = append(l.beats, m.Beat)
 		}
 		l.poke()
-	case *wire.ToAgent_End:
+	case *agentpb.ToAgent_End:
 		how := ""
 		if m.End.GetNow() {
 			how = "now"
@@ -394,7 +394,7 @@ func (s *session) handle(l *link, m *wire.ToAgent) error {
 }
 
 // start starts a worker, or makes an event of why it cannot; the lock is held.
-func (s *session) start(m *wire.Start) error {
+func (s *session) start(m *agentpb.Start) error {
 	inc := m.GetIncarnation()
 	if inc == "" || len(inc) > 255 {
 		return fmt.Errorf("an incarnation of %d bytes", len(inc))
@@ -416,7 +416,7 @@ func (s *session) start(m *wire.Start) error {
 		s.record("start", w, "", audit.Refused(err))
 		cancel(nil)
 		w.over = true
-		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}))
+		s.emit(exited(&agentpb.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}))
 		return nil
 	}
 	spec := launch.Spec{
@@ -454,7 +454,7 @@ func (s *session) start(m *wire.Start) error {
 }
 
 // stop asks a worker to end, or ends it; the lock is held.
-func (s *session) stop(m *wire.Stop) {
+func (s *session) stop(m *agentpb.Stop) {
 	w := s.workers[m.GetIncarnation()]
 	if w == nil || w.over {
 		return
@@ -496,8 +496,8 @@ func (w *worker) started(pid int) {
 	}
 	s.log.Infof("agent: slot %d: started process %d", w.id.Index, pid)
 	s.record("start", w, "", audit.Done)
-	s.emit(&wire.FromAgent{What: &wire.FromAgent_Started{
-		Started: &wire.Started{Incarnation: w.incarnation, Pid: uint32(pid)},
+	s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Started{
+		Started: &agentpb.Started{Incarnation: w.incarnation, Pid: uint32(pid)},
 	}})
 }
 
@@ -526,15 +526,15 @@ func (w *worker) dying(what string, by syscall.Signal) {
 	}
 	say("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
 	if tells {
-		s.emit(&wire.FromAgent{What: &wire.FromAgent_Dying{
-			Dying: &wire.Dying{Incarnation: w.incarnation, What: what, Signal: uint32(by)},
+		s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Dying{
+			Dying: &agentpb.Dying{Incarnation: w.incarnation, What: what, Signal: uint32(by)},
 		}})
 	}
 }
 
 func (w *worker) ended(err error) {
 	s := w.s
-	e := &wire.Exited{Incarnation: w.incarnation}
+	e := &agentpb.Exited{Incarnation: w.incarnation}
 	var exit *launch.ExitError
 	var start *launch.StartError
 	var stuck *launch.UnkillableError
@@ -567,8 +567,8 @@ func (w *worker) ended(err error) {
 	}
 }
 
-func exited(e *wire.Exited) *wire.FromAgent {
-	return &wire.FromAgent{What: &wire.FromAgent_Exited{Exited: e}}
+func exited(e *agentpb.Exited) *agentpb.FromAgent {
+	return &agentpb.FromAgent{What: &agentpb.FromAgent_Exited{Exited: e}}
 }
 
 // output is stdout (1) or stderr (2) of a worker.
@@ -652,7 +652,7 @@ func (o output) append(text []byte) {
 			return
 		}
 	}
-	s.emit(&wire.FromAgent{What: &wire.FromAgent_Output{Output: &wire.Output{
+	s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Output{Output: &agentpb.Output{
 		Incarnation: o.w.incarnation, Stream: o.stream, Text: append([]byte(nil), text...),
 	}}})
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -38,8 +39,8 @@ func (h *host) unheard(t *testing.T) {
 }
 
 // attach is the first word of a driver.
-func attach() *wire.ToAgent {
-	return &wire.ToAgent{What: &wire.ToAgent_Attach{Attach: &wire.Attach{
+func attach() *agentpb.ToAgent {
+	return &agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: &agentpb.Attach{
 		Session: bytes.Repeat([]byte{1}, sessionLen), LeaseMs: 10_000,
 	}}}
 }
@@ -71,7 +72,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			defer conn.Close()
 			ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 			defer cancel()
-			stream, err := wire.NewAgentClient(conn).Session(ctx)
+			stream, err := agentpb.NewAgentClient(conn).Session(ctx)
 			if err == nil {
 				stream.Send(attach())
 				_, err = stream.Recv()
@@ -182,7 +183,7 @@ func (p *peer) call() {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
 	for _, f := range [][2]string{
-		{":method", "POST"}, {":scheme", "https"}, {":path", wire.Agent_Session_FullMethodName}, {":authority", "agent"},
+		{":method", "POST"}, {":scheme", "https"}, {":path", agentpb.Agent_Session_FullMethodName}, {":authority", "agent"},
 		{"content-type", "application/grpc"}, {"te", "trailers"},
 	} {
 		enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
@@ -335,7 +336,7 @@ func (fakeLauncher) Run(ctx context.Context, s launch.Spec, started func(int)) e
 
 // FuzzDriver: whatever a driver says that has a certificate, the agent's books are in order.
 func FuzzDriver(f *testing.F) {
-	words := func(messages ...*wire.ToAgent) (all []byte) {
+	words := func(messages ...*agentpb.ToAgent) (all []byte) {
 		for _, m := range messages {
 			b, err := proto.Marshal(m)
 			if err != nil {
@@ -345,14 +346,14 @@ func FuzzDriver(f *testing.F) {
 		}
 		return all
 	}
-	start := func(inc string, slot uint32) *wire.ToAgent {
-		return &wire.ToAgent{What: &wire.ToAgent_Start{Start: &wire.Start{Incarnation: inc, Slot: slot}}}
+	start := func(inc string, slot uint32) *agentpb.ToAgent {
+		return &agentpb.ToAgent{What: &agentpb.ToAgent_Start{Start: &agentpb.Start{Incarnation: inc, Slot: slot}}}
 	}
-	beat := &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: 1}}}
+	beat := &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: 1}}}
 	f.Add(words(attach(), start("i", 0), start("i", 0), start("j", 0), start("k", 7), beat, beat))
-	f.Add(words(attach(), start("i", 1), &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: "i"}}}, beat,
-		&wire.ToAgent{What: &wire.ToAgent_Taken{Taken: &wire.Taken{Incarnation: "i", Bytes: 1}}},
-		&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{}}}))
+	f.Add(words(attach(), start("i", 1), &agentpb.ToAgent{What: &agentpb.ToAgent_Stop{Stop: &agentpb.Stop{Incarnation: "i"}}}, beat,
+		&agentpb.ToAgent{What: &agentpb.ToAgent_Taken{Taken: &agentpb.Taken{Incarnation: "i", Bytes: 1}}},
+		&agentpb.ToAgent{What: &agentpb.ToAgent_End{End: &agentpb.End{}}}))
 	f.Add(words(attach(), attach()))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		srv := newServer("a", 2, quiet())
@@ -362,7 +363,7 @@ func FuzzDriver(f *testing.F) {
 		l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
 		for len(said) >= 2 {
 			n := min(int(binary.BigEndian.Uint16(said)), len(said)-2)
-			m := new(wire.ToAgent)
+			m := new(agentpb.ToAgent)
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
 					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}

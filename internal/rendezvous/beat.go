@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/grpc/connectivity"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
 // MaxLanes is the largest number of lanes in a Beat, MaxWaits that of waits, and MaxEntered that of
@@ -147,17 +147,17 @@ type Operations struct {
 	Bytes         uint64
 }
 
-func (c *Counters) toWire() *wire.Counters {
+func (c *Counters) toWire() *rendezvouspb.Counters {
 	if c == nil {
 		return nil
 	}
-	w := &wire.Counters{
+	w := &rendezvouspb.Counters{
 		Commits: c.Commits, CommitNanoseconds: uint64(max(0, c.CommitTime)), CommitBytes: c.CommitBytes,
-		Operations: make([]*wire.Operations, min(len(c.Operations), MaxOperations)),
+		Operations: make([]*rendezvouspb.Operations, min(len(c.Operations), MaxOperations)),
 	}
 	for i := range w.Operations {
 		o := &c.Operations[i]
-		w.Operations[i] = &wire.Operations{
+		w.Operations[i] = &rendezvouspb.Operations{
 			Kind: o.Kind, Backend: o.Backend, SizeClass: uint32(o.SizeClass), Count: o.Count,
 			Nanoseconds: uint64(max(0, o.Duration)), Bytes: o.Bytes,
 		}
@@ -166,7 +166,7 @@ func (c *Counters) toWire() *wire.Counters {
 }
 
 // countersFromWire converts counters and checks their bounds.
-func countersFromWire(w *wire.Counters) (*Counters, error) {
+func countersFromWire(w *rendezvouspb.Counters) (*Counters, error) {
 	if w == nil {
 		return nil, nil
 	}
@@ -251,10 +251,10 @@ func (c *Client) Beat(ctx context.Context, b Beat) error {
 	return nil
 }
 
-func (b Beat) toWire() *wire.BeatRequest {
-	req := &wire.BeatRequest{
-		Generation: b.Generation, Phase: wire.Phase(b.Phase), QuietNanoseconds: uint64(max(0, b.Quiet)),
-		Lanes: make([]*wire.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits, Written: b.Written,
+func (b Beat) toWire() *rendezvouspb.BeatRequest {
+	req := &rendezvouspb.BeatRequest{
+		Generation: b.Generation, Phase: rendezvouspb.Phase(b.Phase), QuietNanoseconds: uint64(max(0, b.Quiet)),
+		Lanes: make([]*rendezvouspb.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits, Written: b.Written,
 		Trained: b.Trained, Counters: b.Counters.toWire(),
 	}
 	for _, w := range b.Waits[:min(len(b.Waits), MaxWaits)] {
@@ -262,12 +262,12 @@ func (b Beat) toWire() *wire.BeatRequest {
 		req.WaitMicroseconds = append(req.WaitMicroseconds, uint32(min(max(0, w.For.Microseconds()), math.MaxUint32)))
 	}
 	for _, e := range b.Entered[:min(len(b.Entered), MaxEntered)] {
-		req.Entered = append(req.Entered, wire.Phase(e.Phase))
+		req.Entered = append(req.Entered, rendezvouspb.Phase(e.Phase))
 		req.EnteredNanoseconds = append(req.EnteredNanoseconds, uint64(max(0, e.Ago)))
 	}
 	for i := range req.Lanes {
 		l := &b.Lanes[i]
-		req.Lanes[i] = &wire.Lane{
+		req.Lanes[i] = &rendezvouspb.Lane{
 			Id: l.ID, Operation: l.Operation, Waiting: l.Waiting, Nanoseconds: uint64(max(0, l.For)), What: clip(l.What, maxWhat),
 		}
 	}
@@ -275,7 +275,7 @@ func (b Beat) toWire() *wire.BeatRequest {
 }
 
 // beatFromWire converts a heartbeat and checks the bounds that the wire format does not.
-func beatFromWire(req *wire.BeatRequest) (Beat, error) {
+func beatFromWire(req *rendezvouspb.BeatRequest) (Beat, error) {
 	b := Beat{
 		Generation: req.GetGeneration(), Phase: Phase(req.GetPhase()), Quiet: time.Duration(req.GetQuietNanoseconds()),
 		Commits: req.GetCommits(), Written: req.GetWritten(), Trained: req.Trained,
@@ -312,7 +312,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 }
 
 // columnsFromWire takes what is sent in columns, which must be of one length.
-func (b *Beat) columnsFromWire(req *wire.BeatRequest) error {
+func (b *Beat) columnsFromWire(req *rendezvouspb.BeatRequest) error {
 	operations, waits := req.GetWaitOperations(), req.GetWaitMicroseconds()
 	phases, ago := req.GetEntered(), req.GetEnteredNanoseconds()
 	switch {
@@ -333,11 +333,11 @@ func (b *Beat) columnsFromWire(req *wire.BeatRequest) error {
 	return nil
 }
 
-func validPhase(p wire.Phase) bool {
-	return p >= wire.Phase_PHASE_JOINING && p <= wire.Phase_PHASE_FETCHING
+func validPhase(p rendezvouspb.Phase) bool {
+	return p >= rendezvouspb.Phase_PHASE_JOINING && p <= rendezvouspb.Phase_PHASE_FETCHING
 }
 
-func (v service) Beat(ctx context.Context, req *wire.BeatRequest) (*wire.BeatReply, error) {
+func (v service) Beat(ctx context.Context, req *rendezvouspb.BeatRequest) (*rendezvouspb.BeatReply, error) {
 	from, err := v.s.caller(ctx)
 	if err != nil {
 		return nil, err
@@ -349,5 +349,5 @@ func (v service) Beat(ctx context.Context, req *wire.BeatRequest) (*wire.BeatRep
 	if h, ok := v.s.cfg.Handler.(BeatHandler); ok {
 		h.Beaten(from, b)
 	}
-	return &wire.BeatReply{}, nil
+	return &rendezvouspb.BeatReply{}, nil
 }

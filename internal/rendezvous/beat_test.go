@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
 // ear is a Handler that also receives heartbeats.
@@ -103,21 +103,21 @@ func TestBeatWithoutDriver(t *testing.T) {
 }
 
 func TestBeatRefused(t *testing.T) {
-	good := func() *wire.BeatRequest {
+	good := func() *rendezvouspb.BeatRequest {
 		return Beat{Phase: Training, Lanes: []Lane{{What: "x"}}}.toWire()
 	}
 	if _, err := beatFromWire(good()); err != nil {
 		t.Fatal(err)
 	}
-	for name, spoil := range map[string]func(*wire.BeatRequest){
-		"no phase":                 func(r *wire.BeatRequest) { r.Phase = 0 },
-		"negative phase":           func(r *wire.BeatRequest) { r.Phase = -1 },
-		"a later phase":            func(r *wire.BeatRequest) { r.Phase = 99 },
-		"quiet for ever":           func(r *wire.BeatRequest) { r.QuietNanoseconds = math.MaxUint64 },
-		"lanes":                    func(r *wire.BeatRequest) { r.Lanes = make([]*wire.Lane, MaxLanes+1) },
-		"a long name":              func(r *wire.BeatRequest) { r.Lanes[0].What = strings.Repeat("x", maxWhat+1) },
-		"a name that is not UTF-8": func(r *wire.BeatRequest) { r.Lanes[0].What = "\xff" },
-		"waits for ever":           func(r *wire.BeatRequest) { r.Lanes[0].Nanoseconds = 1 << 63 },
+	for name, spoil := range map[string]func(*rendezvouspb.BeatRequest){
+		"no phase":                 func(r *rendezvouspb.BeatRequest) { r.Phase = 0 },
+		"negative phase":           func(r *rendezvouspb.BeatRequest) { r.Phase = -1 },
+		"a later phase":            func(r *rendezvouspb.BeatRequest) { r.Phase = 99 },
+		"quiet for ever":           func(r *rendezvouspb.BeatRequest) { r.QuietNanoseconds = math.MaxUint64 },
+		"lanes":                    func(r *rendezvouspb.BeatRequest) { r.Lanes = make([]*rendezvouspb.Lane, MaxLanes+1) },
+		"a long name":              func(r *rendezvouspb.BeatRequest) { r.Lanes[0].What = strings.Repeat("x", maxWhat+1) },
+		"a name that is not UTF-8": func(r *rendezvouspb.BeatRequest) { r.Lanes[0].What = "\xff" },
+		"waits for ever":           func(r *rendezvouspb.BeatRequest) { r.Lanes[0].Nanoseconds = 1 << 63 },
 	} {
 		r := good()
 		spoil(r)
@@ -125,7 +125,7 @@ func TestBeatRefused(t *testing.T) {
 			t.Errorf("%s: taken", name)
 		}
 	}
-	if _, err := beatFromWire(&wire.BeatRequest{Phase: 1, Lanes: []*wire.Lane{nil}}); err != nil {
+	if _, err := beatFromWire(&rendezvouspb.BeatRequest{Phase: 1, Lanes: []*rendezvouspb.Lane{nil}}); err != nil {
 		t.Errorf("an empty lane: %v", err)
 	}
 }
@@ -135,7 +135,7 @@ func TestPhasesHaveNames(t *testing.T) {
 		if strings.HasPrefix(p.String(), "in phase") {
 			t.Errorf("phase %d has no name", p)
 		}
-		if _, known := wire.Phase_name[int32(p)]; !known {
+		if _, known := rendezvouspb.Phase_name[int32(p)]; !known {
 			t.Errorf("phase %d is not on the wire", p)
 		}
 	}

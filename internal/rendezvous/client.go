@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
 const (
@@ -60,7 +61,7 @@ type ClientConfig struct {
 type Client struct {
 	cfg   ClientConfig
 	conn  *grpc.ClientConn
-	rpc   wire.RendezvousClient
+	rpc   rendezvouspb.RendezvousClient
 	joins atomic.Uint64 // number of calls of Join; the latest one counts
 	met   atomic.Bool   // the driver has been reached
 	wide  atomic.Bool   // Widen has been called
@@ -85,7 +86,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
-	return &Client{cfg: cfg, conn: conn, rpc: wire.NewRendezvousClient(conn)}, nil
+	return &Client{cfg: cfg, conn: conn, rpc: rendezvouspb.NewRendezvousClient(conn)}, nil
 }
 
 // Close closes the connection; current calls fail.
@@ -107,26 +108,26 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 		return Place{}, err
 	}
 	switch reply.GetDismissal() {
-	case wire.Dismissal_DISMISSAL_REMOVED:
+	case rendezvouspb.Dismissal_DISMISSAL_REMOVED:
 		if reply.GetLast() {
 			return Place{}, ErrLast
 		}
 		return Place{}, ErrRemoved
-	case wire.Dismissal_DISMISSAL_FINISHED:
+	case rendezvouspb.Dismissal_DISMISSAL_FINISHED:
 		return Place{}, ErrFinished
 	}
 	return placeFromWire(reply.GetWorld(), j.After)
 }
 
 // joinOnce asks with the addresses of j, and returns what the driver answers.
-func (c *Client) joinOnce(ctx context.Context, j Joining) (*wire.JoinReply, error) {
+func (c *Client) joinOnce(ctx context.Context, j Joining) (*rendezvouspb.JoinReply, error) {
 	req := j.toWire()
 	req.CanWiden = c.cfg.Widen != nil && len(j.DataAddrs) > 0 && !c.wide.Load()
 	if err := validate(req); err != nil {
 		return nil, fmt.Errorf("rendezvous: join: %w", err)
 	}
 	mine := c.joins.Add(1)
-	var reply *wire.JoinReply
+	var reply *rendezvouspb.JoinReply
 	err := c.call(ctx, "join", func(ctx context.Context) (err error) {
 		reply, err = c.rpc.Join(ctx, req)
 		if status.Code(err) == codes.Aborted && c.joins.Load() != mine {
@@ -140,9 +141,9 @@ func (c *Client) joinOnce(ctx context.Context, j Joining) (*wire.JoinReply, erro
 // Look returns the newest world. This worker need not be a member: its Rank there has no meaning. A
 // Generation of 0 means that there is none yet. Its errors are those of Join, without dismissals.
 func (c *Client) Look(ctx context.Context) (World, error) {
-	var reply *wire.World
+	var reply *rendezvouspb.World
 	err := c.call(ctx, "look", func(ctx context.Context) (err error) {
-		reply, err = c.rpc.Look(ctx, &wire.LookRequest{})
+		reply, err = c.rpc.Look(ctx, &rendezvouspb.LookRequest{})
 		return err
 	})
 	if err != nil || reply.GetGeneration() == 0 {
@@ -160,7 +161,7 @@ func (c *Client) Look(ctx context.Context) (World, error) {
 func (c *Client) Report(ctx context.Context, r Report, generation, commits uint64) error {
 	for on, of := range reportsFromWire {
 		if of == r {
-			req := &wire.ReportRequest{Report: on, Generation: generation, Commits: commits}
+			req := &rendezvouspb.ReportRequest{Report: on, Generation: generation, Commits: commits}
 			return c.call(ctx, "report", func(ctx context.Context) error {
 				_, err := c.rpc.Report(ctx, req)
 				return err
@@ -177,7 +178,7 @@ func (c *Client) ReportBackend(ctx context.Context, generation uint64, backend s
 	if err := checkBackend(backend); err != nil {
 		return fmt.Errorf("rendezvous: report: %w", err)
 	}
-	req := &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Generation: generation, Backend: backend}
+	req := &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_BACKEND, Generation: generation, Backend: backend}
 	return c.call(ctx, "report", func(ctx context.Context) error {
 		_, err := c.rpc.Report(ctx, req)
 		return err

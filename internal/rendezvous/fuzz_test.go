@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -24,13 +24,13 @@ func encoded(f *testing.F, m proto.Message) []byte {
 func FuzzJoin(f *testing.F) {
 	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone", Lost: []int{0, 7}, Undone: 3, Handle: []byte("h"), Program: "torch 2.14"}
 	f.Add(encoded(f, j.toWire()))
-	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: []string{strings.Repeat("a", maxAddr+1)}}))
-	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: make([]string, maxAddrs+1)}))
-	f.Add(encoded(f, &wire.JoinRequest{Lost: make([]uint32, maxLost+1)}))
-	f.Add(encoded(f, &wire.JoinRequest{Lost: []uint32{1 << 31}}))
-	f.Add(encoded(f, &wire.JoinRequest{UndoneNanoseconds: 1 << 63}))
+	f.Add(encoded(f, &rendezvouspb.JoinRequest{DataAddresses: []string{strings.Repeat("a", maxAddr+1)}}))
+	f.Add(encoded(f, &rendezvouspb.JoinRequest{DataAddresses: make([]string, maxAddrs+1)}))
+	f.Add(encoded(f, &rendezvouspb.JoinRequest{Lost: make([]uint32, maxLost+1)}))
+	f.Add(encoded(f, &rendezvouspb.JoinRequest{Lost: []uint32{1 << 31}}))
+	f.Add(encoded(f, &rendezvouspb.JoinRequest{UndoneNanoseconds: 1 << 63}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var req wire.JoinRequest
+		var req rendezvouspb.JoinRequest
 		if proto.Unmarshal(b, &req) != nil || validate(&req) != nil {
 			return
 		}
@@ -47,10 +47,10 @@ func FuzzJoin(f *testing.F) {
 
 // FuzzPlace: an accepted place is in a later world.
 func FuzzPlace(f *testing.F) {
-	f.Add(encoded(f, &wire.World{Generation: 3, Rank: 1, Size: 2, Members: []byte("x"), DataKey: make([]byte, 32)}), uint64(2))
-	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Size: 1, DataKey: make([]byte, 31)}), uint64(2))
+	f.Add(encoded(f, &rendezvouspb.World{Generation: 3, Rank: 1, Size: 2, Members: []byte("x"), DataKey: make([]byte, 32)}), uint64(2))
+	f.Add(encoded(f, &rendezvouspb.World{Generation: 3, SyncRoot: 1, Size: 1, DataKey: make([]byte, 31)}), uint64(2))
 	f.Fuzz(func(t *testing.T, b []byte, after uint64) {
-		var m wire.World
+		var m rendezvouspb.World
 		if proto.Unmarshal(b, &m) != nil {
 			return
 		}
@@ -66,11 +66,11 @@ func FuzzPlace(f *testing.F) {
 
 // FuzzMembers: an accepted world has the announced number of members, each in its own slot.
 func FuzzMembers(f *testing.F) {
-	f.Add(encoded(f, &wire.Members{
+	f.Add(encoded(f, &rendezvouspb.Members{
 		Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
 		AddressCounts: []uint32{1, 0, 2}, AddressStarts: []uint32{0, 1, 0}, AddressPorts: []uint32{0, 65535, 1}, Starts: []string{"a:x", ""},
 	}), 3)
-	f.Add(encoded(f, &wire.Members{Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{1 << 31}}), 1)
+	f.Add(encoded(f, &rendezvouspb.Members{Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{1 << 31}}), 1)
 	f.Fuzz(func(t *testing.T, b []byte, size int) {
 		if size < 1 {
 			return // there is no such place
@@ -111,7 +111,7 @@ func again(t *testing.T, w World, addrs [][]string) World {
 	if err != nil {
 		t.Fatal(err)
 	}
-	place, err := placeFromWire(&wire.World{
+	place, err := placeFromWire(&rendezvouspb.World{
 		Generation: w.Generation, Rank: uint32(w.Rank), SyncRoot: uint32(w.SyncRoot), Seq: w.Seq,
 		Size: uint32(w.Size()), Members: said, DataKey: make([]byte, 32),
 	}, w.Generation-1)
@@ -130,15 +130,15 @@ func FuzzBeat(f *testing.F) {
 	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}},
 		Counters: &Counters{Commits: 4, CommitTime: 5, CommitBytes: 6, Operations: []Operations{{Kind: "AllReduce", Backend: "memory", SizeClass: 2, Count: 1, Duration: 2, Bytes: 3}}},
 		Waits:    []Wait{{1 << 63, 1000}}, Entered: []Entered{{Syncing, 7}}}
-	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, WaitOperations: []uint64{1}}))
-	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, WaitOperations: make([]uint64, MaxWaits+1), WaitMicroseconds: make([]uint32, MaxWaits+1)}))
-	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Entered: []wire.Phase{9}, EnteredNanoseconds: []uint64{1}}))
+	f.Add(encoded(f, &rendezvouspb.BeatRequest{Phase: 1, WaitOperations: []uint64{1}}))
+	f.Add(encoded(f, &rendezvouspb.BeatRequest{Phase: 1, WaitOperations: make([]uint64, MaxWaits+1), WaitMicroseconds: make([]uint32, MaxWaits+1)}))
+	f.Add(encoded(f, &rendezvouspb.BeatRequest{Phase: 1, Entered: []rendezvouspb.Phase{9}, EnteredNanoseconds: []uint64{1}}))
 	f.Add(encoded(f, b.toWire()))
-	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Counters: &wire.Counters{Operations: []*wire.Operations{{Kind: "\x1b", Backend: "x"}}}}))
-	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Counters: &wire.Counters{Operations: make([]*wire.Operations, MaxOperations+1)}}))
-	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Lanes: make([]*wire.Lane, MaxLanes+1)}))
+	f.Add(encoded(f, &rendezvouspb.BeatRequest{Phase: 1, Counters: &rendezvouspb.Counters{Operations: []*rendezvouspb.Operations{{Kind: "\x1b", Backend: "x"}}}}))
+	f.Add(encoded(f, &rendezvouspb.BeatRequest{Phase: 1, Counters: &rendezvouspb.Counters{Operations: make([]*rendezvouspb.Operations, MaxOperations+1)}}))
+	f.Add(encoded(f, &rendezvouspb.BeatRequest{Phase: 1, Lanes: make([]*rendezvouspb.Lane, MaxLanes+1)}))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		var req wire.BeatRequest
+		var req rendezvouspb.BeatRequest
 		if proto.Unmarshal(said, &req) != nil {
 			return
 		}
@@ -160,11 +160,11 @@ func FuzzBeat(f *testing.F) {
 
 // FuzzReport: the name of a backend is one that a terminal and a log can show.
 func FuzzReport(f *testing.F) {
-	f.Add(encoded(f, &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Backend: "ipc+hosts"}))
-	f.Add(encoded(f, &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Backend: "\x1b[2J"}))
-	f.Add(encoded(f, &wire.ReportRequest{Report: 99, Generation: 3}))
+	f.Add(encoded(f, &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_BACKEND, Backend: "ipc+hosts"}))
+	f.Add(encoded(f, &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_BACKEND, Backend: "\x1b[2J"}))
+	f.Add(encoded(f, &rendezvouspb.ReportRequest{Report: 99, Generation: 3}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var req wire.ReportRequest
+		var req rendezvouspb.ReportRequest
 		if proto.Unmarshal(b, &req) != nil || checkBackend(req.GetBackend()) != nil {
 			return
 		}

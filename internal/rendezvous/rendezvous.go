@@ -17,7 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -95,7 +95,7 @@ type Place struct {
 	Store uint64
 
 	key     identity.DataKey
-	members []byte // a wire.Members
+	members []byte // a rendezvouspb.Members
 }
 
 // World is a world as seen by one of its members.
@@ -113,7 +113,7 @@ type World struct {
 	// Store names the driver's store for programs in other languages: another driver has another.
 	Store uint64
 
-	columns *wire.Members // decoded by DataAddrs on demand
+	columns *rendezvouspb.Members // decoded by DataAddrs on demand
 }
 
 // Member is a member of a published world.
@@ -205,7 +205,7 @@ func checkBackend(name string) error {
 }
 
 // validate checks the bounds that the wire format does not.
-func validate(req *wire.JoinRequest) error {
+func validate(req *rendezvouspb.JoinRequest) error {
 	if n := len(req.GetDataAddresses()); n > maxAddrs {
 		return fmt.Errorf("%d data addresses; at most %d", n, maxAddrs)
 	}
@@ -249,19 +249,19 @@ func clip(text string, most int) string {
 	return text
 }
 
-func (j Joining) toWire() *wire.JoinRequest {
+func (j Joining) toWire() *rendezvouspb.JoinRequest {
 	var lost []uint32
 	for _, rank := range j.Lost[:min(len(j.Lost), maxLost)] {
 		lost = append(lost, uint32(rank))
 	}
-	return &wire.JoinRequest{
+	return &rendezvouspb.JoinRequest{
 		AfterGeneration: j.After, Commits: j.Commits, HoldsState: j.HoldsState,
 		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: clip(j.Cause, maxCause), Lost: lost,
 		Trained: j.Trained, UndoneNanoseconds: uint64(max(0, j.Undone)), Handle: j.Handle, Program: clip(j.Program, maxProgram),
 	}
 }
 
-func joiningFromWire(req *wire.JoinRequest) Joining {
+func joiningFromWire(req *rendezvouspb.JoinRequest) Joining {
 	var lost []int
 	for _, rank := range req.GetLost() {
 		lost = append(lost, int(rank))

@@ -27,6 +27,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
@@ -444,7 +445,7 @@ func TestStopReleasesWaiters(t *testing.T) {
 	if e := take(t, "released", err); status.Code(e) != codes.Unavailable {
 		t.Errorf("got %v", e)
 	}
-	if _, w, e := j.server.arrive("b", &wire.JoinRequest{}); w != nil || status.Code(e) != codes.Unavailable {
+	if _, w, e := j.server.arrive("b", &rendezvouspb.JoinRequest{}); w != nil || status.Code(e) != codes.Unavailable {
 		t.Errorf("a join after the end: %v, %v", w, e)
 	}
 }
@@ -550,7 +551,7 @@ func TestReport(t *testing.T) {
 	if err := c.Report(context.Background(), 0, 1, 1); err == nil {
 		t.Error("reported nothing")
 	}
-	_, err := c.rpc.Report(context.Background(), &wire.ReportRequest{Report: 77})
+	_, err := c.rpc.Report(context.Background(), &rendezvouspb.ReportRequest{Report: 77})
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("an unknown report: %v", err)
 	}
@@ -571,7 +572,7 @@ func TestReportBackend(t *testing.T) {
 		if err := c.ReportBackend(context.Background(), 3, name); err == nil {
 			t.Errorf("%q was reported", name)
 		}
-		req := &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Generation: 3, Backend: name}
+		req := &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_BACKEND, Generation: 3, Backend: name}
 		if _, err := c.rpc.Report(context.Background(), req); err == nil {
 			t.Errorf("the server took %q", name)
 		}
@@ -585,7 +586,7 @@ func TestBounds(t *testing.T) {
 	j := newJob(t)
 	c := j.client("a")
 	ctx := context.Background()
-	for name, req := range map[string]*wire.JoinRequest{
+	for name, req := range map[string]*rendezvouspb.JoinRequest{
 		"addresses": {DataAddresses: make([]string, maxAddrs+1)},
 		"address":   {DataAddresses: []string{strings.Repeat("a", maxAddr+1)}},
 		"notify":    {NotifyAddress: strings.Repeat("a", maxAddr+1)},
@@ -597,7 +598,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := c.rpc.Join(ctx, &wire.JoinRequest{Cause: strings.Repeat("c", wire.MaxMessage)}); status.Code(err) !=
+	if _, err := c.rpc.Join(ctx, &rendezvouspb.JoinRequest{Cause: strings.Repeat("c", wire.MaxMessage)}); status.Code(err) !=
 		codes.ResourceExhausted {
 		t.Errorf("a big message: %v", err)
 	}
@@ -648,21 +649,21 @@ func TestHandles(t *testing.T) {
 }
 
 func TestAnswersThatMakeNoSense(t *testing.T) {
-	good := func(change func(*wire.World)) *wire.World {
-		w := &wire.World{Generation: 3, Rank: 1, Size: 2, DataKey: make([]byte, 32)}
+	good := func(change func(*rendezvouspb.World)) *rendezvouspb.World {
+		w := &rendezvouspb.World{Generation: 3, Rank: 1, Size: 2, DataKey: make([]byte, 32)}
 		change(w)
 		return w
 	}
-	if p, err := placeFromWire(good(func(*wire.World) {}), 2); err != nil || p.Rank != 1 {
+	if p, err := placeFromWire(good(func(*rendezvouspb.World) {}), 2); err != nil || p.Rank != 1 {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	for name, w := range map[string]*wire.World{
+	for name, w := range map[string]*rendezvouspb.World{
 		"nothing":          nil,
-		"old":              good(func(w *wire.World) { w.Generation = 2 }),
-		"key":              good(func(w *wire.World) { w.DataKey = w.DataKey[1:] }),
-		"rank":             good(func(w *wire.World) { w.Rank = 2 }),
-		"root":             good(func(w *wire.World) { w.SyncRoot = 2 }),
-		"too many members": good(func(w *wire.World) { w.Size = maxMembers + 1 }),
+		"old":              good(func(w *rendezvouspb.World) { w.Generation = 2 }),
+		"key":              good(func(w *rendezvouspb.World) { w.DataKey = w.DataKey[1:] }),
+		"rank":             good(func(w *rendezvouspb.World) { w.Rank = 2 }),
+		"root":             good(func(w *rendezvouspb.World) { w.SyncRoot = 2 }),
+		"too many members": good(func(w *rendezvouspb.World) { w.Size = maxMembers + 1 }),
 	} {
 		if _, err := placeFromWire(w, 2); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
 			t.Errorf("%s: %v", name, err)
@@ -671,44 +672,44 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 }
 
 func TestMembersThatMakeNoSense(t *testing.T) {
-	good := func(change func(*wire.Members)) *wire.Members {
-		m := &wire.Members{
+	good := func(change func(*rendezvouspb.Members)) *rendezvouspb.Members {
+		m := &rendezvouspb.Members{
 			Hosts: []string{"a"}, Counts: []uint32{2}, Indices: []uint32{0, 1}, AddressCounts: []uint32{1, 1},
 			AddressStarts: []uint32{0, 0}, AddressPorts: []uint32{7, 0}, Starts: []string{"x"},
 		}
 		change(m)
 		return m
 	}
-	read := func(m *wire.Members) (World, error) {
+	read := func(m *rendezvouspb.Members) (World, error) {
 		text, err := proto.Marshal(m)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return Place{Generation: 3, Size: 2, members: text}.World()
 	}
-	if w, err := read(good(func(*wire.Members) {})); err != nil ||
+	if w, err := read(good(func(*rendezvouspb.Members) {})); err != nil ||
 		!reflect.DeepEqual(w.DataAddrs(), [][]string{{"x:7"}, {"x"}}) || w.Slots[1].LocalRank != 1 {
 		t.Fatalf("%+v, %v", w, err)
 	}
-	for name, m := range map[string]*wire.Members{
+	for name, m := range map[string]*rendezvouspb.Members{
 		"nobody":             {},
-		"three":              good(func(m *wire.Members) { m.Indices, m.Counts[0] = []uint32{0, 1, 2}, 3 }),
-		"huge slot":          good(func(m *wire.Members) { m.Indices[0] = 1 << 31 }),
-		"a slot twice":       good(func(m *wire.Members) { m.Indices[1] = 0 }),
-		"no counts":          good(func(m *wire.Members) { m.Counts = nil }),
-		"few slots":          good(func(m *wire.Members) { m.Counts[0] = 1 }),
-		"many slots":         good(func(m *wire.Members) { m.Counts[0] = math.MaxUint32 }),
-		"few address counts": good(func(m *wire.Members) { m.AddressCounts = m.AddressCounts[:1] }),
-		"few addresses":      good(func(m *wire.Members) { m.AddressCounts[0] = 2 }),
-		"many addresses":     good(func(m *wire.Members) { m.AddressCounts[0] = 0 }),
-		"few ports":          good(func(m *wire.Members) { m.AddressPorts = m.AddressPorts[:1] }),
-		"no such start":      good(func(m *wire.Members) { m.AddressStarts[1] = 1 }),
-		"huge port":          good(func(m *wire.Members) { m.AddressPorts[0] = 1 << 16 }),
-		"too many addresses": good(func(m *wire.Members) {
+		"three":              good(func(m *rendezvouspb.Members) { m.Indices, m.Counts[0] = []uint32{0, 1, 2}, 3 }),
+		"huge slot":          good(func(m *rendezvouspb.Members) { m.Indices[0] = 1 << 31 }),
+		"a slot twice":       good(func(m *rendezvouspb.Members) { m.Indices[1] = 0 }),
+		"no counts":          good(func(m *rendezvouspb.Members) { m.Counts = nil }),
+		"few slots":          good(func(m *rendezvouspb.Members) { m.Counts[0] = 1 }),
+		"many slots":         good(func(m *rendezvouspb.Members) { m.Counts[0] = math.MaxUint32 }),
+		"few address counts": good(func(m *rendezvouspb.Members) { m.AddressCounts = m.AddressCounts[:1] }),
+		"few addresses":      good(func(m *rendezvouspb.Members) { m.AddressCounts[0] = 2 }),
+		"many addresses":     good(func(m *rendezvouspb.Members) { m.AddressCounts[0] = 0 }),
+		"few ports":          good(func(m *rendezvouspb.Members) { m.AddressPorts = m.AddressPorts[:1] }),
+		"no such start":      good(func(m *rendezvouspb.Members) { m.AddressStarts[1] = 1 }),
+		"huge port":          good(func(m *rendezvouspb.Members) { m.AddressPorts[0] = 1 << 16 }),
+		"too many addresses": good(func(m *rendezvouspb.Members) {
 			m.AddressStarts, m.AddressPorts = make([]uint32, maxAddresses+1), make([]uint32, maxAddresses+1)
 		}),
-		"long addresses": good(func(m *wire.Members) { m.Starts[0] = strings.Repeat("x", maxText/2) }),
-		"a rank of too many addresses": good(func(m *wire.Members) {
+		"long addresses": good(func(m *rendezvouspb.Members) { m.Starts[0] = strings.Repeat("x", maxText/2) }),
+		"a rank of too many addresses": good(func(m *rendezvouspb.Members) {
 			m.AddressStarts, m.AddressPorts = make([]uint32, maxAddrs+2), make([]uint32, maxAddrs+2)
 			m.AddressCounts[0] = maxAddrs + 1
 		}),
@@ -760,7 +761,7 @@ func TestStrangers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		reply, err := wire.NewRendezvousClient(conn).Join(context.Background(), &wire.JoinRequest{})
+		reply, err := rendezvouspb.NewRendezvousClient(conn).Join(context.Background(), &rendezvouspb.JoinRequest{})
 		if status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: %v, %v", name, reply, err)
 		}

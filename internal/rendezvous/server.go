@@ -19,6 +19,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -87,7 +88,7 @@ type Server struct {
 	closed    bool
 	current   *published
 	waiting   map[string]*waiter // by incarnation
-	dismissed map[string]*wire.JoinReply
+	dismissed map[string]*rendezvouspb.JoinReply
 	admitted  map[string]bool // by incarnation
 	handles   handles
 	widening
@@ -138,7 +139,7 @@ type published struct {
 	root       uint32
 	seq        uint64
 	ranks      map[string]uint32 // by incarnation
-	members    []byte            // a wire.Members
+	members    []byte            // a rendezvouspb.Members
 	key        identity.DataKey
 }
 
@@ -151,7 +152,7 @@ type waiter struct {
 }
 
 type answer struct {
-	reply *wire.JoinReply
+	reply *rendezvouspb.JoinReply
 	err   error
 }
 
@@ -164,7 +165,7 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.DataKey = func(uint64) identity.DataKey { return identity.NewDataKey() }
 	}
 	return &Server{
-		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*wire.JoinReply), admitted: make(map[string]bool),
+		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*rendezvouspb.JoinReply), admitted: make(map[string]bool),
 		widening: widening{asked: make(map[string][]string)}, handles: handles{of: make(map[string]int)},
 	}
 }
@@ -218,7 +219,7 @@ func (s *Server) belongs(from identity.Subject) (identity.Subject, error) {
 // it fails every waiting join as unavailable, and returns nil once all handlers have returned. It
 // returns an error if ln fails.
 func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
-	register := func(r grpc.ServiceRegistrar) { wire.RegisterRendezvousServer(r, service{s: s}) }
+	register := func(r grpc.ServiceRegistrar) { rendezvouspb.RegisterRendezvousServer(r, service{s: s}) }
 	var raw []wire.Raw
 	if s.cfg.Tasks != nil {
 		raw = append(raw, wire.Raw{Protocol: wire.TasksProtocol, Handle: s.tasks})
@@ -289,9 +290,9 @@ func (s *Server) Widen() {
 }
 
 // askToWiden returns what has a worker join again; the lock is held.
-func (s *Server) askToWiden(inc string) *wire.JoinReply {
+func (s *Server) askToWiden(inc string) *rendezvouspb.JoinReply {
 	s.asked[inc] = nil
-	return &wire.JoinReply{Widen: true}
+	return &rendezvouspb.JoinReply{Widen: true}
 }
 
 // widened notes with which addresses a worker has joined; the lock is held.
@@ -321,7 +322,7 @@ func (s *Server) publishHeld() {
 }
 
 // isNarrow returns whether a worker listens on loopback alone, and can do otherwise.
-func isNarrow(req *wire.JoinRequest) bool {
+func isNarrow(req *rendezvouspb.JoinRequest) bool {
 	return req.GetCanWiden() && !slices.ContainsFunc(req.GetDataAddresses(), func(addr string) bool {
 		at, err := netip.ParseAddrPort(addr)
 		return err != nil || !at.Addr().IsLoopback()
@@ -363,7 +364,7 @@ func (s *Server) publish(next world) {
 
 // reply returns the answer to a join of inc after that generation, or nil if the world does not
 // answer it.
-func (p *published) reply(inc string, after uint64) *wire.JoinReply {
+func (p *published) reply(inc string, after uint64) *rendezvouspb.JoinReply {
 	if p == nil || p.generation <= after {
 		return nil
 	}
@@ -371,11 +372,11 @@ func (p *published) reply(inc string, after uint64) *wire.JoinReply {
 	if !ok {
 		return nil
 	}
-	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: p.world(rank, p.key)}}
+	return &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_World{World: p.world(rank, p.key)}}
 }
 
-func (p *published) world(rank uint32, key identity.DataKey) *wire.World {
-	return &wire.World{
+func (p *published) world(rank uint32, key identity.DataKey) *rendezvouspb.World {
+	return &rendezvouspb.World{
 		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Size: uint32(len(p.ranks)), Members: p.members,
 		DataKey: key.Bytes(),
 	}
@@ -385,16 +386,16 @@ func (p *published) world(rank uint32, key identity.DataKey) *wire.World {
 // ErrFinished; it panics for other errors. The last dismissal of a worker counts, and the worker is
 // in no later world. Dismiss never blocks.
 func (s *Server) Dismiss(incarnation string, why error) {
-	var d wire.Dismissal
+	var d rendezvouspb.Dismissal
 	switch {
 	case errors.Is(why, ErrRemoved):
-		d = wire.Dismissal_DISMISSAL_REMOVED
+		d = rendezvouspb.Dismissal_DISMISSAL_REMOVED
 	case errors.Is(why, ErrFinished):
-		d = wire.Dismissal_DISMISSAL_FINISHED
+		d = rendezvouspb.Dismissal_DISMISSAL_FINISHED
 	default:
 		panic(fmt.Sprintf("rendezvous: %v is not a dismissal", why))
 	}
-	reply := &wire.JoinReply{Outcome: &wire.JoinReply_Dismissal{Dismissal: d}, Last: errors.Is(why, ErrLast)}
+	reply := &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_Dismissal{Dismissal: d}, Last: errors.Is(why, ErrLast)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dismissed[incarnation] = reply
@@ -405,7 +406,7 @@ func (s *Server) Dismiss(incarnation string, why error) {
 }
 
 // arrive returns the answer to a join, or the waiter that will receive it.
-func (s *Server) arrive(inc string, req *wire.JoinRequest) (*wire.JoinReply, *waiter, error) {
+func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest) (*rendezvouspb.JoinReply, *waiter, error) {
 	after, narrow := req.GetAfterGeneration(), isNarrow(req)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -445,11 +446,11 @@ func (s *Server) leave(inc string, w *waiter) {
 
 // service implements the gRPC service, apart from Server's own methods.
 type service struct {
-	wire.UnimplementedRendezvousServer
+	rendezvouspb.UnimplementedRendezvousServer
 	s *Server
 }
 
-func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinReply, error) {
+func (v service) Join(ctx context.Context, req *rendezvouspb.JoinRequest) (*rendezvouspb.JoinReply, error) {
 	s := v.s
 	from, err := s.caller(ctx)
 	if err != nil {
@@ -474,7 +475,7 @@ func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinRep
 	}
 }
 
-func (v service) Look(ctx context.Context, _ *wire.LookRequest) (*wire.World, error) {
+func (v service) Look(ctx context.Context, _ *rendezvouspb.LookRequest) (*rendezvouspb.World, error) {
 	from, err := v.s.caller(ctx)
 	if err != nil {
 		return nil, err
@@ -485,23 +486,23 @@ func (v service) Look(ctx context.Context, _ *wire.LookRequest) (*wire.World, er
 	case v.s.dismissed[from.Incarnation] != nil:
 		return nil, status.Error(codes.PermissionDenied, "this worker was dismissed")
 	case v.s.current == nil:
-		return &wire.World{}, nil
+		return &rendezvouspb.World{}, nil
 	}
 	return v.s.current.world(0, v.s.current.key.ForVisits()), nil
 }
 
-var reportsFromWire = map[wire.Report]Report{
-	wire.Report_REPORT_DONE: Done, wire.Report_REPORT_LEAVING: Leaving, wire.Report_REPORT_COMMITTED: Committed,
-	wire.Report_REPORT_DRAINING: Draining, wire.Report_REPORT_FETCHING: Fetching,
-	wire.Report_REPORT_WRITING: Writing, wire.Report_REPORT_WRITTEN: Written, wire.Report_REPORT_NOT_WRITTEN: NotWritten,
+var reportsFromWire = map[rendezvouspb.Report]Report{
+	rendezvouspb.Report_REPORT_DONE: Done, rendezvouspb.Report_REPORT_LEAVING: Leaving, rendezvouspb.Report_REPORT_COMMITTED: Committed,
+	rendezvouspb.Report_REPORT_DRAINING: Draining, rendezvouspb.Report_REPORT_FETCHING: Fetching,
+	rendezvouspb.Report_REPORT_WRITING: Writing, rendezvouspb.Report_REPORT_WRITTEN: Written, rendezvouspb.Report_REPORT_NOT_WRITTEN: NotWritten,
 }
 
-func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {
+func (v service) Report(ctx context.Context, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
 	from, err := v.s.caller(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if req.GetReport() == wire.Report_REPORT_BACKEND {
+	if req.GetReport() == rendezvouspb.Report_REPORT_BACKEND {
 		return v.reportBackend(from, req)
 	}
 	r, ok := reportsFromWire[req.GetReport()]
@@ -511,17 +512,17 @@ func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.Rep
 	if v.s.cfg.Handler != nil {
 		v.s.cfg.Handler.Reported(from, r, req.GetGeneration(), req.GetCommits())
 	}
-	return &wire.ReportReply{}, nil
+	return &rendezvouspb.ReportReply{}, nil
 }
 
-func (v service) reportBackend(from identity.Subject, req *wire.ReportRequest) (*wire.ReportReply, error) {
+func (v service) reportBackend(from identity.Subject, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
 	if err := checkBackend(req.GetBackend()); err != nil {
 		return nil, v.s.invalid(from, "report", err)
 	}
 	if h, ok := v.s.cfg.Handler.(BackendHandler); ok {
 		h.BackendReported(from, req.GetGeneration(), req.GetBackend())
 	}
-	return &wire.ReportReply{}, nil
+	return &rendezvouspb.ReportReply{}, nil
 }
 
 func (s *Server) invalid(from identity.Subject, what string, err error) error {

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
 // narrow is a worker that listens on loopback alone until it is asked for more.
@@ -57,9 +57,9 @@ func TestWiden(t *testing.T) {
 // published when that has joined again, with what it says then; a newer world takes its place.
 func TestWorldWaitsForWideMembers(t *testing.T) {
 	j := newJob(t)
-	arrive := func(inc string, after uint64, addr string, can bool) (*wire.JoinReply, *waiter) {
+	arrive := func(inc string, after uint64, addr string, can bool) (*rendezvouspb.JoinReply, *waiter) {
 		t.Helper()
-		reply, w, err := j.server.arrive(inc, &wire.JoinRequest{
+		reply, w, err := j.server.arrive(inc, &rendezvouspb.JoinRequest{
 			AfterGeneration: after, DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: can,
 		})
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -26,8 +26,8 @@ const (
 
 // membersToWire encodes the members of a world as columns. It omits local and cross ranks, which
 // plan.Place computes from the slots.
-func membersToWire(w plan.World, members []Member) *wire.Members {
-	m := &wire.Members{Indices: make([]uint32, len(members)), AddressCounts: make([]uint32, len(members))}
+func membersToWire(w plan.World, members []Member) *rendezvouspb.Members {
+	m := &rendezvouspb.Members{Indices: make([]uint32, len(members)), AddressCounts: make([]uint32, len(members))}
 	numbers := make(map[string]uint32) // index in Starts of each address without its port
 	for r, member := range members {
 		s := w.Slots[r]
@@ -72,7 +72,7 @@ func splitPort(addr string) (start string, port uint32) {
 }
 
 // placeFromWire checks that the place is valid, and newer than a generation.
-func placeFromWire(m *wire.World, after uint64) (Place, error) {
+func placeFromWire(m *rendezvouspb.World, after uint64) (Place, error) {
 	size := m.GetSize()
 	if m.GetGeneration() <= after || m.GetRank() >= size || m.GetSyncRoot() >= size || size > maxMembers {
 		return Place{}, invalidReply("generation %d, rank %d of %d, root %d", m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
@@ -90,7 +90,7 @@ func placeFromWire(m *wire.World, after uint64) (Place, error) {
 // World decodes the members. It takes 0.2 ms for a thousand, with their addresses. An error means
 // that the driver's answer is not valid.
 func (p Place) World() (World, error) {
-	var m wire.Members
+	var m rendezvouspb.Members
 	if err := proto.Unmarshal(p.members, &m); err != nil {
 		return World{}, invalidReply("%w", err)
 	}
@@ -114,7 +114,7 @@ func invalidReply(format string, args ...any) error {
 	return fmt.Errorf("rendezvous: the driver's answer is not valid: "+format, args...)
 }
 
-func slotsFromWire(m *wire.Members) ([]plan.Slot, error) {
+func slotsFromWire(m *rendezvouspb.Members) ([]plan.Slot, error) {
 	indices := m.GetIndices()
 	if len(indices) > maxMembers || len(m.GetHosts()) != len(m.GetCounts()) {
 		return nil, fmt.Errorf("%d ranks, %d hosts with %d counts", len(indices), len(m.GetHosts()), len(m.GetCounts()))
@@ -141,7 +141,7 @@ func slotsFromWire(m *wire.Members) ([]plan.Slot, error) {
 }
 
 // checkAddrs checks what World.DataAddrs and World.Handles rely on.
-func checkAddrs(m *wire.Members) error {
+func checkAddrs(m *rendezvouspb.Members) error {
 	counts, starts, ports := m.GetAddressCounts(), m.GetAddressStarts(), m.GetAddressPorts()
 	if len(counts) != len(m.GetIndices()) || len(starts) != len(ports) || len(starts) > maxAddresses {
 		return fmt.Errorf("%d ranks with addresses, %d addresses with %d ports", len(counts), len(starts), len(ports))

@@ -4,8 +4,6 @@ import (
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec that sharing embeds
 	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 )
 
 // sharing is the codec of servers. Each of a thousand workers receives the thousand members of a
@@ -14,28 +12,23 @@ type sharing struct{ encoding.CodecV2 }
 
 func newSharing() encoding.CodecV2 { return sharing{encoding.GetCodecV2("proto")} }
 
-const (
-	worldOfJoinReply protowire.Number = 1
-	membersOfWorld   protowire.Number = 6
-)
+// Sharer is a message of which other answers have a part. MarshalShared returns its encoding in two
+// parts, of which the second is shared; nil where there is no such part.
+type Sharer interface {
+	MarshalShared() (own, shared []byte, err error)
+}
 
 func (s sharing) Marshal(v any) (mem.BufferSlice, error) {
-	reply, _ := v.(*JoinReply)
-	w := reply.GetWorld()
-	members := w.GetMembers()
-	if len(members) == 0 {
+	sharer, is := v.(Sharer)
+	if !is {
 		return s.CodecV2.Marshal(v)
 	}
-	own, err := proto.Marshal(&World{
-		Generation: w.GetGeneration(), Rank: w.GetRank(), SyncRoot: w.GetSyncRoot(), Seq: w.GetSeq(), Size: w.GetSize(),
-		DataKey: w.GetDataKey(), Store: w.GetStore(),
-	})
-	if err != nil {
-		return nil, err
+	own, shared, err := sharer.MarshalShared()
+	if err != nil || len(shared) == 0 {
+		if err != nil {
+			return nil, err
+		}
+		return s.CodecV2.Marshal(v)
 	}
-	own = protowire.AppendTag(own, membersOfWorld, protowire.BytesType)
-	own = protowire.AppendVarint(own, uint64(len(members)))
-	head := protowire.AppendTag(nil, worldOfJoinReply, protowire.BytesType)
-	head = protowire.AppendVarint(head, uint64(len(own)+len(members)))
-	return mem.BufferSlice{mem.SliceBuffer(append(head, own...)), mem.SliceBuffer(members)}, nil
+	return mem.BufferSlice{mem.SliceBuffer(own), mem.SliceBuffer(shared)}, nil
 }

@@ -4,12 +4,14 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
 // A world with shared members is encoded like one without.
 func TestSharedMembersArrive(t *testing.T) {
 	members := []byte("somebody")
-	world := &World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9, Size: 500, Members: members, DataKey: []byte("key")}
+	world := &rendezvouspb.World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9, Size: 500, Members: members, DataKey: []byte("key")}
 	fields := world.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
 		if !world.ProtoReflect().Has(fields.Get(i)) {
@@ -17,17 +19,17 @@ func TestSharedMembersArrive(t *testing.T) {
 		}
 	}
 	codec := newSharing()
-	for name, sent := range map[string]*JoinReply{
-		"shared":    {Outcome: &JoinReply_World{World: world}},
-		"lonely":    {Outcome: &JoinReply_World{World: &World{Generation: 7}}},
-		"dismissal": {Outcome: &JoinReply_Dismissal{Dismissal: 2}},
+	for name, sent := range map[string]*rendezvouspb.JoinReply{
+		"shared":    {Outcome: &rendezvouspb.JoinReply_World{World: world}},
+		"lonely":    {Outcome: &rendezvouspb.JoinReply_World{World: &rendezvouspb.World{Generation: 7}}},
+		"dismissal": {Outcome: &rendezvouspb.JoinReply_Dismissal{Dismissal: 2}},
 		"nothing":   {},
 	} {
 		data, err := codec.Marshal(sent)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got JoinReply
+		var got rendezvouspb.JoinReply
 		if err := codec.Unmarshal(data, &got); err != nil || !proto.Equal(&got, sent) {
 			t.Errorf("%s: %v, %v", name, &got, err)
 		}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/hvdrun/hvdrun/internal/journal"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
@@ -127,11 +127,11 @@ func TestLargestOfEachField(t *testing.T) {
 		m    proto.Message
 		most int
 	}{
-		{&wire.ToTasks{}, link.MaxFrame},
-		{&wire.FromTasks{}, link.MaxFrame},
-		{&wire.ValueRequest{}, link.MaxFrame},
-		{&wire.ValueReply{}, link.MaxFrame},
-		{&wire.TasksRecord{}, maxRecord},
+		{&taskspb.ToTasks{}, link.MaxFrame},
+		{&taskspb.FromTasks{}, link.MaxFrame},
+		{&taskspb.ValueRequest{}, link.MaxFrame},
+		{&taskspb.ValueReply{}, link.MaxFrame},
+		{&taskspb.TasksRecord{}, maxRecord},
 	} {
 		all, part := sizes(t, c.m.ProtoReflect().Descriptor())
 		name := c.m.ProtoReflect().Descriptor().Name()
@@ -140,7 +140,7 @@ func TestLargestOfEachField(t *testing.T) {
 			t.Errorf("%s may have %d bytes, or a part of %d; at most %d", name, all, part, c.most)
 		}
 	}
-	messages := wire.File_tasks_proto.Messages()
+	messages := taskspb.File_tasks_proto.Messages()
 	for i := range messages.Len() {
 		if name := messages.Get(i).Name(); !measured[name] && within[name] == "" {
 			t.Errorf("%s is in no message of the table", name)
@@ -158,7 +158,7 @@ func TestLargestOfEachField(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	_, part := sizes(t, (&wire.TasksRecord{}).ProtoReflect().Descriptor())
+	_, part := sizes(t, (&taskspb.TasksRecord{}).ProtoReflect().Descriptor())
 	if err := j.Append(make([]byte, part+64)); err != nil {
 		t.Errorf("the journal does not take the largest record: %v", err)
 	}
@@ -171,13 +171,13 @@ func TestTooLarge(t *testing.T) {
 	defer s.Close()
 	w, c := connectTo(t, s, aWorker), connectTo(t, s, aClient)
 	submit := func(n uint64, args []byte) {
-		sub := &wire.SubmitTask{N: n, Args: args}
-		if err := c.l.Send(sub, func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) }); err != nil {
+		sub := &taskspb.SubmitTask{N: n, Args: args}
+		if err := c.l.Send(sub, func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, sub) }); err != nil {
 			t.Error(err)
 		}
 	}
-	told := func(n uint64) (r *wire.TaskResult) {
-		c.until(func(m *wire.FromTasks) bool {
+	told := func(n uint64) (r *taskspb.TaskResult) {
+		c.until(func(m *taskspb.FromTasks) bool {
 			for _, told := range m.GetTold() {
 				if told.GetN() == n {
 					r = told.GetResult()
@@ -187,17 +187,17 @@ func TestTooLarge(t *testing.T) {
 		})
 		return r
 	}
-	c.say(func(m *wire.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
+	c.say(func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
 	submit(1, make([]byte, link.MaxSubmit+1))
 	if r := told(1); queue.State(r.GetState()) != queue.Failed || !strings.Contains(r.GetText(), "at most 12582912 may be sent") {
 		t.Errorf("a task that is too large has become %v", r)
 	}
 	for n, c := range []struct {
-		result *wire.TaskResult
+		result *taskspb.TaskResult
 		want   string
 	}{
-		{&wire.TaskResult{State: 4, Failure: 1, Text: strings.Repeat("x", 13<<20)}, "bytes more)"},
-		{&wire.TaskResult{State: 3, Inlined: make([]byte, 13<<20)}, "its result of 13631488 bytes was not stored"},
+		{&taskspb.TaskResult{State: 4, Failure: 1, Text: strings.Repeat("x", 13<<20)}, "bytes more)"},
+		{&taskspb.TaskResult{State: 3, Inlined: make([]byte, 13<<20)}, "its result of 13631488 bytes was not stored"},
 	} {
 		submit(uint64(n+2), nil)
 		w.answer(c.result)
@@ -206,26 +206,26 @@ func TestTooLarge(t *testing.T) {
 		}
 	}
 	var large *link.TooLargeError
-	done := &wire.TaskDone{Result: &wire.TaskResult{Inlined: make([]byte, link.MaxFrame)}}
-	if err := w.l.Send(done, func(*wire.ToTasks) { t.Error("it is sent") }); !errors.As(err, &large) {
+	done := &taskspb.TaskDone{Result: &taskspb.TaskResult{Inlined: make([]byte, link.MaxFrame)}}
+	if err := w.l.Send(done, func(*taskspb.ToTasks) { t.Error("it is sent") }); !errors.As(err, &large) {
 		t.Errorf("what fits into no message is sent: %v", err)
 	}
 }
 
 // answer answers the next task of a worker.
-func (w *wired) answer(r *wire.TaskResult) {
+func (w *wired) answer(r *taskspb.TaskResult) {
 	w.t.Helper()
-	w.until(func(m *wire.FromTasks) bool {
+	w.until(func(m *taskspb.FromTasks) bool {
 		for _, a := range m.GetAsks() {
-			w.say(func(m *wire.ToTasks) {
-				m.Leases = append(m.Leases, &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true})
+			w.say(func(m *taskspb.ToTasks) {
+				m.Leases = append(m.Leases, &taskspb.LeaseAnswer{Group: a.GetGroup(), Granted: true})
 			})
 		}
 		if len(m.GetPushes()) == 0 {
 			return false
 		}
-		d := &wire.TaskDone{Of: m.GetPushes()[0].GetOf(), Result: r}
-		if err := w.l.Send(d, func(m *wire.ToTasks) { m.Dones = append(m.Dones, d) }); err != nil {
+		d := &taskspb.TaskDone{Of: m.GetPushes()[0].GetOf(), Result: r}
+		if err := w.l.Send(d, func(m *taskspb.ToTasks) { m.Dones = append(m.Dones, d) }); err != nil {
 			w.t.Error(err)
 		}
 		return true

@@ -10,19 +10,19 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
 // attachTo makes a peer whose connection somebody reads.
-func attachTo(t *testing.T, s *Scheduler, h *wire.TasksHello) (*peer, *link.Link[*wire.FromTasks], error) {
+func attachTo(t *testing.T, s *Scheduler, h *taskspb.TasksHello) (*peer, *link.Link[*taskspb.FromTasks], error) {
 	near, far := net.Pipe()
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
 		_, _ = io.Copy(io.Discard, far)
 	}()
-	l := link.New(near, func() *wire.FromTasks { return &wire.FromTasks{} })
+	l := link.New(near, func() *taskspb.FromTasks { return &taskspb.FromTasks{} })
 	t.Cleanup(func() {
 		l.Close()
 		far.Close()
@@ -36,13 +36,13 @@ func attachTo(t *testing.T, s *Scheduler, h *wire.TasksHello) (*peer, *link.Link
 // stays right.
 func FuzzMessages(f *testing.F) {
 	hash := []byte("12345678")
-	one := &wire.TaskGroup{Function: &wire.TaskFunction{Name: "f", Hash: hash}, Demand: []*wire.Amount{{Name: "cpu", Milli: 1000}}}
-	of := &wire.Attempt{Client: 1, N: 1}
-	for _, all := range [][]*wire.ToTasks{
-		{{Groups: []*wire.TaskGroup{one}, Submits: []*wire.SubmitTask{{N: 1}, {N: 2, Options: &wire.TaskOptions{Needs: []uint64{1, 2}}}}, Status: true}},
-		{{Leases: []*wire.LeaseAnswer{{Granted: true}}, Dones: []*wire.TaskDone{{Of: of, Result: &wire.TaskResult{State: 3, Size: 1 << 63}}}}},
-		{{Cancels: []*wire.CancelTask{{N: 1, Force: true}}, Releases: []uint64{1, 2, 2}, Left: true}},
-		{{Leaving: true, Willing: true, Left: true, Returned: []*wire.Attempt{of}, Kept: []*wire.Attempt{of}}},
+	one := &taskspb.TaskGroup{Function: &taskspb.TaskFunction{Name: "f", Hash: hash}, Demand: []*taskspb.Amount{{Name: "cpu", Milli: 1000}}}
+	of := &taskspb.Attempt{Client: 1, N: 1}
+	for _, all := range [][]*taskspb.ToTasks{
+		{{Groups: []*taskspb.TaskGroup{one}, Submits: []*taskspb.SubmitTask{{N: 1}, {N: 2, Options: &taskspb.TaskOptions{Needs: []uint64{1, 2}}}}, Status: true}},
+		{{Leases: []*taskspb.LeaseAnswer{{Granted: true}}, Dones: []*taskspb.TaskDone{{Of: of, Result: &taskspb.TaskResult{State: 3, Size: 1 << 63}}}}},
+		{{Cancels: []*taskspb.CancelTask{{N: 1, Force: true}}, Releases: []uint64{1, 2, 2}, Left: true}},
+		{{Leaving: true, Willing: true, Left: true, Returned: []*taskspb.Attempt{of}, Kept: []*taskspb.Attempt{of}}},
 	} {
 		var text []byte
 		for _, m := range all {
@@ -61,12 +61,12 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		s := New(Config{Log: log})
 		t.Cleanup(s.Close)
-		fn := []*wire.TaskFunction{{Name: "f", Hash: hash}}
-		offers := []*wire.Amount{{Name: "cpu", Milli: 1000}}
+		fn := []*taskspb.TaskFunction{{Name: "f", Hash: hash}}
+		offers := []*taskspb.Amount{{Name: "cpu", Milli: 1000}}
 		var peers []*peer
-		var links []*link.Link[*wire.FromTasks]
+		var links []*link.Link[*taskspb.FromTasks]
 		for i := range uint64(3) {
-			p, l, err := attachTo(t, s, &wire.TasksHello{Session: i + 1, Worker: i > 0, Host: "a", Functions: fn, Offers: offers})
+			p, l, err := attachTo(t, s, &taskspb.TasksHello{Session: i + 1, Worker: i > 0, Host: "a", Functions: fn, Offers: offers})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -74,7 +74,7 @@ func FuzzMessages(f *testing.F) {
 		}
 		for len(text) >= 2 {
 			who, n := text[0]%3, min(int(text[1]), len(text)-2)
-			var m wire.ToTasks
+			var m taskspb.ToTasks
 			if proto.Unmarshal(text[2:2+n], &m) == nil {
 				_ = s.take(peers[who], links[who], &m) // an error ends the connection
 			}

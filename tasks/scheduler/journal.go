@@ -11,7 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -49,16 +49,16 @@ type records struct {
 type recorder struct {
 	s       *Scheduler
 	k       *journal.Keeper
-	records []*wire.TasksRecord // to be written; the last one grows
-	size    int                 // of the last one
-	waiting int                 // of all
-	writing int                 // of those that the writer has
-	acks    map[*peer]ack       // when they are written
-	tells   []queue.ID          // tasks of which clients are told then
-	telling bool                // they are told now
-	lost    bool                // records were dropped: only a snapshot helps
-	why     error               // it cannot be written
-	news    chan struct{}       // of capacity 1
+	records []*taskspb.TasksRecord // to be written; the last one grows
+	size    int                    // of the last one
+	waiting int                    // of all
+	writing int                    // of those that the writer has
+	acks    map[*peer]ack          // when they are written
+	tells   []queue.ID             // tasks of which clients are told then
+	telling bool                   // they are told now
+	lost    bool                   // records were dropped: only a snapshot helps
+	why     error                  // it cannot be written
+	news    chan struct{}          // of capacity 1
 	stop    chan struct{}
 	done    chan struct{}
 }
@@ -84,14 +84,14 @@ func (s *Scheduler) begin(path string, j *journal.Journal) {
 
 // note adds to the record that is written next; the lock is held. part is what add adds, by which
 // it is measured; nil: some numbers.
-func (s *Scheduler) note(part proto.Message, add func(*wire.TasksRecord)) {
+func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 	b := s.recorder
 	if b == nil || b.lost {
 		return
 	}
 	bytes := partSize(part)
 	if n := len(b.records); n == 0 || b.size+bytes > recordAt {
-		b.records = append(b.records, &wire.TasksRecord{})
+		b.records = append(b.records, &taskspb.TasksRecord{})
 		b.size = 0
 	}
 	add(b.records[len(b.records)-1])
@@ -172,9 +172,9 @@ func (p *peer) acknowledge(a ack) {
 	switch {
 	case p.link == nil:
 	case p.worker:
-		p.put(nil, func(m *wire.FromTasks) { m.Heard = a.heard })
+		p.put(nil, func(m *taskspb.FromTasks) { m.Heard = a.heard })
 	default:
-		_ = p.link.Put(nil, func(m *wire.FromTasks) { m.Accepted = a.accepted })
+		_ = p.link.Put(nil, func(m *taskspb.FromTasks) { m.Accepted = a.accepted })
 		p.owe(a.accepted)
 	}
 }
@@ -284,7 +284,7 @@ func (b *recorder) commit(now time.Time) {
 
 // append writes records, or a snapshot where some are lost or one is due, and returns nil when all
 // is on the disk.
-func (b *recorder) append(now time.Time, records []*wire.TasksRecord, lost bool) error {
+func (b *recorder) append(now time.Time, records []*taskspb.TasksRecord, lost bool) error {
 	if lost {
 		b.k.Drop()
 	}
@@ -332,15 +332,15 @@ func (b *recorder) snapshot(yield func([]byte) bool) {
 
 // pages are records of which none is larger than recordAt, unless it has a single part.
 type pages struct {
-	records []*wire.TasksRecord
+	records []*taskspb.TasksRecord
 	size    int // of the last one
 }
 
 // add adds a part.
-func (p *pages) add(part proto.Message, add func(*wire.TasksRecord)) {
+func (p *pages) add(part proto.Message, add func(*taskspb.TasksRecord)) {
 	bytes := partSize(part)
 	if len(p.records) == 0 || p.size+bytes > recordAt {
-		p.records, p.size = append(p.records, &wire.TasksRecord{}), 0
+		p.records, p.size = append(p.records, &taskspb.TasksRecord{}), 0
 	}
 	p.size += bytes
 	add(p.records[len(p.records)-1])
@@ -350,18 +350,18 @@ func (p *pages) add(part proto.Message, add func(*wire.TasksRecord)) {
 func (s *Scheduler) firstPages(to *pages) {
 	for i := 0; s.q.GroupAt(i) != nil; i++ {
 		g := groupOf(s.q.GroupAt(i))
-		to.add(g, func(r *wire.TasksRecord) { r.Groups = append(r.Groups, g) })
+		to.add(g, func(r *taskspb.TasksRecord) { r.Groups = append(r.Groups, g) })
 	}
 	for _, p := range s.peers {
 		if p.worker {
 			continue
 		}
 		c := clientOf(p)
-		to.add(c, func(r *wire.TasksRecord) { r.Clients = append(r.Clients, c) })
+		to.add(c, func(r *taskspb.TasksRecord) { r.Clients = append(r.Clients, c) })
 		for id := range p.puts {
 			_, size := s.q.Holders(id)
-			use := &wire.TaskUse{Client: p.session, Value: id[:], Size: uint64(size), Put: true}
-			to.add(use, func(r *wire.TasksRecord) { r.Uses = append(r.Uses, use) })
+			use := &taskspb.TaskUse{Client: p.session, Value: id[:], Size: uint64(size), Put: true}
+			to.add(use, func(r *taskspb.TasksRecord) { r.Uses = append(r.Uses, use) })
 		}
 	}
 }
@@ -373,24 +373,26 @@ func (s *Scheduler) noteAll(to *pages, id queue.ID) {
 		return
 	}
 	sub := submitOf(t.Task)
-	to.add(sub, func(r *wire.TasksRecord) { r.Submits = append(r.Submits, sub) })
+	to.add(sub, func(r *taskspb.TasksRecord) { r.Submits = append(r.Submits, sub) })
 	if t.Tries > 0 || len(t.Killers) > 0 {
-		loss := &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers}
-		to.add(loss, func(r *wire.TasksRecord) { r.Losses = append(r.Losses, loss) })
+		loss := &taskspb.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers}
+		to.add(loss, func(r *taskspb.TasksRecord) { r.Losses = append(r.Losses, loss) })
 	}
 	if t.Result.State.Over() {
-		over := &wire.TaskOver{Client: id.Client, N: id.N, Result: wireResult(t.Result)}
-		to.add(over, func(r *wire.TasksRecord) { r.Overs = append(r.Overs, over) })
+		over := &taskspb.TaskOver{Client: id.Client, N: id.N, Result: wireResult(t.Result)}
+		to.add(over, func(r *taskspb.TasksRecord) { r.Overs = append(r.Overs, over) })
 	}
 	if t.Released {
-		to.add(nil, func(r *wire.TasksRecord) { r.Releases = append(r.Releases, &wire.TaskName{Client: id.Client, N: id.N}) })
+		to.add(nil, func(r *taskspb.TasksRecord) {
+			r.Releases = append(r.Releases, &taskspb.TaskName{Client: id.Client, N: id.N})
+		})
 	}
 }
 
-func submitOf(t queue.Task) *wire.TaskSubmitted {
-	sub := &wire.TaskSubmitted{Client: t.ID.Client, Group: uint32(t.Group.Index), Task: &wire.SubmitTask{N: t.ID.N, Priority: t.Priority, Args: t.Spec}}
+func submitOf(t queue.Task) *taskspb.TaskSubmitted {
+	sub := &taskspb.TaskSubmitted{Client: t.ID.Client, Group: uint32(t.Group.Index), Task: &taskspb.SubmitTask{N: t.ID.N, Priority: t.Priority, Args: t.Spec}}
 	if o := t.Options; o != nil && !queue.AreDefaults(o) {
-		to := &wire.TaskOptions{
+		to := &taskspb.TaskOptions{
 			Prefer: o.Prefer, Pin: o.Pin, Retries: uint32(o.Retries), Again: o.Again, LimitMs: uint64(o.TimeLimit.Milliseconds()),
 		}
 		for _, id := range o.Needs {
@@ -404,18 +406,18 @@ func submitOf(t queue.Task) *wire.TaskSubmitted {
 	return sub
 }
 
-func groupOf(g *queue.Group) *wire.TaskGroup {
+func groupOf(g *queue.Group) *taskspb.TaskGroup {
 	name, hash, _ := cutKey(g.Function)
-	of := &wire.TaskGroup{Function: &wire.TaskFunction{Name: name, Hash: hash}}
+	of := &taskspb.TaskGroup{Function: &taskspb.TaskFunction{Name: name, Hash: hash}}
 	for _, a := range g.Demand {
-		of.Demand = append(of.Demand, &wire.Amount{Name: a.Name, Milli: a.Milli})
+		of.Demand = append(of.Demand, &taskspb.Amount{Name: a.Name, Milli: a.Milli})
 	}
 	return of
 }
 
-func clientOf(p *peer) *wire.TaskClient {
+func clientOf(p *peer) *taskspb.TaskClient {
 	f := p.from
-	return &wire.TaskClient{
+	return &taskspb.TaskClient{
 		Session: p.session, Host: p.host, Pid: p.pid, RunId: f.RunID, Role: string(f.Role), FromHost: f.Host, Index: int64(f.Index),
 		Incarnation: f.Incarnation, User: f.User, Uid: f.UID,
 	}
@@ -426,14 +428,14 @@ func clientOf(p *peer) *wire.TaskClient {
 func (s *Scheduler) noteOvers() {
 	for _, id := range s.q.Over {
 		if r, ok := s.q.Result(id); ok {
-			over := &wire.TaskOver{Client: id.Client, N: id.N, Result: s.sharedResult(r)}
-			s.note(over, func(m *wire.TasksRecord) { m.Overs = append(m.Overs, over) })
+			over := &taskspb.TaskOver{Client: id.Client, N: id.N, Result: s.sharedResult(r)}
+			s.note(over, func(m *taskspb.TasksRecord) { m.Overs = append(m.Overs, over) })
 		}
 	}
 	for _, id := range s.q.Losses {
 		if t, ok := s.q.Saved(id); ok {
-			loss := &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers}
-			s.note(loss, func(m *wire.TasksRecord) { m.Losses = append(m.Losses, loss) })
+			loss := &taskspb.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers}
+			s.note(loss, func(m *taskspb.TasksRecord) { m.Losses = append(m.Losses, loss) })
 		}
 	}
 	s.q.Over, s.q.Losses = s.q.Over[:0], s.q.Losses[:0]
@@ -506,7 +508,7 @@ type replay struct {
 
 // next takes over a record. What it says may be so already.
 func (r *replay) next(payload []byte) error {
-	var m wire.TasksRecord
+	var m taskspb.TasksRecord
 	if err := proto.Unmarshal(payload, &m); err != nil {
 		return fmt.Errorf("tasks: a record: %w", err)
 	}
@@ -516,7 +518,7 @@ func (r *replay) next(payload []byte) error {
 	for _, c := range m.GetClients() {
 		if s.peers[c.GetSession()] == nil && c.GetSession() != 0 {
 			s.peers[c.GetSession()] = &peer{
-				s: s, session: c.GetSession(), profile: profileOf(&wire.TasksHello{Host: c.GetHost(), Pid: c.GetPid()}),
+				s: s, session: c.GetSession(), profile: profileOf(&taskspb.TasksHello{Host: c.GetHost(), Pid: c.GetPid()}),
 				from: identity.Subject{
 					RunID: c.GetRunId(), Role: identity.Role(c.GetRole()), Host: c.GetFromHost(), Index: int(c.GetIndex()),
 					Incarnation: c.GetIncarnation(), User: c.GetUser(), UID: c.GetUid(),
@@ -529,7 +531,7 @@ func (r *replay) next(payload []byte) error {
 	}
 	for _, u := range m.GetUses() {
 		if p := s.peers[u.GetClient()]; p != nil && u.GetPut() {
-			if err := s.putBy(r.now, p, []*wire.PutValue{{Value: u.GetValue(), Size: u.GetSize()}}); err != nil {
+			if err := s.putBy(r.now, p, []*taskspb.PutValue{{Value: u.GetValue(), Size: u.GetSize()}}); err != nil {
 				return err
 			}
 		} else if p != nil {
@@ -560,7 +562,7 @@ func (r *replay) next(payload []byte) error {
 	return nil
 }
 
-func (r *replay) submitted(sub *wire.TaskSubmitted) error {
+func (r *replay) submitted(sub *taskspb.TaskSubmitted) error {
 	s, t := r.s, sub.GetTask()
 	g, p := s.q.GroupAt(int(sub.GetGroup())), s.peers[sub.GetClient()]
 	if g == nil {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/test/follow"
 )
@@ -30,12 +30,12 @@ func silent() *logrus.Logger {
 // wired is a peer of a scheduler, over a connection.
 type wired struct {
 	t    *testing.T
-	l    *link.Link[*wire.ToTasks]
-	news chan *wire.FromTasks
+	l    *link.Link[*taskspb.ToTasks]
+	news chan *taskspb.FromTasks
 	wg   sync.WaitGroup
 }
 
-func connectTo(t *testing.T, s *Scheduler, h *wire.TasksHello) *wired {
+func connectTo(t *testing.T, s *Scheduler, h *taskspb.TasksHello) *wired {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -50,21 +50,21 @@ func connectTo(t *testing.T, s *Scheduler, h *wire.TasksHello) *wired {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wired{t: t, l: link.New(near, func() *wire.ToTasks { return &wire.ToTasks{} }), news: make(chan *wire.FromTasks, 100_000)}
+	w := &wired{t: t, l: link.New(near, func() *taskspb.ToTasks { return &taskspb.ToTasks{} }), news: make(chan *taskspb.FromTasks, 100_000)}
 	w.wg.Go(func() {
 		_ = s.Handle(context.Background(), far, identity.Subject{Role: identity.Worker, Incarnation: h.GetHost()})
 	})
 	w.wg.Go(func() {
 		defer close(w.news)
 		for r := link.NewReader(near); ; {
-			m := &wire.FromTasks{}
+			m := &taskspb.FromTasks{}
 			if r.Read(m) != nil {
 				return
 			}
 			w.news <- m
 		}
 	})
-	w.l.Say(func(m *wire.ToTasks) { m.Hello = h })
+	w.l.Say(func(m *taskspb.ToTasks) { m.Hello = h })
 	t.Cleanup(w.end)
 	return w
 }
@@ -74,10 +74,10 @@ func (w *wired) end() {
 	w.wg.Wait()
 }
 
-func (w *wired) say(add func(*wire.ToTasks)) { w.l.Say(add) }
+func (w *wired) say(add func(*taskspb.ToTasks)) { w.l.Say(add) }
 
 // until blocks until a message satisfies is.
-func (w *wired) until(is func(*wire.FromTasks) bool) {
+func (w *wired) until(is func(*taskspb.FromTasks) bool) {
 	w.t.Helper()
 	for m := range w.news {
 		if is(m) {
@@ -88,10 +88,10 @@ func (w *wired) until(is func(*wire.FromTasks) bool) {
 }
 
 var (
-	oneGroup = &wire.TaskGroup{Function: &wire.TaskFunction{Name: "f", Hash: []byte("12345678")}, Demand: []*wire.Amount{{Name: "cpu", Milli: 1000}}}
-	aClient  = &wire.TasksHello{Session: 7, Host: "client"}
-	aWorker  = &wire.TasksHello{
-		Session: 9, Worker: true, Host: "worker", Functions: []*wire.TaskFunction{oneGroup.Function}, Offers: []*wire.Amount{{Name: "cpu", Milli: 1000}},
+	oneGroup = &taskspb.TaskGroup{Function: &taskspb.TaskFunction{Name: "f", Hash: []byte("12345678")}, Demand: []*taskspb.Amount{{Name: "cpu", Milli: 1000}}}
+	aClient  = &taskspb.TasksHello{Session: 7, Host: "client"}
+	aWorker  = &taskspb.TasksHello{
+		Session: 9, Worker: true, Host: "worker", Functions: []*taskspb.TaskFunction{oneGroup.Function}, Offers: []*taskspb.Amount{{Name: "cpu", Milli: 1000}},
 	}
 )
 
@@ -119,18 +119,18 @@ func number(n uint64) []byte { return fmt.Appendf(nil, "result %d", n) }
 // work answers so many of a worker's tasks, and no other that comes with them.
 func (w *wired) work(n int) {
 	w.t.Helper()
-	w.until(func(m *wire.FromTasks) bool {
+	w.until(func(m *taskspb.FromTasks) bool {
 		for _, a := range m.GetAsks() {
-			w.say(func(m *wire.ToTasks) {
-				m.Leases = append(m.Leases, &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true})
+			w.say(func(m *taskspb.ToTasks) {
+				m.Leases = append(m.Leases, &taskspb.LeaseAnswer{Group: a.GetGroup(), Granted: true})
 			})
 		}
 		for _, p := range m.GetPushes() {
 			if n--; n < 0 {
 				return true
 			}
-			w.say(func(m *wire.ToTasks) {
-				m.Dones = append(m.Dones, &wire.TaskDone{Of: p.GetOf(), Result: &wire.TaskResult{State: 3, Inlined: number(p.GetOf().GetN())}})
+			w.say(func(m *taskspb.ToTasks) {
+				m.Dones = append(m.Dones, &taskspb.TaskDone{Of: p.GetOf(), Result: &taskspb.TaskResult{State: 3, Inlined: number(p.GetOf().GetN())}})
 			})
 		}
 		return n <= 0
@@ -145,27 +145,27 @@ func TestJournal(t *testing.T) {
 	t.Cleanup(s.Close)
 	c := connectTo(t, s, aClient)
 	const n = 100
-	c.say(func(m *wire.ToTasks) {
+	c.say(func(m *taskspb.ToTasks) {
 		m.Groups = append(m.Groups, oneGroup)
 		for i := range uint64(n) {
-			m.Submits = append(m.Submits, &wire.SubmitTask{N: i + 1, Priority: -int32(i)})
+			m.Submits = append(m.Submits, &taskspb.SubmitTask{N: i + 1, Priority: -int32(i)})
 		}
 	})
-	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n })
+	c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == n })
 	w := connectTo(t, s, aWorker)
 	w.work(40)
 	told := map[uint64]bool{}
-	c.until(func(m *wire.FromTasks) bool {
+	c.until(func(m *taskspb.FromTasks) bool {
 		for _, r := range m.GetTold() {
 			told[r.GetN()] = true
 		}
 		return len(told) >= 40
 	})
-	c.say(func(m *wire.ToTasks) { m.Releases = []uint64{1, 2, 3, 4, 5} })
-	w.say(func(m *wire.ToTasks) { m.Leaving = true })
-	w.until(func(m *wire.FromTasks) bool { return m.GetHeard() >= 40 })
-	c.say(func(m *wire.ToTasks) { m.Submits = []*wire.SubmitTask{{N: n + 1}} }) // the releases are written before that
-	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+1 })
+	c.say(func(m *taskspb.ToTasks) { m.Releases = []uint64{1, 2, 3, 4, 5} })
+	w.say(func(m *taskspb.ToTasks) { m.Leaving = true })
+	w.until(func(m *taskspb.FromTasks) bool { return m.GetHeard() >= 40 })
+	c.say(func(m *taskspb.ToTasks) { m.Submits = []*taskspb.SubmitTask{{N: n + 1}} }) // the releases are written before that
+	c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == n+1 })
 
 	again := crashed(t, path)
 	if s := again.status(); s.Suspended < n+1-len(told)-10 {
@@ -177,7 +177,7 @@ func TestJournal(t *testing.T) {
 	w.work(n + 1 - len(told))
 	c = connectTo(t, again, aClient)
 	results := map[uint64]string{}
-	c.until(func(m *wire.FromTasks) bool {
+	c.until(func(m *taskspb.FromTasks) bool {
 		for _, r := range m.GetTold() {
 			results[r.GetN()] = string(r.GetResult().GetInlined())
 		}
@@ -188,7 +188,7 @@ func TestJournal(t *testing.T) {
 			t.Errorf("task %d: %q", i, results[i])
 		}
 	}
-	c.say(func(m *wire.ToTasks) { m.Left = true })
+	c.say(func(m *taskspb.ToTasks) { m.Left = true })
 	c.end()
 	if !follow.Poll(func() bool {
 		again.mu.Lock()
@@ -215,17 +215,17 @@ func TestJournalIsBounded(t *testing.T) {
 	t.Cleanup(s.Close)
 	c := connectTo(t, s, aClient)
 	w := connectTo(t, s, aWorker)
-	c.say(func(m *wire.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
+	c.say(func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
 	args := make([]byte, 1<<20)
 	n := uint64(200)
 	if testing.Short() {
 		n = leastCompacted/uint64(len(args)) + 6
 	}
 	for i := range n {
-		c.say(func(m *wire.ToTasks) { m.Submits = append(m.Submits, &wire.SubmitTask{N: i + 1, Args: args}) })
+		c.say(func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, &taskspb.SubmitTask{N: i + 1, Args: args}) })
 		w.work(1)
-		c.until(func(m *wire.FromTasks) bool { return len(m.GetTold()) > 0 })
-		c.say(func(m *wire.ToTasks) { m.Releases = append(m.Releases, i+1) })
+		c.until(func(m *taskspb.FromTasks) bool { return len(m.GetTold()) > 0 })
+		c.say(func(m *taskspb.ToTasks) { m.Releases = append(m.Releases, i+1) })
 	}
 	if !follow.Poll(func() bool {
 		f, err := os.Open(path)
@@ -238,8 +238,8 @@ func TestJournalIsBounded(t *testing.T) {
 	}) {
 		t.Error("the journal is not compacted")
 	}
-	c.say(func(m *wire.ToTasks) { m.Submits = append(m.Submits, &wire.SubmitTask{N: n + 1}) })
-	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+1 })
+	c.say(func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, &taskspb.SubmitTask{N: n + 1}) })
+	c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == n+1 })
 	if again := crashed(t, path); again.q.Suspended() > 1 {
 		t.Errorf("%d tasks are left of those that are over", again.q.Suspended())
 	}
@@ -255,11 +255,11 @@ func TestDiskFull(t *testing.T) {
 	s := New(Config{Run: "r", Journal: path, Log: silent()})
 	t.Cleanup(s.Close)
 	c := connectTo(t, s, aClient)
-	c.say(func(m *wire.ToTasks) {
+	c.say(func(m *taskspb.ToTasks) {
 		m.Groups = append(m.Groups, oneGroup)
-		m.Submits = append(m.Submits, &wire.SubmitTask{N: 1})
+		m.Submits = append(m.Submits, &taskspb.SubmitTask{N: 1})
 	})
-	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == 1 })
+	c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == 1 })
 	small := old
 	small.Cur = 8 << 10
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &small); err != nil {
@@ -270,8 +270,8 @@ func TestDiskFull(t *testing.T) {
 	args := make([]byte, 100<<10)
 	const n = mostUnwritten/(100<<10) + 20
 	for i := range uint64(n) {
-		sub := &wire.SubmitTask{N: i + 2, Args: args}
-		_ = c.l.Send(sub, func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) })
+		sub := &taskspb.SubmitTask{N: i + 2, Args: args}
+		_ = c.l.Send(sub, func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, sub) })
 	}
 	if !follow.Poll(func() bool {
 		s.mu.Lock()
@@ -289,7 +289,7 @@ func TestDiskFull(t *testing.T) {
 		}
 	}
 	restore()
-	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+1 })
+	c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == n+1 })
 	if again := crashed(t, path); again.q.Suspended() != n+1 {
 		t.Errorf("%d tasks are written, of %d", again.q.Suspended(), n+1)
 	}
@@ -298,11 +298,11 @@ func TestDiskFull(t *testing.T) {
 // FuzzJournal: whatever a journal says, reading it ends, and what it is taken for is read from its
 // snapshot as the same.
 func FuzzJournal(f *testing.F) {
-	for _, m := range []*wire.TasksRecord{
-		{Clients: []*wire.TaskClient{{Session: 1}}, Groups: []*wire.TaskGroup{oneGroup}, Submits: []*wire.TaskSubmitted{
-			{Client: 1, Task: &wire.SubmitTask{N: 1}}, {Client: 1, Task: &wire.SubmitTask{N: 2, Options: &wire.TaskOptions{Needs: []uint64{1}}}},
-		}, Overs: []*wire.TaskOver{{Client: 1, N: 1, Result: &wire.TaskResult{State: 3, Size: 5, Value: make([]byte, 32)}}}, Releases: []*wire.TaskName{{Client: 1, N: 1}}},
-		{Clients: []*wire.TaskClient{{Session: 1}}, Uses: []*wire.TaskUse{{Client: 1, Value: make([]byte, 32), Size: 1, Put: true}}, Gone: []uint64{1}},
+	for _, m := range []*taskspb.TasksRecord{
+		{Clients: []*taskspb.TaskClient{{Session: 1}}, Groups: []*taskspb.TaskGroup{oneGroup}, Submits: []*taskspb.TaskSubmitted{
+			{Client: 1, Task: &taskspb.SubmitTask{N: 1}}, {Client: 1, Task: &taskspb.SubmitTask{N: 2, Options: &taskspb.TaskOptions{Needs: []uint64{1}}}},
+		}, Overs: []*taskspb.TaskOver{{Client: 1, N: 1, Result: &taskspb.TaskResult{State: 3, Size: 5, Value: make([]byte, 32)}}}, Releases: []*taskspb.TaskName{{Client: 1, N: 1}}},
+		{Clients: []*taskspb.TaskClient{{Session: 1}}, Uses: []*taskspb.TaskUse{{Client: 1, Value: make([]byte, 32), Size: 1, Put: true}}, Gone: []uint64{1}},
 	} {
 		b, err := proto.Marshal(m)
 		if err != nil {
@@ -363,16 +363,16 @@ func TestFailureIsWritten(t *testing.T) {
 	s := New(Config{Run: "r", Journal: path, Log: silent()})
 	t.Cleanup(s.Close)
 	c := connectTo(t, s, aClient)
-	c.say(func(m *wire.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
+	c.say(func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
 	for n := uint64(1); n < 30; n += 3 {
-		c.say(func(m *wire.ToTasks) {
-			needs := func(n uint64) *wire.TaskOptions { return &wire.TaskOptions{Needs: []uint64{n}} }
-			m.Submits = append(m.Submits, &wire.SubmitTask{N: n}, &wire.SubmitTask{N: n + 1, Options: needs(n)}, &wire.SubmitTask{N: n + 2, Options: needs(n + 1)})
+		c.say(func(m *taskspb.ToTasks) {
+			needs := func(n uint64) *taskspb.TaskOptions { return &taskspb.TaskOptions{Needs: []uint64{n}} }
+			m.Submits = append(m.Submits, &taskspb.SubmitTask{N: n}, &taskspb.SubmitTask{N: n + 1, Options: needs(n)}, &taskspb.SubmitTask{N: n + 2, Options: needs(n + 1)})
 		})
-		c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+2 })
-		c.say(func(m *wire.ToTasks) { m.Cancels = append(m.Cancels, &wire.CancelTask{N: n}) })
+		c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == n+2 })
+		c.say(func(m *taskspb.ToTasks) { m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: n}) })
 		told := 0
-		c.until(func(m *wire.FromTasks) bool { told += len(m.GetTold()); return told == 3 })
+		c.until(func(m *taskspb.FromTasks) bool { told += len(m.GetTold()); return told == 3 })
 		if again := crashed(t, path); again.q.Suspended() != 0 {
 			t.Fatalf("%d tasks go on of which the client was told that they do not", again.q.Suspended())
 		}
@@ -384,12 +384,12 @@ func TestFailureUnwritten(t *testing.T) {
 	s := New(Config{Run: "r", Journal: filepath.Join(t.TempDir(), "none", "journal"), Log: silent()})
 	t.Cleanup(s.Close)
 	c := connectTo(t, s, aClient)
-	c.say(func(m *wire.ToTasks) {
+	c.say(func(m *taskspb.ToTasks) {
 		m.Groups = append(m.Groups, oneGroup)
-		m.Submits = append(m.Submits, &wire.SubmitTask{N: 1}, &wire.SubmitTask{N: 2})
-		m.Cancels = append(m.Cancels, &wire.CancelTask{N: 1})
+		m.Submits = append(m.Submits, &taskspb.SubmitTask{N: 1}, &taskspb.SubmitTask{N: 2})
+		m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: 1})
 	})
-	c.until(func(m *wire.FromTasks) bool { return len(m.GetTold()) == 1 })
-	c.say(func(m *wire.ToTasks) { m.Cancels = append(m.Cancels, &wire.CancelTask{N: 2}) })
-	c.until(func(m *wire.FromTasks) bool { return len(m.GetTold()) == 1 })
+	c.until(func(m *taskspb.FromTasks) bool { return len(m.GetTold()) == 1 })
+	c.say(func(m *taskspb.ToTasks) { m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: 2}) })
+	c.until(func(m *taskspb.FromTasks) bool { return len(m.GetTold()) == 1 })
 }

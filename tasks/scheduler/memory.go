@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -56,10 +56,12 @@ func defaultMemory() int64 {
 }
 
 // costOf is how many bytes a task takes that is not over.
-func costOf(t *wire.SubmitTask) int32 { return int32(min(queue.TaskCost+proto.Size(t), math.MaxInt32)) }
+func costOf(t *taskspb.SubmitTask) int32 {
+	return int32(min(queue.TaskCost+proto.Size(t), math.MaxInt32))
+}
 
 // costOfGroup is how many bytes a group takes, which stays.
-func costOfGroup(g *wire.TaskGroup) int64 { return groupCost + 4*int64(proto.Size(g)) }
+func costOfGroup(g *taskspb.TaskGroup) int64 { return groupCost + 4*int64(proto.Size(g)) }
 
 // usage is what is taken besides tasks, and what clients know of it.
 type usage struct {
@@ -104,7 +106,7 @@ func (s *Scheduler) tellWindow(p *peer) {
 		return
 	}
 	p.window = window
-	p.put(nil, func(m *wire.FromTasks) { m.WindowBytes = uint64(window) })
+	p.put(nil, func(m *taskspb.FromTasks) { m.WindowBytes = uint64(window) })
 }
 
 // greedyError ends a client that submits more than it was told.

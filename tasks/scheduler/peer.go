@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -75,7 +75,7 @@ type profile struct {
 }
 
 // profileOf returns what a hello says of its peer.
-func profileOf(h *wire.TasksHello) profile {
+func profileOf(h *taskspb.TasksHello) profile {
 	p := profile{name: h.GetName(), host: h.GetHost(), pid: h.GetPid(), values: h.GetValues(), rank: h.GetRank(), beside: h.GetBeside()}
 	if p.name == "" {
 		p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
@@ -85,10 +85,10 @@ func profileOf(h *wire.TasksHello) profile {
 
 // connection is a peer's last connection.
 type connection struct {
-	link    *link.Link[*wire.FromTasks] // nil: it has ended
-	heardAt time.Time                   // when the peer said something last
-	groups  []*queue.Group              // that a client has declared
-	untold  int                         // about the bytes of the dones of which a worker has not been told
+	link    *link.Link[*taskspb.FromTasks] // nil: it has ended
+	heardAt time.Time                      // when the peer said something last
+	groups  []*queue.Group                 // that a client has declared
+	untold  int                            // about the bytes of the dones of which a worker has not been told
 }
 
 // parting is how a peer goes.
@@ -124,7 +124,7 @@ type submitter struct {
 }
 
 // attach makes the connection that of the session.
-func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Link[*wire.FromTasks]) (*peer, error) {
+func (s *Scheduler) attach(from identity.Subject, h *taskspb.TasksHello, l *link.Link[*taskspb.FromTasks]) (*peer, error) {
 	if err := checkHello(h); err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		s.peers[p.session] = p
 		if !p.worker {
 			client := clientOf(p)
-			s.note(client, func(m *wire.TasksRecord) { m.Clients = append(m.Clients, client) })
+			s.note(client, func(m *taskspb.TasksRecord) { m.Clients = append(m.Clients, client) })
 		}
 	}
 	if old := p.link; old != nil {
@@ -160,8 +160,8 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		s.arrive(p)
 	}
 	p.window = s.windowOf(p)
-	l.Say(func(m *wire.FromTasks) {
-		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
+	l.Say(func(m *taskspb.FromTasks) {
+		m.Welcome = &taskspb.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
 		m.Heard, m.Accepted, m.WindowBytes = p.durable.heard, p.durable.accepted, uint64(p.window)
 	})
 	if p.worker {
@@ -174,7 +174,7 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 	return p, nil
 }
 
-func checkHello(h *wire.TasksHello) error {
+func checkHello(h *taskspb.TasksHello) error {
 	switch {
 	case len(h.GetFunctions()) > link.MaxFunctions || len(h.GetHeld()) > link.MaxHeld || len(h.GetOffers()) > link.MaxAmounts ||
 		len(h.GetStored()) > link.MaxHeld:
@@ -191,11 +191,11 @@ func checkHello(h *wire.TasksHello) error {
 }
 
 // longName returns whether a name of a resource is longer than may be.
-func longName(of []*wire.Amount) bool {
-	return slices.ContainsFunc(of, func(a *wire.Amount) bool { return len(a.GetName()) > link.MaxName })
+func longName(of []*taskspb.Amount) bool {
+	return slices.ContainsFunc(of, func(a *taskspb.Amount) bool { return len(a.GetName()) > link.MaxName })
 }
 
-func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
+func (s *Scheduler) join(p *peer, h *taskspb.TasksHello, known bool) {
 	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}, Confirms: h.GetConfirms(), SaysEnded: h.GetSaysEnded()}
 	for _, f := range h.GetFunctions() {
 		w.Functions[functionKey(f)] = true
@@ -222,7 +222,7 @@ func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
 }
 
 // detach notes that a connection has ended. The peer may come back for a time.
-func (s *Scheduler) detach(p *peer, l *link.Link[*wire.FromTasks], why error) {
+func (s *Scheduler) detach(p *peer, l *link.Link[*taskspb.FromTasks], why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p.link != l || s.closed {
@@ -272,7 +272,7 @@ func (s *Scheduler) giveUp(p *peer) {
 			s.cfg.Log.Warnf("tasks: client %s is gone: its %d tasks are cancelled", p.name, len(ids))
 		}
 		s.endClient(now, p)
-		s.note(nil, func(m *wire.TasksRecord) { m.Gone = append(m.Gone, p.session) })
+		s.note(nil, func(m *taskspb.TasksRecord) { m.Gone = append(m.Gone, p.session) })
 	}
 	s.act()
 }

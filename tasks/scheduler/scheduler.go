@@ -20,7 +20,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -102,7 +102,7 @@ type Scheduler struct {
 	closed  bool
 	wg      sync.WaitGroup // connections
 	events  *teller
-	shared  *wire.TaskResult // of tasks that have failed for the same one
+	shared  *taskspb.TaskResult // of tasks that have failed for the same one
 	roster
 	debts
 	values
@@ -173,7 +173,7 @@ func (s *Scheduler) Close() {
 	s.alarm.timer.Stop()
 	s.watch.Stop()
 	s.owes.Stop()
-	var open []*link.Link[*wire.FromTasks]
+	var open []*link.Link[*taskspb.FromTasks]
 	for _, p := range s.peers {
 		if p.gone != nil {
 			p.gone.Stop()
@@ -202,7 +202,7 @@ var errClosed = errors.New("scheduler: closed")
 
 // put has something sent to the peer when the lock is given back. part is what add adds; nil: some
 // numbers. It returns false where it is too large to be sent.
-func (p *peer) put(part proto.Message, add func(*wire.FromTasks)) bool {
+func (p *peer) put(part proto.Message, add func(*taskspb.FromTasks)) bool {
 	err := p.link.Put(part, add)
 	if err != nil {
 		p.s.cfg.Log.WithError(err).Errorf("tasks: %s cannot be told", p.name)
@@ -221,7 +221,7 @@ func (p *peer) touch() {
 
 // unlock gives the lock back, and sends what was put.
 func (s *Scheduler) unlock() {
-	var links []*link.Link[*wire.FromTasks]
+	var links []*link.Link[*taskspb.FromTasks]
 	for _, p := range s.touched {
 		if p.touched = false; p.link != nil {
 			links = append(links, p.link)
@@ -249,7 +249,7 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	defer stop()
 
 	r := link.NewReader(conn)
-	var m wire.ToTasks
+	var m taskspb.ToTasks
 	_ = conn.SetReadDeadline(time.Now().Add(helloTime))
 	err := r.Read(&m)
 	if err == nil && proto.Size(&m) == 0 { // it asks the scheduler to speak before it does
@@ -269,11 +269,11 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 		conn.Close()
 		return err
 	}
-	l := link.New(conn, func() *wire.FromTasks { return &wire.FromTasks{} })
+	l := link.New(conn, func() *taskspb.FromTasks { return &taskspb.FromTasks{} })
 	defer l.Close()
 	p, err := s.attach(from, m.GetHello(), l)
 	if err != nil {
-		l.Say(func(out *wire.FromTasks) { out.Refused = queue.Cut(err.Error(), link.MaxWhy) })
+		l.Say(func(out *taskspb.FromTasks) { out.Refused = queue.Cut(err.Error(), link.MaxWhy) })
 		l.Flush()
 		return err
 	}
@@ -292,7 +292,7 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	var greedy greedyError
 	if errors.As(err, &greedy) {
 		_ = conn.SetDeadline(time.Now().Add(lastWords)) // it may not read
-		l.Say(func(out *wire.FromTasks) { out.Refused = err.Error() })
+		l.Say(func(out *taskspb.FromTasks) { out.Refused = err.Error() })
 		l.Flush()
 	}
 	if errors.Is(err, io.EOF) {
@@ -301,20 +301,20 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	return err
 }
 
-func functionKey(f *wire.TaskFunction) string {
+func functionKey(f *taskspb.TaskFunction) string {
 	return f.GetName() + "@" + hex.EncodeToString(f.GetHash()[:min(8, len(f.GetHash()))])
 }
 
-func heldOf(a *wire.Attempt) queue.Held {
+func heldOf(a *taskspb.Attempt) queue.Held {
 	return queue.Held{ID: queue.ID{Client: a.GetClient(), N: a.GetN()}, Attempt: a.GetAttempt()}
 }
 
-func attemptOf(id queue.ID, attempt uint64) *wire.Attempt {
-	return &wire.Attempt{Client: id.Client, N: id.N, Attempt: attempt}
+func attemptOf(id queue.ID, attempt uint64) *taskspb.Attempt {
+	return &taskspb.Attempt{Client: id.Client, N: id.N, Attempt: attempt}
 }
 
 // take handles a message of a peer. An error ends the connection.
-func (s *Scheduler) take(p *peer, l *link.Link[*wire.FromTasks], m *wire.ToTasks) error {
+func (s *Scheduler) take(p *peer, l *link.Link[*taskspb.FromTasks], m *taskspb.ToTasks) error {
 	s.mu.Lock()
 	defer s.unlock()
 	if p.link != l {
@@ -335,7 +335,7 @@ func (s *Scheduler) take(p *peer, l *link.Link[*wire.FromTasks], m *wire.ToTasks
 	return err
 }
 
-func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
+func (s *Scheduler) fromWorker(now time.Time, p *peer, m *taskspb.ToTasks) {
 	id := p.session
 	s.lacks(now, m.GetMissing())
 	s.hasStored(p, m.GetStored(), false)
@@ -398,7 +398,7 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	p.left = p.left || m.GetLeft()
 }
 
-func resultOf(r *wire.TaskResult) queue.Result {
+func resultOf(r *taskspb.TaskResult) queue.Result {
 	out := queue.Result{
 		State: queue.State(r.GetState()), Failure: queue.Failure(r.GetFailure()), Text: queue.Cut(r.GetText(), link.MaxText),
 		Value: r.GetInlined(), Size: int64(r.GetSize()),
@@ -418,7 +418,7 @@ func resultOf(r *wire.TaskResult) queue.Result {
 	return out
 }
 
-func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
+func (s *Scheduler) fromClient(now time.Time, p *peer, m *taskspb.ToTasks) error {
 	l := p.link
 	for _, g := range m.GetGroups() {
 		if len(p.groups) >= link.MaxFunctions || len(g.GetFunction().GetName()) > link.MaxName || len(g.GetDemand()) > link.MaxAmounts ||
@@ -431,7 +431,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		for ; s.groups <= of.Index; s.groups++ {
 			group := groupOf(of)
 			s.besides += costOfGroup(group)
-			s.note(group, func(m *wire.TasksRecord) { m.Groups = append(m.Groups, group) })
+			s.note(group, func(m *taskspb.TasksRecord) { m.Groups = append(m.Groups, group) })
 		}
 	}
 	if err := s.putBy(now, p, m.GetPuts()); err != nil {
@@ -445,7 +445,9 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	}
 	for _, n := range m.GetReleases() {
 		s.q.Release(now, queue.ID{Client: p.session, N: n})
-		s.note(nil, func(m *wire.TasksRecord) { m.Releases = append(m.Releases, &wire.TaskName{Client: p.session, N: n}) })
+		s.note(nil, func(m *taskspb.TasksRecord) {
+			m.Releases = append(m.Releases, &taskspb.TaskName{Client: p.session, N: n})
+		})
 	}
 	s.unputBy(p, m.GetUnputs())
 	if m.GetStatus() {
@@ -458,14 +460,14 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		if err != nil {
 			return err
 		}
-		p.put(&wire.FromTasks{Status: text}, func(out *wire.FromTasks) { out.Status = text })
+		p.put(&taskspb.FromTasks{Status: text}, func(out *taskspb.FromTasks) { out.Status = text })
 	}
 	for _, what := range m.GetExplain() {
 		text, err := json.Marshal(s.explain(now, what))
 		if err != nil {
 			return err
 		}
-		p.put(&wire.FromTasks{Explained: [][]byte{text}}, func(out *wire.FromTasks) { out.Explained = append(out.Explained, text) })
+		p.put(&taskspb.FromTasks{Explained: [][]byte{text}}, func(out *taskspb.FromTasks) { out.Explained = append(out.Explained, text) })
 	}
 	if m.GetLeft() {
 		p.left = true
@@ -478,7 +480,7 @@ const unservedAfter = 5 * time.Second
 
 // watchUnserved tells a client, over a connection, why no worker can run its tasks of a group, once
 // until one can. told: it was told.
-func (s *Scheduler) watchUnserved(p *peer, l *link.Link[*wire.FromTasks], g *queue.Group, told bool) {
+func (s *Scheduler) watchUnserved(p *peer, l *link.Link[*taskspb.FromTasks], g *queue.Group, told bool) {
 	time.AfterFunc(unservedAfter, func() {
 		s.mu.Lock()
 		defer s.unlock()
@@ -487,14 +489,14 @@ func (s *Scheduler) watchUnserved(p *peer, l *link.Link[*wire.FromTasks], g *que
 		}
 		why := queue.Cut(s.q.Unserved(time.Now(), g), link.MaxWhy)
 		if why != "" && !told {
-			p.put(&wire.FromTasks{Warnings: []string{why}}, func(m *wire.FromTasks) { m.Warnings = append(m.Warnings, why) })
+			p.put(&taskspb.FromTasks{Warnings: []string{why}}, func(m *taskspb.FromTasks) { m.Warnings = append(m.Warnings, why) })
 		}
 		s.watchUnserved(p, l, g, why != "")
 	})
 }
 
 // submitted adds the tasks of a client, and what it knows to have become of them.
-func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
+func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error {
 	var ends map[uint64]queue.Result
 	if n := len(m.GetEnds()); n > 0 {
 		ends = make(map[uint64]queue.Result, n)
@@ -531,8 +533,8 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 			}
 		}
 		p.accepted = max(p.accepted, t.GetN())
-		sub := &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t}
-		s.note(sub, func(m *wire.TasksRecord) { m.Submits = append(m.Submits, sub) })
+		sub := &taskspb.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t}
+		s.note(sub, func(m *taskspb.TasksRecord) { m.Submits = append(m.Submits, sub) })
 	}
 	if len(m.GetSubmits()) > 0 {
 		s.ackLater(p)
@@ -545,7 +547,7 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *wire.ToTasks) error {
 }
 
 // tooLarge returns why a task is refused; "": it is not.
-func tooLarge(t *wire.SubmitTask) string {
+func tooLarge(t *taskspb.SubmitTask) string {
 	needs := len(t.GetOptions().GetNeeds()) + len(t.GetOptions().GetValues())
 	switch size := proto.Size(t); {
 	case size > link.MaxSubmit:
@@ -574,7 +576,7 @@ func (s *Scheduler) explain(now time.Time, what string) []queue.Explanation {
 	return all
 }
 
-func demandOf(amounts []*wire.Amount) queue.Demand {
+func demandOf(amounts []*taskspb.Amount) queue.Demand {
 	of := make(map[string]int64, len(amounts))
 	for _, a := range amounts {
 		of[a.GetName()] = a.GetMilli()
@@ -582,7 +584,7 @@ func demandOf(amounts []*wire.Amount) queue.Demand {
 	return queue.MakeDemand(of)
 }
 
-func optionsOf(client uint64, o *wire.TaskOptions) *queue.Options {
+func optionsOf(client uint64, o *taskspb.TaskOptions) *queue.Options {
 	if o == nil {
 		return nil
 	}
@@ -638,18 +640,18 @@ func (s *Scheduler) actOn(a queue.Action) {
 	switch a.What {
 	case queue.Push:
 		push := s.pushOf(p, a)
-		if !p.put(push, func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) }) {
+		if !p.put(push, func(m *taskspb.FromTasks) { m.Pushes = append(m.Pushes, push) }) {
 			s.q.Done(time.Now(), a.Worker, queue.Held{ID: a.Task, Attempt: a.Attempt},
 				queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: "it is too large to be sent to a worker"}, 0)
 		}
 	case queue.Ask:
 		ask := askOf(a.Group)
-		p.put(ask, func(m *wire.FromTasks) { m.Asks = append(m.Asks, ask) })
+		p.put(ask, func(m *taskspb.FromTasks) { m.Asks = append(m.Asks, ask) })
 	case queue.TakeBack:
-		p.put(nil, func(m *wire.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
+		p.put(nil, func(m *taskspb.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
 	case queue.Stop:
-		p.put(nil, func(m *wire.FromTasks) {
-			m.Stops = append(m.Stops, &wire.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
+		p.put(nil, func(m *taskspb.FromTasks) {
+			m.Stops = append(m.Stops, &taskspb.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
 		})
 	case queue.Tell:
 		s.tell(p, a.Task)
@@ -669,13 +671,13 @@ func (s *Scheduler) tell(p *peer, id queue.ID) {
 	case r.State == queue.Failed:
 		s.failed(p, id, r)
 	}
-	told := &wire.TaskTold{N: id.N, Result: s.sharedResult(r)}
-	p.put(told, func(m *wire.FromTasks) { m.Told = append(m.Told, told) })
+	told := &taskspb.TaskTold{N: id.N, Result: s.sharedResult(r)}
+	p.put(told, func(m *taskspb.FromTasks) { m.Told = append(m.Told, told) })
 }
 
 // pushOf returns what a worker is told of a task.
-func (s *Scheduler) pushOf(p *peer, a queue.Action) *wire.PushTask {
-	push := &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
+func (s *Scheduler) pushOf(p *peer, a queue.Action) *taskspb.PushTask {
+	push := &taskspb.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
 	if s.used() > s.cfg.Memory/4*3 {
 		push.Inline = inlineShort
 	}
@@ -691,14 +693,14 @@ func (s *Scheduler) pushOf(p *peer, a queue.Action) *wire.PushTask {
 		if !ok {
 			continue
 		}
-		told := &wire.TaskTold{N: id.N, Result: wireResult(r)}
+		told := &taskspb.TaskTold{N: id.N, Result: wireResult(r)}
 		if r.Size > 0 {
 			push.Values = append(push.Values, s.valueAt(r.Object, most))
 		}
 		size := proto.Size(told)
 		if bytes+size > link.MaxResults {
-			before := &wire.ResultFor{Of: push.GetOf(), Result: told}
-			p.put(before, func(m *wire.FromTasks) { m.Results = append(m.Results, before) })
+			before := &taskspb.ResultFor{Of: push.GetOf(), Result: told}
+			p.put(before, func(m *taskspb.FromTasks) { m.Results = append(m.Results, before) })
 			continue
 		}
 		bytes += size
@@ -712,7 +714,7 @@ func (s *Scheduler) pushOf(p *peer, a queue.Action) *wire.PushTask {
 
 // sharedResult is wireResult; tasks that fail one after another for the same one share theirs,
 // which is not changed. The lock is held.
-func (s *Scheduler) sharedResult(r queue.Result) *wire.TaskResult {
+func (s *Scheduler) sharedResult(r queue.Result) *taskspb.TaskResult {
 	if r.Failure != queue.Dependency {
 		return wireResult(r)
 	}
@@ -722,16 +724,16 @@ func (s *Scheduler) sharedResult(r queue.Result) *wire.TaskResult {
 	return s.shared
 }
 
-func wireResult(r queue.Result) *wire.TaskResult {
-	out := &wire.TaskResult{State: uint32(r.State), Failure: uint32(r.Failure), Text: r.Text, Inlined: r.Value, Size: uint64(r.Size)}
+func wireResult(r queue.Result) *taskspb.TaskResult {
+	out := &taskspb.TaskResult{State: uint32(r.State), Failure: uint32(r.Failure), Text: r.Text, Inlined: r.Value, Size: uint64(r.Size)}
 	if r.Size > 0 {
 		out.Value = slices.Clone(r.Object[:])
 	}
 	return out
 }
 
-func askOf(g *queue.Group) *wire.LeaseAsk {
-	return &wire.LeaseAsk{Group: uint32(g.Index), Of: groupOf(g)}
+func askOf(g *queue.Group) *taskspb.LeaseAsk {
+	return &taskspb.LeaseAsk{Group: uint32(g.Index), Of: groupOf(g)}
 }
 
 // cutKey is the opposite of functionKey.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
@@ -15,31 +15,31 @@ import (
 func TestUnserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Run: "r", Log: silent()})
-		connect := func(h *wire.TasksHello) (*link.Link[*wire.ToTasks], chan *wire.FromTasks) {
+		connect := func(h *taskspb.TasksHello) (*link.Link[*taskspb.ToTasks], chan *taskspb.FromTasks) {
 			near, far := net.Pipe()
 			go func() { _ = s.Handle(t.Context(), far, identity.Subject{Role: identity.Worker}) }()
-			l := link.New(near, func() *wire.ToTasks { return &wire.ToTasks{} })
-			news := make(chan *wire.FromTasks, 100)
+			l := link.New(near, func() *taskspb.ToTasks { return &taskspb.ToTasks{} })
+			news := make(chan *taskspb.FromTasks, 100)
 			go func() {
 				for r := link.NewReader(near); ; {
-					m := &wire.FromTasks{}
+					m := &taskspb.FromTasks{}
 					if r.Read(m) != nil {
 						return
 					}
 					news <- m
 				}
 			}()
-			l.Say(func(m *wire.ToTasks) { m.Hello = h })
+			l.Say(func(m *taskspb.ToTasks) { m.Hello = h })
 			return l, news
 		}
-		other := &wire.TasksHello{Session: 9, Worker: true, Host: "worker", Functions: []*wire.TaskFunction{{Name: "g", Hash: []byte("12345678")}},
+		other := &taskspb.TasksHello{Session: 9, Worker: true, Host: "worker", Functions: []*taskspb.TaskFunction{{Name: "g", Hash: []byte("12345678")}},
 			Offers: oneGroup.GetDemand()}
 		w, _ := connect(other)
 		c, news := connect(aClient)
 		began := time.Now()
-		c.Say(func(m *wire.ToTasks) {
+		c.Say(func(m *taskspb.ToTasks) {
 			m.Groups = append(m.Groups, oneGroup)
-			m.Submits = append(m.Submits, &wire.SubmitTask{N: 1})
+			m.Submits = append(m.Submits, &taskspb.SubmitTask{N: 1})
 		})
 		for m := range news {
 			if len(m.GetWarnings()) > 0 {

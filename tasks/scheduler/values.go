@@ -13,6 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
@@ -159,7 +160,7 @@ func (s *Scheduler) hasStored(p *peer, stored [][]byte, joins bool) {
 }
 
 // lacks notes that hosts do not have what they were said to have; the lock is held.
-func (s *Scheduler) lacks(now time.Time, all []*wire.MissingValue) {
+func (s *Scheduler) lacks(now time.Time, all []*taskspb.MissingValue) {
 	for _, m := range all {
 		id, ok := blob.ParseID(m.GetValue())
 		for _, p := range s.peers {
@@ -171,7 +172,7 @@ func (s *Scheduler) lacks(now time.Time, all []*wire.MissingValue) {
 }
 
 // putBy notes the values that a client needs; the lock is held.
-func (s *Scheduler) putBy(now time.Time, p *peer, puts []*wire.PutValue) error {
+func (s *Scheduler) putBy(now time.Time, p *peer, puts []*taskspb.PutValue) error {
 	for _, v := range puts {
 		id, ok := blob.ParseID(v.GetValue())
 		if !ok || v.GetSize() == 0 || v.GetSize() > transfer.MaxSize || len(p.puts) >= mostPuts {
@@ -187,8 +188,8 @@ func (s *Scheduler) putBy(now time.Time, p *peer, puts []*wire.PutValue) error {
 		p.puts[object] = true
 		s.besides += putCost
 		s.q.Use(object, int64(v.GetSize()))
-		use := &wire.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true}
-		s.note(use, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, use) })
+		use := &taskspb.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true}
+		s.note(use, func(m *taskspb.TasksRecord) { m.Uses = append(m.Uses, use) })
 		s.storedHere(now, object)
 		s.claim(object)
 	}
@@ -202,8 +203,8 @@ func (s *Scheduler) unputBy(p *peer, all [][]byte) {
 			delete(p.puts, queue.Object(id))
 			s.besides -= putCost
 			s.q.Unput(queue.Object(id))
-			use := &wire.TaskUse{Client: p.session, Value: b}
-			s.note(use, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, use) })
+			use := &taskspb.TaskUse{Client: p.session, Value: b}
+			s.note(use, func(m *taskspb.TasksRecord) { m.Uses = append(m.Uses, use) })
 		}
 	}
 }
@@ -220,15 +221,15 @@ func (s *Scheduler) drop(a queue.Action) {
 	}
 	for _, p := range s.hosts[a.Host] {
 		if p.link != nil {
-			p.put(nil, func(m *wire.FromTasks) { m.Drops = append(m.Drops, a.Object[:]) })
+			p.put(nil, func(m *taskspb.FromTasks) { m.Drops = append(m.Drops, a.Object[:]) })
 		}
 	}
 }
 
 // valueAt returns where a value is, with at most so many addresses; the lock is held.
-func (s *Scheduler) valueAt(id queue.Object, most int) *wire.ValueAt {
+func (s *Scheduler) valueAt(id queue.Object, most int) *taskspb.ValueAt {
 	hosts, size := s.q.Holders(id)
-	at := &wire.ValueAt{Value: id[:], Size: uint64(size)}
+	at := &taskspb.ValueAt{Value: id[:], Size: uint64(size)}
 	for _, h := range hosts {
 		if len(at.GetAt()) >= most {
 			break
@@ -312,7 +313,7 @@ func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error 
 		r.close()
 		if errors.Is(err, blob.ErrMissing) {
 			s.mu.Lock()
-			s.lacks(time.Now(), []*wire.MissingValue{{Value: id[:], Host: addr}})
+			s.lacks(time.Now(), []*taskspb.MissingValue{{Value: id[:], Host: addr}})
 			s.unlock()
 		}
 	}

@@ -301,6 +301,32 @@ func TestTrainingProgramsAreLight(t *testing.T) {
 	}
 }
 
+// services are the protocols of internal/wire whose messages a package links.
+var services = map[string][]string{
+	"collective":       nil,
+	"elastic":          {"notifypb", "rendezvouspb"},
+	"driver":           {"controlpb", "notifypb", "rendezvouspb"},
+	"tasks":            {"taskspb"},
+	"internal/agent":   {"agentpb", "notifypb", "rendezvouspb"}, // it passes on what its workers say
+	"discovery/plugin": {"discoverypb"},
+}
+
+// TestServicesLinked: a program links the messages of the services that it serves or calls.
+func TestServicesLinked(t *testing.T) {
+	for path, want := range services {
+		var linked []string
+		for _, dep := range list(t, "-deps", "./"+path) {
+			if name, is := strings.CutPrefix(dep.path(), "internal/wire/"); is {
+				linked = append(linked, name)
+			}
+		}
+		slices.Sort(linked)
+		if !slices.Equal(linked, want) {
+			t.Errorf("%s links %v, not %v", path, linked, want)
+		}
+	}
+}
+
 // list runs go list.
 func list(t *testing.T, args ...string) []pkg {
 	t.Helper()

@@ -9,7 +9,8 @@ import (
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
+	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
 // TestTrust: docs/design/trust.md has, for each message that a worker can send, the effect of a
@@ -81,9 +82,9 @@ func fromWorkers() (names []string) {
 			fields(sends(m))
 		}
 	}
-	methods(wire.File_rendezvous_proto.Services().ByName("Rendezvous"), protoreflect.MethodDescriptor.Input)
-	methods(wire.File_notify_proto.Services().ByName("Notification"), protoreflect.MethodDescriptor.Output)
-	reports := wire.Report(0).Descriptor().Values()
+	methods(rendezvouspb.File_rendezvous_proto.Services().ByName("Rendezvous"), protoreflect.MethodDescriptor.Input)
+	methods(notifypb.File_notify_proto.Services().ByName("Notification"), protoreflect.MethodDescriptor.Output)
+	reports := rendezvouspb.Report(0).Descriptor().Values()
 	for i := range reports.Len() {
 		if r := reports.Get(i); r.Number() != 0 {
 			names = append(names, string(r.Name()))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // EndRun has a job agent, which a driver that is gone has started, end the workers of its job and
@@ -48,13 +49,13 @@ func endAt(ctx context.Context, own *identity.Credentials, k KnownAgent, now boo
 	defer conn.Close()
 	late := time.AfterFunc(reachTimeout, cancel)
 	defer late.Stop()
-	stream, err := wire.NewAgentClient(conn).Session(ctx)
+	stream, err := agentpb.NewAgentClient(conn).Session(ctx)
 	if err != nil {
 		return 0, err
 	}
 	id := make([]byte, 16)
 	rand.Read(id)
-	_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_Attach{Attach: &wire.Attach{ // where it fails, Recv returns why
+	_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: &agentpb.Attach{ // where it fails, Recv returns why
 		Session: id, TakeOver: true, LeaseMs: uint32(defaultLease.Milliseconds()),
 	}}})
 	answer, err := stream.Recv()
@@ -65,7 +66,7 @@ func endAt(ctx context.Context, own *identity.Credentials, k KnownAgent, now boo
 		return 0, errors.New("it took too long to answer")
 	}
 	workers = len(answer.GetAttached().GetKept())
-	_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{Now: now}}})
+	_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_End{End: &agentpb.End{Now: now}}})
 	for err == nil {
 		_, err = stream.Recv() // what they print meanwhile has no reader
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/netif"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // inspectRounds is how often the clock of a host is asked for: the fastest answer is the most
@@ -56,10 +57,10 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 		in.Endpoints = j.candidates(a.cfg.Listen)
 	}
 	a.mu.Unlock()
-	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
+	err = s.ask(ctx, func(ctx context.Context, agent agentpb.AgentClient) error {
 		for range inspectRounds {
 			begin := time.Now()
-			reply, err := agent.Inspect(ctx, &wire.InspectRequest{})
+			reply, err := agent.Inspect(ctx, &agentpb.InspectRequest{})
 			if err != nil {
 				return err
 			}
@@ -94,11 +95,11 @@ func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection
 		return nil, nil, err
 	}
 	routes = make([][]Route, len(others))
-	request := &wire.InspectRequest{}
+	request := &agentpb.InspectRequest{}
 	for _, o := range others {
-		request.Targets = append(request.Targets, &wire.Target{Host: o.Host, Addresses: o.Endpoints})
+		request.Targets = append(request.Targets, &agentpb.Target{Host: o.Host, Addresses: o.Endpoints})
 	}
-	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
+	err = s.ask(ctx, func(ctx context.Context, agent agentpb.AgentClient) error {
 		reply, err := agent.Inspect(ctx, request)
 		failures = reply.GetFailures()
 		for i, to := range reply.GetRoutes()[:min(len(reply.GetRoutes()), len(others))] {
@@ -112,7 +113,7 @@ func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection
 	return failures, routes, err
 }
 
-func routesFromWire(all *wire.Routes, to Inspection) (routes []Route) {
+func routesFromWire(all *agentpb.Routes, to Inspection) (routes []Route) {
 	for _, r := range all.GetRoutes() {
 		local, near := cardFromWire(r.GetCard())
 		if addr, err := netip.ParseAddr(r.GetAddress()); err == nil {
@@ -123,25 +124,25 @@ func routesFromWire(all *wire.Routes, to Inspection) (routes []Route) {
 	return routes
 }
 
-func cardFromWire(c *wire.Card) (netip.Addr, cards.Card) {
+func cardFromWire(c *agentpb.Card) (netip.Addr, cards.Card) {
 	addr, _ := netip.ParseAddr(c.GetAddress()) // the zero value where the agent does not know it
 	return addr, cards.Card{Name: c.GetName(), Bits: int64(min(c.GetBits(), math.MaxInt64))}
 }
 
 // CardOf describes the interface of this host that has an address.
-func CardOf(addr netip.Addr) *wire.Card {
+func CardOf(addr netip.Addr) *agentpb.Card {
 	card := cards.Of(addr)
-	return &wire.Card{Address: addr.String(), Name: card.Name, Bits: uint64(card.Bits)}
+	return &agentpb.Card{Address: addr.String(), Name: card.Name, Bits: uint64(card.Bits)}
 }
 
 // ask calls the agent by a connection of its own.
-func (s *session) ask(ctx context.Context, do func(context.Context, wire.AgentClient) error) error {
+func (s *session) ask(ctx context.Context, do func(context.Context, agentpb.AgentClient) error) error {
 	conn, err := wire.NewClient(s.addr, s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host}), time.Second)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := do(ctx, wire.NewAgentClient(conn)); err != nil {
+	if err := do(ctx, agentpb.NewAgentClient(conn)); err != nil {
 		return &HostError{Host: s.host, Stage: stageReach, Err: errors.New(status.Convert(err).Message())}
 	}
 	return nil

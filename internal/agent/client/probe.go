@@ -8,7 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/driver/stacks"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // mostProbe is the most bytes of an answer with a look at a worker's processes.
@@ -22,8 +22,8 @@ func (a *Agents) Probe(ctx context.Context, host, incarnation string, goroutines
 	if s == nil {
 		return w, fmt.Errorf("agent: no agent of %s has that worker", host)
 	}
-	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
-		reply, err := agent.Probe(ctx, &wire.ProbeRequest{Incarnation: incarnation, Goroutines: goroutines}, grpc.MaxCallRecvMsgSize(mostProbe))
+	err = s.ask(ctx, func(ctx context.Context, agent agentpb.AgentClient) error {
+		reply, err := agent.Probe(ctx, &agentpb.ProbeRequest{Incarnation: incarnation, Goroutines: goroutines}, grpc.MaxCallRecvMsgSize(mostProbe))
 		if err != nil {
 			return err
 		}

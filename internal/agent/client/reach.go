@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // Reach connects to all the addresses (host:port) at the same time, and returns the first behind
@@ -67,18 +67,18 @@ const (
 
 // Routes connects to all the addresses (host:port) at the same time, and returns those that answer.
 // It sends nothing, and asks for no proof who is there.
-func Routes(ctx context.Context, addrs []string) []*wire.Route {
-	all := make([]*wire.Route, len(addrs))
+func Routes(ctx context.Context, addrs []string) []*agentpb.Route {
+	all := make([]*agentpb.Route, len(addrs))
 	var trying sync.WaitGroup
 	for i, addr := range addrs {
 		trying.Go(func() { all[i] = route(ctx, addr) })
 	}
 	trying.Wait()
-	return slices.DeleteFunc(all, func(r *wire.Route) bool { return r == nil })
+	return slices.DeleteFunc(all, func(r *agentpb.Route) bool { return r == nil })
 }
 
 // route describes the way to an address; nil: it does not answer.
-func route(ctx context.Context, addr string) (r *wire.Route) {
+func route(ctx context.Context, addr string) (r *agentpb.Route) {
 	dialer := net.Dialer{Timeout: routeTimeout}
 	for range routeTries {
 		begun := time.Now()
@@ -91,7 +91,7 @@ func route(ctx context.Context, addr string) (r *wire.Route) {
 		remote, _ := conn.RemoteAddr().(*net.TCPAddr)
 		conn.Close()
 		if r == nil {
-			r = &wire.Route{Address: remote.AddrPort().Addr().Unmap().String(), Card: CardOf(local.AddrPort().Addr().Unmap()), Microseconds: took}
+			r = &agentpb.Route{Address: remote.AddrPort().Addr().Unmap().String(), Card: CardOf(local.AddrPort().Addr().Unmap()), Microseconds: took}
 		}
 		r.Microseconds = min(r.Microseconds, took)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 const (
@@ -113,7 +114,7 @@ type inbox struct {
 
 // event is an event that has come.
 type event struct {
-	*wire.FromAgent
+	*agentpb.FromAgent
 	done bool // the agent may forget it
 }
 
@@ -344,11 +345,11 @@ func (s *session) stream(ctx context.Context) error {
 	defer conn.Close()
 	late := time.AfterFunc(s.attachLimit(), cancel)
 	defer late.Stop()
-	stream, err := wire.NewAgentClient(conn).Session(ctx)
+	stream, err := agentpb.NewAgentClient(conn).Session(ctx)
 	if err != nil {
 		return err
 	}
-	_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_Attach{Attach: s.attach()}}) // where it fails, Recv returns why
+	_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: s.attach()}}) // where it fails, Recv returns why
 	answer, err := stream.Recv()
 	if err != nil {
 		return err
@@ -384,7 +385,7 @@ func (s *session) attachLimit() time.Duration {
 }
 
 // attach begins a stream: what was sent on the one before may be lost.
-func (s *session) attach() *wire.Attach {
+func (s *session) attach() *agentpb.Attach {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.workers {
@@ -392,13 +393,13 @@ func (s *session) attach() *wire.Attach {
 	}
 	s.told = s.settled() // events that are not settled come again, and are known then
 	s.port = s.driverPort()
-	return &wire.Attach{
+	return &agentpb.Attach{
 		Session: s.id, Resume: s.attached, TakeOver: s.takesOver(), Heard: s.told,
 		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true, Term: s.term,
 	}
 }
 
-func (s *session) heardFrom(answer *wire.Attached) {
+func (s *session) heardFrom(answer *agentpb.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached, s.contact, s.looks = true, time.Now(), 0
@@ -432,7 +433,7 @@ func (s *session) begun(ctx context.Context) error {
 
 // talk sends what there is to send, and beats, until the stream is broken. It receives from broken,
 // once, where it returns nil; then the agent has closed the stream because the session was to end.
-func (s *session) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent], broken chan error) error {
+func (s *session) talk(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.FromAgent], broken chan error) error {
 	look := time.NewTicker(s.lookEvery())
 	defer look.Stop()
 	var beaten time.Time
@@ -454,7 +455,7 @@ func (s *session) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAg
 		}
 		if end != ongoing && !ended {
 			ended = true
-			_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{Now: end == fenced}}})
+			_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_End{End: &agentpb.End{Now: end == fenced}}})
 		}
 		select {
 		case err := <-broken:
@@ -473,7 +474,7 @@ func (s *session) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAg
 }
 
 // listen hands on what comes until the stream ends.
-func (s *session) listen(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent]) error {
+func (s *session) listen(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.FromAgent]) error {
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -493,7 +494,7 @@ func (s *session) moved() bool {
 }
 
 // logLine logs what an agent has logged.
-func (s *session) logLine(l *wire.Log) {
+func (s *session) logLine(l *agentpb.Log) {
 	text := l.GetText()
 	switch logrus.Level(l.GetLevel()) {
 	case logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel:

@@ -9,14 +9,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
 // FuzzAgentEvents: whatever an agent says, each event counts once, in order, and those of unknown
 // workers do nothing.
 func FuzzAgentEvents(f *testing.F) {
-	words := func(events ...*wire.FromAgent) (all []byte) {
+	words := func(events ...*agentpb.FromAgent) (all []byte) {
 		for i, e := range events {
 			e.Number = uint64(i + 1)
 			b, err := proto.Marshal(e)
@@ -27,11 +27,11 @@ func FuzzAgentEvents(f *testing.F) {
 		}
 		return all
 	}
-	started := &wire.FromAgent{What: &wire.FromAgent_Started{Started: &wire.Started{Incarnation: "i", Pid: 7}}}
-	output := &wire.FromAgent{What: &wire.FromAgent_Output{Output: &wire.Output{Incarnation: "i", Stream: 2, Text: []byte("t")}}}
-	exited := &wire.FromAgent{What: &wire.FromAgent_Exited{Exited: &wire.Exited{Incarnation: "i", Signal: 9}}}
+	started := &agentpb.FromAgent{What: &agentpb.FromAgent_Started{Started: &agentpb.Started{Incarnation: "i", Pid: 7}}}
+	output := &agentpb.FromAgent{What: &agentpb.FromAgent_Output{Output: &agentpb.Output{Incarnation: "i", Stream: 2, Text: []byte("t")}}}
+	exited := &agentpb.FromAgent{What: &agentpb.FromAgent_Exited{Exited: &agentpb.Exited{Incarnation: "i", Signal: 9}}}
 	f.Add(words(started, output, exited))
-	dying := &wire.FromAgent{What: &wire.FromAgent_Dying{Dying: &wire.Dying{Incarnation: "i", What: "dumps its core"}}}
+	dying := &agentpb.FromAgent{What: &agentpb.FromAgent_Dying{Dying: &agentpb.Dying{Incarnation: "i", What: "dumps its core"}}}
 	f.Add(words(started, dying, exited))
 	f.Add(words(output, started))
 	f.Add([]byte{0, 1, 0})
@@ -46,7 +46,7 @@ func FuzzAgentEvents(f *testing.F) {
 		}
 		for len(said) >= 2 {
 			n := min(int(binary.BigEndian.Uint16(said)), len(said)-2)
-			m := new(wire.FromAgent)
+			m := new(agentpb.FromAgent)
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				before := s.heard
 				if err := s.hear(m); err == nil && s.heard > before && m.GetNumber() != before+1 {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // A process that did not run for an hour finds a stream no more silent than it was: what the agent
@@ -30,7 +30,7 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 	if err := look(patient); err != nil {
 		t.Errorf("after %d looks: %v", patient, err)
 	}
-	if err := s.hear(&wire.FromAgent{What: &wire.FromAgent_Beat{Beat: &wire.Beat{}}}); err != nil {
+	if err := s.hear(&agentpb.FromAgent{What: &agentpb.FromAgent_Beat{Beat: &agentpb.Beat{}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := look(patient); err != nil {

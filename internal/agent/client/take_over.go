@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // KnownAgent is a job agent that has been started: what another driver must know to take it over.
@@ -111,7 +111,7 @@ func (a *Agents) inherit(s *session) {
 }
 
 // takenOver begins the session anew as the driver before left it; the lock is held.
-func (s *session) takenOver(answer *wire.Attached) {
+func (s *session) takenOver(answer *agentpb.Attached) {
 	s.before.attached = true
 	if first := answer.GetFirst(); first > 0 {
 		s.id, s.heard, s.told = answer.GetSession(), first-1, first-1

@@ -14,12 +14,13 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
 // worker is one worker: what is wanted of it, and what of that has been sent on this stream.
 type worker struct {
 	spec  launch.Spec
-	start *wire.Start
+	start *agentpb.Start
 	known bool   // the agent has answered the start
 	stop  int    // 1: it shall end, 2: at once
 	taken uint64 // bytes of output passed on
@@ -233,7 +234,7 @@ func newWorker(s launch.Spec) (*worker, error) {
 			return nil, fmt.Errorf("working directory: %w", err)
 		}
 	}
-	m := &wire.Start{
+	m := &agentpb.Start{
 		Incarnation: s.Incarnation, Slot: uint32(s.Slot.Index), Directory: []byte(dir),
 		GraceMs: uint32(max(0, min(s.Grace.Milliseconds(), 1<<31))), CoreLimit: s.CoreLimit,
 	}
@@ -259,7 +260,7 @@ func newWorker(s launch.Spec) (*worker, error) {
 	}, nil
 }
 
-func exitOfEvent(spec launch.Spec, e *wire.Exited) error {
+func exitOfEvent(spec launch.Spec, e *agentpb.Exited) error {
 	switch {
 	case e.GetStartError() != "":
 		err := launch.NewStartError(spec, errors.New(e.GetStartError()))
@@ -360,44 +361,44 @@ func (s *session) look(w *worker) {
 }
 
 // due returns the messages that have not been sent on this stream yet.
-func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
+func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	told := s.port == s.driverPort()
 	for inc, w := range s.workers {
 		if !w.known && !w.sentStart && told {
 			w.sentStart, w.everSent = true, true
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
+			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Start{Start: w.start}})
 		}
 		if w.stop > w.sentStop && w.everSent {
 			w.sentStop = w.stop
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{
-				Stop: &wire.Stop{Incarnation: inc, Now: w.stop == 2},
+			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Stop{
+				Stop: &agentpb.Stop{Incarnation: inc, Now: w.stop == 2},
 			}})
 		}
 		if w.more && w.sentStop == 1 {
 			w.more = false
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: inc, More: true}}})
+			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Stop{Stop: &agentpb.Stop{Incarnation: inc, More: true}}})
 		}
 		if w.look && w.everSent {
 			w.look = false
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Look{Look: &wire.Look{Incarnation: inc}}})
+			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Look{Look: &agentpb.Look{Incarnation: inc}}})
 		}
 		if w.taken-w.sentTaken >= takeEvery || beat && w.taken > w.sentTaken {
 			w.sentTaken = w.taken
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Taken{
-				Taken: &wire.Taken{Incarnation: inc, Bytes: w.taken},
+			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Taken{
+				Taken: &agentpb.Taken{Incarnation: inc, Bytes: w.taken},
 			}})
 		}
 	}
 	if settled := s.settled(); beat || settled-s.told >= ackEvery {
 		s.told = settled
-		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: settled}}})
+		messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: settled}}})
 	}
 	return messages, s.end
 }
 
-func (s *session) hear(m *wire.FromAgent) error {
+func (s *session) hear(m *agentpb.FromAgent) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.contact, s.looks = time.Now(), 0
@@ -416,13 +417,13 @@ func (s *session) hear(m *wire.FromAgent) error {
 	s.open = append(s.open, event)
 	incarnation := ""
 	switch e := m.GetWhat().(type) {
-	case *wire.FromAgent_Started:
+	case *agentpb.FromAgent_Started:
 		incarnation = e.Started.GetIncarnation()
-	case *wire.FromAgent_Exited:
+	case *agentpb.FromAgent_Exited:
 		incarnation = e.Exited.GetIncarnation()
-	case *wire.FromAgent_Dying:
+	case *agentpb.FromAgent_Dying:
 		incarnation = e.Dying.GetIncarnation()
-	case *wire.FromAgent_Output:
+	case *agentpb.FromAgent_Output:
 		incarnation = e.Output.GetIncarnation()
 		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
 			return fmt.Errorf("output of stream %d", n)

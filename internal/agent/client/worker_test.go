@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -95,7 +96,7 @@ func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
 		if err != nil || !s.add(w) {
 			t.Fatal(err)
 		}
-		s.heardFrom(&wire.Attached{KnowsLook: knows})
+		s.heardFrom(&agentpb.Attached{KnowsLook: knows})
 		w.everSent, w.known = true, true
 		s.look(w)
 		asked := 0

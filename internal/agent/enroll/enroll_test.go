@@ -20,7 +20,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/enrollpb"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -207,16 +207,16 @@ func TestAgentsAskForThemselves(t *testing.T) {
 		t.Fatal(err)
 	}
 	as := m.Credentials().ClientTLS(identity.Subject{Role: identity.Registrar})
-	if _, err := ask(within(t), s.addr, as, &wire.EnrollRequest{Host: "b", Request: request}); !errors.Is(err, errRefused) {
+	if _, err := ask(within(t), s.addr, as, &enrollpb.EnrollRequest{Host: "b", Request: request}); !errors.Is(err, errRefused) {
 		t.Errorf("it became another host: %v", err)
 	}
-	if _, err := ask(within(t), s.addr, as, &wire.EnrollRequest{Host: "a", Request: make([]byte, 100)}); !errors.Is(err, errRefused) {
+	if _, err := ask(within(t), s.addr, as, &enrollpb.EnrollRequest{Host: "a", Request: make([]byte, 100)}); !errors.Is(err, errRefused) {
 		t.Errorf("a request that is none: %v", err)
 	}
 	if err := s.dir.Update(func(st *cluster.State) error { return st.Remove("a") }); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask(within(t), s.addr, as, &wire.EnrollRequest{Host: "a"}); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "removed") {
+	if _, err := ask(within(t), s.addr, as, &enrollpb.EnrollRequest{Host: "a"}); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "removed") {
 		t.Errorf("a host that was removed: %v", err)
 	}
 	back, err := Join(within(t), s.config("a", s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)})))

@@ -16,7 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/enrollpb"
 )
 
 func encoded(f *testing.F, m proto.Message) []byte {
@@ -44,10 +44,10 @@ func newRequest(f *testing.F) []byte {
 // FuzzEnroll: whatever the holder of a token or an agent asks for, it gets a certificate of an
 // agent alone, of the host that it may be, and the cluster's state stays one that can be read.
 func FuzzEnroll(f *testing.F) {
-	f.Add(encoded(f, &wire.EnrollRequest{Host: "node1", Request: newRequest(f)}), false)
-	f.Add(encoded(f, &wire.EnrollRequest{Host: "a", Request: newRequest(f), Ring: 1}), true)
-	f.Add(encoded(f, &wire.EnrollRequest{Host: "a", Ring: 1 << 60}), true)
-	f.Add(encoded(f, &wire.EnrollRequest{Host: "node\x1b[2J", Request: []byte{0x30}}), false)
+	f.Add(encoded(f, &enrollpb.EnrollRequest{Host: "node1", Request: newRequest(f)}), false)
+	f.Add(encoded(f, &enrollpb.EnrollRequest{Host: "a", Request: newRequest(f), Ring: 1}), true)
+	f.Add(encoded(f, &enrollpb.EnrollRequest{Host: "a", Ring: 1 << 60}), true)
+	f.Add(encoded(f, &enrollpb.EnrollRequest{Host: "node\x1b[2J", Request: []byte{0x30}}), false)
 	const pattern = "node*"
 	dir, err := cluster.Init(filepath.Join(f.TempDir(), "c"), cluster.Grant{Expires: time.Now().Add(time.Hour)}, time.Now())
 	if err != nil {
@@ -59,7 +59,7 @@ func FuzzEnroll(f *testing.F) {
 	}
 	public := token.Key().Public().(ed25519.PublicKey)
 	f.Fuzz(func(t *testing.T, b []byte, isAgent bool) {
-		var q wire.EnrollRequest
+		var q enrollpb.EnrollRequest
 		if proto.Unmarshal(b, &q) != nil {
 			return
 		}
@@ -101,12 +101,12 @@ func FuzzEnroll(f *testing.F) {
 // FuzzReply: of a registrar's answer an agent keeps all, or it goes on with what it had.
 func FuzzReply(f *testing.F) {
 	key := make([]byte, cluster.GossipKeyLen)
-	f.Add(encoded(f, &wire.EnrollReply{Ring: 2, Keys: [][]byte{key}, PauseMs: 1 << 31}))
-	f.Add(encoded(f, &wire.EnrollReply{Ring: 2, Keys: [][]byte{key, key, key}}))
-	f.Add(encoded(f, &wire.EnrollReply{Ring: 1, Keys: [][]byte{key[1:]}}))
+	f.Add(encoded(f, &enrollpb.EnrollReply{Ring: 2, Keys: [][]byte{key}, PauseMs: 1 << 31}))
+	f.Add(encoded(f, &enrollpb.EnrollReply{Ring: 2, Keys: [][]byte{key, key, key}}))
+	f.Add(encoded(f, &enrollpb.EnrollReply{Ring: 1, Keys: [][]byte{key[1:]}}))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var reply wire.EnrollReply
+		var reply enrollpb.EnrollReply
 		if proto.Unmarshal(b, &reply) != nil {
 			return
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/enrollpb"
 )
 
 const (
@@ -161,7 +162,7 @@ func (m *Membership) enroll(ctx context.Context) error {
 		return err
 	}
 	for retry := firstRetry; ; retry = min(2*retry, DefaultPause) {
-		reply, err := ask(ctx, m.cfg.Addr, tlsConf, &wire.EnrollRequest{Host: m.cfg.Host, Request: request})
+		reply, err := ask(ctx, m.cfg.Addr, tlsConf, &enrollpb.EnrollRequest{Host: m.cfg.Host, Request: request})
 		if err == nil {
 			if m.creds, err = identity.Assemble(key, reply.GetCertificate(), reply.GetAuthority()); err != nil {
 				return fmt.Errorf("enroll: the registrar's answer: %w", err)
@@ -184,7 +185,7 @@ func (m *Membership) enroll(ctx context.Context) error {
 
 // take keeps what the registrar has answered: the ring first, so that a folder with a certificate
 // has both.
-func (m *Membership) take(reply *wire.EnrollReply) error {
+func (m *Membership) take(reply *enrollpb.EnrollReply) error {
 	if err := cluster.CheckKeys(reply.GetKeys()); err != nil || reply.GetRing() == 0 {
 		return errors.New("enroll: the registrar's answer has no keys of the gossip that can be used")
 	}
@@ -222,7 +223,7 @@ func due(from, until, now time.Time) (renew, late bool) {
 
 // refresh asks the registrar for what is new, and returns whether the keys are.
 func (m *Membership) refresh(ctx context.Context, now time.Time) (changed bool, err error) {
-	q := &wire.EnrollRequest{Host: m.cfg.Host, Ring: m.ring.Version}
+	q := &enrollpb.EnrollRequest{Host: m.cfg.Host, Ring: m.ring.Version}
 	from, until := m.creds.Valid()
 	key, err := identity.NewKey()
 	if err != nil {
@@ -306,7 +307,7 @@ var refusals = []string{
 }
 
 // ask asks the registrar once. An error that wraps errRefused does not go away by asking again.
-func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *wire.EnrollRequest) (*wire.EnrollReply, error) {
+func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *enrollpb.EnrollRequest) (*enrollpb.EnrollReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	conn, err := wire.NewClient(addr, tlsConf, time.Second)
@@ -314,7 +315,7 @@ func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *wire.EnrollRe
 		return nil, fmt.Errorf("enroll: %s: %w", addr, err)
 	}
 	defer conn.Close()
-	reply, err := wire.NewRegistrarClient(conn).Enroll(ctx, q)
+	reply, err := enrollpb.NewRegistrarClient(conn).Enroll(ctx, q)
 	if err == nil {
 		return reply, nil
 	}

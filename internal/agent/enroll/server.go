@@ -31,6 +31,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/enrollpb"
 )
 
 const (
@@ -83,7 +84,7 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	defer renewing.Wait()
 	defer cancel()
 	renewing.Go(func() { s.Dir.Follow(side, creds, 0, func([][]byte) error { return nil }, s.Log) })
-	register := func(to grpc.ServiceRegistrar) { wire.RegisterRegistrarServer(to, r) }
+	register := func(to grpc.ServiceRegistrar) { enrollpb.RegisterRegistrarServer(to, r) }
 	if err := wire.Serve(ctx, ln, creds.RegistrarTLS(r.knows), register, func() {}); err != nil {
 		return fmt.Errorf("enroll: serving agents: %w", err)
 	}
@@ -92,7 +93,7 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 
 // registrar is a Server in progress.
 type registrar struct {
-	wire.UnimplementedRegistrarServer
+	enrollpb.UnimplementedRegistrarServer
 	Server
 	creds *identity.Credentials
 	audit *audit.Recorder
@@ -114,7 +115,7 @@ func (r *registrar) knows(token ed25519.PublicKey) bool {
 
 // Enroll answers an agent, or one that wants to be. What changes nothing leaves no record: agents
 // ask again and again whether the keys of the gossip have changed.
-func (r *registrar) Enroll(ctx context.Context, q *wire.EnrollRequest) (*wire.EnrollReply, error) {
+func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enrollpb.EnrollReply, error) {
 	var serial string
 	who, err := wire.Caller(ctx, func(cs tls.ConnectionState) (identity.Applicant, error) {
 		a, err := r.creds.Applicant(cs)
@@ -167,11 +168,11 @@ func (r *registrar) record(entry audit.Record) {
 }
 
 // answer decides. Its errors are gRPC statuses.
-func (r *registrar) answer(who identity.Applicant, q *wire.EnrollRequest, now time.Time) (*wire.EnrollReply, error) {
+func (r *registrar) answer(who identity.Applicant, q *enrollpb.EnrollRequest, now time.Time) (*enrollpb.EnrollReply, error) {
 	if who.Token == nil && who.Agent.Host != q.GetHost() {
 		return nil, status.Errorf(codes.PermissionDenied, "the agent of host %q asks as host %.255q", who.Agent.Host, q.GetHost())
 	}
-	reply := &wire.EnrollReply{Authority: r.Dir.Authority().Certificate(), PauseMs: uint32(r.Pause.Milliseconds())}
+	reply := &enrollpb.EnrollReply{Authority: r.Dir.Authority().Certificate(), PauseMs: uint32(r.Pause.Milliseconds())}
 	var key [sha256.Size]byte
 	if len(q.GetRequest()) > 0 || who.Token != nil {
 		if err := r.ration(who, now); err != nil {
@@ -229,7 +230,7 @@ func (r *registrar) ration(who identity.Applicant, now time.Time) error {
 
 // note checks whether the applicant may have what it asks for, and notes that it has, before it
 // does. Nothing is written where nothing is new.
-func (r *registrar) note(who identity.Applicant, q *wire.EnrollRequest, key [sha256.Size]byte, now time.Time) error {
+func (r *registrar) note(who identity.Applicant, q *enrollpb.EnrollRequest, key [sha256.Size]byte, now time.Time) error {
 	state, err := r.Dir.View()
 	if err != nil {
 		return r.unavailable(err)

@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,7 +34,7 @@ func pair(t *testing.T) (near, far net.Conn) {
 	return near, far
 }
 
-func empty() *wire.ToTasks { return &wire.ToTasks{} }
+func empty() *taskspb.ToTasks { return &taskspb.ToTasks{} }
 
 // TestOrder: what each of several senders says arrives once and in its order, small and large.
 func TestOrder(t *testing.T) {
@@ -46,11 +46,11 @@ func TestOrder(t *testing.T) {
 		sending.Go(func() {
 			large := make([]byte, 100_000)
 			for i := range each {
-				sub := &wire.SubmitTask{N: uint64(i), Group: uint32(s)}
+				sub := &taskspb.SubmitTask{N: uint64(i), Group: uint32(s)}
 				if i%100 == 99 {
 					sub.Args = large
 				}
-				if err := l.Send(sub, func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) }); err != nil {
+				if err := l.Send(sub, func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, sub) }); err != nil {
 					t.Error(err)
 				}
 				if err := l.Wait(t.Context()); err != nil {
@@ -64,7 +64,7 @@ func TestOrder(t *testing.T) {
 		l.Flush()
 	}()
 	r, next := NewReader(far), [senders]uint64{}
-	var m wire.ToTasks
+	var m taskspb.ToTasks
 	for {
 		err := r.Read(&m)
 		if errors.Is(err, io.EOF) {
@@ -91,7 +91,7 @@ func TestStuckPeer(t *testing.T) {
 	near, _ := pair(t)
 	l := New(near, empty)
 	for range 100 {
-		_ = l.Send(&wire.ToTasks{Unputs: [][]byte{make([]byte, 1<<20)}}, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, make([]byte, 1<<20)) })
+		_ = l.Send(&taskspb.ToTasks{Unputs: [][]byte{make([]byte, 1<<20)}}, func(m *taskspb.ToTasks) { m.Unputs = append(m.Unputs, make([]byte, 1<<20)) })
 	}
 	if l.Pending() == 0 {
 		t.Error("nothing is pending")
@@ -108,7 +108,7 @@ func TestStuckPeer(t *testing.T) {
 	if err := l.Written(t.Context()); err != nil { // and does not block
 		t.Errorf("of a closed link Written returned %v", err)
 	}
-	l.Say(func(*wire.ToTasks) { t.Error("a closed link takes messages") })
+	l.Say(func(*taskspb.ToTasks) { t.Error("a closed link takes messages") })
 }
 
 // TestWritten: what was sent is in the connection then, also where another goroutine writes it.
@@ -116,7 +116,7 @@ func TestWritten(t *testing.T) {
 	near, far := net.Pipe()
 	l := New(near, empty)
 	defer l.Close()
-	l.Say(func(m *wire.ToTasks) { m.Wants = append(m.Wants, make([]byte, 1<<20)) })
+	l.Say(func(m *taskspb.ToTasks) { m.Wants = append(m.Wants, make([]byte, 1<<20)) })
 	read := make(chan error, 1)
 	var came sync.WaitGroup
 	came.Go(func() { read <- NewReader(far).Read(empty()) })

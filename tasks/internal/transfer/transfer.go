@@ -1,7 +1,8 @@
 // Package transfer brings stored values from one process to another: in chunks, from several that
 // have a value at a time, and checked by its hash.
 //
-// A connection carries wire.ValueRequest one way and wire.ValueReply the other, in the same order.
+// A connection carries taskspb.ValueRequest one way and taskspb.ValueReply the other, in the same
+// order.
 package transfer
 
 import (
@@ -18,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -72,14 +73,14 @@ type ServeConfig struct {
 
 // Serve answers what a peer asks for until the connection ends. r has read what came before.
 func Serve(ctx context.Context, conn net.Conn, r *link.Reader, cfg ServeConfig) error {
-	var q wire.ValueRequest
+	var q taskspb.ValueRequest
 	for {
 		if err := r.Read(&q); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		var reply *wire.ValueReply
+		var reply *taskspb.ValueReply
 		if q.GetPut() > 0 {
 			var err error
 			if reply, err = cfg.take(conn, r, q.GetPut()); err != nil {
@@ -95,37 +96,37 @@ func Serve(ctx context.Context, conn net.Conn, r *link.Reader, cfg ServeConfig) 
 }
 
 // answer answers a request for a part of a value.
-func (cfg *ServeConfig) answer(ctx context.Context, q *wire.ValueRequest) *wire.ValueReply {
+func (cfg *ServeConfig) answer(ctx context.Context, q *taskspb.ValueRequest) *taskspb.ValueReply {
 	id, ok := blob.ParseID(q.GetValue())
 	if !ok || q.GetLength() > Chunk || q.GetOffset() > MaxSize {
-		return &wire.ValueReply{Failed: "a request that is out of bounds"}
+		return &taskspb.ValueReply{Failed: "a request that is out of bounds"}
 	}
 	data := make([]byte, q.GetLength())
 	switch err := cfg.Read(ctx, id, int64(q.GetOffset()), data); {
 	case errors.Is(err, blob.ErrMissing):
-		return &wire.ValueReply{Missing: true}
+		return &taskspb.ValueReply{Missing: true}
 	case errors.Is(err, ErrLater):
-		return &wire.ValueReply{Later: true}
+		return &taskspb.ValueReply{Later: true}
 	case err != nil:
-		return &wire.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}
+		return &taskspb.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}
 	}
-	return &wire.ValueReply{Data: data}
+	return &taskspb.ValueReply{Data: data}
 }
 
 // take stores a value that the peer brings.
-func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.ValueReply, error) {
+func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*taskspb.ValueReply, error) {
 	if cfg.Store == nil || size > MaxSize {
-		return &wire.ValueReply{Failed: "no values are taken here"}, nil
+		return &taskspb.ValueReply{Failed: "no values are taken here"}, nil
 	}
 	w, err := cfg.Store.Create(int64(size))
 	if err != nil {
-		return &wire.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}, nil
+		return &taskspb.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}, nil
 	}
 	defer w.Abort()
-	if err := write(conn, &wire.ValueReply{}); err != nil {
+	if err := write(conn, &taskspb.ValueReply{}); err != nil {
 		return nil, err
 	}
-	var q wire.ValueRequest
+	var q taskspb.ValueRequest
 	var failed error
 	for left := size; left > 0; left -= uint64(len(q.GetData())) {
 		if err := r.Read(&q); err != nil {
@@ -142,16 +143,16 @@ func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.
 		}
 	}
 	if failed != nil {
-		return &wire.ValueReply{Failed: queue.Cut(failed.Error(), link.MaxWhy)}, nil
+		return &taskspb.ValueReply{Failed: queue.Cut(failed.Error(), link.MaxWhy)}, nil
 	}
 	id, err := w.Commit()
 	if err != nil {
-		return &wire.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}, nil
+		return &taskspb.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}, nil
 	}
 	if cfg.Brought != nil && !cfg.Brought(id, int64(size)) {
-		return &wire.ValueReply{Later: true}, nil
+		return &taskspb.ValueReply{Later: true}, nil
 	}
-	return &wire.ValueReply{Value: id[:]}, nil
+	return &taskspb.ValueReply{Value: id[:]}, nil
 }
 
 func write(conn net.Conn, m proto.Message) error {
@@ -177,10 +178,10 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 // Ask asks for n bytes of a value from at on.
 func (c *Client) Ask(id blob.ID, at int64, n int) error {
-	return c.send(&wire.ValueRequest{Value: id[:], Offset: uint64(at), Length: uint32(n)})
+	return c.send(&taskspb.ValueRequest{Value: id[:], Offset: uint64(at), Length: uint32(n)})
 }
 
-func (c *Client) send(q *wire.ValueRequest) (err error) {
+func (c *Client) send(q *taskspb.ValueRequest) (err error) {
 	if c.buf, err = link.Frame(c.buf[:0], q); err != nil {
 		return err
 	}
@@ -199,8 +200,8 @@ func (c *Client) Answer(n int) ([]byte, error) {
 	return reply.GetData(), err
 }
 
-func (c *Client) reply() (*wire.ValueReply, error) {
-	var reply wire.ValueReply
+func (c *Client) reply() (*taskspb.ValueReply, error) {
+	var reply taskspb.ValueReply
 	_ = c.conn.SetDeadline(time.Now().Add(Silence))
 	switch err := c.r.Read(&reply); {
 	case err != nil:
@@ -234,7 +235,7 @@ func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err erro
 	for _, p := range parts {
 		size += len(p)
 	}
-	if err := c.send(&wire.ValueRequest{Put: uint64(size)}); err != nil {
+	if err := c.send(&taskspb.ValueRequest{Put: uint64(size)}); err != nil {
 		return id, err
 	}
 	if _, err := c.reply(); err != nil {
@@ -245,7 +246,7 @@ func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err erro
 		for len(p) > 0 {
 			n := min(len(p), Chunk)
 			_, _ = sum.Write(p[:n])
-			if err := c.send(&wire.ValueRequest{Data: p[:n]}); err != nil {
+			if err := c.send(&taskspb.ValueRequest{Data: p[:n]}); err != nil {
 				if _, rerr := c.reply(); rerr != nil { // it says why, if it can
 					err = rerr
 				}

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
@@ -124,7 +124,7 @@ func TestBadSources(t *testing.T) {
 // FuzzServe: whatever a peer says, the store keeps its bounds, and what is answered is within what
 // it has.
 func FuzzServe(f *testing.F) {
-	frame := func(all ...*wire.ValueRequest) (b []byte) {
+	frame := func(all ...*taskspb.ValueRequest) (b []byte) {
 		for _, q := range all {
 			var err error
 			if b, err = link.Frame(b, q); err != nil {
@@ -134,9 +134,9 @@ func FuzzServe(f *testing.F) {
 		return b
 	}
 	id := sha256.Sum256([]byte("value"))
-	f.Add(frame(&wire.ValueRequest{Value: id[:], Length: 5}, &wire.ValueRequest{Value: id[:], Offset: 1 << 63, Length: 1 << 31}))
-	f.Add(frame(&wire.ValueRequest{Put: 5}, &wire.ValueRequest{Data: []byte("val")}, &wire.ValueRequest{Data: []byte("ue")}, &wire.ValueRequest{Value: id[:], Length: 5}))
-	f.Add(frame(&wire.ValueRequest{Put: 1 << 62}, &wire.ValueRequest{Put: 900}, &wire.ValueRequest{Put: 3}))
+	f.Add(frame(&taskspb.ValueRequest{Value: id[:], Length: 5}, &taskspb.ValueRequest{Value: id[:], Offset: 1 << 63, Length: 1 << 31}))
+	f.Add(frame(&taskspb.ValueRequest{Put: 5}, &taskspb.ValueRequest{Data: []byte("val")}, &taskspb.ValueRequest{Data: []byte("ue")}, &taskspb.ValueRequest{Value: id[:], Length: 5}))
+	f.Add(frame(&taskspb.ValueRequest{Put: 1 << 62}, &taskspb.ValueRequest{Put: 900}, &taskspb.ValueRequest{Put: 3}))
 	root := f.TempDir()
 	f.Fuzz(func(t *testing.T, said []byte) {
 		s, err := blob.Open(blob.Config{Root: root, Run: "r", Most: 1000})
@@ -152,7 +152,7 @@ func FuzzServe(f *testing.F) {
 		})
 		all.Go(func() {
 			r := link.NewReader(near)
-			var reply wire.ValueReply
+			var reply taskspb.ValueReply
 			for r.Read(&reply) == nil {
 				if len(reply.GetData()) > 1000 {
 					t.Errorf("%d bytes of a store of 1000", len(reply.GetData()))

@@ -22,7 +22,7 @@
 // 	protoc        v3.21.12
 // source: discovery.proto
 
-package wire
+package discoverypb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -416,7 +416,7 @@ const file_discovery_proto_rawDesc = "" +
 	"\tConfigure\x12\x1b.hvdrun.v1.ConfigureRequest\x1a\x19.hvdrun.v1.ConfigureReply\x12;\n" +
 	"\bDiscover\x12\x1a.hvdrun.v1.DiscoverRequest\x1a\x13.hvdrun.v1.HostList\x127\n" +
 	"\x05Watch\x12\x17.hvdrun.v1.WatchRequest\x1a\x13.hvdrun.v1.HostList0\x01\x127\n" +
-	"\x05Scale\x12\x17.hvdrun.v1.ScaleRequest\x1a\x15.hvdrun.v1.ScaleReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x05Scale\x12\x17.hvdrun.v1.ScaleRequest\x1a\x15.hvdrun.v1.ScaleReplyB4Z2github.com/hvdrun/hvdrun/internal/wire/discoverypbb\x06proto3"
 
 var (
 	file_discovery_proto_rawDescOnce sync.Once

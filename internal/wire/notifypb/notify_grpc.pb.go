@@ -7,7 +7,7 @@
 // - protoc             v3.21.12
 // source: notify.proto
 
-package wire
+package notifypb
 
 import (
 	context "context"

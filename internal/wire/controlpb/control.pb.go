@@ -8,7 +8,7 @@
 // 	protoc        v3.21.12
 // source: control.proto
 
-package wire
+package controlpb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -376,7 +376,7 @@ const file_control_proto_rawDesc = "" +
 	"\aControl\x12:\n" +
 	"\x06Status\x12\x18.hvdrun.v1.StatusRequest\x1a\x16.hvdrun.v1.StatusReply\x12=\n" +
 	"\aCommand\x12\x19.hvdrun.v1.CommandRequest\x1a\x17.hvdrun.v1.CommandReply\x12:\n" +
-	"\x06Stacks\x12\x18.hvdrun.v1.StacksRequest\x1a\x16.hvdrun.v1.StacksReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x06Stacks\x12\x18.hvdrun.v1.StacksRequest\x1a\x16.hvdrun.v1.StacksReplyB2Z0github.com/hvdrun/hvdrun/internal/wire/controlpbb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once

@@ -7,7 +7,7 @@
 // 	protoc        v3.21.12
 // source: notify.proto
 
-package wire
+package notifypb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -254,7 +254,7 @@ const file_notify_proto_rawDesc = "" +
 	"\x11HostsUpdatedReply2\xaa\x01\n" +
 	"\fNotification\x12L\n" +
 	"\fHostsUpdated\x12\x1e.hvdrun.v1.HostsUpdatedRequest\x1a\x1c.hvdrun.v1.HostsUpdatedReply\x12L\n" +
-	"\fWorkerStacks\x12\x1e.hvdrun.v1.WorkerStacksRequest\x1a\x1c.hvdrun.v1.WorkerStacksReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\fWorkerStacks\x12\x1e.hvdrun.v1.WorkerStacksRequest\x1a\x1c.hvdrun.v1.WorkerStacksReplyB1Z/github.com/hvdrun/hvdrun/internal/wire/notifypbb\x06proto3"
 
 var (
 	file_notify_proto_rawDescOnce sync.Once

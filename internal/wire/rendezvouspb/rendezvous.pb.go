@@ -9,7 +9,7 @@
 // 	protoc        v3.21.12
 // source: rendezvous.proto
 
-package wire
+package rendezvouspb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -1376,7 +1376,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x04Join\x12\x16.hvdrun.v1.JoinRequest\x1a\x14.hvdrun.v1.JoinReply\x12:\n" +
 	"\x06Report\x12\x18.hvdrun.v1.ReportRequest\x1a\x16.hvdrun.v1.ReportReply\x120\n" +
 	"\x04Look\x12\x16.hvdrun.v1.LookRequest\x1a\x10.hvdrun.v1.World\x124\n" +
-	"\x04Beat\x12\x16.hvdrun.v1.BeatRequest\x1a\x14.hvdrun.v1.BeatReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x04Beat\x12\x16.hvdrun.v1.BeatRequest\x1a\x14.hvdrun.v1.BeatReplyB5Z3github.com/hvdrun/hvdrun/internal/wire/rendezvouspbb\x06proto3"
 
 var (
 	file_rendezvous_proto_rawDescOnce sync.Once

@@ -10,7 +10,7 @@
 // 	protoc        v3.21.12
 // source: tasks.proto
 
-package wire
+package taskspb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -2804,7 +2804,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\x06result\x18\x03 \x01(\v2\x15.hvdrun.v1.TaskResultR\x06result\"0\n" +
 	"\bTaskName\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\x04R\x06client\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01nB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x01n\x18\x02 \x01(\x04R\x01nB0Z.github.com/hvdrun/hvdrun/internal/wire/taskspbb\x06proto3"
 
 var (
 	file_tasks_proto_rawDescOnce sync.Once

@@ -13,7 +13,7 @@
 // - protoc             v3.21.12
 // source: agent.proto
 
-package wire
+package agentpb
 
 import (
 	context "context"

@@ -9,7 +9,7 @@
 // - protoc             v3.21.12
 // source: rendezvous.proto
 
-package wire
+package rendezvouspb
 
 import (
 	context "context"

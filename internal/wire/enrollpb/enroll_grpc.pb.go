@@ -7,7 +7,7 @@
 // - protoc             v3.21.12
 // source: enroll.proto
 
-package wire
+package enrollpb
 
 import (
 	context "context"

@@ -8,7 +8,7 @@
 // - protoc             v3.21.12
 // source: control.proto
 
-package wire
+package controlpb
 
 import (
 	context "context"

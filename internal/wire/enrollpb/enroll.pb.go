@@ -7,7 +7,7 @@
 // 	protoc        v3.21.12
 // source: enroll.proto
 
-package wire
+package enrollpb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -182,7 +182,7 @@ const file_enroll_proto_rawDesc = "" +
 	"\x04keys\x18\x04 \x03(\fR\x04keys\x12\x19\n" +
 	"\bpause_ms\x18\x05 \x01(\rR\apauseMs2G\n" +
 	"\tRegistrar\x12:\n" +
-	"\x06Enroll\x12\x18.hvdrun.v1.EnrollRequest\x1a\x16.hvdrun.v1.EnrollReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x06Enroll\x12\x18.hvdrun.v1.EnrollRequest\x1a\x16.hvdrun.v1.EnrollReplyB1Z/github.com/hvdrun/hvdrun/internal/wire/enrollpbb\x06proto3"
 
 var (
 	file_enroll_proto_rawDescOnce sync.Once

@@ -13,7 +13,7 @@
 // 	protoc        v3.21.12
 // source: agent.proto
 
-package wire
+package agentpb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -1873,7 +1873,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x05Agent\x127\n" +
 	"\aSession\x12\x12.hvdrun.v1.ToAgent\x1a\x14.hvdrun.v1.FromAgent(\x010\x01\x12=\n" +
 	"\aInspect\x12\x19.hvdrun.v1.InspectRequest\x1a\x17.hvdrun.v1.InspectReply\x127\n" +
-	"\x05Probe\x12\x17.hvdrun.v1.ProbeRequest\x1a\x15.hvdrun.v1.ProbeReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x05Probe\x12\x17.hvdrun.v1.ProbeRequest\x1a\x15.hvdrun.v1.ProbeReplyB0Z.github.com/hvdrun/hvdrun/internal/wire/agentpbb\x06proto3"
 
 var (
 	file_agent_proto_rawDescOnce sync.Once

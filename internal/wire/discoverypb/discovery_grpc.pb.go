@@ -22,7 +22,7 @@
 // - protoc             v3.21.12
 // source: discovery.proto
 
-package wire
+package discoverypb
 
 import (
 	context "context"

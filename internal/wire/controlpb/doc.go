@@ -1,0 +1,2 @@
+// Package controlpb has the messages between a user's program and the driver of a job.
+package controlpb

@@ -1,0 +1,2 @@
+// Package discoverypb has the messages between hvdrun and a discovery plugin.
+package discoverypb
