@@ -28,6 +28,9 @@ type AsyncOptions struct {
 // Handle is an asynchronous operation under way.
 type Handle struct {
 	engine  *engine
+	point   *point  // instead of engine, of a message …
+	message message // … which is this one
+	ahead   bool    // Send has copied it
 	name    string
 	request request
 	data    []byte
@@ -35,7 +38,7 @@ type Handle struct {
 	work    Work   // instead of data, of what lies elsewhere
 	since   time.Time
 	unwatch func() bool    // ends the watch of the context; nil where it cannot end
-	gaveUp  error          // the context's; guarded by engine.mu
+	gaveUp  error          // the context's; guarded by engine.mu or point.mu
 	ending  sync.WaitGroup // until done
 	done    atomic.Bool
 	refusal error // why the request is refused
@@ -69,12 +72,20 @@ type request struct {
 // the operation; after an error it is undefined. An operation that is waited for is not held back
 // to be fused with later ones.
 func (h *Handle) Wait() error {
-	if !h.done.Load() && h.engine != nil {
-		h.engine.help(h)
+	if !h.done.Load() {
+		switch {
+		case h.engine != nil:
+			h.engine.help(h)
+		case h.point != nil:
+			h.point.help(h)
+		}
 	}
 	h.ending.Wait()
 	if h.engine != nil {
 		h.engine.g.exitIfKilled()
+	}
+	if h.point != nil {
+		h.point.g.exitIfKilled()
 	}
 	return h.err
 }

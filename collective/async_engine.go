@@ -324,8 +324,8 @@ func (e *engine) connect() error {
 	if e.lane, err = e.g.family.connect(context.Background(), l); err != nil {
 		return err
 	}
-	if e.g.family.startEngines != nil {
-		e.g.family.startEngines(e.g, e.lane)
+	if start := e.g.family.startPeers; start != nil {
+		start(e.g, e.lane, func(peer *Group) error { _, err := peer.engine(); return err })
 	}
 	smallest := [1]uint64{uint64(max(0, e.tuning.fusion))}
 	if err := AllReduce(context.Background(), e.lane, smallest[:], Min); err != nil {

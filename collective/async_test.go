@@ -18,6 +18,10 @@ func TestAsyncSevered(t *testing.T) {
 	collectivetest.CheckAsyncDeath(t, collectivetest.Rounds(30), newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
 
+func TestMessagesSevered(t *testing.T) {
+	collectivetest.CheckPointDeath(t, collectivetest.Rounds(30), newWorkers(t, collective.Config{}, 4).connect, collective.Sever)
+}
+
 // TestStallWarning: a tensor that some ranks do not submit is named, with these ranks, by the first
 // rank.
 func TestStallWarning(t *testing.T) {

@@ -27,12 +27,14 @@ const (
 	broadcastAsyncAction
 	allGatherIntoAsyncAction
 	reduceScatterIntoAsyncAction
+	sendAction
+	recvAction // sendAction as the receiver knows it; ranks do not tell each other of it
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
 	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree",
-	"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync"}
+	"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync", "Send", "Recv"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
@@ -83,7 +85,7 @@ func (a descriptor) String() string {
 		return text
 	case broadcastAction, broadcastAsyncAction:
 		return fmt.Sprintf("%s of %d %v from rank %d", name, a.count, a.dtype, a.root)
-	case allGatherIntoAction, allToAllIntoAction, allGatherIntoAsyncAction:
+	case allGatherIntoAction, allToAllIntoAction, allGatherIntoAsyncAction, sendAction, recvAction:
 		return fmt.Sprintf("%s of %d %v", name, a.count, a.dtype)
 	case allGatherAction:
 		return fmt.Sprintf("%s of %v", name, a.dtype)

@@ -37,6 +37,11 @@
 // order, wherever it lies: that of the ranks of each host, then that of the hosts; under [Strict],
 // or where ranks of a host do not share memory, that of the ranks.
 //
+// # Between two ranks
+//
+// [Send] and [Recv] pass messages from one rank to another one, in order, beside all other
+// operations. Each pair and direction has a group of its own for it (point_lane.go).
+//
 // # Shared memory
 //
 // Ranks of a group that are on one host meet in shared memory (shared_memory.go). Where these are

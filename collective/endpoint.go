@@ -165,7 +165,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 // connect connects the ranks of one group.
 func (e *Endpoint) connect(ctx context.Context, f *family, l lane) (*Group, error) {
 	g := newGroup(f, l.id, l.rank, l.size, l.members)
-	g.strict = l.strict
+	g.strict, g.oneWay = l.strict, l.oneWay
 	path := e.sockets.NewPath(f.Generation, sockets.Lane{ID: l.id, Rank: l.rank, Size: l.size, Members: l.members}, (*inner)(g), g.boxes)
 	if g.size > 1 {
 		g.path, g.tcp = path, path

@@ -22,6 +22,7 @@ type lane struct {
 	rank, size int
 	members    []int // as in Group
 	strict     bool  // every AllReduce is Strict
+	oneWay     bool  // as in Group
 }
 
 // laneID names child k of a group. Ids come from a hash: two equal ones in one generation are
@@ -60,8 +61,8 @@ func (g *Group) algorithm() Algorithm {
 type family struct {
 	*sockets.Generation // of a generation of one process it has its number and size alone
 	settings
-	connect      func(context.Context, lane) (*Group, error) // connects the ranks of a lane; nothing else
-	startEngines func(g, lane *Group)                        // starts the engines of the other ranks of g; nil: they start as they are reached
+	connect    func(context.Context, lane) (*Group, error)         // connects the ranks of a lane; nothing else
+	startPeers func(g, lane *Group, start func(peer *Group) error) // has the other ranks of a lane of g start theirs; nil: they do as they are reached
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
@@ -142,21 +143,24 @@ func (f *family) failOthers(from *Group, n frame.Notice) {
 	}
 }
 
-// demand starts the engine whose lane another rank wants to connect. Where that rank's group is
-// closed here, it is told so.
+// demand starts the engine whose lane another rank wants to connect, or connects a lane of
+// messages. Where that rank's group is closed here, it is told so.
 func (f *family) demand(lane uint64) error {
 	f.mu.Lock()
 	var of *Group
+	start := func() error { _, err := of.engine(); return err }
 	for _, g := range f.lanes {
 		if laneID(g.lane, asyncLane, 0) == lane {
 			of = g
+		} else if key, ok := g.pointFor(lane); ok {
+			of, start = g, func() error { return of.meet(key) }
 		}
 	}
 	f.mu.Unlock()
 	if of == nil || of.err() != nil { // where it has failed, the dialer will be told
 		return nil
 	}
-	if _, err := of.engine(); err == ErrClosed {
+	if start() == ErrClosed {
 		return frame.ErrLeft
 	}
 	return nil
@@ -200,6 +204,9 @@ func (g *Group) outward(n frame.Notice) frame.Notice {
 	}
 	if n.Mismatch {
 		a, b := g.members[n.Ranks[0]], g.members[n.Ranks[1]]
+		if g.oneWay { // both have told the sender's action
+			n.Calls[1-theSender].What += uint64(recvAction - sendAction)
+		}
 		m := frame.Mismatched(a, n.Calls[0], b, n.Calls[1])
 		m.Tensor = n.Tensor
 		return m

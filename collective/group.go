@@ -32,6 +32,7 @@ type Group struct {
 	subgroups
 
 	background
+	points points
 
 	call    call   // of the operation under way; kept for its buffers
 	folding folder // of a ReduceTree; kept for its memory
@@ -45,6 +46,7 @@ type membership struct {
 	members    []int   // by rank: the ranks in the group of all; nil where these are the same
 	family     *family // the groups of the generation in this process
 	strict     bool    // every AllReduce is Strict, whatever the family's are
+	oneWay     bool    // rank theSender sends messages to the other one
 }
 
 // connections are how a group's ranks reach each other. They are set before it is handed out.
@@ -168,6 +170,7 @@ func (g *Group) Close() error {
 		return nil
 	}
 	g.stopEngine()
+	g.stopPoints()
 	g.eachChild(func(child *Group) { child.Close() })
 	if g.claim(closing) {
 		if g.path != nil && g.err() == nil {
@@ -199,6 +202,7 @@ func (g *Group) Abort(cause error) {
 	<-g.failed
 	g.releaseAll()
 	g.stopEngine()
+	g.stopPoints()
 	g.eachChild(func(child *Group) { child.Abort(cause) })
 }
 
@@ -366,7 +370,7 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 		return d.refuse(invalid)
 	}
 	if err == nil && tally != nil {
-		tally.note(d.action, d.bytes(), begun, c.ran())
+		tally.note(g.noted(d.action), d.bytes(), begun, c.ran())
 	}
 	return err
 }

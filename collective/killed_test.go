@@ -36,6 +36,7 @@ type plight struct {
 	Ranks    int
 	Hosts    string // a letter for the host of each; empty: they share no memory
 	Floats   int    // in each operation
+	Messages bool   // they send to the next one each, rather than to reduce
 	Resident int    // bytes of memory that the one has besides
 }
 
@@ -87,7 +88,7 @@ func worker(text string) error {
 	}
 	data := make([]float32, o.Floats)
 	for i := 0; err == nil; i++ {
-		if err = collective.AllReduce(context.Background(), g, data, collective.Sum); i == 3 {
+		if err = o.work(g, data); i == 3 {
 			fmt.Println("working")
 		}
 	}
@@ -100,6 +101,17 @@ func worker(text string) error {
 	err = json.NewEncoder(os.Stdout).Encode(ending{a.Dead, at})
 	io.Copy(io.Discard, os.Stdin) // a survivor that ends at once may be named by those that learn of it first
 	return err
+}
+
+// work does one operation of all ranks.
+func (p *plight) work(g *collective.Group, data []float32) error {
+	ctx := context.Background()
+	if !p.Messages {
+		return collective.AllReduce(ctx, g, data, collective.Sum)
+	}
+	sent := collective.SendAsync(ctx, g, data, (g.Rank()+1)%g.Size())
+	err := collective.Recv(ctx, g, make([]float32, len(data)), (g.Rank()+g.Size()-1)%g.Size())
+	return errors.Join(err, sent.Wait())
 }
 
 // suffer starts the processes, kills one after a while, and returns how long each of the others
@@ -172,8 +184,9 @@ func TestKilledProcess(t *testing.T) {
 		{Ranks: 4, Floats: 10, Hosts: "aaaa"},
 		{Ranks: 4, Floats: 1_000_000, Hosts: "aaaa"},
 		{Ranks: 4, Floats: 100_000, Hosts: "aabb"},
+		{Ranks: 4, Floats: 100_000, Hosts: "aabb", Messages: true},
 	} {
-		t.Run(fmt.Sprintf("hosts=%s,floats=%d", p.Hosts, p.Floats), func(t *testing.T) {
+		t.Run(fmt.Sprintf("hosts=%s,floats=%d,messages=%v", p.Hosts, p.Floats, p.Messages), func(t *testing.T) {
 			for victim := range p.Ranks {
 				suffer(t, p, victim, 0)
 			}

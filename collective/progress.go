@@ -80,7 +80,7 @@ func (g *Group) progress() Progress {
 	state := g.state.Load()
 	p := Progress{Lane: g.lane, Operation: state / entered, Waiting: state&underWay != 0}
 	if a := action(state & actionMask); a < actions {
-		p.What = actionNames[a]
+		p.What = actionNames[g.noted(a)]
 	} else {
 		p.Waiting = false
 	}

@@ -276,7 +276,7 @@ func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*s
 	begun := tally.now()
 	err := h.within(ctx, d, body)
 	if err == nil {
-		tally.note(d.action, d.bytes(), begun, inMemory)
+		tally.note(h.g.noted(d.action), d.bytes(), begun, inMemory)
 	}
 	return err
 }
@@ -310,7 +310,7 @@ func (h *host) recordPhases(d descriptor, begun time.Time) {
 		if took <= 0 {
 			continue
 		}
-		h.g.family.timeline.Span(Span{Name: actionNames[d.action], Phase: name, Lane: h.g.lane, Generation: h.g.generation,
+		h.g.family.timeline.Span(Span{Name: actionNames[h.g.noted(d.action)], Phase: name, Lane: h.g.lane, Generation: h.g.generation,
 			Start: at, Duration: took, Bytes: d.bytes()})
 		at = at.Add(took)
 	}

@@ -29,7 +29,7 @@ type Timeline interface{ Span(s Span) }
 
 // record tells the timeline of an operation that has begun then and ends now.
 func (g *Group) record(d descriptor, begun time.Time, by method) {
-	g.family.timeline.Span(Span{Name: actionNames[d.action], Lane: g.lane, Generation: g.generation,
+	g.family.timeline.Span(Span{Name: actionNames[g.noted(d.action)], Lane: g.lane, Generation: g.generation,
 		Start: begun, Duration: time.Since(begun), Bytes: d.bytes(), Algorithm: methodNames[by].algorithm})
 }
 

@@ -15,7 +15,7 @@ func Local(n int) []*Group {
 	for i := range w.families {
 		f := newFamily(&sockets.Generation{Peers: sockets.Peers{Size: n}})
 		f.connect = func(_ context.Context, l lane) (*Group, error) { return w.connect(l), nil }
-		f.startEngines = w.startEngines
+		f.startPeers = w.startPeers
 		w.families[i] = f
 	}
 	groups := make([]*Group, len(w.families))
@@ -47,7 +47,7 @@ func (w *localWorld) connect(l lane) *Group {
 		w.lanes[l.id] = all
 		for i := range all.groups {
 			all.groups[i] = newGroup(w.families[l.original(i)], l.id, i, l.size, l.members)
-			all.groups[i].strict = l.strict
+			all.groups[i].strict, all.groups[i].oneWay = l.strict, l.oneWay
 			if l.size > 1 {
 				all.groups[i].path = &localPath{world: all.groups, rank: i}
 			}
@@ -66,16 +66,14 @@ func (w *localWorld) connect(l lane) *Group {
 	return all.groups[l.rank] // it may have failed: its first operation says so
 }
 
-// startEngines starts the engines of all ranks of g, whose lane is there. Those that have closed g
-// leave it.
-func (w *localWorld) startEngines(g, lane *Group) {
-	for i := range g.size {
-		f := w.families[g.original(i)]
+// startPeers has all ranks of a lane of g, which is there, start what uses it. Those that have
+// closed g leave it.
+func (w *localWorld) startPeers(g, lane *Group, start func(peer *Group) error) {
+	for i := range lane.size {
+		f := w.families[lane.original(i)]
 		peer := f.group(g.lane)
-		if peer != nil {
-			if _, err := peer.engine(); err == nil {
-				continue
-			}
+		if peer != nil && start(peer) == nil {
+			continue
 		}
 		if l := f.group(lane.lane); l != nil && (peer == nil || peer.err() == nil) {
 			l.Close()

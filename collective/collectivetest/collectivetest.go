@@ -48,6 +48,7 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Busy", func(t *testing.T) { testBusy(t, newGroups) })
 	t.Run("Leaks", func(t *testing.T) { testLeaks(t, newGroups) })
 	t.Run("Async", func(t *testing.T) { testAsync(t, newGroups) })
+	t.Run("Points", func(t *testing.T) { testPoints(t, newGroups) })
 	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
 

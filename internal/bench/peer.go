@@ -110,7 +110,7 @@ func ParsePeers(text string) ([]Peer, error) {
 // Prepare writes the peer's sources to a subdirectory and returns the command that compiles them.
 // Its error is a single line that says why the peer cannot be measured here and what to install.
 func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
-	if slices.Contains(p.lacks, op) || op == Async || op == Gradients {
+	if slices.Contains(p.lacks, op) || op == Async || op == SendRecv || op == Gradients {
 		return nil, fmt.Errorf("it has no %s", op)
 	}
 	for _, program := range []string{p.compiler, p.launcher} {

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -183,6 +184,12 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 			return nil, err
 		}
 	}
+	if op == SendRecv {
+		if t.into, err = m.tensor(op, len(data)); err != nil {
+			t.free()
+			return nil, err
+		}
+	}
 	if op == Gradients || op == After {
 		t.model = m.newModel(len(data))
 	}
@@ -309,6 +316,8 @@ func (t *trial) run() (err error) {
 		_, err = t.reduceScatter()
 	case AllToAll:
 		_, err = t.exchange()
+	case SendRecv:
+		return t.sendRecv()
 	case Barrier:
 		return collective.Barrier(t.ctx, t.group)
 	case CopyAlone, CopyAll:
@@ -349,6 +358,18 @@ func (t *trial) exchange() ([][]float32, error) {
 	}
 	err := collective.AllToAllInto(t.ctx, t.group, t.data, t.into)
 	return t.split(t.into), err
+}
+
+// sendRecv sends the tensor around the ring of all ranks.
+func (t *trial) sendRecv() error {
+	n, rank := t.group.Size(), t.group.Rank()
+	if n == 1 {
+		copy(t.into, t.data)
+		return nil
+	}
+	sent := collective.SendAsync(t.ctx, t.group, t.data, (rank+1)%n)
+	err := collective.Recv(t.ctx, t.group, t.into, (rank+n-1)%n)
+	return errors.Join(err, sent.Wait())
 }
 
 // split returns the ranks' parts of a tensor, as even as can be.
@@ -397,6 +418,10 @@ func (t *trial) verify() error {
 	case Broadcast:
 		if err = t.run(); err == nil {
 			err = check(t.data, 0, func(i int) float32 { return sample(0, i) })
+		}
+	case SendRecv:
+		if err = t.run(); err == nil {
+			err = check(t.into, 0, func(i int) float32 { return sample((rank+n-1)%n, i) })
 		}
 	case ReduceScatter:
 		var part []float32

@@ -19,6 +19,7 @@ type Op string
 
 // The operations. Async is AllReduceAsync and the wait for it. Gradients is a backward pass whose
 // gradients an Averager reduces meanwhile, and After the same pass with one AllReduce after it.
+// In SendRecv each rank sends the tensor to the next one and receives that of the one before it.
 // CopyAlone and CopyAll are not collectives but their bound: a plain copy of half of the bytes onto
 // the other half, by rank 0 alone or by all ranks at once. Stream is the bound between hosts: what
 // one rank sends to one rank of another host.
@@ -29,6 +30,7 @@ const (
 	AllGather     Op = "allgather"
 	ReduceScatter Op = "reducescatter"
 	AllToAll      Op = "alltoall"
+	SendRecv      Op = "sendrecv"
 	Barrier       Op = "barrier"
 	Gradients     Op = "gradients"
 
@@ -39,7 +41,7 @@ const (
 )
 
 // Ops are the operations that a user may select.
-var Ops = []Op{AllReduce, Async, Broadcast, AllGather, ReduceScatter, AllToAll, Barrier, Gradients}
+var Ops = []Op{AllReduce, Async, Broadcast, AllGather, ReduceScatter, AllToAll, SendRecv, Barrier, Gradients}
 
 const (
 	minSamples = 10

@@ -241,7 +241,8 @@ var sizeNames = []string{"1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4M
 var (
 	kinds = words("AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier", "BroadcastBytes", "Subset", "Connect",
 		"AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree",
-		"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync")
+		"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync",
+		"Send", "Recv")
 	backends = words("none", "sockets", "memory", "hosts")
 )
 

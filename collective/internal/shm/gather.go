@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"sync/atomic"
 )
 
 // Broadcast replaces data by that of the member root.
@@ -27,6 +28,36 @@ func (m *Member) Broadcast(ctx context.Context, d Desc, data []byte, root int) e
 	if m.index != root {
 		m.loadSmall(data, m.cellOf(root).data[:], m.areas[root].banks[turn])
 	}
+	return nil
+}
+
+// Posts reports whether Post of so many bytes is possible: every other member has called the last
+// operation of this one, and they fit. It and Post belong to this member's operations, which do not
+// overlap.
+func (m *Member) Posts(bytes int) bool {
+	if m.closed || m.round == 0 || bytes > m.layout.bank {
+		return false
+	}
+	for i := range m.areas {
+		// Who has called an operation has done with what the one before it left in cells and banks,
+		// which are used in turn.
+		if i != m.index && atomic.LoadUint64(&m.cellOf(i).seq) < m.op {
+			return false
+		}
+	}
+	return true
+}
+
+// Post is Broadcast of this member's data that does not wait for the others, where Posts allows it.
+// The others call Broadcast. Where their calls differ they notice alone.
+func (m *Member) Post(ctx context.Context, d Desc, data []byte) error {
+	c, err := m.begin(ctx)
+	if err != nil {
+		return err
+	}
+	m.storeSmall(c.data[:], m.own.banks[m.op%2], data)
+	c.desc = d
+	m.publish(&c.seq, m.op)
 	return nil
 }
 

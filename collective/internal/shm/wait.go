@@ -42,6 +42,13 @@ func (m *Member) publish(word *uint64, value uint64) {
 // next is the cell that this member will write after the next one. No member looks at it before.
 func (m *Member) next() *cell { return &m.own.cells[(m.op+2)%cells].cell }
 
+// Awaits reports whether another member has called the next operation of this one already. It
+// belongs to this member's operations, which do not overlap.
+func (m *Member) Awaits(member int) bool {
+	next := m.op + 1
+	return !m.closed && atomic.LoadUint64(&m.areas[member].cells[next%cells].cell.seq) >= next
+}
+
 // wait waits until a member's word is at least value.
 func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) error {
 	if atomic.LoadUint64(word) >= value {

@@ -99,17 +99,19 @@ const (
 	elsewhere  = "AllReduceElsewhere"
 	join       = "Join"
 	tree       = "ReduceTree"
-	movesOp    = "Moves"  // BroadcastAsync, AllGatherIntoAsync and ReduceScatterIntoAsync
+	movesOp    = "Moves" // BroadcastAsync, AllGatherIntoAsync and ReduceScatterIntoAsync
+	messagesOp = "Messages"
 	resubset   = "Subset" // a subset of the group is created, used once and closed
 )
 
 // operations are all operations of steps.
 var operations = []string{allReduce, compressed, broadcast, bytesOp, allGather, scatter, allToAll, barrier, async, grouped, elsewhere,
-	join, resubset, tree, movesOp}
+	join, resubset, tree, movesOp, messagesOp}
 
-// background reports whether the group's engine runs the operation beside blocking ones.
+// background reports whether the operation runs beside blocking ones: by the group's engine, or
+// between two ranks.
 func (s *step) background() bool {
-	return slices.Contains([]string{async, grouped, elsewhere, join, movesOp}, s.Do)
+	return slices.Contains([]string{async, grouped, elsewhere, join, movesOp, messagesOp}, s.Do)
 }
 
 // several reports whether the operation takes several tensors.

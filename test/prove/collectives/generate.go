@@ -150,14 +150,14 @@ func (p *program) act(d dice) {
 		if d.chance(60) {
 			s.Group = 0
 		}
-		s.Do = pick(d, []int{10, 2, 3, 2, 3, 3, 3, 2, 5, 2, 2, 1, 1, 3, 3}, operations...)
+		s.Do = pick(d, []int{10, 2, 3, 2, 3, 3, 3, 2, 5, 2, 2, 1, 1, 3, 3, 4}, operations...)
 		size := len(p.members(s.Group))
 		s.draw(d, size, &budget)
 		p.Steps = append(p.Steps, s)
 	}
 	if d.chance(25) {
 		s := step{Group: p.Steps[0].Group, Times: 1}
-		s.Do = pick(d, []int{3, 4, 2, 2, 1, 2, 2, 1, 2, 2}, append(slices.Clip(operations[:9]), tree)...)
+		s.Do = pick(d, []int{3, 4, 2, 2, 1, 2, 2, 1, 2, 2, 2}, append(slices.Clip(operations[:9]), tree, messagesOp)...)
 		size, little := len(p.members(s.Group)), 4<<20
 		s.draw(d, size, &little)
 		s.spoil(d, size)
@@ -293,6 +293,7 @@ var waysWrong = map[string][]string{
 	allToAll:   {wrongType, wrongCall, noParts},
 	barrier:    {wrongCall},
 	async:      {wrongCount, wrongType, wrongOp},
+	messagesOp: {wrongCount, wrongType},
 }
 
 var waysInvalid = map[string][]string{

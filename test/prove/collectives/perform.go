@@ -162,6 +162,8 @@ func (t *turnOf[T]) once() error {
 		return t.join()
 	case movesOp:
 		return t.moves()
+	case messagesOp:
+		return t.messages()
 	}
 	return fmt.Errorf("there is no operation %q", s.Do)
 }

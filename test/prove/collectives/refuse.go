@@ -94,6 +94,8 @@ func call[T collective.Element](p *performer, s *step) error {
 		_, err = collective.AllToAll(t.ctx, p.g, parts)
 	case barrier:
 		return collective.Barrier(t.ctx, p.g)
+	case messagesOp:
+		return callMessages(&t, data)
 	case async:
 		return collective.AllReduceAsync(t.ctx, p.g, t.name(0), data, t.op).Wait()
 	default:

@@ -109,7 +109,7 @@ func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
 	}
 	share("np")
 	fs.StringVar(&b.op, "op", string(bench.AllReduce),
-		"operation: allreduce, allreduce-async, broadcast, allgather, reducescatter, alltoall, barrier or gradients")
+		"operation: allreduce, allreduce-async, broadcast, allgather, reducescatter, alltoall, sendrecv, barrier or gradients")
 	fs.StringVar(&b.sizes, "sizes", defaultSizes, "bytes of the whole tensor")
 	fs.StringVar(&b.seconds, "seconds", "1", "duration to aim at for the samples of one size")
 	fs.StringVar(&b.rounds, "rounds", "3", "times that everything is measured")

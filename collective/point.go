@@ -1,0 +1,132 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Operations between two ranks. What one rank sends to another one in a group arrives in the order
+// in which it is sent, as with NCCL: there are no tags, and groups of their own ([Group.Subset])
+// keep messages apart. Data and its length are those that the receiver expects; otherwise both
+// ranks get a [*MismatchError], and with them all ranks of the group. These operations run beside
+// any other operation of the group, and each pair and direction beside the others: none is
+// [ErrBusy]. Several goroutines that send to one rank at the same time do so in any order.
+//
+// The first message from one rank to another connects the two, by connections, and on one host by
+// shared memory, of their own; later ones find them. The errors are those of [AllReduce], and every
+// rank of the group gets them: a message that is not received for ever is noticed as any operation
+// is that some ranks do not call.
+const (
+	sentAhead  = 64 << 10 // bytes up to which Send copies a message rather than wait for the receiver …
+	mostAhead  = 1 << 20  // … and of all such messages to one rank
+	pointLane  = 'p'      // the kind of the lanes of messages
+	theSender  = 0        // rank of such a lane
+	ackMessage = 1        // step of the frame that says that all of a message has arrived
+)
+
+// Send sends data to another rank, which receives it by [Recv]. It returns when data may be changed
+// again: of a message of up to 64 KiB at once, as long as those to that rank that are still to be
+// received have no more than 1 MiB together; of a larger one when the receiver has all of it, or on
+// one host has come for it. So two ranks may first send each other such small messages, and receive
+// then. Of larger ones that would be for ever: one of the two calls Recv first, or they use
+// [SendAsync].
+func Send[T Element](ctx context.Context, g *Group, data []T, to int) error {
+	return g.pass(ctx, message{sendAction, to, typeOf[T](), bytesOf(data)})
+}
+
+// Recv receives what rank from has sent to this one, and blocks until it is in data.
+func Recv[T Element](ctx context.Context, g *Group, data []T, from int) error {
+	return g.pass(ctx, message{recvAction, from, typeOf[T](), bytesOf(data)})
+}
+
+// SendAsync is [Send] in the background: it returns at once, and data belongs to the operation
+// until it is done. It takes its place among the messages to that rank when it is called.
+func SendAsync[T Element](ctx context.Context, g *Group, data []T, to int) *Handle {
+	return g.passAsync(ctx, message{sendAction, to, typeOf[T](), bytesOf(data)})
+}
+
+// RecvAsync is [Recv] in the background, as [SendAsync] is Send.
+func RecvAsync[T Element](ctx context.Context, g *Group, data []T, from int) *Handle {
+	return g.passAsync(ctx, message{recvAction, from, typeOf[T](), bytesOf(data)})
+}
+
+// message is one of the calls above.
+type message struct {
+	do    action
+	peer  int
+	dtype kernel.Type
+	data  []byte
+}
+
+// wrong is an error of the call's arguments, or of its context.
+func (m *message) wrong(err error) error {
+	return fmt.Errorf("collective: %s: %w", actionNames[m.do], err)
+}
+
+// shared is the call as both ranks compare it.
+func (m *message) shared() descriptor {
+	return descriptor{action: sendAction, dtype: m.dtype, count: uint64(len(m.data) / m.dtype.Size())}
+}
+
+// pass sends or receives a message.
+func (g *Group) pass(ctx context.Context, m message) error {
+	p, err := g.pointOf(&m)
+	if err == nil {
+		err = p.pass(ctx, m)
+	}
+	g.exitIfKilled()
+	return err
+}
+
+// passAsync is pass in the background.
+func (g *Group) passAsync(ctx context.Context, m message) *Handle {
+	p, err := g.pointOf(&m)
+	if err == nil {
+		var h *Handle
+		if h, err = p.passAsync(ctx, m); err == nil {
+			return h
+		}
+	}
+	g.exitIfKilled()
+	return done(err)
+}
+
+// done is an operation that has ended.
+func done(err error) *Handle {
+	h := &Handle{}
+	h.ending.Add(1)
+	h.finish(err)
+	return h
+}
+
+// noted is the action of an operation as the caller knows it.
+func (g *Group) noted(a action) action {
+	if a == sendAction && g.rank != theSender {
+		return recvAction
+	}
+	return a
+}
+
+// passSockets moves a message over the sockets of a lane of two ranks. The sender goes on when the
+// receiver has all of it.
+func (c *call) passSockets(data []byte) error {
+	if c.g.rank == theSender {
+		for i := range c.frames(len(data)) {
+			c.send(1-theSender, 0, c.cut(data, i))
+		}
+		return c.receive(1-theSender, ackMessage, nil)
+	}
+	first, next := c.inUsed, 0
+	for i := range c.frames(len(data)) {
+		for ; next < min(i+window, c.frames(len(data))); next++ {
+			c.post(theSender, 0, c.cut(data, next))
+		}
+		if err := c.wait(&c.ins[first+i].Done); err != nil {
+			return err
+		}
+	}
+	c.send(theSender, ackMessage, nil)
+	return nil
+}

@@ -1,0 +1,446 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
+)
+
+// points are the lanes of a group's messages: one for each rank to which this one has sent, and one
+// for each from which it has received.
+type points struct {
+	mu     sync.Mutex
+	all    map[pointKey]*point
+	byLane map[uint64]pointKey // all that there can be, once a peer has asked for one; it does not change
+	closed bool
+}
+
+// pointKey is the peer of a lane, and whether this rank is its sender.
+type pointKey struct {
+	peer int
+	out  bool
+}
+
+// point is a lane of messages: a group of the sender and the receiver, in which each message is an
+// operation. They wait for each other in a queue. Whoever calls or waits does the operations
+// itself, where nobody else is at it, since to wake another goroutine takes longer than a small
+// message.
+type point struct {
+	g   *Group
+	key pointKey
+	met chan struct{} // closed when lane or err is set
+
+	mu       sync.Mutex
+	queue    []*Handle
+	busy     bool // an operation is under way …
+	own      bool // … and it is of a caller's memory
+	ahead    int  // bytes of messages in the queue, or under way, that Send has copied
+	started  bool // the lane is being connected, or is
+	stopping bool // no message is taken any more
+	stopped  bool // the lane is closed, or about to be
+
+	lane    *Group
+	err     error
+	running sync.WaitGroup // goroutines, and watches of contexts
+}
+
+// pointOf returns the lane of a message, or why there is none.
+func (g *Group) pointOf(m *message) (*point, error) {
+	switch {
+	case g == nil:
+		return nil, errNoGroup
+	case m.peer < 0 || m.peer >= g.size:
+		return nil, m.wrong(checkRoot(g, m.peer))
+	case m.peer == g.rank:
+		return nil, m.wrong(fmt.Errorf("rank %d is this one", m.peer))
+	}
+	return g.point(pointKey{m.peer, m.do == sendAction})
+}
+
+func (g *Group) point(key pointKey) (*point, error) {
+	if g.closing.Load() {
+		return nil, ErrClosed
+	}
+	if g.err() != nil {
+		return nil, g.lost()
+	}
+	g.points.mu.Lock()
+	defer g.points.mu.Unlock()
+	if g.points.closed {
+		return nil, ErrClosed
+	}
+	p := g.points.all[key]
+	if p == nil {
+		if g.points.all == nil {
+			g.points.all = map[pointKey]*point{}
+		}
+		p = &point{g: g, key: key, met: make(chan struct{})}
+		g.points.all[key] = p
+	}
+	return p, nil
+}
+
+// laneOf is the lane of messages with another rank.
+func (g *Group) laneOf(key pointKey) lane {
+	from, to, me := g.rank, key.peer, theSender
+	if !key.out {
+		from, to, me = key.peer, g.rank, 1-theSender
+	}
+	return lane{id: laneID(g.lane, pointLane, uint64(from)*uint64(g.size)+uint64(to)), rank: me, size: 2,
+		members: []int{g.original(from), g.original(to)}, strict: true, oneWay: true}
+}
+
+// pointFor returns the peer and the direction of a lane, if it is one of the group's messages.
+func (g *Group) pointFor(lane uint64) (pointKey, bool) {
+	g.points.mu.Lock()
+	defer g.points.mu.Unlock()
+	if g.points.byLane == nil {
+		g.points.byLane = make(map[uint64]pointKey, 2*g.size)
+		for peer := range g.size {
+			for _, out := range []bool{true, false} {
+				if key := (pointKey{peer, out}); peer != g.rank {
+					g.points.byLane[g.laneOf(key).id] = key
+				}
+			}
+		}
+	}
+	key, ok := g.points.byLane[lane]
+	return key, ok
+}
+
+// meet starts to connect a lane that the peer wants. One that this rank has started is connected
+// also while the group is being closed.
+func (g *Group) meet(key pointKey) error {
+	g.points.mu.Lock()
+	p := g.points.all[key]
+	g.points.mu.Unlock()
+	if p == nil {
+		var err error
+		if p, err = g.point(key); err != nil {
+			return err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped || p.stopping && !p.started {
+		return ErrClosed
+	}
+	p.start()
+	return nil
+}
+
+// start connects the lane in the background, once. The caller holds p.mu.
+func (p *point) start() {
+	if p.started {
+		return
+	}
+	p.started = true
+	p.running.Go(func() {
+		defer close(p.met)
+		l := p.g.laneOf(p.key)
+		if p.lane, p.err = p.g.family.connect(context.Background(), l); p.err != nil || p.g.family.startPeers == nil {
+			return
+		}
+		peer := pointKey{peer: p.g.rank, out: !p.key.out}
+		p.g.family.startPeers(p.g, p.lane, func(g *Group) error {
+			if g == p.g {
+				return nil
+			}
+			return g.meet(peer)
+		})
+	})
+}
+
+// connected returns the lane once it is connected. The end of ctx ends the group.
+func (p *point) connected(ctx context.Context) (*Group, error) {
+	select {
+	case <-p.met:
+		return p.lane, p.err
+	default:
+	}
+	select {
+	case <-p.met:
+		return p.lane, p.err
+	case <-ctx.Done():
+		p.g.fail(frame.Gone(ctx.Err(), p.g.rank))
+		return nil, ctx.Err()
+	}
+}
+
+// perform sends or receives a message as an operation of the lane.
+func (p *point) perform(ctx context.Context, m *message) error {
+	lane, err := p.connected(ctx)
+	if err == nil {
+		d := m.shared()
+		if h := lane.inMemory(); h != nil {
+			err = h.do(ctx, d, nil, func(member *shm.Member, call shm.Desc) error {
+				return member.Broadcast(ctx, call, m.data, theSender)
+			})
+		} else {
+			err = lane.operate(ctx, d, nil, func(c *call) error { return c.passSockets(m.data) })
+		}
+	}
+	return p.outcome(ctx, m, err)
+}
+
+// outcome is an error of the lane as the caller of the group knows it.
+func (p *point) outcome(ctx context.Context, m *message, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrAborted):
+		return m.wrong(ctx.Err())
+	case p.g.err() != nil:
+		return p.g.lost() // with the ranks as the group numbers them
+	}
+	return m.wrong(err)
+}
+
+// pass sends or receives a message, and blocks until that is done, or until a small one is copied.
+func (p *point) pass(ctx context.Context, m message) error {
+	small := m.do == sendAction && len(m.data) <= sentAhead
+	idle, err := p.begin()
+	if err != nil {
+		return err
+	}
+	switch {
+	case idle && p.posts(&m):
+		err = p.post(ctx, &m)
+	case idle && (!small || p.awaited()):
+		err = p.perform(ctx, &m)
+	case small && p.sendAhead(m):
+	default: // others are under way
+		h, err := p.submit(ctx, m)
+		if err != nil {
+			return err
+		}
+		return h.Wait()
+	}
+	if idle {
+		p.release()
+	}
+	return err
+}
+
+// passAsync is pass in the background.
+func (p *point) passAsync(ctx context.Context, m message) (*Handle, error) {
+	idle, err := p.begin()
+	if err != nil {
+		return nil, err
+	}
+	if idle {
+		defer p.release()
+		if p.posts(&m) {
+			return done(p.post(ctx, &m)), nil
+		}
+	}
+	return p.submit(ctx, m)
+}
+
+// begin takes the lane for a message of the caller if no other one is under way or waits.
+func (p *point) begin() (idle bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopping {
+		return false, ErrClosed
+	}
+	p.start()
+	if idle = !p.busy && len(p.queue) == 0; idle {
+		p.busy, p.own = true, true
+	}
+	return idle, nil
+}
+
+// memory is the host of a lane that is connected and lies in its memory; nil: there is none.
+func (p *point) memory() *host {
+	select {
+	case <-p.met:
+		return p.lane.inMemory()
+	default:
+		return nil
+	}
+}
+
+// posts reports whether a message can be left where the receiver finds it. The caller has made p
+// busy.
+func (p *point) posts(m *message) bool {
+	h := p.memory()
+	if h == nil || m.do != sendAction {
+		return false
+	}
+	h.use.Lock()
+	defer h.use.Unlock()
+	return !h.closed && h.member.Posts(len(m.data))
+}
+
+// post leaves a message there.
+func (p *point) post(ctx context.Context, m *message) error {
+	return p.outcome(ctx, m, p.lane.inMemory().do(ctx, m.shared(), nil, func(member *shm.Member, call shm.Desc) error {
+		return member.Post(ctx, call, m.data)
+	}))
+}
+
+// awaited reports whether the receiver waits for the message already, so that Send does not have to
+// wait for it. The caller has made p busy.
+func (p *point) awaited() bool {
+	h := p.memory()
+	if h == nil {
+		return false
+	}
+	h.use.Lock()
+	defer h.use.Unlock()
+	return !h.closed && h.member.Awaits(1-theSender)
+}
+
+// sendAhead sends a copy of a small message in the background, unless there are too many.
+func (p *point) sendAhead(m message) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ahead+len(m.data) > mostAhead {
+		return false
+	}
+	m.data = slices.Clone(m.data)
+	p.ahead += len(m.data)
+	h := &Handle{point: p, message: m, ahead: true}
+	h.ending.Add(1)
+	p.queue = append(p.queue, h)
+	p.kickLocked()
+	return true
+}
+
+// submit puts a message into the queue.
+func (p *point) submit(ctx context.Context, m message) (*Handle, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopping {
+		return nil, ErrClosed
+	}
+	p.start()
+	h := &Handle{point: p, message: m}
+	h.ending.Add(1)
+	if ctx.Done() != nil {
+		p.running.Add(1)
+		h.unwatch = context.AfterFunc(ctx, func() {
+			defer p.running.Done()
+			p.mu.Lock()
+			h.gaveUp = m.wrong(ctx.Err())
+			p.mu.Unlock()
+			p.g.fail(frame.Gone(ctx.Err(), p.g.rank))
+		})
+	}
+	p.queue = append(p.queue, h)
+	p.kickLocked()
+	return h, nil
+}
+
+// kick has a goroutine do what is in the queue, if nobody is at it.
+func (p *point) kick() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kickLocked()
+}
+
+func (p *point) kickLocked() {
+	if !p.busy && len(p.queue) > 0 {
+		p.running.Go(func() { p.drive(nil) })
+	}
+}
+
+// release ends the operation of a caller.
+func (p *point) release() {
+	p.mu.Lock()
+	p.busy, p.own = false, false
+	p.kickLocked()
+	p.mu.Unlock()
+}
+
+// help does the operations of the queue up to one that is waited for, unless another goroutine is
+// at it.
+func (p *point) help(h *Handle) {
+	p.drive(h)
+	p.kick()
+}
+
+// drive does the operations of the queue, in order, up to last, if there is one; none where another
+// goroutine is at it.
+func (p *point) drive(last *Handle) {
+	for {
+		p.mu.Lock()
+		if p.busy || len(p.queue) == 0 || last != nil && last.done.Load() {
+			p.mu.Unlock()
+			return
+		}
+		h := p.queue[0]
+		p.queue[0], p.busy, p.own = nil, true, !h.ahead
+		p.queue = p.queue[1:]
+		p.mu.Unlock()
+		err := p.perform(context.Background(), &h.message)
+		p.mu.Lock()
+		if p.busy, p.own = false, false; h.ahead {
+			p.ahead -= len(h.message.data)
+		}
+		if err != nil && h.gaveUp != nil {
+			err = h.gaveUp
+		}
+		p.mu.Unlock()
+		if h.unwatch != nil && h.unwatch() {
+			p.running.Done()
+		}
+		h.message.data = nil
+		h.finish(err)
+	}
+}
+
+// stopPoints ends the lanes of messages, and waits for their goroutines. The group is closing or
+// has failed.
+func (g *Group) stopPoints() {
+	g.points.mu.Lock()
+	g.points.closed = true
+	all := g.points.all
+	g.points.mu.Unlock()
+	var ending sync.WaitGroup
+	for _, p := range all {
+		ending.Go(p.stop)
+	}
+	ending.Wait()
+}
+
+// stop ends the lane. Messages that Send has copied are sent within a bound; others that are under
+// way end the group.
+func (p *point) stop() {
+	p.mu.Lock()
+	p.stopping = true
+	wanted := p.own || slices.ContainsFunc(p.queue, func(h *Handle) bool { return !h.ahead })
+	p.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		p.running.Wait()
+		close(ended)
+	}()
+	if !wanted {
+		bound := time.NewTimer(sockets.LeaveBound)
+		defer bound.Stop()
+		select {
+		case <-ended:
+		case <-bound.C:
+			wanted = true
+		}
+	}
+	if wanted {
+		p.g.fail(frame.Gone(ErrClosed, p.g.rank))
+	}
+	<-ended
+	p.mu.Lock()
+	p.stopped = true
+	p.mu.Unlock()
+	if p.lane != nil {
+		p.lane.Close()
+	}
+}
