@@ -14,7 +14,6 @@ import queue
 import secrets
 import socket
 import threading
-import weakref
 from collections import deque
 from datetime import timedelta
 
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hvdrun import _library as lib
+from hvdrun import _transport
 
 NAME = "hvdrun"
 
@@ -629,30 +629,32 @@ def _same_sizes(parts, whole, ranks):
 
 
 class Leaves:
-    """Sums of tensors of numbered leaves, from first on in ascending order, as ProcessGroup.reduce_tree takes them: each of an aligned
-    range of 2^k leaves. Sums are made pair by pair, so that the order does not depend on who has which leaves."""
+    """Sums of tensors of numbered leaves, as ProcessGroup.reduce_tree takes them: a rank's leaves begin with first, and there are so
+    many in all. Sums are those of the halves of a binary tree, so that the order does not depend on who has which leaves."""
 
-    def __init__(self, first):
-        self._first = self._next = first
-        self._ranges = []  # level, first leaf, tensor
+    def __init__(self, first, leaves):
+        self._next, self._leaves = first, leaves
+        self._nodes = []  # level, number in the level, tensor
 
     def add(self, tensor):
         """Adds the tensor of the next leaf. It is kept, and may be added to."""
-        level, first = 0, self._next
-        while self._ranges and self._ranges[-1][0] == level and self._ranges[-1][1] >> level & 1 == 0 and \
-                self._ranges[-1][1] + (1 << level) == first and first >> level & 1:
-            _, first, lower = self._ranges.pop()
-            tensor = lower.add_(tensor)
-            level += 1
-        self._ranges.append((level, first, tensor))
-        self._next += 1
+        level, number, self._next = 0, self._next, self._next + 1
+        while True:
+            if number & 1:
+                if not self._nodes or self._nodes[-1][:2] != (level, number - 1):
+                    break
+                tensor = self._nodes.pop()[2].add_(tensor)
+            elif number == 0 and 1 << level >= self._leaves or (number + 1) << level < self._leaves:
+                break  # it is the root, or waits for its other half; one without leaves adds nothing
+            level, number = level + 1, number >> 1
+        self._nodes.append((level, number, tensor))
 
     @property
     def nodes(self):
-        return [tensor for _, _, tensor in self._ranges]
+        return [tensor for _, _, tensor in self._nodes]
 
 
-# A group that is connected already, for the next process group of the world.
+# A group that is connected already, for the next process group that this thread makes.
 _connected = threading.local()
 
 
@@ -664,11 +666,7 @@ def _create(options, backend_options=None):
         group.enter(*ready)
     elif not getattr(options, "enable_reconfigure", False):
         group.meet()
-    _groups.add(group)
     return group
-
-
-_groups = weakref.WeakSet()
 
 
 def register():
@@ -689,3 +687,47 @@ def _create_early(store, rank, size, timeout):
     options = Options()
     options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
     return _create(options)
+
+
+class Transport(_transport.Transport):
+    """The worlds of hvdrun's driver, each of which is a new process group on the endpoint of the process."""
+
+    def __init__(self, welcome, timeout):
+        register()
+        if welcome.get("library"):
+            lib.path = welcome["library"]
+        options = _options()
+        if "listen" not in options and os.environ.get("HVD_DRIVER_ADDR", "").startswith(("127.", "[::1]", "localhost")):
+            options["listen"] = "127.0.0.1:0"  # the driver asks for more, by widen, once a host is another machine
+        options["run"] = welcome["run"]
+        self._endpoint = lib.Endpoint(**options)
+        self._place, self._store, self._timeout = welcome.get("store"), None, timeout
+        self._group = None
+
+    @property
+    def addresses(self):
+        return self._endpoint.addresses
+
+    def widen(self):
+        self._endpoint.widen()
+
+    def leave(self):
+        self._group = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def connect(self, world):
+        return self._endpoint.connect(world, self._timeout.total_seconds())
+
+    def enter(self, world, connected):
+        self._group = connected
+        if self._store is None:  # where the ranks of groups meet that the program makes besides
+            self._store = _transport.open_store(self._place["host"], self._place["port"], self._timeout) if self._place else dist.HashStore()
+        _connected.group = (connected, world["generation"])
+        dist.init_process_group(NAME, store=dist.PrefixStore(f"hvdrun/{world['generation']}", self._store), rank=world["rank"],
+                                world_size=world["size"], timeout=self._timeout)
+
+    def cut(self):
+        group = self._group
+        if group is not None:
+            group.abort("hvdrun says that a rank is lost")

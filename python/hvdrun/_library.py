@@ -257,7 +257,9 @@ class Group:
             self._functions.hvd_abort(self._number, cause.encode())
 
     def close(self):
-        """Leaves the group."""
-        if not self._closed:
+        """Leaves the group. What nobody uses any more is left too."""
+        if not self._closed and not _forked:
             self._closed = True
             self._functions.hvd_close(self._number)
+
+    __del__ = close

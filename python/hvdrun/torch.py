@@ -47,6 +47,10 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
     that are silent and that nobody reports lost.
     """
     worker = _worker.Worker.from_environment(f"torch {torch.__version__}")
+    if backend == "hvdrun":
+        from hvdrun import _backend
+
+        _backend.register()
     if worker is None:
         transport = _Given(backend, timeout)
         job = Job(None, transport)
@@ -54,8 +58,6 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
         return job
     welcome = worker.hello()
     if backend == "hvdrun":
-        from hvdrun import _backend
-
         transport = _backend.Transport(welcome, timeout)
     else:
         store = welcome["store"]
