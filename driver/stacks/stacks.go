@@ -80,8 +80,8 @@ type Worker struct {
 	Error string `json:"error,omitempty"`
 }
 
-// own is the path of this module.
-const own = "github.com/hvdrun/hvdrun"
+// Module is the path of this module: functions begin with it that are hvdrun's.
+const Module = "github.com/hvdrun/hvdrun"
 
 // standard are the first elements of the packages of Go's library.
 var standard = map[string]bool{}
@@ -114,8 +114,8 @@ func (f Frame) User() bool {
 			return false
 		}
 	}
-	if pkg == own || strings.HasPrefix(pkg, own+"/") {
-		return strings.HasPrefix(pkg, own+"/examples/")
+	if pkg == Module || strings.HasPrefix(pkg, Module+"/") {
+		return strings.HasPrefix(pkg, Module+"/examples/")
 	}
 	return f.Func != "" && !standard[first] && !strings.HasPrefix(f.Func, "_cgo") && pkg != "goexit" && pkg != "cgo"
 }
@@ -262,7 +262,7 @@ func Sort(all []Goroutines) {
 // Trains reports whether a stack passes through elastic.Run.
 func Trains(frames []Frame) bool {
 	return slices.ContainsFunc(frames, func(f Frame) bool {
-		return f.Func == own+"/elastic.Run" || strings.HasPrefix(f.Func, own+"/elastic.(*runner).")
+		return f.Func == Module+"/elastic.Run" || strings.HasPrefix(f.Func, Module+"/elastic.(*runner).")
 	})
 }
 

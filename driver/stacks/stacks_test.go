@@ -54,7 +54,7 @@ func frames(names ...string) (all []Frame) {
 func TestText(t *testing.T) {
 	for want, of := range map[string][]Frame{
 		"":                                    frames("runtime.gopark", "sync.(*Mutex).Lock"),
-		"main.load f.go:2, main.train f.go:3": frames("os.Open", "main.load", "main.train", own+"/elastic.Run"),
+		"main.load f.go:2, main.train f.go:3": frames("os.Open", "main.load", "main.train", Module+"/elastic.Run"),
 		"a.b/x.A f.go:1, a.b/x.B f.go:2, a.b/x.C f.go:3, … main.train f.go:5": frames("a.b/x.A", "a.b/x.B", "a.b/x.C", "a.b/x.D", "main.train", "main.main"),
 	} {
 		if got := Text(of); got != want {

@@ -15,9 +15,6 @@ import (
 	"github.com/hvdrun/hvdrun/driver/stacks"
 )
 
-// module is the path of this module.
-const module = "github.com/hvdrun/hvdrun"
-
 // mostRecords bounds the goroutines that Own looks at.
 const mostRecords = 100_000
 
@@ -107,7 +104,7 @@ func deepStacks() []stacks.Goroutines {
 // isOwn reports whether the stack is that of Own's caller.
 func isOwn(frames []stacks.Frame) bool {
 	for _, f := range frames {
-		if f.Func == module+"/internal/probe.Own" || f.Func == module+"/internal/probe.deepStacks" {
+		if f.Func == stacks.Module+"/internal/probe.Own" || f.Func == stacks.Module+"/internal/probe.deepStacks" {
 			return true
 		}
 	}
