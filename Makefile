@@ -140,7 +140,7 @@ check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings pytho
 else
 check-torch:
 	$(call bring,/usr/lib/python3/dist-packages/torch:python3-torch)
-	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./torchrun/tcpstore
+	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./internal/tcpstore
 	$(GO) test -race -count=1 -timeout 20m $(ARGS) ./test/torch ./torchrun
 endif
 

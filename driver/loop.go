@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -87,6 +88,7 @@ type services struct {
 	listen      netip.AddrPort // address of the rendezvous
 	meet        meeting
 	push        pusher
+	store       tcpstore.Store // for programs that speak by their workers' sockets
 }
 
 // inbox is open until run returns.
@@ -235,6 +237,7 @@ func (l *loop) serve(ctx context.Context) error {
 	}
 	server := rendezvous.NewServer(rendezvous.ServerConfig{
 		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
+		Store: func(conn net.Conn) error { return tcpstore.Serve(conn, &l.store) },
 	})
 	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log, Delivered: l.delivered(), Network: l.network()})
 	l.meet, l.push = server, push
@@ -603,6 +606,7 @@ func (l *loop) publish(a decide.PublishWorld) {
 		members[r] = rendezvous.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs(), Handle: w.Handle()}
 	}
 	l.stalls.enter(l.clock.now(), a.World.Generation, ids(a.Members))
+	l.store.NextWorld()
 	l.meet.Publish(a.World, members, a.Root, a.Seq)
 }
 

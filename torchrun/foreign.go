@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/retry"
-	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
 // errTorch: another program than hvdrun is at the other end.

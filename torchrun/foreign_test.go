@@ -12,7 +12,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
 // keys are those of jobs that ask who is there, and that do not.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/test/sandbox"
-	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
 )
 
 // TestStdin: workers read what the agent was given to read.

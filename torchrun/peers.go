@@ -19,9 +19,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/torchrun/store"
-	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
 )
 
 // Peers is how the agents of a job reach each other's stores: over TCP with mutual TLS, by
@@ -110,26 +109,8 @@ func (p *Peers) Listen(addr string) (net.Addr, error) {
 	p.mu.Lock()
 	p.ln = ln
 	p.mu.Unlock()
-	p.wg.Go(func() { acceptAll(ln, &p.wg, p.log, p.serve) })
+	p.wg.Go(func() { tcpstore.AcceptAll(ln, &p.wg, p.log, "torchrun", p.serve) })
 	return ln.Addr(), nil
-}
-
-// acceptAll has each connection of a listener served by a goroutine of the group, until it is
-// closed.
-func acceptAll(ln *identity.Listener, wg *sync.WaitGroup, log logrus.FieldLogger, serve func(*identity.Conn)) {
-	failures := retry.Row{Least: retryTell}
-	for {
-		conn, err := ln.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err != nil:
-			failures.Warn(log, time.Now(), "torchrun: taking connections", err)
-		default:
-			failures.Ended()
-			wg.Go(func() { serve(conn.(*identity.Conn)) })
-		}
-	}
 }
 
 // serve asks who it is, and serves the store that is asked for.
@@ -344,31 +325,24 @@ func (p *Peers) Close(ctx context.Context) {
 	p.wg.Wait()
 }
 
-// workerStore is the store of one round as the workers of this node reach it: a port of loopback
-// that lets in them and what they start, and nobody else.
+// workerStore is the store of one round as the workers of this node reach it.
 type workerStore struct {
-	ln    *identity.Listener
+	*tcpstore.Door
 	named string // where the command line names it; empty: nowhere
 	log   logrus.FieldLogger
-	admit func(net.Conn) error
-	serve func(net.Conn) // blocks
 	end   func()
-
-	mu     sync.Mutex
-	conns  map[net.Conn]bool
-	closed bool
-	wg     sync.WaitGroup
 }
 
 // openStore makes the store of a round: it is that of the node with rank 0, which the others
 // forward their workers to.
 func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*workerStore, error) {
-	s := &workerStore{log: log, admit: admit, conns: make(map[net.Conn]bool), end: func() {}}
+	s := &workerStore{log: log, end: func() {}}
+	var serve func(d *tcpstore.Door, conn net.Conn)
 	number := uint64(round.Number) + 1
 	switch {
 	case round.Rank == 0:
 		store := new(tcpstore.Store)
-		s.serve = func(conn net.Conn) {
+		serve = func(_ *tcpstore.Door, conn net.Conn) {
 			if err := tcpstore.Serve(conn, store); err != nil {
 				log.Debugf("torchrun: a worker's connection to the store: %v", err)
 			}
@@ -392,14 +366,21 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 		if err != nil {
 			return nil, err
 		}
-		s.serve = func(conn net.Conn) { s.forward(conn, peers, string(addr), number) }
+		serve = func(d *tcpstore.Door, worker net.Conn) {
+			far, err := peers.dial(context.Background(), string(addr), number)
+			if err != nil {
+				log.Warnf("torchrun: a worker cannot reach the store of the node with rank 0: %v", err)
+				return
+			}
+			d.Carry(worker, far)
+		}
 	}
 	var err error
-	if s.ln, err = identity.TorchWorkers.Listen(identity.ListenLoopback()); err != nil {
+	s.Door, err = tcpstore.OpenDoor(tcpstore.DoorConfig{Bounds: identity.TorchWorkers, Admit: admit, Serve: serve, What: "torchrun", Log: log})
+	if err != nil {
 		s.end()
-		return nil, fmt.Errorf("torchrun: listening for workers: %w", err)
+		return nil, fmt.Errorf("torchrun: %w", err)
 	}
-	s.wg.Go(func() { acceptAll(s.ln, &s.wg, s.log, s.accept) })
 	return s, nil
 }
 
@@ -412,7 +393,7 @@ func (s *workerStore) also(addrs []string) {
 		if port, is := strings.CutPrefix(addr, "localhost:"); is {
 			at = "127.0.0.1:" + port
 		}
-		if _, err := s.ln.Open(at); err != nil {
+		if err := s.Open(at); err != nil {
 			s.log.Warnf("torchrun: the workers' store cannot be reached at %s, which the command line names: %v", addr, err)
 			continue
 		}
@@ -421,72 +402,12 @@ func (s *workerStore) also(addrs []string) {
 }
 
 // addr is what the workers are told.
-func (s *workerStore) addr() string { return cmp.Or(s.named, s.ln.Addr().String()) }
-
-func (s *workerStore) accept(conn *identity.Conn) {
-	defer conn.Close()
-	if err := s.admit(conn.NetConn()); err != nil {
-		s.log.Warnf("torchrun: a connection to the workers' store is refused: %v", err)
-		return
-	}
-	if conn.Proven() && s.keep(conn) {
-		s.serve(conn)
-		s.forget(conn)
-	}
-}
-
-// keep has close close a connection too. It returns false, and closes it, where close was first.
-func (s *workerStore) keep(conn net.Conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		conn.Close()
-		return false
-	}
-	s.conns[conn] = true
-	return true
-}
-
-func (s *workerStore) forget(conn net.Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.conns, conn)
-}
-
-// forward carries a worker's bytes to the store of another node, and back.
-func (s *workerStore) forward(worker net.Conn, peers *Peers, addr string, number uint64) {
-	far, err := peers.dial(context.Background(), addr, number)
-	if err != nil {
-		s.log.Warnf("torchrun: a worker cannot reach the store of the node with rank 0: %v", err)
-		return
-	}
-	defer far.Close()
-	if !s.keep(far) {
-		return
-	}
-	defer s.forget(far)
-	var wg sync.WaitGroup
-	pass := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from)
-		to.Close()
-		from.Close()
-	}
-	wg.Go(func() { pass(far, worker) })
-	wg.Go(func() { pass(worker, far) })
-	wg.Wait()
-}
+func (s *workerStore) addr() string { return cmp.Or(s.named, s.Addr().String()) }
 
 // close ends all connections, and blocks until their goroutines have.
 func (s *workerStore) close() {
-	s.mu.Lock()
-	s.closed = true
-	for conn := range s.conns {
-		conn.Close()
-	}
-	s.mu.Unlock()
-	s.ln.Close()
+	s.Close()
 	s.end()
-	s.wg.Wait()
 }
 
 // OwnHost returns the address from which this machine reaches another, or itself.

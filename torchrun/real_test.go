@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/store"
-	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
 )
 
 // shell returns an agent whose workers run a script.

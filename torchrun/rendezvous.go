@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
 // Rendezvous is where agents meet. Its methods are called by one goroutine at a time.

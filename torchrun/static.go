@@ -12,7 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/retry"
-	"github.com/hvdrun/hvdrun/torchrun/tcpstore"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
 // ErrClosed is wrapped by an error of Static.Next once a node has closed the rendezvous.

@@ -91,6 +91,12 @@ var (
 		Admits:   "the agent's workers and what they start: whose socket it is, by /proc",
 		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
 	}
+	// WorkerStore is where a program that speaks by its worker's socket finds the driver's store.
+	WorkerStore = Bounds{
+		Name: "store of a worker", Process: "agent, or driver for its own machine, once a worker has said hello by its socket", Address: "loopback",
+		Admits:   "the worker and what it starts: whose socket it is, by /proc",
+		Unproven: 64, Bytes: helloBytes, Deadline: handshakeTime,
+	}
 	// TorchPeers is where agents of hvdrun torchrun reach each other's stores.
 	TorchPeers = Bounds{
 		Name: "torchrun's agents", Process: "hvdrun torchrun, on several nodes", Address: "all addresses, or --local-addr",
@@ -147,7 +153,7 @@ var (
 
 // All are the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, ScalerWorkers, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
+	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, ScalerWorkers, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
 
 // Table returns bounds as a table in Markdown.

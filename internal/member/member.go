@@ -5,16 +5,24 @@ package member
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	// dialTimeout bounds Dial, and directTimeout its first attempt.
+	dialTimeout   = 20 * time.Second
+	directTimeout = 2 * time.Second
 )
 
 // Config configures a Member.
@@ -39,15 +47,19 @@ type Member struct {
 	// Local is this machine's address on the route to the driver.
 	Local netip.Addr
 
-	notifyAddr string
-	stop       context.CancelFunc
-	serving    sync.WaitGroup
-	served     error
+	addr, direct string // of the driver
+	notifyAddr   string
+	stop         context.CancelFunc
+	serving      sync.WaitGroup
+	served       error
 }
 
 // New opens the notification service, and does no other I/O. The caller must close the member.
 func New(cfg Config) (*Member, error) {
-	m := &Member{}
+	m := &Member{addr: cfg.Worker.DriverAddr, direct: cfg.Worker.DriverDirect}
+	if m.direct == m.addr {
+		m.direct = ""
+	}
 	var err error
 	if m.Credentials, err = identity.Decode(cfg.Worker.Credentials); err != nil {
 		return nil, fmt.Errorf("credentials: %w", err)
@@ -95,6 +107,24 @@ func (m *Member) Join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 		return rendezvous.World{}, err
 	}
 	return place.World()
+}
+
+// Dial connects to the driver for another protocol than gRPC: directly if it is on this machine,
+// and otherwise, or where it is another driver by now, by the agent. The caller must close the
+// connection.
+func (m *Member) Dial(ctx context.Context, protocol string) (net.Conn, error) {
+	conf := m.Credentials.ClientTLS(identity.Subject{Role: identity.Driver})
+	conf.NextProtos = []string{protocol}
+	if m.direct != "" {
+		short, cancel := context.WithTimeout(ctx, directTimeout)
+		defer cancel()
+		if conn, err := (&tls.Dialer{Config: conf}).DialContext(short, "tcp", m.direct); err == nil {
+			return conn, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", m.addr)
 }
 
 // Kill closes what other processes can see of the member, without messages and without blocking.

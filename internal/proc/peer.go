@@ -13,13 +13,16 @@ import (
 	"strconv"
 )
 
-// ErrStranger is returned by OwnPeer for a connection of another process.
+// ErrStranger is returned by PeerBelow for a connection of another process.
 var ErrStranger = errors.New("proc: the connection is not of a process that this one has started")
 
-// OwnPeer returns nil if the other end of a TCP connection is held by this process or by one below
-// it, which it has started or inherited. It reads /proc, and the connection must be of this
+// OwnPeer is PeerBelow of this process.
+func OwnPeer(conn net.Conn) error { return PeerBelow(conn, os.Getpid()) }
+
+// PeerBelow returns nil if the other end of a TCP connection is held by the process root or by one
+// below it, which it has started or inherited. It reads /proc, and the connection must be of this
 // machine.
-func OwnPeer(conn net.Conn) error {
+func PeerBelow(conn net.Conn, root int) error {
 	local, ok1 := conn.LocalAddr().(*net.TCPAddr)
 	remote, ok2 := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok1 || !ok2 {
@@ -29,10 +32,9 @@ func OwnPeer(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	self := os.Getpid()
-	own, ok := below([]int{self})
+	own, ok := below([]int{root})
 	if !ok {
-		own = belowOf(self, processes())
+		own = belowOf(root, processes())
 	}
 	link := "socket:[" + inode + "]"
 	for pid := range own {

@@ -40,7 +40,7 @@ func (cfg Config) Talk(ctx context.Context, pid int, conn net.Conn) (cleanup fun
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	p := &proxy{cfg: cfg, pid: pid, conn: conn, reports: make(chan request, mostReports)}
+	p := &proxy{cfg: cfg, process: process{pid: pid, conn: conn}, reports: make(chan request, mostReports)}
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has its grace
 	err := p.listen(ctx)
 	p.finish(ctx)
@@ -55,16 +55,12 @@ const mostReports = 16
 
 // proxy speaks for one worker.
 type proxy struct {
-	cfg  Config
-	pid  int
-	env  plan.Worker
-	conn net.Conn
-
-	program string         // what it says it is
-	member  *member.Member // nil: it has not said hello
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup // what hello has started
+	cfg Config
+	process
+	member *member.Member // nil: it has not said hello
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // what hello has started
 
 	writing sync.Mutex
 	reports chan request
@@ -74,6 +70,15 @@ type proxy struct {
 	mu sync.Mutex
 	state
 	asked stacksAsked
+	store driverStore
+}
+
+// process is the worker's, at its end of the socket.
+type process struct {
+	pid     int
+	conn    net.Conn
+	env     plan.Worker
+	program string // what it says it is
 }
 
 // state is where the program is.
@@ -191,9 +196,12 @@ func (p *proxy) hello(ctx context.Context, r request) error {
 		case <-p.ctx.Done():
 		}
 	})
+	if err := p.openStore(); err != nil {
+		return err
+	}
 	p.say(helloLine{
 		Is: "hello", Version: Version, Run: p.env.RunID, Host: p.env.Slot.Host, Slot: p.env.Slot.Index,
-		Incarnation: p.env.Incarnation, Library: p.cfg.Library,
+		Incarnation: p.env.Incarnation, Library: p.cfg.Library, Store: p.storeAddr(),
 	})
 	return nil
 }
@@ -246,6 +254,9 @@ func (p *proxy) finish(ctx context.Context) {
 func (p *proxy) close() {
 	p.cancel()
 	p.wg.Wait()
+	if p.store.door != nil {
+		p.store.door.Close()
+	}
 	if p.member != nil {
 		_ = p.member.Close() // of no interest: the worker has ended
 	}
@@ -323,6 +334,10 @@ func (p *proxy) answer(w rendezvous.World, err error) {
 	case err != nil:
 		p.say(errorLine{"error", err.Error(), true})
 	default:
+		if err := p.follow(w.Store); err != nil {
+			p.say(errorLine{"error", err.Error(), true})
+			return
+		}
 		p.say(p.worldLine(w))
 		if loss, _ := p.member.Loss(); loss.Generation == w.Generation {
 			p.say(lostLine{"lost", loss.Generation, append([]int{}, loss.Ranks...)}) // it may have come before the world
@@ -336,6 +351,9 @@ func (p *proxy) worldLine(w rendezvous.World) worldLine {
 		Is: "world", Generation: w.Generation, Rank: w.Rank, Size: w.Size(), LocalRank: own.LocalRank, LocalSize: own.LocalSize,
 		CrossRank: own.CrossRank, CrossSize: own.CrossSize, Root: w.SyncRoot, Seq: w.Seq,
 		Handles: make([]string, w.Size()), Members: make([]memberLine, w.Size()), DataKey: hex.EncodeToString(w.Key.Bytes()),
+	}
+	if w.Store != 0 {
+		line.Store = p.storeAddr()
 	}
 	addresses, handles := w.DataAddrs(), w.Handles()
 	for r, s := range w.Slots {

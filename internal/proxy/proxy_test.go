@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -39,8 +41,10 @@ type job struct {
 	t         *testing.T
 	authority *identity.Authority
 	server    *rendezvous.Server
+	own       *identity.Credentials // the driver's
 	push      *notify.Pusher
 	addr      string
+	end       func() // ends the driver
 	log       logrus.FieldLogger
 	logged    *logtest.Hook
 
@@ -73,26 +77,34 @@ func newJob(t *testing.T) *job {
 	if j.authority, err = identity.NewAuthority("run"); err != nil {
 		t.Fatal(err)
 	}
-	own, err := j.authority.Issue(identity.Subject{Role: identity.Driver})
-	if err != nil {
+	if j.own, err = j.authority.Issue(identity.Subject{Role: identity.Driver}); err != nil {
 		t.Fatal(err)
 	}
-	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
+	j.serve("127.0.0.1:0")
+	t.Cleanup(func() { j.end() })
+	return j
+}
+
+// serve begins a driver of the job.
+func (j *job) serve(addr string) {
+	ln, err := identity.Rendezvous.Listen(addr)
 	if err != nil {
-		t.Fatal(err)
+		j.t.Fatal(err)
 	}
 	j.addr = ln.Addr().String()
-	j.server = rendezvous.NewServer(rendezvous.ServerConfig{Credentials: own, Handler: j, Log: j.log})
-	j.push = notify.NewPusher(notify.PusherConfig{Credentials: own, Log: j.log})
+	store := new(tcpstore.Store)
+	j.server = rendezvous.NewServer(rendezvous.ServerConfig{
+		Credentials: j.own, Handler: j, Log: j.log, Store: func(conn net.Conn) error { return tcpstore.Serve(conn, store) },
+	})
+	j.push = notify.NewPusher(notify.PusherConfig{Credentials: j.own, Log: j.log})
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = j.server.Serve(ctx, ln) })
 	serving.Go(func() { _ = j.push.Run(ctx) })
-	t.Cleanup(func() {
+	j.end = sync.OnceFunc(func() {
 		cancel()
 		serving.Wait()
 	})
-	return j
 }
 
 func subject(inc string, index int) identity.Subject {
@@ -102,6 +114,7 @@ func subject(inc string, index int) identity.Subject {
 // worker is a program at its end of the socket.
 type worker struct {
 	t      *testing.T
+	store  string // that hello has told
 	conn   net.Conn
 	lines  *bufio.Scanner
 	talked chan func() // what Talk has returned
@@ -126,7 +139,7 @@ func (j *job) start(inc string, index int) *worker {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.ask = cancel
 	go func() {
-		cleanup := Config{Env: append(env.Environ(), "OTHER=1"), Log: j.log}.Talk(ctx, 0, far)
+		cleanup := Config{Env: append(env.Environ(), "OTHER=1"), Log: j.log}.Talk(ctx, os.Getpid(), far)
 		far.Close()
 		w.talked <- cleanup
 	}()
@@ -173,7 +186,9 @@ func (w *worker) is(kind string) map[string]any {
 func (j *job) speaks(inc string, index int) *worker {
 	w := j.start(inc, index)
 	w.do(`{"do":"hello","version":1,"program":"test 1"}`)
-	if h := w.is("hello"); h["run"] != "run" || h["host"] != "h" || h["slot"] != float64(index) || h["incarnation"] != inc || h["version"] != 1.0 {
+	h := w.is("hello")
+	w.store = storeOf(h)
+	if h["run"] != "run" || h["host"] != "h" || h["slot"] != float64(index) || h["incarnation"] != inc || h["version"] != 1.0 {
 		j.t.Errorf("%v", h)
 	}
 	return w
@@ -315,11 +330,7 @@ func TestStacks(t *testing.T) {
 		text, _ := json.Marshal("Thread 0x1 (most recent call first):\n  File \"train.py\", line 7 in step\n")
 		a.do(`{"do":"stacks","id":` + strings.TrimSuffix(jsonOf(l["id"]), ".0") + `,"text":` + string(text) + `}`)
 	}()
-	own, err := j.authority.Issue(identity.Subject{Role: identity.Driver})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := notify.Stacks(t.Context(), own, notify.Target{Subject: subject("a", 0), Addr: r.NotifyAddr})
+	w, err := notify.Stacks(t.Context(), j.own, notify.Target{Subject: subject("a", 0), Addr: r.NotifyAddr})
 	if err != nil || len(w.Goroutines) != 1 || w.Goroutines[0].Frames[0].Line != 7 {
 		t.Errorf("%+v, %v", w, err)
 	}
@@ -384,5 +395,59 @@ func TestSilence(t *testing.T) {
 	w.end()
 	if len(j.joins)+len(j.reports)+len(j.beats)+len(j.logged.AllEntries()) > 0 {
 		t.Error("the driver has heard of it")
+	}
+}
+
+func storeOf(line map[string]any) string {
+	at := line["store"].(map[string]any)
+	return net.JoinHostPort(at["host"].(string), jsonOf(at["port"]))
+}
+
+// TestStore: the programs of two workers share the driver's store. That of the next driver is
+// another, at another port, and the connections of a worker end with it.
+func TestStore(t *testing.T) {
+	j := newJob(t)
+	a, b := j.speaks("a", 0), j.speaks("b", 1)
+	of := func(addr string) *tcpstore.Client {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := tcpstore.NewClient(conn, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	ofA, ofB := of(a.store), of(b.store)
+	if err := ofA.Set(t.Context(), "g1/k", []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := ofB.Get(t.Context(), "g1/k"); err != nil || string(v) != "v" {
+		t.Errorf("%q, %v", v, err)
+	}
+	a.do(`{"do":"join"}`)
+	<-j.joins
+	j.publish(1, "a")
+	if at := storeOf(a.is("world")); at != a.store {
+		t.Errorf("the store of hello is at %s, that of the world at %s", a.store, at)
+	}
+	j.server.Expel("b")
+	if err := ofB.Wait(t.Context(), "never"); err == nil {
+		t.Error("a worker that is gone still has the store")
+	}
+	j.end()
+	j.serve(j.addr)
+	j.server.Admit("a")
+	a.do(`{"do":"join"}`)
+	<-j.joins
+	j.publish(2, "a")
+	at := storeOf(a.is("world"))
+	if at == a.store {
+		t.Error("the store of another driver is at the same port")
+	}
+	if there, err := of(at).Check(t.Context(), "g1/k"); err != nil || there {
+		t.Errorf("%v, %v", there, err)
 	}
 }

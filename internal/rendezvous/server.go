@@ -60,6 +60,9 @@ type ServerConfig struct {
 	DataKey func(generation uint64) identity.DataKey
 	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
 	Tasks Tasks
+	// Store serves a connection of a worker to a store for programs in other languages, until the
+	// worker closes it. Nil: they are refused.
+	Store func(conn net.Conn) error
 	// Log receives refused requests. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -91,6 +94,7 @@ type Server struct {
 	dismissed map[string]*rendezvouspb.JoinReply
 	admitted  map[string]bool // by incarnation
 	handles   handles
+	stores    stores
 	widening
 }
 
@@ -141,6 +145,7 @@ type published struct {
 	ranks      map[string]uint32 // by incarnation
 	members    []byte            // a rendezvouspb.Members
 	key        identity.DataKey
+	store      uint64
 }
 
 // waiter is a Join that waits. Removing it from Server.waiting obliges the remover to answer it,
@@ -166,7 +171,7 @@ func NewServer(cfg ServerConfig) *Server {
 	}
 	return &Server{
 		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*rendezvouspb.JoinReply), admitted: make(map[string]bool),
-		widening: widening{asked: make(map[string][]string)}, handles: handles{of: make(map[string]int)},
+		stores: newStores(), widening: widening{asked: make(map[string][]string)}, handles: handles{of: make(map[string]int)},
 	}
 }
 
@@ -185,6 +190,7 @@ func (s *Server) Expel(incarnation string) {
 	delete(s.admitted, incarnation)
 	delete(s.dismissed, incarnation)
 	_ = s.handles.take(incarnation, 0)
+	s.stores.expel(incarnation)
 	if s.cfg.Tasks != nil {
 		s.cfg.Tasks.Expel(incarnation)
 	}
@@ -223,6 +229,9 @@ func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	var raw []wire.Raw
 	if s.cfg.Tasks != nil {
 		raw = append(raw, wire.Raw{Protocol: wire.TasksProtocol, Handle: s.tasks})
+	}
+	if s.cfg.Store != nil {
+		raw = append(raw, wire.Raw{Protocol: wire.StoreProtocol, Handle: s.store})
 	}
 	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker), register, s.release, raw...); err != nil {
 		return fmt.Errorf("rendezvous: %w", err)
@@ -341,6 +350,9 @@ func (s *Server) publish(next world) {
 		ranks:   make(map[string]uint32, len(members)),
 		members: shared, key: s.cfg.DataKey(w.Generation),
 	}
+	if s.cfg.Store != nil {
+		p.store = s.stores.number
+	}
 	for r, m := range members {
 		p.ranks[m.Incarnation] = uint32(r)
 	}
@@ -378,7 +390,7 @@ func (p *published) reply(inc string, after uint64) *rendezvouspb.JoinReply {
 func (p *published) world(rank uint32, key identity.DataKey) *rendezvouspb.World {
 	return &rendezvouspb.World{
 		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Size: uint32(len(p.ranks)), Members: p.members,
-		DataKey: key.Bytes(),
+		DataKey: key.Bytes(), Store: p.store,
 	}
 }
 

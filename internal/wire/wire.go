@@ -6,6 +6,10 @@ package wire
 // TasksProtocol is the ALPN protocol of the connections that tasks.proto describes.
 const TasksProtocol = "hvdrun-tasks"
 
+// StoreProtocol is the ALPN protocol of connections to the driver's store for programs in other
+// languages: that of PyTorch's TCPStore.
+const StoreProtocol = "hvdrun-store"
+
 // ValuesProtocol is the ALPN protocol of connections that carry stored values of tasks from a host.
 const ValuesProtocol = "hvdrun-values"
 

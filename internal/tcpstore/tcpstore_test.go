@@ -263,11 +263,11 @@ func TestBytesAreCounted(t *testing.T) {
 	}
 	want := 0
 	for key, value := range s.values {
-		want += len(key) + len(value)
+		want += len(key) + len(value) + keyCost
 	}
 	for key, queue := range s.queues {
 		for _, value := range queue {
-			want += len(key) + len(value)
+			want += len(key) + len(value) + keyCost
 		}
 	}
 	if s.bytes != want {
@@ -326,4 +326,40 @@ func FuzzServe(f *testing.F) {
 			t.Errorf("%d bytes, %d waits", store.bytes, len(store.waiters))
 		}
 	})
+}
+
+// TestNextWorld: the keys of one world go with it, and others stay; nothing is counted that is not
+// there.
+func TestNextWorld(t *testing.T) {
+	s := new(Store)
+	passing := []string{"g4/a", "/g12/default_pg/0/b", "reconfigure/7/x", "/default_pg/0//reconfigure/9/y"}
+	staying := []string{"a", "g4", "/g/a", "gx/a", "/g4x/a", "/my/reconfigured/x"}
+	for _, key := range append(passing, staying...) {
+		if err := s.Set(key, []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Push("g4/q", []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	s.Set("g4/deleted", nil)
+	s.Delete("g4/deleted")
+	if len(s.passing) != len(passing)+1 {
+		t.Errorf("%v", s.passing)
+	}
+	s.NextWorld()
+	for _, key := range staying {
+		if !s.Has(key) {
+			t.Errorf("%s is gone", key)
+		}
+	}
+	if s.Len() != len(staying) || s.QueueLen("g4/q") != 0 || len(s.passing) != 0 {
+		t.Errorf("%d keys are left", s.Len())
+	}
+	for _, key := range staying {
+		s.Delete(key)
+	}
+	if s.bytes != 0 {
+		t.Errorf("an empty store counts %d bytes", s.bytes)
+	}
 }

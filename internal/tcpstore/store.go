@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 )
 
 // DefaultMaxBytes is the most that the keys and values of a Store take, unless it says otherwise.
 const DefaultMaxBytes = 256 << 20
+
+// keyCost is what a key or an element of a queue counts beyond its bytes: the memory of the maps.
+const keyCost = 128
 
 // ErrFull is returned where a value would take more memory than the Store may have.
 var ErrFull = errors.New("tcpstore: the store is full")
@@ -18,11 +22,13 @@ var ErrFull = errors.New("tcpstore: the store is full")
 // Store holds keys and values in memory. The zero value is empty and ready. It must not be copied.
 // Its methods may be called by many goroutines, and keep nothing of what they are given.
 type Store struct {
-	// MaxBytes bounds keys, values and queues together. Zero: DefaultMaxBytes.
+	// MaxBytes bounds keys, values and queues together, with keyCost for each. Zero:
+	// DefaultMaxBytes.
 	MaxBytes int
 
 	mu      sync.Mutex
 	values  map[string][]byte
+	passing map[string]bool // keys of Passing that have values or queues
 	queues  map[string][][]byte
 	bytes   int
 	waiters map[string][]*waiter
@@ -47,7 +53,7 @@ func (s *Store) set(key string, value []byte) error {
 	old, was := s.values[key]
 	more := len(value) - len(old)
 	if !was {
-		more += len(key)
+		more += len(key) + keyCost
 	}
 	if err := s.take(more); err != nil {
 		return err
@@ -59,8 +65,58 @@ func (s *Store) set(key string, value []byte) error {
 		value = []byte{}
 	}
 	s.values[key] = value
+	s.pass(key)
 	s.wake(key)
 	return nil
+}
+
+// Passing reports whether a key is of one world alone: by the prefix that a program of torch gives
+// to the store of a generation (g4/…), or by that of a process group that is reconfigured
+// (reconfigure/…, anywhere in the path).
+func Passing(key string) bool {
+	key = "/" + strings.TrimLeft(key, "/")
+	if strings.Contains(key, "/reconfigure/") {
+		return true
+	}
+	first, _, more := strings.Cut(key[1:], "/")
+	number, is := strings.CutPrefix(first, "g")
+	return more && is && number != "" && strings.Trim(number, "0123456789") == ""
+}
+
+// pass notes a key that has a value or a queue; the lock is held.
+func (s *Store) pass(key string) {
+	if !Passing(key) {
+		return
+	}
+	if s.passing == nil {
+		s.passing = make(map[string]bool)
+	}
+	s.passing[key] = true
+}
+
+// gone forgets a key that has neither a value nor a queue any more; the lock is held.
+func (s *Store) gone(key string) {
+	if _, there := s.values[key]; !there && len(s.queues[key]) == 0 {
+		delete(s.passing, key)
+	}
+}
+
+// NextWorld removes the keys that are of one world alone. It is called before a world is published:
+// its members have left the one before, and have set no key for it yet.
+func (s *Store) NextWorld() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key := range s.passing {
+		if value, there := s.values[key]; there {
+			delete(s.values, key)
+			s.bytes -= len(key) + len(value) + keyCost
+		}
+		for _, value := range s.queues[key] {
+			s.bytes -= len(key) + len(value) + keyCost
+		}
+		delete(s.queues, key)
+	}
+	s.passing = nil
 }
 
 // take counts bytes that come, or go where they are less than none; the lock is held.
@@ -202,7 +258,8 @@ func (s *Store) Delete(key string) bool {
 	value, there := s.values[key]
 	if there {
 		delete(s.values, key)
-		s.bytes -= len(key) + len(value)
+		s.bytes -= len(key) + len(value) + keyCost
+		s.gone(key)
 	}
 	return there
 }
@@ -211,13 +268,14 @@ func (s *Store) Delete(key string) bool {
 func (s *Store) Push(key string, value []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.take(len(key) + len(value)); err != nil {
+	if err := s.take(len(key) + len(value) + keyCost); err != nil {
 		return err
 	}
 	if s.queues == nil {
 		s.queues = make(map[string][][]byte)
 	}
 	s.queues[key] = append(s.queues[key], bytes.Clone(value))
+	s.pass(key)
 	s.wake(key)
 	return nil
 }
@@ -234,10 +292,11 @@ func (s *Store) Pop(key string) (n int, value []byte) {
 	value = queue[0]
 	if len(queue) == 1 {
 		delete(s.queues, key)
+		s.gone(key)
 	} else {
 		s.queues[key] = queue[1:]
 	}
-	s.bytes -= len(key) + len(value)
+	s.bytes -= len(key) + len(value) + keyCost
 	return len(queue), value
 }
 

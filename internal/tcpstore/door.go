@@ -1,0 +1,142 @@
+package tcpstore
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
+)
+
+// refusedTell is how often a listener that takes no connections says so at least.
+const refusedTell = 10 * time.Second
+
+// AcceptAll has each connection of a listener served by a goroutine of the group, until it is
+// closed. Failures are logged as those of what.
+func AcceptAll(ln *identity.Listener, wg *sync.WaitGroup, log logrus.FieldLogger, what string, serve func(*identity.Conn)) {
+	failures := retry.Row{Least: refusedTell}
+	for {
+		conn, err := ln.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			failures.Warn(log, time.Now(), what+": taking connections", err)
+		default:
+			failures.Ended()
+			wg.Go(func() { serve(conn.(*identity.Conn)) })
+		}
+	}
+}
+
+// DoorConfig configures a Door.
+type DoorConfig struct {
+	// Bounds are those of the listener.
+	Bounds identity.Bounds
+	// Admit returns why a connection is refused, or nil.
+	Admit func(net.Conn) error
+	// Serve blocks until the connection, which the door closes then, is of no more use.
+	Serve func(d *Door, conn net.Conn)
+	// What begins the lines of the log.
+	What string
+	Log  logrus.FieldLogger
+}
+
+// Door is a store as programs of this machine reach it: a port of loopback that lets in those that
+// Admit allows, and nobody else.
+type Door struct {
+	cfg DoorConfig
+	ln  *identity.Listener
+
+	mu     sync.Mutex
+	conns  map[net.Conn]bool
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// OpenDoor listens. The caller must call Close.
+func OpenDoor(cfg DoorConfig) (*Door, error) {
+	ln, err := cfg.Bounds.Listen(identity.ListenLoopback())
+	if err != nil {
+		return nil, fmt.Errorf("tcpstore: listening for programs: %w", err)
+	}
+	d := &Door{cfg: cfg, ln: ln, conns: make(map[net.Conn]bool)}
+	d.wg.Go(func() { AcceptAll(ln, &d.wg, cfg.Log, cfg.What, d.accept) })
+	return d, nil
+}
+
+// Addr returns where the door is.
+func (d *Door) Addr() *net.TCPAddr { return d.ln.Addr().(*net.TCPAddr) }
+
+// Open has the door listen at a further address.
+func (d *Door) Open(addr string) error {
+	_, err := d.ln.Open(addr)
+	return err
+}
+
+func (d *Door) accept(conn *identity.Conn) {
+	defer conn.Close()
+	if err := d.cfg.Admit(conn.NetConn()); err != nil {
+		d.cfg.Log.Warnf("%s: a connection to the store is refused: %v", d.cfg.What, err)
+		return
+	}
+	if conn.Proven() && d.keep(conn) {
+		d.cfg.Serve(d, conn)
+		d.forget(conn)
+	}
+}
+
+// keep has Close close a connection too. It returns false, and closes it, where Close was first.
+func (d *Door) keep(conn net.Conn) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		conn.Close()
+		return false
+	}
+	d.conns[conn] = true
+	return true
+}
+
+func (d *Door) forget(conn net.Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.conns, conn)
+}
+
+// Carry carries the bytes of a program to a store elsewhere, and back, until one of the ends closes
+// its connection. It closes both.
+func (d *Door) Carry(program, far net.Conn) {
+	defer far.Close()
+	if !d.keep(far) {
+		return
+	}
+	defer d.forget(far)
+	var wg sync.WaitGroup
+	pass := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		to.Close()
+		from.Close()
+	}
+	wg.Go(func() { pass(far, program) })
+	wg.Go(func() { pass(program, far) })
+	wg.Wait()
+}
+
+// Close ends all connections, and blocks until their goroutines have.
+func (d *Door) Close() {
+	d.mu.Lock()
+	d.closed = true
+	for conn := range d.conns {
+		conn.Close()
+	}
+	d.mu.Unlock()
+	d.ln.Close()
+	d.wg.Wait()
+}
