@@ -9,6 +9,8 @@
 // The connections of a killed worker close as those of a process that gets SIGKILL, and its context
 // ends. Its goroutines end, as by [runtime.Goexit], when they are in package elastic or collective
 // or enter it the next time. Until then they continue to run, unlike those of a process.
+//
+// While workers run, GOMAXPROCS is at least one more than there are workers in all jobs.
 package elastictest
 
 import (

@@ -114,7 +114,9 @@ func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
 	j.procs[p.pid] = p
 	j.notify()
 	j.mu.Unlock()
+	addProcessor()
 	j.workers.Go(func() {
+		defer removeProcessor()
 		p.main(context.WithValue(ctx, processKey{}, p))
 	})
 	return p
