@@ -105,9 +105,12 @@ class Work(dist.Work):
 
     def get_future(self):
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._ended = torch.futures.Future()
+            # An exception of a callback is an error of the future for callers in C++, such as DDP's, too; that of set_exception is
+            # a value to them.
+            self._future = self._ended.then(lambda _: self._end() and self._outputs)
             if self._group is None:
-                self._future.set_result(self._outputs)
+                self._ended.set_result(None)
             else:
                 self._process_group._complete(self)
         return self._future
@@ -129,11 +132,10 @@ class _Completer:
             if work is None:
                 return
             try:
-                work._end()
-            except BaseException as err:
-                work._future.set_exception(err)
-            else:
-                work._future.set_result(work._outputs)
+                work._group.wait(work._ticket)
+            except lib.Error:
+                pass  # the callback has it too
+            work._ended.set_result(None)
             del work
 
 

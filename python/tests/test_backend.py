@@ -291,11 +291,9 @@ class Ends(unittest.TestCase):
                     dist.all_reduce(torch.ones(1000), async_op=True).wait()
                 else:
                     work = dist.all_reduce(torch.ones(1000), async_op=True)
-                    try:
+                    with self.assertRaisesRegex(RuntimeError, "rank 1"):
                         work.get_future().wait()
-                    except Exception as err:
-                        work.wait()
-                        raise AssertionError("not reached") from err
+                    work.wait()
             with self.assertRaises(lib.Aborted):
                 dist.barrier()
         ranks(4, body, killed={1})
@@ -441,6 +439,23 @@ class Training(unittest.TestCase):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
         for size in (1, 2, 4):
             ranks(size, lambda rank, store: body(rank, store, size))
+
+    def test_ddp_death(self):
+        """A death is an error of the backward pass."""
+        def body(rank, store):
+            begin(rank, 3, store)
+            net = nn.parallel.DistributedDataParallel(self.net(), bucket_cap_mb=0.01)
+            for step in range(10):
+                loss = net(torch.randn(4, 64)).sum()
+                if step < 5:
+                    loss.backward()
+                elif rank == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                else:
+                    with self.assertRaisesRegex(RuntimeError, "hvdrun: .*rank 2"):
+                        loss.backward()
+                    return
+        ranks(3, body, killed={2})
 
     def test_same_bits(self):
         """Sums of numbered microbatches have the same bits for every number of ranks."""
