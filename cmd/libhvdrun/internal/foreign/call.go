@@ -203,7 +203,7 @@ func (c *Call) checkArg(size int) error {
 			return fmt.Errorf("there is no reduction %d", c.Arg)
 		}
 		if op == collective.Adasum && (c.Kind != AllReduce || c.Type > BFloat16) {
-			return errors.New("Adasum is an all_reduce of floating point numbers")
+			return errors.New("the reduction Adasum is for an all_reduce of floating point numbers")
 		}
 	case Broadcast:
 		if c.Arg < 0 || int(c.Arg) >= size {
