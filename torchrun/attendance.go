@@ -3,11 +3,14 @@ package torchrun
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
@@ -22,17 +25,22 @@ const byeTimeout, dropTimeout = time.Second, 5 * time.Second
 // attend starts to notice, until ctx ends, which members of a round die: all are connected to the
 // one with rank 0, and a connection that ends without a last word is that of a process that is
 // gone. Members are then dropped at once, where a heartbeat would be missed for seconds. What this
-// cannot see, as the silence of a machine, the heartbeats still tell. Where the store is not
-// reached, w has the round end.
+// cannot see, as the silence of a machine, the heartbeats still tell. A connection that was reset,
+// which a firewall does too, is made again. Where the store is not reached, w has the round end.
 func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched) {
 	number := attendanceOf | uint64(r.Number)
-	stay := func(conn net.Conn, rank int) { // until one of both leaves
-		if departed(ctx, conn) && !d.drop(ctx, r, rank) {
+	stay := func(conn net.Conn, rank int) (cut bool) { // until one of both leaves
+		departed, cut := departed(ctx, conn)
+		if cut {
+			return true
+		}
+		if departed && !d.drop(ctx, r, rank) {
 			w.note((*watched).fire)
 		}
 		if ctx.Err() == nil {
 			w.note(func(w *watched) { w.parted = true })
 		}
+		return false
 	}
 	if r.Rank != 0 {
 		d.wg.Go(func() {
@@ -40,12 +48,17 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched
 			if err != nil {
 				return
 			}
-			conn, err := d.Peers.dial(ctx, string(addr), number)
-			if err != nil {
-				return
-			}
-			if welcomed(ctx, conn, r.Rank) {
-				stay(conn, 0)
+			for again := false; ; again = true {
+				conn, err := d.Peers.dial(ctx, string(addr), number)
+				if err == nil && (!welcomed(ctx, conn, r.Rank) || !stay(conn, 0)) {
+					return
+				}
+				if network := (*net.OpError)(nil); err != nil && !(again && errors.As(err, &network)) {
+					return // it is not there, or has left the round
+				}
+				if retry.Pause(ctx, retryPause) != nil {
+					return
+				}
 			}
 		})
 		return
@@ -85,8 +98,9 @@ func welcomed(ctx context.Context, conn net.Conn, rank int) bool {
 }
 
 // departed blocks until the connection to another member ends, and reports whether that has said
-// nothing before. When ctx ends, this node says its last word, and nobody has departed.
-func departed(ctx context.Context, conn net.Conn) bool {
+// nothing before. When ctx ends, this node says its last word, and nobody has departed. cut: the
+// connection was reset, which a firewall does too.
+func departed(ctx context.Context, conn net.Conn) (is, cut bool) {
 	said := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(said)
@@ -98,10 +112,11 @@ func departed(ctx context.Context, conn net.Conn) bool {
 	_, err := io.ReadFull(conn, word[:])
 	if !stop() {
 		<-said
-		return false
+		return false, false
 	}
 	conn.Close()
-	return err != nil
+	cut = errors.Is(err, syscall.ECONNRESET)
+	return err != nil && !cut, cut
 }
 
 // drop tells all that a member of a round is gone, and returns whether that was possible.

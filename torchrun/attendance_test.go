@@ -233,3 +233,32 @@ func TestRoundEnds(t *testing.T) {
 		all.Wait()
 	}
 }
+
+// TestResetIsNoDeath: a connection that is reset, as by a firewall, tells nothing of the process at
+// its other end; one that ends without a word does.
+func TestResetIsNoDeath(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		near, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		far, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln.Close()
+		if reset {
+			if err := far.(*net.TCPConn).SetLinger(0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		far.Close()
+		if gone, cut := departed(t.Context(), near); cut != reset || gone == reset {
+			t.Errorf("reset %v: gone %v, cut %v", reset, gone, cut)
+		}
+	}
+}

@@ -175,3 +175,96 @@ func TestNameAtLoopback(t *testing.T) {
 		all.Wait()
 	}
 }
+
+// reject has a firewall on a host reject what comes and goes by TCP, until the function that it
+// returns is called.
+func (n *network) reject(host string) (accept func()) {
+	n.t.Helper()
+	if _, err := exec.LookPath("iptables"); err != nil {
+		n.t.Skip("iptables is missing: a firewall that rejects is not tested")
+	}
+	rule := func(do, chain, way string) {
+		n.t.Helper()
+		n.ip("netns", "exec", n.space(host), "iptables", do, chain, "-p", "tcp", "!", way, "lo", "-j", "REJECT", "--reject-with", "tcp-reset")
+	}
+	rule("-A", "INPUT", "-i")
+	rule("-A", "OUTPUT", "-o")
+	return func() {
+		n.t.Helper()
+		rule("-D", "INPUT", "-i")
+		rule("-D", "OUTPUT", "-o")
+	}
+}
+
+// TestFirewallRejects: a firewall between two nodes resets their connections and refuses new ones
+// for a while. Neither node takes the other for dead, and no worker is started again.
+func TestFirewallRejects(t *testing.T) {
+	n := newNetwork(t)
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	var nodes []*torchNode
+	for i, host := range []string{"a", "b"} {
+		n.add(host)
+		if i == 0 {
+			n.agent(host, "--generate-key", key).wait()
+		}
+	}
+	for _, host := range []string{"a", "b"} {
+		one := &torchNode{host: host, done: make(chan struct{})}
+		one.cmd = exec.Command(n.hvdrun(host), "torchrun", "--nnodes", "2", "--max-restarts", "3", "--rdzv-backend", "c10d",
+			"--rdzv-endpoint", "10.77.0.1", "--rdzv-id", "rejects", "--log-level", "info", "--rdzv-conf", "keep_alive_max_attempt=100,key_file="+key,
+			"--no-python", "sh", "-c", `echo started >>`+dir+`/rank-$RANK; exec sleep infinity`)
+		one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, host), "XDG_RUNTIME_DIR="+dir)
+		out, err := os.Create(filepath.Join(dir, host+".log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		one.cmd.Stdout, one.cmd.Stderr = out, out
+		one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		if err := one.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_ = one.cmd.Wait()
+			close(one.done)
+		}()
+		t.Cleanup(func() {
+			_ = syscall.Kill(-one.cmd.Process.Pid, syscall.SIGTERM)
+			<-one.done
+			if t.Failed() {
+				t.Logf("node %s\n%s", one.host, follow.Tail(out.Name(), 4000))
+			}
+		})
+		nodes = append(nodes, one)
+		if host == "a" { // it has the store
+			n.listens("a", 29400)
+		}
+	}
+	text := func(name string) string {
+		text, _ := os.ReadFile(filepath.Join(dir, name)) // it may have yet to come
+		return string(text)
+	}
+	await := func(what, file, words string) {
+		t.Helper()
+		if !follow.Await(t, func() bool { return strings.Contains(text(file), words) }) {
+			t.Fatalf("no %s", what)
+		}
+	}
+	await("worker on a", "rank-0", "started")
+	await("worker on b", "rank-1", "started")
+	accept := n.reject("b")
+	await("missing store", "b.log", "what the nodes share is not reached")
+	accept()
+	await("store", "b.log", "what the nodes share is reached again")
+	for _, one := range nodes {
+		if log := text(one.host + ".log"); strings.Contains(log, "the agent of node") {
+			t.Errorf("node %s has taken the other for dead", one.host)
+		}
+	}
+	for _, rank := range []string{"rank-0", "rank-1"} {
+		if text(rank) != "started\n" {
+			t.Errorf("the worker of %s was started again: %q", rank, text(rank))
+		}
+	}
+}
