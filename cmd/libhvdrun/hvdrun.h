@@ -25,7 +25,7 @@
  *
  * Order. The calls on a group are performed one after the other, in the order in which they come,
  * whether they block or are started; all ranks make the same calls in the same order. Subsets have
- * an order of their own.
+ * an order of their own, and so have the messages to each rank and those from each rank.
  *
  * Failures. The death of a rank, or its hvd_close or hvd_abort, ends the calls of all ranks with
  * HVD_ABORTED. After any call that has failed the group is of no use, except to hvd_close it, and
@@ -89,6 +89,8 @@ enum {
 	HVD_ALL_TO_ALL,
 	HVD_BARRIER,
 	HVD_REDUCE_TREE,
+	HVD_SEND,
+	HVD_RECV,
 };
 
 /* hvd_version returns the HVD_VERSION of the library. */
@@ -176,7 +178,7 @@ int64_t hvd_start(int64_t group, int32_t operation, void *data, void *result, in
 /*
  * hvd_wait waits until the operation of a ticket has ended, at most ms milliseconds; negative: without
  * a limit. A ticket may be waited for at any time, several times and by several threads, while the
- * group is open: tickets are numbers that ascend, and those before have ended too.
+ * group is open. When it has ended, so have those of the same order that were started before.
  */
 int32_t hvd_wait(int64_t group, int64_t ticket, int64_t ms);
 
@@ -233,6 +235,21 @@ static inline int32_t hvd_barrier(int64_t group) {
 static inline int32_t hvd_reduce_tree(int64_t group, void *data, void *result, int64_t count, int32_t type,
                                       int32_t reduction, const int64_t *firsts) {
 	return hvd_run(group, HVD_REDUCE_TREE, data, result, count, type, reduction, firsts);
+}
+
+/*
+ * hvd_send sends data to another rank, which receives it by hvd_recv; count and type are the same there.
+ * Messages from one rank to another arrive in the order in which they were sent. Those of up to 64 KiB
+ * do not wait for their receiver, as long as few are under way; larger ones do, so two ranks that both
+ * send first use hvd_start.
+ */
+static inline int32_t hvd_send(int64_t group, void *data, int64_t count, int32_t type, int32_t to) {
+	return hvd_run(group, HVD_SEND, data, NULL, count, type, to, NULL);
+}
+
+/* hvd_recv receives what rank from has sent to this one. */
+static inline int32_t hvd_recv(int64_t group, void *data, int64_t count, int32_t type, int32_t from) {
+	return hvd_run(group, HVD_RECV, data, NULL, count, type, from, NULL);
 }
 
 /*

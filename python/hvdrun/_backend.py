@@ -14,7 +14,7 @@ import queue
 import secrets
 import socket
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from datetime import timedelta
 
 import torch
@@ -204,7 +204,7 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._rank, self._size, self._timeout, self._store = rank, size, timeout, store
         self._group = self._endpoint = None
-        self._kept = deque()  # works that may use memory of their tensors
+        self._kept = defaultdict(deque)  # what holds the memory of calls that may be under way, by operation and rank
         self._completer = None
         self._generation = 0
         self._used = set()  # numbers of worlds
@@ -357,8 +357,8 @@ class ProcessGroup(dist.ProcessGroup):
                 finish()
             return None
         work = Work(self, group, group.start(*call), outputs, finish)
-        kept = self._kept
-        while kept and kept[0][0] <= group.ended:
+        kept = self._kept[call[0], call[5] if call[0] >= lib.SEND else 0]
+        while kept and group.has_ended(kept[0][0]):
             kept.popleft()
         if len(kept) >= _POLL_KEPT:
             group.wait(kept[0][0], 0)
@@ -547,6 +547,18 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts=None):
         return self._call(opts, [], None, None, lib.BARRIER, None, None, 0, lib.UINT8, 0)
+
+    def send(self, tensors, rank, tag=0):
+        """Messages from one rank to another arrive in order; tags do not matter, as with NCCL."""
+        flat, kind = _memory(tensors[0])
+        return self._call(None, tensors, flat, None, lib.SEND, flat.data_ptr(), None, flat.numel(), kind, rank)
+
+    def recv(self, tensors, rank, tag=0):
+        flat, kind = _memory(tensors[0])
+        return self._call(None, tensors, flat, _copy_back(flat, tensors[0]), lib.RECV, flat.data_ptr(), None, flat.numel(), kind, rank)
+
+    def recv_anysource(self, tensors, tag=0):
+        raise lib.Error("the backend hvdrun receives from a rank that is named: recv needs src")
 
     def reduce_tree(self, tensor, nodes, firsts):
         """Adds tensors of numbered leaves in an order that their number alone determines, and puts the sum into tensor.

@@ -8,11 +8,12 @@ import weakref
 
 VERSION = 1
 DONE, PENDING, FAILED, ABORTED, MISMATCH, TIMEOUT, INTERRUPTED = 0, 1, -1, -2, -3, -4, -5
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER, REDUCE_TREE = range(1, 8)
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER, REDUCE_TREE, SEND, RECV = range(1, 10)
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64 = range(1, 13)
 SUM, AVERAGE, MIN, MAX, PRODUCT, ADASUM = range(1, 7)
 
 _SLICE = 50  # milliseconds of one wait, between which Python runs the handlers of signals
+_ORDER = 40  # the bit above which tickets differ that do not wait for each other
 _NAME = "libhvdrun.so"
 
 
@@ -207,7 +208,7 @@ class Group:
         self._closed = False
         self.rank = rank
         self.size = size
-        self.ended = 0  # the newest ticket that is known to have ended well
+        self._ended = {}  # the newest ticket that is known to have ended well, of each order that there is
         _open.add(self)
 
     def run(self, operation, data, result, count, kind, arg, counts=None):
@@ -223,14 +224,19 @@ class Group:
             fail(self._functions, ticket)
         return ticket
 
+    def has_ended(self, ticket):
+        """Whether the call of a ticket is known to have ended well."""
+        return self._ended.get(ticket >> _ORDER, 0) >= ticket
+
     def wait(self, ticket, seconds=None):
         """Waits for the call of a ticket; False: it has not ended after so many seconds."""
         left = None if seconds is None else int(seconds * 1000)
-        while self.ended < ticket:
+        while not self.has_ended(ticket):
             now = _SLICE if left is None else min(_SLICE, left)
             code = self._functions.hvd_wait(self._number, ticket, now)
             if code == DONE:
-                self.ended = max(self.ended, ticket)
+                order = ticket >> _ORDER
+                self._ended[order] = max(self._ended.get(order, 0), ticket)
             elif code != PENDING:
                 fail(self._functions, code)
             elif left is not None:

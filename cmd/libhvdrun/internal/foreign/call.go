@@ -24,11 +24,14 @@ const (
 	AllToAll
 	Barrier
 	ReduceTree
+	Send
+	Recv
 	kinds
 )
 
 var kindNames = [kinds]string{AllReduce: "all_reduce", ReduceScatter: "reduce_scatter", AllGather: "all_gather",
-	Broadcast: "broadcast", AllToAll: "all_to_all", Barrier: "barrier", ReduceTree: "reduce_tree"}
+	Broadcast: "broadcast", AllToAll: "all_to_all", Barrier: "barrier", ReduceTree: "reduce_tree",
+	Send: "send", Recv: "recv"}
 
 // Type is the type of the elements of a call.
 type Type int32
@@ -63,7 +66,8 @@ type Call struct {
 	Result unsafe.Pointer
 	Count  int64
 	Type   Type
-	// Arg is the operation of a reduction, as in package collective, or the root of a Broadcast.
+	// Arg is the operation of a reduction, as in package collective, the root of a Broadcast, or
+	// the other rank of a Send or Recv.
 	Arg int32
 	// Counts are, for AllToAll, the elements for each rank and then those of each rank; nil: Count
 	// for each. For ReduceTree they are the first leaf of each rank, and the number of leaves.
@@ -112,6 +116,10 @@ func of[T collective.Element](ctx context.Context, g *collective.Group, c *Call)
 		return allToAll[T](ctx, g, c)
 	case ReduceTree:
 		return reduceTree[T](ctx, g, c)
+	case Send:
+		return collective.Send(ctx, g, at[T](c.Data, n), int(c.Arg))
+	case Recv:
+		return collective.Recv(ctx, g, at[T](c.Data, n), int(c.Arg))
 	default:
 		return collective.Barrier(ctx, g)
 	}
@@ -182,7 +190,7 @@ func (c *Call) check(rank, size int) error {
 	if c.Count < 0 || c.Count > most {
 		return fmt.Errorf("%d elements", c.Count)
 	}
-	if err := c.checkArg(size); err != nil {
+	if err := c.checkArg(rank, size); err != nil {
 		return err
 	}
 	sent, received, err := c.extent(rank, size)
@@ -196,7 +204,7 @@ func (c *Call) check(rank, size int) error {
 }
 
 // checkArg checks the reduction or the root.
-func (c *Call) checkArg(size int) error {
+func (c *Call) checkArg(rank, size int) error {
 	switch op := collective.Op(c.Arg); c.Kind {
 	case AllReduce, ReduceScatter, ReduceTree:
 		if c.Arg < int32(collective.Sum) || c.Arg > int32(collective.Adasum) {
@@ -205,9 +213,12 @@ func (c *Call) checkArg(size int) error {
 		if op == collective.Adasum && (c.Kind != AllReduce || c.Type > BFloat16) {
 			return errors.New("the reduction Adasum is for an all_reduce of floating point numbers")
 		}
-	case Broadcast:
+	case Broadcast, Send, Recv:
 		if c.Arg < 0 || int(c.Arg) >= size {
 			return fmt.Errorf("there is no rank %d among %d", c.Arg, size)
+		}
+		if c.Kind != Broadcast && int(c.Arg) == rank {
+			return errors.New("a message of a rank to itself")
 		}
 	}
 	return nil

@@ -213,6 +213,8 @@ func TestWrongArguments(t *testing.T) {
 		{Call{Kind: AllReduce, Type: Float32, Arg: sum, Count: 1}, "no memory"},
 		{with(Call{Kind: AllGather, Type: Float32, Count: 1}, data, nil), "no memory"},
 		{with(Call{Kind: Broadcast, Type: Float32, Count: 1, Arg: 2}, data, nil), "there is no rank 2"},
+		{with(Call{Kind: Send, Type: Float32, Count: 1}, data, nil), "to itself"},
+		{with(Call{Kind: Recv, Type: Float32, Count: 1, Arg: -1}, data, nil), "there is no rank -1"},
 		{with(Call{Kind: AllToAll, Type: Float32, Counts: []int64{1, 1, 1}}, data, data), "3 numbers"},
 		{with(Call{Kind: AllToAll, Type: Float32, Counts: []int64{1, -1, 1, 1}}, data, data), "-1 elements"},
 		{with(Call{Kind: ReduceTree, Type: Float32, Arg: sum, Counts: []int64{0, 3, 2}}, data, data), "first leaves"},
@@ -274,6 +276,9 @@ func TestAbort(t *testing.T) {
 						return
 					}
 					err := groups[r].do(call, r == 2)
+					if err == nil { // what the other rank had sent before was enough for one
+						err = groups[r].do(call, r == 2)
+					}
 					if Code(err) != codeAborted {
 						t.Errorf("rank %d: %v", r, err)
 					}
@@ -310,6 +315,54 @@ func TestCheckRuns(t *testing.T) {
 	}
 }
 
+// TestMessages: messages of two ranks to each other pass beside collectives, in order, whether they
+// block or are started, and wait for each other in no other way.
+func TestMessages(t *testing.T) {
+	for _, options := range []string{loopback, sockets} {
+		_, groups := world(t, 3, options)
+		each(3, func(r int) {
+			g, to, from := groups[r], int32(r+1)%3, int32(r+2)%3
+			message := func(kind Kind, peer int32, data []int64) Call {
+				return with(Call{Kind: kind, Count: int64(len(data)), Type: Int64, Arg: peer}, data, nil)
+			}
+			const large = 100_000
+			sent, got := make([]int64, large), make([]int64, large)
+			sent[large-1] = int64(r)
+			started, err := g.Start(message(Send, to, sent)) // before its receiver has come: it blocks nobody
+			if err != nil {
+				t.Error(err)
+			}
+			if err := g.Run(Call{Kind: Barrier}, nil); err != nil {
+				t.Error(err)
+			}
+			if err := g.Run(message(Recv, from, got), nil); err != nil || got[large-1] != int64(from) {
+				t.Errorf("rank %d: %d, %v", r, got[large-1], err)
+			}
+			if _, err := g.Wait(started, -1, nil); err != nil {
+				t.Error(err)
+			}
+			small := make([]int64, 100)
+			tickets := make([]uint64, len(small))
+			for i := range small {
+				var err error
+				if tickets[i], err = g.Start(message(Recv, from, small[i:i+1])); err != nil {
+					t.Error(err)
+				}
+			}
+			for i := range small {
+				if err := g.Run(message(Send, to, []int64{int64(i)}), nil); err != nil {
+					t.Error(err)
+				}
+			}
+			for i := range slices.Backward(small) {
+				if _, err := g.Wait(tickets[i], -1, nil); err != nil || small[i] != int64(i) {
+					t.Errorf("message %d is %d, %v", i, small[i], err)
+				}
+			}
+		})
+	}
+}
+
 // TestSubset: calls on a subset do not wait for those of others.
 func TestSubset(t *testing.T) {
 	_, groups := world(t, 3, loopback)
@@ -337,7 +390,11 @@ func TestPanic(t *testing.T) {
 	each(2, func(r int) {
 		if r == 1 {
 			<-asked
-			if err := groups[r].Run(Call{Kind: Barrier}, nil); Code(err) != codeAborted {
+			err := groups[r].Run(Call{Kind: Barrier}, nil)
+			if err == nil { // what the other rank had sent before was enough for one
+				err = groups[r].Run(Call{Kind: Barrier}, nil)
+			}
+			if Code(err) != codeAborted {
 				t.Error(err)
 			}
 			return

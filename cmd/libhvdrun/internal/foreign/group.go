@@ -4,34 +4,67 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Group performs calls on a group of ranks, one after the other in the order in which they come. A
-// call that fails ends the group, and with it all later calls. Any goroutine may use it.
+// Group performs calls on a group of ranks: each of its lines performs its own, one after the other
+// in the order in which they come, and beside those of the other lines. Messages to each rank are a
+// line, those from each rank another one, and all other calls one more. A call that fails ends the
+// group, and with it all later calls. Any goroutine may use it.
 type Group struct {
 	g *collective.Group
 
-	mu      sync.Mutex
-	limit   time.Duration // of a call; 0: none
+	mu     sync.Mutex
+	limit  time.Duration // of a call; 0: none
+	failed error         // why a call has failed
+	lines  map[int]*line
+}
+
+// line is calls in their order. The group's mutex guards it.
+type line struct {
 	queue   []func(context.Context) error
 	begun   uint64        // calls so far
 	ended   uint64        // of them, those that have ended well
 	running bool          // the first of the queue is under way
-	failed  error         // why a call has failed
 	turned  chan struct{} // closed and set to nil when a call has ended; nil: nobody waits
+	serving bool          // a goroutine performs what was started
 	served  sync.WaitGroup
-	serving bool       // a goroutine performs what was started
 	work    *sync.Cond // for it: the queue has changed
 }
 
-func newGroup(g *collective.Group) *Group {
-	s := &Group{g: g}
-	s.work = sync.NewCond(&s.mu)
-	return s
+func newGroup(g *collective.Group) *Group { return &Group{g: g, lines: map[int]*line{}} }
+
+// A ticket is the number of a call in its line, and above that the number of the line.
+const (
+	lineShift = 40
+	mostCalls = 1<<lineShift - 1
+)
+
+// line returns a line by its number. The caller holds mu.
+func (s *Group) line(n int) *line {
+	l := s.lines[n]
+	if l == nil {
+		l = new(line)
+		l.work = sync.NewCond(&s.mu)
+		s.lines[n] = l
+	}
+	return l
+}
+
+// line is the number of the line of a call: 0, and two more for each rank.
+func (c *Call) line() int {
+	switch c.Kind {
+	case Send:
+		return 1 + 2*int(c.Arg)
+	case Recv:
+		return 2 + 2*int(c.Arg)
+	}
+	return 0
 }
 
 var errClosed = errors.New("the group is closed")
@@ -56,12 +89,12 @@ func (s *Group) Run(c Call, check Check) error {
 	if err != nil {
 		return err
 	}
-	return s.run(do, check)
+	return s.run(c.line(), do, check)
 }
 
-func (s *Group) run(do func(context.Context) error, check Check) error {
+func (s *Group) run(line int, do func(context.Context) error, check Check) error {
 	s.mu.Lock()
-	ticket, err := s.push(do)
+	ticket, err := s.push(line, do)
 	s.mu.Unlock()
 	if err == nil {
 		_, err = s.Wait(ticket, -1, check)
@@ -69,8 +102,7 @@ func (s *Group) run(do func(context.Context) error, check Check) error {
 	return err
 }
 
-// Start begins a call, and returns the ticket for Wait: its number among the calls of the group. It
-// keeps no reference to c.
+// Start begins a call, and returns the ticket for Wait. It keeps no reference to c.
 func (s *Group) Start(c Call) (ticket uint64, err error) {
 	c.Counts = append([]int64(nil), c.Counts...)
 	if len(c.Counts) == 0 {
@@ -82,14 +114,15 @@ func (s *Group) Start(c Call) (ticket uint64, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if ticket, err = s.push(do); err != nil {
+	if ticket, err = s.push(c.line(), do); err != nil {
 		return 0, err
 	}
-	if !s.serving {
-		s.serving = true
-		s.served.Go(s.serve)
+	l := s.line(c.line())
+	if !l.serving {
+		l.serving = true
+		l.served.Go(func() { s.serve(l) })
 	}
-	s.work.Signal()
+	l.work.Signal()
 	return ticket, nil
 }
 
@@ -105,14 +138,15 @@ func (s *Group) operation(c *Call) (func(context.Context) error, error) {
 	return func(ctx context.Context) error { return perform(ctx, s.g, c) }, nil
 }
 
-// push puts a call into the queue. The caller holds mu.
-func (s *Group) push(do func(context.Context) error) (ticket uint64, err error) {
+// push puts a call into the queue of a line. The caller holds mu.
+func (s *Group) push(line int, do func(context.Context) error) (ticket uint64, err error) {
 	if s.failed != nil {
 		return 0, s.failed
 	}
-	s.queue = append(s.queue, do)
-	s.begun++
-	return s.begun, nil
+	l := s.line(line)
+	l.queue = append(l.queue, do)
+	l.begun++
+	return uint64(line)<<lineShift | l.begun, nil
 }
 
 // Wait waits until the call of a ticket has ended, and returns its error. Where limit is not
@@ -126,16 +160,17 @@ func (s *Group) Wait(ticket uint64, limit time.Duration, check Check) (done bool
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	l, number := s.lines[int(ticket>>lineShift)], ticket&mostCalls
 	for {
 		switch {
-		case ticket == 0 || ticket > s.begun:
+		case l == nil || number == 0 || number > l.begun:
 			return false, fmt.Errorf("there is no call %d", ticket)
-		case ticket <= s.ended:
+		case number <= l.ended:
 			return true, nil
-		case s.failed != nil && !s.running: // nothing touches the caller's memory any more
+		case s.failed != nil && !l.running: // nothing touches the caller's memory any more
 			return true, s.failed
-		case limit < 0 && !s.running && len(s.queue) > 0:
-			s.perform(check)
+		case limit < 0 && !l.running && len(l.queue) > 0:
+			s.perform(l, check)
 			continue
 		}
 		slice := Slice
@@ -144,7 +179,7 @@ func (s *Group) Wait(ticket uint64, limit time.Duration, check Check) (done bool
 				return false, nil
 			}
 		}
-		if !s.await(slice) && limit < 0 && check != nil && s.free(check) {
+		if !s.await(l, slice) && limit < 0 && check != nil && s.free(check) {
 			s.mu.Unlock()
 			s.Abort(errInterrupted.Error())
 			s.mu.Lock()
@@ -160,13 +195,13 @@ func (s *Group) free(check Check) bool {
 	return check()
 }
 
-// await waits for the end of a call, for a slice of time at most. The caller holds mu, which is
-// free meanwhile.
-func (s *Group) await(slice time.Duration) (turned bool) {
-	if s.turned == nil {
-		s.turned = make(chan struct{})
+// await waits for the end of a call of a line, for a slice of time at most. The caller holds mu,
+// which is free meanwhile.
+func (s *Group) await(l *line, slice time.Duration) (turned bool) {
+	if l.turned == nil {
+		l.turned = make(chan struct{})
 	}
-	end := s.turned
+	end := l.turned
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	timer := time.NewTimer(slice)
@@ -179,14 +214,14 @@ func (s *Group) await(slice time.Duration) (turned bool) {
 	}
 }
 
-// perform performs the first call of the queue. The caller holds mu, which is free meanwhile.
-func (s *Group) perform(check Check) {
-	do := s.queue[0]
-	s.queue[0] = nil
-	if s.queue = s.queue[1:]; len(s.queue) == 0 {
-		s.queue = nil
+// perform performs the first call of a line. The caller holds mu, which is free meanwhile.
+func (s *Group) perform(l *line, check Check) {
+	do := l.queue[0]
+	l.queue[0] = nil
+	if l.queue = l.queue[1:]; len(l.queue) == 0 {
+		l.queue = nil
 	}
-	s.running = true
+	l.running = true
 	ctx := context.Background() // of which an operation that waits asks less
 	if check != nil || s.limit > 0 {
 		ctx = newPatience(check, s.limit)
@@ -197,14 +232,14 @@ func (s *Group) perform(check Check) {
 		s.g.Abort(err) // where it has not ended the group by itself
 	}
 	s.mu.Lock()
-	s.running = false
+	l.running = false
 	if err == nil {
-		s.ended++
+		l.ended++
 	} else {
 		s.end(err)
 	}
-	s.turn()
-	s.work.Signal()
+	l.turn()
+	l.work.Signal()
 }
 
 // safely is do; a panic of it is an error.
@@ -222,28 +257,31 @@ func (s *Group) end(err error) {
 	if s.failed == nil {
 		s.failed = err
 	}
-	s.queue = nil
-	s.work.Signal()
-}
-
-// turn tells those who wait. The caller holds mu.
-func (s *Group) turn() {
-	if s.turned != nil {
-		close(s.turned)
-		s.turned = nil
+	for _, l := range s.lines {
+		l.queue = nil
+		l.turn()
+		l.work.Signal()
 	}
 }
 
-// serve performs what was started, until the group has failed or is closed.
-func (s *Group) serve() {
+// turn tells those who wait. The caller holds the group's mutex.
+func (l *line) turn() {
+	if l.turned != nil {
+		close(l.turned)
+		l.turned = nil
+	}
+}
+
+// serve performs what was started in a line, until the group has failed or is closed.
+func (s *Group) serve(l *line) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.failed == nil {
-		if s.running || len(s.queue) == 0 {
-			s.work.Wait()
+		if l.running || len(l.queue) == 0 {
+			l.work.Wait()
 			continue
 		}
-		s.perform(nil)
+		s.perform(l, nil)
 	}
 }
 
@@ -251,7 +289,7 @@ func (s *Group) serve() {
 // rank is not among them. Calls on it do not wait for those of others.
 func (s *Group) Subset(ranks []int, check Check) (*Group, error) {
 	var made *collective.Group
-	err := s.run(func(ctx context.Context) (err error) {
+	err := s.run(0, func(ctx context.Context) (err error) {
 		made, err = s.g.Subset(ctx, ranks)
 		return err
 	}, check)
@@ -294,10 +332,14 @@ func (s *Group) Close() {
 func (s *Group) finish(err error) {
 	s.mu.Lock()
 	s.end(err)
-	for s.running {
-		s.await(Slice)
+	lines := slices.Collect(maps.Values(s.lines))
+	for _, l := range lines {
+		for l.running {
+			s.await(l, Slice)
+		}
 	}
-	s.turn()
 	s.mu.Unlock()
-	s.served.Wait()
+	for _, l := range lines {
+		l.served.Wait()
+	}
 }
