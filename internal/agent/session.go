@@ -445,7 +445,7 @@ func (s *session) start(m *agentpb.Start) error {
 		spec.As, spec.Cgroup = &as, s.as.Cgroup
 		spec.Env = append(spec.Env, "HOME="+as.Home, "USER="+as.Name, "LOGNAME="+as.Name)
 	}
-	spec.Talk = proxy.Config{Env: spec.Env, Log: s.log}.Talk
+	spec.Talk = proxy.Config{Env: spec.Env, Program: s.srv.program, Log: s.log}.Talk
 	s.running.Go(func() {
 		defer cancel(nil)
 		w.ended(s.srv.launcher.Run(ctx, spec, w.started))

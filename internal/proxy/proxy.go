@@ -27,9 +27,9 @@ import (
 type Config struct {
 	// Env is the worker's environment.
 	Env []string
-	// Library is the path of the library that computes collectives, for the program. Empty: there
-	// is none.
-	Library string
+	// Program is the path of hvdrun, beside which the library for collectives may be. Empty: it is
+	// unknown.
+	Program string
 	// Log receives what goes wrong. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -201,7 +201,7 @@ func (p *proxy) hello(ctx context.Context, r request) error {
 	}
 	p.say(helloLine{
 		Is: "hello", Version: Version, Run: p.env.RunID, Host: p.env.Slot.Host, Slot: p.env.Slot.Index,
-		Incarnation: p.env.Incarnation, Library: p.cfg.Library, Store: p.storeAddr(),
+		Incarnation: p.env.Incarnation, Library: beside(p.cfg.Program), Store: p.storeAddr(),
 	})
 	return nil
 }

@@ -1,0 +1,77 @@
+package launch_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// TestTalk: what a process has written to its socket is read before its end is told, though a child
+// holds the socket open; cleanup is called before Run returns.
+func TestTalk(t *testing.T) {
+	var heard, steps []string
+	spec := launch.Spec{
+		Incarnation: "talks",
+		Command:     []string{"sh", "-c", `read answer <&3; sleep 1000 <&3 >/dev/null 2>&1 & echo "$answer, $HVD_WORKER_SOCKET" >&3; kill -9 $$`},
+		Env:         []string{"PATH=/usr/bin:/bin", "HVD_INCARNATION=talks", plan.EnvWorkerSocket + "=7"},
+		Talk: func(_ context.Context, pid int, conn net.Conn) func() {
+			if pid <= 0 {
+				t.Errorf("process %d", pid)
+			}
+			if _, err := conn.Write([]byte("hello\n")); err != nil {
+				t.Error(err)
+			}
+			text, err := io.ReadAll(conn)
+			if err != nil {
+				t.Error(err)
+			}
+			heard = append(heard, string(text))
+			if _, err := conn.Write([]byte("too late")); err == nil {
+				t.Error("the end of the process that has ended can be written to")
+			}
+			steps = append(steps, "talked")
+			return func() { steps = append(steps, "clean") }
+		},
+		Ended: func(error) { steps = append(steps, "ended") },
+	}
+	if err := (launch.Local{}).Run(t.Context(), spec, nil); err == nil {
+		t.Error("the process was not killed")
+	}
+	if len(heard) != 1 || heard[0] != "hello, 3\n" {
+		t.Errorf("heard %q", heard)
+	}
+	if got := strings.Join(steps, " "); got != "talked ended clean" {
+		t.Error(got)
+	}
+}
+
+// TestNoTalk: a process that is given no socket inherits none, and no variable of one.
+func TestNoTalk(t *testing.T) {
+	var out bytes.Buffer
+	err := launch.Local{}.Run(t.Context(), launch.Spec{
+		Command: []string{"sh", "-c", `echo "${HVD_WORKER_SOCKET-none}"; : 2>/dev/null >&3 && echo open`},
+		Env:     []string{"PATH=/usr/bin:/bin", plan.EnvWorkerSocket + "=3"}, Stdout: &out,
+	}, nil)
+	if out.String() != "none\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}
+
+// TestTalkOfNobody: a process that could not be started has nobody to talk with.
+func TestTalkOfNobody(t *testing.T) {
+	err := launch.Local{}.Run(t.Context(), launch.Spec{
+		Command: []string{"/no/such"}, Talk: func(context.Context, int, net.Conn) func() {
+			t.Error("Talk was called")
+			return nil
+		},
+	}, nil)
+	if err == nil {
+		t.Error("it was started")
+	}
+}

@@ -1,0 +1,76 @@
+package proxy
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
+)
+
+// TestQuiet: the time counts for which the program has told nothing new.
+func TestQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &proxy{news: make(chan struct{}, 1)}
+		p.world.Generation = 3
+		op := func(number uint64, waiting bool) *operation { return &operation{number, "all_reduce", waiting} }
+		for i, step := range []struct {
+			beat  request
+			phase rendezvous.Phase
+			quiet time.Duration // a second after the beat
+			news  bool
+		}{
+			{request{Phase: "training", Commits: 1}, rendezvous.Training, time.Second, true},
+			{request{Phase: "training", Commits: 2}, rendezvous.Training, 2 * time.Second, false},
+			{request{Phase: "training", Commits: 2, Operation: op(1, false)}, rendezvous.Training, time.Second, false},
+			{request{Phase: "training", Commits: 2, Operation: op(1, false)}, rendezvous.Training, 2 * time.Second, false},
+			{request{Phase: "training", Commits: 2, Operation: op(1, true)}, rendezvous.Training, time.Second, false},
+			{request{Phase: "saving", Commits: 3}, rendezvous.Saving, time.Second, true},
+		} {
+			p.hearBeat(step.beat)
+			news := len(p.news) > 0
+			if news {
+				<-p.news
+			}
+			time.Sleep(time.Second)
+			b, size := p.nextBeat(time.Now())
+			if b.Phase != step.phase || b.Quiet != step.quiet || news != step.news || b.Generation != 3 || b.Commits != step.beat.Commits || size != 1 {
+				t.Errorf("%d: %+v, news %v", i, b, news)
+			}
+			if o := step.beat.Operation; o != nil && (len(b.Lanes) != 1 || b.Lanes[0].For != step.quiet || b.Lanes[0].Waiting != o.Waiting) {
+				t.Errorf("%d: %+v", i, b.Lanes)
+			}
+		}
+		p.joining = true
+		p.setBeat(request{Phase: "joining", Commits: 4})
+		p.hearBeat(request{Phase: "training"}) // of the world that it has left
+		if b, _ := p.nextBeat(time.Now()); b.Phase != rendezvous.Joins || b.Commits != 0 || b.Lanes != nil {
+			t.Errorf("%+v", b)
+		}
+	})
+}
+
+func TestBeside(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "bin", "hvdrun")
+	for _, path := range []string{"bin/lib/libhvdrun.so", "bin/libhvdrun.so"} {
+		at := filepath.Join(dir, path)
+		if beside(program) == at {
+			t.Errorf("%s is there before it is", at)
+		}
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := beside(program); got != at {
+			t.Errorf("%q, want %q", got, at)
+		}
+	}
+	if beside("") != "" {
+		t.Error("there is a library beside no program")
+	}
+}
