@@ -408,3 +408,36 @@ func TestPanic(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkRun measures what a call costs beyond the operation, whose ranks are one.
+func BenchmarkRun(b *testing.B) {
+	l := new(Library)
+	e, err := l.Listen(loopback)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close(e)
+	text, _ := json.Marshal(World{Generation: 1, Members: make([]Member, 1), DataKey: strings.Repeat("5a", 32)})
+	number, err := l.Connect(e, string(text), 0, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close(number)
+	g, _ := l.Group(number)
+	data := make([]float32, 1)
+	b.Run("call", func(b *testing.B) {
+		c := with(Call{Kind: AllReduce, Count: 1, Type: Float32, Arg: int32(collective.Sum)}, data, nil)
+		for b.Loop() {
+			if err := g.Run(c, func() bool { return false }); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("operation", func(b *testing.B) {
+		for b.Loop() {
+			if err := collective.AllReduce(b.Context(), g.g, data, collective.Sum); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -28,13 +28,16 @@ type Group struct {
 // line is calls in their order. The group's mutex guards it.
 type line struct {
 	queue   []func(context.Context) error
-	begun   uint64        // calls so far
-	ended   uint64        // of them, those that have ended well
-	running bool          // the first of the queue is under way
-	turned  chan struct{} // closed and set to nil when a call has ended; nil: nobody waits
-	serving bool          // a goroutine performs what was started
+	room    [1]func(context.Context) error // for the queue, as long as that does
+	begun   uint64                         // calls so far
+	ended   uint64                         // of them, those that have ended well
+	running bool                           // the first of the queue is under way
+	turned  chan struct{}                  // closed and set to nil when a call has ended; nil: nobody waits
+	serving bool                           // a goroutine performs what was started
 	served  sync.WaitGroup
 	work    *sync.Cond // for it: the queue has changed
+
+	patience patience // of the call under way
 }
 
 func newGroup(g *collective.Group) *Group { return &Group{g: g, lines: map[int]*line{}} }
@@ -50,6 +53,7 @@ func (s *Group) line(n int) *line {
 	l := s.lines[n]
 	if l == nil {
 		l = new(line)
+		l.queue = l.room[:0]
 		l.work = sync.NewCond(&s.mu)
 		s.lines[n] = l
 	}
@@ -219,12 +223,13 @@ func (s *Group) perform(l *line, check Check) {
 	do := l.queue[0]
 	l.queue[0] = nil
 	if l.queue = l.queue[1:]; len(l.queue) == 0 {
-		l.queue = nil
+		l.queue = l.room[:0]
 	}
 	l.running = true
 	ctx := context.Background() // of which an operation that waits asks less
 	if check != nil || s.limit > 0 {
-		ctx = newPatience(check, s.limit)
+		l.patience.begin(check, s.limit)
+		ctx = &l.patience
 	}
 	s.mu.Unlock()
 	err := safely(ctx, do)

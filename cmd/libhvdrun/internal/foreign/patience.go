@@ -19,7 +19,7 @@ type Check func() (giveUp bool)
 // Slice is the time between two calls of a [Check].
 const Slice = 50 * time.Millisecond
 
-// patience is the context of one operation. While an operation waits it asks for the error of its
+// patience is the context of the operations of a line. While an operation waits it asks for the error of its
 // context, on its own goroutine: that is when check is called. So a caller sees its signals without
 // another goroutine between it and the operation.
 type patience struct {
@@ -31,9 +31,13 @@ type patience struct {
 	err   error
 }
 
-func newPatience(check Check, limit time.Duration) *patience {
+// begin makes it the context of another operation; there is none after one that has failed.
+func (p *patience) begin(check Check, limit time.Duration) {
 	now := time.Now()
-	return &patience{check: check, limit: limit, began: now, asked: now, done: make(chan struct{})}
+	p.check, p.limit, p.began, p.asked = check, limit, now, now
+	if p.done == nil {
+		p.done = make(chan struct{})
+	}
 }
 
 // Deadline is none: an operation that had one would set a timer for it.
