@@ -200,7 +200,7 @@ type folder struct {
 	scratch [][]byte // by height
 	packed  []byte   // what is given or received, see foldGathered and foldPairs
 	given   []byte   // to ranks of this host, see exchangeHere
-	room    room     // of a piece, see foldInMemory and foldHierarchical
+	room    room     // of a piece, see foldHierarchical
 
 	finish func([]byte) // of what is computed; nil: nothing
 	atRoot func([]byte) // of the root's value; nil: it is the result

@@ -56,7 +56,11 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 			if done || err != nil {
 				return err
 			}
-			return g.foldInMemory(inMember{h, m, ctx, call}, p, parts, result, t.Size())
+			x := inMember{h, m, ctx, call}
+			if f.few(result) {
+				return g.foldGathered(x.allGather, p, parts, result)
+			}
+			return g.call.foldPairs(peers{here: h.ranks, meet: x.meet}, p, parts, result, t.Size())
 		})
 	}
 	return g.run(ctx, d, invalid, func(c *call) error {
@@ -68,7 +72,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 			f.finish = nil
 			err = c.foldHierarchical(p, l, parts, result, t.Size())
 		} else {
-			err = c.foldPairs(p, parts, result, t.Size())
+			err = c.foldPairs(c.peers(), p, parts, result, t.Size())
 		}
 		if bad := (*shareError)(nil); errors.As(err, &bad) {
 			g.fail(frame.Gone(err, bad.rank))
@@ -101,6 +105,8 @@ type inMember struct {
 	ctx  context.Context
 	call shm.Desc
 }
+
+func (i inMember) meet(body func(inMember) error) error { return body(i) }
 
 // withMember calls body with the ranks of this host, if there are others.
 func (c *call) withMember(body func(inMember) error) error {
@@ -144,29 +150,6 @@ func (g *Group) foldGathered(allGather func(own []byte) ([][]byte, error), p *Pa
 	return nil
 }
 
-// foldInMemory computes the result in the memory of one host, piece by piece: each rank gets one
-// share of the piece of all values, computes that share of the result, and gives it to all.
-func (g *Group) foldInMemory(x inMember, p *Partials, parts [][]byte, result []byte, size int) error {
-	f := &g.folding
-	if f.few(result) {
-		return g.foldGathered(x.allGather, p, parts, result)
-	}
-	count, pieces := len(result)/size, (len(result)+thresholds.foldPiece-1)/thresholds.foldPiece
-	for i := range pieces {
-		share := shares(count, size, pieces, i, g.size)
-		from, to := share(g.rank)
-		all, err := x.allToAll(f.cutParts(parts, g.size, share), p, to-from)
-		if err != nil {
-			return err
-		}
-		f.all(result[from:to], f.pick(all, to-from))
-		if err := x.returnShare(share, result); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // cutParts returns the shares of parts that so many ranks of a host get, one part behind the other.
 // It ends the use of all that was taken of the room.
 func (f *folder) cutParts(parts [][]byte, ranks int, share func(place int) (from, to int)) [][]byte {
@@ -193,19 +176,6 @@ func (i inMember) allToAll(given [][]byte, p *Partials, n int) ([][]byte, error)
 	}
 	all[i.m.Index()] = given[i.m.Index()]
 	return all, nil
-}
-
-// returnShare gives this rank's share of the result to the ranks of the host. The shares are by
-// rank.
-func (i inMember) returnShare(share func(rank int) (from, to int), result []byte) error {
-	of := func(r int) []byte {
-		from, to := share(r)
-		return result[from:to]
-	}
-	own := i.h.g.rank
-	return i.m.AllGather(i.ctx, i.call, of(own), func(lengths []int) ([][]byte, error) {
-		return placeFor(i.h.ranks, own, lengths, of)
-	})
 }
 
 // shares returns the bounds in bytes of each rank's share of one of so many pieces of a value.

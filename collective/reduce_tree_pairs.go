@@ -2,17 +2,28 @@ package collective
 
 import "slices"
 
-// foldPairs computes the result piece by piece, where hosts share no memory or have unequal numbers
-// of ranks. Each rank gets one share of the piece of all values, computes that share of the result,
-// and gives it to all: directly to ranks of other hosts, to those of its own in memory. All lengths
-// are known, so what comes is received where it is needed, and nothing of parts is copied for other
-// hosts.
-func (c *call) foldPairs(p *Partials, parts [][]byte, result []byte, size int) error {
-	g, f := c.g, &c.g.folding
-	others, here := c.allOthers(), []int{g.rank}
-	if g.levels != nil {
-		others, here = c.elsewhere(), g.levels.ranks()
+// peers are the ranks among which a tree is folded in pairs.
+type peers struct {
+	others []int // that are reached by frames
+	here   []int // that are reached in memory, this one with them
+	meet   func(body func(inMember) error) error
+}
+
+// peers are all ranks of the group.
+func (c *call) peers() peers {
+	if c.g.levels != nil {
+		return peers{c.elsewhere(), c.g.levels.ranks(), c.withMember}
 	}
+	return peers{others: c.allOthers(), here: []int{c.g.rank}}
+}
+
+// foldPairs computes the result piece by piece, where all is on one host, or hosts share no memory
+// or have unequal numbers of ranks. Each rank gets one share of the piece of all values, computes
+// that share of the result, and gives it to all: directly to ranks of other hosts, to those of its
+// own in memory. All lengths are known, so what comes is received where it is needed, and nothing
+// of parts is copied for other hosts.
+func (c *call) foldPairs(among peers, p *Partials, parts [][]byte, result []byte, size int) error {
+	g, f, others := c.g, &c.g.folding, among.others
 	received := make([][]byte, g.size)
 	operands := make([][]byte, len(p.order.operands))
 	count, pieces := len(result)/size, (len(result)+thresholds.foldPiece-1)/thresholds.foldPiece
@@ -33,7 +44,7 @@ func (c *call) foldPairs(p *Partials, parts [][]byte, result []byte, size int) e
 				c.sendAll(r, 0, part[from:to])
 			}
 		}
-		if err := c.exchangeHere(here, p, parts, share, received); err != nil {
+		if err := c.exchangeHere(among, parts, share, received); err != nil {
 			return err
 		}
 		if err := c.waitFor(first, c.inUsed); err != nil {
@@ -56,7 +67,7 @@ func (c *call) foldPairs(p *Partials, parts [][]byte, result []byte, size int) e
 		for _, r := range others {
 			c.sendAll(r, 0, result[from:to])
 		}
-		if err := c.returnHere(here, share, result); err != nil {
+		if err := c.returnHere(among, share, result); err != nil {
 			return err
 		}
 		if err := c.waitFor(first, c.inUsed); err != nil {
@@ -85,7 +96,8 @@ func (f *folder) cutReceived(p *Partials, received [][]byte, own, n int) {
 
 // exchangeHere gives every rank of this host its share of parts, and puts what they give into
 // received.
-func (c *call) exchangeHere(here []int, p *Partials, parts [][]byte, share func(int) (from, to int), received [][]byte) error {
+func (c *call) exchangeHere(among peers, parts [][]byte, share func(int) (from, to int), received [][]byte) error {
+	here := among.here
 	if len(here) == 1 {
 		return nil
 	}
@@ -103,7 +115,7 @@ func (c *call) exchangeHere(here []int, p *Partials, parts [][]byte, share func(
 	for i := range here {
 		each[i] = given[at[i]:at[i+1]]
 	}
-	return c.withMember(func(x inMember) error {
+	return among.meet(func(x inMember) error {
 		return x.m.AllToAll(x.ctx, x.call, each, func(lengths []int) ([][]byte, error) {
 			return placeFor(here, c.g.rank, lengths, func(r int) []byte { return received[r] })
 		})
@@ -111,11 +123,19 @@ func (c *call) exchangeHere(here []int, p *Partials, parts [][]byte, share func(
 }
 
 // returnHere gives this rank's share of the result to the ranks of this host.
-func (c *call) returnHere(here []int, share func(int) (from, to int), result []byte) error {
-	if len(here) == 1 {
+func (c *call) returnHere(among peers, share func(int) (from, to int), result []byte) error {
+	if len(among.here) == 1 {
 		return nil
 	}
-	return c.withMember(func(x inMember) error { return x.returnShare(share, result) })
+	of := func(r int) []byte {
+		from, to := share(r)
+		return result[from:to]
+	}
+	return among.meet(func(x inMember) error {
+		return x.m.AllGather(x.ctx, x.call, of(c.g.rank), func(lengths []int) ([][]byte, error) {
+			return placeFor(among.here, c.g.rank, lengths, of)
+		})
+	})
 }
 
 // placeFor returns where what the ranks of a host give is put, if the lengths are those.
