@@ -34,7 +34,7 @@ func TestQuiet(t *testing.T) {
 			if news {
 				<-p.news
 			}
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			b, size := p.nextBeat(time.Now())
 			if b.Phase != step.phase || b.Quiet != step.quiet || news != step.news || b.Generation != 3 || b.Commits != step.beat.Commits || size != 1 {
 				t.Errorf("%d: %+v, news %v", i, b, news)
