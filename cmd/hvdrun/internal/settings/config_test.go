@@ -208,7 +208,7 @@ func TestHelpBySections(t *testing.T) {
 		at = i
 	}
 	fs.VisitAll(func(f *pflag.Flag) {
-		if n := len(regexp.MustCompile(`(?m)^ +(-., )?--`+f.Name+` `).FindAllString(help, -1)); n != 1 {
+		if n := len(regexp.MustCompile(`(?m)^  (-., |    )--`+f.Name+` `).FindAllString(help, -1)); n != 1 {
 			t.Errorf("--%s stands there %d times", f.Name, n)
 		}
 	})
