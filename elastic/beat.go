@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/member"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -41,7 +42,7 @@ type doing struct {
 	entered func(rendezvous.Phase)        // nil: none
 	commits atomic.Uint64                 // number of the last commit in the generation Worker.entering; 0: none
 	trained atomic.Bool                   // the training function has returned nil in that generation
-	trace   resetTrace                    // of its entry into its world
+	trace   member.Trace                  // of its entry into its world
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 	made    commitCounts
 	news    chan struct{} // has the pulse beat at once; capacity 1; nil: there is none
@@ -72,8 +73,8 @@ func (d *doing) enter(p rendezvous.Phase) {
 			break
 		}
 	}
-	if p == rendezvous.Joins || p == rendezvous.Fetches || d.trace.recording.Load() {
-		d.trace.enter(p, time.Now())
+	if p == rendezvous.Joins || p == rendezvous.Fetches || d.trace.Recording() {
+		d.trace.Enter(p, time.Now())
 	}
 	if d.entered != nil {
 		d.entered(p)
@@ -164,7 +165,7 @@ func (p *pulse) run(ctx context.Context) {
 			if err == nil {
 				p.reported = long
 				if b.Entered != nil {
-					p.worker.doing.trace.sent()
+					p.worker.doing.trace.Sent()
 				}
 			}
 			if !errors.Is(err, rendezvous.ErrNotConnected) { // otherwise the next observation tries again
@@ -265,7 +266,7 @@ func (p *pulse) beat() rendezvous.Beat {
 		b.Written = last.Load()
 	}
 	b.Counters = p.counters()
-	b.Waits, b.Entered = p.waits(), p.worker.doing.trace.told(time.Now())
+	b.Waits, b.Entered = p.waits(), p.worker.doing.trace.Told(time.Now())
 	for id, l := range p.lanes {
 		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: id, Operation: l.Operation, Waiting: l.Waiting, For: l.since, What: l.What})
 	}

@@ -40,6 +40,7 @@ func (p *proxy) setBeat(r request) {
 	}
 	p.state.beat = r
 	if entered {
+		p.trace.Enter(phases[r.Phase], time.Now())
 		select {
 		case p.news <- struct{}{}:
 		default: // the pulse is about to look
@@ -70,7 +71,10 @@ func (p *proxy) pulse() {
 		last = time.Now()
 		b, size := p.nextBeat(time.Now())
 		next := every * time.Duration(rendezvous.BeatSpacing(size))
-		if err := p.member.Beat(p.ctx, b); errors.Is(err, rendezvous.ErrNotConnected) {
+		switch err := p.member.Beat(p.ctx, b); {
+		case err == nil && b.Entered != nil:
+			p.trace.Sent()
+		case errors.Is(err, rendezvous.ErrNotConnected):
 			next = every / 4
 		}
 		timer.Reset(next)
@@ -92,5 +96,6 @@ func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
 	if o := was.Operation; o != nil && b.Phase != rendezvous.Joins {
 		b.Lanes = []rendezvous.Lane{{Operation: o.Number, Waiting: o.Waiting, For: b.Quiet, What: o.What}}
 	}
+	b.Entered = p.trace.Told(now)
 	return b, max(1, p.world.Size())
 }

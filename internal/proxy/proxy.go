@@ -91,6 +91,7 @@ type state struct {
 	lastWords int              // reports that hold up the news of its end
 	seq       uint64           // of the newest update that it was told
 	beat      request          // its newest
+	trace     member.Trace     // of its way into its world
 	changed   time.Time        // when that has changed
 }
 
@@ -432,6 +433,7 @@ func (p *proxy) report(r request) {
 	told := r.What == "committed" && p.committed == r.ID
 	if r.What == "committed" {
 		p.committed = r.ID
+		p.trace.Enter(rendezvous.Saving, time.Now())
 		p.beat.Commits = r.Commits
 	}
 	p.mu.Unlock()

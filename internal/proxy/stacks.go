@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hvdrun/hvdrun/driver/stacks"
 )
@@ -18,8 +19,10 @@ type stacksAsked struct {
 	waiting map[uint64]chan string // of capacity 1
 }
 
-// mostQuestions is how many may be.
-const mostQuestions = 4
+const (
+	mostQuestions  = 4           // that may wait for an answer
+	stacksPatience = time.Second // less than that of the driver
+)
 
 // askForStacks asks the program where it is.
 func (p *proxy) askForStacks(ctx context.Context, most int) ([]byte, error) {
@@ -41,9 +44,13 @@ func (p *proxy) askForStacks(ctx context.Context, most int) ([]byte, error) {
 		delete(p.asked.waiting, id)
 	}()
 	p.say(stacksLine{"stacks", id, min(most/2, maxStacks)})
+	late := time.NewTimer(stacksPatience)
+	defer late.Stop()
 	select {
 	case text := <-answer:
 		return json.Marshal(stacks.Worker{Goroutines: readStacks(text)})
+	case <-late.C:
+		return nil, errors.New("the program does not say where it is")
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-p.ctx.Done():

@@ -1,4 +1,4 @@
-package elastic
+package member
 
 import (
 	"fmt"
@@ -8,22 +8,22 @@ import (
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
-// TestResetTrace: the phases from a join to the first save are told until they were sent, and no
+// TestTrace: the phases from a join to the first save are told until they were sent, and no
 // others.
-func TestResetTrace(t *testing.T) {
-	var w resetTrace
+func TestTrace(t *testing.T) {
+	var w Trace
 	now := time.Unix(1000, 0)
 	enter := func(phases ...rendezvous.Phase) {
 		for _, p := range phases {
 			now = now.Add(time.Second)
-			w.enter(p, now)
+			w.Enter(p, now)
 		}
 	}
 	const j, c, s, tr, sv = rendezvous.Joins, rendezvous.Connecting, rendezvous.Syncing, rendezvous.Training, rendezvous.Saving
 	check := func(want string) {
 		t.Helper()
 		text := ""
-		for _, e := range w.told(now) {
+		for _, e := range w.Told(now) {
 			text += fmt.Sprintf("%d-%v ", e.Phase, e.Ago)
 		}
 		if text != want {
@@ -38,7 +38,7 @@ func TestResetTrace(t *testing.T) {
 	const way = "1-7s 2-6s 4-5s 5-4s 6-3s "
 	check(way)
 	check(way)
-	w.sent()
+	w.Sent()
 	check("")
 	enter(j, c, j, c, s, tr, sv)
 	check("1-6s 2-5s 1-4s 2-3s 4-2s 5-1s 6-0s ")
@@ -48,7 +48,7 @@ func TestResetTrace(t *testing.T) {
 		enter(c, j)
 	}
 	enter(c, s, tr, sv)
-	if n := len(w.told(now)); n == 0 || n > rendezvous.MaxEntered {
+	if n := len(w.Told(now)); n == 0 || n > rendezvous.MaxEntered {
 		t.Errorf("%d phases", n)
 	}
 }

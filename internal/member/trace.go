@@ -1,4 +1,4 @@
-package elastic
+package member
 
 import (
 	"slices"
@@ -9,9 +9,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
-// resetTrace is the phases that a worker enters from its join of a world to its first save in it,
-// for the driver's trace of the reset.
-type resetTrace struct {
+// Trace is the phases that a worker enters from its join of a world to its first save in it,
+// for the driver's trace of the reset. The zero value is ready. Its methods are safe for concurrent
+// use.
+type Trace struct {
 	recording atomic.Bool // otherwise a change of phase costs nothing more
 
 	mu       sync.Mutex
@@ -24,8 +25,12 @@ type phaseAt struct {
 	at    time.Time
 }
 
-// enter records a phase that begins at that time.
-func (t *resetTrace) enter(p rendezvous.Phase, now time.Time) {
+// Recording reports whether Enter would record a phase other than Joins and Fetches, which begin a
+// trace.
+func (t *Trace) Recording() bool { return t.recording.Load() }
+
+// Enter records a phase that begins at that time.
+func (t *Trace) Enter(p rendezvous.Phase, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	begins := p == rendezvous.Joins || p == rendezvous.Fetches
@@ -45,8 +50,8 @@ func (t *resetTrace) enter(p rendezvous.Phase, now time.Time) {
 	}
 }
 
-// told returns the phases if the trace is complete and was not sent, with how long ago each began.
-func (t *resetTrace) told(now time.Time) (all []rendezvous.Entered) {
+// Told returns the phases if the trace is complete and was not sent, with how long ago each began.
+func (t *Trace) Told(now time.Time) (all []rendezvous.Entered) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.complete {
@@ -58,8 +63,8 @@ func (t *resetTrace) told(now time.Time) (all []rendezvous.Entered) {
 	return slices.Clip(all)
 }
 
-// sent notes that the driver has the trace.
-func (t *resetTrace) sent() {
+// Sent notes that the driver has the trace.
+func (t *Trace) Sent() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.complete {
