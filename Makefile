@@ -60,7 +60,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container deb figures measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container deb figures picture measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -280,6 +280,10 @@ measure: build ## measure what the README's figures show, into bin/figures/: 10 
 
 figures: ## draw docs/figures.svg anew from the tables of BENCHMARKS.md; make measure fills bin/figures/, make check-page the pictures
 	$(GO) test -vet=off -count=1 -run '^TestFigures$$' ./internal/bench -update
+
+picture: build ## draw docs/faults.svg anew from the events of internal/replay/testdata; RECORD=1 runs that job again first
+	@if [ -n "$(RECORD)" ]; then internal/replay/record internal/replay/testdata/faults.jsonl; fi
+	@bin/hvdrun replay internal/replay/testdata/faults.jsonl --picture docs/faults.svg
 
 site: ## write the pages as a static site to bin/site/
 	@$(GO) run ./internal/site/gen . bin/site

@@ -175,7 +175,7 @@ func isProgram(p *cli.Program, word string) bool {
 // groups are how the help lists the commands; others are in the last group.
 var groups = []settings.Group{
 	{Title: "Watch and steer a job", Commands: []string{
-		"jobs", "status", "top", "dashboard", "logs", "wait", "stacks", "drain", "exclude", "readmit", "scale", "stop", "resume",
+		"jobs", "status", "top", "dashboard", "logs", "wait", "replay", "stacks", "drain", "exclude", "readmit", "scale", "stop", "resume",
 	}},
 	{Title: "Run other programs", Commands: []string{"torchrun", "tasks", "submit"}},
 	{Title: "Hosts", Commands: []string{"agent", "cluster", "check", "discover"}},
@@ -234,7 +234,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(build.Command(p), settings.ConfigCommand(p, hostsource.Possible), page.Command(p), tasks.Command(p), top.Command(p))
+	root.AddCommand(build.Command(p), settings.ConfigCommand(p, hostsource.Possible), page.Command(p), page.ReplayCommand(p), tasks.Command(p), top.Command(p))
 	for _, of := range []func(*cli.Program) []*cobra.Command{
 		agent.Commands, bench.Commands, discover.Commands, jobrun.Commands, operate.Commands, torchrun.Commands,
 	} {

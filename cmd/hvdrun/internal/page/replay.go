@@ -1,0 +1,127 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/internal/replay"
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// longestReplay is how long a job is shown where no speed is given.
+const longestReplay = time.Minute
+
+// ReplayCommand returns the command hvdrun replay.
+func ReplayCommand(p *cli.Program) *cobra.Command {
+	var listen, picture string
+	var speed float64
+	cmd := &cobra.Command{
+		Use:   "replay EVENTS [--speed N] [--picture FILE]",
+		Short: "Show a past job on the page, from its events file",
+		Long: `replay shows on the page in the browser what a job has done: hosts and workers, generations, throughput and events, as they
+were, from the beginning to the end. EVENTS is its events file (--events-file); of several jobs in it, the last is shown. It
+prints a URL; Ctrl-C ends the page. The page is for this machine alone unless --listen names another address.
+
+With --picture it writes an SVG that moves, for a document, and ends.`,
+		Args:                  cobra.ExactArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if speed < 0 {
+				return fmt.Errorf("--speed: %g is less than 0", speed)
+			}
+			r, err := readRecording(args[0])
+			if err != nil {
+				return err
+			}
+			if picture != "" {
+				var text bytes.Buffer
+				if err := r.Picture(&text); err != nil {
+					return cli.Failed(fmt.Errorf("%s: %w", args[0], err))
+				}
+				if err := safefile.Replace(picture, text.Bytes(), safefile.Shared); err != nil {
+					return cli.Failed(fmt.Errorf("--picture: %w", err))
+				}
+				return nil
+			}
+			cfg := dashboard.Config{Listen: listen, Tokens: dashboard.NewTokens(), Job: dashboard.Job{Source: newReplayed(r, speed, time.Now())}}
+			server, err := openPage(cfg)
+			if err != nil {
+				return cli.Failed(err)
+			}
+			fmt.Fprintf(p.Stdout, "%s of %s at %s\n", filepath.Base(args[0]), r.Begun().Local().Format(time.DateTime), dashboard.WithToken(server.URL(), cfg.Tokens.Read))
+			if server.Fingerprint() != "" {
+				fmt.Fprintf(p.Stdout, "the browser does not know the certificate; its SHA-256 is %s\n", server.Fingerprint())
+			}
+			if err := server.Serve(cmd.Context()); err != nil {
+				return cli.Failed(err)
+			}
+			return cli.Failed(context.Cause(cmd.Context()))
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another where that is taken)")
+	cmd.Flags().Float64Var(&speed, "speed", 0, "`N` times as fast as the job (default: as fast as it takes a minute, at least 1)")
+	cmd.Flags().StringVar(&picture, "picture", "", "write an animated SVG to `FILE`")
+	return cmd
+}
+
+func readRecording(path string) (*replay.Recording, error) {
+	f, err := safefile.Read(path)
+	if err != nil {
+		return nil, cli.Failed(err)
+	}
+	defer f.Close()
+	r, err := replay.Read(f)
+	if err != nil {
+		return nil, cli.Failed(fmt.Errorf("%s: %w", path, err))
+	}
+	return r, nil
+}
+
+// replayed is a past job as the page asks it.
+type replayed struct {
+	r     *replay.Recording
+	speed float64
+	from  time.Time // when the replay began
+
+	mu     sync.Mutex
+	player *replay.Player
+	last   time.Time // of the job, that was asked for
+}
+
+// newReplayed returns a job that is played from now on. A speed of 0 has it take a minute at most.
+func newReplayed(r *replay.Recording, speed float64, now time.Time) *replayed {
+	if speed == 0 {
+		speed = max(1, r.Ended().Sub(r.Begun()).Seconds()/longestReplay.Seconds())
+	}
+	return &replayed{r: r, speed: speed, from: now, player: r.NewPlayer(), last: r.Begun()}
+}
+
+// Status returns what the job was like.
+func (s *replayed) Status(context.Context) (job.Status, error) { return s.at(time.Now()), nil }
+
+func (s *replayed) at(now time.Time) job.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, played := s.r.Ended(), now.Sub(s.from).Seconds()*s.speed
+	if played < at.Sub(s.r.Begun()).Seconds() {
+		at = s.r.Begun().Add(time.Duration(played * float64(time.Second)))
+	}
+	if at.After(s.last) {
+		s.last = at
+	}
+	return s.player.Status(s.last)
+}
+
+// Command refuses all commands.
+func (s *replayed) Command(context.Context, job.Command) (string, error) {
+	return "", &job.RefusedError{Reason: "the job is a past one, which takes no commands"}
+}
