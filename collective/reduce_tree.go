@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
@@ -52,12 +53,15 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 			f := g.folder(p, d)
-			done, err := m.Fold(ctx, call, parts, result, &shm.Folding{Size: t.Size(), Operands: f.members, Most: f.most, Block: f.block})
+			done, err := m.Fold(ctx, call, parts, result, &shm.Folding{
+				Size: t.Size(), Operands: p.members, Most: slices.Max(p.counts),
+				Block: func(target []byte, operands [][]byte) { f.Block(p.order, target, operands) },
+			})
 			if done || err != nil {
 				return err
 			}
 			x := inMember{h, m, ctx, call}
-			if f.few(result) {
+			if p.few(result) {
 				return g.foldGathered(x.allGather, p, parts, result)
 			}
 			return g.call.foldPairs(peers{here: h.ranks, meet: x.meet}, p, parts, result, t.Size())
@@ -66,10 +70,10 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	return g.run(ctx, d, invalid, func(c *call) error {
 		f := g.folder(p, d)
 		var err error
-		if l := c.levelsOf(p); f.few(result) {
+		if l := c.levelsOf(p); p.few(result) {
 			err = g.foldGathered(c.allGatherSockets, p, parts, result)
 		} else if l != nil {
-			f.finish = nil
+			f.Finish = nil
 			err = c.foldHierarchical(p, l, parts, result, t.Size())
 		} else {
 			err = c.foldPairs(c.peers(), p, parts, result, t.Size())
@@ -132,7 +136,9 @@ func (i inMember) allGather(own []byte) (all [][]byte, err error) {
 }
 
 // few reports whether all values are so short that each rank gets all of them.
-func (f *folder) few(result []byte) bool { return len(f.operands)*len(result) <= thresholds.foldFew }
+func (p *Partials) few(result []byte) bool {
+	return len(p.order.Operands)*len(result) <= thresholds.foldFew
+}
 
 // foldGathered computes the result by giving all values to all ranks.
 func (g *Group) foldGathered(allGather func(own []byte) ([][]byte, error), p *Partials, parts [][]byte, result []byte) error {
@@ -146,18 +152,18 @@ func (g *Group) foldGathered(allGather func(own []byte) ([][]byte, error), p *Pa
 	if err := p.checkSent(all, len(result)); err != nil {
 		return err
 	}
-	f.all(result, f.pick(all, len(result)))
+	f.All(p.order, result, p.order.Pick(all, len(result)))
 	return nil
 }
 
 // cutParts returns the shares of parts that so many ranks of a host get, one part behind the other.
 // It ends the use of all that was taken of the room.
 func (f *folder) cutParts(parts [][]byte, ranks int, share func(place int) (from, to int)) [][]byte {
-	f.room.reset()
+	f.room.Reset()
 	all := make([][]byte, ranks)
 	for place := range all {
 		from, to := share(place)
-		all[place] = joined(f.room.take(len(parts) * (to - from))[:0], parts, from, to)
+		all[place] = joined(f.room.Take(len(parts) * (to - from))[:0], parts, from, to)
 	}
 	return all
 }
@@ -168,7 +174,7 @@ func (i inMember) allToAll(given [][]byte, p *Partials, n int) ([][]byte, error)
 	g, ranks := i.h.g, i.h.ranks
 	var all [][]byte
 	err := i.m.AllToAll(i.ctx, i.call, given, func(lengths []int) (_ [][]byte, err error) {
-		all, err = placeFor(ranks, g.rank, lengths, func(r int) []byte { return g.folding.room.take(p.counts[r] * n) })
+		all, err = placeFor(ranks, g.rank, lengths, func(r int) []byte { return g.folding.room.Take(p.counts[r] * n) })
 		return all, err
 	})
 	if err != nil {

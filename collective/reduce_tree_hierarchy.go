@@ -1,14 +1,17 @@
 package collective
 
-import "github.com/hvdrun/hvdrun/internal/kernel"
+import (
+	"github.com/hvdrun/hvdrun/collective/internal/fold"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
 
 // twoLevels is how a tree is reduced within hosts and then between them. It follows from the
 // partials and the hosts alone.
 type twoLevels struct {
 	of   *Partials
-	here []program // of the nodes of which this host has all leaves; operands are its ranks' parts, by place
-	each []int     // by host: how many such nodes it has
-	top  program   // its operands are these nodes, by host
+	here []*fold.Program // of the nodes of which this host has all leaves; operands are its ranks' parts, by place
+	each []int           // by host: how many such nodes it has
+	top  *fold.Program   // its operands are these nodes, by host
 }
 
 // levelsOf returns the two levels of a tree; nil: the hosts have unequal numbers of ranks. The
@@ -23,49 +26,26 @@ func (c *call) levelsOf(p *Partials) *twoLevels {
 		return f.levels
 	}
 	l := &twoLevels{of: p, each: make([]int, len(h.hosts))}
-	at := map[Node]operand{}
+	at := map[fold.Node]fold.Operand{}
 	for host, ranks := range h.hosts {
-		held := map[Node]operand{}
+		held := map[fold.Node]fold.Operand{}
 		for place, r := range ranks {
 			for i, n := range p.held[r] {
-				held[n] = operand{place, i}
+				held[fold.Node(n)] = fold.Operand{Rank: place, Number: i}
 			}
 		}
-		for _, n := range p.within(Root(p.leaves), held) {
-			at[n] = operand{host, l.each[host]}
+		for _, n := range fold.Largest(fold.Root(p.leaves), p.leaves, held) {
+			at[n] = fold.Operand{Rank: host, Number: l.each[host]}
 			l.each[host]++
 			if host == h.here {
-				c := &compiler{program: new(program), leaves: p.leaves, at: held}
-				c.visit(n)
-				l.here = append(l.here, *c.program)
+				program, _ := fold.Compile(n, p.leaves, held)
+				l.here = append(l.here, program)
 			}
 		}
 	}
-	top := &compiler{program: &l.top, leaves: p.leaves, at: at}
-	top.visit(Root(p.leaves))
+	l.top, _ = fold.Compile(fold.Root(p.leaves), p.leaves, at)
 	f.levels = l
 	return l
-}
-
-// within returns the largest nodes under n of which some ranks have all leaves.
-func (p *Partials) within(n Node, held map[Node]operand) []Node {
-	if _, ok := held[n]; ok {
-		return []Node{n}
-	}
-	if n.Level == 0 {
-		return nil
-	}
-	left := Node{n.Level - 1, 2 * n.Index}
-	nodes := p.within(left, held)
-	right := left.Sibling()
-	if right.First() >= p.leaves {
-		return nodes
-	}
-	more := p.within(right, held)
-	if len(nodes) == 1 && nodes[0] == left && len(more) == 1 && more[0] == right {
-		return []Node{n}
-	}
-	return append(nodes, more...)
 }
 
 // foldHierarchical computes the result piece by piece. Each rank of a host gets one share of what
@@ -122,12 +102,11 @@ func (c *call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 		return a * size, b * size
 	}
 	// What this host has, and behind it what the others send: for each host its nodes' pieces.
-	own := f.room.take(l.each[t.me] * n)
+	own := f.room.Take(l.each[t.me] * n)
 	for host, at := 0, 0; host < t.size; host++ {
 		from, to := piece(host)
 		for i := range l.here {
-			f.program = &l.here[i]
-			f.all(own[at:at+to-from], pickShares(&l.here[i], shares, n, from, to))
+			f.All(l.here[i], own[at:at+to-from], pickShares(l.here[i], shares, n, from, to))
 			at += to - from
 		}
 		if host != t.me {
@@ -138,17 +117,16 @@ func (c *call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 	received, first := make([][]byte, t.size), c.inUsed
 	for d := 1; d < t.size; d++ {
 		host := (t.me + d) % t.size
-		received[host] = f.room.take(l.each[host] * (to - from))
+		received[host] = f.room.Take(l.each[host] * (to - from))
 		c.postAll(t.rank(host), 0, received[host])
 	}
 	if err := c.waitFor(first, c.inUsed); err != nil {
 		return err
 	}
 	received[t.me] = own[l.each[t.me]*from : l.each[t.me]*to]
-	f.program = &l.top
-	f.finish = f.atRoot
-	f.all(result[from:to], l.top.pick(received, to-from))
-	f.finish = nil
+	f.Finish = f.atRoot
+	f.All(l.top, result[from:to], l.top.Pick(received, to-from))
+	f.Finish = nil
 	first = c.inUsed
 	for d := 1; d < t.size; d++ {
 		host := (t.me + d) % t.size
@@ -160,8 +138,8 @@ func (c *call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 }
 
 // pickShares are the operands of a program, each of n bytes, from one byte to another.
-func pickShares(p *program, shares [][]byte, n, from, to int) [][]byte {
-	all := p.pick(shares, n)
+func pickShares(p *fold.Program, shares [][]byte, n, from, to int) [][]byte {
+	all := p.Pick(shares, n)
 	for i := range all {
 		all[i] = all[i][from:to]
 	}

@@ -25,7 +25,7 @@ func (c *call) peers() peers {
 func (c *call) foldPairs(among peers, p *Partials, parts [][]byte, result []byte, size int) error {
 	g, f, others := c.g, &c.g.folding, among.others
 	received := make([][]byte, g.size)
-	operands := make([][]byte, len(p.order.operands))
+	operands := make([][]byte, len(p.order.Operands))
 	count, pieces := len(result)/size, (len(result)+thresholds.foldPiece-1)/thresholds.foldPiece
 	for i := range pieces {
 		share := shares(count, size, pieces, i, g.size)
@@ -50,14 +50,14 @@ func (c *call) foldPairs(among peers, p *Partials, parts [][]byte, result []byte
 		if err := c.waitFor(first, c.inUsed); err != nil {
 			return err
 		}
-		for j, o := range p.order.operands {
-			if o.rank == g.rank {
-				operands[j] = parts[o.number][from:to]
+		for j, o := range p.order.Operands {
+			if o.Rank == g.rank {
+				operands[j] = parts[o.Number][from:to]
 			} else {
-				operands[j] = received[o.rank][o.number*n:][:n]
+				operands[j] = received[o.Rank][o.Number*n:][:n]
 			}
 		}
-		f.all(result[from:to], operands)
+		f.All(p.order, result[from:to], operands)
 
 		first = c.inUsed
 		for _, r := range others {

@@ -1,17 +1,17 @@
-package collective
+package fold
 
 import "testing"
 
 // TestRoom: what is taken between two resets does not overlap, and from the second time on it is
 // the same memory.
 func TestRoom(t *testing.T) {
-	var r room
+	var r Room
 	lengths := []int{0, 1, 100, 64, 1 << 16, 3}
 	fill := func() (first *byte) {
-		r.reset()
+		r.Reset()
 		var all [][]byte
 		for i, n := range lengths {
-			b := r.take(n)
+			b := r.Take(n)
 			if len(b) != n || cap(b) > n && n > 0 {
 				t.Fatalf("%d bytes with room for %d, instead of %d", len(b), cap(b), n)
 			}
@@ -36,7 +36,7 @@ func TestRoom(t *testing.T) {
 	}
 	lengths = append(lengths, 1<<20)
 	fill()
-	if n := testing.AllocsPerRun(10, func() { r.reset(); r.take(1 << 20); r.take(1 << 16) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { r.Reset(); r.Take(1 << 20); r.Take(1 << 16) }); n != 0 {
 		t.Errorf("%v allocations where there is room", n)
 	}
 }
