@@ -19,9 +19,9 @@ type Check func() (giveUp bool)
 // Slice is the time between two calls of a [Check].
 const Slice = 50 * time.Millisecond
 
-// patience is the context of the operations of a line. While an operation waits it asks for the error of its
-// context, on its own goroutine: that is when check is called. So a caller sees its signals without
-// another goroutine between it and the operation.
+// patience is the context of the operations of a line. While an operation waits it asks for the
+// error of its context, on its own goroutine: that is when check is called. So a caller sees its
+// signals without another goroutine between it and the operation.
 type patience struct {
 	check Check
 	limit time.Duration // 0: none
