@@ -104,14 +104,15 @@ func (e *engine) tryGuess(ready bool) (right bool, err error) {
 
 // guessInPlace reduces the only tensor of a bucket where it lies, if all ranks are ready.
 func (e *engine) guessInPlace(b *bucket, ready bool) (data []byte, right bool, err error) {
-	if ready {
+	switch {
+	case ready:
 		data = e.table[b.ids[0]].mine.data
-	} else {
+	case e.lane.levels != nil: // what is sent to other hosts before all is known
 		data = e.buffer(b.bytes)
 		clear(data)
 	}
 	e.mark(1)
-	right, err = e.lane.allReduceIfReady(context.Background(), b.wire, b.op, data, ready)
+	right, err = e.lane.allReduceIfReady(context.Background(), b.wire, b.op, b.bytes, data, ready)
 	return data, right, err
 }
 

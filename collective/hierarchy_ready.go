@@ -9,15 +9,26 @@ import (
 
 // reducesIfReady reports whether allReduceIfReady can reduce n bytes. All ranks find the same.
 func (g *Group) reducesIfReady(n int) bool {
+	if g.inMemory() != nil {
+		return g.algorithm().shares()
+	}
 	h := g.levels
 	return h != nil && g.hierarchical() && n > thresholds.throughOne && n <= thresholds.largestIfReady &&
 		(len(h.hosts) <= fewHosts || g.strict) && g.call.waves(n) == 1
 }
 
-// allReduceIfReady is AllReduce of data on every rank if all ranks are ready for it, with the same
-// bits. Otherwise data stays as it is. All ranks find the same.
-func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op Op, data []byte, ready bool) (right bool, err error) {
-	d := descriptor{action: allReduceAction, dtype: t, reduce: op, count: uint64(len(data) / t.Size()), algorithm: g.algorithm()}
+// allReduceIfReady is AllReduce of so many bytes on every rank if all ranks are ready for it, with
+// the same bits. Otherwise data stays as it is; that of a rank that is not ready is not looked at.
+// All ranks find the same.
+func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op Op, length int, data []byte, ready bool) (right bool, err error) {
+	d := descriptor{action: allReduceAction, dtype: t, reduce: op, count: uint64(length / t.Size()), algorithm: g.algorithm()}
+	if h := g.inMemory(); h != nil {
+		err = h.do(ctx, d, nil, func(m *shm.Member, call shm.Desc) (err error) {
+			right, err = m.AllReduceSaying(ctx, call, length, data, ready, h.reduction(t, op))
+			return err
+		})
+		return right && err == nil, err
+	}
 	err = g.run(ctx, d, nil, func(c *call) (err error) {
 		right, err = c.allReduceIfReady(data, ready)
 		return err

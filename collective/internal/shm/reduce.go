@@ -40,6 +40,11 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	if err != nil {
 		return err
 	}
+	return m.allReduceLong(ctx, data, r, direct)
+}
+
+// allReduceLong is AllReduce, after the arrival, of data that no bank has room for.
+func (m *Member) allReduceLong(ctx context.Context, data []byte, r *Reduction, direct bool) error {
 	if direct {
 		return m.allReduceDirect(ctx, data, r)
 	}
@@ -48,17 +53,79 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	return m.exchange(ctx, r, true)
 }
 
+// said is where a cell has what its member has said, yes or no.
+const said = payload - 1
+
+// AllReduceSaying is AllReduce of so many bytes of each member if all members say yes. Otherwise it
+// does nothing; only who says yes has data. It reports whether all have.
+func (m *Member) AllReduceSaying(ctx context.Context, d Desc, length int, data []byte, yes bool, r *Reduction) (all bool, err error) {
+	c, err := m.begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	turn, far := m.op%2, length >= directLeast*m.layout.out
+	switch {
+	case length <= said:
+		copy(c.data[:said], data)
+	case far:
+		m.announceData(c, data)
+	default:
+		m.storeSmall(nil, m.own.banks[turn], data)
+	}
+	c.say(yes)
+	if err := m.arrive(ctx, c, d); err != nil || !m.allSay() {
+		return false, err
+	}
+	switch {
+	case length <= said:
+		m.reduceSmall(data, r, func(i int) []byte { return m.cellOf(i).data[:length] })
+	case length <= m.layout.bank:
+		m.reduceSmall(data, r, func(i int) []byte { return m.areas[i].banks[turn][:length] })
+	default:
+		direct := false
+		if far {
+			direct, err = m.direct(ctx, d, data)
+		}
+		if err == nil {
+			err = m.allReduceLong(ctx, data, r, direct)
+		}
+	}
+	return err == nil, err
+}
+
+func (c *cell) say(yes bool) {
+	c.data[said] = 0
+	if yes {
+		c.data[said] = 1
+	}
+}
+
+// allSay reports, after the arrival, whether all members have said yes.
+func (m *Member) allSay() bool {
+	for i := range m.areas {
+		if m.cellOf(i).data[said] != 1 {
+			return false
+		}
+	}
+	return true
+}
+
+// reduceSmall reduces all of data, of which every member has left a copy.
+func (m *Member) reduceSmall(data []byte, r *Reduction, operand func(member int) []byte) {
+	m.in(Reducing)
+	for i := range m.operands {
+		m.operands[i] = operand(i)
+	}
+	r.all(data, data, m.operands)
+}
+
 // allReduceCells takes the data along in the cells. Every member reduces all of it.
 func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byte, r *Reduction) error {
 	n := copy(c.data[:], data)
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
-	m.in(Reducing)
-	for i := range m.operands {
-		m.operands[i] = m.cellOf(i).data[:n]
-	}
-	r.all(data, data, m.operands)
+	m.reduceSmall(data, r, func(i int) []byte { return m.cellOf(i).data[:n] })
 	return nil
 }
 
@@ -71,11 +138,7 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
-	m.in(Reducing)
-	for i := range m.operands {
-		m.operands[i] = m.areas[i].banks[turn][:n]
-	}
-	r.all(data, data, m.operands)
+	m.reduceSmall(data, r, func(i int) []byte { return m.areas[i].banks[turn][:n] })
 	return nil
 }
 
@@ -103,17 +166,11 @@ func (m *Member) ReduceSaying(ctx context.Context, d Desc, data, result []byte, 
 	if err != nil {
 		return false, err
 	}
-	c.data[0] = 0
-	if yes {
-		c.data[0] = 1
-	}
+	c.say(yes)
 	if err := m.arrive(ctx, c, d); err != nil {
 		return false, err
 	}
-	all = true
-	for i := range m.areas {
-		all = all && m.cellOf(i).data[0] == 1
-	}
+	all = m.allSay()
 	m.split(m.src, data, r.Size, m.members)
 	m.dst[m.index] = result
 	return all, m.exchange(ctx, r, false)

@@ -247,7 +247,7 @@ func TestContext(t *testing.T) {
 }
 
 // TestSaying: a reduction in which members say yes or no tells all whether all have said yes, and
-// leaves their data as it is.
+// leaves their data as it is; an AllReduce does so where one says no.
 func TestSaying(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		members := gathering(t, n, small(n))
@@ -269,6 +269,17 @@ func TestSaying(t *testing.T) {
 					}
 					if !bytes.Equal(data, inputs[m.index]) || !bytes.Equal(result, own) {
 						return fmt.Errorf("%d bytes: the data has changed, or the result is wrong", size)
+					}
+					var given []byte
+					if m.index != no {
+						given = data
+					}
+					all, err = m.AllReduceSaying(background, Desc{uint64(size), uint64(no + 1)}, len(data), given, m.index != no, &r.Reduction)
+					if err != nil || all != (no < 0) {
+						return fmt.Errorf("AllReduce of %d bytes: all say yes: %v, %v", size, all, err)
+					}
+					if after := map[bool][]byte{true: want, false: inputs[m.index]}[all]; !bytes.Equal(data, after) {
+						return fmt.Errorf("AllReduce of %d bytes: the result is wrong, or the data has changed", size)
 					}
 					return nil
 				})
