@@ -143,7 +143,7 @@ func (e *engine) mark(phase int) {
 // record tells the timeline of an operation that ends now, phase by phase.
 func (e *engine) record(h *Handle) {
 	if t := e.g.family.tally; t != nil {
-		t.note(h.request.action(), h.request.bytes(), t.now()-time.Since(h.since), e.g.backend())
+		t.note(h.request.action(), h.request.bytes(), h.since.Sub(t.origin), e.g.backend())
 	}
 	if e.g.family.timeline == nil {
 		return

@@ -167,7 +167,10 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 		}
 		e.names[h.name] = h
 	}
-	now := time.Now()
+	now := instant()
+	if e.g.family.timeline != nil {
+		now = time.Now()
+	}
 	for _, h := range handles {
 		h.engine, h.since = e, now
 		if ctx.Done() != nil {
@@ -419,7 +422,13 @@ func (e *engine) look() (reason bool) {
 		(e.pending > 0 || e.joinAnnounced) && e.lane.peerLeft.Load() {
 		return true
 	}
-	now, pause := time.Now(), time.Hour
+	switch {
+	case len(e.fresh) > 0 && (e.urgent || e.bytes >= e.fusion):
+		return true
+	case !called && len(e.fresh) == 0 && e.warn.IsZero():
+		return false
+	}
+	now, pause := instant(), time.Hour
 	if called {
 		if e.called != e.number+1 {
 			e.called, e.calledAt = e.number+1, now
@@ -430,7 +439,7 @@ func (e *engine) look() (reason bool) {
 	}
 	if len(e.fresh) > 0 {
 		waited := now.Sub(e.fresh[0].since)
-		if e.urgent || e.bytes >= e.fusion || waited >= e.tuning.cycle {
+		if waited >= e.tuning.cycle {
 			return true
 		}
 		pause = min(pause, e.rest()-waited)
@@ -515,7 +524,7 @@ func (e *engine) nudge() {
 		e.lane.nudge(e.number)
 		return
 	}
-	e.lane.call.late = lateness{cycle: e.number, since: time.Now(),
+	e.lane.call.late = lateness{cycle: e.number, since: instant(),
 		bound: e.patience()}
 }
 

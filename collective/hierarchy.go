@@ -182,12 +182,12 @@ func (c *call) spread(data []byte, size int) error {
 const frameNap = 100 * time.Microsecond
 
 // meanwhile moves frames of the operation while it waits for ranks of this host in memory.
-func (c *call) meanwhile() (moved bool, within time.Duration) {
+func (c *call) meanwhile() (moved, due bool, within time.Duration) {
 	if c.g.tcp == nil || !c.g.tcp.Driven() { // then others move them
-		return false, 0
+		return false, false, 0
 	}
 	if c.late.cycle != 0 {
-		within = c.nudgeIfLate(time.Now())
+		within = c.nudgeIfLate(instant())
 	}
 	for c.outDone < c.outUsed && c.outs[c.outDone].Done.Load() {
 		c.outDone++
@@ -196,9 +196,9 @@ func (c *call) meanwhile() (moved bool, within time.Duration) {
 		c.inDone++
 	}
 	if c.outDone == c.outUsed && c.inDone == c.inUsed {
-		return false, within
+		return false, false, within
 	}
-	return c.g.tcp.Advance(false), frameNap
+	return c.g.tcp.Advance(false), true, frameNap
 }
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.

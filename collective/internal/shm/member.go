@@ -88,7 +88,7 @@ type Member struct {
 	*Segment
 	position
 	wire  tripwire
-	other func() (moved bool, within time.Duration) // see Meanwhile; nil: none
+	other func() (moved, due bool, within time.Duration) // see Meanwhile; nil: none
 	pace
 	stopwatch
 	progress
@@ -204,9 +204,10 @@ func (m *Member) Members() int { return m.members }
 
 // Meanwhile has the member call move again and again while it waits for others in an operation: it
 // is for what they may need of this process, besides the operation, before they come to theirs. It
-// moves what can be moved at once, and reports whether that was anything and within what time it is
-// to be called again: 0 where nothing is left. No operation may be under way.
-func (m *Member) Meanwhile(move func() (moved bool, within time.Duration)) { m.other = move }
+// moves what can be moved at once, and reports whether that was anything, whether more may be due
+// at any moment, and within what time it is to be called again: 0 where nothing is left. No
+// operation may be under way.
+func (m *Member) Meanwhile(move func() (moved, due bool, within time.Duration)) { m.other = move }
 
 // Abort makes the operations under way and all later ones of every member return [ErrAborted]. It
 // may be called from any goroutine and more than once; after Close it does nothing.

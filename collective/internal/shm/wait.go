@@ -64,7 +64,7 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 		done, err = m.awaitMoving(ctx, of, word, value)
 	}
 	if !done && err == nil {
-		err = m.await(ctx, of, word, value)
+		_, err = m.await(ctx, of, word, value, 0)
 	}
 	m.in(before)
 	return err
@@ -75,7 +75,7 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value uint64) (done bool, err error) {
 	sleeps, idle := false, 0
 	for {
-		moved, within := m.other()
+		moved, due, within := m.other()
 		switch {
 		case atomic.LoadUint64(word) >= value:
 			return true, nil
@@ -85,6 +85,10 @@ func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value ui
 			return false, nil
 		case moved:
 			idle = 0
+		case !due:
+			if done, err = m.await(ctx, of, word, value, within); done || err != nil {
+				return done, err
+			}
 		case idle < movingTurns:
 			idle++
 			schedYield()
@@ -100,7 +104,9 @@ func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value ui
 	}
 }
 
-func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) error {
+// await waits until the word has its value, or, if within is not 0, no longer than that once it
+// sleeps.
+func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	abort := &m.header.abort
 	turns := oversubscribedYields
 	if m.oversubscribed {
@@ -112,10 +118,10 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) 
 		for range budget {
 			if atomic.LoadUint64(word) >= value {
 				m.spin = min(2*budget, spins)
-				return nil
+				return true, nil
 			}
 			if atomic.LoadUint32(abort) != 0 {
-				return ErrAborted
+				return false, ErrAborted
 			}
 		}
 	}
@@ -133,13 +139,13 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) 
 				m.spin = max(m.spin/2, fewSpins)
 				m.moveApart(of)
 			}
-			return nil
+			return true, nil
 		}
 		if atomic.LoadUint32(abort) != 0 {
-			return ErrAborted
+			return false, ErrAborted
 		}
 	}
-	return m.sleepUntil(ctx, of, word, value)
+	return m.sleepUntil(ctx, of, word, value, within)
 }
 
 // shortenSlices gives this thread short time slices, where there are more members than cores. Since
@@ -228,16 +234,19 @@ func whereabouts() (here int, all unix.CPUSet, ok bool) {
 	return int(core), all, ok
 }
 
-// sleepUntil sleeps until the word has its value.
-func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uint64) error {
+// sleepUntil sleeps until the word has its value, or once within a bound, if that is not 0.
+func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	nap := napWithoutContext
 	if ctx.Done() != nil {
 		nap = napWithContext * time.Duration(m.sleepFactor)
 	}
 	defer m.sleepOn(of)()
+	if within > 0 {
+		return m.sleep(ctx, of, word, value, min(nap, within))
+	}
 	for {
 		if done, err := m.sleep(ctx, of, word, value, nap); done || err != nil {
-			return err
+			return done, err
 		}
 	}
 }
