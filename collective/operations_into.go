@@ -65,7 +65,7 @@ func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T,
 // they are refused.
 func (g *Group) reduceScatterBytes(ctx context.Context, t kernel.Type, op Op, data, part []byte, invalid error) error {
 	d := descriptor{action: reduceScatterAction, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
-	return g.reduceScatterParts(ctx, d, invalid, func(rank int) []byte { return kernel.Part(data, t.Size(), g.size, rank) }, part)
+	return g.reduceScatterParts(ctx, d, invalid, cuts{data: data}, part)
 }
 
 func checkScatter[T Element](g *Group, data, part []T) error {
@@ -96,9 +96,20 @@ func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, cou
 		}
 		invalid = cmp.Or(err, invalid)
 	}
-	return g.reduceScatterParts(ctx, d, invalid, func(rank int) []byte {
-		return bytesOf(data[ends[rank]-counts[rank] : ends[rank]])
-	}, bytesOf(part))
+	return g.reduceScatterParts(ctx, d, invalid, cuts{bytesOf(data), counts, ends}, bytesOf(part))
+}
+
+// cuts is data with a part for each rank.
+type cuts struct {
+	data         []byte
+	counts, ends []int // elements of the parts, and where they end; nil: they are as even as can be
+}
+
+func (p *cuts) of(g *Group, t kernel.Type, rank int) []byte {
+	if p.ends == nil {
+		return kernel.Part(p.data, t.Size(), g.size, rank)
+	}
+	return p.data[(p.ends[rank]-p.counts[rank])*t.Size() : p.ends[rank]*t.Size()]
 }
 
 // checkCounts returns where the parts of so many elements end.
@@ -121,19 +132,20 @@ func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 	return ends, nil
 }
 
-// reduceScatterParts combines part(j) of all ranks for each rank j, and puts this rank's into
-// result.
-func (g *Group) reduceScatterParts(ctx context.Context, d descriptor, invalid error, part func(rank int) []byte, result []byte) error {
+// reduceScatterParts combines the parts of all ranks, and puts this rank's into result.
+func (g *Group) reduceScatterParts(ctx context.Context, d descriptor, invalid error, p cuts, result []byte) error {
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 			h.cut = h.cut[:0]
 			for rank := range g.size {
-				h.cut = append(h.cut, part(rank))
+				h.cut = append(h.cut, p.of(g, d.dtype, rank))
 			}
 			return m.ReduceScatter(ctx, call, h.cut, result, h.reduction(d.dtype, d.reduce))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *call) error { return c.reduceScatterSockets(part, result) })
+	return g.run(ctx, d, invalid, func(c *call) error {
+		return c.reduceScatterSockets(func(rank int) []byte { return p.of(g, d.dtype, rank) }, result)
+	})
 }
 
 // AllToAllInto is [AllToAll] of parts of equal lengths: data and result have one for every rank,
