@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -69,6 +70,10 @@ func (p *proxy) pulse() {
 			return
 		}
 		last = time.Now()
+		if stopped(p.pid) {
+			timer.Reset(every)
+			continue
+		}
 		b, size := p.nextBeat(time.Now())
 		next := every * time.Duration(rendezvous.BeatSpacing(size))
 		switch err := p.member.Beat(p.ctx, b); {
@@ -79,6 +84,13 @@ func (p *proxy) pulse() {
 		}
 		timer.Reset(next)
 	}
+}
+
+// stopped returns whether a process was stopped by a signal: the driver is to notice its silence, as
+// it does with a worker that sends its heartbeats itself.
+func stopped(pid int) bool {
+	_, state, err := proc.Born(pid)
+	return err == nil && (state == 'T' || state == 't')
 }
 
 // nextBeat returns what to tell, and the size of the world.

@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,6 +52,37 @@ func TestQuiet(t *testing.T) {
 			t.Errorf("%+v", b)
 		}
 	})
+}
+
+// TestStopped: a stopped process is told from one that runs, and from none.
+func TestStopped(t *testing.T) {
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		if err := cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		var status syscall.WaitStatus
+		if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED|syscall.WCONTINUED, nil); err != nil {
+			t.Fatal(err)
+		}
+		if stopped(cmd.Process.Pid) != (signal == syscall.SIGSTOP) {
+			t.Errorf("after %v", signal)
+		}
+	}
+	stdin.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if stopped(cmd.Process.Pid) {
+		t.Error("a process that has ended is stopped")
+	}
 }
 
 func TestBeside(t *testing.T) {
