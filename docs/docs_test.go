@@ -194,6 +194,7 @@ var unrun = map[string]string{
 	"slurm":      "a cluster of Slurm: make check-slurm",
 	"module":     "a clone beside the working directory: TestOutside",
 	"scaler":     "a cluster of Scaler: tasks/scaler",
+	"cgo":        "a C compiler: cmd/libhvdrun",
 }
 
 // TestCommands runs the commands of each page, one block after the other.
