@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
 // Future is the result of a task that may not be over yet. It is safe for concurrent use.
@@ -413,8 +414,8 @@ func RunAll[R any](ctx context.Context, p *Pool, f *Func[R], args ...any) ([]R, 
 	if err != nil {
 		return nil, err
 	}
-	s.Workers = slices.DeleteFunc(s.Workers, func(w queue.WorkerStatus) bool { return w.Trains })
-	slices.SortFunc(s.Workers, func(a, b queue.WorkerStatus) int {
+	s.Workers = slices.DeleteFunc(s.Workers, func(w report.WorkerStatus) bool { return w.Trains })
+	slices.SortFunc(s.Workers, func(a, b report.WorkerStatus) int {
 		return cmp.Or(cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID))
 	})
 	var futures []*Future[R]

@@ -7,11 +7,11 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
-	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
 // Status is what the scheduler has: tasks by function, with why they wait, and workers.
-type Status = queue.Status
+type Status = report.Status
 
 // inquiries are what people have asked the scheduler, and have no answer to.
 type inquiries struct {
@@ -52,7 +52,7 @@ func (p *Pool) answered(text []byte) {
 }
 
 // Explanation says where a task stands, and why.
-type Explanation = queue.Explanation
+type Explanation = report.Explanation
 
 // question asks for explanations.
 type question struct {

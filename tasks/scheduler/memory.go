@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
 // The scheduler is in the process that keeps a training job going, so what clients have it keep is
@@ -140,16 +141,16 @@ func (s *Scheduler) bounded(r queue.Result) queue.Result {
 }
 
 // memory tells what is taken, and by whom; the lock is held.
-func (s *Scheduler) memory() *queue.Memory {
-	m := &queue.Memory{Used: s.used(), Most: s.cfg.Memory}
+func (s *Scheduler) memory() *report.Memory {
+	m := &report.Memory{Used: s.used(), Most: s.cfg.Memory}
 	for _, p := range s.peers {
 		if u := s.q.Usage(p.session); u.Tasks > 0 && !p.worker {
-			m.Clients = append(m.Clients, queue.ClientStatus{
+			m.Clients = append(m.Clients, report.ClientStatus{
 				Name: p.name, Tasks: u.Tasks, Bytes: u.Open + u.Over, Unread: u.Unread, Paused: u.Paused, Gone: p.link == nil,
 			})
 		}
 	}
-	slices.SortFunc(m.Clients, func(a, b queue.ClientStatus) int {
+	slices.SortFunc(m.Clients, func(a, b report.ClientStatus) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name))
 	})
 	m.Clients = m.Clients[:min(len(m.Clients), mostClientsTold)]

@@ -23,6 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
 // Config says how a Scheduler works. The zero value means the defaults.
@@ -561,8 +562,8 @@ func tooLarge(t *taskspb.SubmitTask) string {
 }
 
 // explain explains tasks, by their number or their function.
-func (s *Scheduler) explain(now time.Time, what string) []queue.Explanation {
-	var all []queue.Explanation
+func (s *Scheduler) explain(now time.Time, what string) []report.Explanation {
+	var all []report.Explanation
 	if n, err := strconv.ParseUint(what, 10, 64); err == nil {
 		all = s.q.ExplainTask(now, n)
 	} else {

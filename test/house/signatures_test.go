@@ -24,8 +24,6 @@ var insiders = map[string]string{
 	"elastic/checkpoint.Encode":       "elastic has the commits",
 	"elastic/checkpoint.Write":        "elastic has the commits",
 	"elastic/checkpoint.WriteTelling": "elastic has the commits",
-	"tasks.Explanation":               "an alias of a struct of plain values",
-	"tasks.Status":                    "an alias of a struct of plain values",
 }
 
 // TestSignatures: what other modules import can be used by them, since no exported declaration

@@ -6,30 +6,15 @@ import (
 	"slices"
 	"strings"
 	"time"
-)
 
-// Explanation says where a task stands and why.
-type Explanation struct {
-	// Client is the session of the client whose task it is; N its number.
-	Client   uint64 `json:"client"`
-	N        uint64 `json:"n"`
-	Function string `json:"function"`
-	Demand   string `json:"demand"`
-	Priority int32  `json:"priority,omitempty"`
-	State    string `json:"state"`
-	// Tries are attempts beyond the first, Deaths workers that were lost while they ran it.
-	Tries  int    `json:"tries,omitempty"`
-	Deaths int    `json:"deaths,omitempty"`
-	Why    string `json:"why"`
-	// By is the name of the client, for those who have it.
-	By string `json:"by,omitempty"`
-}
+	"github.com/hvdrun/hvdrun/tasks/report"
+)
 
 // mostExplained bounds the tasks of an answer.
 const mostExplained = 20
 
 // ExplainTask explains the tasks with a number, of which each client may have one.
-func (q *Queue) ExplainTask(now time.Time, n uint64) (all []Explanation) {
+func (q *Queue) ExplainTask(now time.Time, n uint64) (all []report.Explanation) {
 	for id, t := range q.tasks {
 		if id.N == n {
 			all = append(all, q.explainTask(now, t))
@@ -40,13 +25,13 @@ func (q *Queue) ExplainTask(now time.Time, n uint64) (all []Explanation) {
 			all = append(all, q.explainTask(now, t))
 		}
 	}
-	slices.SortFunc(all, func(a, b Explanation) int { return cmp.Compare(a.Client, b.Client) })
+	slices.SortFunc(all, func(a, b report.Explanation) int { return cmp.Compare(a.Client, b.Client) })
 	return all[:min(len(all), mostExplained)]
 }
 
 // ExplainFunction explains the tasks of a function that are not over, those that wait longest, and
 // attempts that were told to stop and have not ended.
-func (q *Queue) ExplainFunction(now time.Time, name string) (all []Explanation) {
+func (q *Queue) ExplainFunction(now time.Time, name string) (all []report.Explanation) {
 	found := slices.DeleteFunc(q.allStopped(), func(t *task) bool { return t.Group.Name() != name })
 	for _, t := range q.tasks {
 		if t.Group.Name() == name && !t.state.Over() {
@@ -62,8 +47,8 @@ func (q *Queue) ExplainFunction(now time.Time, name string) (all []Explanation) 
 	return all
 }
 
-func (q *Queue) explainTask(now time.Time, t *task) Explanation {
-	return Explanation{
+func (q *Queue) explainTask(now time.Time, t *task) report.Explanation {
+	return report.Explanation{
 		Client: t.ID.Client, N: t.ID.N, Function: t.Group.Name(), Demand: t.Group.Demand.String(), Priority: t.Priority,
 		State: t.state.String(), Tries: int(t.tries), Deaths: int(t.deaths), Why: q.why(now, t),
 	}

@@ -3,6 +3,8 @@ package queue
 import (
 	"slices"
 	"time"
+
+	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
 // stoppedSoon is how long an attempt that was told to stop may take to end before what its worker
@@ -93,7 +95,7 @@ func (q *Queue) tickStopped(now time.Time, w *worker) {
 	}
 }
 
-func (w *worker) stoppedStatus(now time.Time) (all []StoppedStatus) {
+func (w *worker) stoppedStatus(now time.Time) (all []report.StoppedStatus) {
 	for _, t := range w.sent {
 		if t.stopped {
 			all = append(all, t.stoppedStatus(now))
@@ -103,20 +105,20 @@ func (w *worker) stoppedStatus(now time.Time) (all []StoppedStatus) {
 }
 
 // stoppedStatus tells of what stands for an attempt that was told to stop.
-func (t *task) stoppedStatus(now time.Time) StoppedStatus {
-	return StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()}
+func (t *task) stoppedStatus(now time.Time) report.StoppedStatus {
+	return report.StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()}
 }
 
 // Stopped tells of the attempt of a task that was told to stop and has not ended; false: there is
 // none.
-func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (StoppedStatus, bool) {
+func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (report.StoppedStatus, bool) {
 	w := q.workers[worker]
 	if w == nil {
-		return StoppedStatus{}, false
+		return report.StoppedStatus{}, false
 	}
 	i := slices.IndexFunc(w.sent, func(t *task) bool { return t.stopped && t.ID == id })
 	if i < 0 {
-		return StoppedStatus{}, false
+		return report.StoppedStatus{}, false
 	}
 	return w.sent[i].stoppedStatus(now), true
 }
