@@ -3,9 +3,9 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
 	"github.com/hvdrun/hvdrun/elastic"
@@ -15,26 +15,32 @@ import (
 // epoch.
 type display struct {
 	out      *os.File
-	bar      *progressbar.ProgressBar // nil: not a terminal
-	perEpoch int                      // images per epoch
+	bar      bool // out is a terminal
+	drawn    time.Time
+	loss     float64 // of the last epoch
+	perEpoch int     // images per epoch
+	all      int     // images of all epochs
 }
 
 func newDisplay(out *os.File, epochs, perEpoch int) *display {
-	d := &display{out: out, perEpoch: perEpoch}
-	if term.IsTerminal(int(out.Fd())) {
-		d.bar = progressbar.NewOptions(epochs*perEpoch, progressbar.OptionSetWriter(out), progressbar.OptionSetWidth(40),
-			progressbar.OptionShowCount(), progressbar.OptionSetItsString("images"), progressbar.OptionShowIts(),
-			progressbar.OptionThrottle(50*time.Millisecond))
-	}
-	return d
+	return &display{out: out, bar: term.IsTerminal(int(out.Fd())), perEpoch: perEpoch, all: epochs * perEpoch}
 }
 
 // step shows a finished step.
 func (d *display) step(w *elastic.Worker, epoch int, at progress) {
-	if d.bar == nil || w.Rank() != 0 {
-		return
+	images := epoch*d.perEpoch + at.Images
+	if now := time.Now(); d.bar && w.Rank() == 0 && (now.Sub(d.drawn) >= 50*time.Millisecond || images == d.all) {
+		d.drawn = now
+		fmt.Fprint(d.out, "\r"+barOf(images, d.all, epoch+1, d.loss))
 	}
-	_ = d.bar.Set(epoch*d.perEpoch + at.Images) // a failure to draw the bar must not stop training
+}
+
+// barOf is a progress bar with what it counts.
+func barOf(images, all, epoch int, loss float64) string {
+	const width = 40
+	done := width * images / all
+	return fmt.Sprintf("epoch %d  loss %.4f  %s%s  %d of %d images", epoch, loss,
+		strings.Repeat("█", done), strings.Repeat("░", width-done), images, all)
 }
 
 // epoch shows a finished epoch.
@@ -42,13 +48,10 @@ func (d *display) epoch(w *elastic.Worker, epoch int, at progress) {
 	if w.Rank() != 0 {
 		return
 	}
-	loss := at.Loss / float64(at.Images)
-	if d.bar != nil {
-		d.bar.Describe(fmt.Sprintf("epoch %d  loss %.4f", epoch+1, loss))
-		if d.bar.IsFinished() {
-			fmt.Fprintln(d.out)
-		}
-		return
+	d.loss = at.Loss / float64(at.Images)
+	if !d.bar {
+		fmt.Fprintf(d.out, "epoch %d  loss %.4f  size %d  generation %d\n", epoch+1, d.loss, w.Size(), w.Generation())
+	} else if (epoch+1)*d.perEpoch == d.all {
+		fmt.Fprintln(d.out)
 	}
-	fmt.Fprintf(d.out, "epoch %d  loss %.4f  size %d  generation %d\n", epoch+1, loss, w.Size(), w.Generation())
 }
