@@ -60,7 +60,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container deb figures picture measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -255,9 +255,16 @@ deb: ## build the Debian package into bin/: the same bytes for the same commit; 
 	@echo "== deb"
 	@GO=$(GO) deploy/package/build bin $(ARCH)
 
+release: ## build the files of a release into bin/release/, the same bytes for the same commit: make release VERSION=v1.2.3
+	@GO=$(GO) deploy/release/build "$(VERSION)" bin/release
+
 check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debian; needs root and brings debootstrap
 	$(call bring,debootstrap:debootstrap)
 	@GO=$(GO) deploy/package/check
+
+check-release: ## build a release twice, and try its files where there is no Go; needs root and brings debootstrap and buildah
+	$(call bring,debootstrap:debootstrap buildah:buildah)
+	@GO=$(GO) deploy/release/check
 
 check-systemd: ## boot a fresh Debian, and run jobs by the units of the Debian package; needs root and brings debootstrap and systemd-container
 	$(call bring,debootstrap:debootstrap systemd-nspawn:systemd-container)

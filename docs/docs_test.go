@@ -192,7 +192,8 @@ var unrun = map[string]string{
 	"root":       "an agent of root, with users: make check-deb, make check-systemd",
 	"kubernetes": "a cluster of Kubernetes: make check-kubernetes",
 	"slurm":      "a cluster of Slurm: make check-slurm",
-	"module":     "a clone beside the working directory: TestOutside",
+	"module":     "a module proxy, or a clone beside the working directory: make check-release, TestOutside",
+	"release":    "the files of a release: make check-release",
 	"scaler":     "a cluster of Scaler: tasks/scaler",
 	"cgo":        "a C compiler: cmd/libhvdrun",
 }

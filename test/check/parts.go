@@ -38,6 +38,7 @@ var parts = []part{
 	{"metrics", []string{"check-metrics"}, "a real Prometheus scrapes a job", needsRoot},
 	{"page", []string{"check-page"}, "the page in a browser", needsRoot},
 	{"kubernetes", []string{"check-kubernetes"}, "jobs on a real API server, with Kueue", needsRoot},
+	{"release", []string{"check-release"}, "the files of a release, where there is no Go", needsRoot},
 	{"deb", []string{"check-deb"}, "the Debian package, in a fresh Debian", needsRoot},
 	{"systemd", []string{"check-systemd"}, "the package's units, under systemd", needsRoot},
 	{"container", []string{"check-container"}, "the container's image", needsRoot},
