@@ -2,6 +2,7 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"slices"
@@ -23,7 +24,8 @@ type talk struct {
 }
 
 // newTalk makes the socket of a process, where s asks for one, and appends the descriptor of the
-// process's end to files, which become its descriptors. It returns the process's environment.
+// process's end to files, which become its descriptors. It returns the process's environment. There
+// is no socket where the kernel permits none.
 func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	env := slices.DeleteFunc(lastOfEach(s.Env), func(entry string) bool { // that of this process
 		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=")
@@ -33,7 +35,10 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	}
 	// The process's end stays a blocking one.
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
+		return nil, env, nil // a sandbox has none: programs that do not speak need none
+	case err != nil:
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
 	*files = append(*files, uintptr(ends[1])) // closed with the others
