@@ -96,14 +96,14 @@ func (h *Handle) Done() bool { return h.done.Load() }
 // AllReduceAsync is [AllReduce] in the background: it returns at once, and the operation is done
 // when every rank has called it with the same name. Ranks may do so in different orders, beside any
 // other operation of the group. Tensors that are due at the same time are reduced together; that
-// changes no bit of a result, because every element is combined in one order: that of the ranks of
-// each host, then that of the hosts by their first ranks. With [Strict], or where ranks of a host
-// share no memory, it is the order of the ranks. Those of [Adasum] are reduced one by one.
+// changes no bit of a result, because every element is combined in one order: by the ranks of each
+// host, then by the hosts, in the order of their first ranks. With [Strict], or if ranks of a host
+// share no memory, it is the order of the ranks. Tensors of [Adasum] are reduced one by one.
 //
 // A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same
-// ones in every step are the fastest. A call with other arguments than those of another rank under
-// the same name is a [*MismatchError] on every rank. The handle returns errors as AllReduce does.
-// The end of ctx before the operation is done ends the group.
+// ones in every step are the fastest. If the arguments of two ranks differ under the same name,
+// every rank gets a [*MismatchError]. The handle returns errors as AllReduce does. The end of ctx
+// before the operation is done ends the group.
 func AllReduceAsync[T Element](ctx context.Context, g *Group, name string, data []T, op Op) *Handle {
 	return AllReduceAsyncWith(ctx, g, name, data, op, AsyncOptions{})
 }
@@ -131,11 +131,11 @@ func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, ten
 	return first
 }
 
-// Join reports that this rank has no more data. From here on it contributes nothing to asynchronous
-// operations and need not know them: the others run them, and averages are those of the
-// contributors. Join first waits for this rank's pending operations, and blocks until every rank
-// has joined. It returns the last rank to join, the highest of several at the same time. Afterwards
-// the group is as before. Synchronous operations still need every rank.
+// Join reports that this rank has no more data. From then on it contributes nothing to asynchronous
+// operations and need not know them: the other ranks run them, and averages are over the ranks that
+// contribute. Join first waits for this rank's pending operations, and blocks until every rank has
+// joined. It returns the last rank to join, the highest of several at the same time. Afterwards the
+// group is as before. Synchronous operations still need every rank.
 func Join(ctx context.Context, g *Group) (last int, err error) {
 	h := &Handle{name: joinName}
 	err = g.submit(ctx, h)[0].Wait()

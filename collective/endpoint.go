@@ -33,8 +33,8 @@ type Config struct {
 	Log         logrus.FieldLogger // nil: nothing is logged
 	Timeline    Timeline           // told of every operation; nil: unused
 
-	// Backend is told on rank 0 which backend package cuda uses to combine memory of devices: each
-	// name once in a generation. It must not block. Nil: unused.
+	// Backend is called on rank 0 with the backend by which package cuda combines memory of
+	// devices, once for each name in a generation. It must not block. Nil: unused.
 	Backend func(generation uint64, name string)
 
 	// Visited is called with each connection that another worker's Visit has opened, in a goroutine
@@ -126,11 +126,11 @@ func (e *Endpoint) Close() error {
 // wait for any; Close does.
 func (e *Endpoint) Kill() { e.sockets.Kill() }
 
-// Visit connects to a member of a generation in which this worker need not be, at the first of its
-// addresses that answers. The key is that of visits to the members, which the driver tells to
-// workers of the job. The connection is encrypted if tensors are. A member that has entered a later
-// generation refuses. The other worker's Config.Visited gets the other end. The caller closes the
-// connection; the endpoint does not.
+// Visit connects to a member of a generation, at the first of its addresses that answers. This
+// worker need not be in that generation. The key is the members' key for visits, which the driver
+// gives to the job's workers. The connection is encrypted if tensors are. A member that has entered
+// a later generation refuses. The other worker's Config.Visited gets the other end. The caller
+// closes the connection; the endpoint does not.
 func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.DataKey, addrs []string) (net.Conn, error) {
 	return e.sockets.Visit(ctx, generation, key, addrs)
 }

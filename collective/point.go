@@ -7,10 +7,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Operations between two ranks. What one rank sends to another one in a group arrives in the order
-// in which it is sent, as with NCCL: there are no tags, and groups of their own ([Group.Subset])
-// keep messages apart. Data and its length are those that the receiver expects; otherwise both
-// ranks get a [*MismatchError], and with them all ranks of the group. These operations run beside
+// Operations between two ranks. Messages from one rank to another in a group arrive in the order in
+// which they are sent, as with NCCL: there are no tags, and separate groups ([Group.Subset]) keep
+// messages apart. The type and length of the data must be what the receiver expects; otherwise both
+// ranks, and with them all ranks of the group, get a [*MismatchError]. These operations run beside
 // any other operation of the group, and each pair and direction beside the others: none is
 // [ErrBusy]. Several goroutines that send to one rank at the same time do so in any order.
 //

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// SizeClasses is the number of classes of the sizes of tensors: class c has those of less than
-// 4^(5+c) bytes that are in no lower class, so the first ends at 1 KiB, and the last has all that
-// are larger than 64 MiB.
+// SizeClasses is the number of size classes of tensors. Class c contains the tensors of less than
+// 4^(5+c) bytes that are in no lower class: the first class ends at 1 KiB, and the last one
+// contains all tensors larger than 64 MiB.
 const SizeClasses = 10
 
 // SizeClass returns the class of a tensor of so many bytes.

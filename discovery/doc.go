@@ -30,7 +30,7 @@ import (
 //     missing from a list is gone, and its workers are stopped. An empty list is legal and means
 //     that there are no hosts.
 //   - Hosts that are still there keep their order from call to call. Among hosts that appear in one
-//     list, those that stand first are older, and get the lower ranks.
+//     list, the first ones are older, and get the lower ranks.
 //   - Each host stands in the list once, and the list passes plan.CheckHosts.
 //   - Discover returns soon after ctx has ended, with an error or a whole list, and leaves nothing
 //     running. It bounds its own time: the caller waits for the answer, and will not ask again

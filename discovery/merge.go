@@ -36,18 +36,18 @@ type Merged struct {
 // Merge makes one source of several by these rules:
 //
 //   - A host is listed as long as any source lists it.
-//   - Its slots are those that the first of these sources says, in the order of sources. It is
-//     draining if any of them says so. A source that does not list it has no say.
-//   - Hosts that stay listed keep their order, whichever source lists them. New ones follow: those
-//     of the first source first, and in its order, then those of the second that it has not named,
-//     and so on.
+//   - Its number of slots is taken from the first of these sources, in the order of sources. It is
+//     draining if any of them says so. Sources that do not list it do not count.
+//   - Hosts that stay listed keep their order, whichever source lists them. New hosts follow: first
+//     those of the first source, in its order, then those that only the second one lists, and so
+//     on.
 //   - The first discovery of every source must succeed. A source that fails later keeps its own
 //     last list, while the others go on.
-//   - Each source is watched if it can push, and polled otherwise; what one says counts at once.
+//   - Each source is watched if it can push, and polled otherwise; its list takes effect at once.
 //
-// A Poll lends its Interval, RemovalAfter, Failed and Log to each source: a failure is told with
-// the source's name before it, and with the age of that source's list. Without one, sources are
-// polled every second and failures go to the standard log.
+// A Poll applies its Interval, RemovalAfter, Failed and Log to each source: a failure is reported
+// with the source's name and the age of its list. Without one, sources are polled every second and
+// failures go to the standard log.
 func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
 
 // Discover asks all sources at once. Where one fails there is no whole list, but an error that

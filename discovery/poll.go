@@ -28,7 +28,7 @@ type Poll struct {
 	// Watcher counts once when it is pushed, and once more for each Interval in which the source
 	// pushes nothing else; each source of a Merged counts its own. 0: 1.
 	RemovalAfter int
-	// Known are the hosts of which an earlier Run has told; the first list is compared with them.
+	// Known are the hosts that an earlier Run has reported; the first list is compared with them.
 	// Nil: none.
 	Known []plan.Host
 	// Failed is called with each failure after the first list, and how long ago the source last

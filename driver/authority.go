@@ -6,8 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// Authority issues the credentials of all parties of a job: who has it can pose as any of them.
-// NewAuthority makes one.
+// Authority issues the credentials of all parties of a job: anyone who has it can impersonate any
+// of them. NewAuthority makes one.
 type Authority interface {
 	// Encode returns it as one line of text, for DecodeAuthority: text for a file that only its
 	// owner may read.

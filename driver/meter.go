@@ -19,9 +19,9 @@ type Measures = job.Measures
 // Meter measures a job. Set its fields before Run or Resume. A meter serves one such call. The zero
 // Meter is ready for use.
 type Meter struct {
-	// Delivered is called with the time from when a worker had to be notified until it has
-	// acknowledged that, and Synced with the time that the journal took to be on the disk. They are
-	// called concurrently and must not block. Nil: not called.
+	// Delivered is called with the time until a worker acknowledged a notification, and Synced with
+	// the time until the journal was on the disk. They are called concurrently and must not block.
+	// Nil: not called.
 	Delivered, Synced func(time.Duration)
 
 	loop atomic.Pointer[loop]

@@ -153,10 +153,10 @@ var errNoParts = errors.New("elastic: Commit of a state without parts, which sav
 
 // Commit saves the state, so that a failure costs only what was done since, and then does
 // CheckHostUpdates. When it returns, everything has been copied, and the state may be changed
-// again: of tensors only what differs from the last commit, with all processors where that is much.
-// It is collective: every rank calls it equally often. The training function returns its errors as
-// they are, and writes to no tensor in between: see [Run]. What a [Deferred] part has begun goes on
-// in the background.
+// again. Of tensors it copies only what differs from the last commit, and uses all processors if
+// that is much. It is collective: every rank calls it equally often. The training function returns
+// its errors as they are, and writes to no tensor in between: see [Run]. What a [Deferred] part has
+// begun goes on in the background.
 //
 // It blocks until every rank has called it; that has no bound of its own, but a rank for which the
 // others wait is stopped after --stall-timeout. It is for the goroutine that runs the training

@@ -49,8 +49,8 @@ func familyOf(name string, fn any, result reflect.Type) (*function, error) {
 }
 
 // Foreign returns a function that this program does not have, so that it can submit tasks of it.
-// like is a value of the function's type, and may be nil. Workers that offer the family run it, and
-// those of the family "json" that have exported it: see Export. The name has 1 to 100 bytes.
+// like is a value of the function's type, and may be nil. Workers that offer the family run it. In
+// the family "json", workers that have exported it run it: see Export. The name has 1 to 100 bytes.
 func Foreign[R any](family, name string, like any) (*Func[R], error) {
 	f, err := familyOf(family, like, reflect.TypeFor[R]())
 	switch {
@@ -88,11 +88,11 @@ func ExportedName(offered string) string {
 	return name
 }
 
-// Export lets programs call a registered function that do not know its types: its arguments and its
-// result are JSON then. Workers of Scaler are such: see hvdrun tasks scaler-worker. Whoever reaches
-// such a worker may call the function, with any values. Export panics if the function is not
-// registered in this program, or has been exported. It is to be called before Serve, as for a
-// variable of a package; it returns the function.
+// Export lets programs that do not know the types of a registered function call it: its arguments
+// and its result are then JSON. Workers of Scaler use it: see hvdrun tasks scaler-worker. Anyone
+// who reaches such a worker can call the function, with any values. Export panics if the function
+// is not registered in this program, or has already been exported. Call it before Serve, for
+// example to set a variable of a package; it returns the function.
 func Export[R any](f *Func[R]) *Func[R] {
 	functions.Lock()
 	known := functions.byName[f.fn.name] == f.fn

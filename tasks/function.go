@@ -53,11 +53,11 @@ type None struct{}
 //
 //	func(ctx context.Context, a A, b B, …) (R, error)
 //
-// with any number of arguments, the last of which may be variadic; one that returns an error alone
+// with any number of arguments; the last one may be variadic. A function that returns only an error
 // is registered for [None]. ctx ends when the task is cancelled or its time is up. The name should
 // have a version: a worker runs a task only if its function has the same name and types as the
 // client's. Register panics if the function is not of that form, or if the name is taken or longer
-// than 200 bytes. It is to be called before Serve and Connect, as for a variable of a package.
+// than 200 bytes. Call it before Serve and Connect, for example to set a variable of a package.
 func Register[R any](name string, fn any) *Func[R] {
 	f, err := newFunction(name, fn, reflect.TypeFor[R]())
 	if err != nil {
