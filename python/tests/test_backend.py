@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hvdrun import _backend
-from hvdrun import _library as lib
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from hvdrun import _backend  # noqa: E402
+from hvdrun import _library as lib  # noqa: E402
 
 _backend.register()
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ func TestBackend(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	cmd := exec.CommandContext(t.Context(), *python, "-W", "ignore", "../../python/tests/test_backend.py")
-	cmd.Env = append(os.Environ(), "HVD_LIBRARY="+library, "PYTHONPATH=../../python:"+os.Getenv("PYTHONPATH"), "GLOO_SOCKET_IFNAME=lo",
+	cmd.Env = append(os.Environ(), "HVD_LIBRARY="+library, "GLOO_SOCKET_IFNAME=lo",
 		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1")
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
