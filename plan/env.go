@@ -126,6 +126,9 @@ const (
 	// with the launcher: see docs/reference/worker-protocol.md. The launcher sets it.
 	EnvWorkerSocket = "HVD_WORKER_SOCKET"
 
+	// EnvNoPythonPath, if it is 1, keeps hvdrun's package for Python out of PYTHONPATH.
+	EnvNoPythonPath = "HVD_NO_PYTHON_PATH"
+
 	// EnvNCCLShared is a variable of NCCL: 1 permits several ranks on one device.
 	EnvNCCLShared = "NCCL_MULTI_RANK_GPU_ENABLE"
 )

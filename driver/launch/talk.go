@@ -3,8 +3,10 @@ package launch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/python"
 )
 
 // talk is the socket by which a process speaks with the launcher. A nil *talk has none.
@@ -48,8 +51,43 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	env = append(env, plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
+	env = append(withPython(s, env), plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
 	return &talk{ours: conn.(*net.UnixConn), with: s.Talk}, env, nil
+}
+
+// withPython returns the environment with hvdrun's package for programs of PyTorch at the end of
+// PYTHONPATH. It is kept in the user's cache, and for workers of another user in that of the system.
+func withPython(s *Spec, env []string) []string {
+	value := func(name string) (v string) {
+		for _, entry := range env {
+			if text, ok := strings.CutPrefix(entry, name+"="); ok {
+				v = text
+			}
+		}
+		return v
+	}
+	if value(plan.EnvNoPythonPath) == "1" {
+		return env
+	}
+	cache := value("XDG_CACHE_HOME")
+	switch home := value("HOME"); {
+	case s.As != nil:
+		cache = "/var/cache"
+	case filepath.IsAbs(cache):
+	case filepath.IsAbs(home):
+		cache = filepath.Join(home, ".cache")
+	default:
+		return env
+	}
+	dir, err := python.Install(filepath.Join(cache, "hvdrun"), s.As != nil)
+	if err == nil {
+		return python.AddPath(env, dir)
+	}
+	// Only programs in Python miss it.
+	if program := filepath.Base(s.Command[0]); s.Stderr != nil && (strings.HasPrefix(program, "python") || strings.HasSuffix(program, ".py")) {
+		fmt.Fprintf(s.Stderr, "hvdrun: its package for PyTorch is not in PYTHONPATH: %v\n", err)
+	}
+	return env
 }
 
 func (t *talk) start(ctx context.Context, pid int) {

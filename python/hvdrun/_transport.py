@@ -54,8 +54,9 @@ class Transport:
         """A connect has not ended after a cut, and may never do."""
 
 
-def open_store(host, port, timeout):
+def open_store(where, timeout):
     """A client of the store. Torch that is built without libuv asks for it all the same."""
+    host, port = where["host"], where["port"]
     try:
         return dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
     except RuntimeError as err:
@@ -67,8 +68,8 @@ def open_store(host, port, timeout):
 class Anew(Transport):
     """A new process group in each world, which any torch can do. Ranks meet in the store, under the generation."""
 
-    def __init__(self, backend, host, port, timeout):
-        self._backend, self._host, self._port, self._timeout = backend, host, port, timeout
+    def __init__(self, backend, store, timeout):
+        self._backend, self._where, self._timeout = backend, store, timeout
         self._connections = Connections()
         self._connections.settle()
         self._store = self._gloo = None
@@ -83,10 +84,11 @@ class Anew(Transport):
         self._store = self._gloo = None
 
     def prepare(self, world):
+        self._where = world.get("store") or self._where
         self._connections = Connections()
 
     def connect(self, world):
-        store = dist.PrefixStore(f"hvdrun/{world['generation']}", open_store(self._host, self._port, self._timeout))
+        store = dist.PrefixStore(f"hvdrun/{world['generation']}", open_store(self._where, self._timeout))
         gloo = None
         if self._backend == "gloo":
             gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), world["rank"], world["size"], timeout=self._timeout)
@@ -132,8 +134,8 @@ class Reconfigured(Anew):
     def possible():
         return "enable_reconfigure" in inspect.signature(dist.init_process_group).parameters and hasattr(dist, "_reconfigure")
 
-    def __init__(self, backend, host, port, timeout):
-        super().__init__(backend, host, port, timeout)
+    def __init__(self, backend, store, timeout):
+        super().__init__(backend, store, timeout)
         self._fit = False  # there is a group, and its store can be reached
         self._to_store = set()
 
@@ -141,7 +143,7 @@ class Reconfigured(Anew):
         if not self._fit:
             super().leave()
             before = sockets()
-            self._store = open_store(self._host, self._port, self._timeout)
+            self._store = open_store(self._where, self._timeout)
             self._to_store = sockets() - before
             # The handle has this number until the first world, and must be unlike that of any other member. It is small, because
             # Python makes a list of all ranks.
@@ -155,7 +157,11 @@ class Reconfigured(Anew):
         self._connections.cut()
 
     def connect(self, world):
-        dist._reconfigure(world["generation"], world["handles"], timeout=self._timeout).wait()
+        try:
+            dist._reconfigure(world["generation"], world["handles"], timeout=self._timeout).wait()
+        except RuntimeError:
+            self._fit = False  # another driver's store may be another
+            raise
 
     def enter(self, world, connected):
         # Whoever translates ranks, as broadcast does with src, asks the tables of Python.

@@ -3,15 +3,16 @@
 It needs no torch. docs/reference/worker-protocol.md describes the messages.
 """
 import collections
+import faulthandler
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-import traceback
 
 VARIABLE = "HVD_WORKER_SOCKET"
 VERSION = 1
@@ -243,12 +244,11 @@ class Worker:
 
 
 def stacks():
-    """The stacks of all threads of Python, the main one first."""
-    names = {t.ident: t.name for t in threading.enumerate()}
-    main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != main, item[0]))
-    return "\n".join(f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))
-                     for ident, frame in frames if ident != threading.get_ident())
+    """The stacks of all threads, as faulthandler writes them."""
+    with tempfile.TemporaryFile() as f:
+        faulthandler.dump_traceback(f, all_threads=True)
+        f.seek(0)
+        return f.read().decode(errors="replace")
 
 
 def on_sigterm(worker):

@@ -60,9 +60,8 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
     if backend == "hvdrun":
         transport = _backend.Transport(welcome, timeout)
     else:
-        store = welcome["store"]
         way = Reconfigured if backend == "gloo" and Reconfigured.possible() and not os.environ.get("HVD_TORCH_ANEW") else Anew
-        transport = way(backend, store["host"], store["port"], timeout)
+        transport = way(backend, welcome.get("store"), timeout)
     _worker.on_sigterm(worker)
     return Job(worker, transport)
 

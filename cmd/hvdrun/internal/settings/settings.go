@@ -33,6 +33,9 @@ func (s *Settings) WorkerEnv(env []string) []string {
 		env = slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") })
 		env = append(env, e)
 	}
+	if s.NoPythonPath {
+		env = append(env, plan.EnvNoPythonPath+"=1")
+	}
 	return env
 }
 
@@ -83,6 +86,7 @@ type Settings struct {
 	Lease, orphan time.Duration // 0: the defaults
 	JobDir        string
 	NoResume      bool
+	NoPythonPath  bool
 	Detach        bool
 	Journal       JournalSettings
 	Metrics       metricsSettings
@@ -219,6 +223,9 @@ var Table = slices.Concat(
 				s.CoreLimit, err = parseBytes(text)
 				return err
 			}},
+		{Name: "no-python-path", def: "false",
+			usage: "keep hvdrun's package for PyTorch out of PYTHONPATH of workers",
+			set:   onOff(func(s *Settings) *bool { return &s.NoPythonPath })},
 		{Name: "bind-gpus", def: "false",
 			usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
 			set:   onOff(func(s *Settings) *bool { return &s.BindGPUs })},
