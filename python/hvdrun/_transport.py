@@ -88,7 +88,7 @@ class Anew(Transport):
         self._connections = Connections()
 
     def connect(self, world):
-        store = dist.PrefixStore(f"hvdrun/{world['generation']}", open_store(self._where, self._timeout))
+        store = dist.PrefixStore(f"g{world['generation']}", open_store(self._where, self._timeout))
         gloo = None
         if self._backend == "gloo":
             gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), world["rank"], world["size"], timeout=self._timeout)

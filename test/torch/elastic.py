@@ -12,6 +12,9 @@ cannot vanish, and each rank compares it. WAY are any of:
   adam        Adam and a scheduler in place of SGD
   loader      samples by the worker processes of a DataLoader
   slow        10 ms of pause in each step
+  sendrecv    each rank sends a number to the next in each step
+
+It ends after STEPS, or sooner when a file LEDGER.stop is there.
 """
 import contextlib
 import json
@@ -63,6 +66,17 @@ class Numbers(torch.utils.data.Dataset):
         return 1.0 + i
 
 
+def pass_on():
+    """Each rank sends its number to the next."""
+    if job.size == 1 or "sendrecv" not in WAYS:
+        return
+    got = torch.empty(1)
+    waits = [dist.isend(torch.tensor([float(job.rank)]), (job.rank + 1) % job.size), dist.irecv(got, (job.rank - 1) % job.size)]
+    for wait in waits:
+        wait.wait()
+    assert got.item() == (job.rank - 1) % job.size, got
+
+
 def check(step, state, net):
     """The mean of the gradients is right, in each step."""
     want = 1 + sum(sum(PARTS.part(step.number, rank, job.size)) for rank in range(job.size)) / step.batch
@@ -70,6 +84,9 @@ def check(step, state, net):
     if abs(got / want - 1) > 1e-5:
         tell("wrong", step=step.number, generation=job.generation, got=got, want=want)
         raise SystemExit(f"step {step.number}: the mean is {got}, not {want}")
+    pass_on()
+    if os.path.exists(sys.argv[1] + ".stop"):
+        step.stop()
     tell("part", step=step.number, generation=job.generation, rank=job.rank, size=job.size, indices=step.indices)
 
 
@@ -125,10 +142,10 @@ def wrapped():
         if "slow" in WAYS:
             time.sleep(0.01)
     if "buffers" in WAYS:
-        assert net.norm.num_batches_tracked == TOTAL, net.norm.num_batches_tracked
+        assert net.norm.num_batches_tracked == state.step, (net.norm.num_batches_tracked, state.step)
     return sum(p.detach().double().sum().item() for p in net.parameters())
 
 
 total = plain() if "plain" in WAYS else wrapped()
 tell("end", rank=job.rank, size=job.size, sum=total)
-print(f"rank {job.rank} of {job.size} has made {TOTAL} steps", flush=True)
+print(f"rank {job.rank} of {job.size} has made its steps", flush=True)

@@ -1,0 +1,280 @@
+package torch
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	events "github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/test/follow"
+)
+
+// entry is a line of the ledger of elastic.py.
+type entry struct {
+	Event      string  `json:"event"`
+	Time       float64 `json:"time"`
+	PID        int     `json:"pid"`
+	Generation uint64  `json:"generation"`
+	Step       int     `json:"step"`
+	Rank       int     `json:"rank"`
+	Size       int     `json:"size"`
+	Indices    []int   `json:"indices"`
+	Sum        float64 `json:"sum"`
+}
+
+// elastic is a job of elastic.py under the real hvdrun.
+type elastic struct {
+	*follow.Running
+	t       *testing.T
+	ledger  string
+	read    int
+	entries []entry
+}
+
+// startElastic starts one of four workers. A stage that waits for a file After waits for mark.
+func startElastic(t *testing.T, stages []follow.Stage, env []string, ways ...string) *elastic {
+	t.Helper()
+	needTorch(t)
+	script, err := filepath.Abs("elastic.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &elastic{t: t, ledger: filepath.Join(t.TempDir(), "ledger")}
+	if stages == nil {
+		stages = []follow.Stage{{Hosts: "localhost:4"}}
+	}
+	e.Running = follow.Programs{Hvdrun: hvdrun}.Test(t, follow.Job{
+		Stages: stages,
+		// A replacement comes at once, and has the time that Python needs on a machine with others.
+		Flags: []string{"-np", strings.Split(stages[0].Hosts, ":")[1], "--min-np", "1", "--discovery-interval", "100ms",
+			"--start-timeout", "10m", "--join-timeout", "5m", "--blacklist-cooldown-range", "0,1"},
+		Command: append([]string{*python, script, e.ledger, "1000000", "slow"}, ways...),
+		Env:     append([]string{"GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}, env...),
+	})
+	return e
+}
+
+// look reads what has come to the ledger, and returns all of it.
+func (e *elastic) look() []entry {
+	text, err := os.ReadFile(e.ledger)
+	if err != nil && !os.IsNotExist(err) {
+		e.t.Fatal(err)
+	}
+	fresh := text[min(e.read, len(text)):]
+	fresh = fresh[:bytes.LastIndexByte(fresh, '\n')+1]
+	e.read += len(fresh)
+	for line := range bytes.Lines(fresh) {
+		var one entry
+		if err := json.Unmarshal(line, &one); err != nil {
+			e.t.Fatalf("%q: %v", line, err)
+		}
+		e.entries = append(e.entries, one)
+	}
+	return e.entries
+}
+
+// until blocks until the ledger has what is wanted, after the first so many entries.
+func (e *elastic) until(what string, after int, holds func(entry) bool) entry {
+	e.t.Helper()
+	var found entry
+	if err := e.Until(e.t.Context(), what, func() bool {
+		all := e.look()
+		i := slices.IndexFunc(all[min(after, len(all)):], holds)
+		if i >= 0 {
+			found = all[after+i]
+		}
+		return i >= 0
+	}); err != nil {
+		e.t.Fatalf("%s: %v\n%s", what, err, follow.Tail(e.OutputPath(), 4000))
+	}
+	return found
+}
+
+// size blocks until a step is done in a world of the size, and returns its entry.
+func (e *elastic) size(n int) entry {
+	e.t.Helper()
+	return e.until(fmt.Sprintf("a step of %d workers", n), len(e.look()), func(x entry) bool { return x.Event == "commit" && x.Size == n })
+}
+
+// send sends a signal to a rank of the newest world, and returns its process.
+func (e *elastic) send(rank int, s syscall.Signal) int {
+	e.t.Helper()
+	if err := e.Look(); err != nil {
+		e.t.Fatal(err)
+	}
+	pid := e.World.Slots[rank].PID
+	if err := syscall.Kill(pid, s); err != nil {
+		e.t.Fatal(err)
+	}
+	return pid
+}
+
+// finish ends the job, and checks its ledger: each step was made once, by all ranks of one world,
+// and each epoch had each sample once. It returns how many workers were started.
+func (e *elastic) finish() (started int) {
+	e.t.Helper()
+	if err := os.WriteFile(e.ledger+".stop", nil, 0o600); err != nil {
+		e.t.Fatal(err)
+	}
+	res, err := e.Wait()
+	if err != nil || res.Status != 0 {
+		e.t.Fatalf("status %d, %v\n%s", res.Status, err, follow.Tail(e.OutputPath(), 4000))
+	}
+	e.checkLedger()
+	return follow.Count(res.Events, events.WorkerStarted)
+}
+
+func (e *elastic) checkLedger() {
+	type place struct {
+		step int
+		gen  uint64
+	}
+	parts, made := map[place]map[int][]int{}, map[int]uint64{}
+	for _, x := range e.look() {
+		at := place{x.Step, x.Generation}
+		switch x.Event {
+		case "wrong":
+			e.t.Errorf("the mean of step %d was wrong in world %d", x.Step, x.Generation)
+		case "part":
+			if parts[at] == nil {
+				parts[at] = map[int][]int{}
+			}
+			parts[at][x.Rank] = x.Indices
+		case "commit":
+			if old, ok := made[x.Step]; ok && old != x.Generation {
+				e.t.Errorf("step %d was made in worlds %d and %d", x.Step, old, x.Generation)
+			}
+			made[x.Step] = x.Generation
+		}
+	}
+	const samples, batch = 1000, 24
+	perEpoch := (samples + batch - 1) / batch
+	seen := map[int]int{}
+	for step := range len(made) {
+		gen, ok := made[step]
+		if !ok {
+			e.t.Fatalf("of %d steps, step %d was not made", len(made), step)
+		}
+		for _, indices := range parts[place{step, gen}] {
+			for _, i := range indices {
+				if seen[i]++; seen[i] != step/perEpoch+1 {
+					e.t.Fatalf("sample %d comes %d times in the steps up to %d", i, seen[i], step)
+				}
+			}
+		}
+	}
+	e.t.Logf("%d steps in %d epochs", len(made), len(made)/perEpoch)
+}
+
+// ways are the kinds of programs that the deaths are tried with.
+var ways = [][]string{
+	{"buffers", "adam"}, {"static"}, {"unused", "accumulate"}, {"loader"}, {"plain", "sendrecv"},
+}
+
+// TestElasticDeaths: the last rank, the first and one between are killed, one after the other; the
+// others go on without a restart, in the next world, and a newcomer takes each place.
+func TestElasticDeaths(t *testing.T) {
+	for _, way := range ways {
+		for _, anew := range []string{"", "HVD_TORCH_ANEW=1"} {
+			t.Run(strings.Join(append(way, anew), " "), func(t *testing.T) {
+				e := startElastic(t, nil, []string{anew}, way...)
+				e.size(4)
+				for i, rank := range []int{3, 0, 1} {
+					at, n := e.look()[len(e.entries)-1].Time, len(e.entries)
+					killed := e.send(rank, syscall.SIGKILL)
+					next := e.until("the next step", n, func(x entry) bool {
+						return x.Event == "commit" && x.Size < 4 && x.PID != killed
+					})
+					t.Logf("rank %d was killed: the next step after %.0f ms", rank, (next.Time-at)*1e3)
+					if i == 0 {
+						e.size(4)
+					}
+				}
+				if started := e.finish(); started > 4+3+1 {
+					t.Errorf("%d workers were started for 3 deaths", started)
+				}
+			})
+		}
+	}
+}
+
+// TestElasticDeathWhileForming: a rank is killed as soon as a world is published that has lost
+// another.
+func TestElasticDeathWhileForming(t *testing.T) {
+	for _, anew := range []string{"", "HVD_TORCH_ANEW=1"} {
+		t.Run(anew, func(t *testing.T) {
+			e := startElastic(t, nil, []string{anew})
+			e.size(4)
+			for range 3 {
+				gen := e.World.Generation
+				e.send(3, syscall.SIGKILL)
+				if err := e.Until(t.Context(), "a world of 3", func() bool { return e.World.Generation > gen }); err != nil {
+					t.Fatal(err)
+				}
+				n := len(e.look())
+				e.send(1, syscall.SIGKILL)
+				e.until("a step", n, func(x entry) bool { return x.Event == "commit" && x.Generation > gen+1 })
+				e.size(4)
+			}
+			e.finish()
+		})
+	}
+}
+
+// TestElasticHostsComeAndGo: two ranks come by discovery, and two go, which restarts nobody.
+func TestElasticHostsComeAndGo(t *testing.T) {
+	e := startElastic(t, []follow.Stage{
+		{Hosts: "localhost:2"}, {Hosts: "localhost:2 127.0.0.2:2", After: "more"}, {Hosts: "localhost:2", After: "fewer"},
+	}, nil, "buffers")
+	first := e.size(2)
+	e.mark("more")
+	e.size(4)
+	e.mark("fewer")
+	e.size(2)
+	if started := e.finish(); started != 4 {
+		t.Errorf("%d workers were started, want 4", started)
+	}
+	if last := e.entries[len(e.entries)-1]; !slices.ContainsFunc(e.entries, func(x entry) bool {
+		return x.Event == "end" && x.PID == first.PID
+	}) {
+		t.Errorf("the first worker has not come to the end: %v", last)
+	}
+	if left := e.Events; slices.ContainsFunc(left, func(x follow.Event) bool { return x.Name == events.WorkerExited && x.Code != 0 }) {
+		t.Errorf("a worker has failed: %v", left)
+	}
+}
+
+// mark makes the file for which a stage waits.
+func (e *elastic) mark(name string) {
+	if err := os.WriteFile(filepath.Join(e.Dir, name), nil, 0o600); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// TestElasticResume: hvdrun is killed and another resumes the job; no worker is restarted, and the
+// next death too is survived.
+func TestElasticResume(t *testing.T) {
+	e := startElastic(t, nil, nil)
+	e.size(4)
+	folder, err := e.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.KillDriver()
+	if e.Running, err = e.Resume(folder); err != nil {
+		t.Fatal(err)
+	}
+	e.size(4)
+	n := len(e.look())
+	killed := e.send(2, syscall.SIGKILL)
+	e.until("the next step", n, func(x entry) bool { return x.Event == "commit" && x.Size == 3 && x.PID != killed })
+	if started := e.finish(); started > 6 {
+		t.Errorf("%d workers were started", started)
+	}
+}
