@@ -72,16 +72,19 @@ class Anew(Transport):
         self._backend, self._where, self._timeout = backend, store, timeout
         self._connections = Connections()
         self._connections.settle()
-        self._store = self._gloo = None
+        self._store = None
         if "nccl" in backend:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def leave(self):
         self._connections.cut()
+        self._destroy()
+
+    def _destroy(self):
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._store = self._gloo = None
+        self._store = None
 
     def prepare(self, world):
         self._where = world.get("store") or self._where
@@ -143,7 +146,10 @@ class Reconfigured(Anew):
         if not self._fit:
             super().leave()
             before = sockets()
-            self._store = open_store(self._where, self._timeout)
+            try:
+                self._store = open_store(self._where, self._timeout)
+            except (RuntimeError, OSError):
+                return ""  # the store was that of another driver: the next world tells the new one
             self._to_store = sockets() - before
             # The handle has this number until the first world, and must be unlike that of any other member. It is small, because
             # Python makes a list of all ranks.
@@ -157,13 +163,20 @@ class Reconfigured(Anew):
         self._connections.cut()
 
     def connect(self, world):
+        if "" in world["handles"]:
+            return super().connect(world)
         try:
             dist._reconfigure(world["generation"], world["handles"], timeout=self._timeout).wait()
         except RuntimeError:
-            self._fit = False  # another driver's store may be another
+            self._fit = False  # the store may be that of another driver
             raise
 
     def enter(self, world, connected):
+        if connected is not None:
+            self._destroy()
+            super().enter(world, connected)
+            self._fit = False
+            return
         # Whoever translates ranks, as broadcast does with src, asks the tables of Python.
         c10d._world.pg_group_ranks[c10d._get_default_group()] = {rank: rank for rank in range(world["size"])}
 

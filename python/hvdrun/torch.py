@@ -194,7 +194,7 @@ class Job:
             except RuntimeError as err:
                 if isinstance(err, StateLost) or not self._broken(err):
                     raise
-                cause = str(err)
+                cause = _first_line(err)
 
     def _next(self, state, cause):
         worker, transport = self._worker, self._transport
@@ -306,7 +306,7 @@ class Job:
             if not self._broken(err):
                 raise
             try:
-                self._enter(state, str(err))
+                self._enter(state, _first_line(err))
             except _Over:
                 self._over = True
                 return True
@@ -320,6 +320,11 @@ class Job:
     def _report(self, what, commits):
         if self._worker is not None:
             self._worker.report(what, commits)
+
+
+def _first_line(err):
+    """An error without the frames of C++."""
+    return f"{type(err).__name__}: {err}".split("\n")[0]
 
 
 class _Over(Exception):
@@ -413,5 +418,5 @@ class Step:
             return False
         if not self._done:
             self._state._undo()
-        self._failed = f"{type(err).__name__}: {err}"
+        self._failed = _first_line(err)
         return True

@@ -53,9 +53,10 @@ func startElastic(t *testing.T, stages []follow.Stage, env []string, ways ...str
 		Stages: stages,
 		// A replacement comes at once, and has the time that Python needs on a machine with others.
 		Flags: []string{"-np", strings.Split(stages[0].Hosts, ":")[1], "--min-np", "1", "--discovery-interval", "100ms",
-			"--start-timeout", "10m", "--join-timeout", "5m", "--blacklist-cooldown-range", "0,1"},
+			"--start-timeout", "10m", "--join-timeout", "5m", "--blacklist-cooldown-range", "1,2"},
 		Command: append([]string{*python, script, e.ledger, "1000000", "slow"}, ways...),
-		Env:     append([]string{"GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}, env...),
+		// A Python in another root sees this folder.
+		Env: append([]string{"XDG_CACHE_HOME=" + t.TempDir(), "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}, env...),
 	})
 	return e
 }
