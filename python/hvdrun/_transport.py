@@ -145,6 +145,8 @@ class Reconfigured(Anew):
     def handle(self):
         if not self._fit:
             super().leave()
+            self._connections = Connections()
+            self._connections.settle()
             before = sockets()
             try:
                 self._store = open_store(self._where, self._timeout)

@@ -32,7 +32,8 @@ __all__ = ["init", "Job", "State", "Step", "Broken", "Removed", "StateLost"]
 _TOLD = 1.0  # seconds in which hvdrun says that a rank is lost, after an error that is not known to be of a connection
 _ABANDON = 0.05  # seconds in which a connect ends once a rank is lost; then its thread is abandoned
 _VAIN = 5  # failures of one step in a row, without a loss, after which its error is the program's
-_COMMUNICATION = re.compile(r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|socket|timed out|store|hvdrun", re.I)
+_COMMUNICATION = re.compile(r"gloo|nccl|connection|broken pipe|socket|timed out|hvdrun", re.I)
+_NETWORK = tuple(getattr(dist, name) for name in ("DistBackendError", "DistNetworkError", "DistStoreError") if hasattr(dist, name))
 
 
 class Removed(SystemExit):
@@ -276,7 +277,7 @@ class Job:
             return False
         generation = self.generation
         told = self._worker.lost(generation)
-        if not told and not isinstance(err, Broken) and not _COMMUNICATION.search(str(err)):
+        if not told and not isinstance(err, (Broken, *_NETWORK)) and not _COMMUNICATION.search(str(err)):
             told = self._worker.lost(generation, _TOLD)
             if not told:
                 return False
