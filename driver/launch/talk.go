@@ -56,7 +56,8 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 }
 
 // withPython returns the environment with hvdrun's package for programs of PyTorch at the end of
-// PYTHONPATH. It is kept in the user's cache, and for workers of another user in that of the system.
+// PYTHONPATH. The package is kept in the user's cache, and for workers of another user in that of
+// the system.
 func withPython(s *Spec, env []string) []string {
 	value := func(name string) (v string) {
 		for _, entry := range env {

@@ -61,8 +61,10 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
     if backend == "hvdrun":
         transport = _backend.Transport(welcome, timeout)
     else:
+        if "store" not in welcome:
+            raise RuntimeError("hvdrun: it has no store for torch.distributed: it is older than this package")
         way = Reconfigured if backend == "gloo" and Reconfigured.possible() and not os.environ.get("HVD_TORCH_ANEW") else Anew
-        transport = way(backend, welcome.get("store"), timeout)
+        transport = way(backend, welcome["store"], timeout)
     _worker.on_sigterm(worker)
     return Job(worker, transport)
 
