@@ -328,11 +328,16 @@ def _encode(name, value):
         return [_checkpoint.Part(name, _kind(name, "F64", 1, True), [number], str(value))]
     tree = _tree(name, value, tensors)
     parts = [_checkpoint.Part(t.name, _kind(t.name, t.dtype, _count(t.shape), not t.shape), [t]) for t in tensors]
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) and not _plain(value):
         text = json.dumps(tree).encode()
         own = name + ".python"
         parts.append(_checkpoint.Part(own, "python", [_checkpoint.Tensor(own, "U8", [len(text)], bytearray(text))]))
     return parts
+
+
+def _plain(value):
+    """Whether the names of tensors tell all of a value, as of the state of most modules."""
+    return isinstance(value, dict) and len(value) > 0 and all(isinstance(v, torch.Tensor) for v in value.values())
 
 
 def _tree(name, value, tensors):
@@ -397,8 +402,8 @@ def _decode(file, parts):
             values[name] = _value(json.loads(bytes(file.read(own, sums)[2])), tensor)
         elif isinstance(part, torch.Tensor):
             values[name] = like(name, part)
-        elif isinstance(part, torch.nn.Module):
-            values[name] = {key: like(f"{name}.{key}", live) for key, live in part.state_dict().items()}
+        elif _plain(_snapshot(part)):
+            values[name] = {key: like(f"{name}.{key}", live) for key, live in _snapshot(part).items()}
         elif name in names:
             values[name] = tensor(name).item()
         else:

@@ -28,8 +28,8 @@ type entry struct {
 	Sum        float64 `json:"sum"`
 }
 
-// elastic is a job of elastic.py under the real hvdrun.
-type elastic struct {
+// ledgerJob is a job of elastic.py under the real hvdrun.
+type ledgerJob struct {
 	*follow.Running
 	t       *testing.T
 	ledger  string
@@ -38,14 +38,14 @@ type elastic struct {
 }
 
 // startElastic starts one of four workers. A stage that waits for a file After waits for mark.
-func startElastic(t *testing.T, stages []follow.Stage, env []string, ways ...string) *elastic {
+func startElastic(t *testing.T, stages []follow.Stage, env []string, ways ...string) *ledgerJob {
 	t.Helper()
 	needTorch(t)
 	script, err := filepath.Abs("elastic.py")
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &elastic{t: t, ledger: filepath.Join(t.TempDir(), "ledger")}
+	e := &ledgerJob{t: t, ledger: filepath.Join(t.TempDir(), "ledger")}
 	if stages == nil {
 		stages = []follow.Stage{{Hosts: "localhost:4"}}
 	}
@@ -62,7 +62,7 @@ func startElastic(t *testing.T, stages []follow.Stage, env []string, ways ...str
 }
 
 // look reads what has come to the ledger, and returns all of it.
-func (e *elastic) look() []entry {
+func (e *ledgerJob) look() []entry {
 	text, err := os.ReadFile(e.ledger)
 	if err != nil && !os.IsNotExist(err) {
 		e.t.Fatal(err)
@@ -81,7 +81,7 @@ func (e *elastic) look() []entry {
 }
 
 // until blocks until the ledger has what is wanted, after the first so many entries.
-func (e *elastic) until(what string, after int, holds func(entry) bool) entry {
+func (e *ledgerJob) until(what string, after int, holds func(entry) bool) entry {
 	e.t.Helper()
 	var found entry
 	if err := e.Until(e.t.Context(), what, func() bool {
@@ -98,13 +98,13 @@ func (e *elastic) until(what string, after int, holds func(entry) bool) entry {
 }
 
 // size blocks until a step is done in a world of the size, and returns its entry.
-func (e *elastic) size(n int) entry {
+func (e *ledgerJob) size(n int) entry {
 	e.t.Helper()
 	return e.until(fmt.Sprintf("a step of %d workers", n), len(e.look()), func(x entry) bool { return x.Event == "commit" && x.Size == n })
 }
 
 // send sends a signal to a rank of the newest world, and returns its process.
-func (e *elastic) send(rank int, s syscall.Signal) int {
+func (e *ledgerJob) send(rank int, s syscall.Signal) int {
 	e.t.Helper()
 	if err := e.Look(); err != nil {
 		e.t.Fatal(err)
@@ -118,7 +118,7 @@ func (e *elastic) send(rank int, s syscall.Signal) int {
 
 // finish ends the job, and checks its ledger: each step was made once, by all ranks of one world,
 // and each epoch had each sample once. It returns how many workers were started.
-func (e *elastic) finish() (started int) {
+func (e *ledgerJob) finish() (started int) {
 	e.t.Helper()
 	if err := os.WriteFile(e.ledger+".stop", nil, 0o600); err != nil {
 		e.t.Fatal(err)
@@ -131,7 +131,7 @@ func (e *elastic) finish() (started int) {
 	return follow.Count(res.Events, events.WorkerStarted)
 }
 
-func (e *elastic) checkLedger() {
+func (e *ledgerJob) checkLedger() {
 	type place struct {
 		step int
 		gen  uint64
@@ -252,7 +252,7 @@ func TestElasticHostsComeAndGo(t *testing.T) {
 }
 
 // mark makes the file for which a stage waits.
-func (e *elastic) mark(name string) {
+func (e *ledgerJob) mark(name string) {
 	if err := os.WriteFile(filepath.Join(e.Dir, name), nil, 0o600); err != nil {
 		e.t.Fatal(err)
 	}
