@@ -127,7 +127,8 @@ def wrapped():
         with step:
             opt.zero_grad()
             if "loader" in WAYS:
-                loader = iter(torch.utils.data.DataLoader(data, batch_sampler=[step.indices], num_workers=1))
+                loader = iter(torch.utils.data.DataLoader(data, batch_sampler=[step.indices], num_workers=1,
+                                                          multiprocessing_context="fork"))
                 x = next(loader).float()
             else:
                 x = torch.tensor([1.0 + i for i in step.indices])
