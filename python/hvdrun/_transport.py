@@ -195,5 +195,16 @@ class Reconfigured(Anew):
 
 
 def _ready(kind, group):
-    """A class whose call returns the group."""
-    return type(kind.__name__, (kind,), {"__new__": lambda cls, *args, **kwargs: group})
+    """What stands for a class, and whose call returns the group."""
+
+    class Stands(type):
+        def __call__(cls, *args, **kwargs):
+            return group
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, kind)
+
+        def __subclasscheck__(cls, subclass):
+            return issubclass(subclass, kind)
+
+    return Stands(kind.__name__, (), {})
