@@ -86,8 +86,8 @@ func (p *proxy) pulse() {
 	}
 }
 
-// stopped returns whether a process was stopped by a signal: the driver is to notice its silence, as
-// it does with a worker that sends its heartbeats itself.
+// stopped returns whether a process was stopped by a signal: the driver is to notice its silence,
+// as it does with a worker that sends its heartbeats itself.
 func stopped(pid int) bool {
 	_, state, err := proc.Born(pid)
 	return err == nil && (state == 'T' || state == 't')
