@@ -229,7 +229,7 @@ func TestCardinality(t *testing.T) {
 		return n
 	}
 	base := count(measures(0))
-	if base > 2000 {
+	if base > 2500 {
 		t.Errorf("%d series without a rank", base)
 	}
 	if n := count(measures(MostRanks)); n != base+5*MostRanks {
