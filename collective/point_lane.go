@@ -41,7 +41,7 @@ type point struct {
 	queue    []*Handle
 	busy     bool // an operation is under way …
 	own      bool // … and it is of a caller's memory
-	ahead    int  // bytes of messages in the queue, or under way, that Send has copied
+	ahead    int  // bytes of messages in the queue that Send has copied
 	started  bool // the lane is being connected, or is
 	stopping bool // no message is taken any more
 	stopped  bool // the lane is closed, or about to be
@@ -372,20 +372,13 @@ func (p *point) help(h *Handle) {
 // goroutine is at it.
 func (p *point) drive(last *Handle) {
 	for {
-		p.mu.Lock()
-		if p.busy || len(p.queue) == 0 || last != nil && last.done.Load() {
-			p.mu.Unlock()
+		h := p.next(last)
+		if h == nil {
 			return
 		}
-		h := p.queue[0]
-		p.queue[0], p.busy, p.own = nil, true, !h.ahead
-		p.queue = p.queue[1:]
-		p.mu.Unlock()
 		err := p.perform(context.Background(), &h.message)
 		p.mu.Lock()
-		if p.busy, p.own = false, false; h.ahead {
-			p.ahead -= len(h.message.data)
-		}
+		p.busy, p.own = false, false
 		if err != nil && h.gaveUp != nil {
 			err = h.gaveUp
 		}
@@ -396,6 +389,23 @@ func (p *point) drive(last *Handle) {
 		h.message.data = nil
 		h.finish(err)
 	}
+}
+
+// next takes the first operation of the queue, for drive; nil: there is none to do. Its message does
+// not count among those ahead any more, as the receiver may have it before the sender knows.
+func (p *point) next(last *Handle) *Handle {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.busy || len(p.queue) == 0 || last != nil && last.done.Load() {
+		return nil
+	}
+	h := p.queue[0]
+	p.queue[0], p.busy, p.own = nil, true, !h.ahead
+	p.queue = p.queue[1:]
+	if h.ahead {
+		p.ahead -= len(h.message.data)
+	}
+	return h
 }
 
 // stopPoints ends the lanes of messages, and waits for their goroutines. The group is closing or

@@ -40,6 +40,9 @@ func logOf(t *testing.T, r *Running) (lines []string) {
 		if !regexp.MustCompile(`^[0-9:.]+ (INFO|WARN) `).MatchString(line) {
 			continue
 		}
+		if strings.Contains(line, "agent: workers do not reach the driver") {
+			continue // only where a worker has called while there was no driver
+		}
 		for _, d := range differs {
 			line = d.text.ReplaceAllString(line, d.as)
 		}
