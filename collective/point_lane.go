@@ -391,8 +391,8 @@ func (p *point) drive(last *Handle) {
 	}
 }
 
-// next takes the first operation of the queue, for drive; nil: there is none to do. Its message does
-// not count among those ahead any more, as the receiver may have it before the sender knows.
+// next takes the first operation of the queue, for drive; nil: there is none to do. Its message no
+// longer counts among those ahead: the receiver may have it before the sender knows.
 func (p *point) next(last *Handle) *Handle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
