@@ -5,6 +5,7 @@ package netns
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -89,22 +90,42 @@ func TestLinkOfASSHHost(t *testing.T) {
 	left := j.world("a")
 	t.Logf("a host is cut off: its worker lost after %v, the next world after %v", exit.Time.Sub(since), left.Time.Sub(since))
 	old := fmt.Sprintf("/proc/%d", exit.PID)
-	if _, err := os.Stat(old); err != nil {
+	agent, err := parentOf(exit.PID)
+	if err != nil {
 		t.Errorf("the worker that was cut off has ended already: %v", err)
+	}
+	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", agent)); err != nil || !strings.Contains(string(line), "agent") {
+		t.Errorf("the parent of the worker is no agent: %q, %v", line, err)
 	}
 	since = time.Now()
 	n.cable("b", "up")
 	j.world("a", "b")
 	t.Logf("it is back: the next world after %v", time.Since(since))
-	if !follow.Await(t, func() bool {
-		stat, err := os.ReadFile(old + "/stat")
-		return err != nil || strings.Contains(string(stat), ") Z ")
-	}) {
-		t.Fatal("the old worker is still there")
+	for _, process := range []string{old, fmt.Sprintf("/proc/%d", agent)} {
+		if !follow.Await(t, func() bool {
+			stat, err := os.ReadFile(process + "/stat")
+			return err != nil || strings.Contains(string(stat), ") Z ")
+		}) {
+			t.Fatalf("%s is still there", process)
+		}
 	}
 	if n := j.exits(); n != 1 {
 		t.Errorf("%d workers have ended, and only one was cut off", n)
 	}
 
 	j.end()
+}
+
+// parentOf returns the parent of a process.
+func parentOf(pid int) (parent int, err error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ") // the state and the parent follow the name
+	if _, rest, _ = strings.Cut(rest, " "); rest == "" {
+		return 0, fmt.Errorf("/proc/%d/stat is %q", pid, stat)
+	}
+	word, _, _ := strings.Cut(rest, " ")
+	return strconv.Atoi(word)
 }
