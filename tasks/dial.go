@@ -209,32 +209,17 @@ func ownJob() (own ownPlace, err error) {
 	return ownPlace{dialOwn(w, creds), w.Slot, w.RunID, creds}, nil
 }
 
-// dialOwn returns how a worker reaches its driver: where that is on the same machine at once, for
-// the agent between them costs each message two more wakes of a process. A driver that has resumed
-// the job may be elsewhere, which the agent knows.
+// dialOwn returns how a worker reaches its driver.
 func dialOwn(w plan.Worker, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
-	dial := dialer(w.DriverAddr, creds, identity.Driver, wire.TasksProtocol)
-	if w.DriverDirect == "" || w.DriverDirect == w.DriverAddr {
-		return dial
-	}
-	direct := dialer(w.DriverDirect, creds, identity.Driver, wire.TasksProtocol)
-	return func(ctx context.Context) (net.Conn, error) {
-		short, cancel := context.WithTimeout(ctx, directTimeout)
-		defer cancel()
-		if conn, err := direct(short); err == nil {
-			return conn, nil
-		}
-		return dial(ctx)
-	}
+	to := identity.DriverAddrs{Direct: w.DriverDirect, DirectTimeout: directTimeout, Addr: w.DriverAddr, Timeout: dialTimeout}
+	return func(ctx context.Context) (net.Conn, error) { return creds.DialDriver(ctx, to, wire.TasksProtocol) }
 }
 
 // dialer returns connections to a party of the job at addr, for a protocol.
 func dialer(addr string, creds *identity.Credentials, role identity.Role, protocol string) func(context.Context) (net.Conn, error) {
 	return func(ctx context.Context) (net.Conn, error) {
-		cfg := creds.ClientTLS(identity.Subject{Role: role})
-		cfg.NextProtos = []string{protocol}
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
-		return (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
+		return creds.Dial(ctx, identity.Subject{Role: role}, addr, protocol)
 	}
 }

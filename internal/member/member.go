@@ -5,7 +5,6 @@ package member
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -20,7 +19,7 @@ import (
 )
 
 const (
-	// dialTimeout bounds Dial, and directTimeout its first attempt.
+	// dialTimeout bounds an attempt of Dial, and directTimeout the one without the agent.
 	dialTimeout   = 20 * time.Second
 	directTimeout = 2 * time.Second
 )
@@ -47,19 +46,18 @@ type Member struct {
 	// Local is this machine's address on the route to the driver.
 	Local netip.Addr
 
-	addr, direct string // of the driver
-	notifyAddr   string
-	stop         context.CancelFunc
-	serving      sync.WaitGroup
-	served       error
+	driver     identity.DriverAddrs
+	notifyAddr string
+	stop       context.CancelFunc
+	serving    sync.WaitGroup
+	served     error
 }
 
 // New opens the notification service, and does no other I/O. The caller must close the member.
 func New(cfg Config) (*Member, error) {
-	m := &Member{addr: cfg.Worker.DriverAddr, direct: cfg.Worker.DriverDirect}
-	if m.direct == m.addr {
-		m.direct = ""
-	}
+	m := &Member{driver: identity.DriverAddrs{
+		Direct: cfg.Worker.DriverDirect, DirectTimeout: directTimeout, Addr: cfg.Worker.DriverAddr, Timeout: dialTimeout,
+	}}
 	var err error
 	if m.Credentials, err = identity.Decode(cfg.Worker.Credentials); err != nil {
 		return nil, fmt.Errorf("credentials: %w", err)
@@ -113,18 +111,7 @@ func (m *Member) Join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 // and otherwise, or where it is another driver by now, by the agent. The caller must close the
 // connection.
 func (m *Member) Dial(ctx context.Context, protocol string) (net.Conn, error) {
-	conf := m.Credentials.ClientTLS(identity.Subject{Role: identity.Driver})
-	conf.NextProtos = []string{protocol}
-	if m.direct != "" {
-		short, cancel := context.WithTimeout(ctx, directTimeout)
-		defer cancel()
-		if conn, err := (&tls.Dialer{Config: conf}).DialContext(short, "tcp", m.direct); err == nil {
-			return conn, nil
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	return (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", m.addr)
+	return m.Credentials.DialDriver(ctx, m.driver, protocol)
 }
 
 // Kill closes what other processes can see of the member, without messages and without blocking.

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -325,9 +324,7 @@ func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error 
 }
 
 func (s *Scheduler) dialValues(ctx context.Context, addr string) (net.Conn, error) {
-	cfg := s.cfg.Credentials.ClientTLS(identity.Subject{Role: identity.Worker})
-	cfg.NextProtos = []string{wire.ValuesProtocol}
 	ctx, cancel := context.WithTimeout(ctx, valuesDial)
 	defer cancel()
-	return (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
+	return s.cfg.Credentials.Dial(ctx, identity.Subject{Role: identity.Worker}, addr, wire.ValuesProtocol)
 }

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"math"
@@ -28,9 +27,8 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 	results := make(chan result, len(addrs))
 	for _, addr := range addrs {
 		go func() {
-			dialer := tls.Dialer{Config: creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: host})}
-			dialer.Config.NextProtos = []string{"h2"} // as of a driver: the agent would record a stranger
-			conn, err := dialer.DialContext(ctx, "tcp", addr)
+			// The protocol is that of a driver: the agent would record a stranger.
+			conn, err := creds.Dial(ctx, identity.Subject{Role: identity.Agent, Host: host}, addr, "h2")
 			if err == nil {
 				addr = conn.RemoteAddr().String()
 				conn.Close()

@@ -1,0 +1,44 @@
+package identity
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"time"
+)
+
+// Dial connects to a party of the job or cluster at addr (host:port), as ClientTLS says, for a
+// protocol that both name (ALPN). The caller must close the connection.
+func (c *Credentials) Dial(ctx context.Context, want Subject, addr, protocol string) (net.Conn, error) {
+	conf := c.ClientTLS(want)
+	conf.NextProtos = []string{protocol}
+	return (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", addr)
+}
+
+// DriverAddrs are the ways from a worker to its driver, and how long an attempt at each may take.
+type DriverAddrs struct {
+	// Direct is the driver's address on this machine; empty, or the same as Addr: there is none.
+	// An attempt there saves each message the way through the agent, which is two more wakes of a
+	// process. A driver that has resumed the job may be elsewhere, and another process at Direct.
+	Direct        string
+	DirectTimeout time.Duration
+	// Addr leads to whichever driver there is.
+	Addr    string
+	Timeout time.Duration
+}
+
+// DialDriver connects to the driver directly, and if that fails at its other address. The error is
+// that of the last attempt.
+func (c *Credentials) DialDriver(ctx context.Context, to DriverAddrs, protocol string) (net.Conn, error) {
+	attempt := func(addr string, timeout time.Duration) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		return c.Dial(ctx, Subject{Role: Driver}, addr, protocol)
+	}
+	if to.Direct != "" && to.Direct != to.Addr {
+		if conn, err := attempt(to.Direct, to.DirectTimeout); err == nil {
+			return conn, nil
+		}
+	}
+	return attempt(to.Addr, to.Timeout)
+}
