@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
@@ -26,11 +27,8 @@ const marker = "hvdrun.embedded"
 // returns the folder, for PYTHONPATH. Files that are there already and are the same stay. base is
 // made if it is missing. Only this user may write there; all may read if shared.
 func Install(base string, shared bool) (string, error) {
-	contents, sum, err := read()
-	if err != nil {
-		return "", fmt.Errorf("python: %w", err)
-	}
-	dir := filepath.Join(base, "python-"+sum)
+	p := contents()
+	dir := filepath.Join(base, "python-"+p.name)
 	if err := safefile.MakeDir(base, safefile.Mode(shared)); err != nil {
 		return "", fmt.Errorf("python: %w", err)
 	}
@@ -39,7 +37,7 @@ func Install(base string, shared bool) (string, error) {
 			return "", fmt.Errorf("python: %w", err)
 		}
 	}
-	for name, data := range contents {
+	for name, data := range p.files {
 		if err := put(filepath.Join(dir, name), data, shared); err != nil {
 			return "", fmt.Errorf("python: %w", err)
 		}
@@ -47,20 +45,29 @@ func Install(base string, shared bool) (string, error) {
 	return dir, nil
 }
 
-// read returns the files by their paths, and a name for all of them.
-func read() (contents map[string][]byte, sum string, err error) {
-	contents = map[string][]byte{marker: nil}
-	h := sha256.New()
-	err = fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+// packed is the package: its files by their paths, and a name for all of them.
+type packed struct {
+	files map[string][]byte
+	name  string
+}
+
+// contents reads the package once, since each start of a worker installs it.
+var contents = sync.OnceValue(func() packed {
+	p, h := packed{files: map[string][]byte{marker: nil}}, sha256.New()
+	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		contents[path], err = files.ReadFile(path)
-		fmt.Fprintf(h, "%s %d\n%s", path, len(contents[path]), contents[path])
+		p.files[path], err = files.ReadFile(path)
+		fmt.Fprintf(h, "%s %d\n%s", path, len(p.files[path]), p.files[path])
 		return err
 	})
-	return contents, hex.EncodeToString(h.Sum(nil)[:8]), err
-}
+	if err != nil {
+		panic(fmt.Sprintf("python: %v", err)) // cannot happen: the files are in the program
+	}
+	p.name = hex.EncodeToString(h.Sum(nil)[:8])
+	return p
+})
 
 // put makes a file in one step, unless it is there.
 func put(path string, data []byte, shared bool) error {

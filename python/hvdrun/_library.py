@@ -112,7 +112,6 @@ def _declare(library, name):
         ("hvd_run", number, call),
         ("hvd_start", size, call),
         ("hvd_wait", number, [size, size, size]),
-        ("hvd_failed", number, [size]),
         ("hvd_abort", number, [size, text]),
         ("hvd_close", number, [size]),
     ):
@@ -248,12 +247,6 @@ class Group:
     def limit(self, seconds):
         """The longest that a call may take; 0: for ever."""
         code = self._functions.hvd_limit(self._number, int(seconds * 1000))
-        if code:
-            fail(self._functions, code)
-
-    def check(self):
-        """Raises why the group has failed, if it has."""
-        code = self._functions.hvd_failed(self._number)
         if code:
             fail(self._functions, code)
 

@@ -177,9 +177,6 @@ class Worker:
             self._leaving = True
             self.report("draining")
 
-    def leaving(self):
-        return self._leaving
-
     def lost(self, generation, seconds=0.0):
         """Whether that world cannot continue; waits so long for the message."""
         with self._state:
