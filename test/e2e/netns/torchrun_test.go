@@ -3,7 +3,6 @@
 package netns
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,12 +18,53 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// torchNode is a process of hvdrun torchrun --elastic on a host of its own.
+// torchNode is a process of hvdrun torchrun on a host of its own.
 type torchNode struct {
 	host string
 	cmd  *exec.Cmd
-	out  bytes.Buffer
+	log  string // the file of what it says
 	done chan struct{}
+}
+
+// torchrun starts a node in the job's folder. It meets the others at port 29400 of host a, where
+// the first to start has the store, and this one returns once that is there. The test's end sends
+// it and its workers the signal.
+func (n *network) torchrun(host, dir string, end syscall.Signal, args ...string) *torchNode {
+	n.t.Helper()
+	one := &torchNode{host: host, log: filepath.Join(dir, host+".log"), done: make(chan struct{})}
+	one.cmd = exec.Command(n.hvdrun(host), append([]string{"torchrun", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1"}, args...)...)
+	one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, host), "XDG_RUNTIME_DIR="+dir)
+	out, err := os.Create(one.log)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer out.Close()
+	one.cmd.Stdout, one.cmd.Stderr = out, out
+	one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := one.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	go func() {
+		_ = one.cmd.Wait()
+		close(one.done)
+	}()
+	n.t.Cleanup(func() {
+		_ = syscall.Kill(-one.cmd.Process.Pid, end)
+		<-one.done
+		if n.t.Failed() {
+			n.t.Logf("node %s\n%s", one.host, one.said())
+		}
+	})
+	if host == "a" {
+		n.listens("a", 29400)
+	}
+	return one
+}
+
+// said is what the node has said so far.
+func (one *torchNode) said() string {
+	text, _ := os.ReadFile(one.log) // it was made before the start
+	return string(text)
 }
 
 // TestElasticNodeFallsSilent: three nodes without a driver of their own. The cable is cut of the
@@ -43,37 +83,14 @@ func TestElasticNodeFallsSilent(t *testing.T) {
 	steps := filepath.Join(dir, "steplog")
 	var nodes []*torchNode
 	t.Cleanup(func() {
-		for _, one := range nodes {
-			_ = syscall.Kill(-one.cmd.Process.Pid, syscall.SIGKILL)
-			<-one.done
-			if t.Failed() {
-				t.Logf("node %s\n%s", one.host, one.out.String())
-			}
-		}
 		if !follow.Await(t, func() bool { return len(follow.Processes(dir)) == 0 }) {
 			t.Errorf("left behind: %v", follow.Processes(dir))
 		}
 	})
 	for _, h := range hosts {
-		one := &torchNode{host: h, done: make(chan struct{})}
-		one.cmd = exec.Command(n.hvdrun(h), "torchrun", "--elastic", "--nnodes", "2:3", "--rdzv-backend", "c10d",
-			"--rdzv-endpoint", "10.77.0.1", "--rdzv-id", "silent", "--rdzv-conf", "last_call_timeout=1,key_file="+key,
-			"--log-level", "debug", "--shutdown-timeout", "5", binaries.Trainer, "-log", steps, "-log-all", "-dir", dir,
-			"-steps", strconv.Itoa(endless), "-step-time", "5ms")
-		one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, h), "XDG_RUNTIME_DIR="+dir)
-		one.cmd.Stdout, one.cmd.Stderr = &one.out, &one.out
-		one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-		if err := one.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			_ = one.cmd.Wait()
-			close(one.done)
-		}()
-		nodes = append(nodes, one)
-		if h == "a" { // it is the first to join, so that it has rank 0
-			n.listens("a", 29400)
-		}
+		nodes = append(nodes, n.torchrun(h, dir, syscall.SIGKILL, "--elastic", "--nnodes", "2:3", "--rdzv-id", "silent",
+			"--rdzv-conf", "last_call_timeout=1,key_file="+key, "--log-level", "debug", "--shutdown-timeout", "5",
+			binaries.Trainer, "-log", steps, "-log-all", "-dir", dir, "-steps", strconv.Itoa(endless), "-step-time", "5ms"))
 	}
 	log := steplog.Follow[steplog.Line](steps)
 	var lines []steplog.Line
@@ -210,36 +227,9 @@ func TestFirewallRejects(t *testing.T) {
 		}
 	}
 	for _, host := range []string{"a", "b"} {
-		one := &torchNode{host: host, done: make(chan struct{})}
-		one.cmd = exec.Command(n.hvdrun(host), "torchrun", "--nnodes", "2", "--max-restarts", "3", "--rdzv-backend", "c10d",
-			"--rdzv-endpoint", "10.77.0.1", "--rdzv-id", "rejects", "--log-level", "info", "--rdzv-conf", "keep_alive_max_attempt=100,key_file="+key,
-			"--no-python", "sh", "-c", `echo started >>`+dir+`/rank-$RANK; exec sleep infinity`)
-		one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, host), "XDG_RUNTIME_DIR="+dir)
-		out, err := os.Create(filepath.Join(dir, host+".log"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer out.Close()
-		one.cmd.Stdout, one.cmd.Stderr = out, out
-		one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-		if err := one.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			_ = one.cmd.Wait()
-			close(one.done)
-		}()
-		t.Cleanup(func() {
-			_ = syscall.Kill(-one.cmd.Process.Pid, syscall.SIGTERM)
-			<-one.done
-			if t.Failed() {
-				t.Logf("node %s\n%s", one.host, follow.Tail(out.Name(), 4000))
-			}
-		})
-		nodes = append(nodes, one)
-		if host == "a" { // it has the store
-			n.listens("a", 29400)
-		}
+		nodes = append(nodes, n.torchrun(host, dir, syscall.SIGTERM, "--nnodes", "2", "--max-restarts", "3", "--rdzv-id", "rejects", "--log-level", "info",
+			"--rdzv-conf", "keep_alive_max_attempt=100,key_file="+key,
+			"--no-python", "sh", "-c", `echo started >>`+dir+`/rank-$RANK; exec sleep infinity`))
 	}
 	text := func(name string) string {
 		text, _ := os.ReadFile(filepath.Join(dir, name)) // it may have yet to come
@@ -258,7 +248,7 @@ func TestFirewallRejects(t *testing.T) {
 	accept()
 	await("store", "b.log", "what the nodes share is reached again")
 	for _, one := range nodes {
-		if log := text(one.host + ".log"); strings.Contains(log, "the agent of node") {
+		if strings.Contains(one.said(), "the agent of node") {
 			t.Errorf("node %s has taken the other for dead", one.host)
 		}
 	}
