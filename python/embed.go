@@ -6,10 +6,8 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -74,19 +72,7 @@ func put(path string, data []byte, shared bool) error {
 	if old, err := safefile.OwnText(path, int64(len(data))+1); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
-	temporary := fmt.Sprintf("%s.%d", path, os.Getpid())
-	f, err := safefile.Create(temporary, safefile.Mode(shared))
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temporary, path)
-	}
-	if err != nil {
-		_ = os.Remove(temporary)
-	}
-	return err
+	return safefile.Replace(path, data, safefile.Mode(shared))
 }
 
 // AddPath returns env with the folder at the end of its PYTHONPATH.

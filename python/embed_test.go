@@ -1,11 +1,13 @@
 package python
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -26,6 +28,29 @@ func TestPython(t *testing.T) {
 	out, err := python3(t, "-m", "unittest", "tests.test_parts", "tests.test_worker").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// TestInstallTogether: workers that start at the same time all find the package.
+func TestInstallTogether(t *testing.T) {
+	for range 20 {
+		base := filepath.Join(t.TempDir(), "cache")
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				dir, err := Install(base, false)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for name, want := range contents().files {
+					if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
+						t.Errorf("%s has %d bytes, %v", name, len(got), err)
+					}
+				}
+			})
+		}
+		wg.Wait()
 	}
 }
 
