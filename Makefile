@@ -2,6 +2,10 @@
 
 GO ?= go
 ARGS ?=
+# Words of ARGS are for the program, not for the shell, as in ARGS='-run A/(b|c)', unless they are quoted there.
+ifeq ($(findstring ',$(ARGS))$(findstring ",$(ARGS)),)
+override ARGS := $(foreach word,$(ARGS),'$(word)')
+endif
 FUZZTIME ?= 60s
 
 # make prove: how long each proving ground runs, and a seed to be done again in one of them.

@@ -54,7 +54,8 @@ int main(int argc, char **argv) {
 	const char *fd = getenv("HVD_WORKER_SOCKET"), *stop = argc > 1 ? argv[1] : "stop";
 	if (!fd) return fprintf(stderr, "worker: hvdrun has not started this process\n"), 2;
 	hvdrun = atoi(fd);
-	fcntl(hvdrun, F_SETFD, FD_CLOEXEC);
+	fcntl(hvdrun, F_SETFD, FD_CLOEXEC); /* what this process starts has no part in the job */
+	unsetenv("HVD_WORKER_SOCKET"), unsetenv("HVD_CREDENTIALS");
 	signal(SIGTERM, ask);
 	long count = 0, state = 0;
 	dprintf(hvdrun, "{\"do\":\"hello\",\"version\":1,\"program\":\"worker.c\"}\n");

@@ -730,14 +730,19 @@ class Transport(_transport.Transport):
         if dist.is_initialized():
             dist.destroy_process_group()
 
+    def prepare(self, world):
+        place = world.get("store") or self._place
+        if place != self._place:
+            self._place, self._store = place, None  # another driver has another store
+
     def connect(self, world):
-        return self._endpoint.connect(world, self._timeout.total_seconds())
+        # The store is where the ranks of groups meet that the program makes besides.
+        store = self._store or (_transport.open_store(self._place, self._timeout) if self._place else dist.HashStore())
+        return self._endpoint.connect(world, self._timeout.total_seconds()), store
 
     def enter(self, world, connected):
-        self._group = connected
-        if self._store is None:  # where the ranks of groups meet that the program makes besides
-            self._store = _transport.open_store(self._place["host"], self._place["port"], self._timeout) if self._place else dist.HashStore()
-        _connected.group = (connected, world["generation"])
+        self._group, self._store = connected
+        _connected.group = (self._group, world["generation"])
         dist.init_process_group(NAME, store=dist.PrefixStore(f"hvdrun/{world['generation']}", self._store), rank=world["rank"],
                                 world_size=world["size"], timeout=self._timeout)
 

@@ -15,6 +15,7 @@ import threading
 import time
 
 VARIABLE = "HVD_WORKER_SOCKET"
+CREDENTIALS = "HVD_CREDENTIALS"
 VERSION = 1
 MOST_LINE = 1 << 20
 BEAT = 0.1  # seconds between two beats, at least
@@ -92,6 +93,7 @@ class Worker:
             sock.set_inheritable(False)
         except (ValueError, OSError) as err:
             raise Error(f"hvdrun: {VARIABLE}={number}: {err}") from None
+        os.environ.pop(CREDENTIALS, None)  # hvdrun acts for this process, and what this starts has no part in the job
         return cls(sock, program)
 
     def hello(self):

@@ -2,6 +2,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 import unittest
@@ -162,6 +163,18 @@ class TestLines(unittest.TestCase):
 class TestEnvironment(unittest.TestCase):
     def test_none(self):
         self.assertIsNone(_worker.Worker.from_environment("test"))
+
+    def test_secrets(self):
+        """What the program starts later gets neither the socket nor the credentials."""
+        ours, other = socket.socketpair()
+        os.environ.update({_worker.VARIABLE: str(other.detach()), _worker.CREDENTIALS: "secret"})
+        worker = _worker.Worker.from_environment("test")
+        self.assertFalse(worker._socket.get_inheritable())
+        seen = subprocess.check_output(["env"]).decode()
+        self.assertNotIn(_worker.VARIABLE, seen)
+        self.assertNotIn(_worker.CREDENTIALS, seen)
+        worker._socket.close()
+        ours.close()
 
     def test_bad(self):
         for value in ("x", "9999"):
