@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -107,7 +108,7 @@ func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 		return "", refuse("without %s the job has %d of the %d slots it needs at least (--min-np): find others first, or ask for fewer with scale",
 			target(c), left, m.size.Min)
 	}
-	m.hosts.Hold(hold{Host: c.Host, Slot: c.Slot, WhileListed: true})
+	m.hosts.Hold(hosts.Hold{Host: c.Host, Slot: c.Slot, WhileListed: true})
 	m.emit(now, job.DrainAsked, field("host", c.Host), field("slot", c.Slot))
 	leave := 0
 	for _, w := range m.workers {
@@ -125,7 +126,7 @@ func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 }
 
 // held returns the hold on the target of the command, or on its whole host.
-func (m *Machine) held(now time.Time, c job.Command) (hold, bool) {
+func (m *Machine) held(now time.Time, c job.Command) (hosts.Hold, bool) {
 	if c.Slot == nil {
 		return m.hosts.HostHeld(now, c.Host)
 	}
@@ -149,7 +150,7 @@ func (m *Machine) excludeTarget(now time.Time, c job.Command) (string, error) {
 	if m.hasState() && !able && stops > 0 {
 		return "", refuse("no worker elsewhere has the job's state, which would be lost with %s", target(c))
 	}
-	hold, until, how := hold{Host: c.Host, Slot: c.Slot}, any(nil), "until it is readmitted"
+	hold, until, how := hosts.Hold{Host: c.Host, Slot: c.Slot}, any(nil), "until it is readmitted"
 	if c.For > 0 {
 		hold.Until = now.Add(c.For)
 		until, how = hold.Until.UTC(), fmt.Sprintf("for %v", c.For)

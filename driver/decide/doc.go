@@ -7,7 +7,8 @@
 //   - worker.go: what workers report, how they end, and whose failure that is
 //   - loss.go: worlds that cannot continue; finish.go: the end of the job
 //   - wait.go: every deadline of the machine
-//   - hosts.go, holds.go: age, exclusions and holds of hosts and slots
+//   - internal/hosts: age, exclusions and holds of hosts and slots
+//   - internal/ledger, goodput.go: what the time is spent on
 //   - hung.go, ramp.go, drain.go, last.go: one concern each
 //   - command.go, status.go: commands and status for operators
 //   - record.go, snapshot.go, resume.go: how another driver takes over a job

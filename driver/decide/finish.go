@@ -63,7 +63,7 @@ func (m *Machine) windDown(now time.Time) {
 		m.log(Warn, "%s", message)
 	}
 	m.account(now)
-	fields := []job.Field{field("status", job.ExitStatus(m.result)), field("message", message), field("goodput", m.ledger.until(now))}
+	fields := []job.Field{field("status", job.ExitStatus(m.result)), field("message", message), field("goodput", m.ledger.Until(now))}
 	if n := m.lastCommit(); n > 0 {
 		fields = append(fields, field("commits", n))
 	}

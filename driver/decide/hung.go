@@ -41,7 +41,7 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 		return
 	}
 	w.stalledFrom = now
-	m.ledger.owe(now, job.PartStalled, w.slot, min(e.Long, now.Sub(m.ledger.begun)))
+	m.ledger.Owe(now, job.PartStalled, w.slot, min(e.Long, now.Sub(m.ledger.Begun())))
 	m.emit(now, job.Stalled, append(w.fields(), field("generation", e.Generation), field("what", e.What))...)
 	switch n := m.holdUp(); {
 	case n <= MostNamed:
@@ -187,7 +187,7 @@ func (m *Machine) jammed(now time.Time, e WorldJammed) {
 	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))
 	m.log(Warn, "%s", e.What)
 	m.jam = true
-	m.ledger.owe(now, job.PartStalled, plan.SlotID{}, min(e.Long, now.Sub(m.ledger.begun)))
+	m.ledger.Owe(now, job.PartStalled, plan.SlotID{}, min(e.Long, now.Sub(m.ledger.Begun())))
 }
 
 // String names the worker by rank, slot and process.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
+	"github.com/hvdrun/hvdrun/driver/decide/internal/ledger"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -21,7 +23,7 @@ type Machine struct {
 	shown
 	newID  func(plan.SlotID) string
 	out    []Action
-	ledger ledger
+	ledger ledger.Ledger
 	noted  effect // of the inputs since the last step
 	due    due
 }
@@ -35,14 +37,14 @@ type limits struct {
 
 // fleet is the current hosts and workers.
 type fleet struct {
-	hosts   *hostTable
+	hosts   *hosts.Table
 	workers []*Worker // every process that has not exited, in start order
 	byID    map[string]*Worker
 	bySlot  map[plan.SlotID]*Worker // a slot has at most one worker
 	fixed   []plan.SlotID           // the slots of a job that is not elastic
 	wants   []plan.SlotID           // wanted slots as of the last step; replaced, never modified
 	free    []plan.SlotID           // available slots as of freeAt; replaced, never modified
-	freeAt  uint64                  // value of hostTable.Changes for free
+	freeAt  uint64                  // value of hosts.Changes for free
 	// holder is the only worker with the job's state. It stays although its slot is not wanted, as
 	// of the last step. Nil if there is no such worker.
 	holder *Worker
@@ -143,7 +145,7 @@ func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 	return &Machine{
 		limits: limits{cfg.Size, cfg.Blame, cfg.Timeouts},
 		fleet: fleet{
-			hosts: newHosts(cooldownsOf(cfg.Blame)),
+			hosts: hosts.New(cooldownsOf(cfg.Blame)),
 			byID:  make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
 		},
 		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int), resetsBy: make(map[job.Cause]int)},
@@ -151,8 +153,8 @@ func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 	}
 }
 
-func cooldownsOf(b job.Blame) cooldowns {
-	return cooldowns{CooldownMin: b.CooldownMin, CooldownMax: b.CooldownMax, Forever: b.Forever()}
+func cooldownsOf(b job.Blame) hosts.Cooldowns {
+	return hosts.Cooldowns{CooldownMin: b.CooldownMin, CooldownMax: b.CooldownMax, Forever: b.Forever()}
 }
 
 // find and in return nil if there is no such worker.
@@ -176,15 +178,15 @@ func (m *Machine) any(p phase) bool {
 }
 
 // exclude reports an exclusion for a failure; rest reports one without blame.
-func (m *Machine) exclude(now time.Time, x exclusion) {
+func (m *Machine) exclude(now time.Time, x hosts.Exclusion) {
 	m.reportOut(now, x, Warn, "is excluded")
 }
 
-func (m *Machine) rest(now time.Time, x exclusion) {
+func (m *Machine) rest(now time.Time, x hosts.Exclusion) {
 	m.reportOut(now, x, Debug, "rests")
 }
 
-func (m *Machine) reportOut(now time.Time, x exclusion, level Level, does string) {
+func (m *Machine) reportOut(now time.Time, x hosts.Exclusion, level Level, does string) {
 	until, long := any(nil), "ever"
 	if !x.Forever {
 		until, long = x.Until.UTC(), x.Until.Sub(now).String()
@@ -193,7 +195,7 @@ func (m *Machine) reportOut(now time.Time, x exclusion, level Level, does string
 	m.log(level, "%s %s for %s", excludedName(x), does, long)
 }
 
-func excludedName(x exclusion) string { return targetName(x.Host, x.Slot) }
+func excludedName(x hosts.Exclusion) string { return targetName(x.Host, x.Slot) }
 
 // targetName names a slot, or the whole host if slot is nil, for log lines and messages.
 func targetName(host string, slot *int) string {

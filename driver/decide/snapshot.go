@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
+	"github.com/hvdrun/hvdrun/driver/decide/internal/ledger"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -16,11 +18,11 @@ import (
 // snapshot is the machine's whole state between two steps. A journal holds it in place of the
 // records that led to it, as one JSON object with the parts of Machine.
 type snapshot struct {
-	Last      time.Time    `json:"last"` // when the machine was last stepped
-	State     job.State    `json:"state,omitempty"`
-	StateFrom time.Time    `json:"state_from,omitzero"`
-	Size      job.Size     `json:"size"`
-	Ledger    *savedLedger `json:"ledger,omitempty"`
+	Last      time.Time     `json:"last"` // when the machine was last stepped
+	State     job.State     `json:"state,omitempty"`
+	StateFrom time.Time     `json:"state_from,omitzero"`
+	Size      job.Size      `json:"size"`
+	Ledger    *ledger.Saved `json:"ledger,omitempty"`
 	savedFleet
 	savedHistory
 	savedGeneration
@@ -28,7 +30,7 @@ type snapshot struct {
 }
 
 type savedFleet struct {
-	Hosts   hostsState    `json:"hosts"`
+	Hosts   hosts.State   `json:"hosts"`
 	Wants   []slotRun     `json:"wants,omitempty"`
 	Fixed   []slotRun     `json:"fixed,omitempty"`
 	Queued  int           `json:"queued,omitempty"`
@@ -199,7 +201,7 @@ type (
 // save returns the machine's state.
 func (m *Machine) save() snapshot {
 	s := snapshot{
-		Last: m.last, State: m.state, StateFrom: m.stateFrom, Size: m.size, Ledger: m.ledger.save(),
+		Last: m.last, State: m.state, StateFrom: m.stateFrom, Size: m.size, Ledger: m.ledger.Save(),
 		savedFleet: savedFleet{
 			Hosts: m.hosts.State(), Wants: saveRuns(m.wants), Fixed: saveRuns(m.fixed), Queued: m.queued,
 		},
@@ -256,7 +258,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	m.seq, m.started, m.joined, m.startsFrom, m.progress = s.Seq, s.Started, s.Joined, s.NewsFrom, s.Progress
 	m.stucks, m.resets, m.resetsAt, m.wrote, m.term = s.Stucks, s.Resets, s.ResetsAt, s.Wrote, s.Term
 	maps.Copy(m.resetsBy, s.ResetsBy)
-	m.ledger = s.Ledger.load()
+	m.ledger = s.Ledger.Load()
 	m.partings = partings{s.Partings, s.PartFrom}
 	m.generation = generation{
 		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,
@@ -280,7 +282,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	for _, x := range s.Failures {
 		m.failures[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
 	}
-	if m.hosts, err = restoreHosts(cooldownsOf(m.blame), s.Hosts); err != nil {
+	if m.hosts, err = hosts.Restore(cooldownsOf(m.blame), s.Hosts); err != nil {
 		return err
 	}
 	if m.wants, err = loadRuns(s.Wants); err != nil {

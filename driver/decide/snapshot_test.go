@@ -14,6 +14,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -21,16 +22,16 @@ import (
 // notSaved are the fields of a machine and of its hosts that are not saved but recomputed, with the
 // reason.
 var notSaved = map[string]string{
-	"Machine.newID":     "it is the driver's",
-	"Machine.out":       "it has been returned",
-	"Machine.noted":     "it is empty between two steps",
-	"Machine.due":       "the next step finds it",
-	"fleet.free":        "the next step asks the hosts",
-	"fleet.freeAt":      "as free",
-	"fleet.rampUntil":   "the next step finds it",
-	"fleet.holder":      "the next step finds it before it looks at it",
-	"hostTable.changes": "as free",
-	"hostTable.next":    "it is what was found at the last change",
+	"Machine.newID":   "it is the driver's",
+	"Machine.out":     "it has been returned",
+	"Machine.noted":   "it is empty between two steps",
+	"Machine.due":     "the next step finds it",
+	"fleet.free":      "the next step asks the hosts",
+	"fleet.freeAt":    "as free",
+	"fleet.rampUntil": "the next step finds it",
+	"fleet.holder":    "the next step finds it before it looks at it",
+	"Table.changes":   "as free",
+	"Table.next":      "it is what was found at the last change",
 }
 
 // state returns the relevant state of a machine.
@@ -113,7 +114,7 @@ func full() *Machine {
 	m.published.Root = 1
 	// The configuration of hosts is derived from the job's.
 	saved := m.hosts.State()
-	m.hosts, _ = restoreHosts(cooldownsOf(m.blame), saved)
+	m.hosts, _ = hosts.Restore(cooldownsOf(m.blame), saved)
 	return m
 }
 

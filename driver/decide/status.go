@@ -77,7 +77,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
 		Generation: m.world.Generation, Size: m.world.Size(),
 		NP: m.size.NP, MinNP: m.size.Min, MaxNP: m.size.Max, Elastic: m.size.Elastic, Resets: m.resets,
-		Goodput: m.ledger.until(now),
+		Goodput: m.ledger.Until(now),
 		Hosts:   []job.Host{}, Waits: []job.Wait{}, Events: []json.RawMessage{},
 	}
 	if m.state == "" { // before the first input

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
@@ -25,7 +26,7 @@ func (n told) Commits(_ string, generation uint64) uint64 {
 // world, and ignores other worlds.
 func TestCommitsOfBeats(t *testing.T) {
 	m := &Machine{}
-	m.hosts = newHosts(cooldowns{})
+	m.hosts = hosts.New(hosts.Cooldowns{})
 	w := &Worker{identity: identity{id: "w"}, generation: 3, phase: training}
 	for _, c := range []struct{ generation, start, want uint64 }{{3, 5, 7}, {3, 9, 9}, {4, 5, 5}} {
 		w.generation, m.world.Generation, m.commits = c.generation, c.generation, c.start

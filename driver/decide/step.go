@@ -35,7 +35,7 @@ func (m *Machine) note(now time.Time, in Input) {
 	if m.finished {
 		return
 	}
-	m.ledger.begin(now)
+	m.ledger.Begin(now)
 	leads := anyEffect
 	switch e := in.(type) {
 	case HostsFound:
@@ -118,7 +118,7 @@ func (m *Machine) settle(now time.Time) {
 	case leads == noEffect:
 		return
 	case leads == factsOnly && !m.decided && m.due.known && !m.due.passed(now):
-		m.ledger.count(now) // reconcile has nothing to do before that
+		m.ledger.Count(now) // reconcile has nothing to do before that
 		return
 	}
 	m.reconcile(now)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -318,12 +319,12 @@ const taskPause = time.Second
 // briefly, until tasks of several functions have ended workers there.
 func (m *Machine) failedByTask(now time.Time, w *Worker, err *job.WorkerError, ran []string) {
 	if m.hosts.EndedBy(now, w.slot, ran) {
-		m.log(Warn, "slot %s is blamed: tasks of %d functions have ended workers there", w.slot, mostEnders)
+		m.log(Warn, "slot %s is blamed: tasks of %d functions have ended workers there", w.slot, hosts.MostEnders)
 		m.failed(now, w, err)
 		return
 	}
 	m.log(Warn, "%s while it ran a task of %s; the slot is not blamed", err.What(), strings.Join(ran, " or "))
-	if !m.hosts.cfg.Forever {
+	if !m.blame.Forever() {
 		m.rest(now, m.hosts.PauseSlot(now, w.slot, taskPause))
 	}
 }

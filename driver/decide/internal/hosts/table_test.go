@@ -1,4 +1,4 @@
-package decide
+package hosts
 
 import (
 	"fmt"
@@ -39,12 +39,12 @@ func names(hosts list) (names []string) {
 
 func seconds(n int) time.Duration { return time.Duration(n) * time.Second }
 
-func cooldown(least, most int) cooldowns {
-	return cooldowns{CooldownMin: seconds(least), CooldownMax: seconds(most)}
+func cooldown(least, most int) Cooldowns {
+	return Cooldowns{CooldownMin: seconds(least), CooldownMax: seconds(most)}
 }
 
 func TestDRV11OrderStability(t *testing.T) {
-	h := newHosts(cooldowns{})
+	h := New(Cooldowns{})
 	h.Update(at(0), hostList("a:1,b:1,c:1"))
 	if got := names(h.Listed()); !slices.Equal(got, []string{"a", "b", "c"}) {
 		t.Errorf("got %v", got)
@@ -56,7 +56,7 @@ func TestDRV11OrderStability(t *testing.T) {
 }
 
 func TestDRV12UpdateResults(t *testing.T) {
-	h := newHosts(cooldowns{})
+	h := New(Cooldowns{})
 	first := h.Listed()
 	if len(first) != 0 || len(h.Available(at(0))) != 0 {
 		t.Errorf("hosts before the first list: %v", first)
@@ -87,11 +87,11 @@ func TestDRV12UpdateResults(t *testing.T) {
 }
 
 func TestDRV13Blacklist(t *testing.T) {
-	h := newHosts(cooldowns{Forever: true})
+	h := New(Cooldowns{Forever: true})
 	h.Update(at(0), hostList("a:2,b:2"))
 	hosts, slots := h.Listed(), h.Available(at(0))
 	got := h.ExcludeHost(at(1), "a")
-	if got != (exclusion{Host: "a", Forever: true}) {
+	if got != (Exclusion{Host: "a", Forever: true}) {
 		t.Errorf("got %+v", got)
 	}
 	if !slices.Equal(names(hosts), []string{"a", "b"}) || len(slots) != 4 {
@@ -124,7 +124,7 @@ func TestUpdateChanges(t *testing.T) {
 		{hostList("a:1"), hostList("b:1"), plan.Added | plan.Removed},
 		{hostList("a:1,b:2"), hostList("a:2,b:1"), plan.Added | plan.Removed},
 	} {
-		h := newHosts(cooldowns{})
+		h := New(Cooldowns{})
 		h.Update(at(0), c.before)
 		if got := h.Update(at(1), c.after); got != c.change {
 			t.Errorf("%v to %v: %v, want %v", c.before, c.after, got, c.change)
@@ -133,7 +133,7 @@ func TestUpdateChanges(t *testing.T) {
 }
 
 func TestHostThatLeavesAndReturnsIsYoungest(t *testing.T) {
-	h := newHosts(cooldowns{})
+	h := New(Cooldowns{})
 	h.Update(at(0), hostList("a:1,b:1"))
 	h.Update(at(1), hostList("b:1"))
 	h.Update(at(2), hostList("a:1,b:3,c:1"))
@@ -149,7 +149,7 @@ func TestDrainingHost(t *testing.T) {
 		}
 		return hosts
 	}
-	h := newHosts(cooldowns{})
+	h := New(Cooldowns{})
 	for i, step := range []struct {
 		listed    list
 		change    plan.Change
@@ -183,15 +183,15 @@ func TestExclusionDelays(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name     string
-		cfg      cooldowns
+		cfg      Cooldowns
 		failures []failure
 	}{
-		{"defaults", cooldowns{}, []failure{{0, 1}, {0, 2}, {0, 4}, {0, 8}, {0, 16}, {0, 32}, {0, 64}, {0, 128},
+		{"defaults", Cooldowns{}, []failure{{0, 1}, {0, 2}, {0, 4}, {0, 8}, {0, 16}, {0, 32}, {0, 64}, {0, 128},
 			{0, 256}, {0, 512}, {0, 600}, {0, 600}, {0, 600}}},
 		{"10 to 100", cooldown(10, 100), []failure{{0, 10}, {0, 20}, {0, 40}, {0, 80}, {0, 100}, {0, 100}}},
 		{"a power of two", cooldown(1, 4), []failure{{0, 1}, {0, 2}, {0, 4}, {0, 4}}},
 		{"constant", cooldown(5, 5), []failure{{0, 5}, {0, 5}, {0, 5}}},
-		{"no range", cooldowns{CooldownMin: seconds(5), CooldownMax: seconds(3)}, []failure{{0, 5}, {0, 5}}},
+		{"no range", Cooldowns{CooldownMin: seconds(5), CooldownMax: seconds(3)}, []failure{{0, 5}, {0, 5}}},
 		{"decays by one for each longest time without failure", cooldown(1, 10), []failure{
 			{0, 1}, {9, 2}, {9, 4}, // no decay yet
 			{10, 4}, {29, 2}, {10, 2}, {20, 1}, {1000, 1}, {0, 2}}},
@@ -199,7 +199,7 @@ func TestExclusionDelays(t *testing.T) {
 			{0, 1}, {0, 2}, {0, 4}, {0, 4}, {0, 4}, {4, 2}, {8, 1}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			slot, host := newHosts(c.cfg), newHosts(c.cfg)
+			slot, host := New(c.cfg), New(c.cfg)
 			slot.Update(at(0), hostList("a:2"))
 			host.Update(at(0), hostList("a:2"))
 			now := at(0)
@@ -214,7 +214,7 @@ func TestExclusionDelays(t *testing.T) {
 					t.Errorf("failure %d of a host: %+v, want until +%ds", i+1, got, f.delay)
 				}
 				// Excluded until the very end, available at it, and reported once.
-				for _, h := range []*hostTable{slot, host} {
+				for _, h := range []*Table{slot, host} {
 					next, ok := h.NextReturn()
 					if !ok || !next.Equal(got.Until) {
 						t.Errorf("failure %d: next return %v, %v", i+1, next, ok)
@@ -224,7 +224,7 @@ func TestExclusionDelays(t *testing.T) {
 						t.Errorf("failure %d: back too early", i+1)
 					}
 					if n := len(h.Available(got.Until)); n != 2 {
-						t.Errorf("failure %d: %d slots at the end of the exclusion", i+1, n)
+						t.Errorf("failure %d: %d slots at the end of the Exclusion", i+1, n)
 					}
 					if n := len(h.Expire(got.Until)) + len(h.Expire(got.Until)); n != 1 {
 						t.Errorf("failure %d: its end was told %d times", i+1, n)
@@ -240,7 +240,7 @@ func TestExclusionDelays(t *testing.T) {
 }
 
 func TestExclusionDoublingDoesNotOverflow(t *testing.T) {
-	h := newHosts(cooldowns{CooldownMin: 1, CooldownMax: 1<<63 - 1})
+	h := New(Cooldowns{CooldownMin: 1, CooldownMax: 1<<63 - 1})
 	r := &penalty{doublings: 62, until: at(0)}
 	h.exclude(r, at(0))
 	h.exclude(r, at(0))
@@ -250,14 +250,14 @@ func TestExclusionDoublingDoesNotOverflow(t *testing.T) {
 }
 
 func TestFailureOfWhatIsOutCountsForNothing(t *testing.T) {
-	h := newHosts(cooldown(10, 100))
+	h := New(cooldown(10, 100))
 	h.Update(at(0), hostList("a:3,b:2"))
 	first := h.ExcludeSlot(at(0), id("a", 0))
 	if again := h.ExcludeSlot(at(5), id("a", 0)); again.Until != first.Until {
 		t.Errorf("a slot twice: until %v, then %v", first.Until, again.Until)
 	}
 	whole := h.ExcludeHost(at(0), "b")
-	for _, again := range []exclusion{h.ExcludeHost(at(5), "b"), h.ExcludeSlot(at(5), id("b", 1))} {
+	for _, again := range []Exclusion{h.ExcludeHost(at(5), "b"), h.ExcludeSlot(at(5), id("b", 1))} {
 		if again != whole {
 			t.Errorf("a host twice: %+v, then %+v", whole, again)
 		}
@@ -272,7 +272,7 @@ func TestFailureOfWhatIsOutCountsForNothing(t *testing.T) {
 }
 
 func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
-	h := newHosts(cooldown(10, 100))
+	h := New(cooldown(10, 100))
 	h.Update(at(0), hostList("a:2,b:2,c:1"))
 	h.ExcludeSlot(at(0), id("a", 1))
 	h.Expire(at(10))
@@ -281,7 +281,7 @@ func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
 		t.Fatalf("got %+v", long)
 	}
 	got := h.ExcludeSlot(at(12), id("a", 0)) // its own end would be 22
-	if got != (exclusion{Host: "a", Until: at(30)}) {
+	if got != (Exclusion{Host: "a", Until: at(30)}) {
 		t.Errorf("got %+v; want the whole host, until its last slot returns", got)
 	}
 	if got := h.Available(at(25)); !slices.Equal(got, []plan.SlotID{id("b", 0), id("b", 1), id("c", 0)}) {
@@ -294,7 +294,7 @@ func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
 	if got := h.Available(at(30)); !slices.Equal(got, want) {
 		t.Errorf("available at the return: %v, want %v", got, want)
 	}
-	if got := h.Expire(at(30)); len(got) != 1 || got[0] != (exclusion{Host: "a", Until: at(30)}) {
+	if got := h.Expire(at(30)); len(got) != 1 || got[0] != (Exclusion{Host: "a", Until: at(30)}) {
 		t.Errorf("ended: %+v", got)
 	}
 	if got := h.Available(at(31)); !slices.Equal(got, want) {
@@ -307,7 +307,7 @@ func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
 }
 
 func TestSlotsOfAHostThatWasOutDecayFromItsReturn(t *testing.T) {
-	h := newHosts(cooldown(10, 100))
+	h := New(cooldown(10, 100))
 	h.Update(at(0), hostList("a:2"))
 	h.ExcludeSlot(at(0), id("a", 0))
 	h.ExcludeSlot(at(5), id("a", 1)) // the host is out until 15
@@ -321,7 +321,7 @@ func TestSlotsOfAHostThatWasOutDecayFromItsReturn(t *testing.T) {
 }
 
 func TestHostOfOneSlotKeepsItsAge(t *testing.T) {
-	h := newHosts(cooldown(10, 100))
+	h := New(cooldown(10, 100))
 	h.Update(at(0), hostList("a:1,b:1"))
 	if got := h.ExcludeSlot(at(0), id("a", 0)); got.Slot == nil {
 		t.Errorf("the whole host is out: %+v", got)
@@ -333,7 +333,7 @@ func TestHostOfOneSlotKeepsItsAge(t *testing.T) {
 }
 
 func TestHostsReturnInTheOrderOfTheirEnds(t *testing.T) {
-	h := newHosts(cooldown(10, 100))
+	h := New(cooldown(10, 100))
 	h.Update(at(0), hostList("a:1,b:1,c:1,d:1"))
 	h.ExcludeHost(at(2), "a")
 	h.ExcludeHost(at(1), "c")
@@ -352,7 +352,7 @@ func TestHostsReturnInTheOrderOfTheirEnds(t *testing.T) {
 }
 
 func TestExclusionOutlivesTheListing(t *testing.T) {
-	h := newHosts(cooldown(10, 100))
+	h := New(cooldown(10, 100))
 	h.Update(at(0), hostList("a:1,b:1"))
 	h.ExcludeHost(at(0), "a")
 	h.Update(at(1), hostList("b:1"))
@@ -370,7 +370,7 @@ func TestExclusionOutlivesTheListing(t *testing.T) {
 }
 
 func TestRecordsAreForgottenOnceTheyHaveDecayed(t *testing.T) {
-	h := newHosts(cooldown(1, 10))
+	h := New(cooldown(1, 10))
 	for i := range 100 {
 		name := fmt.Sprint("h", i)
 		h.Update(at(float64(20*i)), list{{Name: name, Slots: 2}})
@@ -385,7 +385,7 @@ func TestRecordsAreForgottenOnceTheyHaveDecayed(t *testing.T) {
 
 func TestSnapshotsAreCopies(t *testing.T) {
 	given := hostList("a:2")
-	h := newHosts(cooldowns{})
+	h := New(Cooldowns{})
 	h.Update(at(0), given)
 	given[0].Name = "x"
 	h.Listed()[0].Name = "y"
@@ -399,10 +399,10 @@ func TestSnapshotsAreCopies(t *testing.T) {
 	}
 }
 
-// model is a hostTable implemented directly from its documentation: it keeps the history and
+// model is a Table implemented directly from its documentation: it keeps the history and
 // derives everything else.
 type model struct {
-	cfg    cooldowns
+	cfg    Cooldowns
 	hosts  list                      // age order
 	ends   map[plan.SlotID]time.Time // of exclusions; index -1 is the whole host
 	counts map[plan.SlotID]int
@@ -515,9 +515,9 @@ func (m *model) update(listed list) {
 	m.hosts = order
 }
 
-// trial applies the same operations to a hostTable and its model.
+// trial applies the same operations to a Table and its model.
 type trial struct {
-	h   *hostTable
+	h   *Table
 	m   *model
 	now time.Time
 	// Available and Changes as of the last change.
@@ -528,7 +528,7 @@ type trial struct {
 func TestHostsAgainstTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := cooldown(rapid.IntRange(1, 3).Draw(t, "min"), rapid.IntRange(3, 9).Draw(t, "max"))
-		x := &trial{h: newHosts(cfg), m: &model{cfg: cfg, ends: map[plan.SlotID]time.Time{},
+		x := &trial{h: New(cfg), m: &model{cfg: cfg, ends: map[plan.SlotID]time.Time{},
 			counts: map[plan.SlotID]int{}, back: map[plan.SlotID]time.Time{}}, now: at(0)}
 		t.Repeat(map[string]func(*rapid.T){
 			"time passes": x.pass, "update": x.update, "slot fails": x.slotFails, "host fails": x.hostFails, "": x.check})

@@ -1,4 +1,4 @@
-package decide
+package hosts
 
 import (
 	"encoding/json"
@@ -17,10 +17,10 @@ func TestStateAndBack(t *testing.T) {
 		of     any
 		fields []string
 	}{
-		{hostTable{}, []string{"cfg", "listed", "slots", "hosts", "holds", "changes", "next"}}, // the last two are made anew
+		{Table{}, []string{"cfg", "listed", "slots", "hosts", "holds", "changes", "next"}}, // the last two are made anew
 		{penalty{}, []string{"out", "until", "doublings", "enders"}},
 		{enders{}, []string{"names", "apart", "at"}},
-		{hold{}, []string{"Host", "Slot", "Until", "WhileListed"}},
+		{Hold{}, []string{"Host", "Slot", "Until", "WhileListed"}},
 		{plan.Host{}, []string{"Name", "Slots", "Draining"}},
 	} {
 		var fields []string
@@ -28,28 +28,28 @@ func TestStateAndBack(t *testing.T) {
 			fields = append(fields, f.Name)
 		}
 		if !slices.Equal(fields, c.fields) {
-			t.Errorf("%T has the fields %v: save them in hostsState", c.of, fields)
+			t.Errorf("%T has the fields %v: save them in State", c.of, fields)
 		}
 	}
 	cfg := cooldown(1, 60)
-	h := newHosts(cfg)
+	h := New(cfg)
 	h.Update(at(0), hostList("a:2,b:2,c:1,d:3"))
 	h.ExcludeSlot(at(1), id("a", 0))
 	h.ExcludeSlot(at(1), id("b", 0))
 	h.ExcludeSlot(at(2), id("b", 1))
 	h.ExcludeHost(at(3), "c")
 	h.EndedBy(at(4), id("d", 1), []string{"f", "g"})
-	h.Hold(hold{Host: "d", Slot: new(2), Until: at(90).UTC()})
-	h.Hold(hold{Host: "e", WhileListed: true})
+	h.Hold(Hold{Host: "d", Slot: new(2), Until: at(90).UTC()})
+	h.Hold(Hold{Host: "e", WhileListed: true})
 	b, err := json.Marshal(h.State())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s hostsState
+	var s State
 	if err := json.Unmarshal(b, &s); err != nil {
 		t.Fatal(err)
 	}
-	back, err := restoreHosts(cfg, s)
+	back, err := Restore(cfg, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,10 +58,10 @@ func TestStateAndBack(t *testing.T) {
 		!reflect.DeepEqual(back.holds, h.holds) {
 		t.Errorf("restored\n%+v\nof\n%+v", back.State(), h.State())
 	}
-	for _, bad := range []hostsState{
-		{Listed: list{{Name: "a", Slots: -1}}}, {Records: []hostRecord{{Host: "a", Doublings: -1}}}, {Records: []hostRecord{{Host: "a", Slot: new(-1)}}},
+	for _, bad := range []State{
+		{Listed: list{{Name: "a", Slots: -1}}}, {Records: []Record{{Host: "a", Doublings: -1}}}, {Records: []Record{{Host: "a", Slot: new(-1)}}},
 	} {
-		if _, err := restoreHosts(cfg, bad); err == nil {
+		if _, err := Restore(cfg, bad); err == nil {
 			t.Errorf("%+v passes", bad)
 		}
 	}

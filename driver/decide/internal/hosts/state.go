@@ -1,4 +1,4 @@
-package decide
+package hosts
 
 import (
 	"errors"
@@ -9,15 +9,15 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// hostsState is the state of a hostTable in a journal; restoreHosts restores it.
-type hostsState struct {
-	Listed  []plan.Host  `json:"listed,omitempty"` // oldest first
-	Records []hostRecord `json:"records,omitempty"`
-	Holds   []hold       `json:"holds,omitempty"`
+// State is the state of a Table in a journal.
+type State struct {
+	Listed  []plan.Host `json:"listed,omitempty"` // oldest first
+	Records []Record    `json:"records,omitempty"`
+	Holds   []Hold      `json:"holds,omitempty"`
 }
 
-// hostRecord is the penalty of a slot, or of a whole host if Slot is nil.
-type hostRecord struct {
+// Record is the penalty record of a slot, or of a whole host if Slot is nil.
+type Record struct {
 	Host string `json:"host"`
 	Slot *int   `json:"slot,omitempty"`
 	// Out: it is excluded, and Expire has not reported the end. Until is when its last exclusion
@@ -34,30 +34,30 @@ type hostRecord struct {
 }
 
 // State returns the state of h in a deterministic order.
-func (h *hostTable) State() hostsState {
-	s := hostsState{Listed: slices.Clone(h.listed)}
+func (h *Table) State() State {
+	s := State{Listed: slices.Clone(h.listed)}
 	for name, r := range h.hosts {
-		s.Records = append(s.Records, hostRecord{name, nil, r.out, r.until, r.doublings, nil, 0, time.Time{}})
+		s.Records = append(s.Records, Record{name, nil, r.out, r.until, r.doublings, nil, 0, time.Time{}})
 	}
 	for id, r := range h.slots {
-		s.Records = append(s.Records, hostRecord{id.Host, new(id.Index), r.out, r.until, r.doublings, slices.Clone(r.names), r.apart, r.at})
+		s.Records = append(s.Records, Record{id.Host, new(id.Index), r.out, r.until, r.doublings, slices.Clone(r.names), r.apart, r.at})
 	}
 	for _, hold := range h.holds {
 		s.Holds = append(s.Holds, hold)
 	}
-	slices.SortFunc(s.Records, func(a, b hostRecord) int { return keyOf(a.Host, a.Slot).compare(keyOf(b.Host, b.Slot)) })
-	slices.SortFunc(s.Holds, func(a, b hold) int { return keyOf(a.Host, a.Slot).compare(keyOf(b.Host, b.Slot)) })
+	slices.SortFunc(s.Records, func(a, b Record) int { return keyOf(a.Host, a.Slot).compare(keyOf(b.Host, b.Slot)) })
+	slices.SortFunc(s.Holds, func(a, b Hold) int { return keyOf(a.Host, a.Slot).compare(keyOf(b.Host, b.Slot)) })
 	return s
 }
 
 // maxDoublings exceeds every number of doublings that CooldownMax permits.
 const maxDoublings = 64
 
-// restoreHosts returns a table with the given state, which it owns.
-func restoreHosts(cfg cooldowns, s hostsState) (*hostTable, error) {
-	h := newHosts(cfg)
+// Restore returns a table with the given state, which it owns from then on.
+func Restore(cfg Cooldowns, s State) (*Table, error) {
+	h := New(cfg)
 	if err := plan.CheckHosts(s.Listed); err != nil {
-		return nil, fmt.Errorf("decide: the listed hosts: %w", err)
+		return nil, fmt.Errorf("hosts: the listed hosts: %w", err)
 	}
 	h.listed = s.Listed
 	h.changes = 1 // not 0, so that nothing cached by Changes is valid
@@ -65,7 +65,7 @@ func restoreHosts(cfg cooldowns, s hostsState) (*hostTable, error) {
 		to := &penalty{out: r.Out, until: r.Until, doublings: r.Doublings, enders: enders{r.Enders, r.Apart, r.EndedAt}}
 		switch {
 		case r.Doublings < 0 || r.Doublings > maxDoublings || r.Apart < 0 || len(r.Enders) > mostEnderNames || r.Slot != nil && *r.Slot < 0:
-			return nil, errors.New("decide: the record of a host is not valid")
+			return nil, errors.New("hosts: the record of a host is not valid")
 		case r.Slot == nil:
 			h.hosts[r.Host] = to
 		default:

@@ -1,4 +1,7 @@
-package decide
+// Package hosts keeps what a list of hosts does not contain: which hosts are older, and which hosts
+// and slots take no workers because they failed or because an operator holds them. It is pure:
+// callers pass the time.
+package hosts
 
 import (
 	"cmp"
@@ -13,12 +16,12 @@ const (
 	defaultCooldownMax = 600 * time.Second
 )
 
-// cooldowns sets for how long a failing slot or host is excluded.
+// Cooldowns sets for how long a failing slot or host is excluded.
 //
 // The first failure excludes for CooldownMin, each further one for twice the previous time, up to
 // CooldownMax: 1, 2, 4, … without randomness. A slot that has returned loses one doubling for every
 // CooldownMax without a failure.
-type cooldowns struct {
+type Cooldowns struct {
 	// CooldownMin is the time of the first exclusion. 0: 1 s.
 	CooldownMin time.Duration
 	// CooldownMax is the longest exclusion. 0: 600 s. It is at least CooldownMin.
@@ -27,19 +30,18 @@ type cooldowns struct {
 	Forever bool
 }
 
-// hostTable keeps what a single list of hosts does not contain: the age of hosts, and which hosts
-// and slots are excluded or held. It reads no clock: callers pass now, which must not go back. It
-// is not safe for concurrent use. newHosts makes one.
+// Table keeps the age of hosts, and which hosts and slots are excluded or held. Callers pass now,
+// which must not go back. A Table is not safe for concurrent use. New makes one.
 //
-// Exclusions end by themselves: Available already returns a slot whose exclusion has ended before
+// Exclusions end by themselves: Available already returns a slot whose Exclusion has ended before
 // Expire has reported it.
-type hostTable struct {
-	cfg    cooldowns
+type Table struct {
+	cfg    Cooldowns
 	listed []plan.Host // oldest first
 	// Penalties outlive the listing of their hosts, so that a flapping host does not start afresh.
 	slots map[plan.SlotID]*penalty
 	hosts map[string]*penalty
-	holds map[holdKey]hold // by operators
+	holds map[holdKey]Hold // by operators
 
 	changes uint64
 	next    nextReturn
@@ -48,7 +50,7 @@ type hostTable struct {
 // nextReturn caches the result of NextReturn until the next change.
 type nextReturn struct {
 	known   bool
-	changes uint64 // hostTable.changes of this result
+	changes uint64 // Table.changes of this result
 	at      time.Time
 	found   bool
 }
@@ -68,25 +70,25 @@ type enders struct {
 	at    time.Time // the last
 }
 
-// mostEnders is how many different functions may end workers in a slot until it is the slot that is
-// blamed; mostEnderNames bounds their names.
-const (
-	mostEnders     = 3
-	mostEnderNames = 16
-)
+// MostEnders is the number of different functions whose tasks end workers in a slot before the slot
+// is blamed.
+const MostEnders = 3
 
-// exclusion is a slot or a whole host that takes no workers.
-type exclusion struct {
+// mostEnderNames bounds the names of functions kept for a slot.
+const mostEnderNames = 16
+
+// Exclusion is a slot or a whole host that takes no workers.
+type Exclusion struct {
 	Host string
 	// Slot is the index of the slot; nil: the whole host.
 	Slot *int
-	// Until is when the exclusion ends; zero if Forever.
+	// Until is when the Exclusion ends; zero if Forever.
 	Until   time.Time
 	Forever bool
 }
 
-// newHosts returns an empty table.
-func newHosts(cfg cooldowns) *hostTable {
+// New returns an empty table.
+func New(cfg Cooldowns) *Table {
 	if cfg.CooldownMin <= 0 {
 		cfg.CooldownMin = defaultCooldownMin
 	}
@@ -94,14 +96,14 @@ func newHosts(cfg cooldowns) *hostTable {
 		cfg.CooldownMax = defaultCooldownMax
 	}
 	cfg.CooldownMax = max(cfg.CooldownMax, cfg.CooldownMin)
-	return &hostTable{cfg: cfg, slots: map[plan.SlotID]*penalty{}, hosts: map[string]*penalty{}, holds: map[holdKey]hold{}}
+	return &Table{cfg: cfg, slots: map[plan.SlotID]*penalty{}, hosts: map[string]*penalty{}, holds: map[holdKey]Hold{}}
 }
 
 // Update replaces the list of hosts, which must have passed plan.CheckHosts, and returns how its
 // slots differ from the previous list, excluded or not; slots of a draining host count as removed.
 // Hosts that stay keep their age, whatever their position in the list and however their slots
 // change; new hosts follow in list order. A host that was removed and returns is new.
-func (h *hostTable) Update(now time.Time, listed []plan.Host) plan.Change {
+func (h *Table) Update(now time.Time, listed []plan.Host) plan.Change {
 	h.changes++
 	var change plan.Change
 	before := make(map[string]int, len(h.listed))
@@ -148,15 +150,15 @@ func usable(host plan.Host) int {
 }
 
 // Listed returns all hosts of the last list, oldest first.
-func (h *hostTable) Listed() []plan.Host { return slices.Clone(h.listed) }
+func (h *Table) Listed() []plan.Host { return slices.Clone(h.listed) }
 
 // Changes returns a counter that changes whenever the result of Available may change, provided that
 // Expire is called. Callers cache Available by it.
-func (h *hostTable) Changes() uint64 { return h.changes }
+func (h *Table) Changes() uint64 { return h.changes }
 
 // Available returns the slots that may have a worker now: listed, of a host that is not draining,
 // and neither excluded nor held; the oldest host first, by index within a host.
-func (h *hostTable) Available(now time.Time) []plan.SlotID {
+func (h *Table) Available(now time.Time) []plan.SlotID {
 	most := 0
 	for _, host := range h.listed {
 		most += usable(host)
@@ -179,11 +181,11 @@ func (h *hostTable) Available(now time.Time) []plan.SlotID {
 // ExcludeSlot counts a failure of the slot and returns its exclusion. If that leaves a listed host
 // of two or more slots without any, the host is excluded as a whole instead, until the last of its
 // slots would return. A failure of a slot that is already excluded changes nothing.
-func (h *hostTable) ExcludeSlot(now time.Time, id plan.SlotID) exclusion {
+func (h *Table) ExcludeSlot(now time.Time, id plan.SlotID) Exclusion {
 	return h.excludeSlot(now, id, func(r *penalty) { h.exclude(r, now) })
 }
 
-func (h *hostTable) excludeSlot(now time.Time, id plan.SlotID, exclude func(*penalty)) exclusion {
+func (h *Table) excludeSlot(now time.Time, id plan.SlotID, exclude func(*penalty)) Exclusion {
 	h.changes++
 	if host := h.hosts[id.Host]; h.isOut(host, now) {
 		return h.exclusion(id.Host, nil, host)
@@ -199,8 +201,8 @@ func (h *hostTable) excludeSlot(now time.Time, id plan.SlotID, exclude func(*pen
 }
 
 // RestSlot excludes a slot that has not failed, for as long as its previous exclusion. It has no
-// effect on the exclusion after its next failure.
-func (h *hostTable) RestSlot(now time.Time, id plan.SlotID) exclusion {
+// effect on the Exclusion after its next failure.
+func (h *Table) RestSlot(now time.Time, id plan.SlotID) Exclusion {
 	if r := h.slots[id]; r != nil && !h.isOut(r, now) {
 		r.doublings = max(0, r.doublings-1)
 	}
@@ -210,7 +212,7 @@ func (h *hostTable) RestSlot(now time.Time, id plan.SlotID) exclusion {
 // EndedBy notes that a worker that ran tasks of some functions has ended in a slot, and returns
 // whether that is a failure of the slot: several different functions have. What lies further back
 // than CooldownMax is forgotten.
-func (h *hostTable) EndedBy(now time.Time, id plan.SlotID, functions []string) bool {
+func (h *Table) EndedBy(now time.Time, id plan.SlotID, functions []string) bool {
 	h.changes++
 	r := penaltyOf(h.slots, id)
 	if now.Sub(r.at) > h.cfg.CooldownMax {
@@ -218,16 +220,16 @@ func (h *hostTable) EndedBy(now time.Time, id plan.SlotID, functions []string) b
 	}
 	r.at = now
 	known := slices.ContainsFunc(functions, func(f string) bool { return slices.Contains(r.names, f) })
-	if !known && r.apart < mostEnders {
+	if !known && r.apart < MostEnders {
 		r.apart++
 		r.names = append(r.names, functions[:min(len(functions), mostEnderNames-len(r.names))]...)
 	}
-	return r.apart >= mostEnders
+	return r.apart >= MostEnders
 }
 
-// PauseSlot excludes a slot that has not failed for a time. It has no effect on the exclusion after
+// PauseSlot excludes a slot that has not failed for a time. It has no effect on the Exclusion after
 // its next failure.
-func (h *hostTable) PauseSlot(now time.Time, id plan.SlotID, long time.Duration) exclusion {
+func (h *Table) PauseSlot(now time.Time, id plan.SlotID, long time.Duration) Exclusion {
 	return h.excludeSlot(now, id, func(r *penalty) {
 		r.doublings = h.doublings(r, now)
 		r.out, r.until = true, now.Add(long)
@@ -236,7 +238,7 @@ func (h *hostTable) PauseSlot(now time.Time, id plan.SlotID, long time.Duration)
 
 // ExcludeHost counts a failure of the host and returns its exclusion. A failure of a host that is
 // already excluded changes nothing.
-func (h *hostTable) ExcludeHost(now time.Time, host string) exclusion {
+func (h *Table) ExcludeHost(now time.Time, host string) Exclusion {
 	h.changes++
 	r := penaltyOf(h.hosts, host)
 	if !h.isOut(r, now) {
@@ -248,7 +250,7 @@ func (h *hostTable) ExcludeHost(now time.Time, host string) exclusion {
 // Expire returns the exclusions and holds that have ended, ordered by their ends, each once. It
 // omits those whose slot or host is out for another reason. A host that was out as a whole becomes
 // the youngest. Penalties remain and decay. Exclusions of hosts that are not listed end likewise.
-func (h *hostTable) Expire(now time.Time) []exclusion {
+func (h *Table) Expire(now time.Time) []Exclusion {
 	if next, ok := h.NextReturn(); !ok || now.Before(next) {
 		return nil
 	}
@@ -271,14 +273,14 @@ func (h *hostTable) Expire(now time.Time) []exclusion {
 			}
 		}
 	}
-	slices.SortFunc(ended, func(a, b exclusion) int {
+	slices.SortFunc(ended, func(a, b Exclusion) int {
 		return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(a.Host, b.Host), cmp.Compare(index(a), index(b)))
 	})
 	return ended
 }
 
 // NextReturn returns when the next exclusion or hold ends; false: never.
-func (h *hostTable) NextReturn() (time.Time, bool) {
+func (h *Table) NextReturn() (time.Time, bool) {
 	n := &h.next
 	if n.known && n.changes == h.changes {
 		return n.at, n.found
@@ -308,7 +310,7 @@ func (h *hostTable) NextReturn() (time.Time, bool) {
 }
 
 // exclude starts an exclusion of a slot or host that is not excluded.
-func (h *hostTable) exclude(r *penalty, now time.Time) {
+func (h *Table) exclude(r *penalty, now time.Time) {
 	r.doublings = h.doublings(r, now)
 	delay := h.cfg.CooldownMin
 	for range r.doublings {
@@ -321,14 +323,14 @@ func (h *hostTable) exclude(r *penalty, now time.Time) {
 }
 
 // doublings returns the doublings of a penalty after decay.
-func (h *hostTable) doublings(r *penalty, now time.Time) int {
+func (h *Table) doublings(r *penalty, now time.Time) int {
 	quiet := max(0, now.Sub(r.until))
 	return max(0, r.doublings-int(quiet/h.cfg.CooldownMax))
 }
 
 // excludeEmptied excludes the host as a whole if it has two or more slots and all are excluded. It
 // returns the host's penalty then, otherwise nil.
-func (h *hostTable) excludeEmptied(name string, now time.Time) *penalty {
+func (h *Table) excludeEmptied(name string, now time.Time) *penalty {
 	i := slices.IndexFunc(h.listed, func(host plan.Host) bool { return host.Name == name })
 	if i < 0 || h.listed[i].Slots < 2 {
 		return nil
@@ -353,13 +355,13 @@ func (h *hostTable) excludeEmptied(name string, now time.Time) *penalty {
 	return r
 }
 
-func (h *hostTable) isOut(r *penalty, now time.Time) bool {
+func (h *Table) isOut(r *penalty, now time.Time) bool {
 	return r != nil && r.out && (h.cfg.Forever || now.Before(r.until))
 }
 
-// orderAt returns the listed hosts by age: hosts whose exclusion has ended are the youngest, in the
+// orderAt returns the listed hosts by age: hosts whose Exclusion has ended are the youngest, in the
 // order of their returns.
-func (h *hostTable) orderAt(now time.Time) []plan.Host {
+func (h *Table) orderAt(now time.Time) []plan.Host {
 	order := make([]plan.Host, 0, len(h.listed))
 	var returned []plan.Host
 	for _, host := range h.listed {
@@ -375,8 +377,8 @@ func (h *hostTable) orderAt(now time.Time) []plan.Host {
 	return append(order, returned...)
 }
 
-func (h *hostTable) exclusion(host string, slot *int, r *penalty) exclusion {
-	e := exclusion{Host: host, Until: r.until, Forever: h.cfg.Forever}
+func (h *Table) exclusion(host string, slot *int, r *penalty) Exclusion {
+	e := Exclusion{Host: host, Until: r.until, Forever: h.cfg.Forever}
 	if e.Forever {
 		e.Until = time.Time{}
 	}
@@ -388,7 +390,7 @@ func (h *hostTable) exclusion(host string, slot *int, r *penalty) exclusion {
 
 // forget deletes penalties without effect, so that they do not accumulate when hosts come and go
 // under new names.
-func (h *hostTable) forget(now time.Time) {
+func (h *Table) forget(now time.Time) {
 	for name, r := range h.hosts {
 		if !r.out && h.doublings(r, now) == 0 {
 			delete(h.hosts, name)
@@ -411,7 +413,7 @@ func penaltyOf[K comparable](records map[K]*penalty, key K) *penalty {
 }
 
 // index returns the slot's index, or -1 for a whole host.
-func index(e exclusion) int {
+func index(e Exclusion) int {
 	if e.Slot == nil {
 		return -1
 	}

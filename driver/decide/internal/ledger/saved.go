@@ -1,4 +1,4 @@
-package decide
+package ledger
 
 import (
 	"maps"
@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// savedLedger is a ledger. Durations are in nanoseconds.
-type savedLedger struct {
+// Saved is a Ledger in a journal. Durations are in nanoseconds.
+type Saved struct {
 	Begun time.Time                  `json:"begun"`
 	At    time.Time                  `json:"at"`
 	Part  job.Part                   `json:"part"`
@@ -30,18 +30,14 @@ type (
 		Part job.Part `json:"part"`
 		savedBy
 	}
-	savedEntry struct {
-		Cause    job.Cause     `json:"cause"`
-		From     time.Time     `json:"from,omitzero"`
-		Training time.Duration `json:"training,omitempty"`
-	}
 )
 
-func (l *ledger) save() *savedLedger {
+// Save returns the state of l; nil if it has not begun.
+func (l *Ledger) Save() *Saved {
 	if l.begun.IsZero() {
 		return nil
 	}
-	s := &savedLedger{Begun: l.begun, At: l.at, Part: l.part, Spent: maps.Clone(l.spent), Ended: l.ended}
+	s := &Saved{Begun: l.begun, At: l.at, Part: l.part, Spent: maps.Clone(l.spent), Ended: l.ended}
 	if l.by != (plan.SlotID{}) {
 		s.By = &savedBy{Host: l.by.Host, Slot: l.by.Index}
 	}
@@ -54,12 +50,12 @@ func (l *ledger) save() *savedLedger {
 	return s
 }
 
-// load returns the ledger; nil: one that has not begun.
-func (s *savedLedger) load() (l ledger) {
+// Load returns the ledger; nil: one that has not begun.
+func (s *Saved) Load() (l Ledger) {
 	if s == nil {
 		return l
 	}
-	l = ledger{begun: s.Begun, at: s.At, part: s.Part, spent: map[job.Part]time.Duration{}, ended: s.Ended}
+	l = Ledger{begun: s.Begun, at: s.At, part: s.Part, spent: map[job.Part]time.Duration{}, ended: s.Ended}
 	maps.Copy(l.spent, s.Spent)
 	if s.By != nil {
 		l.by = plan.SlotID{Host: s.By.Host, Index: s.By.Slot}
@@ -71,18 +67,4 @@ func (s *savedLedger) load() (l ledger) {
 		l.held = append(l.held, held{plan.SlotID{Host: h.Host, Index: h.Slot}, h.Long})
 	}
 	return l
-}
-
-func (e entry) save() *savedEntry {
-	if e == (entry{}) {
-		return nil
-	}
-	return &savedEntry{e.cause, e.from, e.training}
-}
-
-func (s *savedEntry) load() entry {
-	if s == nil {
-		return entry{}
-	}
-	return entry{s.Cause, s.From, s.Training}
 }

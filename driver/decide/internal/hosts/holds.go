@@ -1,4 +1,4 @@
-package decide
+package hosts
 
 import (
 	"cmp"
@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// hold keeps workers out of a slot or a whole host at an operator's command, whatever its penalty.
-type hold struct {
+// Hold keeps workers out of a slot or a whole host at an operator's command, whatever its penalty.
+type Hold struct {
 	Host string
 	// Slot is the index of the slot; nil: the whole host, including slots added later.
 	Slot *int
@@ -45,39 +45,39 @@ func (k holdKey) index() *int {
 }
 
 // Hold adds a hold, replacing one of the same slot or host.
-func (h *hostTable) Hold(hold hold) {
+func (h *Table) Hold(hold Hold) {
 	h.changes++
 	h.holds[keyOf(hold.Host, hold.Slot)] = hold
 }
 
 // Held returns the hold on the slot's host, or else on the slot; false if there is none.
-func (h *hostTable) Held(now time.Time, id plan.SlotID) (hold, bool) {
+func (h *Table) Held(now time.Time, id plan.SlotID) (Hold, bool) {
 	for _, k := range []holdKey{{id.Host, -1}, {id.Host, id.Index}} {
 		if h.isHeld(k, now) {
 			return h.holds[k], true
 		}
 	}
-	return hold{}, false
+	return Hold{}, false
 }
 
 // HostHeld returns the hold on the whole host; false if there is none.
-func (h *hostTable) HostHeld(now time.Time, host string) (hold, bool) {
+func (h *Table) HostHeld(now time.Time, host string) (Hold, bool) {
 	k := holdKey{host, -1}
 	return h.holds[k], h.isHeld(k, now)
 }
 
-// Readmit ends the exclusion and hold of the slot, or if slot is nil those of the host and all its
+// Readmit ends the Exclusion and hold of the slot, or if slot is nil those of the host and all its
 // slots, and deletes their penalties. It returns what has ended. A host that was out as a whole
 // becomes the youngest. A slot of a host that is out as a whole stays out.
-func (h *hostTable) Readmit(now time.Time, host string, slot *int) []exclusion {
+func (h *Table) Readmit(now time.Time, host string, slot *int) []Exclusion {
 	h.changes++
 	h.listed = h.orderAt(now) // must precede the changes below: it depends on who was out
-	var ended []exclusion
+	var ended []Exclusion
 	end := func(k holdKey, r *penalty) {
 		if !h.isHeld(k, now) && !h.isOut(r, now) {
 			return
 		}
-		ended = append(ended, exclusion{Host: k.host, Slot: k.index(), Until: now})
+		ended = append(ended, Exclusion{Host: k.host, Slot: k.index(), Until: now})
 		if k.slot < 0 {
 			h.makeYoungest(k.host)
 		}
@@ -102,22 +102,22 @@ func (h *hostTable) Readmit(now time.Time, host string, slot *int) []exclusion {
 			delete(h.holds, k)
 		}
 	}
-	slices.SortFunc(ended, func(a, b exclusion) int { return cmp.Compare(index(a), index(b)) })
+	slices.SortFunc(ended, func(a, b Exclusion) int { return cmp.Compare(index(a), index(b)) })
 	return ended
 }
 
-// Excluded returns the exclusion of the slot's host, or else of the slot; false if there is none.
-func (h *hostTable) Excluded(now time.Time, id plan.SlotID) (exclusion, bool) {
+// Excluded returns the Exclusion of the slot's host, or else of the slot; false if there is none.
+func (h *Table) Excluded(now time.Time, id plan.SlotID) (Exclusion, bool) {
 	if r := h.hosts[id.Host]; h.isOut(r, now) {
 		return h.exclusion(id.Host, nil, r), true
 	}
 	if r := h.slots[id]; h.isOut(r, now) {
 		return h.exclusion(id.Host, &id.Index, r), true
 	}
-	return exclusion{}, false
+	return Exclusion{}, false
 }
 
-func (h *hostTable) makeYoungest(name string) {
+func (h *Table) makeYoungest(name string) {
 	i := slices.IndexFunc(h.listed, func(host plan.Host) bool { return host.Name == name })
 	if i >= 0 {
 		host := h.listed[i]
@@ -125,30 +125,30 @@ func (h *hostTable) makeYoungest(name string) {
 	}
 }
 
-func (h *hostTable) isHeld(k holdKey, now time.Time) bool {
+func (h *Table) isHeld(k holdKey, now time.Time) bool {
 	hold, ok := h.holds[k]
 	return ok && !hold.over(now)
 }
 
-func (o hold) over(now time.Time) bool { return !o.Until.IsZero() && !now.Before(o.Until) }
+func (o Hold) over(now time.Time) bool { return !o.Until.IsZero() && !now.Before(o.Until) }
 
 // expireHolds deletes the holds that have ended and returns those whose slot or host has no
 // exclusion.
-func (h *hostTable) expireHolds(now time.Time) []exclusion {
-	var ended []exclusion
+func (h *Table) expireHolds(now time.Time) []Exclusion {
+	var ended []Exclusion
 	for k, hold := range h.holds {
 		if !hold.over(now) {
 			continue
 		}
 		delete(h.holds, k)
-		if r := h.recordAt(k); r == nil || !r.out { // otherwise the exclusion's end is reported
-			ended = append(ended, exclusion{Host: k.host, Slot: k.index(), Until: hold.Until})
+		if r := h.recordAt(k); r == nil || !r.out { // otherwise the Exclusion's end is reported
+			ended = append(ended, Exclusion{Host: k.host, Slot: k.index(), Until: hold.Until})
 		}
 	}
 	return ended
 }
 
-func (h *hostTable) recordAt(k holdKey) *penalty {
+func (h *Table) recordAt(k holdKey) *penalty {
 	if k.slot < 0 {
 		return h.hosts[k.host]
 	}
@@ -156,7 +156,7 @@ func (h *hostTable) recordAt(k holdKey) *penalty {
 }
 
 // dropHolds deletes the holds with WhileListed whose hosts are not listed.
-func (h *hostTable) dropHolds(listed map[string]plan.Host) {
+func (h *Table) dropHolds(listed map[string]plan.Host) {
 	for k, hold := range h.holds {
 		if _, stays := listed[k.host]; hold.WhileListed && !stays {
 			delete(h.holds, k)
@@ -164,9 +164,9 @@ func (h *hostTable) dropHolds(listed map[string]plan.Host) {
 	}
 }
 
-// outAsWhole returns when the exclusion or hold of the whole host ends; zero if there is none or it
+// outAsWhole returns when the Exclusion or hold of the whole host ends; zero if there is none or it
 // has no end.
-func (h *hostTable) outAsWhole(name string) (until time.Time) {
+func (h *Table) outAsWhole(name string) (until time.Time) {
 	if r := h.hosts[name]; r != nil && r.out && !h.cfg.Forever {
 		until = r.until
 	} else if r != nil && r.out {

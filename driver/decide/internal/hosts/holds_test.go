@@ -1,4 +1,4 @@
-package decide
+package hosts
 
 import (
 	"fmt"
@@ -13,9 +13,9 @@ import (
 // TestHolds is a table of operators' commands by time, and of the slots available after each.
 func TestHolds(t *testing.T) {
 	begin := time.Unix(0, 0)
-	forever := cooldowns{Forever: true}
+	forever := Cooldowns{Forever: true}
 	for name, test := range map[string]struct {
-		cfg   cooldowns
+		cfg   Cooldowns
 		steps []string // "second what …", then "slots …", or "ended …" of the last
 	}{
 		"a slot for a time": {steps: []string{
@@ -35,7 +35,7 @@ func TestHolds(t *testing.T) {
 		}},
 		"a failure meanwhile outlasts it": {steps: []string{
 			"0 hold a:1 until=1", "0 fail a:1", "0 now", "slots a:0 b:0 b:1", "1 expire", "ended a:1",
-		}, cfg: cooldowns{CooldownMin: time.Second, CooldownMax: time.Second}},
+		}, cfg: Cooldowns{CooldownMin: time.Second, CooldownMax: time.Second}},
 		"it outlasts a failure": {steps: []string{
 			"0 hold a:1 until=3", "0 fail a:1", "1 expire", "ended", "3 expire", "ended a:1",
 		}},
@@ -50,7 +50,7 @@ func TestHolds(t *testing.T) {
 		}, cfg: forever},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHosts(test.cfg)
+			h := New(test.cfg)
 			h.Update(begin, []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 2}})
 			now := begin
 			var ended []string
@@ -85,15 +85,15 @@ func TestHolds(t *testing.T) {
 }
 
 // does performs one step and returns the exclusions and holds that it ended.
-func does(h *hostTable, now time.Time, what string, args []string) (ended []string) {
-	hold := hold{}
+func does(h *Table, now time.Time, what string, args []string) (ended []string) {
+	hold := Hold{}
 	if len(args) > 0 {
 		host, index, of := strings.Cut(args[0], ":")
 		if hold.Host = host; of {
 			hold.Slot = new(int(index[0] - '0'))
 		}
 	}
-	var gone []exclusion
+	var gone []Exclusion
 	switch what {
 	case "list":
 		hosts, _ := plan.ParseHosts(strings.Join(args, "\n"), 1)
