@@ -73,7 +73,7 @@ func TestControlledJob(t *testing.T) {
 		}
 	}
 	ask(job.Command{Verb: job.Drain, Host: "elsewhere"}, "host elsewhere is unknown; the hosts are localhost")
-	ask(job.Command{Verb: job.Scale, MaxNP: new(1)}, "1 to 1 workers, before 1 or more")
+	ask(job.Command{Verb: job.Scale, MaxNP: new(1)}, "1 worker, before 1 or more")
 	<-started
 	if s, err = c.Status(t.Context()); err != nil || s.State != job.Starting || s.Hosts[0].Slots[0].PID == 0 || s.MaxNP != 1 {
 		t.Errorf("%+v, %v", s, err)

@@ -222,6 +222,9 @@ func (m *Machine) scale(now time.Time, c job.Command) (string, error) {
 		next.NP = min(next.NP, next.Max)
 	}
 	was := m.size
+	if next == was {
+		return bounds(was) + ", as before", nil
+	}
 	m.size = next
 	most := any(nil)
 	if next.Max != 0 {
@@ -233,8 +236,13 @@ func (m *Machine) scale(now time.Time, c job.Command) (string, error) {
 
 // bounds describes a size.
 func bounds(s job.Size) string {
-	if s.Max == 0 {
+	switch s.Max {
+	case 0:
 		return fmt.Sprintf("%d or more workers", s.Min)
+	case 1:
+		return "1 worker"
+	case s.Min:
+		return fmt.Sprintf("%d workers", s.Min)
 	}
 	return fmt.Sprintf("%d to %d workers", s.Min, s.Max)
 }

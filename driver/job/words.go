@@ -214,6 +214,8 @@ func bounds(least, most *int) string {
 		return fmt.Sprintf("at most %d", *most)
 	case most == nil || *most == 0:
 		return fmt.Sprintf("%d or more", *least)
+	case *least == *most:
+		return fmt.Sprint(*least)
 	}
 	return fmt.Sprintf("%d to %d", *least, *most)
 }
