@@ -31,9 +31,20 @@ type forwarder struct {
 	to    netip.AddrPort
 	while context.Context    // until the driver is elsewhere
 	leave context.CancelFunc // ends while
-	said  bool               // it was logged that it cannot be reached
 	conns map[net.Conn]bool
+	unreached
 }
+
+// unreached is whether connections to the driver fail.
+type unreached struct {
+	why   error     // the first failure since one was made; nil: there is none, or it was logged
+	since time.Time // of why
+	said  bool      // one was logged since a connection was made
+}
+
+// lives is how long after a failed connection a message of the driver shows that it was running
+// then: those of one that has ended arrive before that.
+const lives = time.Second
 
 // newForwarder listens at an address of this host.
 func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
@@ -65,6 +76,7 @@ func (f *forwarder) direct() string {
 func (f *forwarder) aim(to netip.AddrPort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.why = nil // of the time in which no driver was attached
 	if f.to == to {
 		return
 	}
@@ -122,7 +134,7 @@ func (f *forwarder) carry(worker *identity.Conn) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	driver, err := dialer.DialContext(ctx, "tcp", to.String())
 	if err != nil {
-		f.complain(to, err)
+		f.failed(to, time.Now(), err)
 		return // the worker tries again
 	}
 	defer driver.Close()
@@ -186,16 +198,25 @@ func (t *turns) driver() bool {
 	return t.n.CompareAndSwap(2, 3)
 }
 
-// complain logs, once, that the driver cannot be reached from here, though it has reached this
-// host.
-func (f *forwarder) complain(to netip.AddrPort, err error) {
+// failed notes that a connection to the driver could not be made.
+func (f *forwarder) failed(to netip.AddrPort, now time.Time, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.said || f.to != to || f.ctx.Err() != nil {
+	if !f.said && f.why == nil && f.to == to && f.ctx.Err() == nil {
+		f.why, f.since = err, now
+	}
+}
+
+// heard takes that the driver has sent this host a message. It logs, once, that the driver cannot
+// be reached from here.
+func (f *forwarder) heard(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.why == nil || now.Sub(f.since) < lives {
 		return
 	}
-	f.said = true
-	f.log.Warnf("agent: workers do not reach the driver: %v", err)
+	f.log.Warnf("agent: workers do not reach the driver: %v", f.why)
+	f.unreached = unreached{said: true}
 }
 
 // keep records connections to the driver, unless that is elsewhere by now.
@@ -205,7 +226,7 @@ func (f *forwarder) keep(to netip.AddrPort, conns ...net.Conn) bool {
 	if f.to != to || f.ctx.Err() != nil {
 		return false
 	}
-	f.said = false
+	f.unreached = unreached{}
 	for _, c := range conns {
 		f.conns[c] = true
 	}

@@ -359,6 +359,11 @@ func TestForwarderAims(t *testing.T) {
 	if answer != "" {
 		t.Errorf("nobody: %q", answer)
 	}
+	f.heard(time.Now().Add(-lives))
+	if said := hook.LastEntry(); said != nil {
+		t.Errorf("logged, though the driver may have ended: %v", said)
+	}
+	f.heard(time.Now().Add(lives))
 	if said := hook.LastEntry(); said == nil || !strings.Contains(said.Message, "workers do not reach the driver: dial tcp 127.0.0.1:1") {
 		t.Errorf("logged: %v", said)
 	}

@@ -346,6 +346,9 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		return nil
 	}
 	s.contact = time.Now()
+	if s.forward != nil {
+		s.forward.heard(s.contact)
+	}
 	switch m := m.GetWhat().(type) {
 	case *agentpb.ToAgent_Start:
 		return s.start(m.Start)
