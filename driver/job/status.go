@@ -35,6 +35,8 @@ type Status struct {
 	// Message is why the job ends or has ended; empty if it succeeded, unless its workers have
 	// never met.
 	Message string `json:"message,omitempty"`
+	// Stopped says of a job that is Failed that a person or a signal has ended it.
+	Stopped bool `json:"stopped,omitempty"`
 	// Journal is the error that keeps the driver from writing its journal; empty: none.
 	Journal string `json:"journal,omitempty"`
 	// Generation is the generation of the current world, 0 before the first; Size is its number of

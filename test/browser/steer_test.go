@@ -217,7 +217,7 @@ func TestButtons(t *testing.T) {
 	if got := j.Status(); got != 128+15 {
 		t.Errorf("the job has ended with %d", got)
 	}
-	j.do(holds(`document.querySelector("#state").textContent === "failed" || document.querySelector("#link.off")`))
+	j.do(holds(`document.querySelector("#state").textContent === "stopped" || document.querySelector("#link.off")`))
 }
 
 // refused asks for what the job refuses: the dialog says why, and stays.

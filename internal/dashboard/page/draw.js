@@ -70,18 +70,18 @@ export function all(v, d) {
 }
 
 const looks = {
-  running: "good", done: "good", failed: "bad", waiting: "warn", starting: "busy", resetting: "busy", finishing: "busy", stopping: "warn",
+  running: "good", done: "good", failed: "bad", stopped: "warn", waiting: "warn", starting: "busy", resetting: "busy", finishing: "busy", stopping: "warn",
 };
 
 function header() {
   const j = view.job;
-  document.title = `${j.job.slice(0, 8)} · ${!j.driver_pid && !ended() ? "no driver" : j.state} · hvdrun`;
+  const gone = !j.driver_pid && !ended(), state = gone ? "no driver" : j.stopped ? "stopped" : j.state, e = byId("state");
+  document.title = `${j.job.slice(0, 8)} · ${state} · hvdrun`;
   set(byId("job"), j.job);
   set(byId("command"), j.command.join(" "));
   byId("command").title = clean(j.command.join(" "));
-  const gone = !j.driver_pid && !ended(), e = byId("state");
-  set(e, gone ? "no driver" : j.state);
-  e.className = "state " + (gone ? "bad" : looks[j.state] ?? "");
+  set(e, state);
+  e.className = "state " + (gone ? "bad" : looks[state] ?? "");
   byId("steer").hidden = !view.write;
   byId("readonly").hidden = view.write;
   const cannot = act.why();
@@ -95,7 +95,8 @@ function banners() {
   const j = view.job, list = [];
   const banner = (kind, ...text) => list.push(h("div.banner" + (kind ? "." + kind : ""), { role: kind === "bad" ? "alert" : null }, ...text));
   if (ended()) {
-    if (j.state === "failed") banner("bad", "The job has failed: ", j.message || "no reason is known");
+    if (j.stopped) banner("", "The job was ", j.message);
+    else if (j.state === "failed") banner("bad", "The job has failed: ", j.message || "no reason is known");
     else banner("good", "The job is done." + (j.message ? " " + j.message : ""));
   } else if (j.problem) banner("bad", "The job cannot be asked: ", j.problem);
   else if (!j.driver_pid) {

@@ -262,7 +262,7 @@ func (t *story) trains(e job.Entry) {
 	if t.world.late != nil {
 		t.world.late.Stop()
 	}
-	t.tell(e.Time, ", a step after "+milliseconds(time.Duration(e.Seconds*float64(time.Second))))
+	t.tell(e.Time, ", a step after "+brief(time.Duration(e.Seconds*float64(time.Second))))
 }
 
 // tell says how the last world does, and why there is one.
@@ -363,8 +363,8 @@ func (t *story) close() {
 	}
 }
 
-// milliseconds is a short time for people.
-func milliseconds(d time.Duration) string {
+// brief is a short time for people.
+func brief(d time.Duration) string {
 	if d < time.Second {
 		return d.Round(time.Millisecond).String()
 	}

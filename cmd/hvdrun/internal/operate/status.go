@@ -154,6 +154,8 @@ func headline(s job.Status) string {
 	ended := s.State == job.Done || s.State == job.Failed
 	trains := s.State == job.Running && s.Driver != 0
 	switch {
+	case s.Stopped:
+		b.WriteString("has ended") // the message says how
 	case ended:
 		fmt.Fprintf(&b, "has ended: %s", s.State)
 	case s.Driver == 0:

@@ -63,7 +63,9 @@ func statuses(t *testing.T) map[string]job.Status {
 	dead.Driver, dead.Hosts, dead.Events = 0, dead.Hosts[:1], dead.Events[:1]
 	failed := dead
 	failed.State, failed.Message, failed.Hosts = job.Failed, "state lost: the last worker that had it has left", nil
-	return map[string]job.Status{"running": running, "waiting": waiting, "dead": dead, "failed": failed}
+	stopped := failed
+	stopped.Message, stopped.Stopped = "stopped by signal: terminated", true
+	return map[string]job.Status{"running": running, "waiting": waiting, "dead": dead, "failed": failed, "stopped": stopped}
 }
 
 // TestStatusPicture: what people are shown is what stands in testdata/status.

@@ -128,7 +128,10 @@ func stateStyle(s *job.Status) lipgloss.Style {
 func (m *top) header() []string {
 	s := &m.view.Status
 	state := stateStyle(s).Bold(true).Render(string(s.State))
-	if s.Driver == 0 && !m.view.Over() {
+	switch {
+	case s.Stopped:
+		state = yellow.Bold(true).Render("stopped")
+	case s.Driver == 0 && !m.view.Over():
 		state = red.Bold(true).Render("no driver")
 	}
 	first := bold.Render("hvdrun top") + "  " + cli.EscapeCell(s.Job) + "  " + state
@@ -186,6 +189,8 @@ func (m *top) banners() []string {
 		}
 	}
 	switch {
+	case s.Stopped:
+		add(yellow, "The job was "+cli.EscapeCell(s.Message))
 	case s.State == job.Failed:
 		add(red, "The job has failed: "+cli.EscapeCell(s.Message))
 	case s.State == job.Done:

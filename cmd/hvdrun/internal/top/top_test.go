@@ -187,6 +187,11 @@ func TestTopFrames(t *testing.T) {
 				s.State, s.Driver, s.Message, s.Hosts = job.Failed, 0, "state lost: the last worker that had it has left", nil
 			})
 		})},
+		"stopped": {width: 80, height: 24, job: change(func(j *dashboardtest.Job) {
+			j.Change(func(s *job.Status) {
+				s.State, s.Driver, s.Message, s.Stopped, s.Hosts = job.Failed, 0, "stopped by signal: terminated", true, nil
+			})
+		})},
 		"thousand": {width: 80, height: 24, job: func() *dashboardtest.Job {
 			j := dashboardtest.Large(dashboardtest.Begun, 125, 8)
 			j.Stir(40)
