@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // Alloc returns a slice of n zeros in memory that the other ranks of this host can read: an
@@ -28,13 +29,13 @@ func Alloc[T Element](n int) ([]T, error) {
 	if err != nil {
 		return nil, fmt.Errorf("collective: %w", err)
 	}
-	return elements[T](b), nil
+	return kernel.Elements[T](b), nil
 }
 
 // Free gives back what [Alloc] has returned; data begins where that did. It must not be used
 // afterwards. Ordinary slices are left to the garbage collector.
 func Free[T Element](data []T) {
-	if b := bytesOf(data); shm.Owns(b) {
+	if b := kernel.Bytes(data); shm.Owns(b) {
 		shm.Free(b)
 	}
 }

@@ -92,12 +92,12 @@ func blockProducts(t kernel.Type, a, b, work []byte) products {
 	var s halves
 	switch t {
 	case kernel.Float64:
-		productsOf(&s, elements[float64](a), elements[float64](b))
+		productsOf(&s, kernel.Elements[float64](a), kernel.Elements[float64](b))
 	case kernel.Float32:
-		productsOf(&s, elements[float32](a), elements[float32](b))
+		productsOf(&s, kernel.Elements[float32](a), kernel.Elements[float32](b))
 	default:
 		for at := 0; at < len(a); at += 2 * adasumWidened {
-			x, y := widenBlock(t, a, b, at, elements[float32](work))
+			x, y := widenBlock(t, a, b, at, kernel.Elements[float32](work))
 			productsOf(&s, x, y)
 		}
 	}
@@ -108,14 +108,14 @@ func blockProducts(t kernel.Type, a, b, work []byte) products {
 func adasumOf(t kernel.Type, dst, a, b []byte, ofA, ofB float64, work []byte) {
 	switch t {
 	case kernel.Float64:
-		adaptiveSum(elements[float64](dst), elements[float64](a), elements[float64](b), ofA, ofB)
+		adaptiveSum(kernel.Elements[float64](dst), kernel.Elements[float64](a), kernel.Elements[float64](b), ofA, ofB)
 	case kernel.Float32:
-		adaptiveSum(elements[float32](dst), elements[float32](a), elements[float32](b), ofA, ofB)
+		adaptiveSum(kernel.Elements[float32](dst), kernel.Elements[float32](a), kernel.Elements[float32](b), ofA, ofB)
 	default:
 		for at := 0; at < len(a); at += 2 * adasumWidened {
-			x, y := widenBlock(t, a, b, at, elements[float32](work))
+			x, y := widenBlock(t, a, b, at, kernel.Elements[float32](work))
 			adaptiveSum(x, x, y, ofA, ofB)
-			kernel.Narrow(t)(dst[at:at+2*len(x)], bytesOf(x))
+			kernel.Narrow(t)(dst[at:at+2*len(x)], kernel.Bytes(x))
 		}
 	}
 }
@@ -123,8 +123,8 @@ func adasumOf(t kernel.Type, dst, a, b []byte, ofA, ofB float64, work []byte) {
 func widenBlock(t kernel.Type, a, b []byte, at int, work []float32) (x, y []float32) {
 	bytes := min(2*adasumWidened, len(a)-at)
 	x, y = work[:bytes/2], work[adasumWidened:][:bytes/2]
-	kernel.Widen(t)(bytesOf(x), a[at:at+bytes])
-	kernel.Widen(t)(bytesOf(y), b[at:at+bytes])
+	kernel.Widen(t)(kernel.Bytes(x), a[at:at+bytes])
+	kernel.Widen(t)(kernel.Bytes(y), b[at:at+bytes])
 	return x, y
 }
 

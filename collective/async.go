@@ -152,7 +152,7 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 		}
 		return f
 	}
-	h := &Handle{name: name, data: bytesOf(data), request: request{dtype: typeOf[T](), op: op, compression: o.Compression,
+	h := &Handle{name: name, data: kernel.Bytes(data), request: request{dtype: typeOf[T](), op: op, compression: o.Compression,
 		count: uint64(len(data)), prescale: scale(o.Prescale), postscale: scale(o.Postscale)}}
 	h.err = checkName(name)
 	err := cmp.Or(checkReduced[T](), op.check(h.request.dtype))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // BroadcastAsync is [Broadcast] in the background, and what [AllReduceAsync] says holds for it: for
@@ -37,7 +38,7 @@ func ReduceScatterIntoAsync[T Element](ctx context.Context, g *Group, name strin
 }
 
 func newMove[T Element](name string, do action, data, result []T, op Op) *Handle {
-	return &Handle{name: name, err: checkName(name), data: bytesOf(data), result: bytesOf(result),
+	return &Handle{name: name, err: checkName(name), data: kernel.Bytes(data), result: kernel.Bytes(result),
 		request: request{do: do, dtype: typeOf[T](), op: op, count: uint64(len(data)), prescale: 1, postscale: 1}}
 }
 

@@ -24,7 +24,7 @@ var neutral = [kernel.Types][ops][]byte{
 }
 
 func neutralOf[T Element](sum, least, greatest, product T) [ops][]byte {
-	one := func(v T) []byte { return bytesOf([]T{v}) }
+	one := func(v T) []byte { return kernel.Bytes([]T{v}) }
 	return [ops][]byte{Sum: one(sum), Average: one(sum), Min: one(least), Max: one(greatest), Product: one(product),
 		Adasum: one(sum)}
 }

@@ -71,10 +71,10 @@ func AllReduceCompressed(ctx context.Context, g *Group, data []float32, op Op, c
 		*buffer = make([]byte, n)
 	}
 	wire := (*buffer)[:len(data)*t.Size()]
-	kernel.Narrow(t)(wire, bytesOf(data))
+	kernel.Narrow(t)(wire, kernel.Bytes(data))
 	if err := g.allReduceBytes(ctx, t, op, wire, nil); err != nil {
 		return err
 	}
-	kernel.Widen(t)(bytesOf(data), wire)
+	kernel.Widen(t)(kernel.Bytes(data), wire)
 	return nil
 }

@@ -74,21 +74,3 @@ func typeOf[T Element]() kernel.Type {
 	}
 	return kernel.OfKind(reflect.TypeFor[T]().Kind())
 }
-
-// bytesOf is the memory of data, without a copy. Elements move in the byte order of the machine;
-// frames of a machine with another order are refused by their magic number.
-func bytesOf[T Element](data []T) []byte {
-	if len(data) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
-}
-
-// elements is the inverse of bytesOf; b must be aligned for T.
-func elements[T Element](b []byte) []T {
-	size := int(unsafe.Sizeof(*new(T)))
-	if len(b) < size {
-		return nil
-	}
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/size)
-}

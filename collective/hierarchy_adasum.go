@@ -141,11 +141,11 @@ func (s *adasumming) combine(levels [][]pair, gather func(level int, buffer []by
 	for i, pairs := range levels {
 		unit := len(pairs) * productsSize
 		buffer := s.take(s.blocks * unit)
-		s.multiply(pairs, elements[float64](buffer))
+		s.multiply(pairs, kernel.Elements[float64](buffer))
 		if err := gather(i, buffer, unit); err != nil {
 			return err
 		}
-		s.add(pairs, elements[float64](buffer))
+		s.add(pairs, kernel.Elements[float64](buffer))
 	}
 	return nil
 }

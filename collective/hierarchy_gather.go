@@ -7,6 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // agreeLeaders returns once every rank has called the operation that this one has. The ranks of
@@ -176,7 +177,7 @@ func (c *call) broadcastBytesHierarchical(data []byte) ([]byte, error) {
 func (c *call) broadcastLength(n int) (int, error) {
 	length := make([]uint64, 1)
 	length[0] = uint64(n)
-	if err := c.broadcastWaves(bytesOf(length)); err != nil {
+	if err := c.broadcastWaves(kernel.Bytes(length)); err != nil {
 		return 0, err
 	}
 	if length[0] > math.MaxInt {

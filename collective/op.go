@@ -113,5 +113,5 @@ func Combine[T Element](dst, a, b []T, op Op) {
 	if op == Adasum || op.check(t) != nil || len(a) != len(dst) || len(b) != len(dst) {
 		panic(fmt.Sprintf("collective: %v of %d and %d elements into %d", op, len(a), len(b), len(dst)))
 	}
-	kernel.Combine(t, kernels[op])(bytesOf(dst), bytesOf(a), bytesOf(b))
+	kernel.Combine(t, kernels[op])(kernel.Bytes(dst), kernel.Bytes(a), kernel.Bytes(b))
 }

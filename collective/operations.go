@@ -32,7 +32,7 @@ import (
 //
 // After the first three, data is undefined and the group is unusable.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
-	return g.allReduceBytes(ctx, typeOf[T](), op, bytesOf(data), checkReduced[T]())
+	return g.allReduceBytes(ctx, typeOf[T](), op, kernel.Bytes(data), checkReduced[T]())
 }
 
 // allReduceBytes is AllReduce of bytes that hold elements of a type; invalid is why they are
@@ -56,7 +56,7 @@ func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data [
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
 func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) error {
-	return g.broadcastBytes(ctx, typeOf[T](), bytesOf(data), root)
+	return g.broadcastBytes(ctx, typeOf[T](), kernel.Bytes(data), root)
 }
 
 // broadcastBytes is Broadcast of bytes that hold elements of a type.
@@ -75,11 +75,11 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 	d := descriptor{action: allGatherAction, dtype: typeOf[T](), count: uint64(len(data))}
 	if h := g.inMemory(); h != nil {
 		all := gathering(g.rank, g.size, data)
-		return result(all, h.allGatherShared(ctx, d, nil, bytesOf(data), receiving(all)))
+		return result(all, h.allGatherShared(ctx, d, nil, kernel.Bytes(data), receiving(all)))
 	}
 	var all [][]T
 	err := g.run(ctx, d, nil, func(c *call) error {
-		b := bytesOf(data)
+		b := kernel.Bytes(data)
 		parts, err := c.allGatherSockets(b)
 		all = gathered(parts, g.rank, data)
 		return err
@@ -111,7 +111,7 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 		var all [][]T
 		sent := make([][]byte, len(parts))
 		for i, p := range parts {
-			sent[i] = bytesOf(p)
+			sent[i] = kernel.Bytes(p)
 		}
 		if invalid == nil {
 			all = gathering(g.rank, g.size, parts[g.rank])
@@ -120,7 +120,7 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 	}
 	var all [][]T
 	err := g.run(ctx, d, invalid, func(c *call) error {
-		got, err := c.allToAllSockets(func(to int) []byte { return bytesOf(parts[to]) })
+		got, err := c.allToAllSockets(func(to int) []byte { return kernel.Bytes(parts[to]) })
 		all = gathered(got, g.rank, parts[g.rank])
 		return err
 	})
@@ -182,7 +182,7 @@ func gathering[T Element](rank, size int, own []T) [][]T {
 // cloned is a copy of data; never nil.
 func cloned[T Element](data []T) []T {
 	c := make([]T, len(data))
-	kernel.Copy(bytesOf(c), bytesOf(data))
+	kernel.Copy(kernel.Bytes(c), kernel.Bytes(data))
 	return c
 }
 
@@ -190,7 +190,7 @@ func cloned[T Element](data []T) []T {
 func receiving[T Element](all [][]T) func(rank, elements int) []byte {
 	return func(rank, elements int) []byte {
 		all[rank] = make([]T, elements)
-		return bytesOf(all[rank])
+		return kernel.Bytes(all[rank])
 	}
 }
 
@@ -202,7 +202,7 @@ func gathered[T Element](parts [][]byte, rank int, own []T) [][]T {
 			all[i] = cloned(own)
 			continue
 		}
-		all[i] = slices.Clip(elements[T](p))
+		all[i] = slices.Clip(kernel.Elements[T](p))
 	}
 	return all
 }

@@ -20,7 +20,7 @@ import (
 // at element r·len(data) of all, whose length is the total of all ranks. Data may be this rank's
 // part of all, and must not overlap with all otherwise.
 func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) error {
-	return g.allGatherBytes(ctx, typeOf[T](), bytesOf(data), bytesOf(all), checkGather(g, data, all))
+	return g.allGatherBytes(ctx, typeOf[T](), kernel.Bytes(data), kernel.Bytes(all), checkGather(g, data, all))
 }
 
 // allGatherBytes is AllGatherInto of bytes that hold elements of a type; invalid is why they are
@@ -47,8 +47,8 @@ func checkGather[T Element](g *Group, data, all []T) error {
 	if err := checkInto(g, "result", len(all), len(data)); g == nil || err != nil {
 		return err
 	}
-	if own := (into{bytesOf(all), len(bytesOf(data))}).of(g.rank); !same(own, bytesOf(data)) {
-		return checkApart(bytesOf(all), bytesOf(data))
+	if own := (into{kernel.Bytes(all), len(kernel.Bytes(data))}).of(g.rank); !same(own, kernel.Bytes(data)) {
+		return checkApart(kernel.Bytes(all), kernel.Bytes(data))
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func checkGather[T Element](g *Group, data, all []T) error {
 func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T, op Op) error {
 	t := typeOf[T]()
 	invalid := cmp.Or(checkReduced[T](), op.checkParts(t), checkScatter(g, data, part))
-	return g.reduceScatterBytes(ctx, t, op, bytesOf(data), bytesOf(part), invalid)
+	return g.reduceScatterBytes(ctx, t, op, kernel.Bytes(data), kernel.Bytes(part), invalid)
 }
 
 // reduceScatterBytes is ReduceScatterInto of bytes that hold elements of a type; invalid is why
@@ -75,7 +75,7 @@ func checkScatter[T Element](g *Group, data, part []T) error {
 	if lo, hi := kernel.Split(len(data), g.size, g.rank); len(part) != hi-lo {
 		return fmt.Errorf("a result of %d elements for a part of %d", len(part), hi-lo)
 	}
-	return checkApart(bytesOf(part), bytesOf(data))
+	return checkApart(kernel.Bytes(part), kernel.Bytes(data))
 }
 
 // ReduceScatterCounts is [ReduceScatterInto] of parts whose lengths the caller chooses: rank r gets
@@ -92,11 +92,11 @@ func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, cou
 			err = fmt.Errorf("a result of %d elements for a part of %d", len(part), counts[g.rank])
 		}
 		if err == nil {
-			err = checkApart(bytesOf(part), bytesOf(data))
+			err = checkApart(kernel.Bytes(part), kernel.Bytes(data))
 		}
 		invalid = cmp.Or(err, invalid)
 	}
-	return g.reduceScatterParts(ctx, d, invalid, cuts{bytesOf(data), counts, ends}, bytesOf(part))
+	return g.reduceScatterParts(ctx, d, invalid, cuts{kernel.Bytes(data), counts, ends}, kernel.Bytes(part))
 }
 
 // cuts is data with a part for each rank.
@@ -160,9 +160,9 @@ func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) er
 			invalid = checkInto(g, "result", len(result), each)
 		}
 		if invalid == nil {
-			invalid = checkApart(bytesOf(result), bytesOf(data))
+			invalid = checkApart(kernel.Bytes(result), kernel.Bytes(data))
 		}
-		from, to = into{bytesOf(data), len(bytesOf(data)) / g.size}, into{bytesOf(result), len(bytesOf(data)) / g.size}
+		from, to = into{kernel.Bytes(data), len(kernel.Bytes(data)) / g.size}, into{kernel.Bytes(result), len(kernel.Bytes(data)) / g.size}
 	}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {

@@ -63,7 +63,7 @@ func CombineNodes[T Element](dst, left, right []T, n Node, leaves int, op Op) {
 		panic(fmt.Sprintf("collective: node %d of level %d of %d leaves has one half", n.Index, n.Level, leaves))
 	}
 	m := fold.MergeOf(fold.Node(n), leaves)
-	kernel.Mean(t, bytesOf(dst), [][]byte{bytesOf(left), bytesOf(right)}, m.Weights[:], m.By)
+	kernel.Mean(t, kernel.Bytes(dst), [][]byte{kernel.Bytes(left), kernel.Bytes(right)}, m.Weights[:], m.By)
 }
 
 // Partials records which rank has which nodes of a binary tree, for [ReduceTree]. It does not

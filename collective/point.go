@@ -33,23 +33,23 @@ const (
 // then. Of larger ones that would be for ever: one of the two calls Recv first, or they use
 // [SendAsync].
 func Send[T Element](ctx context.Context, g *Group, data []T, to int) error {
-	return g.pass(ctx, message{sendAction, to, typeOf[T](), bytesOf(data)})
+	return g.pass(ctx, message{sendAction, to, typeOf[T](), kernel.Bytes(data)})
 }
 
 // Recv receives what rank from has sent to this one, and blocks until it is in data.
 func Recv[T Element](ctx context.Context, g *Group, data []T, from int) error {
-	return g.pass(ctx, message{recvAction, from, typeOf[T](), bytesOf(data)})
+	return g.pass(ctx, message{recvAction, from, typeOf[T](), kernel.Bytes(data)})
 }
 
 // SendAsync is [Send] in the background: it returns at once, and data belongs to the operation
 // until it is done. It takes its place among the messages to that rank when it is called.
 func SendAsync[T Element](ctx context.Context, g *Group, data []T, to int) *Handle {
-	return g.passAsync(ctx, message{sendAction, to, typeOf[T](), bytesOf(data)})
+	return g.passAsync(ctx, message{sendAction, to, typeOf[T](), kernel.Bytes(data)})
 }
 
 // RecvAsync is [Recv] in the background, as [SendAsync] is Send.
 func RecvAsync[T Element](ctx context.Context, g *Group, data []T, from int) *Handle {
-	return g.passAsync(ctx, message{recvAction, from, typeOf[T](), bytesOf(data)})
+	return g.passAsync(ctx, message{recvAction, from, typeOf[T](), kernel.Bytes(data)})
 }
 
 // message is one of the calls above.

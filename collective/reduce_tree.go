@@ -31,9 +31,9 @@ import (
 func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][]T, result []T, op Op) error {
 	own := make([][]byte, len(parts))
 	for i := range parts {
-		own[i] = bytesOf(parts[i])
+		own[i] = kernel.Bytes(parts[i])
 	}
-	return g.reduceTree(ctx, typeOf[T](), p, own, bytesOf(result), op, checkReduced[T]())
+	return g.reduceTree(ctx, typeOf[T](), p, own, kernel.Bytes(result), op, checkReduced[T]())
 }
 
 func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, parts [][]byte, result []byte, op Op, invalid error) error {

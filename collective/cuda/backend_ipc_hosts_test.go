@@ -103,19 +103,19 @@ func TestHostsBits(t *testing.T) {
 		for i := range v {
 			v[i] = float32(1) / float32(3+rank*7+i)
 		}
-		vectors = append(vectors, bytesOf(v))
+		vectors = append(vectors, kernel.Bytes(v))
 	}
 	sums := [][]byte{reduce(kernel.Float32, collective.Sum, vectors[:3]), reduce(kernel.Float32, collective.Sum, vectors[3:])}
 	want := reduce(kernel.Float32, collective.Sum, sums)
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
-		s := vector(t, d, elements[float32](vectors[rank]))
+		s := vector(t, d, kernel.Elements[float32](vectors[rank]))
 		if err := AllReduce(t.Context(), g, s, collective.Sum); err != nil {
 			return err
 		}
-		if d := differ(kernel.Float32, bytesOf(values(t, s)), want); d != "" {
+		if d := differ(kernel.Float32, kernel.Bytes(values(t, s)), want); d != "" {
 			return fmt.Errorf("rank %d: %s", rank, d)
 		}
-		s = vector(t, d, elements[float32](vectors[rank]))
+		s = vector(t, d, kernel.Elements[float32](vectors[rank]))
 		before := vector(t, d, make([]float32, 77))
 		var handles []*Handle
 		for name, v := range map[string]*Slice[float32]{"before": before, "s": s} {
@@ -126,7 +126,7 @@ func TestHostsBits(t *testing.T) {
 				return err
 			}
 		}
-		if d := differ(kernel.Float32, bytesOf(values(t, s)), want); d != "" {
+		if d := differ(kernel.Float32, kernel.Bytes(values(t, s)), want); d != "" {
 			return fmt.Errorf("rank %d, asynchronously: %s", rank, d)
 		}
 		return nil

@@ -18,7 +18,7 @@ import (
 func foreign[T collective.Element](t *testing.T, d *Device, v []T) *Slice[T] {
 	t.Helper()
 	var address uint64
-	if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&address, uint64(len(bytesOf(v)))+1) }); err != nil {
+	if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&address, uint64(len(kernel.Bytes(v)))+1) }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.call("cuMemFree_v2", func(a *api) result { return a.memFree(address) }) })
@@ -121,9 +121,9 @@ func TestParts(t *testing.T) {
 
 func partOf[T collective.Element](t *testing.T, w *world, rank int, banked bool, mine, want []byte, op collective.Op) error {
 	d, f := w.devices[rank], w.drivers[rank]
-	s := vector(t, d, elements[T](mine))
+	s := vector(t, d, kernel.Elements[T](mine))
 	if banked {
-		s = foreign(t, d, elements[T](mine))
+		s = foreign(t, d, kernel.Elements[T](mine))
 	}
 	if _, err := d.backend(t.Context(), w.groups[rank]); err != nil {
 		return err
@@ -138,10 +138,10 @@ func partOf[T collective.Element](t *testing.T, w *world, rank int, banked bool,
 		return errors.New("it goes over the host")
 	}
 	lo, hi := kernel.Split(s.Len(), w.groups[rank].Size(), rank)
-	if d := differ(typeOf[T](), bytesOf(values(t, part)), want[lo*s.size():hi*s.size()]); d != "" {
+	if d := differ(typeOf[T](), kernel.Bytes(values(t, part)), want[lo*s.size():hi*s.size()]); d != "" {
 		return fmt.Errorf("%v of %d, rank %d: %s", op, s.Len(), rank, d)
 	}
-	if !slices.Equal(bytesOf(values(t, s)), mine) {
+	if !slices.Equal(kernel.Bytes(values(t, s)), mine) {
 		return errors.New("the slice has changed")
 	}
 	return nil

@@ -123,11 +123,11 @@ var onHost = [kernel.Types]typed{
 func typedFor[T collective.Element]() typed {
 	return typed{
 		func(ctx context.Context, g *collective.Group, b []byte, op collective.Op) error {
-			return collective.AllReduce(ctx, g, elements[T](b), op)
+			return collective.AllReduce(ctx, g, kernel.Elements[T](b), op)
 		},
 		func(ctx context.Context, g *collective.Group, b []byte, op collective.Op) ([]byte, error) {
-			mine, err := collective.ReduceScatter(ctx, g, elements[T](b), op)
-			return bytesOf(mine), err
+			mine, err := collective.ReduceScatter(ctx, g, kernel.Elements[T](b), op)
+			return kernel.Bytes(mine), err
 		},
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // Slice is a vector in a device's memory. The zero value is an empty one of no device.
@@ -141,7 +142,7 @@ func (s *Slice[T]) CopyFrom(ctx context.Context, src []T) error {
 	if len(src) != s.n {
 		return fmt.Errorf("cuda: %d elements for a slice of %d", len(src), s.n)
 	}
-	return s.device.upload(ctx, s.address, bytesOf(src))
+	return s.device.upload(ctx, s.address, kernel.Bytes(src))
 }
 
 // CopyTo sets dst, which must be as long, to the elements, and returns when that is done.
@@ -149,7 +150,7 @@ func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
 	if len(dst) != s.n {
 		return fmt.Errorf("cuda: %d elements for a slice of %d", s.n, len(dst))
 	}
-	to := bytesOf(dst)
+	to := kernel.Bytes(dst)
 	return s.device.download(ctx, s.address, len(to), func(at int, b []byte) error {
 		copy(to[at:], b)
 		return nil
@@ -173,21 +174,4 @@ func (s *Slice[T]) CopySlice(ctx context.Context, src *Slice[T]) error {
 		}
 		return g.settle(ctx)
 	})
-}
-
-// bytesOf is the memory of data, without a copy.
-func bytesOf[T collective.Element](data []T) []byte {
-	if len(data) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
-}
-
-// elements is the inverse of bytesOf; b must be aligned for T.
-func elements[T collective.Element](b []byte) []T {
-	size := int(unsafe.Sizeof(*new(T)))
-	if len(b) < size {
-		return nil
-	}
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/size)
 }

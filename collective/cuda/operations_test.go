@@ -92,7 +92,7 @@ func testAllReduce[T collective.Element](t *testing.T, w *world, n, length int, 
 		for i := range v {
 			v[i] = of(small(rank, i))
 		}
-		vectors = append(vectors, bytesOf(v))
+		vectors = append(vectors, kernel.Bytes(v))
 	}
 	for _, op := range combinations {
 		var want []byte
@@ -105,7 +105,7 @@ func testAllReduce[T collective.Element](t *testing.T, w *world, n, length int, 
 				return err
 			}
 			defer s.Free()
-			if err := s.CopyFrom(t.Context(), elements[T](vectors[rank])); err != nil {
+			if err := s.CopyFrom(t.Context(), kernel.Elements[T](vectors[rank])); err != nil {
 				return err
 			}
 			if err := AllReduce(t.Context(), g, s, op); err != nil {
@@ -115,7 +115,7 @@ func testAllReduce[T collective.Element](t *testing.T, w *world, n, length int, 
 			if err := s.CopyTo(t.Context(), got); err != nil {
 				return err
 			}
-			if d := differ(typ, bytesOf(got), want); d != "" {
+			if d := differ(typ, kernel.Bytes(got), want); d != "" {
 				return fmt.Errorf("%v of %d %v, rank %d: %s", op, length, typ, rank, d)
 			}
 			return nil
@@ -159,11 +159,11 @@ func TestAnyBits(t *testing.T) {
 		}
 		want := reduce(kernel.BFloat16, op, vectors)
 		w.must(t, func(rank int, d *Device, g *collective.Group) error {
-			s := vector(t, d, elements[collective.BFloat16](vectors[rank]))
+			s := vector(t, d, kernel.Elements[collective.BFloat16](vectors[rank]))
 			if err := AllReduce(t.Context(), g, s, op); err != nil {
 				return err
 			}
-			if d := differ(kernel.BFloat16, bytesOf(values(t, s)), want); d != "" {
+			if d := differ(kernel.BFloat16, kernel.Bytes(values(t, s)), want); d != "" {
 				return fmt.Errorf("%v, rank %d: %s", op, rank, d)
 			}
 			return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/internal/cudatest"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
@@ -240,7 +241,7 @@ func beyond(ctx context.Context, g *collective.Group, s *Slice[float32], x float
 	if err := mine.CopyTo(ctx, got); err != nil {
 		return err
 	}
-	for _, v := range append(got, elements[float32](b)...) {
+	for _, v := range append(got, kernel.Elements[float32](b)...) {
 		if v != x {
 			return fmt.Errorf("an element is %v", v)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 var _ elastic.Deferred = Tensor[float32]("", nil)
@@ -69,7 +70,7 @@ func TestTensor(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if &second[0] == &first[0] || elements[int32](first)[v.Len()-1] != int32(rank) || elements[int32](second)[v.Len()-1] != 77 {
+			if &second[0] == &first[0] || kernel.Elements[int32](first)[v.Len()-1] != int32(rank) || kernel.Elements[int32](second)[v.Len()-1] != 77 {
 				return errors.New("an image has changed")
 			}
 			if p.SetImage(first[4:]) == nil {
@@ -110,7 +111,7 @@ func TestSnapshot(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if b, err := p.Image(); err != nil || !slices.Equal(elements[float32](b), want) {
+			if b, err := p.Image(); err != nil || !slices.Equal(kernel.Elements[float32](b), want) {
 				t.Fatalf("%s: not what was saved: %v", way, err)
 			}
 		}
@@ -129,8 +130,8 @@ func TestSnapshot(t *testing.T) {
 			n.gate = nil
 		}
 	}
-	if b, err := p.Image(); err != nil || elements[float32](b)[7] != 60 {
-		t.Error(elements[float32](b)[7], err)
+	if b, err := p.Image(); err != nil || kernel.Elements[float32](b)[7] != 60 {
+		t.Error(kernel.Elements[float32](b)[7], err)
 	}
 	if err := p.Restore(); err != nil || values(t, v)[7] != 60 {
 		t.Error(values(t, v)[7], err)
@@ -224,7 +225,7 @@ func saveFails(t *testing.T, call, way string, at int) (failed bool) {
 	if err := p.Save(); err != nil {
 		t.Error(err)
 	}
-	if b, err := p.Image(); err != nil || elements[float32](b)[v.Len()-1] != 4 {
+	if b, err := p.Image(); err != nil || kernel.Elements[float32](b)[v.Len()-1] != 4 {
 		t.Errorf("%s, after call %d of %s has failed: %v", way, at, call, err)
 	}
 	return failed

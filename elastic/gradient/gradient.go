@@ -338,7 +338,7 @@ func (a *Averager[T]) finish() (averaged bool, err error) {
 		divided = float64(n * a.options.Passes)
 	}
 	if made != divided {
-		scale[T]()(bytesOf(a.flat), divided/made)
+		scale[T]()(kernel.Bytes(a.flat), divided/made)
 	}
 	return true, nil
 }
@@ -356,11 +356,4 @@ func scale[T Float]() func([]byte, float64) {
 		return kernel.Scale(kernel.Float32)
 	}
 	return kernel.Scale(kernel.Float64)
-}
-
-func bytesOf[T Float](data []T) []byte {
-	if len(data) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
 }

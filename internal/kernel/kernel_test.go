@@ -190,7 +190,7 @@ func TestDivideIntegers(t *testing.T) {
 	}
 	for n := 1; n < 300; n++ {
 		checkDivide(t, Int8, all, n)
-		checkDivide(t, Uint8, elements[uint8](bytesOf(all)), n)
+		checkDivide(t, Uint8, Elements[uint8](bytesOf(all)), n)
 	}
 }
 

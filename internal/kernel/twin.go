@@ -28,41 +28,41 @@ var twin = table{
 		BFloat16: halves(BFloat16),
 	},
 	divide: [Types]func(b []byte, n int){
-		Float32:  func(b []byte, n int) { divideFloats(elements[float32](b), float32(n)) },
-		Float64:  func(b []byte, n int) { divideFloats(elements[float64](b), float64(n)) },
-		Int8:     func(b []byte, n int) { divideSigned(elements[int8](b), int64(n)) },
-		Int16:    func(b []byte, n int) { divideSigned(elements[int16](b), int64(n)) },
-		Int32:    func(b []byte, n int) { divideSigned(elements[int32](b), int64(n)) },
-		Int64:    func(b []byte, n int) { divideSigned(elements[int64](b), int64(n)) },
-		Uint8:    func(b []byte, n int) { divideUnsigned(elements[uint8](b), uint64(n)) },
-		Uint16:   func(b []byte, n int) { divideUnsigned(elements[uint16](b), uint64(n)) },
-		Uint32:   func(b []byte, n int) { divideUnsigned(elements[uint32](b), uint64(n)) },
-		Uint64:   func(b []byte, n int) { divideUnsigned(elements[uint64](b), uint64(n)) },
-		Float16:  func(b []byte, n int) { eachHalf(Float16, elements[uint16](b), float32(n), true) },
-		BFloat16: func(b []byte, n int) { eachHalf(BFloat16, elements[uint16](b), float32(n), true) },
+		Float32:  func(b []byte, n int) { divideFloats(Elements[float32](b), float32(n)) },
+		Float64:  func(b []byte, n int) { divideFloats(Elements[float64](b), float64(n)) },
+		Int8:     func(b []byte, n int) { divideSigned(Elements[int8](b), int64(n)) },
+		Int16:    func(b []byte, n int) { divideSigned(Elements[int16](b), int64(n)) },
+		Int32:    func(b []byte, n int) { divideSigned(Elements[int32](b), int64(n)) },
+		Int64:    func(b []byte, n int) { divideSigned(Elements[int64](b), int64(n)) },
+		Uint8:    func(b []byte, n int) { divideUnsigned(Elements[uint8](b), uint64(n)) },
+		Uint16:   func(b []byte, n int) { divideUnsigned(Elements[uint16](b), uint64(n)) },
+		Uint32:   func(b []byte, n int) { divideUnsigned(Elements[uint32](b), uint64(n)) },
+		Uint64:   func(b []byte, n int) { divideUnsigned(Elements[uint64](b), uint64(n)) },
+		Float16:  func(b []byte, n int) { eachHalf(Float16, Elements[uint16](b), float32(n), true) },
+		BFloat16: func(b []byte, n int) { eachHalf(BFloat16, Elements[uint16](b), float32(n), true) },
 	},
 	scale: [Types]func(b []byte, factor float64){
-		Float32: func(b []byte, factor float64) { scaleFloats(elements[float32](b), float32(factor)) },
-		Float64: func(b []byte, factor float64) { scaleFloats(elements[float64](b), factor) },
-		Int8:    func(b []byte, factor float64) { scaleIntegers(elements[int8](b), factor, math.MinInt8, math.MaxInt8) },
+		Float32: func(b []byte, factor float64) { scaleFloats(Elements[float32](b), float32(factor)) },
+		Float64: func(b []byte, factor float64) { scaleFloats(Elements[float64](b), factor) },
+		Int8:    func(b []byte, factor float64) { scaleIntegers(Elements[int8](b), factor, math.MinInt8, math.MaxInt8) },
 		Int16: func(b []byte, factor float64) {
-			scaleIntegers(elements[int16](b), factor, math.MinInt16, math.MaxInt16)
+			scaleIntegers(Elements[int16](b), factor, math.MinInt16, math.MaxInt16)
 		},
 		Int32: func(b []byte, factor float64) {
-			scaleIntegers(elements[int32](b), factor, math.MinInt32, math.MaxInt32)
+			scaleIntegers(Elements[int32](b), factor, math.MinInt32, math.MaxInt32)
 		},
 		Int64: func(b []byte, factor float64) {
-			scaleIntegers(elements[int64](b), factor, math.MinInt64, math.MaxInt64)
+			scaleIntegers(Elements[int64](b), factor, math.MinInt64, math.MaxInt64)
 		},
-		Uint8:  func(b []byte, factor float64) { scaleIntegers(elements[uint8](b), factor, 0, math.MaxUint8) },
-		Uint16: func(b []byte, factor float64) { scaleIntegers(elements[uint16](b), factor, 0, math.MaxUint16) },
-		Uint32: func(b []byte, factor float64) { scaleIntegers(elements[uint32](b), factor, 0, math.MaxUint32) },
-		Uint64: func(b []byte, factor float64) { scaleIntegers(elements[uint64](b), factor, 0, math.MaxUint64) },
+		Uint8:  func(b []byte, factor float64) { scaleIntegers(Elements[uint8](b), factor, 0, math.MaxUint8) },
+		Uint16: func(b []byte, factor float64) { scaleIntegers(Elements[uint16](b), factor, 0, math.MaxUint16) },
+		Uint32: func(b []byte, factor float64) { scaleIntegers(Elements[uint32](b), factor, 0, math.MaxUint32) },
+		Uint64: func(b []byte, factor float64) { scaleIntegers(Elements[uint64](b), factor, 0, math.MaxUint64) },
 		Float16: func(b []byte, factor float64) {
-			eachHalf(Float16, elements[uint16](b), float32(factor), false)
+			eachHalf(Float16, Elements[uint16](b), float32(factor), false)
 		},
 		BFloat16: func(b []byte, factor float64) {
-			eachHalf(BFloat16, elements[uint16](b), float32(factor), false)
+			eachHalf(BFloat16, Elements[uint16](b), float32(factor), false)
 		},
 	},
 	narrow: [Types]func(dst, src []byte){Float16: narrow(Float16), BFloat16: narrow(BFloat16)},
@@ -79,7 +79,7 @@ func numeric[T element]() [Ops]func(dst, a, b []byte) {
 }
 
 func operands[T element](dst, a, b []byte) (d, x, y []T) {
-	d, x, y = elements[T](dst), elements[T](a), elements[T](b)
+	d, x, y = Elements[T](dst), Elements[T](a), Elements[T](b)
 	if len(x) != len(d) || len(y) != len(d) {
 		unequal()
 	}
@@ -347,18 +347,9 @@ func scaleIntegers[T element](d []T, factor float64, lowest, highest T) {
 }
 
 func narrow(t Type) func(dst, src []byte) {
-	return func(dst, src []byte) { narrowHalves(t, elements[uint16](dst), elements[float32](src)) }
+	return func(dst, src []byte) { narrowHalves(t, Elements[uint16](dst), Elements[float32](src)) }
 }
 
 func widen(t Type) func(dst, src []byte) {
-	return func(dst, src []byte) { widenHalves(t, elements[float32](dst), elements[uint16](src)) }
-}
-
-// elements is the memory of b as whole elements.
-func elements[T element](b []byte) []T {
-	size := int(unsafe.Sizeof(*new(T)))
-	if len(b) < size {
-		return nil
-	}
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/size)
+	return func(dst, src []byte) { widenHalves(t, Elements[float32](dst), Elements[uint16](src)) }
 }
