@@ -1,9 +1,6 @@
 package collective
 
-import (
-	"fmt"
-	"strings"
-)
+import "github.com/hvdrun/hvdrun/collective/internal/operation"
 
 // Algorithm is how an AllReduce is computed between processes that share no memory. Forcing one is
 // for measuring and for debugging; every rank of a group must have the same, otherwise its
@@ -28,10 +25,7 @@ const (
 	// Direct sends each part to its owner, who combines them in the order of the ranks, and the
 	// results to all: as few bytes as a ring, between all pairs.
 	Direct
-	algorithms
 )
-
-var algorithmNames = [algorithms]string{"auto", "strict", "doubling", "rabenseifner", "ring", "direct"}
 
 // Algorithm is the one that AllReduces of the generation were forced to by [Config]; Auto for a nil
 // Group.
@@ -39,76 +33,14 @@ func (g *Group) Algorithm() Algorithm {
 	if g == nil {
 		return Auto
 	}
-	return g.family.algorithm
+	return Algorithm(g.family.algorithm)
 }
 
 // String is the lower-case name, which [ParseAlgorithm] reads.
-func (a Algorithm) String() string {
-	if a < algorithms {
-		return algorithmNames[a]
-	}
-	return fmt.Sprintf("algorithm(%d)", uint8(a))
-}
+func (a Algorithm) String() string { return operation.Algorithm(a).String() }
 
 // ParseAlgorithm reads the name of an algorithm; the empty one is Auto.
 func ParseAlgorithm(name string) (Algorithm, error) {
-	if name == "" {
-		return Auto, nil
-	}
-	for a, known := range algorithmNames {
-		if strings.EqualFold(name, known) {
-			return Algorithm(a), nil
-		}
-	}
-	return Auto, fmt.Errorf("collective: %q is not an algorithm; choose one of %s", name, strings.Join(algorithmNames[:], ", "))
-}
-
-// shares reports whether the algorithm may run in the memory that the ranks of a host share: the
-// other ones are for sockets.
-func (a Algorithm) shares() bool { return a == Auto || a == Strict }
-
-const widest = 8 // bytes of the largest element
-
-// over is the algorithm that n ranks run over sockets for so many bytes: Doubling, Rabenseifner,
-// Ring or Direct.
-func (a Algorithm) over(n, bytes int) Algorithm {
-	power := n&(n-1) == 0
-	switch a {
-	case Strict, Direct:
-		return Direct
-	case Doubling:
-		return Doubling
-	}
-	if n == 1 {
-		return Doubling // in no steps
-	}
-	switch a {
-	case Rabenseifner, Ring:
-		if bytes < widest*n { // a part may be empty, and its ranks would not learn of the call
-			return Doubling
-		}
-		if !power {
-			return Ring
-		}
-		return a
-	}
-	switch {
-	case bytes <= thresholds.doublingMore || n <= 2 && bytes <= thresholds.doublingPair:
-		return Doubling
-	case power && bytes < thresholds.ringFrom:
-		return Rabenseifner
-	}
-	return Ring
-}
-
-const (
-	segment      = 256 << 10 // most bytes of one frame; fits a core's second-level cache with its partner
-	smallSegment = 64 << 10
-	perPart      = 2 // segments into which a part is cut where that makes none too small
-)
-
-// segmentFor is the size of the segments of an AllReduce whose parts have so many bytes. It holds
-// whole elements.
-func segmentFor(part int) int {
-	return max(smallSegment, min(segment, part/perPart/widest*widest))
+	a, err := operation.ParseAlgorithm(name)
+	return Algorithm(a), err
 }

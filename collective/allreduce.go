@@ -1,8 +1,10 @@
 package collective
 
-import "github.com/hvdrun/hvdrun/collective/internal/frame"
-
-import "github.com/hvdrun/hvdrun/internal/kernel"
+import (
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
 
 const window = 4 // receives posted ahead, so that the next segments arrive while one is reduced
 
@@ -31,12 +33,12 @@ func (t *team) rank(place int) int {
 
 // part returns part i of data, of which there are as many as ranks.
 func (t *team) part(c *call, data []byte, i int) []byte {
-	return kernel.Part(data, c.desc.dtype.Size(), t.size, i)
+	return kernel.Part(data, c.desc.Type.Size(), t.size, i)
 }
 
 func (t *team) finish(c *call, part []byte) {
 	if t.divide > 1 {
-		c.desc.divide(part, t.divide)
+		c.desc.Divide(part, t.divide)
 	}
 }
 
@@ -59,29 +61,29 @@ func (c *call) allReduceSockets(data []byte) error {
 // allReduceFlat reduces data among a team; all its ranks call it at the same place of the
 // operation.
 func (c *call) allReduceFlat(t team, data []byte) error {
-	if c.desc.reduce == Adasum {
-		c.by(byDoubling)
+	if c.desc.Op == operation.Adasum {
+		c.by(operation.ByDoubling)
 		return c.allReduceDoubling(t, data)
 	}
 	if c.g.family.segment == 0 {
-		c.segment = segmentFor(len(data) / t.size)
+		c.segment = operation.SegmentFor(len(data) / t.size)
 	}
-	a := c.g.algorithm().over(t.size, len(data))
-	if c.desc.means() { // no other has all operands at hand
-		a = Direct
+	a := c.g.algorithm().Over(t.size, len(data))
+	if c.desc.Means() { // no other has all operands at hand
+		a = operation.Direct
 	}
 	switch a {
-	case Doubling:
-		c.by(byDoubling)
+	case operation.Doubling:
+		c.by(operation.ByDoubling)
 		return c.allReduceDoubling(t, data)
-	case Rabenseifner:
-		c.by(byRabenseifner)
+	case operation.Rabenseifner:
+		c.by(operation.ByRabenseifner)
 		return c.allReduceHalving(t, data)
-	case Direct:
-		c.by(byDirect)
+	case operation.Direct:
+		c.by(operation.ByDirect)
 		return c.allReduceDirect(t, data)
 	}
-	c.by(byRing)
+	c.by(operation.ByRing)
 	return c.allReduceRing(t, data)
 }
 
@@ -113,10 +115,10 @@ const unsent = -1
 // receiveCombined receives what a peer has sent with sendAll and combines data with it. Where data
 // itself is being sent, first is the number of the first send.
 func (c *call) receiveCombined(peer int, step uint32, data []byte, first int) error {
-	if c.desc.reduce == Adasum {
+	if c.desc.Op == operation.Adasum {
 		return c.receiveAdasum(peer, step, data, first)
 	}
-	combine := c.desc.combiner()
+	combine := c.desc.Combiner()
 	total, each := c.frames(len(data)), min(len(data), c.segment)
 	slots := c.scratch(window * each)
 	var posted [window]*frame.Incoming
@@ -193,7 +195,7 @@ func (c *call) allReduceDoubling(t team, data []byte) error {
 // half of what a rank still answers for with one at half the distance, until it has the result of
 // its own part; the parts come together the same way back.
 func (c *call) allReduceHalving(t team, data []byte) error {
-	size := c.desc.dtype.Size()
+	size := c.desc.Type.Size()
 	span := func(place, parts int) []byte { // the parts of which place has one, aligned
 		from := place &^ (parts - 1)
 		lo, _ := kernel.Split(len(data)/size, t.size, from)
@@ -245,7 +247,7 @@ type cursor struct{ round, segment int }
 func (c *call) allReduceRing(t team, data []byte) error {
 	n := t.size
 	r := ring{call: c, team: t, data: data, left: t.rank((t.me + n - 1) % n), right: t.rank((t.me + 1) % n)}
-	each := min(len(r.chunk(0))+widest, c.segment) // no chunk has more than one element more
+	each := min(len(r.chunk(0))+operation.Widest, c.segment) // no chunk has more than one element more
 	r.slots = c.scratch(window * each)
 	before := c.outUsed
 	c.sentBefore = c.sentBefore[:0]
@@ -257,7 +259,7 @@ func (c *call) allReduceRing(t team, data []byte) error {
 	for i := range c.segments(len(own)) {
 		c.send(r.right, 0, c.cut(own, i))
 	}
-	combine := c.desc.combiner()
+	combine := c.desc.Combiner()
 	done := 0
 	for here := r.skip(cursor{1, 0}); here.round <= 2*n-2; here = r.skip(cursor{here.round, here.segment + 1}) {
 		if err := r.postUpTo(done, each); err != nil {
@@ -329,7 +331,7 @@ func (r *ring) postUpTo(done, each int) error {
 // sends the result to all, each segment as soon as it is there. What is small goes to all at once
 // instead, and every rank combines all of it.
 func (c *call) allReduceDirect(t team, data []byte) error {
-	if len(data) <= thresholds.oneShot {
+	if len(data) <= operation.Thresholds.OneShot {
 		first := c.outUsed
 		for d := 1; d < t.size; d++ {
 			c.sendAll(t.rank((t.me+d)%t.size), 0, data)

@@ -1,8 +1,6 @@
 package collective
 
 import (
-	"errors"
-
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -143,11 +141,9 @@ func (c *call) receiveAdasum(peer int, step uint32, data []byte, first int) erro
 		}
 	}
 	if peer < c.g.rank {
-		adasum(c.desc.dtype, data, other, data, work)
+		adasum(c.desc.Type, data, other, data, work)
 	} else {
-		adasum(c.desc.dtype, data, data, other, work)
+		adasum(c.desc.Type, data, data, other, work)
 	}
 	return nil
 }
-
-var errAdasumParts = errors.New("adasum is for AllReduce: it needs whole vectors")

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -56,11 +57,11 @@ func (h *Handle) refuse(reason error) {
 // request is the operation that a rank wants on the tensor of a name. It must be equal on all
 // ranks.
 type request struct {
-	do          action // 0: AllReduce
-	root        int32  // of a broadcast
+	do          operation.Action // 0: AllReduce
+	root        int32            // of a broadcast
 	dtype       kernel.Type
-	op          Op
-	compression Compression
+	op          operation.Op
+	compression operation.Compression
 	count       uint64 // elements
 	prescale    float64
 	postscale   float64
@@ -152,16 +153,16 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 		}
 		return f
 	}
-	h := &Handle{name: name, data: kernel.Bytes(data), request: request{dtype: typeOf[T](), op: op, compression: o.Compression,
+	h := &Handle{name: name, data: kernel.Bytes(data), request: request{dtype: typeOf[T](), op: operation.Op(op), compression: operation.Compression(o.Compression),
 		count: uint64(len(data)), prescale: scale(o.Prescale), postscale: scale(o.Postscale)}}
 	h.err = checkName(name)
-	err := cmp.Or(checkReduced[T](), op.check(h.request.dtype))
+	err := cmp.Or(checkReduced[T](), h.request.op.Check(h.request.dtype))
 	switch {
 	case err != nil:
 	case math.IsNaN(o.Prescale) || math.IsNaN(o.Postscale):
 		err = errors.New("a scale is not a number")
 	default:
-		err = o.Compression.check(h.request.dtype, op)
+		err = h.request.compression.Check(h.request.dtype)
 	}
 	if err != nil {
 		h.refuse(err)
@@ -177,28 +178,25 @@ func checkName(name string) error {
 }
 
 // call is the request as errors print it.
-func (r *request) call() descriptor {
-	d := descriptor{action: r.action(), dtype: r.dtype, reduce: r.op, count: r.count,
-		root: int32(r.compression) | int32(r.scales())<<8}
+func (r *request) call() operation.Descriptor {
+	d := operation.Descriptor{Action: r.action(), Type: r.dtype, Op: r.op, Count: r.count,
+		Root: int32(r.compression) | int32(r.scales())<<8}
 	if r.do != 0 {
-		d.root = r.root
+		d.Root = r.root
 	}
 	if r.elsewhere {
-		d.root |= elsewhereBit
+		d.Root |= operation.ElsewhereBit
 	}
 	if r.refused {
-		d.algorithm |= refusedCall
+		d.Algorithm |= operation.Refused
 	}
 	return d
 }
 
 // wrong is an error of the operation's arguments, or of its context.
 func (r *request) wrong(err error) error {
-	return fmt.Errorf("collective: %s: %w", actionNames[r.action()], err)
+	return fmt.Errorf("collective: %s: %w", r.action().String(), err)
 }
-
-// elsewhereBit of an AllReduceAsync's root says where the vector lies.
-const elsewhereBit = 1 << 24
 
 // bytes is the size of the tensor itself.
 func (r *request) bytes() int { return int(r.count) * r.dtype.Size() }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -16,10 +17,10 @@ func (e *engine) fail(n frame.Notice) error {
 
 // bucket is tensors that are reduced as one.
 type bucket struct {
-	do          action      // 0: AllReduce
-	wire        kernel.Type // as ranks send it
-	op          Op
-	compression Compression
+	do          operation.Action // 0: AllReduce
+	wire        kernel.Type      // as ranks send it
+	op          operation.Op
+	compression operation.Compression
 	elsewhere   bool
 	ids         []int
 	bytes       int // on the wire
@@ -32,12 +33,12 @@ const large = 1 << 20
 
 // ownBucket reports whether a tensor, of so many bytes on the wire, has a bucket of its own.
 func (r *request) ownBucket(bytes int) bool {
-	return r.do != 0 || bytes >= large && r.compression == CompressNone
+	return r.do != 0 || bytes >= large && r.compression == operation.NotCompressed
 }
 
 // fits reports whether the tensors of a request may be in the bucket.
 func (b *bucket) fits(r *request, bytes, most int) bool {
-	return !b.full && !r.ownBucket(bytes) && b.op != Adasum && b.alike(r) && b.bytes+bytes <= most
+	return !b.full && !r.ownBucket(bytes) && b.op != operation.Adasum && b.alike(r) && b.bytes+bytes <= most
 }
 
 // alike reports whether the tensors of a request are reduced as those of the bucket.
@@ -47,7 +48,7 @@ func (b *bucket) alike(r *request) bool {
 
 // wire is the type of a tensor as ranks send it.
 func (r *request) wire() kernel.Type {
-	if t := r.compression.wire(); t != 0 {
+	if t := r.compression.Wire(); t != 0 {
 		return t
 	}
 	return r.dtype
@@ -150,7 +151,7 @@ func (e *engine) record(h *Handle) {
 	}
 	from, ends := h.since, [...]time.Time{e.marks[0], e.marks[1], e.marks[2], time.Now()}
 	for i, phase := range [...]string{"queue", "copy-in", "reduce", "copy-out"} {
-		e.g.family.timeline.Span(Span{Name: actionNames[h.request.action()], Phase: phase, Tensor: h.name, Lane: e.g.lane,
+		e.g.family.timeline.Span(Span{Name: h.request.action().String(), Phase: phase, Tensor: h.name, Lane: e.g.lane,
 			Generation: e.g.generation, Start: from, Duration: ends[i].Sub(from), Bytes: h.request.bytes()})
 		from = ends[i]
 	}
@@ -160,7 +161,7 @@ func (e *engine) record(h *Handle) {
 // is not so.
 func (e *engine) inPlace(b *bucket) []byte {
 	t := &e.table[b.ids[0]]
-	if len(b.ids) > 1 || t.mine == nil || b.compression != CompressNone {
+	if len(b.ids) > 1 || t.mine == nil || b.compression != operation.NotCompressed {
 		return nil
 	}
 	if f := t.request.prescale; f != 1 {
@@ -183,13 +184,13 @@ func (e *engine) gatherBucket(b *bucket, rest []byte) {
 		part := rest[:int(t.request.count)*b.wire.Size()]
 		rest = rest[len(part):]
 		if t.mine == nil {
-			fillNeutral(part, b.wire, b.op)
+			operation.FillNeutral(part, b.wire, b.op)
 			continue
 		}
 		if f := t.request.prescale; f != 1 {
 			kernel.Scale(t.request.dtype)(t.mine.data, f)
 		}
-		if b.compression == CompressNone {
+		if b.compression == operation.NotCompressed {
 			kernel.Copy(part, t.mine.data)
 		} else {
 			kernel.Narrow(b.wire)(part, t.mine.data)
@@ -226,7 +227,7 @@ func (e *engine) copyOut(b *bucket, all []byte) {
 			continue
 		}
 		switch {
-		case b.compression != CompressNone:
+		case b.compression != operation.NotCompressed:
 			kernel.Widen(b.wire)(h.data, part)
 		case len(part) > 0 && &part[0] != &h.data[0]:
 			kernel.Copy(h.data, part)

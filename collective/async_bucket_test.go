@@ -5,18 +5,19 @@ import (
 	"math"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // FuzzStatements: what a rank says of its tensors is refused, or says the same when it is said
 // again, and none is larger than memory can be.
 func FuzzStatements(f *testing.F) {
-	h := &Handle{name: "grad", request: request{dtype: kernel.Float32, op: Sum, count: 7, prescale: 1, postscale: 0.5}}
+	h := &Handle{name: "grad", request: request{dtype: kernel.Float32, op: operation.Sum, count: 7, prescale: 1, postscale: 0.5}}
 	one := h.state(nil)
 	f.Add(one)
 	f.Add(append(h.state(one), joinStatement))
 	f.Add(one[:len(one)-1])
-	for do, op := range map[action]Op{broadcastAsyncAction: 0, allGatherIntoAsyncAction: 0, reduceScatterIntoAsyncAction: Max} {
+	for do, op := range map[operation.Action]operation.Op{operation.BroadcastAsync: 0, operation.AllGatherIntoAsync: 0, operation.ReduceScatterIntoAsync: operation.Max} {
 		r := request{do: do, dtype: kernel.Float32, op: op, count: 7, prescale: 1, postscale: 1}
 		f.Add((&Handle{name: "weights", request: r}).state(nil))
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -41,7 +42,7 @@ type Work interface {
 func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhere) []*Handle {
 	handles := make([]*Handle, len(vectors))
 	for i, v := range vectors {
-		h := &Handle{name: v.Name, work: v.Work, request: request{dtype: v.Type, op: op, count: uint64(v.Count), prescale: 1, postscale: 1, elsewhere: true}}
+		h := &Handle{name: v.Name, work: v.Work, request: request{dtype: v.Type, op: operation.Op(op), count: uint64(v.Count), prescale: 1, postscale: 1, elsewhere: true}}
 		h.err = checkName(v.Name)
 		switch {
 		case v.Type == 0 || v.Type >= kernel.Types || v.Count < 0 || v.Count > math.MaxInt/v.Type.Size():
@@ -49,8 +50,8 @@ func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhe
 			h.refuse(fmt.Errorf("there are no %d elements of %v", v.Count, v.Type))
 		case op == Adasum:
 			h.refuse(fmt.Errorf("%v is for vectors in memory", op))
-		case op.check(v.Type) != nil:
-			h.refuse(op.check(v.Type))
+		case operation.Op(op).Check(v.Type) != nil:
+			h.refuse(operation.Op(op).Check(v.Type))
 		}
 		handles[i] = h
 	}

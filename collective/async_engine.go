@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -591,7 +592,7 @@ func (e *engine) vote(news bool) (asked, error) {
 			e.votes = append(e.votes, 0, 1)
 		}
 	}
-	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, Min, e.votes, nil)
+	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, operation.Min, e.votes, nil)
 	e.awaited = false
 	for i := nameVotes; i < len(e.votes); i += 2 {
 		e.awaited = e.awaited || e.votes[i] == 0 && e.votes[i+1] == 0

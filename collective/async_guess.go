@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -43,7 +44,7 @@ func (e *engine) observe(buckets []bucket) {
 // guessable reports whether a bucket can be reduced on the chance that all ranks have submitted it:
 // its tensors stay as they are until that is known, and an element can count the ranks.
 func (e *engine) guessable(b *bucket) bool {
-	if b.do != 0 || b.elsewhere || b.op == Adasum || e.contribute < e.g.size || e.g.size > mostCounted(b.wire) ||
+	if b.do != 0 || b.elsewhere || b.op == operation.Adasum || e.contribute < e.g.size || e.g.size > mostCounted(b.wire) ||
 		b.bytes > largestGuess && !e.reducesIfReady(b) {
 		return false
 	}
@@ -53,7 +54,7 @@ func (e *engine) guessable(b *bucket) bool {
 // reducesIfReady reports whether a bucket is reduced where its tensor lies, which stays as it is
 // where the guess is wrong.
 func (e *engine) reducesIfReady(b *bucket) bool {
-	return len(b.ids) == 1 && b.compression == CompressNone && e.lane.reducesIfReady(b.bytes)
+	return len(b.ids) == 1 && b.compression == operation.NotCompressed && e.lane.reducesIfReady(b.bytes)
 }
 
 // mostCounted is up to how many ranks a sum in an element of a type counts.
@@ -133,14 +134,14 @@ func (e *engine) guessApart(b *bucket, ready bool) (data []byte, right bool, err
 
 // setCount sets the element that counts the ranks whose guess is right, of some ranks: those of a
 // maximum count as nothing.
-func setCount(element []byte, t kernel.Type, op Op, ranks int, ready bool) {
-	if ready == (op == Max) {
+func setCount(element []byte, t kernel.Type, op operation.Op, ranks int, ready bool) {
+	if ready == (op == operation.Max) {
 		clear(element)
 		return
 	}
-	one := neutral[t][Product]
+	one := operation.Neutral[t][operation.Product]
 	copy(element, one)
-	if ready && (op == Sum || op == Average) {
+	if ready && (op == operation.Sum || op == operation.Average) {
 		combine := kernel.Combine(t, kernel.Sum)
 		for range ranks - 1 {
 			combine(element, element, one)
@@ -150,8 +151,8 @@ func setCount(element []byte, t kernel.Type, op Op, ranks int, ready bool) {
 
 // counted reports whether the element says, once it is reduced, that the guesses of so many ranks,
 // which are all, are right.
-func counted(element []byte, t kernel.Type, op Op, ranks int) bool {
-	if op == Average {
+func counted(element []byte, t kernel.Type, op operation.Op, ranks int) bool {
+	if op == operation.Average {
 		ranks = 1
 	}
 	want := make([]byte, len(element))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -15,7 +16,7 @@ import (
 // data. It is not fused with others. A rank that has joined cannot take part: the operation ends
 // the group then.
 func BroadcastAsync[T Element](ctx context.Context, g *Group, name string, data []T, root int) *Handle {
-	h := newMove[T](name, broadcastAsyncAction, data, nil, 0)
+	h := newMove[T](name, operation.BroadcastAsync, data, nil, 0)
 	h.request.root = clampRoot(root)
 	h.check(checkRoot(g, root))
 	return g.submit(ctx, h)[0]
@@ -24,7 +25,7 @@ func BroadcastAsync[T Element](ctx context.Context, g *Group, name string, data 
 // AllGatherIntoAsync is [AllGatherInto] in the background, as [BroadcastAsync] is [Broadcast]. Data
 // and all belong to the operation until it is done.
 func AllGatherIntoAsync[T Element](ctx context.Context, g *Group, name string, data, all []T) *Handle {
-	h := newMove(name, allGatherIntoAsyncAction, data, all, 0)
+	h := newMove(name, operation.AllGatherIntoAsync, data, all, 0)
 	h.check(checkGather(g, data, all))
 	return g.submit(ctx, h)[0]
 }
@@ -32,14 +33,14 @@ func AllGatherIntoAsync[T Element](ctx context.Context, g *Group, name string, d
 // ReduceScatterIntoAsync is [ReduceScatterInto] in the background, as [BroadcastAsync] is
 // [Broadcast]. Data and part belong to the operation until it is done.
 func ReduceScatterIntoAsync[T Element](ctx context.Context, g *Group, name string, data, part []T, op Op) *Handle {
-	h := newMove(name, reduceScatterIntoAsyncAction, data, part, op)
-	h.check(cmp.Or(checkReduced[T](), op.checkParts(h.request.dtype), checkScatter(g, data, part)))
+	h := newMove(name, operation.ReduceScatterIntoAsync, data, part, op)
+	h.check(cmp.Or(checkReduced[T](), h.request.op.CheckParts(h.request.dtype), checkScatter(g, data, part)))
 	return g.submit(ctx, h)[0]
 }
 
-func newMove[T Element](name string, do action, data, result []T, op Op) *Handle {
+func newMove[T Element](name string, do operation.Action, data, result []T, op Op) *Handle {
 	return &Handle{name: name, err: checkName(name), data: kernel.Bytes(data), result: kernel.Bytes(result),
-		request: request{do: do, dtype: typeOf[T](), op: op, count: uint64(len(data)), prescale: 1, postscale: 1}}
+		request: request{do: do, dtype: typeOf[T](), op: operation.Op(op), count: uint64(len(data)), prescale: 1, postscale: 1}}
 }
 
 // check refuses the operation where its arguments are invalid.
@@ -51,24 +52,24 @@ func (h *Handle) check(invalid error) {
 
 // moves reports whether the operation is another one than AllReduce.
 func (r *request) moves() bool {
-	return r.do == broadcastAsyncAction || r.do == allGatherIntoAsyncAction || r.do == reduceScatterIntoAsyncAction
+	return r.do == operation.BroadcastAsync || r.do == operation.AllGatherIntoAsync || r.do == operation.ReduceScatterIntoAsync
 }
 
 // action is the operation of the API.
-func (r *request) action() action { return cmp.Or(r.do, allReduceAsyncAction) }
+func (r *request) action() operation.Action { return cmp.Or(r.do, operation.AllReduceAsync) }
 
 // movable reports whether a request that another rank has sent, and that is no AllReduce, is valid.
 func (r *request) movable() bool {
-	if r.elsewhere || r.compression != CompressNone || r.prescale != 1 || r.postscale != 1 {
+	if r.elsewhere || r.compression != operation.NotCompressed || r.prescale != 1 || r.postscale != 1 {
 		return false
 	}
 	switch r.do {
-	case broadcastAsyncAction:
+	case operation.BroadcastAsync:
 		return r.op == 0 && r.root >= 0
-	case allGatherIntoAsyncAction:
+	case operation.AllGatherIntoAsync:
 		return r.op == 0 && r.root == 0
-	case reduceScatterIntoAsyncAction:
-		return r.op.checkParts(r.dtype) == nil && r.root == 0
+	case operation.ReduceScatterIntoAsync:
+		return r.op.CheckParts(r.dtype) == nil && r.root == 0
 	}
 	return false
 }
@@ -86,11 +87,11 @@ func (e *engine) move(b *bucket) error {
 	ctx, r, h := context.Background(), &t.request, t.mine
 	var err error
 	switch r.do {
-	case broadcastAsyncAction:
+	case operation.BroadcastAsync:
 		err = e.lane.broadcastBytes(ctx, r.dtype, h.data, int(r.root))
-	case allGatherIntoAsyncAction:
+	case operation.AllGatherIntoAsync:
 		err = e.lane.allGatherBytes(ctx, r.dtype, h.data, h.result, nil)
-	case reduceScatterIntoAsyncAction:
+	case operation.ReduceScatterIntoAsync:
 		err = e.lane.reduceScatterBytes(ctx, r.dtype, r.op, h.data, h.result, nil)
 	}
 	if err != nil {

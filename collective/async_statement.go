@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -73,14 +74,14 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 		}
 		s := statement{rank: rank, name: string(b[2 : 2+int(b[1])])}
 		b = b[2+int(b[1]):]
-		s.request = request{dtype: kernel.Type(b[0]), op: Op(b[1]), compression: Compression(b[2]),
+		s.request = request{dtype: kernel.Type(b[0]), op: operation.Op(b[1]), compression: operation.Compression(b[2]),
 			elsewhere: b[3]&elsewhereFlag != 0,
 			refused:   b[3]&refusedFlag != 0,
 			count:     binary.NativeEndian.Uint64(b[4:]),
 			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[12:])),
 			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[20:]))}
 		if size == moveSize {
-			s.request.do, s.request.root = action(b[requestSize]), int32(binary.NativeEndian.Uint32(b[requestSize+1:]))
+			s.request.do, s.request.root = operation.Action(b[requestSize]), int32(binary.NativeEndian.Uint32(b[requestSize+1:]))
 		}
 		if s.name == "" || (size == moveSize) != s.request.moves() || b[3] > elsewhereFlag|refusedFlag || !s.request.sound() {
 			return nil, false, frame.ErrInvalid
@@ -101,10 +102,10 @@ func (r *request) sound() bool {
 		return true
 	case r.moves():
 		return r.movable()
-	case r.elsewhere && (r.op == Adasum || r.compression != CompressNone || r.prescale != 1 || r.postscale != 1):
+	case r.elsewhere && (r.op == operation.Adasum || r.compression != operation.NotCompressed || r.prescale != 1 || r.postscale != 1):
 		return false
 	}
-	return r.op.check(r.dtype) == nil && r.compression.check(r.dtype, r.op) == nil
+	return r.op.Check(r.dtype) == nil && r.compression.Check(r.dtype) == nil
 }
 
 // exchange tells all ranks what each has to say, and derives the same state from it on all of them.
@@ -182,7 +183,7 @@ func (e *engine) define(s *statement, before []statement) error {
 }
 
 func (e *engine) mismatch(a, b statement) error {
-	n := frame.Mismatched(a.rank, a.request.call().call(), b.rank, b.request.call().call())
+	n := frame.Mismatched(a.rank, a.request.call().Call(), b.rank, b.request.call().Call())
 	n.Tensor = a.name
 	return e.fail(n)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
@@ -14,7 +15,7 @@ import (
 type call struct {
 	g    *Group
 	ctx  context.Context
-	desc descriptor
+	desc operation.Descriptor
 	seq  uint64
 
 	transfers
@@ -24,8 +25,8 @@ type call struct {
 	late  lateness
 	ready bool // what frames say, see allReduceIfReady
 
-	method     method // aloneOnly: not set
-	segment    int    // most bytes of a frame
+	method     operation.Method // operation.AloneOnly: not set
+	segment    int              // most bytes of a frame
 	sentBefore []int
 	posted     []*frame.Incoming
 	operands   [][]byte
@@ -40,12 +41,12 @@ type transfers struct {
 	outDone, inDone int
 }
 
-func (c *call) begin(ctx context.Context, d descriptor) error {
-	c.ctx, c.desc, c.ready, c.method = ctx, d, false, aloneOnly
+func (c *call) begin(ctx context.Context, d operation.Descriptor) error {
+	c.ctx, c.desc, c.ready, c.method = ctx, d, false, operation.AloneOnly
 	c.seq++
 	c.outUsed, c.inUsed, c.outDone, c.inDone = 0, 0, 0, 0
 	if c.segment = c.g.family.segment; c.segment == 0 {
-		c.segment = segment
+		c.segment = operation.Segment
 	}
 	if ctx.Err() != nil {
 		return c.cancelled()
@@ -57,7 +58,7 @@ func (c *call) begin(ctx context.Context, d descriptor) error {
 		if i == c.g.rank {
 			continue
 		}
-		if n, ok := c.g.boxes[i].Enter(c.seq, d.call(), d.countsDiffer()); !ok {
+		if n, ok := c.g.boxes[i].Enter(c.seq, d.Call(), d.CountsDiffer()); !ok {
 			c.g.fail(n)
 			return c.lost()
 		}
@@ -95,7 +96,7 @@ func (c *call) cancelled() error {
 	err := c.ctx.Err()
 	c.g.fail(frame.Gone(err, c.g.rank))
 	<-c.g.failed
-	return fmt.Errorf("collective: %s: %w", actionNames[c.desc.action], err)
+	return fmt.Errorf("collective: %s: %w", c.desc.Action.String(), err)
 }
 
 // lost is the error of an operation whose group has failed.
@@ -103,7 +104,7 @@ func (c *call) lost() error { return c.g.lost() }
 
 // send starts to send one frame.
 func (c *call) send(to int, step uint32, data []byte) *frame.Outgoing {
-	return c.sendOf(to, step, c.desc.count, data)
+	return c.sendOf(to, step, c.desc.Count, data)
 }
 
 // sendOf sends a frame with a count of its own in the header.
@@ -113,7 +114,7 @@ func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *frame.Out
 	}
 	o := c.outs[c.outUsed]
 	c.outUsed++
-	o.Header = frame.Header{Kind: frame.Data, Call: c.desc.call(), Step: step, Length: uint32(len(data)),
+	o.Header = frame.Header{Kind: frame.Data, Call: c.desc.Call(), Step: step, Length: uint32(len(data)),
 		Generation: c.g.generation, Seq: c.seq, Ready: c.ready}
 	o.Header.Call.Count = count
 	o.Data = data

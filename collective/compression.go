@@ -2,9 +2,9 @@ package collective
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -20,34 +20,10 @@ const (
 	CompressFloat16
 	// CompressBFloat16 rounds to [BFloat16]: the range of float32, 8 bits of precision.
 	CompressBFloat16
-	compressions
 )
 
 // String is the name of the type on the wire.
-func (c Compression) String() string {
-	switch c {
-	case CompressNone:
-		return "none"
-	case CompressFloat16, CompressBFloat16:
-		return c.wire().String()
-	}
-	return fmt.Sprintf("compression(%d)", uint8(c))
-}
-
-// wire is the type on the wire; 0: that of the data.
-func (c Compression) wire() kernel.Type {
-	return [compressions]kernel.Type{CompressFloat16: kernel.Float16, CompressBFloat16: kernel.BFloat16}[c]
-}
-
-func (c Compression) check(t kernel.Type, _ Op) error {
-	switch {
-	case c >= compressions:
-		return fmt.Errorf("%v is not a compression", c)
-	case c != CompressNone && t != kernel.Float32:
-		return fmt.Errorf("compression to %v is for float32, not for %v", c, t)
-	}
-	return nil
-}
+func (c Compression) String() string { return operation.Compression(c).String() }
 
 // wires holds buffers of AllReduceCompressed, as *[]byte.
 var wires sync.Pool
@@ -57,8 +33,8 @@ func AllReduceCompressed(ctx context.Context, g *Group, data []float32, op Op, c
 	if c == CompressNone {
 		return AllReduce(ctx, g, data, op)
 	}
-	if err := c.check(kernel.Float32, op); err != nil {
-		d := descriptor{action: allReduceAction, dtype: kernel.Float32, reduce: op, root: int32(c), count: uint64(len(data))}
+	if err := operation.Compression(c).Check(kernel.Float32); err != nil {
+		d := operation.Descriptor{Action: operation.AllReduce, Type: kernel.Float32, Op: operation.Op(op), Root: int32(c), Count: uint64(len(data))}
 		return g.run(ctx, d, err, nil)
 	}
 	buffer, _ := wires.Get().(*[]byte)
@@ -66,13 +42,13 @@ func AllReduceCompressed(ctx context.Context, g *Group, data []float32, op Op, c
 		buffer = new([]byte)
 	}
 	defer wires.Put(buffer)
-	t := c.wire()
+	t := operation.Compression(c).Wire()
 	if n := len(data) * t.Size(); cap(*buffer) < n {
 		*buffer = make([]byte, n)
 	}
 	wire := (*buffer)[:len(data)*t.Size()]
 	kernel.Narrow(t)(wire, kernel.Bytes(data))
-	if err := g.allReduceBytes(ctx, t, op, wire, nil); err != nil {
+	if err := g.allReduceBytes(ctx, t, operation.Op(op), wire, nil); err != nil {
 		return err
 	}
 	kernel.Widen(t)(kernel.Bytes(data), wire)

@@ -18,14 +18,6 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-func TestCombinerOfEachOp(t *testing.T) {
-	for op := Sum; op < ops; op++ {
-		if none := (descriptor{dtype: kernel.Float32, reduce: op}).combiner() == nil; none != (op == Adasum) { // of whole vectors
-			t.Errorf("%v: no kernel: %t", op, none)
-		}
-	}
-}
-
 type (
 	token uint16 // an integer
 	half  uint16

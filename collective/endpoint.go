@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -87,7 +88,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 	}
 	s, err := sockets.Listen(sockets.Config{
 		Credentials: cfg.Credentials, ListenAddr: cfg.ListenAddr, Interfaces: cfg.Interfaces, Encrypt: cfg.Encrypt,
-		Connections: cfg.Connections, ShareFrom: thresholds.shared, Log: cfg.Log, Visited: cfg.Visited, Network: cfg.Network,
+		Connections: cfg.Connections, ShareFrom: operation.Thresholds.Shared, Log: cfg.Log, Visited: cfg.Visited, Network: cfg.Network,
 	})
 	if err != nil {
 		return nil, err
@@ -151,7 +152,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	f := newFamily(nil)
 	f.Generation = e.sockets.Generation(sockets.Peers{Number: p.Generation, Size: n, Self: p.Rank, Key: p.Key, Addrs: p.Addrs, Hosts: p.Hosts}, (*kin)(f))
 	f.settings = settings{
-		onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally, algorithm: e.cfg.Algorithm,
+		onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally, algorithm: operation.Algorithm(e.cfg.Algorithm),
 		tuning: tuning{fusion: e.cfg.FusionThreshold, cycle: e.cfg.CycleTime, stall: e.cfg.StallWarning, log: e.logStall},
 	}
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l) }

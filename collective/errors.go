@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
 var (
@@ -24,7 +25,7 @@ var (
 func errorOf(n *frame.Notice, generation uint64) error {
 	if n.Mismatch {
 		return &MismatchError{Generation: generation, Tensor: n.Tensor, Ranks: n.Ranks,
-			Calls: [2]string{called(n.Calls[0]).String(), called(n.Calls[1]).String()}}
+			Calls: [2]string{operation.Called(n.Calls[0]).String(), operation.Called(n.Calls[1]).String()}}
 	}
 	return &AbortedError{Generation: generation, Dead: n.Dead, Cause: n.Cause}
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
 // Sever cuts all connections of a group's family as the death of its process does: nothing more is
@@ -49,7 +50,7 @@ func Waiting(e *Endpoint) int { return e.sockets.Unproven() }
 // is best.
 func Force(groups []*Group, a Algorithm, segment int) []*Group {
 	for _, g := range groups {
-		g.family.algorithm, g.family.segment = a, segment
+		g.family.algorithm, g.family.segment = operation.Algorithm(a), segment
 	}
 	return groups
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
@@ -50,9 +51,9 @@ func (g *Group) original(rank int) int {
 }
 
 // algorithm is that of every AllReduce of the group.
-func (g *Group) algorithm() Algorithm {
+func (g *Group) algorithm() operation.Algorithm {
 	if g.strict {
-		return Strict
+		return operation.Strict
 	}
 	return g.family.algorithm
 }
@@ -79,7 +80,7 @@ type settings struct {
 	timeline    Timeline                             // nil: none
 	tally       *tally                               // nil: none
 	backend     func(generation uint64, name string) // as Config.Backend
-	algorithm   Algorithm                            // of AllReduce
+	algorithm   operation.Algorithm                  // of AllReduce
 	segment     int                                  // most bytes of a frame, for tests; 0: as is best
 	tuning      tuning
 }
@@ -205,7 +206,7 @@ func (g *Group) outward(n frame.Notice) frame.Notice {
 	if n.Mismatch {
 		a, b := g.members[n.Ranks[0]], g.members[n.Ranks[1]]
 		if g.oneWay { // both have told the sender's action
-			n.Calls[1-theSender].What += uint64(recvAction - sendAction)
+			n.Calls[1-theSender].What += uint64(operation.Recv - operation.Send)
 		}
 		m := frame.Mismatched(a, n.Calls[0], b, n.Calls[1])
 		m.Tensor = n.Tensor

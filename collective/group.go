@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
@@ -256,7 +256,7 @@ func (g *Group) Err() error {
 		return err
 	}
 	if h := g.host.Load(); h != nil && h.member.Aborted() {
-		return h.outcome(context.Background(), descriptor{}, shm.ErrAborted)
+		return h.outcome(context.Background(), operation.Descriptor{}, shm.ErrAborted)
 	}
 	return nil
 }
@@ -280,7 +280,7 @@ func (g *inner) Finished() uint64        { return g.finished.Load() }
 func (g *inner) Closing() bool           { return g.closing.Load() }
 func (g *inner) Departed()               { (*Group)(g).departed() }
 func (g *inner) Nudged(cycle uint64)     { (*Group)(g).nudged(cycle) }
-func (g *inner) Knows(c frame.Call) bool { return called(c).known() }
+func (g *inner) Knows(c frame.Call) bool { return operation.Called(c).Known() }
 
 func (g *inner) Failure() (n frame.Notice, failed bool) {
 	g.mu.Lock()
@@ -314,8 +314,8 @@ func (g *Group) exitIfKilled() {
 }
 
 // run runs one operation.
-func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
-	operation, begun := g.watched(d.action)
+func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, body func(*call) error) error {
+	operation, begun := g.watched(d.Action)
 	err := g.operate(ctx, d, invalid, body)
 	if !begun.IsZero() && err == nil {
 		g.family.waits.keep(operation, time.Since(begun))
@@ -328,9 +328,9 @@ func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(
 
 // operate runs one operation. With invalid arguments the ranks still agree on the call, since the
 // others would wait for ever otherwise.
-func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
-	d = d.judged(invalid)
-	if err := g.enter(d.action); err != nil {
+func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid error, body func(*call) error) error {
+	d = d.Judged(invalid)
+	if err := g.enter(d.Action); err != nil {
 		return err
 	}
 	defer g.free()
@@ -367,42 +367,28 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 		err = g.Err()
 	}
 	if err = c.end(err); err == nil && invalid != nil {
-		return d.refuse(invalid)
+		return d.Refuse(invalid)
 	}
 	if err == nil && tally != nil {
-		tally.note(g.noted(d.action), d.bytes(), begun, c.ran())
+		tally.note(g.noted(d.Action), d.Bytes(), begun, c.ran())
 	}
 	return err
 }
 
 // meetsInMemory reports whether the body of an operation has the ranks of a host meet in memory,
 // and compare their calls there.
-func (g *Group) meetsInMemory(d descriptor) bool {
-	switch d.action {
-	case allReduceAction:
+func (g *Group) meetsInMemory(d operation.Descriptor) bool {
+	switch d.Action {
+	case operation.AllReduce:
 		return g.hierarchical()
-	case allGatherAction, reduceScatterAction, allToAllAction, allGatherIntoAction, allToAllIntoAction, reduceTreeAction:
+	case operation.AllGather, operation.ReduceScatter, operation.AllToAll, operation.AllGatherInto, operation.AllToAllInto, operation.ReduceTree:
 		return g.levels != nil
 	}
 	return false
 }
 
-// judged is the call as the others are told of it: one that this rank refuses matches no valid one,
-// nor one that another rank refuses with a different descriptor.
-func (a descriptor) judged(invalid error) descriptor {
-	if invalid != nil {
-		a.algorithm |= refusedCall
-	}
-	return a
-}
-
-// refuse is the error of invalid arguments.
-func (a descriptor) refuse(invalid error) error {
-	return fmt.Errorf("collective: %s: %w", actionNames[a.action], invalid)
-}
-
 // enter begins an operation, or returns why it cannot begin. The caller frees the group again.
-func (g *Group) enter(a action) error {
+func (g *Group) enter(a operation.Action) error {
 	if g == nil {
 		return errNoGroup
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -203,9 +204,9 @@ func (c *call) meanwhile() (moved, due bool, within time.Duration) {
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.
 func (c *call) waves(n int) int {
-	size := thresholds.wave
+	size := operation.Thresholds.Wave
 	if c.g.levels.crowded {
-		size = thresholds.crowdedWave
+		size = operation.Thresholds.CrowdedWave
 	}
 	if s := c.g.family.segment; s > 0 { // a test's
 		size = 64 * s

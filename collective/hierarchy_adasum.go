@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -209,10 +210,10 @@ func (s *adasumming) within(ctx context.Context, h *host, m *shm.Member, d shm.D
 
 // allReduceAdasum is Adasum of ranks on several hosts.
 func (c *call) allReduceAdasum(data []byte) error {
-	if len(data) <= thresholds.adasumThroughOne {
+	if len(data) <= operation.Thresholds.AdasumThroughOne {
 		return c.adasumLeaders(data)
 	}
-	s := c.newAdasumming(c.desc.dtype, len(data))
+	s := c.newAdasumming(c.desc.Type, len(data))
 	defer s.end()
 	h := c.g.levels
 	first, _ := kernel.Split(s.blocks, len(h.ranks()), h.place)
@@ -332,7 +333,7 @@ func (c *call) adasumLeaders(data []byte) error {
 	if err != nil {
 		return err
 	}
-	combineAdasum(c.desc.dtype, c.g.adasum.here, vectors, work)
+	combineAdasum(c.desc.Type, c.g.adasum.here, vectors, work)
 	if h.leads() {
 		if err := c.adasumAmongLeaders(data, vectors, memory, work); err != nil {
 			return err
@@ -360,7 +361,7 @@ func (c *call) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []
 	if err := c.waitFor(received, c.inUsed); err != nil {
 		return err
 	}
-	combineAdasum(c.desc.dtype, tree.above, vectors, work)
+	combineAdasum(c.desc.Type, tree.above, vectors, work)
 	kernel.Copy(data, vectors[0])
 	return nil
 }
@@ -391,24 +392,24 @@ func combineAdasum(t kernel.Type, levels [][]pair, vectors [][]byte, work []byte
 }
 
 // alignedTo is n, rounded up so that what follows is aligned for every element type.
-func alignedTo(n int) int { return (n + widest - 1) / widest * widest }
+func alignedTo(n int) int { return (n + operation.Widest - 1) / operation.Widest * operation.Widest }
 
 // adasumShared is Adasum among the ranks of one host.
-func (h *host) adasumShared(ctx context.Context, d descriptor, invalid error, data []byte) error {
+func (h *host) adasumShared(ctx context.Context, d operation.Descriptor, invalid error, data []byte) error {
 	c := &h.g.call
 	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-		if len(data) <= thresholds.adasumAlone {
+		if len(data) <= operation.Thresholds.AdasumAlone {
 			vectors := make([][]byte, len(h.ranks))
 			vectors[h.g.rank] = data
 			memory := c.scratch(adasumWork + len(h.ranks)*alignedTo(len(data)))
 			if _, err := h.adasumAll(ctx, m, call, vectors, memory[adasumWork:]); err != nil {
 				return err
 			}
-			combineAdasum(d.dtype, h.g.adasum.here, vectors, memory[:adasumWork])
+			combineAdasum(d.Type, h.g.adasum.here, vectors, memory[:adasumWork])
 			kernel.Copy(data, vectors[0])
 			return nil
 		}
-		s := c.newAdasumming(d.dtype, len(data))
+		s := c.newAdasumming(d.Type, len(data))
 		defer s.end()
 		if err := s.within(ctx, h, m, call, data); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -40,7 +41,7 @@ func (c *call) broadcastHierarchical(data []byte) error {
 
 func (c *call) broadcastWaves(data []byte) error {
 	waves := c.waves(len(data))
-	rootHost, _ := c.g.levels.find(int(c.desc.root))
+	rootHost, _ := c.g.levels.find(int(c.desc.Root))
 	parent, children := c.route(rootHost, len(data))
 	for w := range waves + 1 {
 		if w < waves {
@@ -81,7 +82,7 @@ func (c *call) route(root, bytes int) (parent int, children []int) {
 
 // waveParts are the parts of a wave of a broadcast that this rank brings to other hosts.
 func (c *call) waveParts(to []crossing, part []byte) []crossing {
-	if len(part) > thresholds.throughOne {
+	if len(part) > operation.Thresholds.ThroughOne {
 		return c.cross(to, part, 1)
 	}
 	if c.g.levels.leads() {
@@ -94,7 +95,7 @@ func (c *call) waveParts(to []crossing, part []byte) []crossing {
 func (c *call) beginWave(all *[]crossing, part []byte, parent int, children []int, step uint32) error {
 	*all = c.waveParts((*all)[:0], part)
 	if parent < 0 {
-		_, place := c.g.levels.find(int(c.desc.root))
+		_, place := c.g.levels.find(int(c.desc.Root))
 		err := c.inMemory(func(m *shm.Member, call shm.Desc) error { return m.Broadcast(c.ctx, call, part, place) })
 		if err != nil {
 			return err
@@ -134,7 +135,7 @@ func (c *call) passOn(all []crossing, children []int) error {
 
 // spreadWave gives a wave to all ranks of this host.
 func (c *call) spreadWave(part []byte) error {
-	if len(part) > thresholds.throughOne {
+	if len(part) > operation.Thresholds.ThroughOne {
 		return c.spread(part, 1)
 	}
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error { return m.Broadcast(c.ctx, call, part, 0) })
@@ -146,7 +147,7 @@ func (c *call) broadcastBytesHierarchical(data []byte) ([]byte, error) {
 	if err := c.agreeLeaders(); err != nil {
 		return nil, err
 	}
-	root := int(c.desc.root) == c.g.rank
+	root := int(c.desc.Root) == c.g.rank
 	total, err := c.broadcastLength(len(data))
 	if err != nil {
 		return nil, err
@@ -181,7 +182,7 @@ func (c *call) broadcastLength(n int) (int, error) {
 		return 0, err
 	}
 	if length[0] > math.MaxInt {
-		c.g.fail(frame.Gone(errTooLarge, int(c.desc.root)))
+		c.g.fail(frame.Gone(errTooLarge, int(c.desc.Root)))
 		return 0, c.lost()
 	}
 	return int(length[0]), nil
@@ -190,7 +191,7 @@ func (c *call) broadcastLength(n int) (int, error) {
 // allGatherHierarchical returns what every rank has, by rank; nil for this one. Each rank sends
 // what it has to its counterparts on the other hosts, which give it to the other ranks there.
 func (c *call) allGatherHierarchical(own []byte) ([][]byte, error) {
-	h, size := c.g.levels, c.desc.dtype.Size()
+	h, size := c.g.levels, c.desc.Type.Size()
 	for s := range c.frames(len(own)) {
 		for _, host := range h.others() {
 			c.sendOf(h.counterpart(host, h.place), uint32(s), uint64(len(own)/size), c.cut(own, s))
@@ -239,7 +240,7 @@ func (c *call) gatherHere(all [][]byte, host, turn int, own []byte) error {
 				from := h.share(host, i, turn)
 				switch {
 				case i == h.place:
-				case n > mostGathered() || n%c.desc.dtype.Size() != 0 || n > 0 && from < 0:
+				case n > mostGathered() || n%c.desc.Type.Size() != 0 || n > 0 && from < 0:
 					return nil, fmt.Errorf("rank %d: %w", h.ranks()[i], errTooLarge)
 				case from >= 0:
 					buffers[i] = make([]byte, n)
@@ -276,7 +277,7 @@ func (c *call) allToAllHierarchical(part func(to int) []byte) ([][]byte, error) 
 		return m.AllToAll(c.ctx, call, parts, func(lengths []int) ([][]byte, error) {
 			buffers := make([][]byte, len(lengths))
 			for i, n := range lengths {
-				if n > mostGathered() || n%c.desc.dtype.Size() != 0 {
+				if n > mostGathered() || n%c.desc.Type.Size() != 0 {
 					return nil, fmt.Errorf("rank %d: %w", h.ranks()[i], errTooLarge)
 				}
 				if i != h.place {

@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -10,18 +11,18 @@ import (
 // reducesIfReady reports whether allReduceIfReady can reduce n bytes. All ranks find the same.
 func (g *Group) reducesIfReady(n int) bool {
 	if g.inMemory() != nil {
-		return g.algorithm().shares()
+		return g.algorithm().Shares()
 	}
 	h := g.levels
-	return h != nil && g.hierarchical() && n > thresholds.throughOne && n <= thresholds.largestIfReady &&
+	return h != nil && g.hierarchical() && n > operation.Thresholds.ThroughOne && n <= operation.Thresholds.LargestIfReady &&
 		(len(h.hosts) <= fewHosts || g.strict) && g.call.waves(n) == 1
 }
 
 // allReduceIfReady is AllReduce of so many bytes on every rank if all ranks are ready for it, with
 // the same bits. Otherwise data stays as it is; that of a rank that is not ready is not looked at.
 // All ranks find the same.
-func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op Op, length int, data []byte, ready bool) (right bool, err error) {
-	d := descriptor{action: allReduceAction, dtype: t, reduce: op, count: uint64(length / t.Size()), algorithm: g.algorithm()}
+func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operation.Op, length int, data []byte, ready bool) (right bool, err error) {
+	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(length / t.Size()), Algorithm: g.algorithm()}
 	if h := g.inMemory(); h != nil {
 		err = h.do(ctx, d, nil, func(m *shm.Member, call shm.Desc) (err error) {
 			right, err = m.AllReduceSaying(ctx, call, length, data, ready, h.reduction(t, op))
@@ -40,9 +41,9 @@ func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op Op, leng
 // the hosts by the first frames that they send each other, which every rank receives from all: each
 // owns an element at least. The sums of a host lie beside the data until the rank has heard of all.
 func (c *call) allReduceIfReady(data []byte, ready bool) (right bool, err error) {
-	h, size := c.g.levels, c.desc.dtype.Size()
+	h, size := c.g.levels, c.desc.Type.Size()
 	if c.g.family.segment == 0 {
-		c.segment = segmentFor(len(data) / c.g.size)
+		c.segment = operation.SegmentFor(len(data) / c.g.size)
 	}
 	sums, room := kernel.Part(data, size, len(h.ranks()), h.place), c.crossingRoom(data, size)
 	memory := c.scratch(room + len(sums))
@@ -50,7 +51,7 @@ func (c *call) allReduceIfReady(data []byte, ready bool) (right bool, err error)
 	if on := c.g.host.Load(); on != nil {
 		sums, memory = memory[:len(sums)], memory[len(sums):]
 		err = c.inMemory(func(m *shm.Member, call shm.Desc) (err error) {
-			c.ready, err = m.ReduceSaying(c.ctx, call, data, sums, ready, on.reduction(c.desc.dtype, c.desc.reduce))
+			c.ready, err = m.ReduceSaying(c.ctx, call, data, sums, ready, on.reduction(c.desc.Type, c.desc.Op))
 			return err
 		})
 	}

@@ -3,6 +3,7 @@ package collective
 import (
 	"slices"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -14,7 +15,7 @@ const fewHosts = 8
 
 // hierarchical reports whether an AllReduce has two levels.
 func (g *Group) hierarchical() bool {
-	return g.levels != nil && g.family.algorithm == Auto
+	return g.levels != nil && g.family.algorithm == operation.Auto
 }
 
 // allReduceHierarchical combines in the order of the ranks of each host, then in the order of the
@@ -22,17 +23,17 @@ func (g *Group) hierarchical() bool {
 // data of more than fewHosts hosts in a group that is not strict, but for means.
 func (c *call) allReduceHierarchical(data []byte) error {
 	switch {
-	case c.desc.reduce == Adasum:
-		c.by(byAdasum)
+	case c.desc.Op == operation.Adasum:
+		c.by(operation.ByAdasum)
 		return c.allReduceAdasum(data)
-	case len(data) <= thresholds.throughOne:
-		c.by(byLeaders)
+	case len(data) <= operation.Thresholds.ThroughOne:
+		c.by(operation.ByLeaders)
 		return c.allReduceLeaders(data)
-	case len(c.g.levels.hosts) > fewHosts && !c.g.strict && !c.desc.means():
-		c.by(byRings)
+	case len(c.g.levels.hosts) > fewHosts && !c.g.strict && !c.desc.Means():
+		c.by(operation.ByRings)
 		return c.allReduceRings(data)
 	}
-	c.by(byWaves)
+	c.by(operation.ByWaves)
 	return c.allReduceWaves(data)
 }
 
@@ -40,13 +41,13 @@ func (c *call) allReduceHierarchical(data []byte) error {
 func (c *call) allReduceLeaders(data []byte) error {
 	h := c.g.host.Load()
 	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllReduce(c.ctx, call, data, h.reduction(c.desc.dtype, c.desc.reduce))
+		return m.AllReduce(c.ctx, call, data, h.reduction(c.desc.Type, c.desc.Op))
 	})
 	if err != nil {
 		return err
 	}
 	if t := c.dividing(c.g.levels.leaders); c.g.levels.leads() {
-		if c.g.strict && !exact(c.desc.dtype) {
+		if c.g.strict && !operation.Exact(c.desc.Type) {
 			err = c.allReduceDirect(t, data)
 		} else {
 			err = c.allReduceFlat(t, data)
@@ -62,7 +63,7 @@ func (c *call) allReduceLeaders(data []byte) error {
 
 // dividing has a team divide its results where they are averages of all ranks.
 func (c *call) dividing(t team) team {
-	if c.desc.reduce == Average {
+	if c.desc.Op == operation.Average {
 		t.divide = c.g.contributing()
 	}
 	return t
@@ -72,14 +73,14 @@ func (c *call) dividing(t team) team {
 func (c *call) reduceHere(data []byte) error {
 	h := c.g.host.Load()
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.Reduce(c.ctx, call, data, m.Members(), h.reduction(c.desc.dtype, c.desc.reduce))
+		return m.Reduce(c.ctx, call, data, m.Members(), h.reduction(c.desc.Type, c.desc.Op))
 	})
 }
 
 // allReduceRings combines within the hosts, then between them by a ring for each part, and spreads
 // the result.
 func (c *call) allReduceRings(data []byte) error {
-	size := c.desc.dtype.Size()
+	size := c.desc.Type.Size()
 	if err := c.reduceHere(data); err != nil {
 		return err
 	}
@@ -95,9 +96,9 @@ func (c *call) allReduceRings(data []byte) error {
 // combined within them, and the result of the one before is spread: what the links have to send is
 // never less than a wave, whatever time the ranks of a host take among themselves.
 func (c *call) allReduceWaves(data []byte) error {
-	size, waves := c.desc.dtype.Size(), c.waves(len(data))
+	size, waves := c.desc.Type.Size(), c.waves(len(data))
 	if c.g.family.segment == 0 {
-		c.segment = segmentFor(len(data) / waves / c.g.size)
+		c.segment = operation.SegmentFor(len(data) / waves / c.g.size)
 	}
 	room := c.crossingRoom(wave(data, size, waves, 0), size)
 	memory := c.scratch(2 * room)
@@ -302,7 +303,7 @@ func (c *call) reduceFor(host, turn int, part func(rank int) []byte, memory []by
 	}
 	sum = memory[:len(parts[h.place])]
 	err = on.within(c.ctx, c.desc, func(m *shm.Member, call shm.Desc) error {
-		return m.ReduceScatter(c.ctx, call, parts, sum, on.reduction(c.desc.dtype, c.desc.reduce))
+		return m.ReduceScatter(c.ctx, call, parts, sum, on.reduction(c.desc.Type, c.desc.Op))
 	})
 	return rank, sum, err
 }

@@ -3,6 +3,7 @@ package collective
 import (
 	"fmt"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -38,69 +39,10 @@ const (
 	// to twice as much memory for it as the largest vector, and keeps that. See Maleki et al.,
 	// "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 	Adasum
-	ops
 )
 
 // String is the lower-case name.
-func (o Op) String() string {
-	switch o {
-	case Sum:
-		return "sum"
-	case Average:
-		return "average"
-	case Min:
-		return "min"
-	case Max:
-		return "max"
-	case Product:
-		return "product"
-	case Adasum:
-		return "adasum"
-	}
-	return fmt.Sprintf("op(%d)", uint8(o))
-}
-
-// check refuses an invalid operation on elements of a type.
-func (o Op) check(t kernel.Type) error {
-	switch {
-	case o < Sum || o >= ops:
-		return fmt.Errorf("%v is not an operation", o)
-	case o == Adasum && exact(t):
-		return fmt.Errorf("%v is for floating point numbers, not for %v", o, t)
-	}
-	return nil
-}
-
-// exact reports whether sums and products of a type do not depend on their order.
-func exact(t kernel.Type) bool {
-	return kernel.Narrow(t) == nil && t != kernel.Float32 && t != kernel.Float64
-}
-
-// checkParts is check for an operation whose results are parts of vectors.
-func (o Op) checkParts(t kernel.Type) error {
-	if o == Adasum {
-		return errAdasumParts
-	}
-	return o.check(t)
-}
-
-// kernels are the operations that combine; an average is a sum that is divided when it is complete.
-// Adasum combines no elements.
-var kernels = [ops]kernel.Op{Sum: kernel.Sum, Average: kernel.Sum, Min: kernel.Min, Max: kernel.Max, Product: kernel.Product,
-	Adasum: kernel.Ops}
-
-// means reports whether the call is an average that [kernel.Mean] computes, from all operands at
-// once: one whose sums need not fit the type.
-func (a descriptor) means() bool { return a.reduce == Average && kernel.Narrow(a.dtype) != nil }
-
-// combiner sets dst[i] to a[i] combined with b[i], a being of the lower ranks; see
-// [kernel.Combine]. The same code and operand order on every rank keep even NaN payloads equal.
-type combiner = func(dst, a, b []byte)
-
-func (a descriptor) combiner() combiner { return kernel.Combine(a.dtype, kernels[a.reduce]) }
-
-// divide divides every element by the number of ranks.
-func (a descriptor) divide(b []byte, n int) { kernel.Divide(a.dtype)(b, n) }
+func (o Op) String() string { return operation.Op(o).String() }
 
 // Combine sets dst[i] to a[i] combined with b[i], with the arithmetic of reductions; a is the data
 // of the lower rank. Average adds. All slices have the same length, and dst may be a or b. Combine
@@ -110,8 +52,8 @@ func Combine[T Element](dst, a, b []T, op Op) {
 	if err := checkReduced[T](); err != nil {
 		panic("collective: " + err.Error())
 	}
-	if op == Adasum || op.check(t) != nil || len(a) != len(dst) || len(b) != len(dst) {
+	if op == Adasum || operation.Op(op).Check(t) != nil || len(a) != len(dst) || len(b) != len(dst) {
 		panic(fmt.Sprintf("collective: %v of %d and %d elements into %d", op, len(a), len(b), len(dst)))
 	}
-	kernel.Combine(t, kernels[op])(kernel.Bytes(dst), kernel.Bytes(a), kernel.Bytes(b))
+	kernel.Combine(t, operation.Kernels[op])(kernel.Bytes(dst), kernel.Bytes(a), kernel.Bytes(b))
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -32,21 +33,21 @@ import (
 //
 // After the first three, data is undefined and the group is unusable.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
-	return g.allReduceBytes(ctx, typeOf[T](), op, kernel.Bytes(data), checkReduced[T]())
+	return g.allReduceBytes(ctx, typeOf[T](), operation.Op(op), kernel.Bytes(data), checkReduced[T]())
 }
 
 // allReduceBytes is AllReduce of bytes that hold elements of a type; invalid is why they are
 // refused.
-func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data []byte, invalid error) error {
+func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op operation.Op, data []byte, invalid error) error {
 	if invalid == nil {
-		invalid = op.check(t)
+		invalid = op.Check(t)
 	}
-	d := descriptor{action: allReduceAction, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
+	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(len(data) / t.Size())}
 	if g != nil {
-		d.algorithm = g.algorithm()
+		d.Algorithm = g.algorithm()
 	}
-	if h := g.inMemory(); h != nil && d.algorithm.shares() {
-		if op == Adasum {
+	if h := g.inMemory(); h != nil && d.Algorithm.Shares() {
+		if op == operation.Adasum {
 			return h.adasumShared(ctx, d, invalid, data)
 		}
 		return h.allReduceShared(ctx, d, invalid, data)
@@ -61,7 +62,7 @@ func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) err
 
 // broadcastBytes is Broadcast of bytes that hold elements of a type.
 func (g *Group) broadcastBytes(ctx context.Context, t kernel.Type, data []byte, root int) error {
-	d := descriptor{action: broadcastAction, dtype: t, root: clampRoot(root), count: uint64(len(data) / t.Size())}
+	d := operation.Descriptor{Action: operation.Broadcast, Type: t, Root: clampRoot(root), Count: uint64(len(data) / t.Size())}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, checkRoot(g, root), func(m *shm.Member, call shm.Desc) error {
 			return m.Broadcast(ctx, call, data, root)
@@ -72,7 +73,7 @@ func (g *Group) broadcastBytes(ctx context.Context, t kernel.Type, data []byte, 
 
 // AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
 func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error) {
-	d := descriptor{action: allGatherAction, dtype: typeOf[T](), count: uint64(len(data))}
+	d := operation.Descriptor{Action: operation.AllGather, Type: typeOf[T](), Count: uint64(len(data))}
 	if h := g.inMemory(); h != nil {
 		all := gathering(g.rank, g.size, data)
 		return result(all, h.allGatherShared(ctx, d, nil, kernel.Bytes(data), receiving(all)))
@@ -102,7 +103,7 @@ func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([
 // AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as
 // copies. There must be one part per rank; their lengths may differ, in both directions.
 func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, error) {
-	d := descriptor{action: allToAllAction, dtype: typeOf[T](), root: clampRoot(len(parts))}
+	d := operation.Descriptor{Action: operation.AllToAll, Type: typeOf[T](), Root: clampRoot(len(parts))}
 	var invalid error
 	if g != nil && len(parts) != g.size {
 		invalid = fmt.Errorf("%d parts for %d ranks", len(parts), g.size)
@@ -130,16 +131,16 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 // Barrier returns when every rank has called it.
 func Barrier(ctx context.Context, g *Group) error {
 	if h := g.inMemory(); h != nil {
-		return h.do(ctx, descriptor{action: barrierAction}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
+		return h.do(ctx, operation.Descriptor{Action: operation.Barrier}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 	}
-	return g.run(ctx, descriptor{action: barrierAction}, nil, (*call).barrierSockets)
+	return g.run(ctx, operation.Descriptor{Action: operation.Barrier}, nil, (*call).barrierSockets)
 }
 
 // BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the
 // root's data counts. Memory is taken as the bytes arrive, whatever length was announced; where all
 // ranks are on one host, at once, and no more than that machine has.
 func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
-	d := descriptor{action: broadcastBytesAction, dtype: kernel.Uint8, root: clampRoot(root)}
+	d := operation.Descriptor{Action: operation.BroadcastBytes, Type: kernel.Uint8, Root: clampRoot(root)}
 	var all []byte
 	if h := g.inMemory(); h != nil {
 		var own []byte

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -26,7 +27,7 @@ func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) erro
 // allGatherBytes is AllGatherInto of bytes that hold elements of a type; invalid is why they are
 // refused.
 func (g *Group) allGatherBytes(ctx context.Context, t kernel.Type, data, all []byte, invalid error) error {
-	d := descriptor{action: allGatherIntoAction, dtype: t, count: uint64(len(data) / t.Size())}
+	d := operation.Descriptor{Action: operation.AllGatherInto, Type: t, Count: uint64(len(data) / t.Size())}
 	parts := into{all, len(data)}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
@@ -57,14 +58,14 @@ func checkGather[T Element](g *Group, data, all []T) error {
 // the result and does not overlap with data.
 func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T, op Op) error {
 	t := typeOf[T]()
-	invalid := cmp.Or(checkReduced[T](), op.checkParts(t), checkScatter(g, data, part))
-	return g.reduceScatterBytes(ctx, t, op, kernel.Bytes(data), kernel.Bytes(part), invalid)
+	invalid := cmp.Or(checkReduced[T](), operation.Op(op).CheckParts(t), checkScatter(g, data, part))
+	return g.reduceScatterBytes(ctx, t, operation.Op(op), kernel.Bytes(data), kernel.Bytes(part), invalid)
 }
 
 // reduceScatterBytes is ReduceScatterInto of bytes that hold elements of a type; invalid is why
 // they are refused.
-func (g *Group) reduceScatterBytes(ctx context.Context, t kernel.Type, op Op, data, part []byte, invalid error) error {
-	d := descriptor{action: reduceScatterAction, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
+func (g *Group) reduceScatterBytes(ctx context.Context, t kernel.Type, op operation.Op, data, part []byte, invalid error) error {
+	d := operation.Descriptor{Action: operation.ReduceScatter, Type: t, Op: op, Count: uint64(len(data) / t.Size())}
 	return g.reduceScatterParts(ctx, d, invalid, cuts{data: data}, part)
 }
 
@@ -83,8 +84,8 @@ func checkScatter[T Element](g *Group, data, part []T) error {
 // are the same on all ranks, which otherwise get a [*MismatchError]. There is one for each rank,
 // and their sum is the length of data.
 func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, counts []int, part []T, op Op) error {
-	d := descriptor{action: reduceScatterAction, dtype: typeOf[T](), reduce: op, count: uint64(len(data)), root: int32(digest(counts)) | 1}
-	invalid := cmp.Or(checkReduced[T](), op.checkParts(d.dtype))
+	d := operation.Descriptor{Action: operation.ReduceScatter, Type: typeOf[T](), Op: operation.Op(op), Count: uint64(len(data)), Root: int32(digest(counts)) | 1}
+	invalid := cmp.Or(checkReduced[T](), d.Op.CheckParts(d.Type))
 	var ends []int
 	if g != nil {
 		var err error
@@ -133,25 +134,25 @@ func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 }
 
 // reduceScatterParts combines the parts of all ranks, and puts this rank's into result.
-func (g *Group) reduceScatterParts(ctx context.Context, d descriptor, invalid error, p cuts, result []byte) error {
+func (g *Group) reduceScatterParts(ctx context.Context, d operation.Descriptor, invalid error, p cuts, result []byte) error {
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 			h.cut = h.cut[:0]
 			for rank := range g.size {
-				h.cut = append(h.cut, p.of(g, d.dtype, rank))
+				h.cut = append(h.cut, p.of(g, d.Type, rank))
 			}
-			return m.ReduceScatter(ctx, call, h.cut, result, h.reduction(d.dtype, d.reduce))
+			return m.ReduceScatter(ctx, call, h.cut, result, h.reduction(d.Type, d.Op))
 		})
 	}
 	return g.run(ctx, d, invalid, func(c *call) error {
-		return c.reduceScatterSockets(func(rank int) []byte { return p.of(g, d.dtype, rank) }, result)
+		return c.reduceScatterSockets(func(rank int) []byte { return p.of(g, d.Type, rank) }, result)
 	})
 }
 
 // AllToAllInto is [AllToAll] of parts of equal lengths: data and result have one for every rank,
 // one behind the other, and do not overlap.
 func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) error {
-	d := descriptor{action: allToAllIntoAction, dtype: typeOf[T](), count: uint64(len(data))}
+	d := operation.Descriptor{Action: operation.AllToAllInto, Type: typeOf[T](), Count: uint64(len(data))}
 	var from, to into
 	var invalid error
 	if g != nil {

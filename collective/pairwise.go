@@ -82,7 +82,7 @@ func (c *call) exchangePairs(part func(to int) []byte) ([][]byte, error) {
 
 // sendParts sends part(j) to each of some ranks, which receive it with receiveParts.
 func (c *call) sendParts(to []int, part func(to int) []byte) {
-	size, longest := c.desc.dtype.Size(), 0
+	size, longest := c.desc.Type.Size(), 0
 	for _, j := range to {
 		longest = max(longest, len(part(j)))
 	}
@@ -99,7 +99,7 @@ func (c *call) sendParts(to []int, part func(to int) []byte) {
 func (c *call) receiveParts(from []int, all [][]byte) error {
 	blocks := make([]block, len(from))
 	for i := range from {
-		blocks[i] = block{call: c, from: from[len(from)-1-i], size: c.desc.dtype.Size()}
+		blocks[i] = block{call: c, from: from[len(from)-1-i], size: c.desc.Type.Size()}
 		if err := blocks[i].open(); err != nil {
 			return err
 		}
@@ -173,10 +173,10 @@ func (c *call) combineFrom(t team, own, result []byte, first int, done func(part
 // combineAll combines one segment of all ranks, in their order. Until own has been used, which
 // result may be, results go to the first rank's slot.
 func (c *call) combineAll(t team, result, own []byte, posted []*frame.Incoming) error {
-	if c.desc.means() && t.size > 1 {
+	if c.desc.Means() && t.size > 1 {
 		return c.meanOfAll(t, result, own, posted)
 	}
-	combine := c.desc.combiner()
+	combine := c.desc.Combiner()
 	var before []byte
 	for from := range t.size {
 		one := own
@@ -215,6 +215,6 @@ func (c *call) meanOfAll(t team, result, own []byte, posted []*frame.Incoming) e
 			c.operands[from] = posted[from].Buf
 		}
 	}
-	kernel.Mean(c.desc.dtype, result, c.operands, t.weights, t.divide)
+	kernel.Mean(c.desc.Type, result, c.operands, t.weights, t.divide)
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/fold"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -55,7 +56,7 @@ func Cover(first, end, leaves int) (nodes []Node) {
 // right. It panics if Combine does, or if one of the halves has no leaf.
 func CombineNodes[T Element](dst, left, right []T, n Node, leaves int, op Op) {
 	t := typeOf[T]()
-	if !(descriptor{dtype: t, reduce: op}).means() {
+	if !(operation.Descriptor{Type: t, Op: operation.Op(op)}).Means() {
 		Combine(dst, left, right, op)
 		return
 	}
@@ -143,17 +144,17 @@ type folder struct {
 }
 
 // folder returns the group's folder, which keeps its memory.
-func (g *Group) folder(p *Partials, d descriptor) *folder {
+func (g *Group) folder(p *Partials, d operation.Descriptor) *folder {
 	f := &g.folding
-	f.Combine, f.Mean, f.atRoot = d.combiner(), 0, nil
+	f.Combine, f.Mean, f.atRoot = d.Combiner(), 0, nil
 	switch whole := kernel.Fold(p.leaves); {
-	case d.means():
-		f.Mean = d.dtype
+	case d.Means():
+		f.Mean = d.Type
 		if whole > p.leaves {
-			f.atRoot = func(b []byte) { kernel.Mean(d.dtype, b, [][]byte{b}, []int{whole}, p.leaves) }
+			f.atRoot = func(b []byte) { kernel.Mean(d.Type, b, [][]byte{b}, []int{whole}, p.leaves) }
 		}
-	case d.reduce == Average:
-		f.atRoot = func(b []byte) { d.divide(b, p.leaves) }
+	case d.Op == operation.Average:
+		f.atRoot = func(b []byte) { d.Divide(b, p.leaves) }
 	}
 	f.Finish = f.atRoot
 	return f

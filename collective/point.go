@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -33,28 +34,28 @@ const (
 // then. Of larger ones that would be for ever: one of the two calls Recv first, or they use
 // [SendAsync].
 func Send[T Element](ctx context.Context, g *Group, data []T, to int) error {
-	return g.pass(ctx, message{sendAction, to, typeOf[T](), kernel.Bytes(data)})
+	return g.pass(ctx, message{operation.Send, to, typeOf[T](), kernel.Bytes(data)})
 }
 
 // Recv receives what rank from has sent to this one, and blocks until it is in data.
 func Recv[T Element](ctx context.Context, g *Group, data []T, from int) error {
-	return g.pass(ctx, message{recvAction, from, typeOf[T](), kernel.Bytes(data)})
+	return g.pass(ctx, message{operation.Recv, from, typeOf[T](), kernel.Bytes(data)})
 }
 
 // SendAsync is [Send] in the background: it returns at once, and data belongs to the operation
 // until it is done. It takes its place among the messages to that rank when it is called.
 func SendAsync[T Element](ctx context.Context, g *Group, data []T, to int) *Handle {
-	return g.passAsync(ctx, message{sendAction, to, typeOf[T](), kernel.Bytes(data)})
+	return g.passAsync(ctx, message{operation.Send, to, typeOf[T](), kernel.Bytes(data)})
 }
 
 // RecvAsync is [Recv] in the background, as [SendAsync] is Send.
 func RecvAsync[T Element](ctx context.Context, g *Group, data []T, from int) *Handle {
-	return g.passAsync(ctx, message{recvAction, from, typeOf[T](), kernel.Bytes(data)})
+	return g.passAsync(ctx, message{operation.Recv, from, typeOf[T](), kernel.Bytes(data)})
 }
 
 // message is one of the calls above.
 type message struct {
-	do    action
+	do    operation.Action
 	peer  int
 	dtype kernel.Type
 	data  []byte
@@ -62,12 +63,12 @@ type message struct {
 
 // wrong is an error of the call's arguments, or of its context.
 func (m *message) wrong(err error) error {
-	return fmt.Errorf("collective: %s: %w", actionNames[m.do], err)
+	return fmt.Errorf("collective: %s: %w", m.do.String(), err)
 }
 
 // shared is the call as both ranks compare it.
-func (m *message) shared() descriptor {
-	return descriptor{action: sendAction, dtype: m.dtype, count: uint64(len(m.data) / m.dtype.Size())}
+func (m *message) shared() operation.Descriptor {
+	return operation.Descriptor{Action: operation.Send, Type: m.dtype, Count: uint64(len(m.data) / m.dtype.Size())}
 }
 
 // pass sends or receives a message.
@@ -102,9 +103,9 @@ func done(err error) *Handle {
 }
 
 // noted is the action of an operation as the caller knows it.
-func (g *Group) noted(a action) action {
-	if a == sendAction && g.rank != theSender {
-		return recvAction
+func (g *Group) noted(a operation.Action) operation.Action {
+	if a == operation.Send && g.rank != theSender {
+		return operation.Recv
 	}
 	return a
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
@@ -61,7 +62,7 @@ func (g *Group) pointOf(m *message) (*point, error) {
 	case m.peer == g.rank:
 		return nil, m.wrong(fmt.Errorf("rank %d is this one", m.peer))
 	}
-	return g.point(pointKey{m.peer, m.do == sendAction})
+	return g.point(pointKey{m.peer, m.do == operation.Send})
 }
 
 func (g *Group) point(key pointKey) (*point, error) {
@@ -205,7 +206,7 @@ func (p *point) outcome(ctx context.Context, m *message, err error) error {
 
 // pass sends or receives a message, and blocks until that is done, or until a small one is copied.
 func (p *point) pass(ctx context.Context, m message) error {
-	small := m.do == sendAction && len(m.data) <= sentAhead
+	small := m.do == operation.Send && len(m.data) <= sentAhead
 	idle, err := p.begin()
 	if err != nil {
 		return err
@@ -272,7 +273,7 @@ func (p *point) memory() *host {
 // busy.
 func (p *point) posts(m *message) bool {
 	h := p.memory()
-	if h == nil || m.do != sendAction {
+	if h == nil || m.do != operation.Send {
 		return false
 	}
 	h.use.Lock()

@@ -1,12 +1,16 @@
 package collective
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+)
 
 // TestAheadOfOneReceived: a message that the receiver has, and of which the sender does not know
 // that yet, takes no room of those that are sent ahead.
 func TestAheadOfOneReceived(t *testing.T) {
 	p := &point{busy: true}
-	if !p.sendAhead(message{do: sendAction, data: make([]byte, 1)}) {
+	if !p.sendAhead(message{do: operation.Send, data: make([]byte, 1)}) {
 		t.Fatal("the first message is refused")
 	}
 	p.busy = false
@@ -14,11 +18,11 @@ func TestAheadOfOneReceived(t *testing.T) {
 		t.Fatal("no message is under way")
 	}
 	for i := range mostAhead / sentAhead {
-		if !p.sendAhead(message{do: sendAction, data: make([]byte, sentAhead)}) {
+		if !p.sendAhead(message{do: operation.Send, data: make([]byte, sentAhead)}) {
 			t.Fatalf("message %d is refused", i)
 		}
 	}
-	if p.sendAhead(message{do: sendAction, data: make([]byte, 1)}) {
+	if p.sendAhead(message{do: operation.Send, data: make([]byte, 1)}) {
 		t.Error("the bound is exceeded")
 	}
 }

@@ -3,6 +3,8 @@ package collective
 import (
 	"cmp"
 	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
 // Progress is how far a rank has come in one of the groups of a generation.
@@ -36,7 +38,7 @@ func (g *Group) Progress() []Progress {
 	}
 	g.family.mu.Unlock()
 	all := make([]Progress, 0, len(groups))
-	engines := map[uint64]action{}
+	engines := map[uint64]operation.Action{}
 	for _, member := range groups {
 		all = append(all, member.progress())
 		member.asyncMu.Lock()
@@ -50,7 +52,7 @@ func (g *Group) Progress() []Progress {
 	}
 	for i := range all {
 		if last := engines[all[i].Lane]; last != 0 {
-			all[i].What = actionNames[last]
+			all[i].What = last.String()
 		}
 	}
 	slices.SortFunc(all, func(a, b Progress) int { return cmp.Compare(a.Lane, b.Lane) })
@@ -64,11 +66,11 @@ const (
 	underWay   = 1 << 7
 	stateMask  = underWay | actionMask
 	entered    = 1 << 8
-	closing    = action(actionMask) // what Close does
+	closing    = operation.Action(actionMask) // what Close does
 )
 
 // claim begins an operation, unless another one is under way.
-func (g *Group) claim(a action) bool {
+func (g *Group) claim(a operation.Action) bool {
 	was := g.state.Load()
 	return was&underWay == 0 && g.state.CompareAndSwap(was, was&^stateMask+entered|underWay|uint64(a))
 }
@@ -79,8 +81,8 @@ func (g *Group) free() { g.state.Store(g.state.Load() &^ underWay) }
 func (g *Group) progress() Progress {
 	state := g.state.Load()
 	p := Progress{Lane: g.lane, Operation: state / entered, Waiting: state&underWay != 0}
-	if a := action(state & actionMask); a < actions {
-		p.What = actionNames[g.noted(a)]
+	if a := operation.Action(state & actionMask); a < operation.Actions {
+		p.What = g.noted(a).String()
 	} else {
 		p.Waiting = false
 	}
@@ -91,7 +93,7 @@ func (g *Group) progress() Progress {
 const tensorLane = 't'
 
 // progress also returns the action of the oldest tensor under way.
-func (e *engine) progress() (Progress, action) {
+func (e *engine) progress() (Progress, operation.Action) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := Progress{Lane: laneID(e.g.lane, tensorLane, 0), Operation: e.submitted, Waiting: len(e.names) > 0}
@@ -103,7 +105,7 @@ func (e *engine) progress() (Progress, action) {
 	}
 	switch {
 	case oldest == nil:
-		return p, allReduceAsyncAction
+		return p, operation.AllReduceAsync
 	case oldest.name == joinName:
 		p.What = "Join"
 	default:

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -33,13 +34,13 @@ func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][
 	for i := range parts {
 		own[i] = kernel.Bytes(parts[i])
 	}
-	return g.reduceTree(ctx, typeOf[T](), p, own, kernel.Bytes(result), op, checkReduced[T]())
+	return g.reduceTree(ctx, typeOf[T](), p, own, kernel.Bytes(result), operation.Op(op), checkReduced[T]())
 }
 
-func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, parts [][]byte, result []byte, op Op, invalid error) error {
-	d := descriptor{action: reduceTreeAction, dtype: t, reduce: op, count: uint64(len(result) / t.Size())}
-	invalid = cmp.Or(invalid, op.check(t))
-	if op == Adasum {
+func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, parts [][]byte, result []byte, op operation.Op, invalid error) error {
+	d := operation.Descriptor{Action: operation.ReduceTree, Type: t, Op: op, Count: uint64(len(result) / t.Size())}
+	invalid = cmp.Or(invalid, op.Check(t))
+	if op == operation.Adasum {
 		invalid = fmt.Errorf("%v is not for the leaves of a tree", op)
 	}
 	switch {
@@ -47,7 +48,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	case p == nil || len(p.counts) != g.size:
 		invalid = fmt.Errorf("no partials of %d ranks", g.size)
 	default:
-		d.root = int32(crc32.Update(p.digest, crc32.IEEETable, binary.AppendUvarint(nil, d.count)))
+		d.Root = int32(crc32.Update(p.digest, crc32.IEEETable, binary.AppendUvarint(nil, d.Count)))
 		invalid = checkTreeParts(p.counts[g.rank], parts, result, t)
 	}
 	if h := g.inMemory(); h != nil {
@@ -137,7 +138,7 @@ func (i inMember) allGather(own []byte) (all [][]byte, err error) {
 
 // few reports whether all values are so short that each rank gets all of them.
 func (p *Partials) few(result []byte) bool {
-	return len(p.order.Operands)*len(result) <= thresholds.foldFew
+	return len(p.order.Operands)*len(result) <= operation.Thresholds.FoldFew
 }
 
 // foldGathered computes the result by giving all values to all ranks.

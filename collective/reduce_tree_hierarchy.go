@@ -2,6 +2,7 @@ package collective
 
 import (
 	"github.com/hvdrun/hvdrun/collective/internal/fold"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -53,7 +54,7 @@ func (c *call) levelsOf(p *Partials) *twoLevels {
 // all hosts reduce their share together, and the ranks of the host exchange their results.
 func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, result []byte, size int) error {
 	h := c.g.levels
-	count, pieces := len(result)/size, (len(result)+thresholds.hostPiece-1)/thresholds.hostPiece
+	count, pieces := len(result)/size, (len(result)+operation.Thresholds.HostPiece-1)/operation.Thresholds.HostPiece
 	for i := range pieces {
 		lo, hi := kernel.Split(count, pieces, i)
 		share := func(place int) (from, to int) {

@@ -1,6 +1,10 @@
 package collective
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+)
 
 // peers are the ranks among which a tree is folded in pairs.
 type peers struct {
@@ -26,7 +30,7 @@ func (c *call) foldPairs(among peers, p *Partials, parts [][]byte, result []byte
 	g, f, others := c.g, &c.g.folding, among.others
 	received := make([][]byte, g.size)
 	operands := make([][]byte, len(p.order.Operands))
-	count, pieces := len(result)/size, (len(result)+thresholds.foldPiece-1)/thresholds.foldPiece
+	count, pieces := len(result)/size, (len(result)+operation.Thresholds.FoldPiece-1)/operation.Thresholds.FoldPiece
 	for i := range pieces {
 		share := shares(count, size, pieces, i, g.size)
 		from, to := share(g.rank)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -44,9 +45,9 @@ type host struct {
 
 	use        sync.Mutex // held by the operation under way, and while the memory is given up
 	closed     bool
-	phases     shm.Times                        // of the operation under way, where there is a timeline
-	reductions [kernel.Types][ops]shm.Reduction // those that have been used
-	cut        [][]byte                         // see parts
+	phases     shm.Times                                  // of the operation under way, where there is a timeline
+	reductions [kernel.Types][operation.Ops]shm.Reduction // those that have been used
+	cut        [][]byte                                   // see parts
 }
 
 // hosts finds which ranks of a group are on which host. names are the hosts of all ranks of the
@@ -82,7 +83,7 @@ func (g *Group) share(ctx context.Context) error {
 	here := slices.IndexFunc(all, func(ranks []int) bool { return slices.Contains(ranks, g.rank) })
 	h := &host{g: g, ranks: all[here]}
 	met := make([]uint8, g.size) // by rank: 0, or 1 where it is in the memory of its host, 2 where it shares a core there
-	d := descriptor{action: shareAction, dtype: kernel.Uint8, reduce: Max, count: uint64(g.size)}
+	d := operation.Descriptor{Action: operation.Share, Type: kernel.Uint8, Op: operation.Max, Count: uint64(g.size)}
 	var refused error
 	err := g.run(ctx, d, nil, func(c *call) error {
 		if len(h.ranks) > 1 {
@@ -224,13 +225,13 @@ func (h *host) close() {
 }
 
 // within runs body in the memory of the ranks of this host.
-func (h *host) within(ctx context.Context, d descriptor, body func(*shm.Member, shm.Desc) error) error {
+func (h *host) within(ctx context.Context, d operation.Descriptor, body func(*shm.Member, shm.Desc) error) error {
 	h.use.Lock()
 	defer h.use.Unlock()
 	if h.closed {
 		return h.g.lost()
 	}
-	if err := body(h.member, d.shared()); err != nil {
+	if err := body(h.member, sharedCall(d)); err != nil {
 		return h.outcome(ctx, d, err)
 	}
 	return nil
@@ -238,7 +239,7 @@ func (h *host) within(ctx context.Context, d descriptor, body func(*shm.Member, 
 
 // arrive begins an operation that goes on over sockets: the ranks of this host compare their calls
 // first.
-func (h *host) arrive(ctx context.Context, d descriptor) error {
+func (h *host) arrive(ctx context.Context, d operation.Descriptor) error {
 	return h.within(ctx, d, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 }
 
@@ -254,9 +255,9 @@ func (g *Group) inMemory() *host {
 }
 
 // do runs an operation among the ranks of one host, in their memory alone.
-func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*shm.Member, shm.Desc) error) error {
-	d = d.judged(invalid)
-	if err := h.g.enter(d.action); err != nil {
+func (h *host) do(ctx context.Context, d operation.Descriptor, invalid error, body func(*shm.Member, shm.Desc) error) error {
+	d = d.Judged(invalid)
+	if err := h.g.enter(d.Action); err != nil {
 		return err
 	}
 	defer h.g.free()
@@ -267,7 +268,7 @@ func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*s
 		if err := h.arrive(ctx, d); err != nil {
 			return err
 		}
-		return d.refuse(invalid)
+		return d.Refuse(invalid)
 	}
 	tally := h.g.family.tally
 	if tally == nil {
@@ -276,7 +277,7 @@ func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*s
 	begun := tally.now()
 	err := h.within(ctx, d, body)
 	if err == nil {
-		tally.note(h.g.noted(d.action), d.bytes(), begun, inMemory)
+		tally.note(h.g.noted(d.Action), d.Bytes(), begun, operation.InMemory)
 	}
 	return err
 }
@@ -297,9 +298,9 @@ func (h *host) watch() time.Time {
 // recordPhases tells the timeline of an operation that has begun then and ends now, and of its
 // phases. Large data goes through the memory in many rounds: the phases are told one behind the
 // other, each with the time that it took in all rounds.
-func (h *host) recordPhases(d descriptor, begun time.Time) {
+func (h *host) recordPhases(d operation.Descriptor, begun time.Time) {
 	ends := time.Now()
-	h.g.record(d, begun, inMemory)
+	h.g.record(d, begun, operation.InMemory)
 	h.use.Lock()
 	h.member.Watch(nil)
 	phases := h.phases
@@ -310,29 +311,29 @@ func (h *host) recordPhases(d descriptor, begun time.Time) {
 		if took <= 0 {
 			continue
 		}
-		h.g.family.timeline.Span(Span{Name: actionNames[h.g.noted(d.action)], Phase: name, Lane: h.g.lane, Generation: h.g.generation,
-			Start: at, Duration: took, Bytes: d.bytes()})
+		h.g.family.timeline.Span(Span{Name: h.g.noted(d.Action).String(), Phase: name, Lane: h.g.lane, Generation: h.g.generation,
+			Start: at, Duration: took, Bytes: d.Bytes()})
 		at = at.Add(took)
 	}
 }
 
 // allReduceShared is AllReduce among the ranks of one host.
-func (h *host) allReduceShared(ctx context.Context, d descriptor, invalid error, data []byte) error {
+func (h *host) allReduceShared(ctx context.Context, d operation.Descriptor, invalid error, data []byte) error {
 	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-		return m.AllReduce(ctx, call, data, h.reduction(d.dtype, d.reduce))
+		return m.AllReduce(ctx, call, data, h.reduction(d.Type, d.Op))
 	})
 }
 
 // allGatherShared is AllGather among the ranks of one host; make makes the buffers for so many
 // elements.
-func (h *host) allGatherShared(ctx context.Context, d descriptor, invalid error, own []byte, make func(rank, elements int) []byte) error {
+func (h *host) allGatherShared(ctx context.Context, d operation.Descriptor, invalid error, own []byte, make func(rank, elements int) []byte) error {
 	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 		return m.AllGather(ctx, call, own, h.place(d, make))
 	})
 }
 
 // allToAllShared is AllToAll among the ranks of one host.
-func (h *host) allToAllShared(ctx context.Context, d descriptor, invalid error, parts [][]byte, make func(rank, elements int) []byte) error {
+func (h *host) allToAllShared(ctx context.Context, d operation.Descriptor, invalid error, parts [][]byte, make func(rank, elements int) []byte) error {
 	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 		return m.AllToAll(ctx, call, parts, h.place(d, make))
 	})
@@ -347,9 +348,9 @@ var mostGathered = sync.OnceValue(func() int {
 	return int(min(uint64(info.Totalram+info.Totalswap)*uint64(info.Unit), math.MaxInt))
 })
 
-func (h *host) place(d descriptor, make func(rank, elements int) []byte) func([]int) ([][]byte, error) {
+func (h *host) place(d operation.Descriptor, make func(rank, elements int) []byte) func([]int) ([][]byte, error) {
 	return func(lengths []int) ([][]byte, error) {
-		size := d.dtype.Size()
+		size := d.Type.Size()
 		var all [][]byte
 		for rank, n := range lengths {
 			if n%size != 0 || n > mostGathered() {
@@ -377,15 +378,15 @@ func (h *host) parts(data []byte, size int) [][]byte {
 
 // reduction returns how data of a type is reduced. Where other hosts have a part in it, nothing is
 // to be done with the result yet.
-func (h *host) reduction(t kernel.Type, op Op) *shm.Reduction {
+func (h *host) reduction(t kernel.Type, op operation.Op) *shm.Reduction {
 	r := &h.reductions[t][op]
 	if r.Combine == nil {
-		*r = shm.Reduction{Size: t.Size(), Combine: kernel.Combine(t, kernels[op])}
-		if op == Average && h.whole() {
+		*r = shm.Reduction{Size: t.Size(), Combine: kernel.Combine(t, operation.Kernels[op])}
+		if op == operation.Average && h.whole() {
 			divide := kernel.Divide(t)
 			r.Finish = func(b []byte) { divide(b, h.g.contributing()) }
 		}
-		if (descriptor{dtype: t, reduce: op}).means() {
+		if (operation.Descriptor{Type: t, Op: op}).Means() {
 			r.Mean = func(dst []byte, operands [][]byte) {
 				by := kernel.Fold(len(operands))
 				if h.whole() {
@@ -398,24 +399,24 @@ func (h *host) reduction(t kernel.Type, op Op) *shm.Reduction {
 	return r
 }
 
-// shared is the call as package shm compares it.
-func (d descriptor) shared() shm.Desc {
-	switch d.action {
-	case allGatherAction, allToAllAction, broadcastBytesAction:
-		d.count = 0 // lengths may differ
+// sharedCall is the call as package shm compares it.
+func sharedCall(d operation.Descriptor) shm.Desc {
+	switch d.Action {
+	case operation.AllGather, operation.AllToAll, operation.BroadcastBytes:
+		d.Count = 0 // lengths may differ
 	}
-	call := d.call()
+	call := d.Call()
 	return shm.Desc{call.What, call.Count}
 }
 
 // outcome turns an error of an operation in shared memory into one of the group, which it ends.
-func (h *host) outcome(ctx context.Context, d descriptor, err error) error {
+func (h *host) outcome(ctx context.Context, d operation.Descriptor, err error) error {
 	var mismatch *shm.MismatchError
 	var left *shm.LeftError
 	switch {
 	case errors.As(err, &mismatch):
 		other := frame.Call{What: mismatch.Desc[0], Count: mismatch.Desc[1]}
-		h.g.fail(frame.Mismatched(h.g.rank, d.call(), h.ranks[mismatch.Member], other))
+		h.g.fail(frame.Mismatched(h.g.rank, d.Call(), h.ranks[mismatch.Member], other))
 	case errors.As(err, &left):
 		h.g.fail(frame.Gone(frame.ErrLeft, h.ranks[left.Member]))
 	case errors.Is(err, shm.ErrAborted):
@@ -434,7 +435,7 @@ func (h *host) outcome(ctx context.Context, d descriptor, err error) error {
 	case ctx.Err() != nil:
 		h.g.fail(frame.Gone(ctx.Err(), h.g.rank))
 		<-h.g.failed
-		return fmt.Errorf("collective: %s: %w", actionNames[d.action], ctx.Err())
+		return fmt.Errorf("collective: %s: %w", d.Action.String(), ctx.Err())
 	default:
 		h.g.fail(frame.Gone(err, h.g.rank))
 	}

@@ -1,6 +1,10 @@
 package collective
 
-import "time"
+import (
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+)
 
 // Span is an operation that has ended on this rank, or a phase of one.
 type Span struct {
@@ -28,15 +32,7 @@ type Span struct {
 type Timeline interface{ Span(s Span) }
 
 // record tells the timeline of an operation that has begun then and ends now.
-func (g *Group) record(d descriptor, begun time.Time, by method) {
-	g.family.timeline.Span(Span{Name: actionNames[g.noted(d.action)], Lane: g.lane, Generation: g.generation,
-		Start: begun, Duration: time.Since(begun), Bytes: d.bytes(), Algorithm: methodNames[by].algorithm})
-}
-
-// bytes are those of this rank's tensor, where they are known.
-func (d descriptor) bytes() int {
-	if d.action == subsetAction {
-		return 0
-	}
-	return int(d.count) * d.dtype.Size()
+func (g *Group) record(d operation.Descriptor, begun time.Time, by operation.Method) {
+	g.family.timeline.Span(Span{Name: g.noted(d.Action).String(), Lane: g.lane, Generation: g.generation,
+		Start: begun, Duration: time.Since(begun), Bytes: d.Bytes(), Algorithm: by.String()})
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -37,7 +38,7 @@ func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 	for i, ranks := range lists {
 		lengths[i] = len(ranks)
 	}
-	d := descriptor{action: subsetAction, dtype: kernel.Uint8, root: clampRoot(len(all)), count: digest(slices.Concat(lengths, all))}
+	d := operation.Descriptor{Action: operation.Subset, Type: kernel.Uint8, Root: clampRoot(len(all)), Count: digest(slices.Concat(lengths, all))}
 	var invalid error
 	if slices.Contains(lengths, 0) {
 		invalid = errNoRanks

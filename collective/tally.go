@@ -4,6 +4,8 @@ import (
 	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
 // SizeClasses is the number of size classes of tensors. Class c contains the tensors of less than
@@ -31,37 +33,11 @@ const (
 	BackendNone = "none"
 )
 
-// method is by which backend and algorithm an operation was computed.
-type method uint8
-
-// The methods. Those of the backends are for operations that have one algorithm there. AllReduces
-// over sockets, and between hosts, have several.
-const (
-	aloneOnly method = iota
-	overSockets
-	inMemory
-	betweenHosts
-	byDoubling
-	byRabenseifner
-	byRing
-	byDirect
-	byLeaders
-	byWaves
-	byRings
-	byAdasum
-	methods
-)
-
-var methodNames = [methods]struct{ backend, algorithm string }{
-	aloneOnly: {BackendNone, ""}, overSockets: {BackendSockets, ""}, inMemory: {BackendMemory, ""}, betweenHosts: {BackendHosts, ""},
-	byDoubling:     {BackendSockets, algorithmNames[Doubling]},
-	byRabenseifner: {BackendSockets, algorithmNames[Rabenseifner]},
-	byRing:         {BackendSockets, algorithmNames[Ring]},
-	byDirect:       {BackendSockets, algorithmNames[Direct]},
-	byLeaders:      {BackendHosts, "leaders"},
-	byWaves:        {BackendHosts, "waves"},
-	byRings:        {BackendHosts, "rings"},
-	byAdasum:       {BackendHosts, "adasum"},
+// backends are those of the methods.
+var backends = [operation.Methods]string{
+	operation.AloneOnly: BackendNone, operation.OverSockets: BackendSockets, operation.InMemory: BackendMemory, operation.BetweenHosts: BackendHosts,
+	operation.ByDoubling: BackendSockets, operation.ByRabenseifner: BackendSockets, operation.ByRing: BackendSockets, operation.ByDirect: BackendSockets,
+	operation.ByLeaders: BackendHosts, operation.ByWaves: BackendHosts, operation.ByRings: BackendHosts, operation.ByAdasum: BackendHosts,
 }
 
 // Operations are the operations of one kind, size class, backend and algorithm that have succeeded
@@ -83,7 +59,7 @@ type Operations struct {
 // tally counts operations. It costs an operation two looks at the clock and three additions.
 type tally struct {
 	origin time.Time
-	cells  [actions][SizeClasses][methods]tallied
+	cells  [operation.Actions][SizeClasses][operation.Methods]tallied
 }
 
 type tallied struct{ count, nanoseconds, bytes atomic.Uint64 }
@@ -94,7 +70,7 @@ func newTally() *tally { return &tally{origin: time.Now()} }
 func (t *tally) now() time.Duration { return time.Since(t.origin) }
 
 // note counts an operation that began then and has ended.
-func (t *tally) note(a action, bytes int, begun time.Duration, by method) {
+func (t *tally) note(a operation.Action, bytes int, begun time.Duration, by operation.Method) {
 	cell := &t.cells[a][SizeClass(bytes)][by]
 	cell.count.Add(1)
 	cell.nanoseconds.Add(uint64(max(0, t.now()-begun)))
@@ -102,29 +78,29 @@ func (t *tally) note(a action, bytes int, begun time.Duration, by method) {
 }
 
 // backend is the method of operations that have no other.
-func (g *Group) backend() method {
+func (g *Group) backend() operation.Method {
 	switch {
 	case g.path == nil:
-		return aloneOnly
+		return operation.AloneOnly
 	case g.levels != nil:
-		return betweenHosts
+		return operation.BetweenHosts
 	case g.host.Load() != nil:
-		return inMemory
+		return operation.InMemory
 	}
-	return overSockets
+	return operation.OverSockets
 }
 
 // by sets the method of the operation, unless it has one: an algorithm between hosts runs others
 // among some ranks.
-func (c *call) by(m method) {
-	if c.method == aloneOnly {
+func (c *call) by(m operation.Method) {
+	if c.method == operation.AloneOnly {
 		c.method = m
 	}
 }
 
 // ran is the method of an operation that has ended.
-func (c *call) ran() method {
-	if c.method == aloneOnly {
+func (c *call) ran() operation.Method {
+	if c.method == operation.AloneOnly {
 		return c.g.backend()
 	}
 	return c.method
@@ -139,7 +115,7 @@ func (e *Endpoint) Operations() (all []Operations) {
 				cell := &e.tally.cells[a][c][b]
 				if n := cell.count.Load(); n > 0 {
 					all = append(all, Operations{
-						Kind: actionNames[a], Backend: methodNames[b].backend, Algorithm: methodNames[b].algorithm, SizeClass: c, Count: n,
+						Kind: operation.Action(a).String(), Backend: backends[b], Algorithm: operation.Method(b).String(), SizeClass: c, Count: n,
 						Duration: time.Duration(cell.nanoseconds.Load()), Bytes: cell.bytes.Load(),
 					})
 				}

@@ -1,6 +1,10 @@
 package collective
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+)
 
 // TestSizeClass: a class begins where the one before ends.
 func TestSizeClass(t *testing.T) {
@@ -18,9 +22,9 @@ func TestSizeClass(t *testing.T) {
 func TestTally(t *testing.T) {
 	e := &Endpoint{tally: newTally()}
 	g := Local(1)[0]
-	e.tally.note(allReduceAction, 4096, 0, byRing)
-	e.tally.note(allReduceAction, 5000, 0, byRing)
-	e.tally.note(barrierAction, 0, e.tally.now(), g.backend())
+	e.tally.note(operation.AllReduce, 4096, 0, operation.ByRing)
+	e.tally.note(operation.AllReduce, 5000, 0, operation.ByRing)
+	e.tally.note(operation.Barrier, 0, e.tally.now(), g.backend())
 	all := e.Operations()
 	if len(all) != 2 {
 		t.Fatalf("%+v", all)
@@ -40,7 +44,7 @@ func BenchmarkTally(b *testing.B) {
 	t := newTally()
 	b.Run("counted", func(b *testing.B) {
 		for b.Loop() {
-			t.note(allReduceAction, 4096, t.now(), byRing)
+			t.note(operation.AllReduce, 4096, t.now(), operation.ByRing)
 		}
 	})
 	b.Run("compared", func(b *testing.B) {

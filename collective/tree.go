@@ -24,7 +24,7 @@ func (c *call) agreeAmong(t team) error {
 // as Max. It meets the ranks that agree meets, and no others.
 func (c *call) disseminate(data []byte) error {
 	n, rank := c.g.size, c.g.rank
-	combine, in := c.desc.combiner(), make([]byte, len(data))
+	combine, in := c.desc.Combiner(), make([]byte, len(data))
 	step := uint32(1)
 	for distance := 1; distance < n; distance *= 2 {
 		c.send((rank+distance)%n, step, data)
@@ -68,7 +68,7 @@ func (c *call) broadcastTree(data []byte) error {
 	if err := c.agree(); err != nil {
 		return err
 	}
-	parent, children := tree(c.g.rank, c.g.size, int(c.desc.root))
+	parent, children := tree(c.g.rank, c.g.size, int(c.desc.Root))
 	var posted [window]*frame.Incoming
 	next := 0
 	for i := range c.segments(len(data)) {
@@ -92,7 +92,7 @@ func (c *call) broadcastBytesTree(data []byte) ([]byte, error) {
 	if err := c.agree(); err != nil {
 		return nil, err
 	}
-	parent, children := tree(c.g.rank, c.g.size, int(c.desc.root))
+	parent, children := tree(c.g.rank, c.g.size, int(c.desc.Root))
 	if parent < 0 {
 		for i := range c.frames(len(data)) {
 			for _, child := range children {

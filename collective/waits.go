@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
 // Wait is how long one operation of the group of all ranks took on this rank, from its beginning
@@ -80,12 +82,12 @@ func (g *Group) Waits() []Wait {
 }
 
 // meets are the actions that no rank can leave before the last one has come.
-const meets = 1<<allReduceAction | 1<<allGatherAction | 1<<reduceScatterAction | 1<<allToAllAction | 1<<barrierAction |
-	1<<allGatherIntoAction | 1<<allToAllIntoAction | 1<<reduceTreeAction
+const meets = 1<<operation.AllReduce | 1<<operation.AllGather | 1<<operation.ReduceScatter | 1<<operation.AllToAll | 1<<operation.Barrier |
+	1<<operation.AllGatherInto | 1<<operation.AllToAllInto | 1<<operation.ReduceTree
 
 // watched returns the number of the operation that is about to begin, and when it does; the zero
 // Time: it is not kept.
-func (g *Group) watched(a action) (operation uint64, begun time.Time) {
+func (g *Group) watched(a operation.Action) (operation uint64, begun time.Time) {
 	if g == nil || g.lane != 0 || g.size < 2 || meets>>a&1 == 0 {
 		return 0, time.Time{}
 	}

@@ -1,4 +1,4 @@
-package collective
+package operation
 
 import (
 	"math"
@@ -6,9 +6,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// neutral is, for each type and operation, the element that changes nothing. That of a sum of
+// Neutral is, for each type and operation, the element that changes nothing. That of a sum of
 // floating point numbers is −0: it keeps −0 too. The slices are not changed.
-var neutral = [kernel.Types][ops][]byte{
+var Neutral = [kernel.Types][Ops][]byte{
 	kernel.Float32:  neutralOf[float32](float32(math.Copysign(0, -1)), float32(math.Inf(1)), float32(math.Inf(-1)), 1),
 	kernel.Float64:  neutralOf[float64](math.Copysign(0, -1), math.Inf(1), math.Inf(-1), 1),
 	kernel.Float16:  neutralOf[uint16](0x8000, 0x7c00, 0xfc00, 0x3c00),
@@ -23,14 +23,15 @@ var neutral = [kernel.Types][ops][]byte{
 	kernel.Uint64:   neutralOf[uint64](0, math.MaxUint64, 0, 1),
 }
 
-func neutralOf[T Element](sum, least, greatest, product T) [ops][]byte {
+func neutralOf[T any](sum, least, greatest, product T) [Ops][]byte {
 	one := func(v T) []byte { return kernel.Bytes([]T{v}) }
-	return [ops][]byte{Sum: one(sum), Average: one(sum), Min: one(least), Max: one(greatest), Product: one(product),
+	return [Ops][]byte{Sum: one(sum), Average: one(sum), Min: one(least), Max: one(greatest), Product: one(product),
 		Adasum: one(sum)}
 }
 
-func fillNeutral(b []byte, t kernel.Type, op Op) {
-	for n := copy(b, neutral[t][op]); n > 0 && n < len(b); n *= 2 {
+// FillNeutral fills b with such elements.
+func FillNeutral(b []byte, t kernel.Type, op Op) {
+	for n := copy(b, Neutral[t][op]); n > 0 && n < len(b); n *= 2 {
 		kernel.Copy(b[n:], b[:n])
 	}
 }

@@ -1,0 +1,45 @@
+package operation
+
+import (
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Compression is the format in which float32s travel, as the compression of package collective.
+type Compression uint8
+
+// The formats, and how many there are.
+const (
+	NotCompressed Compression = iota
+	asFloat16
+	asBFloat16
+	compressions
+)
+
+// String is the name of the type on the wire.
+func (c Compression) String() string {
+	switch c {
+	case NotCompressed:
+		return "none"
+	case asFloat16, asBFloat16:
+		return c.Wire().String()
+	}
+	return fmt.Sprintf("compression(%d)", uint8(c))
+}
+
+// Wire is the type on the wire; 0: that of the data.
+func (c Compression) Wire() kernel.Type {
+	return [compressions]kernel.Type{asFloat16: kernel.Float16, asBFloat16: kernel.BFloat16}[c]
+}
+
+// Check refuses a compression that there is not, or not for a type.
+func (c Compression) Check(t kernel.Type) error {
+	switch {
+	case c >= compressions:
+		return fmt.Errorf("%v is not a compression", c)
+	case c != NotCompressed && t != kernel.Float32:
+		return fmt.Errorf("compression to %v is for float32, not for %v", c, t)
+	}
+	return nil
+}
