@@ -40,10 +40,9 @@ type story struct {
 	silent  bool // the events are those of the driver before
 	begun   time.Time
 	hosts   map[string]string // of the last list: what each is like; nil: there was none
-	why     []string          // what has led to the next world, once each
-	known   map[string]bool
-	stalled map[string]bool // places of workers that hold up others
-	world   toldWorld       // the last one that was published
+	why     reasons           // what has led to the next world
+	stalled map[string]bool   // places of workers that hold up others
+	world   toldWorld         // the last one that was published
 	pace    pace
 }
 
@@ -62,10 +61,38 @@ type place struct {
 	slot int
 }
 
+// reasons are why there is another world, each once. The zero value has none.
+type reasons struct {
+	all   []string
+	known map[string]bool
+}
+
+// add adds a reason; empty: there is none.
+func (r *reasons) add(why string) {
+	if why == "" || r.known[why] {
+		return
+	}
+	if r.known == nil {
+		r.known = make(map[string]bool)
+	}
+	r.known[why] = true
+	r.all = append(r.all, why)
+}
+
+// String lists them, or the first where there are many.
+func (r *reasons) String() string {
+	text := strings.Join(r.all[:min(len(r.all), mostReasons)], ", ")
+	if n := len(r.all) - mostReasons; n > 0 {
+		text += fmt.Sprintf(", and %d more", n)
+	}
+	return text
+}
+
 // pace has lines about worlds wait, so that there is one a second at most.
 type pace struct {
 	told    time.Time // when there was the last line
 	line    string    // which waits for the pause to end
+	why     reasons   // of the waiting line and of those that it has replaced
 	between int       // worlds that the waiting line has replaced
 	timer   *time.Timer
 }
@@ -83,7 +110,7 @@ func (h *storyHook) start(_ context.Context, r *run) error {
 func (h *storyHook) stop(*run) { h.story.close() }
 
 func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
-	t := &story{log: log, run: s.RunID, stateless: s.Restart.Workers, known: map[string]bool{}, stalled: map[string]bool{}}
+	t := &story{log: log, run: s.RunID, stateless: s.Restart.Workers, stalled: map[string]bool{}}
 	var places []string
 	if s.OutputDir != "" {
 		places = append(places, "output in "+s.OutputDir)
@@ -131,7 +158,7 @@ func (t *story) take(of job.Event) {
 	}
 	switch e.Name {
 	case job.WorkerDying:
-		t.because(e.Why())
+		t.why.add(e.Why())
 	case job.WorkerExited:
 		t.exited(e)
 	case job.Stalled:
@@ -143,7 +170,7 @@ func (t *story) take(of job.Event) {
 	case job.JobDone:
 		t.ends(e)
 	default:
-		t.because(e.Why())
+		t.why.add(e.Why())
 	}
 }
 
@@ -154,11 +181,11 @@ func (t *story) exited(e job.Entry) {
 	switch {
 	case t.stalled[e.Place()]:
 		delete(t.stalled, e.Place())
-		t.because(e.Member() + " held up the others")
-	case t.known[lost.Why()]:
+		t.why.add(e.Member() + " held up the others")
+	case t.why.known[lost.Why()]:
 	case e.Cause == "left" && e.Slot != nil && !t.world.members[place{e.Host, *e.Slot}]:
 	default:
-		t.because(e.Why())
+		t.why.add(e.Why())
 	}
 }
 
@@ -170,28 +197,20 @@ func fieldOf[T any](e job.Event, key string) (v T) {
 	return v
 }
 
-// because notes a reason for the next world; empty: it is none.
-func (t *story) because(why string) {
-	if why != "" && !t.known[why] {
-		t.known[why] = true
-		t.why = append(t.why, why)
-	}
-}
-
 // published takes a world. The first is told of at once, those that make no commit after a while.
 func (t *story) published(of job.Event) {
 	slots, hosts := fieldOf[[]job.PublishedSlot](of, "slots"), map[string]bool{}
 	w := toldWorld{generation: fieldOf[uint64](of, "generation"), members: make(map[place]bool, len(slots))}
 	cause := fieldOf[job.Cause](of, "cause")
 	lost := slices.Contains([]job.Cause{job.CauseDeath, job.CauseDeparture, job.CauseStall}, cause)
-	if len(t.why) == 0 {
-		t.because(cause.Why())
+	if len(t.why.all) == 0 {
+		t.why.add(cause.Why())
 	}
 	for _, s := range slots {
 		at := place{s.Host, s.Slot}
 		hosts[s.Host], w.members[at] = true, true
 		if lost && !t.world.members[at] {
-			t.because(fmt.Sprintf("%s:%d is in its place", s.Host, s.Slot))
+			t.why.add(fmt.Sprintf("%s:%d is in its place", s.Host, s.Slot))
 		}
 	}
 	w.hosts = len(hosts)
@@ -239,14 +258,14 @@ func (t *story) list(found []job.FoundHost) {
 	if t.hosts != nil {
 		for _, name := range slices.Sorted(maps.Keys(now)) {
 			if was, known := t.hosts[name]; !known {
-				t.because(name + " came")
+				t.why.add(name + " came")
 			} else if was != now[name] {
-				t.because(name + " is now " + now[name])
+				t.why.add(name + " is now " + now[name])
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(t.hosts)) {
 			if _, there := now[name]; !there {
-				t.because(name + " went")
+				t.why.add(name + " went")
 			}
 		}
 	}
@@ -265,36 +284,20 @@ func (t *story) trains(e job.Entry) {
 	t.tell(e.Time, ", a step after "+brief(time.Duration(e.Seconds*float64(time.Second))))
 }
 
-// tell says how the last world does, and why there is one.
+// tell logs how the last world does, and why there is one, at once or when the pause is over.
 func (t *story) tell(at time.Time, how string) {
-	t.say(at, fmt.Sprintf("world %d: %s%s%s", t.world.generation, t.world.who(), how, t.reasons()))
-	t.why = nil
-	clear(t.known)
-}
-
-// reasons lists them, or the first where there are many.
-func (t *story) reasons() string {
-	why := t.why
-	if len(why) == 0 {
-		return ""
-	}
-	text := ": " + strings.Join(why[:min(len(why), mostReasons)], ", ")
-	if n := len(why) - mostReasons; n > 0 {
-		text += fmt.Sprintf(", and %d more", n)
-	}
-	return text
-}
-
-// say logs a line about a world, at once or when the pause is over.
-func (t *story) say(at time.Time, line string) {
+	why, p := t.why.all, &t.pace
+	t.why = reasons{}
 	if t.silent {
 		return
 	}
-	p := &t.pace
+	for _, w := range why {
+		p.why.add(w)
+	}
 	if p.line != "" {
 		p.between++
 	}
-	p.line = line
+	p.line = fmt.Sprintf("world %d: %s%s", t.world.generation, t.world.who(), how)
 	if wait := storyPause - at.Sub(p.told); wait <= 0 {
 		t.flush(at)
 	} else if p.timer == nil {
@@ -316,11 +319,14 @@ func (t *story) flush(at time.Time) {
 	if p.line == "" {
 		return
 	}
+	if len(p.why.all) > 0 {
+		p.line += ": " + p.why.String()
+	}
 	if p.between > 0 {
 		p.line += fmt.Sprintf(" (%s since the last line)", show.Plural(p.between+1, "world"))
 	}
 	t.log.Info(p.line)
-	p.told, p.line, p.between = at, "", 0
+	p.told, p.line, p.why, p.between = at, "", reasons{}, 0
 }
 
 // ends tells of the end: the outcome, who trained last, how far the job has come, and where its
