@@ -56,18 +56,18 @@ func (r *Report) row(peer string, op Op, bytes int) (Row, bool) {
 	return merged(found), true
 }
 
-// Roof returns the bandwidth, in GB/s, to which memory limits an all-reduce of this size, and the
+// roof returns the bandwidth, in GB/s, to which memory limits an all-reduce of this size, and the
 // bandwidth of copies by all ranks at once from which it follows. It needs Spec.Memory.
 //
 // Each of n ranks must at least read its n-th part of all n tensors, write it, and copy the other
 // parts of the result: 3 − 1/n times the bytes in total. A copy of a byte moves two.
-func (r *Report) Roof(bytes int) (roof, copied float64, ok bool) {
+func (r *Report) roof(bytes int) (roof, copied float64, ok bool) {
 	row, ok := r.row(Ours, CopyAll, bytes)
 	if !ok || row.Median == 0 {
 		return 0, 0, false
 	}
 	n := float64(r.Ranks)
-	copied = n * row.GBps() / 2 // half of the bytes are copied onto the other half
+	copied = n * row.gbps() / 2 // half of the bytes are copied onto the other half
 	return 2 * copied / (3*n - 1), copied, true
 }
 
@@ -98,7 +98,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 		if !ok {
 			continue
 		}
-		line := SizeText(bytes) + "\t" + micros(ours.Min) + "\t" + micros(ours.Median) + "\t" + micros(ours.P99) + "\t" + number(ours.GBps()) + "\t"
+		line := SizeText(bytes) + "\t" + micros(ours.Min) + "\t" + micros(ours.Median) + "\t" + micros(ours.P99) + "\t" + number(ours.gbps()) + "\t"
 		for _, p := range peers[1:] {
 			if row, ok := r.row(p, r.Op, bytes); ok {
 				line += micros(row.Median) + "\t" + number(row.Median/ours.Median) + "\t"
@@ -165,7 +165,7 @@ func (r *Report) between() bool {
 // stream returns the bandwidth of one stream between hosts, in GB/s.
 func (r *Report) stream() float64 {
 	row, _ := r.row(Ours, Stream, streamSize)
-	return row.GBps()
+	return row.gbps()
 }
 
 // wire returns the columns of what goes over sockets.
@@ -191,15 +191,15 @@ func byteCount(n float64) string {
 // memory returns the columns of memory bandwidth.
 func (r *Report) memory(bytes int, ours Row) string {
 	alone, ok := r.row(Ours, CopyAlone, bytes)
-	roof, copied, ok2 := r.Roof(bytes)
+	roof, copied, ok2 := r.roof(bytes)
 	if !ok || !ok2 {
 		return "-\t-\t-\t-\t"
 	}
-	line := number(alone.GBps()/2) + "\t" + number(copied) + "\t"
+	line := number(alone.gbps()/2) + "\t" + number(copied) + "\t"
 	if r.Op != AllReduce {
 		return line + "-\t-\t"
 	}
-	return line + number(roof) + "\t" + number(ours.GBps()/roof) + "\t"
+	return line + number(roof) + "\t" + number(ours.gbps()/roof) + "\t"
 }
 
 // micros formats a time with adequate precision.
@@ -237,7 +237,7 @@ func (r *Report) WriteTSV(w io.Writer) error {
 	fmt.Fprintln(w, "round\tpeer\top\tranks\tbytes\tsamples\tmin_us\tmedian_us\tp99_us\tGBps\tsocket_bytes\thost_bytes")
 	line := func(round, peer string, row Row) error {
 		_, err := fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%.3f\t%.3f\t%.3f\t%.4f\t%.0f\t%.0f\n", round, peer, row.Op, r.Ranks, row.Bytes,
-			row.Samples, row.Min, row.Median, row.P99, row.GBps(), row.Sent, row.HostOut)
+			row.Samples, row.Min, row.Median, row.P99, row.gbps(), row.Sent, row.HostOut)
 		return err
 	}
 	for _, res := range r.Results {

@@ -55,8 +55,8 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// GBps returns the bandwidth as the caller sees it, in bytes per nanosecond; 0 for no bytes.
-func (r Row) GBps() float64 {
+// gbps returns the bandwidth as the caller sees it, in bytes per nanosecond; 0 for no bytes.
+func (r Row) gbps() float64 {
 	if r.Median == 0 {
 		return 0
 	}

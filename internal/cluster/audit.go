@@ -10,9 +10,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// AuditFile is the file of a Dir that has a line of JSON for each thing that was done with the
+// auditFile is the file of a Dir that has a line of JSON for each thing that was done with the
 // keys of the cluster, or refused.
-const AuditFile = "audit.jsonl"
+const auditFile = "audit.jsonl"
 
 // RecordDriver records that this process has issued itself a driver's certificate.
 func (d *Dir) RecordDriver(creds *identity.Credentials) error {
@@ -22,7 +22,7 @@ func (d *Dir) RecordDriver(creds *identity.Credentials) error {
 	})
 }
 
-// Record appends a record to AuditFile. Without a Who it is of this process.
+// Record appends a record to auditFile. Without a Who it is of this process.
 func (d *Dir) Record(r audit.Record) error {
 	if r.Time.IsZero() {
 		r.Time = time.Now()
@@ -30,7 +30,7 @@ func (d *Dir) Record(r audit.Record) error {
 	if r.Who == (audit.Who{}) {
 		r.Who = audit.Self("", "")
 	}
-	f, err := safefile.AppendPlain(d.file(AuditFile), os.O_WRONLY, safefile.Private)
+	f, err := safefile.AppendPlain(d.file(auditFile), os.O_WRONLY, safefile.Private)
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)
 	}

@@ -31,12 +31,12 @@ func keyHash(n byte) [sha256.Size]byte { return sha256.Sum256([]byte{n}) }
 func TestTokenText(t *testing.T) {
 	good := newToken(keyHash(1))
 	text := good.Encode()
-	back, err := ParseToken("\n" + text + " \n")
+	back, err := parseToken("\n" + text + " \n")
 	if err != nil || !back.Key().Equal(good.Key()) || back.Authority() != good.Authority() {
 		t.Fatalf("%v", err)
 	}
 	for _, bad := range []string{"", "x", text[1:], text[:len(text)-1], text + "A", strings.Replace(text, "-1-", "-2-", 1), text[:60] + "\n" + text[60:]} {
-		if _, err := ParseToken(bad); err == nil {
+		if _, err := parseToken(bad); err == nil {
 			t.Errorf("%q was taken", bad)
 		} else if len(bad) > 40 && strings.Contains(err.Error(), bad[20:30]) {
 			t.Errorf("the error shows the text: %v", err)
@@ -325,7 +325,7 @@ func FuzzParseToken(f *testing.F) {
 	f.Add(newToken(keyHash(1)).Encode())
 	f.Add(tokenMark)
 	f.Fuzz(func(t *testing.T, text string) {
-		if token, err := ParseToken(text); err == nil && token.Encode() != strings.TrimSpace(text) {
+		if token, err := parseToken(text); err == nil && token.Encode() != strings.TrimSpace(text) {
 			t.Errorf("%q is read as another token", text)
 		}
 	})

@@ -56,13 +56,13 @@ func (t Token) Authority() [sha256.Size]byte { return t.authority }
 // Format prints no secret, whatever the verb.
 func (t Token) Format(f fmt.State, _ rune) { io.WriteString(f, "token(redacted)") }
 
-// Encode returns the token as one word, for ParseToken. It is the secret.
+// Encode returns the token as one word, for parseToken. It is the secret.
 func (t Token) Encode() string {
 	return tokenMark + base64.RawURLEncoding.EncodeToString(append(t.seed[:], t.authority[:]...))
 }
 
-// ParseToken reads the text of Encode, with spaces around it. Errors reveal nothing about the text.
-func ParseToken(text string) (Token, error) {
+// parseToken reads the text of Encode, with spaces around it. Errors reveal nothing about the text.
+func parseToken(text string) (Token, error) {
 	body, ok := strings.CutPrefix(strings.TrimSpace(text), tokenMark)
 	b, err := base64.RawURLEncoding.Strict().DecodeString(body)
 	if !ok || err != nil || len(b) != ed25519.SeedSize+sha256.Size || strings.ContainsAny(body, "\r\n") {
@@ -77,7 +77,7 @@ func ReadToken(file string) (Token, error) {
 	if err != nil {
 		return Token{}, fmt.Errorf("cluster: the token: %w", err)
 	}
-	t, err := ParseToken(string(text))
+	t, err := parseToken(string(text))
 	if err != nil {
 		return Token{}, fmt.Errorf("cluster: the token: %s %w", file, err)
 	}

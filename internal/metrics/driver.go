@@ -308,7 +308,7 @@ func ofWorkers(s sink, w job.Workers) {
 }
 
 func ofRanks(s sink, ranks []job.Rank) {
-	if len(ranks) > MostRanks {
+	if len(ranks) > mostRanks {
 		return
 	}
 	for rank, r := range ranks {

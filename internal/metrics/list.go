@@ -37,9 +37,9 @@ const (
 // Sections returns all sections in their order.
 func Sections() []Section { return []Section{OfJob, OfDriver, OfWorkers, OfRanks, OfAgent} }
 
-// MostRanks is the largest world whose ranks have series of their own. Of a larger one the section
+// mostRanks is the largest world whose ranks have series of their own. Of a larger one the section
 // OfRanks is empty; the sums and the extremes of OfWorkers tell of every world.
-const MostRanks = 512
+const mostRanks = 512
 
 // Metric is one metric.
 type Metric struct {
@@ -167,7 +167,7 @@ var (
 		Help: "The largest hvdrun_rank_late_seconds of a rank, in a world of any size"})
 )
 
-// The metrics of single ranks of a world of at most MostRanks.
+// The metrics of single ranks of a world of at most mostRanks.
 var (
 	rankCommits = define(Metric{Name: "hvdrun_rank_commits", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "short",
 		Help: "Number of the rank's last commit in the world"})

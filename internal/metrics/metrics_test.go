@@ -232,8 +232,8 @@ func TestCardinality(t *testing.T) {
 	if base > 2500 {
 		t.Errorf("%d series without a rank", base)
 	}
-	if n := count(measures(MostRanks)); n != base+5*MostRanks {
-		t.Errorf("%d series for %d ranks, %d for none", n, MostRanks, base)
+	if n := count(measures(mostRanks)); n != base+5*mostRanks {
+		t.Errorf("%d series for %d ranks, %d for none", n, mostRanks, base)
 	}
 	if n := count(measures(5000)); n != base {
 		t.Errorf("%d series for 5000 ranks, %d for none", n, base)
@@ -284,7 +284,7 @@ func inner(rows []panel) (all []panel) {
 
 // TestAlertsUseKnownMetrics: alarms are about metrics of the list.
 func TestAlertsUseKnownMetrics(t *testing.T) {
-	for _, a := range Alerts() {
+	for _, a := range alerts() {
 		for _, word := range strings.FieldsFunc(a.Expr, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }) {
 			name := strings.TrimSuffix(word, "_bucket")
 			if strings.HasPrefix(word, "hvdrun_") && !slices.ContainsFunc(list, func(m *Metric) bool { return m.Name == name }) {
@@ -296,15 +296,15 @@ func TestAlertsUseKnownMetrics(t *testing.T) {
 
 // TestEachAlertHasASection: the page for operators tells what to do.
 func TestEachAlertHasASection(t *testing.T) {
-	page, err := os.ReadFile("../../" + Runbook)
+	page, err := os.ReadFile("../../" + runbook)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range Alerts() {
+	for _, a := range alerts() {
 		_, after, has := strings.Cut(string(page), "\n### "+a.Name+"\n")
 		section, _, _ := strings.Cut(after, "\n#")
 		if !has || len(strings.Fields(section)) < 20 {
-			t.Errorf("%s has no section for %s", Runbook, a.Name)
+			t.Errorf("%s has no section for %s", runbook, a.Name)
 		}
 	}
 }
@@ -333,7 +333,7 @@ func TestEachAlertIsTested(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range Alerts() {
+	for _, a := range alerts() {
 		if n := strings.Count(string(text), "alertname: "+a.Name+"\n"); n < 2 {
 			t.Errorf("%s is asked for %d times in %s", a.Name, n, rulesTests)
 		}

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Runbook is the page with a section for each alarm.
-const Runbook = "docs/alarms.md"
+// runbook is the page with a section for each alarm.
+const runbook = "docs/alarms.md"
 
-// Alert is an alarm.
-type Alert struct {
+// alert is an alarm.
+type alert struct {
 	Name string
 	// Expr is true, For so long, when the alarm goes off.
 	Expr, For string
@@ -20,13 +20,13 @@ type Alert struct {
 	Summary string
 }
 
-// Anchor is the alarm's section in the Runbook.
-func (a Alert) Anchor() string { return strings.ToLower(a.Name) }
+// Anchor is the alarm's section in the runbook.
+func (a alert) Anchor() string { return strings.ToLower(a.Name) }
 
-// Alerts returns all alarms.
-func Alerts() []Alert {
+// alerts returns all alarms.
+func alerts() []alert {
 	const losses = `cause=~"death|stall|departure|broken"`
-	return []Alert{
+	return []alert{
 		{"HvdrunDown", `up{job=~"hvdrun.*"} == 0`, "2m", "critical",
 			"{{ $labels.instance }} does not answer: its driver or agent is gone, or cannot be reached"},
 		{"HvdrunJobFailed", `hvdrun_job_state{state="failed"} == 1`, "0m", "critical",
@@ -62,13 +62,13 @@ func Alerts() []Alert {
 func Rules() []byte {
 	var b strings.Builder
 	b.WriteString("# Made by: go test ./internal/metrics -update\ngroups:\n  - name: hvdrun\n    rules:\n")
-	for _, a := range Alerts() {
+	for _, a := range alerts() {
 		fmt.Fprintf(&b, "      - alert: %s\n        expr: >-\n          %s\n", a.Name, a.Expr)
 		if a.For != "0m" {
 			fmt.Fprintf(&b, "        for: %s\n", a.For)
 		}
 		fmt.Fprintf(&b, "        labels:\n          severity: %s\n        annotations:\n          summary: '%s'\n          runbook: '%s#%s'\n",
-			a.Severity, strings.ReplaceAll(a.Summary, "'", "''"), Runbook, a.Anchor())
+			a.Severity, strings.ReplaceAll(a.Summary, "'", "''"), runbook, a.Anchor())
 	}
 	return []byte(b.String())
 }

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// DefaultMaxBytes is the most that the keys and values of a Store take, unless it says otherwise.
-const DefaultMaxBytes = 256 << 20
+// defaultMaxBytes is the most that the keys and values of a Store take, unless it says otherwise.
+const defaultMaxBytes = 256 << 20
 
 // keyCost is what a key or an element of a queue counts beyond its bytes: the memory of the maps.
 const keyCost = 128
@@ -23,12 +23,12 @@ var ErrFull = errors.New("tcpstore: the store is full")
 // Its methods may be called by many goroutines, and keep nothing of what they are given.
 type Store struct {
 	// MaxBytes bounds keys, values and queues together, with keyCost for each. Zero:
-	// DefaultMaxBytes.
+	// defaultMaxBytes.
 	MaxBytes int
 
 	mu      sync.Mutex
 	values  map[string][]byte
-	passing map[string]bool // keys of Passing that have values or queues
+	passing map[string]bool // keys ofOneWorld that have values or queues
 	queues  map[string][][]byte
 	bytes   int
 	waiters map[string][]*waiter
@@ -70,10 +70,10 @@ func (s *Store) set(key string, value []byte) error {
 	return nil
 }
 
-// Passing reports whether a key is of one world alone: by the prefix that a program of torch gives
-// to the store of a generation (g4/…), or by that of a process group that is reconfigured
+// ofOneWorld reports whether a key belongs to one world: by the prefix that a program of torch
+// gives to the store of a generation (g4/…), or by that of a process group that is reconfigured
 // (reconfigure/…, anywhere in the path).
-func Passing(key string) bool {
+func ofOneWorld(key string) bool {
 	key = "/" + strings.TrimLeft(key, "/")
 	if strings.Contains(key, "/reconfigure/") {
 		return true
@@ -85,7 +85,7 @@ func Passing(key string) bool {
 
 // pass notes a key that has a value or a queue; the lock is held.
 func (s *Store) pass(key string) {
-	if !Passing(key) {
+	if !ofOneWorld(key) {
 		return
 	}
 	if s.passing == nil {
@@ -123,7 +123,7 @@ func (s *Store) NextWorld() {
 func (s *Store) take(more int) error {
 	most := s.MaxBytes
 	if most == 0 {
-		most = DefaultMaxBytes
+		most = defaultMaxBytes
 	}
 	if more > 0 && s.bytes+more > most {
 		return ErrFull

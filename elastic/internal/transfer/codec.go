@@ -32,8 +32,8 @@ func AppendNumber[T int | uint64](b []byte, numbers ...T) []byte {
 	return b
 }
 
-// AppendBytes appends a sequence of bytes.
-func AppendBytes[T ~string | ~[]byte](b []byte, value T) []byte {
+// appendBytes appends a sequence of bytes.
+func appendBytes[T ~string | ~[]byte](b []byte, value T) []byte {
 	return append(AppendNumber(b, len(value)), value...)
 }
 
@@ -41,7 +41,7 @@ func AppendBytes[T ~string | ~[]byte](b []byte, value T) []byte {
 func AppendList[T ~string | ~[]byte](b []byte, values []T) []byte {
 	b = AppendNumber(b, len(values))
 	for _, v := range values {
-		b = AppendBytes(b, v)
+		b = appendBytes(b, v)
 	}
 	return b
 }

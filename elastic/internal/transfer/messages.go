@@ -26,7 +26,7 @@ type Manifest struct {
 }
 
 func (m *Manifest) append(b []byte) []byte {
-	b = AppendBytes(AppendWord(b, m.Number), m.Layout)
+	b = appendBytes(AppendWord(b, m.Number), m.Layout)
 	b = AppendNumber(AppendNumber(b, len(m.lengths)), m.lengths...)
 	return appendSums(AppendNumber(b, len(m.sums)), m.sums, m.there)
 }
