@@ -160,39 +160,47 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// BenchmarkReduceTree is the sum of 32 leaves, beside an AllReduce of as many bytes, on one host,
-// on hosts of unequal numbers of ranks, and on one for each rank. A letter is the host of a rank.
+// BenchmarkReduceTree is the sum of 24 and of 32 leaves, beside an AllReduce of as many bytes, on
+// one host, on hosts of unequal numbers of ranks, and on one for each rank. A letter is the host of
+// a rank.
 func BenchmarkReduceTree(b *testing.B) {
-	for _, hosts := range []string{"aa", "aaa", "aaaa", "aab", "abc"} {
-		for _, bytes := range []int{4 << 10, 16 << 10, 64 << 10, 1 << 20, 64 << 20} {
-			n := len(hosts)
-			w := newWorkers(b, collective.Config{}, n)
-			w.hosts = hosts
-			b.Run(fmt.Sprintf("AllReduce/hosts=%s/bytes=%d", hosts, bytes), func(b *testing.B) {
-				data := allocated(b, n, bytes/4)
-				inRanks(b, w.meet(b, n), func(g *collective.Group) error {
-					return collective.AllReduce(context.Background(), g, data[g.Rank()], collective.Sum)
+	for _, memory := range []struct {
+		name string
+		of   func(b *testing.B, n, elements int) [][]float32
+	}{{"alloc", allocated}, {"slices", ordinary}} {
+		for _, hosts := range []string{"aa", "aaa", "aaaa", "aab", "abc"} {
+			for _, bytes := range []int{4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20} {
+				n := len(hosts)
+				w := newWorkers(b, collective.Config{}, n)
+				w.hosts = hosts
+				b.Run(fmt.Sprintf("AllReduce/%s/hosts=%s/bytes=%d", memory.name, hosts, bytes), func(b *testing.B) {
+					data := memory.of(b, n, bytes/4)
+					inRanks(b, w.meet(b, n), func(g *collective.Group) error {
+						return collective.AllReduce(context.Background(), g, data[g.Rank()], collective.Sum)
+					})
 				})
-			})
-			b.Run(fmt.Sprintf("ReduceTree/hosts=%s/bytes=%d", hosts, bytes), func(b *testing.B) {
-				held, parts := fewestNodes(32, n), make([][][]float32, n)
-				for r := range n {
-					parts[r] = allocated(b, len(held[r]), bytes/4)
+				for _, leaves := range []int{24, 32} {
+					b.Run(fmt.Sprintf("ReduceTree/%s/hosts=%s/bytes=%d/leaves=%d", memory.name, hosts, bytes, leaves), func(b *testing.B) {
+						held, parts := fewestNodes(leaves, n), make([][][]float32, n)
+						for r := range n {
+							parts[r] = memory.of(b, len(held[r]), bytes/4)
+						}
+						p, err := collective.NewPartials(leaves, held)
+						if err != nil {
+							b.Fatal(err)
+						}
+						results := memory.of(b, n, bytes/4)
+						inRanks(b, w.meet(b, n), func(g *collective.Group) error {
+							return collective.ReduceTree(context.Background(), g, p, parts[g.Rank()], results[g.Rank()], collective.Sum)
+						})
+					})
 				}
-				p, err := collective.NewPartials(32, held)
-				if err != nil {
-					b.Fatal(err)
-				}
-				results := allocated(b, n, bytes/4)
-				inRanks(b, w.meet(b, n), func(g *collective.Group) error {
-					return collective.ReduceTree(context.Background(), g, p, parts[g.Rank()], results[g.Rank()], collective.Sum)
-				})
-			})
+			}
 		}
 	}
 }
 
-// fewestNodes shares the leaves of a tree, which are a power of two, as elastic.Steps does.
+// fewestNodes shares the leaves of a tree as elastic.Steps does.
 func fewestNodes(leaves, ranks int) [][]collective.Node {
 	held, first := make([][]collective.Node, ranks), 0
 	for level := collective.Root(leaves).Level; level >= 0; level-- {
@@ -204,6 +212,14 @@ func fewestNodes(leaves, ranks int) [][]collective.Node {
 		}
 	}
 	return held
+}
+
+func ordinary(_ *testing.B, n, elements int) [][]float32 {
+	all := make([][]float32, n)
+	for i := range all {
+		all[i] = make([]float32, elements)
+	}
+	return all
 }
 
 func allocated(b *testing.B, n, elements int) [][]float32 {

@@ -53,26 +53,21 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-			f := g.folder(p, d)
-			done, err := m.Fold(ctx, call, parts, result, &shm.Folding{
-				Size: t.Size(), Operands: p.members, Most: slices.Max(p.counts),
+			f, most := g.folder(p, d), slices.Max(p.counts)
+			if !m.Folds(most) {
+				return g.call.foldPairs(peers{here: h.ranks, meet: inMember{h, m, ctx, call}.meet}, p, parts, result, t.Size())
+			}
+			return m.Fold(ctx, call, parts, result, &shm.Folding{
+				Size: t.Size(), Operands: p.members, Most: most,
 				Block: func(target []byte, operands [][]byte) { f.Block(p.order, target, operands) },
 			})
-			if done || err != nil {
-				return err
-			}
-			x := inMember{h, m, ctx, call}
-			if p.few(result) {
-				return g.foldGathered(x.allGather, p, parts, result)
-			}
-			return g.call.foldPairs(peers{here: h.ranks, meet: x.meet}, p, parts, result, t.Size())
 		})
 	}
 	return g.run(ctx, d, invalid, func(c *call) error {
 		f := g.folder(p, d)
 		var err error
 		if l := c.levelsOf(p); p.few(result) {
-			err = g.foldGathered(c.allGatherSockets, p, parts, result)
+			err = c.foldGathered(p, parts, result)
 		} else if l != nil {
 			f.Finish = nil
 			err = c.foldHierarchical(p, l, parts, result, t.Size())
@@ -120,36 +115,20 @@ func (c *call) withMember(body func(inMember) error) error {
 	})
 }
 
-func (i inMember) allGather(own []byte) (all [][]byte, err error) {
-	err = i.m.AllGather(i.ctx, i.call, own, func(lengths []int) ([][]byte, error) {
-		all = make([][]byte, len(lengths))
-		for r, n := range lengths {
-			if n > mostGathered() {
-				return nil, fmt.Errorf("rank %d: %w", r, errTooLarge)
-			}
-			if r != i.h.g.rank {
-				all[r] = make([]byte, n)
-			}
-		}
-		return all, nil
-	})
-	return all, err
-}
-
 // few reports whether all values are so short that each rank gets all of them.
 func (p *Partials) few(result []byte) bool {
 	return len(p.order.Operands)*len(result) <= operation.Thresholds.FoldFew
 }
 
 // foldGathered computes the result by giving all values to all ranks.
-func (g *Group) foldGathered(allGather func(own []byte) ([][]byte, error), p *Partials, parts [][]byte, result []byte) error {
-	f := &g.folding
+func (c *call) foldGathered(p *Partials, parts [][]byte, result []byte) error {
+	f := &c.g.folding
 	own := joined(f.packed[:0], parts, 0, len(result))
-	all, err := allGather(own)
+	all, err := c.allGatherSockets(own)
 	if err != nil {
 		return err
 	}
-	all[g.rank] = own
+	all[c.g.rank] = own
 	if err := p.checkSent(all, len(result)); err != nil {
 		return err
 	}

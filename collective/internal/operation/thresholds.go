@@ -25,7 +25,7 @@ var Thresholds = struct {
 	AdasumAlone      int // up to here all ranks of a host combine whole vectors, since parts take more messages …
 	AdasumThroughOne int // … and so do the first ranks of several hosts
 
-	FoldFew   int // up to so many bytes of all ranks together, each folds all values of a ReduceTree
+	FoldFew   int // up to so many bytes of all ranks together, each of several hosts folds all values of a ReduceTree
 	FoldPiece int // most bytes of a value of a ReduceTree that are under way within a host at once …
 	HostPiece int // … and between hosts
 

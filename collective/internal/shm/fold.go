@@ -6,10 +6,6 @@ import (
 	"fmt"
 )
 
-// foldLeast is the least result, in bytes, that is computed where the operands lie: with less, to
-// give all operands to all takes no longer.
-const foldLeast = 1 << 10
-
 // Operand is one of the parts that a member of [Member.Fold] has.
 type Operand struct{ Member, Number int }
 
@@ -23,35 +19,41 @@ type Folding struct {
 	Block func(target []byte, operands [][]byte)
 }
 
+// Folds reports whether Fold is possible where a member has so many parts at most.
+func (m *Member) Folds(most int) bool {
+	return 8*(most+1) <= m.layout.bank && most <= m.layout.out/line
+}
+
 // Fold computes a result from parts of all members, each as long as the result, and gives it to
-// all: each member computes a share of it straight from where the others' parts lie. It does so
-// only where parts and results of all members lie in arenas that all can read, and are large;
-// otherwise it has only waited for all members, and reports false on all of them. Parts stay as
-// they are.
-func (m *Member) Fold(ctx context.Context, d Desc, parts [][]byte, result []byte, f *Folding) (done bool, err error) {
-	if len(result) < foldLeast || 8*(f.Most+1) > m.layout.bank {
-		return false, m.meetFor(ctx, d)
-	}
+// all: each member computes a share of it. Where parts and results of all members lie in arenas
+// that all can read, it does so straight from where the parts lie, otherwise in slots. Parts stay
+// as they are. Folds must allow it.
+func (m *Member) Fold(ctx context.Context, d Desc, parts [][]byte, result []byte, f *Folding) error {
 	c, err := m.begin(ctx)
 	if err != nil {
-		return false, err
+		return err
 	}
 	turn := m.op % 2
 	m.announceParts(m.own.banks[turn], parts, result)
 	m.announceData(c, result)
 	if err := m.arrive(ctx, c, d); err != nil {
-		return false, err
+		return err
 	}
 	direct, err := m.direct(ctx, d, result)
-	if !direct || err != nil {
-		return false, err
+	if err != nil {
+		return err
 	}
-	operands, err := m.operandsOf(int(turn), len(result), parts, f)
-	if operands == nil || err != nil {
+	if direct {
+		operands, err := m.operandsOf(int(turn), len(result), parts, f)
+		if operands != nil && err == nil {
+			return m.foldDirect(ctx, result, operands, f)
+		}
 		clear(m.regions.tensors)
-		return false, err
+		if err != nil {
+			return err
+		}
 	}
-	return true, m.foldDirect(ctx, result, operands, f)
+	return m.foldInSlots(ctx, parts, result, f)
 }
 
 // announceParts puts into a bank where parts lie; 0 before them: not all of them are in this
@@ -129,5 +131,123 @@ func (m *Member) foldRound(t int, operands, blocks [][]byte, f *Folding) error {
 		f.Block(target[lo:hi], blocks)
 	}
 	m.publish(&m.own.reduced.word, m.rounds+uint64(t)+1)
+	return nil
+}
+
+// foldInSlots is [Member.exchange] where a member gives several parts: in a section of its in slot
+// they lie one behind the other, and results go back at the place of the first.
+func (m *Member) foldInSlots(ctx context.Context, parts [][]byte, result []byte, f *Folding) error {
+	usual := m.round
+	defer func() { m.round = usual }()
+	s := slotFold{Member: m, Folding: f, parts: parts, operands: make([][]byte, len(f.Operands))}
+	s.width = max(1, f.Most)
+	m.round = min(usual, m.layout.out/s.width) &^ (line - 1)
+	m.split(m.dst, result, f.Size, m.members)
+	last := m.roundsOf(len(m.dst[0]))
+	err := s.give(ctx, 0)
+	for t := 0; t < last && err == nil; t++ {
+		if t+1 < last {
+			err = s.give(ctx, t+1)
+		}
+		if err == nil {
+			err = s.fold(ctx, t)
+		}
+		if err == nil {
+			err = s.take(ctx, t)
+		}
+	}
+	m.finish(last)
+	return err
+}
+
+// slotFold is a Fold in slots.
+type slotFold struct {
+	*Member
+	*Folding
+	parts    [][]byte
+	width    int // parts of a section
+	operands [][]byte
+}
+
+// part is what a member gives of one of its parts to an owner in round t, and afterwards, in place
+// of the first, the result.
+func (s *slotFold) part(member, owner, number, t int) []byte {
+	return s.areas[member].in[t%slots][(owner*s.width+number)*s.round:][:s.round]
+}
+
+func (s *slotFold) give(ctx context.Context, t int) error {
+	s.in(CopyingIn)
+	at := t * s.round
+	for o := range s.dst {
+		n := len(s.inRound(s.dst[o], t))
+		if o != s.index && n > 0 {
+			if t >= slots {
+				if err := s.wait(ctx, o, &s.areas[o].reduced.word, s.rounds+uint64(t-slots)+1); err != nil {
+					return err
+				}
+			}
+			for i, p := range s.parts {
+				copy(s.part(s.index, o, i, t), p[at:at+n])
+			}
+		}
+		at += len(s.dst[o])
+	}
+	if s.aborted() {
+		return ErrAborted
+	}
+	s.publish(&s.own.given.word, s.rounds+uint64(t)+1)
+	return nil
+}
+
+func (s *slotFold) fold(ctx context.Context, t int) error {
+	s.in(Reducing)
+	target := s.inRound(s.dst[s.index], t)
+	if len(target) == 0 {
+		return nil
+	}
+	for i := range s.areas {
+		if i == s.index {
+			continue
+		}
+		if err := s.wait(ctx, i, &s.areas[i].given.word, s.rounds+uint64(t)+1); err != nil {
+			return err
+		}
+	}
+	base := s.offset(s.index) + t*s.round
+	for lo := 0; lo < len(target); lo += block {
+		hi := min(lo+block, len(target))
+		for i, o := range s.Operands {
+			if o.Member == s.index {
+				s.operands[i] = s.parts[o.Number][base+lo : base+hi]
+			} else {
+				s.operands[i] = s.part(o.Member, s.index, o.Number, t)[lo:hi]
+			}
+		}
+		s.Block(target[lo:hi], s.operands)
+		for i := range s.areas {
+			if i != s.index {
+				copy(s.part(i, s.index, 0, t)[lo:hi], target[lo:hi])
+			}
+		}
+	}
+	s.publish(&s.own.reduced.word, s.rounds+uint64(t)+1)
+	return nil
+}
+
+func (s *slotFold) take(ctx context.Context, t int) error {
+	s.in(CopyingOut)
+	for o := range s.dst {
+		part := s.inRound(s.dst[o], t)
+		if o == s.index || len(part) == 0 {
+			continue
+		}
+		if err := s.wait(ctx, o, &s.areas[o].reduced.word, s.rounds+uint64(t)+1); err != nil {
+			return err
+		}
+		copy(part, s.part(s.index, o, 0, t))
+	}
+	if s.aborted() {
+		return ErrAborted
+	}
 	return nil
 }
