@@ -16,8 +16,8 @@ type StepsOptions struct {
 	// Name tells the steps from the other parts of the state. Empty: "steps".
 	Name string
 	// Microbatches is the number of microbatches of a step, 1 to 65536; at the end of an epoch a
-	// step has what is left. It is fixed for the job, whatever the number of workers; a power of
-	// two, in worlds of a power of two, costs least.
+	// step has what is left. It is fixed for the job, whatever the number of workers; the usual
+	// number of workers times a power of two costs least.
 	Microbatches int
 	// Batches says which samples the microbatches have. Nil: Micro.Samples is nil, and there is one
 	// endless epoch.

@@ -41,6 +41,38 @@ func TestShare(t *testing.T) {
 	}
 }
 
+// TestOneNode: of ranks times a power of two microbatches each rank has one node, as docs/steps.md
+// says, which says too how many all ranks have of other numbers.
+func TestOneNode(t *testing.T) {
+	for ranks := 1; ranks <= 9; ranks++ {
+		for leaves := ranks; leaves <= 256; leaves *= 2 {
+			if got := nodesOfAll(leaves, ranks); got != ranks {
+				t.Errorf("%d microbatches, %d ranks: %d nodes", leaves, ranks, got)
+			}
+		}
+	}
+	for leaves, want := range map[int][]int{24: {1, 4, 3, 8, 9, 6, 11, 16}, 32: {1, 2, 8, 4, 12, 12, 11, 8},
+		40: {1, 4, 9, 8, 5, 16, 14, 16}, 48: {1, 4, 3, 8, 10, 6, 20, 16}} {
+		for i, n := range want {
+			if got := nodesOfAll(leaves, i+1); got != n {
+				t.Errorf("%d microbatches, %d ranks: %d nodes, not %d", leaves, i+1, got, n)
+			}
+		}
+	}
+}
+
+func nodesOfAll(leaves, ranks int) (n int) {
+	_, missing := Accept(leaves, nil)
+	for _, share := range Share(missing, ranks, nil) {
+		var nodes []collective.Node
+		for _, i := range share {
+			nodes = append(nodes, collective.Node{Index: i})
+		}
+		n += len(Coalesce(nodes, leaves))
+	}
+	return n
+}
+
 // TestShareTakesNodes: shares of all microbatches are as few nodes as their lengths have bits, and
 // those of some of them are a partition.
 func TestShareTakesNodes(t *testing.T) {
