@@ -125,6 +125,62 @@ func TestReduceTree(t *testing.T) {
 	}
 }
 
+// TestReduceTreeOfManyNodes: a rank may have more nodes than there is room for in memory that the
+// ranks of a host share.
+func TestReduceTreeOfManyNodes(t *testing.T) {
+	const leaves, count = 5000, 70
+	held := make([][]collective.Node, 2)
+	for i := range leaves {
+		held[i%2] = append(held[i%2], collective.Node{Index: i})
+	}
+	p, err := collective.NewPartials(leaves, held)
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := func(i int) []float32 {
+		v := make([]float32, count)
+		for j := range v {
+			v[j] = values[(i+7*j)%len(values)]
+		}
+		return v
+	}
+	level := make([][]float32, leaves)
+	for i := range level {
+		level[i] = number(i)
+	}
+	for len(level) > 1 {
+		for i := 0; i < len(level); i += 2 {
+			if i+1 < len(level) {
+				collective.Combine(level[i], level[i], level[i+1], collective.Sum)
+			}
+			level[i/2] = level[i]
+		}
+		level = level[:(len(level)+1)/2]
+	}
+	w := newWorkers(t, collective.Config{}, 2)
+	w.hosts = "aa"
+	groups := w.meet(t, 2)
+	defer closeGroups(groups)
+	for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		var parts [][]float32
+		for _, n := range held[g.Rank()] {
+			parts = append(parts, number(n.Index))
+		}
+		result := make([]float32, count)
+		if err := collective.ReduceTree(ctx, g, p, parts, result, collective.Sum); err != nil {
+			return err
+		}
+		if !slices.Equal(result, level[0]) {
+			return errors.New("other bits")
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
 // reduceLeaves checks one reduction on one rank.
 func reduceLeaves(ctx context.Context, g *collective.Group, p *collective.Partials, leaves int, held []collective.Node, want []float32, allocated bool) error {
 	memory := func(n int) []float32 {
