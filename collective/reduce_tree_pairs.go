@@ -22,10 +22,10 @@ func (c *call) peers() peers {
 }
 
 // foldPairs computes the result piece by piece, where hosts share no memory or have unequal numbers
-// of ranks, or a rank of a single host has more nodes than its slots have room for. Each rank gets one share of the piece of all values, computes
-// that share of the result, and gives it to all: directly to ranks of other hosts, to those of its
-// own in memory. All lengths are known, so what comes is received where it is needed, and nothing
-// of parts is copied for other hosts.
+// of ranks, or a rank of a single host has more nodes than its slots have room for. Each rank gets
+// one share of the piece of all values, computes that share of the result, and gives it to all:
+// directly to ranks of other hosts, to those of its own in memory. All lengths are known, so what
+// comes is received where it is needed, and nothing of parts is copied for other hosts.
 func (c *call) foldPairs(among peers, p *Partials, parts [][]byte, result []byte, size int) error {
 	g, f, others := c.g, &c.g.folding, among.others
 	received := make([][]byte, g.size)
