@@ -142,7 +142,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 // fetching restarts the start timeout of a worker that receives the state from members of the
 // world. The others wait for it no longer than for enough slots, whatever it reports.
 func (m *Machine) fetching(now time.Time, w *Worker) {
-	if w.phase != starting || !slices.ContainsFunc(m.workers, (*Worker).inWorld) {
+	if w.phase != starting {
 		return
 	}
 	if w.since = now; !m.overdue(now, w) {

@@ -19,7 +19,10 @@ CREDENTIALS = "HVD_CREDENTIALS"
 VERSION = 1
 MOST_LINE = 1 << 20
 BEAT = 0.1  # seconds between two beats, at least
-QUIET = 1.0  # seconds after which the thread sends a beat that was held back
+QUIET = 1.0  # seconds after which the thread looks where the program is, and sends a beat that was held back
+
+# Modules in whose functions a rank waits for others, unless they compute.
+_WAITING = ("torch.distributed.", "torch.autograd", "torch._tensor", "torch.nn.parallel.distributed", "hvdrun.")
 
 
 class Error(RuntimeError):
@@ -80,6 +83,7 @@ class Worker:
         self._ended = None  # why no more messages arrive
         self._beat = self._beaten = None
         self._beat_at = 0.0
+        self._waits = Waits()
         self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
 
     @classmethod
@@ -147,22 +151,29 @@ class Worker:
     def report(self, what, commits=0, **more):
         self.send(do="report", what=what, commits=commits, **more)
 
-    def beat(self, phase, commits, operation=None):
-        """Tells what the worker does. At most ten a second are sent, and the last one always."""
+    def beat(self, phase, commits):
+        """Tells what the main thread, which calls it, does. At most ten a second are sent, and the last one always."""
         now = time.monotonic()
         with self._state:
-            self._beat = (phase, commits, operation)
+            self._beat = (phase, commits)
             if now - self._beat_at < BEAT:
                 return
-        self._send_beat(now)
+        self._send_beat(now, None)
 
-    def _send_beat(self, now):
+    def _send_beat(self, now, waits):
+        """waits is the function in which the main thread waits for other ranks; None: in none."""
         with self._state:
-            if self._beat is None or self._beat == self._beaten:
+            beat = self._beat and (*self._beat, waits)
+            if beat is None or beat == self._beaten:
                 return
-            self._beaten, self._beat_at = self._beat, now
-            phase, commits, operation = self._beat
-        more = {"operation": operation} if operation else {}
+            self._beaten, self._beat_at = beat, now
+            phase, commits, _ = beat
+        more = {}
+        if phase in ("syncing", "training"):
+            # What is between two commits is one operation, so that operations have the same numbers on all ranks.
+            done = commits + 1 if phase == "training" else 0
+            more["operation"] = {"number": done + 1, "what": waits, "waiting": True} if waits else {
+                "number": done, "what": "commit", "waiting": False}
         try:
             self.send(do="beat", phase=phase, commits=commits, **more)
         except Error:
@@ -200,7 +211,9 @@ class Worker:
         try:
             while True:
                 if not select.select([self._socket], [], [], QUIET)[0]:
-                    self._send_beat(time.monotonic())
+                    main, now = threading.main_thread().ident, time.monotonic()
+                    used = time.clock_gettime(time.pthread_getcpuclockid(main))
+                    self._send_beat(now, self._waits.look(sys._current_frames().get(main), now, used))
                     continue
                 data = self._socket.recv(1 << 16)
                 if not data:
@@ -240,6 +253,28 @@ class Worker:
         elif kind == "stacks":
             text = stacks()[:message.get("most_bytes", 1 << 16)]
             self.send(do="stacks", id=message.get("id", 0), text=text)
+
+
+class Waits:
+    """Finds out whether a thread waits for other ranks."""
+
+    def __init__(self):
+        self._at = self._used = 0.0
+
+    def look(self, frame, now, used):
+        """The function of torch or hvdrun in which the thread is, if it has hardly run since the last look; None: it is elsewhere.
+
+        frame is its innermost one, and used the time, in seconds as now, for which it has run.
+        """
+        busy = used - self._used > (now - self._at) / 2
+        self._at, self._used = now, used
+        names = []
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(_WAITING):
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        if busy or not names:
+            return None
+        return next((name for name in reversed(names) if name != "wrapper" and not name.startswith("_")), names[0])
 
 
 def stacks():

@@ -20,7 +20,6 @@ from hvdrun import _library as lib  # noqa: E402
 
 _backend.register()
 torch.set_num_threads(1)
-RECONFIGURES = hasattr(dist, "_reconfigure")
 
 
 def ranks(size, body, killed=()):
@@ -499,51 +498,6 @@ class Training(unittest.TestCase):
                 results = [torch.load(os.path.join(folder, f"{leaves} {size} {rank}")) for size in (1, 2, 3, 4) for rank in range(size)]
                 for r in results[1:]:
                     self.assertTrue(torch.equal(results[0].view(torch.int32), r.view(torch.int32)), leaves)
-
-
-@unittest.skipUnless(RECONFIGURES, "this torch has no _reconfigure")
-class Reconfigure(unittest.TestCase):
-    @staticmethod
-    def handles(store, world, rank, size):
-        """All members' handles, by the store."""
-        store.set(f"{world}/{rank}", dist._get_reconfigure_handle())
-        return [store.get(f"{world}/{r}").decode() for r in range(size)]
-
-    def total(self, size):
-        t = torch.full((1000,), float(dist.get_rank() + 1))
-        dist.all_reduce(t)
-        self.assertEqual((dist.get_world_size(), t[0].item(), t[999].item()), (size, size * (size + 1) / 2, size * (size + 1) / 2))
-
-    def test_worlds(self):
-        """Shrinks by a death, is the same again, reorders, grows."""
-        def body(rank, store):
-            dist.init_process_group("hvdrun", store=store, rank=rank, world_size=rank + 1, enable_reconfigure=True)
-            self.assertTrue(dist._supports_reconfigure())
-            with self.assertRaisesRegex(RuntimeError, "no world yet"):
-                dist.barrier()
-            if rank == 3:  # joins later
-                store.get("grown/0")
-                dist._reconfigure(12, self.handles(store, "grown", 2, 3)).wait()
-                self.total(3)
-                return
-            dist._reconfigure(10, self.handles(store, "first", rank, 3)).wait()
-            self.assertEqual(dist.get_rank(), rank)
-            self.total(3)
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            with self.assertRaises(lib.Aborted):
-                self.total(3)
-            place = rank // 2
-            with self.assertRaisesRegex(RuntimeError, "already used"):
-                dist._reconfigure(10, [dist._get_reconfigure_handle()])
-            with self.assertRaisesRegex(RuntimeError, "this one's among them"):
-                dist._reconfigure(99, ["hvdrun:{}"])
-            dist._reconfigure(11, list(reversed(self.handles(store, "second", place, 2)))).wait()
-            self.assertEqual(dist.get_rank(), 1 - place)
-            self.total(2)
-            dist._reconfigure(12, self.handles(store, "grown", place, 3)).wait()
-            self.total(3)
-        ranks(4, body, killed={1})
 
 
 if __name__ == "__main__":

@@ -117,6 +117,39 @@ class TestWorker(unittest.TestCase):
             beats.append(self.peer.next())
         self.assertLess(len(beats), 100)
 
+    def test_operations(self):
+        """Where the program is between two commits is known: in a function of torch that waits, or elsewhere."""
+        self.worker.beat("joining", 6)
+        self.assertEqual(self.peer.next(), {"do": "beat", "phase": "joining", "commits": 6})
+        self.worker.beat("training", 7)
+        self.assertEqual(self.peer.next()["operation"], {"number": 8, "what": "commit", "waiting": False})
+        readable, writable = os.pipe()
+        beats = []
+
+        def hear():
+            beats.append(self.peer.next())
+            os.write(writable, b"x")
+
+        thread = threading.Thread(target=hear)
+        torch = {"__name__": "torch.distributed.distributed_c10d", "read": os.read}
+        exec("def all_reduce(fd): _wait(fd)\ndef _wait(fd): read(fd, 1)", torch)
+        thread.start()
+        torch["all_reduce"](readable)
+        thread.join()
+        self.assertEqual(beats[0]["operation"], {"number": 9, "what": "all_reduce", "waiting": True})
+        os.close(readable)
+        os.close(writable)
+        self.assertEqual(self.peer.next()["operation"]["waiting"], False)  # the test is no part of torch
+
+    def test_busy(self):
+        """A function of torch that computes does not wait."""
+        torch = {"__name__": "torch.autograd", "frame": sys._getframe}
+        exec("def backward(): return _run()\ndef _run(): return frame()", torch)
+        waits = _worker.Waits()
+        told = [waits.look(torch["backward"](), now, used) for now, used in ((10, 9), (11, 9.1), (12, 9.9), (13, 9.9))]
+        self.assertEqual(told, [None, "backward", None, "backward"])
+        self.assertIsNone(waits.look(sys._getframe(), 14, 9.9))
+
     def test_end(self):
         self.worker.ask()
         self.peer.sock.shutdown(socket.SHUT_RDWR)

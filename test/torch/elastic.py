@@ -12,9 +12,11 @@ cannot vanish, and each rank compares it. WAY are any of:
   adam        Adam and a scheduler in place of SGD
   loader      samples by the worker processes of a DataLoader
   slow        10 ms of pause in each step
+  paced       50 ms for each step
   sendrecv    each rank sends a number to the next in each step
+  hvdrun      the backend hvdrun in place of gloo
 
-It ends after STEPS, or sooner when a file LEDGER.stop is there.
+It ends after STEPS, or sooner when a file LEDGER.stop is there. The process whose number a file LEDGER.hang has stands still.
 """
 import contextlib
 import json
@@ -66,6 +68,25 @@ class Numbers(torch.utils.data.Dataset):
         return 1.0 + i
 
 
+def stand_still():
+    """Before the step, as a program that hangs."""
+    try:
+        with open(sys.argv[1] + ".hang") as f:
+            hangs = f.read() == str(os.getpid())
+    except FileNotFoundError:
+        return
+    while hangs:
+        time.sleep(3600)
+
+
+def pause(begun):
+    """The rest of a step that began then."""
+    if "slow" in WAYS:
+        time.sleep(0.01)
+    if "paced" in WAYS:
+        time.sleep(max(0, begun + 0.05 - time.monotonic()))
+
+
 def pass_on():
     """Each rank sends its number to the next."""
     if job.size == 1 or "sendrecv" not in WAYS:
@@ -90,7 +111,7 @@ def check(step, state, net):
     tell("part", step=step.number, generation=job.generation, rank=job.rank, size=job.size, indices=step.indices)
 
 
-job = hvd.init("gloo")
+job = hvd.init("hvdrun" if "hvdrun" in WAYS else "gloo")
 PARTS = hvd.Plan(BATCH, SAMPLES, True, 5, hvd._shuffled)
 tell("start")
 
@@ -104,14 +125,15 @@ def plain():
     weights = torch.zeros(1 << 18)
     state = job.state(weights=weights, step=0)
     for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=5):
+        begun = time.monotonic()
         with step:
+            stand_still()
             grad = torch.full_like(weights, sum(1.0 + i for i in step.indices) / step.batch)
             dist.all_reduce(grad)
             check(step, grad[-1].item(), None)
             step.commit(lambda: weights.add_(grad))
             tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
-        if "slow" in WAYS:
-            time.sleep(0.01)
+        pause(begun)
     return weights.double().sum().item()
 
 
@@ -124,7 +146,9 @@ def wrapped():
     state = job.state(model=net, optimizer=opt, step=0, ddp=ddp, **parts)
     data, loader = Numbers(), None
     for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=5):
+        begun = time.monotonic()
         with step:
+            stand_still()
             opt.zero_grad()
             if "loader" in WAYS:
                 loader = iter(torch.utils.data.DataLoader(data, batch_sampler=[step.indices], num_workers=1,
@@ -140,8 +164,7 @@ def wrapped():
             check(step, state, net)
             step.commit()
             tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
-        if "slow" in WAYS:
-            time.sleep(0.01)
+        pause(begun)
     if "buffers" in WAYS:
         assert net.norm.num_batches_tracked == state.step, (net.norm.num_batches_tracked, state.step)
     return sum(p.detach().double().sum().item() for p in net.parameters())

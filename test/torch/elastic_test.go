@@ -3,6 +3,7 @@ package torch
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -37,10 +38,30 @@ type ledgerJob struct {
 	entries []entry
 }
 
-// startElastic starts one of four workers. A stage that waits for a file After waits for mark.
-func startElastic(t *testing.T, stages []follow.Stage, env []string, ways ...string) *ledgerJob {
+// connected are the ways in which the ranks of a world are connected: by gloo's process group, which
+// is reconfigured where torch can, by one that is made anew, and by the backend hvdrun.
+var connected = []string{"gloo", "anew", "hvdrun"}
+
+// by runs a test for some of connected.
+func by(t *testing.T, connections []string, test func(t *testing.T, connection string)) {
+	for _, connection := range connections {
+		t.Run(connection, func(t *testing.T) { test(t, connection) })
+	}
+}
+
+// startElastic starts one of four workers. A stage that waits for a file After waits for mark. Flags
+// are added to hvdrun's.
+func startElastic(t *testing.T, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
 	t.Helper()
 	needTorch(t)
+	var env []string
+	switch connection {
+	case "anew":
+		env = []string{"HVD_TORCH_ANEW=1"}
+	case "hvdrun":
+		library(t)
+		ways = append(slices.Clone(ways), "hvdrun")
+	}
 	script, err := filepath.Abs("elastic.py")
 	if err != nil {
 		t.Fatal(err)
@@ -52,9 +73,9 @@ func startElastic(t *testing.T, stages []follow.Stage, env []string, ways ...str
 	e.Running = follow.Programs{Hvdrun: hvdrun}.Test(t, follow.Job{
 		Stages: stages,
 		// A replacement comes at once, and has the time that Python needs on a machine with others.
-		Flags: []string{"-np", strings.Split(stages[0].Hosts, ":")[1], "--min-np", "1", "--discovery-interval", "100ms",
-			"--start-timeout", "10m", "--join-timeout", "5m", "--blacklist-cooldown-range", "1,2"},
-		Command: append([]string{*python, script, e.ledger, "1000000", "slow"}, ways...),
+		Flags: append([]string{"-np", strings.Split(stages[0].Hosts, ":")[1], "--min-np", "1", "--discovery-interval", "100ms",
+			"--start-timeout", "10m", "--join-timeout", "5m", "--blacklist-cooldown-range", "1,2"}, flags...),
+		Command: append([]string{*python, script, e.ledger, "1000000"}, ways...),
 		// A Python in another root sees this folder.
 		Env: append([]string{"XDG_CACHE_HOME=" + t.TempDir(), "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}, env...),
 	})
@@ -116,13 +137,20 @@ func (e *ledgerJob) send(rank int, s syscall.Signal) int {
 	return pid
 }
 
+// write makes a file beside the ledger that the workers look for.
+func (e *ledgerJob) write(suffix, text string) {
+	e.t.Helper()
+	path := e.ledger + suffix
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
 // finish ends the job, and checks its ledger: each step was made once, by all ranks of one world,
 // and each epoch had each sample once. It returns how many workers were started.
 func (e *ledgerJob) finish() (started int) {
 	e.t.Helper()
-	if err := os.WriteFile(e.ledger+".stop", nil, 0o600); err != nil {
-		e.t.Fatal(err)
-	}
+	e.write(".stop", "")
 	res, err := e.Wait()
 	if err != nil || res.Status != 0 {
 		e.t.Fatalf("status %d, %v\n%s", res.Status, err, follow.Tail(e.OutputPath(), 4000))
@@ -182,9 +210,9 @@ var ways = [][]string{
 // others go on without a restart, in the next world, and a newcomer takes each place.
 func TestElasticDeaths(t *testing.T) {
 	for _, way := range ways {
-		for _, anew := range []string{"", "HVD_TORCH_ANEW=1"} {
-			t.Run(strings.Join(append(way, anew), " "), func(t *testing.T) {
-				e := startElastic(t, nil, []string{anew}, way...)
+		t.Run(strings.Join(way, " "), func(t *testing.T) {
+			by(t, connected, func(t *testing.T, connection string) {
+				e := startElastic(t, connection, nil, nil, append(way, "slow")...)
 				e.size(4)
 				for i, rank := range []int{3, 0, 1} {
 					at, n := e.look()[len(e.entries)-1].Time, len(e.entries)
@@ -201,54 +229,86 @@ func TestElasticDeaths(t *testing.T) {
 					t.Errorf("%d workers were started for 3 deaths", started)
 				}
 			})
-		}
+		})
 	}
 }
 
 // TestElasticDeathWhileForming: a rank is killed as soon as a world is published that has lost
 // another.
 func TestElasticDeathWhileForming(t *testing.T) {
-	for _, anew := range []string{"", "HVD_TORCH_ANEW=1"} {
-		t.Run(anew, func(t *testing.T) {
-			e := startElastic(t, nil, []string{anew})
+	by(t, connected, func(t *testing.T, connection string) {
+		e := startElastic(t, connection, nil, nil, "slow")
+		e.size(4)
+		for range 3 {
+			gen := e.World.Generation
+			e.send(3, syscall.SIGKILL)
+			if err := e.Until(t.Context(), "a world of 3", func() bool { return e.World.Generation > gen }); err != nil {
+				t.Fatal(err)
+			}
+			n := len(e.look())
+			e.send(1, syscall.SIGKILL)
+			e.until("a step", n, func(x entry) bool { return x.Event == "commit" && x.Generation > gen+1 })
 			e.size(4)
-			for range 3 {
-				gen := e.World.Generation
-				e.send(3, syscall.SIGKILL)
-				if err := e.Until(t.Context(), "a world of 3", func() bool { return e.World.Generation > gen }); err != nil {
+		}
+		e.finish()
+	})
+}
+
+// TestElasticHung: a rank that hangs before its part of a step is named and stopped, while the
+// others wait in torch, and these go on without it.
+func TestElasticHung(t *testing.T) {
+	for _, way := range []string{"buffers", "plain"} {
+		t.Run(way, func(t *testing.T) {
+			by(t, []string{"gloo", "hvdrun"}, func(t *testing.T, connection string) {
+				e := startElastic(t, connection, nil, []string{"--stall-warning", "3s", "--stall-timeout", "6s", "--drain-timeout", "1s"}, way, "slow")
+				e.size(4)
+				hung := e.World.Slots[2].PID
+				e.write(".hang", fmt.Sprint(hung))
+				if err := e.Until(t.Context(), "the end of the worker that hangs", func() bool {
+					return slices.ContainsFunc(e.Events, func(x follow.Event) bool { return x.Name == events.WorkerExited && x.PID == hung })
+				}); err != nil {
 					t.Fatal(err)
 				}
-				n := len(e.look())
-				e.send(1, syscall.SIGKILL)
-				e.until("a step", n, func(x entry) bool { return x.Event == "commit" && x.Generation > gen+1 })
+				for _, x := range e.Events {
+					if x.Name == events.Stalled {
+						t.Logf("%v", x.What)
+					}
+					if x.Name == events.Stalled && x.PID != hung || x.Name == events.WorkerExited && x.PID != hung {
+						t.Errorf("%d hangs, and not %d: %v", hung, x.PID, x)
+					}
+				}
 				e.size(4)
-			}
-			e.finish()
+				if started := e.finish(); started != 5 {
+					t.Errorf("%d workers were started, want 5", started)
+				}
+			})
 		})
 	}
 }
 
 // TestElasticHostsComeAndGo: two ranks come by discovery, and two go, which restarts nobody.
 func TestElasticHostsComeAndGo(t *testing.T) {
-	e := startElastic(t, []follow.Stage{
-		{Hosts: "localhost:2"}, {Hosts: "localhost:2 127.0.0.2:2", After: "more"}, {Hosts: "localhost:2", After: "fewer"},
-	}, nil, "buffers")
-	first := e.size(2)
-	e.mark("more")
-	e.size(4)
-	e.mark("fewer")
-	e.size(2)
-	if started := e.finish(); started != 4 {
-		t.Errorf("%d workers were started, want 4", started)
-	}
-	if last := e.entries[len(e.entries)-1]; !slices.ContainsFunc(e.entries, func(x entry) bool {
-		return x.Event == "end" && x.PID == first.PID
-	}) {
-		t.Errorf("the first worker has not come to the end: %v", last)
-	}
-	if left := e.Events; slices.ContainsFunc(left, func(x follow.Event) bool { return x.Name == events.WorkerExited && x.Code != 0 }) {
-		t.Errorf("a worker has failed: %v", left)
-	}
+	by(t, connected, func(t *testing.T, connection string) {
+		e := startElastic(t, connection, []follow.Stage{
+			{Hosts: "localhost:2"}, {Hosts: "localhost:2 127.0.0.2:2", After: "more"}, {Hosts: "localhost:2", After: "fewer"},
+		}, nil, "buffers", "slow")
+		first := e.size(2)
+		e.mark("more")
+		e.size(4)
+		e.mark("fewer")
+		e.size(2)
+		if started := e.finish(); started != 4 {
+			t.Errorf("%d workers were started, want 4", started)
+		}
+		if last := e.entries[len(e.entries)-1]; !slices.ContainsFunc(e.entries, func(x entry) bool {
+			return x.Event == "end" && x.PID == first.PID
+		}) {
+			t.Errorf("the first worker has not come to the end: %v", last)
+		}
+		if left := e.Events; slices.ContainsFunc(left, func(x follow.Event) bool { return x.Name == events.WorkerExited && x.Code != 0 }) {
+			t.Errorf("a worker has failed: %v", left)
+		}
+	})
 }
 
 // mark makes the file for which a stage waits.
@@ -261,21 +321,23 @@ func (e *ledgerJob) mark(name string) {
 // TestElasticResume: hvdrun is killed and another resumes the job; no worker is restarted, and the
 // next death too is survived.
 func TestElasticResume(t *testing.T) {
-	e := startElastic(t, nil, nil)
-	e.size(4)
-	folder, err := e.Folder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.KillDriver()
-	if e.Running, err = e.Resume(folder); err != nil {
-		t.Fatal(err)
-	}
-	e.size(4)
-	n := len(e.look())
-	killed := e.send(2, syscall.SIGKILL)
-	e.until("the next step", n, func(x entry) bool { return x.Event == "commit" && x.Size == 3 && x.PID != killed })
-	if started := e.finish(); started > 6 {
-		t.Errorf("%d workers were started", started)
-	}
+	by(t, connected, func(t *testing.T, connection string) {
+		e := startElastic(t, connection, nil, nil, "slow")
+		e.size(4)
+		folder, err := e.Folder()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.KillDriver()
+		if e.Running, err = e.Resume(folder); err != nil {
+			t.Fatal(err)
+		}
+		e.size(4)
+		n := len(e.look())
+		killed := e.send(2, syscall.SIGKILL)
+		e.until("the next step", n, func(x entry) bool { return x.Event == "commit" && x.Size == 3 && x.PID != killed })
+		if started := e.finish(); started > 6 {
+			t.Errorf("%d workers were started", started)
+		}
+	})
 }
