@@ -269,6 +269,12 @@ class ProcessGroup(dist.ProcessGroup):
         if self._group is not None:
             self._group.abort("the process group was aborted")
 
+    def get_error(self):
+        """How a call in this world has failed, for torch that has a type for it."""
+        kinds = torch._C._distributed_c10d.ErrorType
+        code = self._group.code if self._group is not None else lib.DONE
+        return {lib.DONE: kinds.SUCCESS, lib.TIMEOUT: kinds.TIMEOUT}.get(code, kinds.COMM_ERROR)
+
     def shutdown(self):
         self._drop()
         if self._endpoint is not None:

@@ -205,6 +205,7 @@ class Group:
         self._functions = functions
         self._number = number
         self._closed = False
+        self.code = DONE  # of the first call that has failed
         self.rank = rank
         self.size = size
         self._ended = {}  # the newest ticket that is known to have ended well, of each order that there is
@@ -214,13 +215,17 @@ class Group:
         """Performs a call, and blocks until it has ended."""
         code = self._functions.hvd_run(self._number, operation, data, result, count, kind, arg, counts)
         if code:
-            fail(self._functions, code)
+            self._fail(code)
+
+    def _fail(self, code):
+        self.code = self.code or code
+        fail(self._functions, code)
 
     def start(self, operation, data, result, count, kind, arg, counts=None):
         """Begins a call, and returns its ticket."""
         ticket = self._functions.hvd_start(self._number, operation, data, result, count, kind, arg, counts)
         if ticket < 0:
-            fail(self._functions, ticket)
+            self._fail(ticket)
         return ticket
 
     def has_ended(self, ticket):
@@ -237,7 +242,7 @@ class Group:
                 order = ticket >> _ORDER
                 self._ended[order] = max(self._ended.get(order, 0), ticket)
             elif code != PENDING:
-                fail(self._functions, code)
+                self._fail(code)
             elif left is not None:
                 left -= now
                 if left <= 0:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from test_backend import lib, ranks
 
+ErrorType = getattr(torch._C._distributed_c10d, "ErrorType", None)
 TIMEOUT = timedelta(minutes=10)
 ALL = [0, 1, 2]
 
@@ -126,7 +127,9 @@ class Worlds:
         def body(m):
             m.enter(1, ALL)
             m.until_all("before")  # an abort ends what others still wait for
-            dist.group.WORLD.abort()
+            backend = dist.get_backend_impl(dist.group.WORLD, torch.device("cpu"))
+            backend.abort()
+            assert backend.supports_reconfigure and backend.get_error() == ErrorType.SUCCESS  # no call has failed
             m.enter(2, ALL)
             m.total()
         self.members(body)
@@ -175,6 +178,7 @@ class Hvdrun(Worlds, unittest.TestCase):
     def broken(self, m):
         with self.assertRaises(lib.Aborted):
             m.total()
+        assert dist.group.WORLD.get_error() == ErrorType.COMM_ERROR
 
     def test_handles(self):
         def body(m):

@@ -38,8 +38,8 @@ type ledgerJob struct {
 	entries []entry
 }
 
-// connected are the ways in which the ranks of a world are connected: by gloo's process group, which
-// is reconfigured where torch can, by one that is made anew, and by the backend hvdrun.
+// connected are the ways in which the ranks of a world are connected: by gloo's process group,
+// which is reconfigured where torch can, by one that is made anew, and by the backend hvdrun.
 var connected = []string{"gloo", "anew", "hvdrun"}
 
 // by runs a test for some of connected.
@@ -49,8 +49,8 @@ func by(t *testing.T, connections []string, test func(t *testing.T, connection s
 	}
 }
 
-// startElastic starts one of four workers. A stage that waits for a file After waits for mark. Flags
-// are added to hvdrun's.
+// startElastic starts one of four workers. A stage that waits for a file After waits for mark.
+// Flags are added to hvdrun's.
 func startElastic(t *testing.T, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
 	t.Helper()
 	needTorch(t)
@@ -156,7 +156,24 @@ func (e *ledgerJob) finish() (started int) {
 		e.t.Fatalf("status %d, %v\n%s", res.Status, err, follow.Tail(e.OutputPath(), 4000))
 	}
 	e.checkLedger()
+	e.logExits(res.Events)
 	return follow.Count(res.Events, events.WorkerStarted)
+}
+
+// logExits tells how long the interpreters took to end after the last step.
+func (e *ledgerJob) logExits(all []follow.Event) {
+	done, gone := 0.0, 0.0
+	for _, x := range e.look() {
+		if x.Event == "end" {
+			done = x.Time
+		}
+	}
+	for _, x := range all {
+		if x.Name == events.WorkerExited {
+			gone = seconds(x.Time)
+		}
+	}
+	e.t.Logf("the processes have ended %.1f s after their last step", gone-done)
 }
 
 func (e *ledgerJob) checkLedger() {
