@@ -64,7 +64,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib wheel demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,11 @@ lib: ## build libhvdrun.so, for programs in C and for PyTorch, and its header in
 	@mkdir -p bin/lib
 	@CGO_ENABLED=1 $(GO) build -buildmode=c-shared -trimpath -tags netgo,osusergo -ldflags '-s -w' -o bin/lib/libhvdrun.so ./cmd/libhvdrun
 	@cp cmd/libhvdrun/hvdrun.h bin/lib/ && rm -f bin/lib/libhvdrun.h
+
+wheel: lib ## build a wheel of the Python package with the library for this machine into bin/, with pip, setuptools and wheel
+	@echo "== wheel: bin/"
+	@rm -rf bin/.wheel && cp -r python bin/.wheel && cp bin/lib/libhvdrun.so bin/.wheel/hvdrun/
+	@python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w bin bin/.wheel && rm -rf bin/.wheel
 
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
@@ -138,7 +143,7 @@ check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings pytho
 	@test -e $(DEBIAN)/ready || { rm -rf $(DEBIAN) && mkdir -p $(DEBIAN) && \
 		debootstrap --variant=minbase $(SUITE) $(DEBIAN) $(MIRROR) >$(DEBIAN).log 2>&1 && \
 		cp /etc/resolv.conf $(DEBIAN)/etc/ && \
-		chroot $(DEBIAN) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch >>$(DEBIAN).log 2>&1 && \
+		chroot $(DEBIAN) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-pip python3-setuptools python3-wheel >>$(DEBIAN).log 2>&1 && \
 		touch $(DEBIAN)/ready; } || { tail $(DEBIAN).log >&2; exit 1; }
 	DEBIAN_ROOT=$(DEBIAN) $(GO) test -count=1 -timeout 20m -v $(ARGS) ./test/torch -python $(CURDIR)/test/torch/python
 else

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -46,5 +47,46 @@ func runTests(t *testing.T, file string) {
 	t.Logf("%s", out)
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestWheel installs a wheel with the library, without a network, and torch finds the backend in
+// it.
+func TestWheel(t *testing.T) {
+	needTorch(t)
+	if out, err := exec.Command(*python, "-c", "import pip, setuptools, wheel").CombinedOutput(); err != nil {
+		t.Skipf("no wheel is built: %s", out)
+	}
+	dir := t.TempDir()
+	source, installed := filepath.Join(dir, "python"), filepath.Join(dir, "installed")
+	if err := os.CopyFS(source, os.DirFS("../../python")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(library(t), filepath.Join(source, "hvdrun", "libhvdrun.so")); err != nil {
+		t.Fatal(err)
+	}
+	pip := func(args ...string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), *python, append([]string{"-m", "pip", "-q"}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", dir, source)
+	wheels, err := filepath.Glob(filepath.Join(dir, "hvdrun-*-py3-none-linux_*.whl"))
+	if err != nil || len(wheels) != 1 {
+		t.Fatalf("%q, %v: want one wheel of this platform", wheels, err)
+	}
+	pip("install", "--no-deps", "--no-index", "--target", installed, wheels[0])
+	cmd := exec.CommandContext(t.Context(), *python, "-c", `import torch, torch.distributed as dist
+if not hasattr(dist, "_reconfigure"):  # it does not look for entry points either
+    import hvdrun._backend
+    hvdrun._backend.register()
+dist.init_process_group("hvdrun", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(3))
+print(dist.get_backend())`)
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+installed)
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasSuffix(string(out), "hvdrun\n") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
