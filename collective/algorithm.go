@@ -33,7 +33,7 @@ func (g *Group) Algorithm() Algorithm {
 	if g == nil {
 		return Auto
 	}
-	return Algorithm(g.family.algorithm)
+	return Algorithm(g.family.forced.Algorithm)
 }
 
 // String is the lower-case name, which [ParseAlgorithm] reads.

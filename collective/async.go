@@ -263,7 +263,7 @@ func (g *Group) engine() (*engine, error) {
 		return nil, ErrClosed
 	}
 	if err := g.err(); err != nil {
-		<-g.failed
+		<-g.call.Failed
 		return nil, err
 	}
 	if g.async == nil {
@@ -281,14 +281,6 @@ func (g *Group) stopEngine() {
 	g.asyncMu.Unlock()
 	if e != nil {
 		e.stop()
-	}
-}
-
-// nudge tells other ranks that this one begins a cycle of its engine. Each passes it on as it
-// begins the cycle itself, so that all are told after log2(n) steps.
-func (g *Group) nudge(cycle uint64) {
-	for distance := 1; distance < g.size; distance *= 2 {
-		g.path.Nudge((g.rank+distance)%g.size, cycle)
 	}
 }
 

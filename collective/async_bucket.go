@@ -11,7 +11,7 @@ import (
 
 func (e *engine) fail(n frame.Notice) error {
 	e.lane.fail(n)
-	<-e.lane.failed
+	<-e.lane.call.Failed
 	return e.lane.err()
 }
 
@@ -205,7 +205,7 @@ func (e *engine) buffer(n int) []byte {
 		size := max(n, min(2*cap(e.fused), e.fusion))
 		Free(e.fused[:cap(e.fused)])
 		e.fused = nil
-		if e.lane.host.Load() != nil {
+		if e.lane.call.host.Load() != nil {
 			e.fused, _ = Alloc[byte](size) // without room, an ordinary one is used
 		}
 		if e.fused == nil {

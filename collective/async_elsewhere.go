@@ -62,12 +62,12 @@ func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhe
 type lifetime struct{ lane *Group }
 
 func (lifetime) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (l lifetime) Done() <-chan struct{}     { return l.lane.failed }
+func (l lifetime) Done() <-chan struct{}     { return l.lane.call.Failed }
 func (lifetime) Value(any) any               { return nil }
 
 func (l lifetime) Err() error {
 	select {
-	case <-l.lane.failed:
+	case <-l.lane.call.Failed:
 		return l.lane.err()
 	default:
 		return nil

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
@@ -168,7 +169,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 		}
 		e.names[h.name] = h
 	}
-	now := instant()
+	now := exchange.Instant()
 	if e.g.family.timeline != nil {
 		now = time.Now()
 	}
@@ -358,7 +359,7 @@ func (e *engine) await() error {
 		case <-e.lane.changed:
 		case <-e.timer.C:
 			e.rang()
-		case <-e.lane.failed:
+		case <-e.lane.call.Failed:
 			return e.lane.err()
 		}
 	}
@@ -429,7 +430,7 @@ func (e *engine) look() (reason bool) {
 	case !called && len(e.fresh) == 0 && e.warn.IsZero():
 		return false
 	}
-	now, pause := instant(), time.Hour
+	now, pause := exchange.Instant(), time.Hour
 	if called {
 		if e.called != e.number+1 {
 			e.called, e.calledAt = e.number+1, now
@@ -463,6 +464,15 @@ func (e *engine) look() (reason bool) {
 func (e *engine) hesitates() bool {
 	return e.expects() && e.pending == 0 && len(e.fresh) == 0 && !e.lane.peerLeft.Load()
 }
+
+// The first operation of a cycle waits for so many times as long as it takes usually until it
+// nudges the others, within bounds. If all have begun the cycle of themselves, nudges would only
+// keep them from it.
+const (
+	nudgeFactor = 3
+	nudgeLeast  = 500 * time.Microsecond
+	nudgeMost   = 5 * time.Millisecond
+)
 
 // patience is how long a rank waits for others that have usually come by now.
 func (e *engine) patience() time.Duration {
@@ -521,22 +531,18 @@ func (e *engine) cycle() error {
 // rank has been told itself, or where it cannot look again while it waits; otherwise when they are
 // late.
 func (e *engine) nudge() {
-	if e.awaited || e.lane.cycle.Load() >= e.number || e.lane.tcp == nil || !e.lane.tcp.Driven() {
-		e.lane.nudge(e.number)
+	if e.awaited || e.lane.cycle.Load() >= e.number || e.lane.call.TCP == nil || !e.lane.call.TCP.Driven() {
+		e.lane.call.Nudge(e.number)
 		return
 	}
-	e.lane.call.late = lateness{cycle: e.number, since: instant(),
-		bound: e.patience()}
+	e.lane.call.TellIfLate(e.number, e.patience())
 }
 
 // arrived notes that all ranks have begun the cycle, since its first operation has ended.
 func (e *engine) arrived() {
-	late := &e.lane.call.late
-	if late.cycle != 0 { // nobody had to be nudged
-		took := time.Since(late.since)
+	if took, ok := e.lane.call.InTime(); ok {
 		e.usual += (took - e.usual) / 8
 	}
-	late.cycle = 0
 }
 
 // collect takes what has been submitted.

@@ -108,7 +108,7 @@ func (e *engine) guessInPlace(b *bucket, ready bool) (data []byte, right bool, e
 	switch {
 	case ready:
 		data = e.table[b.ids[0]].mine.data
-	case e.lane.levels != nil: // what is sent to other hosts before all is known
+	case e.lane.call.levels != nil: // what is sent to other hosts before all is known
 		data = e.buffer(b.bytes)
 		clear(data)
 	}

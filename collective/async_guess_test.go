@@ -13,8 +13,8 @@ import (
 func TestHesitates(t *testing.T) {
 	called := func(expects bool) *engine {
 		f := newFamily(&sockets.Generation{})
-		e := newEngine(newGroup(f, 0, 0, 2, nil))
-		e.lane = newGroup(f, 1, 0, 2, nil)
+		e := newEngine(newGroup(f, lane{size: 2}))
+		e.lane = newGroup(f, lane{id: 1, size: 2})
 		if expects {
 			e.guess.times = surely
 		}

@@ -141,7 +141,7 @@ func (e *engine) exchange(join bool) error {
 			e.contribute--
 		}
 	}
-	e.lane.contributors = e.contribute
+	e.lane.call.Contributors = e.contribute
 	slices.SortStableFunc(said, func(a, b statement) int { return cmp.Compare(a.name, b.name) }) // then by rank
 	for i := range said {
 		if err := e.define(&said[i], said[:i]); err != nil {
@@ -230,7 +230,7 @@ func (e *engine) report() error {
 func (e *engine) allJoined(last int) {
 	clear(e.joined)
 	e.contribute, e.joinAnnounced = e.g.size, false
-	e.lane.contributors = e.contribute
+	e.lane.call.Contributors = e.contribute
 	e.mu.Lock()
 	h := e.joining
 	e.submitted = 0 // those that joined early have submitted fewer

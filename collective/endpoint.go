@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
@@ -152,7 +153,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	f := newFamily(nil)
 	f.Generation = e.sockets.Generation(sockets.Peers{Number: p.Generation, Size: n, Self: p.Rank, Key: p.Key, Addrs: p.Addrs, Hosts: p.Hosts}, (*kin)(f))
 	f.settings = settings{
-		onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally, algorithm: operation.Algorithm(e.cfg.Algorithm),
+		onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally, forced: exchange.Forced{Algorithm: operation.Algorithm(e.cfg.Algorithm)},
 		tuning: tuning{fusion: e.cfg.FusionThreshold, cycle: e.cfg.CycleTime, stall: e.cfg.StallWarning, log: e.logStall},
 	}
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l) }
@@ -165,17 +166,16 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 
 // connect connects the ranks of one group.
 func (e *Endpoint) connect(ctx context.Context, f *family, l lane) (*Group, error) {
-	g := newGroup(f, l.id, l.rank, l.size, l.members)
-	g.strict, g.oneWay = l.strict, l.oneWay
-	path := e.sockets.NewPath(f.Generation, sockets.Lane{ID: l.id, Rank: l.rank, Size: l.size, Members: l.members}, (*inner)(g), g.boxes)
+	g := newGroup(f, l)
+	path := e.sockets.NewPath(f.Generation, sockets.Lane{ID: l.id, Rank: l.rank, Size: l.size, Members: l.members}, (*inner)(g), g.call.Boxes)
 	if g.size > 1 {
-		g.path, g.tcp = path, path
+		g.call.Path, g.call.TCP = path, path
 	}
 	if err := e.sockets.Connect(ctx, path, func() { f.catchUp(g) }); err != nil {
 		return nil, err
 	}
 	if g.err() != nil {
-		<-g.failed
+		<-g.call.Failed
 		path.Release()
 		path.Quiesce()
 		return nil, g.err()

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
@@ -36,10 +37,10 @@ func sever(g *Group) {
 	n := frame.Gone(errSevered, g.rank)
 	g.failure, g.notice = errorOf(&n, g.generation), g.outward(n)
 	g.mu.Unlock()
-	if g.path != nil {
-		g.path.Release()
+	if g.call.Path != nil {
+		g.call.Path.Release()
 	}
-	close(g.failed)
+	close(g.call.Failed)
 	g.poke()
 }
 
@@ -50,7 +51,7 @@ func Waiting(e *Endpoint) int { return e.sockets.Unproven() }
 // is best.
 func Force(groups []*Group, a Algorithm, segment int) []*Group {
 	for _, g := range groups {
-		g.family.algorithm, g.family.segment = operation.Algorithm(a), segment
+		g.family.forced = exchange.Forced{Algorithm: operation.Algorithm(a), Segment: segment}
 	}
 	return groups
 }
@@ -58,7 +59,7 @@ func Force(groups []*Group, a Algorithm, segment int) []*Group {
 // ShareFrom has the connections of the groups' data channels share frames from so many bytes on.
 func ShareFrom(groups []*Group, least int) []*Group {
 	for _, g := range groups {
-		g.tcp.ShareFrom(least)
+		g.call.TCP.ShareFrom(least)
 	}
 	return groups
 }
@@ -70,7 +71,7 @@ func Pace(t testing.TB, groups []*Group, rate int) {
 			if peer == g.rank {
 				continue
 			}
-			err := g.tcp.Sockets(peer, func(_, fd int) error {
+			err := g.call.TCP.Sockets(peer, func(_, fd int) error {
 				return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate)
 			})
 			if err != nil {
@@ -82,7 +83,7 @@ func Pace(t testing.TB, groups []*Group, rate int) {
 
 // SeverConn cuts one connection of the data channel to a peer beside the first, and no other.
 func SeverConn(g *Group, peer, extra int) {
-	_ = g.tcp.Sockets(peer, func(index, fd int) error {
+	_ = g.call.TCP.Sockets(peer, func(index, fd int) error {
 		if index != extra+1 {
 			return nil
 		}
@@ -103,7 +104,7 @@ func Occupy(e *Endpoint, from, channel int) (free func()) { return e.sockets.Occ
 func Squeeze(t testing.TB, groups []*Group, from, to int) {
 	t.Helper()
 	for _, end := range []struct{ rank, peer, option int }{{from, to, unix.SO_SNDBUF}, {to, from, unix.SO_RCVBUF}} {
-		err := groups[end.rank].tcp.Sockets(end.peer, func(_, fd int) error {
+		err := groups[end.rank].call.TCP.Sockets(end.peer, func(_, fd int) error {
 			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, end.option, 16<<10)
 		})
 		if err != nil {
@@ -127,10 +128,10 @@ func Railed(endpoints []*Endpoint, rails int) {
 }
 
 // Rails is the number of connections of the data channel to a peer, as far as they have come.
-func Rails(g *Group, peer int) int { return g.tcp.Rails(peer) }
+func Rails(g *Group, peer int) int { return g.call.TCP.Rails(peer) }
 
 // Connected is the number of ranks that g is connected to.
-func Connected(g *Group) int { return g.tcp.Connected() }
+func Connected(g *Group) int { return g.call.TCP.Connected() }
 
 // Guesses is how many buckets a group's engine has reduced without a vote.
 func Guesses(g *Group) int {

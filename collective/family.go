@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
@@ -50,14 +51,6 @@ func (g *Group) original(rank int) int {
 	return g.members[rank]
 }
 
-// algorithm is that of every AllReduce of the group.
-func (g *Group) algorithm() operation.Algorithm {
-	if g.strict {
-		return operation.Strict
-	}
-	return g.family.algorithm
-}
-
 // family is the groups of one generation in this process. They fail together.
 type family struct {
 	*sockets.Generation // of a generation of one process it has its number and size alone
@@ -80,8 +73,7 @@ type settings struct {
 	timeline    Timeline                             // nil: none
 	tally       *tally                               // nil: none
 	backend     func(generation uint64, name string) // as Config.Backend
-	algorithm   operation.Algorithm                  // of AllReduce
-	segment     int                                  // most bytes of a frame, for tests; 0: as is best
+	forced      exchange.Forced
 	tuning      tuning
 }
 
@@ -175,15 +167,15 @@ func (f *kin) Path(lane uint64) (path *sockets.Path, there bool) {
 	if g == nil {
 		return nil, false
 	}
-	return g.tcp, true
+	return g.call.TCP, true
 }
 
 func (f *kin) Paths() (all []*sockets.Path) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, g := range f.lanes {
-		if g.tcp != nil {
-			all = append(all, g.tcp)
+		if g.call.TCP != nil {
+			all = append(all, g.call.TCP)
 		}
 	}
 	return all
@@ -206,7 +198,7 @@ func (g *Group) outward(n frame.Notice) frame.Notice {
 	if n.Mismatch {
 		a, b := g.members[n.Ranks[0]], g.members[n.Ranks[1]]
 		if g.oneWay { // both have told the sender's action
-			n.Calls[1-theSender].What += uint64(operation.Recv - operation.Send)
+			n.Calls[1-exchange.Sender].What += uint64(operation.Recv - operation.Send)
 		}
 		m := frame.Mismatched(a, n.Calls[0], b, n.Calls[1])
 		m.Tensor = n.Tensor

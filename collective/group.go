@@ -1,7 +1,6 @@
 package collective
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -11,10 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
-	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
 const lingers = 200 // yields
@@ -24,7 +23,6 @@ const lingers = 200 // yields
 // values, Rank −1.
 type Group struct {
 	membership
-	connections
 	activity
 
 	mu sync.Mutex // guards outcome and subgroups
@@ -34,8 +32,7 @@ type Group struct {
 	background
 	points points
 
-	call    call   // of the operation under way; kept for its buffers
-	folding folder // of a ReduceTree; kept for its memory
+	call levelCall // the operation under way; kept for its buffers
 }
 
 // membership is who is in a group. It does not change.
@@ -45,27 +42,13 @@ type membership struct {
 	lane       uint64  // tells the group from the others of the generation; 0 for that of all ranks
 	members    []int   // by rank: the ranks in the group of all; nil where these are the same
 	family     *family // the groups of the generation in this process
-	strict     bool    // every AllReduce is Strict, whatever the family's are
-	oneWay     bool    // rank theSender sends messages to the other one
-}
-
-// connections are how a group's ranks reach each other. They are set before it is handed out.
-type connections struct {
-	path   transport            // nil for a group of one
-	tcp    *sockets.Path        // path, where operations may drive it themselves
-	boxes  []frame.Inbox        // by rank; the own one is unused
-	host   atomic.Pointer[host] // the ranks that share memory with this one; nil: none
-	levels *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
-	adasum *adasumTree          // nil where ranks of a host share no memory
+	oneWay     bool    // rank Sender sends messages to the other one
 }
 
 // activity is what a group does.
 type activity struct {
-	state    atomic.Uint64 // see claim
-	closing  atomic.Bool
-	finished atomic.Uint64 // operations that went well
-	wake     chan struct{} // one token: something has changed for the operation under way
-	failed   chan struct{} // closed once the group has failed and every rank has been told
+	state   atomic.Uint64 // see claim
+	closing atomic.Bool
 }
 
 // outcome is why a group has failed.
@@ -88,18 +71,17 @@ type background struct {
 	begun    atomic.Uint64 // the one that this rank has begun last
 	peerLeft atomic.Bool   // a rank has left
 	changed  chan struct{} // one token: one of these has changed
-
-	contributors int // of an engine's own group: the ranks that have not joined; 0: all
 }
 
-func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
+// newGroup returns the group of a lane, which is not connected.
+func newGroup(f *family, l lane) *Group {
 	g := &Group{
-		membership: membership{rank: rank, size: size, generation: f.Number, lane: lane, members: members, family: f},
-		activity:   activity{wake: make(chan struct{}, 1), failed: make(chan struct{})},
+		membership: membership{rank: l.rank, size: l.size, generation: f.Number, lane: l.id, members: l.members, family: f, oneWay: l.oneWay},
 		background: background{changed: make(chan struct{}, 1)},
 	}
-	g.boxes = frame.Inboxes((*inner)(g), f.Number, rank, size)
-	g.call.g = g
+	g.call.Place = exchange.Place{Rank: l.rank, Size: l.size, Generation: f.Number, Strict: l.strict, Forced: &f.forced}
+	g.call.Links = exchange.Links{Group: (*inner)(g), Boxes: frame.Inboxes((*inner)(g), f.Number, l.rank, l.size),
+		Wake: make(chan struct{}, 1), Failed: make(chan struct{})}
 	return g
 }
 
@@ -118,9 +100,6 @@ func (g *Group) Size() int {
 	}
 	return g.size
 }
-
-// contributing is the number of ranks that an average is of.
-func (g *Group) contributing() int { return cmp.Or(g.contributors, g.size) }
 
 // Generation is that of the world whose ranks the group connects; 0 for a group of [Local].
 func (g *Group) Generation() uint64 {
@@ -156,7 +135,7 @@ func (g *Group) Failed() <-chan struct{} {
 	if g == nil {
 		return nil
 	}
-	return g.failed
+	return g.call.Failed
 }
 
 // Close leaves the group. Ranks that are still in an operation that this one has finished can
@@ -173,8 +152,8 @@ func (g *Group) Close() error {
 	g.stopPoints()
 	g.eachChild(func(child *Group) { child.Close() })
 	if g.claim(closing) {
-		if g.path != nil && g.err() == nil {
-			g.path.Leave()
+		if g.call.Path != nil && g.err() == nil {
+			g.call.Path.Leave()
 		}
 	} else {
 		g.fail(frame.Gone(ErrClosed, g.rank))
@@ -199,7 +178,7 @@ func (g *Group) Abort(cause error) {
 		n.Dead = a.Dead
 	}
 	g.fail(n)
-	<-g.failed
+	<-g.call.Failed
 	g.releaseAll()
 	g.stopEngine()
 	g.stopPoints()
@@ -208,11 +187,11 @@ func (g *Group) Abort(cause error) {
 
 // releaseAll ends all movement and blocks until the group's goroutines have ended.
 func (g *Group) releaseAll() {
-	if g.path != nil {
-		g.path.Release()
-		g.path.Quiesce()
+	if g.call.Path != nil {
+		g.call.Path.Release()
+		g.call.Path.Quiesce()
 	}
-	g.host.Load().close()
+	g.call.host.Load().close()
 }
 
 // fail ends the group and all other groups of the generation, and tells every rank why. The first
@@ -231,16 +210,16 @@ func (g *Group) failAs(n frame.Notice) {
 	}
 	g.failure, g.notice = errorOf(&inside, g.generation), n
 	g.mu.Unlock()
-	if h := g.host.Load(); h != nil {
+	if h := g.call.host.Load(); h != nil {
 		h.member.Abort()
 	}
-	if g.path != nil && !g.family.Killed.Load() {
-		g.path.Flood(&n) // before this rank's operation can return, and its process end
+	if g.call.Path != nil && !g.family.Killed.Load() {
+		g.call.Path.Flood(&n) // before this rank's operation can return, and its process end
 	}
 	g.family.failOthers(g, n)
-	close(g.failed)
-	if g.path != nil {
-		g.path.Release()
+	close(g.call.Failed)
+	if g.call.Path != nil {
+		g.call.Path.Release()
 	}
 }
 
@@ -255,7 +234,7 @@ func (g *Group) Err() error {
 	if err := g.err(); err != nil {
 		return err
 	}
-	if h := g.host.Load(); h != nil && h.member.Aborted() {
+	if h := g.call.host.Load(); h != nil && h.member.Aborted() {
 		return h.outcome(context.Background(), operation.Descriptor{}, shm.ErrAborted)
 	}
 	return nil
@@ -273,11 +252,12 @@ type inner Group
 func (g *inner) Enroll() bool            { return g.family.add((*Group)(g)) }
 func (g *inner) Fail(n frame.Notice)     { (*Group)(g).fail(n) }
 func (g *inner) FailAll(n frame.Notice)  { (*Group)(g).failAs(n) }
-func (g *inner) Failed() <-chan struct{} { return g.failed }
+func (g *inner) Failed() <-chan struct{} { return g.call.Failed }
 func (g *inner) Poke()                   { (*Group)(g).poke() }
-func (g *inner) Wake() chan struct{}     { return g.wake }
-func (g *inner) Finished() uint64        { return g.finished.Load() }
+func (g *inner) Wake() chan struct{}     { return g.call.Wake }
+func (g *inner) Finished() uint64        { return g.call.Finished.Load() }
 func (g *inner) Closing() bool           { return g.closing.Load() }
+func (g *inner) Lost() error             { return (*Group)(g).lost() }
 func (g *inner) Departed()               { (*Group)(g).departed() }
 func (g *inner) Nudged(cycle uint64)     { (*Group)(g).nudged(cycle) }
 func (g *inner) Knows(c frame.Call) bool { return operation.Called(c).Known() }
@@ -289,7 +269,7 @@ func (g *inner) Failure() (n frame.Notice, failed bool) {
 }
 
 func (g *inner) Left(rank int) {
-	if h := g.host.Load(); h != nil {
+	if h := g.call.host.Load(); h != nil {
 		h.left(rank)
 	}
 }
@@ -297,11 +277,11 @@ func (g *inner) Left(rank int) {
 // poke wakes the operation under way, which looks at its requests again.
 func (g *Group) poke() {
 	select {
-	case g.wake <- struct{}{}:
+	case g.call.Wake <- struct{}{}:
 	default:
 	}
-	if g.tcp != nil {
-		g.tcp.Poke()
+	if g.call.TCP != nil {
+		g.call.TCP.Poke()
 	}
 }
 
@@ -314,13 +294,13 @@ func (g *Group) exitIfKilled() {
 }
 
 // run runs one operation.
-func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, body func(*call) error) error {
+func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, body func(*levelCall) error) error {
 	operation, begun := g.watched(d.Action)
 	err := g.operate(ctx, d, invalid, body)
 	if !begun.IsZero() && err == nil {
 		g.family.waits.keep(operation, time.Since(begun))
 	}
-	if g != nil && !g.strict {
+	if g != nil && !g.call.Strict {
 		g.exitIfKilled()
 	}
 	return err
@@ -328,49 +308,49 @@ func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, 
 
 // operate runs one operation. With invalid arguments the ranks still agree on the call, since the
 // others would wait for ever otherwise.
-func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid error, body func(*call) error) error {
+func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid error, body func(*levelCall) error) error {
 	d = d.Judged(invalid)
 	if err := g.enter(d.Action); err != nil {
 		return err
 	}
 	defer g.free()
 	if g.family.timeline != nil {
-		defer func(begun time.Time) { g.record(d, begun, g.call.ran()) }(time.Now())
+		defer func(begun time.Time) { g.record(d, begun, g.ran()) }(time.Now())
 	}
 	tally, begun := g.family.tally, time.Duration(0)
 	if tally != nil {
 		begun = tally.now()
 	}
 	c := &g.call
-	if err := c.begin(ctx, d); err != nil {
-		return c.end(err)
+	if err := c.Begin(ctx, d); err != nil {
+		return c.End(err)
 	}
 	// Others may leave this operation, and send frames of the next one, as soon as this rank has
 	// compared its call with those of its host: it has begun before.
-	if h := g.host.Load(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
+	if h := g.call.host.Load(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
 		if err := h.arrive(ctx, d); err != nil {
-			return c.end(err)
+			return c.End(err)
 		}
 	}
 	var err error
 	if invalid != nil {
-		err = c.agree()
+		err = c.Agree()
 	} else {
 		err = body(c)
 	}
 	if err == nil {
-		err = c.flush()
+		err = c.Flush()
 	}
 	// Ranks of one host reduce each other's tensors where they lie, and send the sums to other
 	// hosts. They look for an abort in between; this is a second look, by those that receive them.
-	if err == nil && g.levels != nil {
+	if err == nil && g.call.levels != nil {
 		err = g.Err()
 	}
-	if err = c.end(err); err == nil && invalid != nil {
+	if err = c.End(err); err == nil && invalid != nil {
 		return d.Refuse(invalid)
 	}
 	if err == nil && tally != nil {
-		tally.note(g.noted(d.Action), d.Bytes(), begun, c.ran())
+		tally.note(g.noted(d.Action), d.Bytes(), begun, g.ran())
 	}
 	return err
 }
@@ -380,9 +360,9 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 func (g *Group) meetsInMemory(d operation.Descriptor) bool {
 	switch d.Action {
 	case operation.AllReduce:
-		return g.hierarchical()
+		return g.call.hierarchical()
 	case operation.AllGather, operation.ReduceScatter, operation.AllToAll, operation.AllGatherInto, operation.AllToAllInto, operation.ReduceTree:
-		return g.levels != nil
+		return g.call.levels != nil
 	}
 	return false
 }
@@ -410,10 +390,10 @@ func (g *Group) enter(a operation.Action) error {
 
 // lost is the error of an operation whose group has failed.
 func (g *Group) lost() error {
-	if g.host.Load() != nil {
+	if g.call.host.Load() != nil {
 		g.linger()
 	}
-	<-g.failed
+	<-g.call.Failed
 	return g.err()
 }
 
@@ -422,7 +402,7 @@ func (g *Group) lost() error {
 func (g *Group) linger() {
 	for range lingers {
 		select {
-		case <-g.failed:
+		case <-g.call.Failed:
 			return
 		default:
 			runtime.Gosched()

@@ -2,8 +2,9 @@ package collective
 
 import (
 	"slices"
-	"time"
+	"sync/atomic"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -17,12 +18,12 @@ import (
 // Waits of one level never hold up the other: a rank that waits for others in memory moves its
 // frames meanwhile (call.meanwhile), and all ranks do the steps of both levels in the same order.
 type hierarchy struct {
-	hosts       [][]int // each ascending, in the order of their first ranks
-	here, place int     // this rank's host, and its place there
-	leaders     team    // the first ranks of all hosts, by host; this one may not be among them
-	crowded     bool    // ranks of a host share cores, so that waves do not overlap there
-	column      team    // the ranks with this one's place; of size 0 where the hosts have unequal numbers of ranks
-	weights     []int   // see team
+	hosts       [][]int       // each ascending, in the order of their first ranks
+	here, place int           // this rank's host, and its place there
+	leaders     exchange.Team // the first ranks of all hosts, by host; this one may not be among them
+	crowded     bool          // ranks of a host share cores, so that waves do not overlap there
+	column      exchange.Team // the ranks with this one's place; of size 0 where the hosts have unequal numbers of ranks
+	weights     []int         // see team
 }
 
 func newHierarchy(hosts [][]int, rank int) *hierarchy {
@@ -41,10 +42,10 @@ func newHierarchy(hosts [][]int, rank int) *hierarchy {
 }
 
 // team is one rank of each host, by host.
-func (h *hierarchy) team(rank func(host int) int) team {
-	t := team{size: len(h.hosts), me: h.here, weights: h.weights}
+func (h *hierarchy) team(rank func(host int) int) exchange.Team {
+	t := exchange.Team{Size: len(h.hosts), Me: h.here, Weights: h.weights}
 	for host := range h.hosts {
-		t.ranks = append(t.ranks, rank(host))
+		t.Ranks = append(t.Ranks, rank(host))
 	}
 	return t
 }
@@ -100,10 +101,20 @@ func (h *hierarchy) others() (hosts []int) {
 	return hosts
 }
 
+// levelCall is an operation of a group whose ranks may share memory.
+type levelCall struct {
+	exchange.Call
+	levels    *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
+	host      atomic.Pointer[host] // the ranks that share memory with this one; nil: none
+	adasum    *adasumTree          // nil where ranks of a host share no memory
+	crossings [2][]crossing        // of the two latest waves
+	folding   folder               // of a ReduceTree
+}
+
 // crossing is a part of a tensor that has one owner on each host: the owners bring it to the other
 // hosts.
 type crossing struct {
-	team
+	exchange.Team
 	data   []byte
 	result []byte // where the result goes: data, or as much elsewhere
 	unit   int    // bytes that stay together: data is cut between units alone
@@ -115,23 +126,23 @@ type crossing struct {
 }
 
 // piece is the part of the crossing's data that the owner at a place combines.
-func (x *crossing) piece(place int) []byte { return kernel.Part(x.data, x.unit, x.size, place) }
+func (x *crossing) piece(place int) []byte { return kernel.Part(x.data, x.unit, x.Size, place) }
 
 // resultOf is where the result of that piece goes.
-func (x *crossing) resultOf(place int) []byte { return kernel.Part(x.result, x.unit, x.size, place) }
+func (x *crossing) resultOf(place int) []byte { return kernel.Part(x.result, x.unit, x.Size, place) }
 
 // cross appends the parts of data, of units of so many bytes, that this rank owns: its own share
 // among the ranks of its host, cut where the owner on another host changes. The last unit may be
 // shorter.
-func (c *call) cross(to []crossing, data []byte, unit int) []crossing {
-	h := c.g.levels
+func (c *levelCall) cross(to []crossing, data []byte, unit int) []crossing {
+	h := c.levels
 	count := (len(data) + unit - 1) / unit
 	lo, hi := kernel.Split(count, len(h.ranks()), h.place)
-	between := func(t team, lo, hi int) crossing {
+	between := func(t exchange.Team, lo, hi int) crossing {
 		part := data[min(lo*unit, len(data)):min(hi*unit, len(data))]
-		return crossing{team: t, data: part, result: part, unit: unit, first: lo}
+		return crossing{Team: t, data: part, result: part, unit: unit, first: lo}
 	}
-	if h.column.size > 0 {
+	if h.column.Size > 0 {
 		return append(to, between(h.column, lo, hi))
 	}
 	cuts := []int{lo, hi}
@@ -163,52 +174,29 @@ func (h *hierarchy) owner(host, count, unit int) int {
 }
 
 // inMemory runs body in the memory of this host's ranks; nothing where this rank is alone there.
-func (c *call) inMemory(body func(*shm.Member, shm.Desc) error) error {
-	h := c.g.host.Load()
+func (c *levelCall) inMemory(body func(*shm.Member, shm.Desc) error) error {
+	h := c.host.Load()
 	if h == nil {
 		return nil
 	}
-	return h.within(c.ctx, c.desc, body)
+	return h.within(c.Ctx, c.Desc, body)
 }
 
 // spread gives what every rank of this host owns of data, in elements of size bytes, to all of
 // them.
-func (c *call) spread(data []byte, size int) error {
+func (c *levelCall) spread(data []byte, size int) error {
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.Gather(c.ctx, call, data, size, m.Members())
+		return m.Gather(c.Ctx, call, data, size, m.Members())
 	})
 }
 
-// frameNap is how long a rank sleeps at most that waits in memory while it has frames under way.
-const frameNap = 100 * time.Microsecond
-
-// meanwhile moves frames of the operation while it waits for ranks of this host in memory.
-func (c *call) meanwhile() (moved, due bool, within time.Duration) {
-	if c.g.tcp == nil || !c.g.tcp.Driven() { // then others move them
-		return false, false, 0
-	}
-	if c.late.cycle != 0 {
-		within = c.nudgeIfLate(instant())
-	}
-	for c.outDone < c.outUsed && c.outs[c.outDone].Done.Load() {
-		c.outDone++
-	}
-	for c.inDone < c.inUsed && c.ins[c.inDone].Done.Load() {
-		c.inDone++
-	}
-	if c.outDone == c.outUsed && c.inDone == c.inUsed {
-		return false, false, within
-	}
-	return c.g.tcp.Advance(false), true, frameNap
-}
-
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.
-func (c *call) waves(n int) int {
+func (c *levelCall) waves(n int) int {
 	size := operation.Thresholds.Wave
-	if c.g.levels.crowded {
+	if c.levels.crowded {
 		size = operation.Thresholds.CrowdedWave
 	}
-	if s := c.g.family.segment; s > 0 { // a test's
+	if s := c.Forced.Segment; s > 0 { // a test's
 		size = 64 * s
 	}
 	return max(1, (n+size-1)/size)

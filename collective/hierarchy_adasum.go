@@ -95,7 +95,7 @@ const productsSize = 24 // bytes of the products of one block
 
 // adasumming is an Adasum of large vectors under way on one rank.
 type adasumming struct {
-	c      *call
+	c      *levelCall
 	t      kernel.Type
 	tree   *adasumTree
 	blocks int // of a vector
@@ -111,18 +111,18 @@ type adasumPart struct {
 	vectors [][]byte // by the ranks in whose places they are; nil: there is none
 }
 
-func (c *call) newAdasumming(t kernel.Type, bytes int) *adasumming {
-	unit := adasumBlock * t.Size()
-	s := &adasumming{c: c, t: t, tree: c.g.adasum, blocks: (bytes + unit - 1) / unit, memory: c.scratch(cap(c.buffer))}
-	s.work = s.take(adasumWork)
+func (c *levelCall) newAdasumming(t kernel.Type, bytes int) *adasumming {
+	unit := operation.AdasumBlock * t.Size()
+	s := &adasumming{c: c, t: t, tree: c.adasum, blocks: (bytes + unit - 1) / unit, memory: c.Kept()}
+	s.work = s.take(operation.AdasumWork)
 	return s
 }
 
 // end keeps as much memory as was needed for the next time.
-func (s *adasumming) end() { s.c.scratch(s.taken) }
+func (s *adasumming) end() { s.c.Scratch(s.taken) }
 
 // unit is the size of a block in bytes.
-func (s *adasumming) unit() int { return adasumBlock * s.t.Size() }
+func (s *adasumming) unit() int { return operation.AdasumBlock * s.t.Size() }
 
 // take returns n bytes, aligned for every element type.
 func (s *adasumming) take(n int) []byte {
@@ -159,8 +159,8 @@ func (s *adasumming) multiply(pairs []pair, all []float64) {
 			a, b := part.vectors[p.a], part.vectors[p.b]
 			for at, block := 0, part.first; at < len(a); at, block = at+size, block+1 {
 				end := min(at+size, len(a))
-				of := blockProducts(s.t, a[at:end], b[at:end], s.work)
-				copy(all[3*(block*len(pairs)+i):], []float64{of.ab, of.aa, of.bb})
+				of := operation.BlockProducts(s.t, a[at:end], b[at:end], s.work)
+				copy(all[3*(block*len(pairs)+i):], []float64{of.AB, of.AA, of.BB})
 			}
 		}
 	}
@@ -169,15 +169,15 @@ func (s *adasumming) multiply(pairs []pair, all []float64) {
 // add combines this rank's parts of the pairs, whose products are those of all blocks.
 func (s *adasumming) add(pairs []pair, all []float64) {
 	for i, p := range pairs {
-		var total products
+		var total operation.Products
 		for block := range s.blocks {
 			of := all[3*(block*len(pairs)+i):]
-			total.add(products{of[0], of[1], of[2]})
+			total.Add(operation.Products{AB: of[0], AA: of[1], BB: of[2]})
 		}
-		ofA, ofB := total.shares()
+		ofA, ofB := total.Shares()
 		for _, part := range s.parts {
 			a := part.vectors[p.a]
-			adasumOf(s.t, a, a, part.vectors[p.b], ofA, ofB, s.work)
+			operation.AddShares(s.t, a, a, part.vectors[p.b], ofA, ofB, s.work)
 		}
 	}
 }
@@ -186,7 +186,7 @@ func (s *adasumming) add(pairs []pair, all []float64) {
 // part. Data is this rank's vector.
 func (s *adasumming) within(ctx context.Context, h *host, m *shm.Member, d shm.Desc, data []byte) error {
 	parts := h.parts(data, s.unit())
-	own := adasumPart{vectors: make([][]byte, s.c.g.size)}
+	own := adasumPart{vectors: make([][]byte, s.c.Size)}
 	own.first, _ = kernel.Split(s.blocks, len(h.ranks), m.Index())
 	err := m.AllToAll(ctx, d, parts, func(lengths []int) ([][]byte, error) {
 		buffers := make([][]byte, len(lengths))
@@ -209,28 +209,28 @@ func (s *adasumming) within(ctx context.Context, h *host, m *shm.Member, d shm.D
 }
 
 // allReduceAdasum is Adasum of ranks on several hosts.
-func (c *call) allReduceAdasum(data []byte) error {
+func (c *levelCall) allReduceAdasum(data []byte) error {
 	if len(data) <= operation.Thresholds.AdasumThroughOne {
 		return c.adasumLeaders(data)
 	}
-	s := c.newAdasumming(c.desc.Type, len(data))
+	s := c.newAdasumming(c.Desc.Type, len(data))
 	defer s.end()
-	h := c.g.levels
+	h := c.levels
 	first, _ := kernel.Split(s.blocks, len(h.ranks()), h.place)
-	s.parts = []adasumPart{{first: first, vectors: make([][]byte, c.g.size)}}
-	s.parts[0].vectors[c.g.rank] = data // where this rank is alone on its host
-	on := c.g.host.Load()
-	if err := c.inMemory(func(m *shm.Member, d shm.Desc) error { return s.within(c.ctx, on, m, d, data) }); err != nil {
+	s.parts = []adasumPart{{first: first, vectors: make([][]byte, c.Size)}}
+	s.parts[0].vectors[c.Rank] = data // where this rank is alone on its host
+	on := c.host.Load()
+	if err := c.inMemory(func(m *shm.Member, d shm.Desc) error { return s.within(c.Ctx, on, m, d, data) }); err != nil {
 		return err
 	}
 	return c.adasumBetween(s, data)
 }
 
 // adasumBetween goes on where each rank has its part of what is left of the vectors of its host.
-func (c *call) adasumBetween(s *adasumming, data []byte) error {
+func (c *levelCall) adasumBetween(s *adasumming, data []byte) error {
 	c.crossings[0] = c.cross(c.crossings[0][:0], data, s.unit())
 	all := c.crossings[0]
-	received := c.inUsed
+	received := c.Receives()
 	mine := s.parts[0]
 	s.parts = nil
 	for i := range all {
@@ -238,7 +238,7 @@ func (c *call) adasumBetween(s *adasumming, data []byte) error {
 		x.step = s.resultStep() - 1
 		s.parts = append(s.parts, c.adasumCross(s, x, mine))
 	}
-	if err := c.waitFor(received, c.inUsed); err != nil {
+	if err := c.WaitFor(received, c.Receives()); err != nil {
 		return err
 	}
 	err := s.combine(s.tree.above, func(level int, buffer []byte, unit int) error {
@@ -252,9 +252,9 @@ func (c *call) adasumBetween(s *adasumming, data []byte) error {
 		return err
 	}
 	for i := range all {
-		kernel.Copy(all[i].piece(all[i].me), s.parts[i].vectors[0])
+		kernel.Copy(all[i].piece(all[i].Me), s.parts[i].vectors[0])
 	}
-	if err := c.flush(); err != nil { // the results come into memory that has been sent
+	if err := c.Flush(); err != nil { // the results come into memory that has been sent
 		return err
 	}
 	return c.putTogether(all, data, s.unit())
@@ -265,32 +265,32 @@ func (s *adasumming) resultStep() uint32 { return uint32(len(s.tree.above)) + 1 
 
 // adasumCross sends the parts of a crossing to the ranks that combine them, and asks for this
 // rank's part of what is left on the other hosts.
-func (c *call) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPart {
-	h := c.g.levels
+func (c *levelCall) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPart {
+	h := c.levels
 	at := (x.first - mine.first) * x.unit // of the crossing in this rank's part of its host's vectors
 	begin := func(place int) int {
-		lo, _ := kernel.Split((len(x.data)+x.unit-1)/x.unit, x.size, place)
+		lo, _ := kernel.Split((len(x.data)+x.unit-1)/x.unit, x.Size, place)
 		return lo
 	}
-	own := adasumPart{first: x.first + begin(x.me), vectors: make([][]byte, c.g.size)}
+	own := adasumPart{first: x.first + begin(x.Me), vectors: make([][]byte, c.Size)}
 	for _, r := range s.tree.left[h.here] {
 		whole := mine.vectors[r][at:][:len(x.data)]
-		for d := 0; d < x.size; d++ {
-			to := (x.me + d) % x.size
-			part := kernel.Part(whole, x.unit, x.size, to)
+		for d := 0; d < x.Size; d++ {
+			to := (x.Me + d) % x.Size
+			part := kernel.Part(whole, x.unit, x.Size, to)
 			if d == 0 {
 				own.vectors[r] = part
 				continue
 			}
-			c.sendAll(x.rank(to), 0, part)
+			c.SendAll(x.Rank(to), 0, part)
 		}
 	}
-	for d := 1; d < x.size; d++ {
-		from := (x.me + d) % x.size
+	for d := 1; d < x.Size; d++ {
+		from := (x.Me + d) % x.Size
 		for _, r := range s.tree.left[from] {
-			own.vectors[r] = s.take(len(x.piece(x.me)))
-			for i := range c.frames(len(own.vectors[r])) {
-				c.post(x.rank(from), 0, c.cut(own.vectors[r], i))
+			own.vectors[r] = s.take(len(x.piece(x.Me)))
+			for i := range c.Frames(len(own.vectors[r])) {
+				c.Post(x.Rank(from), 0, c.Cut(own.vectors[r], i))
 			}
 		}
 	}
@@ -298,16 +298,16 @@ func (c *call) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPa
 }
 
 // putTogether gives this rank's pieces of data, of units of so many bytes, to all ranks.
-func (c *call) putTogether(all []crossing, data []byte, unit int) error {
+func (c *levelCall) putTogether(all []crossing, data []byte, unit int) error {
 	for i := range all {
-		own := all[i].piece(all[i].me)
-		for s := range c.frames(len(own)) {
-			c.sendResult(&all[i], c.cut(own, s))
+		own := all[i].piece(all[i].Me)
+		for s := range c.Frames(len(own)) {
+			c.sendResult(&all[i], c.Cut(own, s))
 		}
 	}
-	first := c.inUsed
+	first := c.Receives()
 	c.postResults(all)
-	if err := c.waitFor(first, c.inUsed); err != nil {
+	if err := c.WaitFor(first, c.Receives()); err != nil {
 		return err
 	}
 	return c.spread(data, unit)
@@ -315,53 +315,53 @@ func (c *call) putTogether(all []crossing, data []byte, unit int) error {
 
 // adasumLeaders is Adasum of small vectors: all ranks of a host combine theirs, and the first ones
 // of all hosts exchange what is left and combine it.
-func (c *call) adasumLeaders(data []byte) error {
-	h, vectors := c.g.levels, make([][]byte, c.g.size)
+func (c *levelCall) adasumLeaders(data []byte) error {
+	h, vectors := c.levels, make([][]byte, c.Size)
 	most := len(h.ranks())
-	for _, left := range c.g.adasum.left {
+	for _, left := range c.adasum.left {
 		most += len(left)
 	}
-	memory := c.scratch(adasumWork + most*alignedTo(len(data)))
-	work := memory[:adasumWork]
-	memory = memory[adasumWork:]
-	vectors[c.g.rank] = data
-	on := c.g.host.Load()
+	memory := c.Scratch(operation.AdasumWork + most*alignedTo(len(data)))
+	work := memory[:operation.AdasumWork]
+	memory = memory[operation.AdasumWork:]
+	vectors[c.Rank] = data
+	on := c.host.Load()
 	err := c.inMemory(func(m *shm.Member, d shm.Desc) (err error) {
-		memory, err = on.adasumAll(c.ctx, m, d, vectors, memory)
+		memory, err = on.adasumAll(c.Ctx, m, d, vectors, memory)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	combineAdasum(c.desc.Type, c.g.adasum.here, vectors, work)
+	combineAdasum(c.Desc.Type, c.adasum.here, vectors, work)
 	if h.leads() {
 		if err := c.adasumAmongLeaders(data, vectors, memory, work); err != nil {
 			return err
 		}
 	}
-	return c.inMemory(func(m *shm.Member, d shm.Desc) error { return m.Broadcast(c.ctx, d, data, 0) })
+	return c.inMemory(func(m *shm.Member, d shm.Desc) error { return m.Broadcast(c.Ctx, d, data, 0) })
 }
 
-func (c *call) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []byte) error {
-	h, tree := c.g.levels, c.g.adasum
-	received := c.inUsed
+func (c *levelCall) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []byte) error {
+	h, tree := c.levels, c.adasum
+	received := c.Receives()
 	for _, host := range h.others() {
 		for _, r := range tree.left[h.here] {
-			c.send(h.leaders.rank(host), 0, vectors[r])
+			c.Send(h.leaders.Rank(host), 0, vectors[r])
 		}
 		for _, r := range tree.left[host] {
 			vectors[r] = memory[:len(data)]
 			memory = memory[alignedTo(len(data)):]
-			c.post(h.leaders.rank(host), 0, vectors[r])
+			c.Post(h.leaders.Rank(host), 0, vectors[r])
 		}
 	}
-	if err := c.flush(); err != nil { // results replace what has been sent
+	if err := c.Flush(); err != nil { // results replace what has been sent
 		return err
 	}
-	if err := c.waitFor(received, c.inUsed); err != nil {
+	if err := c.WaitFor(received, c.Receives()); err != nil {
 		return err
 	}
-	combineAdasum(c.desc.Type, tree.above, vectors, work)
+	combineAdasum(c.Desc.Type, tree.above, vectors, work)
 	kernel.Copy(data, vectors[0])
 	return nil
 }
@@ -386,7 +386,7 @@ func (h *host) adasumAll(ctx context.Context, m *shm.Member, d shm.Desc, vectors
 func combineAdasum(t kernel.Type, levels [][]pair, vectors [][]byte, work []byte) {
 	for _, pairs := range levels {
 		for _, p := range pairs {
-			adasum(t, vectors[p.a], vectors[p.a], vectors[p.b], work)
+			operation.AddAdaptively(t, vectors[p.a], vectors[p.a], vectors[p.b], work)
 		}
 	}
 }
@@ -401,11 +401,11 @@ func (h *host) adasumShared(ctx context.Context, d operation.Descriptor, invalid
 		if len(data) <= operation.Thresholds.AdasumAlone {
 			vectors := make([][]byte, len(h.ranks))
 			vectors[h.g.rank] = data
-			memory := c.scratch(adasumWork + len(h.ranks)*alignedTo(len(data)))
-			if _, err := h.adasumAll(ctx, m, call, vectors, memory[adasumWork:]); err != nil {
+			memory := c.Scratch(operation.AdasumWork + len(h.ranks)*alignedTo(len(data)))
+			if _, err := h.adasumAll(ctx, m, call, vectors, memory[operation.AdasumWork:]); err != nil {
 				return err
 			}
-			combineAdasum(d.Type, h.g.adasum.here, vectors, memory[:adasumWork])
+			combineAdasum(d.Type, h.g.call.adasum.here, vectors, memory[:operation.AdasumWork])
 			kernel.Copy(data, vectors[0])
 			return nil
 		}

@@ -11,18 +11,18 @@ import (
 // reducesIfReady reports whether allReduceIfReady can reduce n bytes. All ranks find the same.
 func (g *Group) reducesIfReady(n int) bool {
 	if g.inMemory() != nil {
-		return g.algorithm().Shares()
+		return g.call.Algorithm().Shares()
 	}
-	h := g.levels
-	return h != nil && g.hierarchical() && n > operation.Thresholds.ThroughOne && n <= operation.Thresholds.LargestIfReady &&
-		(len(h.hosts) <= fewHosts || g.strict) && g.call.waves(n) == 1
+	h := g.call.levels
+	return h != nil && g.call.hierarchical() && n > operation.Thresholds.ThroughOne && n <= operation.Thresholds.LargestIfReady &&
+		(len(h.hosts) <= fewHosts || g.call.Strict) && g.call.waves(n) == 1
 }
 
 // allReduceIfReady is AllReduce of so many bytes on every rank if all ranks are ready for it, with
 // the same bits. Otherwise data stays as it is; that of a rank that is not ready is not looked at.
 // All ranks find the same.
 func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operation.Op, length int, data []byte, ready bool) (right bool, err error) {
-	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(length / t.Size()), Algorithm: g.algorithm()}
+	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(length / t.Size()), Algorithm: g.call.Algorithm()}
 	if h := g.inMemory(); h != nil {
 		err = h.do(ctx, d, nil, func(m *shm.Member, call shm.Desc) (err error) {
 			right, err = m.AllReduceSaying(ctx, call, length, data, ready, h.reduction(t, op))
@@ -30,7 +30,7 @@ func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operatio
 		})
 		return right && err == nil, err
 	}
-	err = g.run(ctx, d, nil, func(c *call) (err error) {
+	err = g.run(ctx, d, nil, func(c *levelCall) (err error) {
 		right, err = c.allReduceIfReady(data, ready)
 		return err
 	})
@@ -40,18 +40,16 @@ func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operatio
 // allReduceIfReady has the ranks of a host tell each other in memory whether they are ready, and
 // the hosts by the first frames that they send each other, which every rank receives from all: each
 // owns an element at least. The sums of a host lie beside the data until the rank has heard of all.
-func (c *call) allReduceIfReady(data []byte, ready bool) (right bool, err error) {
-	h, size := c.g.levels, c.desc.Type.Size()
-	if c.g.family.segment == 0 {
-		c.segment = operation.SegmentFor(len(data) / c.g.size)
-	}
+func (c *levelCall) allReduceIfReady(data []byte, ready bool) (right bool, err error) {
+	h, size := c.levels, c.Desc.Type.Size()
+	c.Suit(len(data) / c.Size)
 	sums, room := kernel.Part(data, size, len(h.ranks()), h.place), c.crossingRoom(data, size)
-	memory := c.scratch(room + len(sums))
-	c.ready = ready
-	if on := c.g.host.Load(); on != nil {
+	memory := c.Scratch(room + len(sums))
+	c.Ready = ready
+	if on := c.host.Load(); on != nil {
 		sums, memory = memory[:len(sums)], memory[len(sums):]
 		err = c.inMemory(func(m *shm.Member, call shm.Desc) (err error) {
-			c.ready, err = m.ReduceSaying(c.ctx, call, data, sums, ready, on.reduction(c.desc.Type, c.desc.Op))
+			c.Ready, err = m.ReduceSaying(c.Ctx, call, data, sums, ready, on.reduction(c.Desc.Type, c.Desc.Op))
 			return err
 		})
 	}
@@ -69,7 +67,7 @@ func (c *call) allReduceIfReady(data []byte, ready bool) (right bool, err error)
 		return false, err
 	}
 	if !right {
-		return false, c.waitFor(0, c.inUsed)
+		return false, c.WaitFor(0, c.Receives())
 	}
 	if err := c.gather(all); err != nil {
 		return false, err
@@ -78,15 +76,14 @@ func (c *call) allReduceIfReady(data []byte, ready bool) (right bool, err error)
 }
 
 // hear waits for the first frame of each other host, and reports whether all hosts are ready.
-func (c *call) hear(all []crossing) (ready bool, err error) {
-	ready = c.ready
+func (c *levelCall) hear(all []crossing) (ready bool, err error) {
+	ready = c.Ready
 	for i := range all {
-		for _, r := range c.ins[all[i].received:][:all[i].size-1] {
-			if err := c.wait(&r.Done); err != nil {
-				return false, err
-			}
-			ready = ready && r.Ready
+		said, err := c.AllReady(all[i].received, all[i].received+all[i].Size-1)
+		if err != nil {
+			return false, err
 		}
+		ready = ready && said
 	}
 	return ready, nil
 }

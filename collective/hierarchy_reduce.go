@@ -1,8 +1,6 @@
 package collective
 
 import (
-	"slices"
-
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -14,78 +12,78 @@ import (
 const fewHosts = 8
 
 // hierarchical reports whether an AllReduce has two levels.
-func (g *Group) hierarchical() bool {
-	return g.levels != nil && g.family.algorithm == operation.Auto
+func (c *levelCall) hierarchical() bool {
+	return c.levels != nil && c.Forced.Algorithm == operation.Auto
+}
+
+// allReduceSockets is AllReduce, with one level or two.
+func (c *levelCall) allReduceSockets(data []byte) error {
+	if c.hierarchical() {
+		return c.allReduceHierarchical(data)
+	}
+	return c.AllReduceFlat(c.WholeTeam(), data)
 }
 
 // allReduceHierarchical combines in the order of the ranks of each host, then in the order of the
 // hosts: no bit depends on an element's place, or on what else is reduced with it. The exception is
 // data of more than fewHosts hosts in a group that is not strict, but for means.
-func (c *call) allReduceHierarchical(data []byte) error {
+func (c *levelCall) allReduceHierarchical(data []byte) error {
 	switch {
-	case c.desc.Op == operation.Adasum:
-		c.by(operation.ByAdasum)
+	case c.Desc.Op == operation.Adasum:
+		c.By(operation.ByAdasum)
 		return c.allReduceAdasum(data)
 	case len(data) <= operation.Thresholds.ThroughOne:
-		c.by(operation.ByLeaders)
+		c.By(operation.ByLeaders)
 		return c.allReduceLeaders(data)
-	case len(c.g.levels.hosts) > fewHosts && !c.g.strict && !c.desc.Means():
-		c.by(operation.ByRings)
+	case len(c.levels.hosts) > fewHosts && !c.Strict && !c.Desc.Means():
+		c.By(operation.ByRings)
 		return c.allReduceRings(data)
 	}
-	c.by(operation.ByWaves)
+	c.By(operation.ByWaves)
 	return c.allReduceWaves(data)
 }
 
 // allReduceLeaders has the first rank of each host exchange all data with those of the others.
-func (c *call) allReduceLeaders(data []byte) error {
-	h := c.g.host.Load()
+func (c *levelCall) allReduceLeaders(data []byte) error {
+	h := c.host.Load()
 	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllReduce(c.ctx, call, data, h.reduction(c.desc.Type, c.desc.Op))
+		return m.AllReduce(c.Ctx, call, data, h.reduction(c.Desc.Type, c.Desc.Op))
 	})
 	if err != nil {
 		return err
 	}
-	if t := c.dividing(c.g.levels.leaders); c.g.levels.leads() {
-		if c.g.strict && !operation.Exact(c.desc.Type) {
-			err = c.allReduceDirect(t, data)
+	if t := c.Dividing(c.levels.leaders); c.levels.leads() {
+		if c.Strict && !operation.Exact(c.Desc.Type) {
+			err = c.AllReduceDirect(t, data)
 		} else {
-			err = c.allReduceFlat(t, data)
+			err = c.AllReduceFlat(t, data)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.Broadcast(c.ctx, call, data, 0)
+		return m.Broadcast(c.Ctx, call, data, 0)
 	})
 }
 
-// dividing has a team divide its results where they are averages of all ranks.
-func (c *call) dividing(t team) team {
-	if c.desc.Op == operation.Average {
-		t.divide = c.g.contributing()
-	}
-	return t
-}
-
 // reduceHere combines data of this host's ranks: each has its own part of the result.
-func (c *call) reduceHere(data []byte) error {
-	h := c.g.host.Load()
+func (c *levelCall) reduceHere(data []byte) error {
+	h := c.host.Load()
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.Reduce(c.ctx, call, data, m.Members(), h.reduction(c.desc.Type, c.desc.Op))
+		return m.Reduce(c.Ctx, call, data, m.Members(), h.reduction(c.Desc.Type, c.Desc.Op))
 	})
 }
 
 // allReduceRings combines within the hosts, then between them by a ring for each part, and spreads
 // the result.
-func (c *call) allReduceRings(data []byte) error {
-	size := c.desc.Type.Size()
+func (c *levelCall) allReduceRings(data []byte) error {
+	size := c.Desc.Type.Size()
 	if err := c.reduceHere(data); err != nil {
 		return err
 	}
 	for _, x := range c.cross(nil, data, size) {
-		if err := c.allReduceFlat(c.dividing(x.team), x.data); err != nil {
+		if err := c.AllReduceFlat(c.Dividing(x.Team), x.data); err != nil {
 			return err
 		}
 	}
@@ -95,13 +93,11 @@ func (c *call) allReduceRings(data []byte) error {
 // allReduceWaves cuts data into waves. While one is on its way between the hosts, the next one is
 // combined within them, and the result of the one before is spread: what the links have to send is
 // never less than a wave, whatever time the ranks of a host take among themselves.
-func (c *call) allReduceWaves(data []byte) error {
-	size, waves := c.desc.Type.Size(), c.waves(len(data))
-	if c.g.family.segment == 0 {
-		c.segment = operation.SegmentFor(len(data) / waves / c.g.size)
-	}
+func (c *levelCall) allReduceWaves(data []byte) error {
+	size, waves := c.Desc.Type.Size(), c.waves(len(data))
+	c.Suit(len(data) / waves / c.Size)
 	room := c.crossingRoom(wave(data, size, waves, 0), size)
-	memory := c.scratch(2 * room)
+	memory := c.Scratch(2 * room)
 	var first, end [2]int // receives of the results of the two latest waves
 	for w := range waves + 2 {
 		if w < waves {
@@ -113,14 +109,14 @@ func (c *call) allReduceWaves(data []byte) error {
 			c.scatter(c.crossings[w%2], memory[w%2*room:][:room], uint32(2*w))
 		}
 		if last := w - 1; last >= 0 && last < waves {
-			first[last%2] = c.inUsed
+			first[last%2] = c.Receives()
 			if err := c.exchangeResults(c.crossings[last%2]); err != nil {
 				return err
 			}
-			end[last%2] = c.inUsed
+			end[last%2] = c.Receives()
 		}
 		if done := w - 2; done >= 0 {
-			if err := c.waitFor(first[done%2], end[done%2]); err != nil {
+			if err := c.WaitFor(first[done%2], end[done%2]); err != nil {
 				return err
 			}
 			if err := c.spread(wave(data, size, waves, done), size); err != nil {
@@ -132,64 +128,62 @@ func (c *call) allReduceWaves(data []byte) error {
 }
 
 // crossingRoom is how many bytes the other hosts send for this rank to combine, of data.
-func (c *call) crossingRoom(data []byte, size int) (room int) {
+func (c *levelCall) crossingRoom(data []byte, size int) (room int) {
 	c.crossings[0] = c.cross(c.crossings[0][:0], data, size)
 	for i := range c.crossings[0] {
 		x := &c.crossings[0][i]
-		room += (x.size - 1) * len(x.piece(x.me))
+		room += (x.Size - 1) * len(x.piece(x.Me))
 	}
 	return room
 }
 
 // scatter sends each host's piece of every crossing to its owner there, and asks for this rank's
 // own piece of all hosts, into memory.
-func (c *call) scatter(all []crossing, memory []byte, step uint32) {
+func (c *levelCall) scatter(all []crossing, memory []byte, step uint32) {
 	for i := range all {
 		x := &all[i]
-		x.step, x.team, x.sent = step, c.dividing(x.team), c.outUsed
-		longest := c.frames(len(x.piece(0))) // the first piece is a longest one
+		x.step, x.Team, x.sent = step, c.Dividing(x.Team), c.Sends()
+		longest := c.Frames(len(x.piece(0))) // the first piece is a longest one
 		for s := range longest {
-			for d := 1; d < x.size; d++ { // each to another one first
-				to := (x.me + d) % x.size
-				if p := x.piece(to); s < c.frames(len(p)) {
-					c.send(x.rank(to), step, c.cut(p, s))
+			for d := 1; d < x.Size; d++ { // each to another one first
+				to := (x.Me + d) % x.Size
+				if p := x.piece(to); s < c.Frames(len(p)) {
+					c.Send(x.Rank(to), step, c.Cut(p, s))
 				}
 			}
 		}
-		x.sentEnd, x.received = c.outUsed, c.inUsed
-		own := len(x.piece(x.me))
-		for s := range c.frames(own) {
-			for d := 1; d < x.size; d++ {
-				from := (x.me + d) % x.size
-				c.post(x.rank(from), step, c.cut(memory[(d-1)*own:d*own], s))
+		x.sentEnd, x.received = c.Sends(), c.Receives()
+		own := len(x.piece(x.Me))
+		for s := range c.Frames(own) {
+			for d := 1; d < x.Size; d++ {
+				from := (x.Me + d) % x.Size
+				c.Post(x.Rank(from), step, c.Cut(memory[(d-1)*own:d*own], s))
 			}
 		}
-		memory = memory[(x.size-1)*own:]
+		memory = memory[(x.Size-1)*own:]
 	}
 }
 
 // gather exchanges results and waits for them.
-func (c *call) gather(all []crossing) error {
-	first := c.inUsed
+func (c *levelCall) gather(all []crossing) error {
+	first := c.Receives()
 	if err := c.exchangeResults(all); err != nil {
 		return err
 	}
-	return c.waitFor(first, c.inUsed)
+	return c.WaitFor(first, c.Receives())
 }
 
 // exchangeResults combines this rank's pieces, in the order of the hosts, sends them to the other
 // owners, and asks for theirs.
-func (c *call) exchangeResults(all []crossing) error {
+func (c *levelCall) exchangeResults(all []crossing) error {
 	for i := range all {
 		if err := c.combineCrossing(&all[i]); err != nil {
 			return err
 		}
 	}
 	for i := range all { // the results come into memory that has been sent
-		for _, o := range c.outs[all[i].sent:all[i].sentEnd] {
-			if err := c.wait(&o.Done); err != nil {
-				return err
-			}
+		if err := c.WaitSent(all[i].sent, all[i].sentEnd); err != nil {
+			return err
 		}
 	}
 	c.postResults(all)
@@ -197,30 +191,28 @@ func (c *call) exchangeResults(all []crossing) error {
 }
 
 // postResults asks for what the other owners combine.
-func (c *call) postResults(all []crossing) {
+func (c *levelCall) postResults(all []crossing) {
 	for i := range all {
 		x := &all[i]
-		for s := range c.frames(len(x.piece(0))) {
-			for d := 1; d < x.size; d++ {
-				from := (x.me + d) % x.size
-				if p := x.resultOf(from); s < c.frames(len(p)) {
-					c.post(x.rank(from), x.step+1, c.cut(p, s))
+		for s := range c.Frames(len(x.piece(0))) {
+			for d := 1; d < x.Size; d++ {
+				from := (x.Me + d) % x.Size
+				if p := x.resultOf(from); s < c.Frames(len(p)) {
+					c.Post(x.Rank(from), x.step+1, c.Cut(p, s))
 				}
 			}
 		}
 	}
 }
 
-func (c *call) combineCrossing(x *crossing) error {
-	own, result := x.piece(x.me), x.resultOf(x.me)
-	posted := c.ins[x.received:]
-	for s := range c.frames(len(own)) {
-		c.posted = slices.Grow(c.posted[:0], x.size)[:x.size]
-		for d := 1; d < x.size; d++ {
-			c.posted[(x.me+d)%x.size] = posted[s*(x.size-1)+d-1]
-		}
-		part := c.cut(result, s)
-		if err := c.combineAll(x.team, part, c.cut(own, s), c.posted); err != nil {
+func (c *levelCall) combineCrossing(x *crossing) error {
+	own, result := x.piece(x.Me), x.resultOf(x.Me)
+	for s := range c.Frames(len(own)) {
+		part := c.Cut(result, s)
+		err := c.CombineReceived(x.Team, part, c.Cut(own, s), func(place int) int {
+			return x.received + s*(x.Size-1) + (place-x.Me+x.Size)%x.Size - 1
+		})
+		if err != nil {
 			return err
 		}
 		c.sendResult(x, part)
@@ -229,29 +221,29 @@ func (c *call) combineCrossing(x *crossing) error {
 }
 
 // sendResult sends some of this rank's piece of the result to the other owners.
-func (c *call) sendResult(x *crossing, part []byte) {
-	for d := 1; d < x.size; d++ {
-		c.send(x.rank((x.me+d)%x.size), x.step+1, part)
+func (c *levelCall) sendResult(x *crossing, part []byte) {
+	for d := 1; d < x.Size; d++ {
+		c.Send(x.Rank((x.Me+d)%x.Size), x.step+1, part)
 	}
 }
 
 // reduceScatterHierarchical combines, in turns, what this host's ranks have for the ranks of each
 // other host and sends it there, and then what they have for themselves; each rank combines what
 // all hosts have for it, in their order.
-func (c *call) reduceScatterHierarchical(part func(rank int) []byte, result []byte) error {
-	h := c.g.levels
+func (c *levelCall) reduceScatterHierarchical(part func(rank int) []byte, result []byte) error {
+	h := c.levels
 	sent := 0
 	for _, host := range h.others() {
 		for _, to := range h.shares(host, h.place) {
 			sent += len(part(to))
 		}
 	}
-	memory := c.scratch(sent + (len(h.hosts)-1)*len(result)) // what is sent; what is received
-	first := c.inUsed
+	memory := c.Scratch(sent + (len(h.hosts)-1)*len(result)) // what is sent; what is received
+	first := c.Receives()
 	for i, host := range h.others() {
 		room := memory[sent+i*len(result):][:len(result)]
-		for s := range c.frames(len(result)) {
-			c.post(h.counterpart(host, h.place), 0, c.cut(room, s))
+		for s := range c.Frames(len(result)) {
+			c.Post(h.counterpart(host, h.place), 0, c.Cut(room, s))
 		}
 	}
 	for _, host := range h.others() {
@@ -263,23 +255,22 @@ func (c *call) reduceScatterHierarchical(part func(rank int) []byte, result []by
 			if rank >= 0 {
 				memory = memory[len(sum):]
 			}
-			for s := 0; rank >= 0 && s < c.frames(len(sum)); s++ {
-				c.send(rank, 0, c.cut(sum, s))
+			for s := 0; rank >= 0 && s < c.Frames(len(sum)); s++ {
+				c.Send(rank, 0, c.Cut(sum, s))
 			}
 		}
 	}
 	if _, own, err := c.reduceFor(h.here, 0, part, result); err != nil {
 		return err
-	} else if c.g.host.Load() == nil {
+	} else if c.host.Load() == nil {
 		kernel.Copy(result, own)
 	}
-	t := h.leaders // whose places are those of the hosts
-	for s := range c.frames(len(result)) {
-		c.posted = slices.Grow(c.posted[:0], t.size)[:t.size]
-		for i, host := range h.others() {
-			c.posted[host] = c.ins[first+i*c.frames(len(result))+s]
-		}
-		if err := c.combineAll(c.dividing(t), c.cut(result, s), c.cut(result, s), c.posted); err != nil {
+	t := c.Dividing(h.leaders) // whose places are those of the hosts
+	for s := range c.Frames(len(result)) {
+		err := c.CombineReceived(t, c.Cut(result, s), c.Cut(result, s), func(host int) int {
+			return first + ((host-h.here+t.Size)%t.Size-1)*c.Frames(len(result)) + s
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -288,8 +279,8 @@ func (c *call) reduceScatterHierarchical(part func(rank int) []byte, result []by
 
 // reduceFor combines what the ranks of this host have for some of the ranks of a host: sum, in
 // memory, is for the rank that this one is to send it to; −1: for none.
-func (c *call) reduceFor(host, turn int, part func(rank int) []byte, memory []byte) (rank int, sum []byte, err error) {
-	h := c.g.levels
+func (c *levelCall) reduceFor(host, turn int, part func(rank int) []byte, memory []byte) (rank int, sum []byte, err error) {
+	h := c.levels
 	parts := make([][]byte, len(h.ranks()))
 	for i := range parts {
 		if to := h.share(host, i, turn); to >= 0 {
@@ -297,13 +288,13 @@ func (c *call) reduceFor(host, turn int, part func(rank int) []byte, memory []by
 		}
 	}
 	rank = h.share(host, h.place, turn)
-	on := c.g.host.Load()
+	on := c.host.Load()
 	if on == nil {
 		return rank, parts[0], nil
 	}
 	sum = memory[:len(parts[h.place])]
-	err = on.within(c.ctx, c.desc, func(m *shm.Member, call shm.Desc) error {
-		return m.ReduceScatter(c.ctx, call, parts, sum, on.reduction(c.desc.Type, c.desc.Op))
+	err = on.within(c.Ctx, c.Desc, func(m *shm.Member, call shm.Desc) error {
+		return m.ReduceScatter(c.Ctx, call, parts, sum, on.reduction(c.Desc.Type, c.Desc.Op))
 	})
 	return rank, sum, err
 }

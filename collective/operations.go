@@ -44,7 +44,7 @@ func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op operation.
 	}
 	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(len(data) / t.Size())}
 	if g != nil {
-		d.Algorithm = g.algorithm()
+		d.Algorithm = g.call.Algorithm()
 	}
 	if h := g.inMemory(); h != nil && d.Algorithm.Shares() {
 		if op == operation.Adasum {
@@ -52,7 +52,7 @@ func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op operation.
 		}
 		return h.allReduceShared(ctx, d, invalid, data)
 	}
-	return g.run(ctx, d, invalid, func(c *call) error { return c.allReduceSockets(data) })
+	return g.run(ctx, d, invalid, func(c *levelCall) error { return c.allReduceSockets(data) })
 }
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
@@ -68,7 +68,7 @@ func (g *Group) broadcastBytes(ctx context.Context, t kernel.Type, data []byte, 
 			return m.Broadcast(ctx, call, data, root)
 		})
 	}
-	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcastSockets(data) })
+	return g.run(ctx, d, checkRoot(g, root), func(c *levelCall) error { return c.broadcastSockets(data) })
 }
 
 // AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
@@ -79,7 +79,7 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 		return result(all, h.allGatherShared(ctx, d, nil, kernel.Bytes(data), receiving(all)))
 	}
 	var all [][]T
-	err := g.run(ctx, d, nil, func(c *call) error {
+	err := g.run(ctx, d, nil, func(c *levelCall) error {
 		b := kernel.Bytes(data)
 		parts, err := c.allGatherSockets(b)
 		all = gathered(parts, g.rank, data)
@@ -120,7 +120,7 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 		return result(all, h.allToAllShared(ctx, d, invalid, sent, receiving(all)))
 	}
 	var all [][]T
-	err := g.run(ctx, d, invalid, func(c *call) error {
+	err := g.run(ctx, d, invalid, func(c *levelCall) error {
 		got, err := c.allToAllSockets(func(to int) []byte { return kernel.Bytes(parts[to]) })
 		all = gathered(got, g.rank, parts[g.rank])
 		return err
@@ -133,7 +133,7 @@ func Barrier(ctx context.Context, g *Group) error {
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, operation.Descriptor{Action: operation.Barrier}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 	}
-	return g.run(ctx, operation.Descriptor{Action: operation.Barrier}, nil, (*call).barrierSockets)
+	return g.run(ctx, operation.Descriptor{Action: operation.Barrier}, nil, (*levelCall).barrierSockets)
 }
 
 // BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the
@@ -156,7 +156,7 @@ func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byt
 		})
 		return result(all, err)
 	}
-	err := g.run(ctx, d, checkRoot(g, root), func(c *call) (err error) {
+	err := g.run(ctx, d, checkRoot(g, root), func(c *levelCall) (err error) {
 		all, err = c.broadcastBytesSockets(data)
 		return err
 	})

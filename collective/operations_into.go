@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -28,19 +29,19 @@ func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) erro
 // refused.
 func (g *Group) allGatherBytes(ctx context.Context, t kernel.Type, data, all []byte, invalid error) error {
 	d := operation.Descriptor{Action: operation.AllGatherInto, Type: t, Count: uint64(len(data) / t.Size())}
-	parts := into{all, len(data)}
+	parts := exchange.Into{Memory: all, Each: len(data)}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-			kernel.Copy(parts.of(g.rank), data)
-			return m.AllGather(ctx, call, parts.of(g.rank), parts.place(h.ranks))
+			kernel.Copy(parts.Of(g.rank), data)
+			return m.AllGather(ctx, call, parts.Of(g.rank), parts.Place(h.ranks))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *call) error {
-		kernel.Copy(parts.of(g.rank), data)
-		if g.levels != nil {
+	return g.run(ctx, d, invalid, func(c *levelCall) error {
+		kernel.Copy(parts.Of(g.rank), data)
+		if g.call.levels != nil {
 			return c.allGatherIntoHierarchical(parts)
 		}
-		return c.exchangeInto(c.allOthers(), func(int) []byte { return parts.of(g.rank) }, parts)
+		return c.ExchangeInto(c.AllOthers(), func(int) []byte { return parts.Of(g.rank) }, parts)
 	})
 }
 
@@ -48,7 +49,7 @@ func checkGather[T Element](g *Group, data, all []T) error {
 	if err := checkInto(g, "result", len(all), len(data)); g == nil || err != nil {
 		return err
 	}
-	if own := (into{kernel.Bytes(all), len(kernel.Bytes(data))}).of(g.rank); !same(own, kernel.Bytes(data)) {
+	if own := (exchange.Into{Memory: kernel.Bytes(all), Each: len(kernel.Bytes(data))}).Of(g.rank); !same(own, kernel.Bytes(data)) {
 		return checkApart(kernel.Bytes(all), kernel.Bytes(data))
 	}
 	return nil
@@ -144,7 +145,7 @@ func (g *Group) reduceScatterParts(ctx context.Context, d operation.Descriptor, 
 			return m.ReduceScatter(ctx, call, h.cut, result, h.reduction(d.Type, d.Op))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *call) error {
+	return g.run(ctx, d, invalid, func(c *levelCall) error {
 		return c.reduceScatterSockets(func(rank int) []byte { return p.of(g, d.Type, rank) }, result)
 	})
 }
@@ -153,7 +154,7 @@ func (g *Group) reduceScatterParts(ctx context.Context, d operation.Descriptor, 
 // one behind the other, and do not overlap.
 func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) error {
 	d := operation.Descriptor{Action: operation.AllToAllInto, Type: typeOf[T](), Count: uint64(len(data))}
-	var from, to into
+	var from, to exchange.Into
 	var invalid error
 	if g != nil {
 		each := len(data) / g.size
@@ -163,20 +164,20 @@ func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) er
 		if invalid == nil {
 			invalid = checkApart(kernel.Bytes(result), kernel.Bytes(data))
 		}
-		from, to = into{kernel.Bytes(data), len(kernel.Bytes(data)) / g.size}, into{kernel.Bytes(result), len(kernel.Bytes(data)) / g.size}
+		from, to = exchange.Into{Memory: kernel.Bytes(data), Each: len(kernel.Bytes(data)) / g.size}, exchange.Into{Memory: kernel.Bytes(result), Each: len(kernel.Bytes(data)) / g.size}
 	}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-			kernel.Copy(to.of(g.rank), from.of(g.rank))
-			return m.AllToAll(ctx, call, from.by(h.ranks), to.place(h.ranks))
+			kernel.Copy(to.Of(g.rank), from.Of(g.rank))
+			return m.AllToAll(ctx, call, from.By(h.ranks), to.Place(h.ranks))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *call) error {
-		kernel.Copy(to.of(g.rank), from.of(g.rank))
-		if g.levels != nil {
+	return g.run(ctx, d, invalid, func(c *levelCall) error {
+		kernel.Copy(to.Of(g.rank), from.Of(g.rank))
+		if g.call.levels != nil {
 			return c.allToAllIntoHierarchical(from, to)
 		}
-		return c.exchangeInto(c.allOthers(), from.of, to)
+		return c.ExchangeInto(c.AllOthers(), from.Of, to)
 	})
 }
 
@@ -204,70 +205,18 @@ func same(a, b []byte) bool {
 
 var errOverlap = errors.New("the result overlaps with the input")
 
-// into is memory with a part for every rank, all of the same number of bytes.
-type into struct {
-	memory []byte
-	each   int
-}
-
-func (p into) of(rank int) []byte { return p.memory[rank*p.each:][:p.each:p.each] }
-
-// by are the parts of some ranks.
-func (p into) by(ranks []int) [][]byte {
-	parts := make([][]byte, len(ranks))
-	for i, r := range ranks {
-		parts[i] = p.of(r)
-	}
-	return parts
-}
-
-// place tells members of shared memory, who have parts for these ranks, where those lie.
-func (p into) place(ranks []int) func(lengths []int) ([][]byte, error) {
-	return func([]int) ([][]byte, error) { return p.by(ranks), nil } // the members' calls say the lengths
-}
-
-// allOthers are all ranks but this one, each rank's list beginning with another one.
-func (c *call) allOthers() []int {
-	with := make([]int, 0, c.g.size-1)
-	for d := 1; d < c.g.size; d++ {
-		with = append(with, (c.g.rank+d)%c.g.size)
-	}
-	return with
-}
-
-// exchangeInto sends part(j) to each of some ranks and receives theirs.
-func (c *call) exchangeInto(with []int, part func(to int) []byte, result into) error {
-	for s := range c.frames(result.each) {
-		for _, to := range with {
-			c.send(to, 0, c.cut(part(to), s))
-		}
-	}
-	first := c.inUsed
-	c.postInto(with, result)
-	return c.waitFor(first, c.inUsed)
-}
-
-// postInto asks for the parts of some ranks.
-func (c *call) postInto(from []int, result into) {
-	for _, r := range from {
-		for s := range c.frames(result.each) {
-			c.post(r, 0, c.cut(result.of(r), s))
-		}
-	}
-}
-
 // allGatherIntoHierarchical is allGatherHierarchical; this rank's part is in its place.
-func (c *call) allGatherIntoHierarchical(all into) error {
-	h := c.g.levels
-	own := all.of(c.g.rank)
-	for s := range c.frames(all.each) {
+func (c *levelCall) allGatherIntoHierarchical(all exchange.Into) error {
+	h := c.levels
+	own := all.Of(c.Rank)
+	for s := range c.Frames(all.Each) {
 		for _, host := range h.others() {
-			c.send(h.counterpart(host, h.place), 0, c.cut(own, s))
+			c.Send(h.counterpart(host, h.place), 0, c.Cut(own, s))
 		}
 	}
-	first, frames := c.inUsed, c.frames(all.each)
+	first, frames := c.Receives(), c.Frames(all.Each)
 	for _, host := range h.others() {
-		c.postInto(h.shares(host, h.place), all)
+		c.PostInto(h.shares(host, h.place), all)
 	}
 	if err := c.gatherInto(all, h.here, 0); err != nil {
 		return err
@@ -275,7 +224,7 @@ func (c *call) allGatherIntoHierarchical(all into) error {
 	for _, host := range h.others() {
 		for turn := range h.turns(host) {
 			if h.share(host, h.place, turn) >= 0 {
-				if err := c.waitFor(first, first+frames); err != nil {
+				if err := c.WaitFor(first, first+frames); err != nil {
 					return err
 				}
 				first += frames
@@ -289,35 +238,35 @@ func (c *call) allGatherIntoHierarchical(all into) error {
 }
 
 // gatherInto gives to all ranks of this host what each has from one rank of a host.
-func (c *call) gatherInto(all into, host, turn int) error {
-	h := c.g.levels
+func (c *levelCall) gatherInto(all exchange.Into, host, turn int) error {
+	h := c.levels
 	parts := make([][]byte, len(h.ranks()))
 	for i := range parts {
 		if from := h.share(host, i, turn); from >= 0 {
-			parts[i] = all.of(from)
+			parts[i] = all.Of(from)
 		}
 	}
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllGather(c.ctx, call, parts[h.place], func([]int) ([][]byte, error) { return parts, nil })
+		return m.AllGather(c.Ctx, call, parts[h.place], func([]int) ([][]byte, error) { return parts, nil })
 	})
 }
 
 // allToAllIntoHierarchical is allToAllHierarchical; this rank's own part is in its place.
-func (c *call) allToAllIntoHierarchical(data, result into) error {
-	h := c.g.levels
+func (c *levelCall) allToAllIntoHierarchical(data, result exchange.Into) error {
+	h := c.levels
 	others := c.elsewhere()
-	for s := range c.frames(result.each) {
+	for s := range c.Frames(result.Each) {
 		for _, to := range others {
-			c.send(to, 0, c.cut(data.of(to), s))
+			c.Send(to, 0, c.Cut(data.Of(to), s))
 		}
 	}
-	first := c.inUsed
-	c.postInto(others, result)
+	first := c.Receives()
+	c.PostInto(others, result)
 	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllToAll(c.ctx, call, data.by(h.ranks()), result.place(h.ranks()))
+		return m.AllToAll(c.Ctx, call, data.By(h.ranks()), result.Place(h.ranks()))
 	})
 	if err != nil {
 		return err
 	}
-	return c.waitFor(first, c.inUsed)
+	return c.WaitFor(first, c.Receives())
 }

@@ -145,7 +145,7 @@ type folder struct {
 
 // folder returns the group's folder, which keeps its memory.
 func (g *Group) folder(p *Partials, d operation.Descriptor) *folder {
-	f := &g.folding
+	f := &g.call.folding
 	f.Combine, f.Mean, f.atRoot = d.Combiner(), 0, nil
 	switch whole := kernel.Fold(p.leaves); {
 	case d.Means():

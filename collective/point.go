@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -20,11 +21,9 @@ import (
 // rank of the group gets them: a message that is not received for ever is noticed as any operation
 // is that some ranks do not call.
 const (
-	sentAhead  = 64 << 10 // bytes up to which Send copies a message rather than wait for the receiver …
-	mostAhead  = 1 << 20  // … and of all such messages to one rank
-	pointLane  = 'p'      // the kind of the lanes of messages
-	theSender  = 0        // rank of such a lane
-	ackMessage = 1        // step of the frame that says that all of a message has arrived
+	sentAhead = 64 << 10 // bytes up to which Send copies a message rather than wait for the receiver …
+	mostAhead = 1 << 20  // … and of all such messages to one rank
+	pointLane = 'p'      // the kind of the lanes of messages
 )
 
 // Send sends data to another rank, which receives it by [Recv]. It returns when data may be changed
@@ -104,30 +103,8 @@ func done(err error) *Handle {
 
 // noted is the action of an operation as the caller knows it.
 func (g *Group) noted(a operation.Action) operation.Action {
-	if a == operation.Send && g.rank != theSender {
+	if a == operation.Send && g.rank != exchange.Sender {
 		return operation.Recv
 	}
 	return a
-}
-
-// passSockets moves a message over the sockets of a lane of two ranks. The sender goes on when the
-// receiver has all of it.
-func (c *call) passSockets(data []byte) error {
-	if c.g.rank == theSender {
-		for i := range c.frames(len(data)) {
-			c.send(1-theSender, 0, c.cut(data, i))
-		}
-		return c.receive(1-theSender, ackMessage, nil)
-	}
-	first, next := c.inUsed, 0
-	for i := range c.frames(len(data)) {
-		for ; next < min(i+window, c.frames(len(data))); next++ {
-			c.post(theSender, 0, c.cut(data, next))
-		}
-		if err := c.wait(&c.ins[first+i].Done); err != nil {
-			return err
-		}
-	}
-	c.send(theSender, ackMessage, nil)
-	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
@@ -90,9 +91,9 @@ func (g *Group) point(key pointKey) (*point, error) {
 
 // laneOf is the lane of messages with another rank.
 func (g *Group) laneOf(key pointKey) lane {
-	from, to, me := g.rank, key.peer, theSender
+	from, to, me := g.rank, key.peer, exchange.Sender
 	if !key.out {
-		from, to, me = key.peer, g.rank, 1-theSender
+		from, to, me = key.peer, g.rank, 1-exchange.Sender
 	}
 	return lane{id: laneID(g.lane, pointLane, uint64(from)*uint64(g.size)+uint64(to)), rank: me, size: 2,
 		members: []int{g.original(from), g.original(to)}, strict: true, oneWay: true}
@@ -182,10 +183,10 @@ func (p *point) perform(ctx context.Context, m *message) error {
 		d := m.shared()
 		if h := lane.inMemory(); h != nil {
 			err = h.do(ctx, d, nil, func(member *shm.Member, call shm.Desc) error {
-				return member.Broadcast(ctx, call, m.data, theSender)
+				return member.Broadcast(ctx, call, m.data, exchange.Sender)
 			})
 		} else {
-			err = lane.operate(ctx, d, nil, func(c *call) error { return c.passSockets(m.data) })
+			err = lane.operate(ctx, d, nil, func(c *levelCall) error { return c.PassSockets(m.data) })
 		}
 	}
 	return p.outcome(ctx, m, err)
@@ -297,7 +298,7 @@ func (p *point) awaited() bool {
 	}
 	h.use.Lock()
 	defer h.use.Unlock()
-	return !h.closed && h.member.Awaits(1-theSender)
+	return !h.closed && h.member.Awaits(1-exchange.Sender)
 }
 
 // sendAhead sends a copy of a small message in the background, unless there are too many.

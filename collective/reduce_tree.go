@@ -63,7 +63,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 			})
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *call) error {
+	return g.run(ctx, d, invalid, func(c *levelCall) error {
 		f := g.folder(p, d)
 		var err error
 		if l := c.levelsOf(p); p.few(result) {
@@ -76,7 +76,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 		}
 		if bad := (*shareError)(nil); errors.As(err, &bad) {
 			g.fail(frame.Gone(err, bad.rank))
-			return c.lost()
+			return c.Lost()
 		}
 		return err
 	})
@@ -109,9 +109,9 @@ type inMember struct {
 func (i inMember) meet(body func(inMember) error) error { return body(i) }
 
 // withMember calls body with the ranks of this host, if there are others.
-func (c *call) withMember(body func(inMember) error) error {
+func (c *levelCall) withMember(body func(inMember) error) error {
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return body(inMember{c.g.host.Load(), m, c.ctx, call})
+		return body(inMember{c.host.Load(), m, c.Ctx, call})
 	})
 }
 
@@ -121,14 +121,14 @@ func (p *Partials) few(result []byte) bool {
 }
 
 // foldGathered computes the result by giving all values to all ranks.
-func (c *call) foldGathered(p *Partials, parts [][]byte, result []byte) error {
-	f := &c.g.folding
+func (c *levelCall) foldGathered(p *Partials, parts [][]byte, result []byte) error {
+	f := &c.folding
 	own := joined(f.packed[:0], parts, 0, len(result))
 	all, err := c.allGatherSockets(own)
 	if err != nil {
 		return err
 	}
-	all[c.g.rank] = own
+	all[c.Rank] = own
 	if err := p.checkSent(all, len(result)); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (i inMember) allToAll(given [][]byte, p *Partials, n int) ([][]byte, error)
 	g, ranks := i.h.g, i.h.ranks
 	var all [][]byte
 	err := i.m.AllToAll(i.ctx, i.call, given, func(lengths []int) (_ [][]byte, err error) {
-		all, err = placeFor(ranks, g.rank, lengths, func(r int) []byte { return g.folding.room.Take(p.counts[r] * n) })
+		all, err = placeFor(ranks, g.rank, lengths, func(r int) []byte { return g.call.folding.room.Take(p.counts[r] * n) })
 		return all, err
 	})
 	if err != nil {

@@ -17,12 +17,12 @@ type twoLevels struct {
 
 // levelsOf returns the two levels of a tree; nil: the hosts have unequal numbers of ranks. The
 // result is kept until other partials are reduced.
-func (c *call) levelsOf(p *Partials) *twoLevels {
-	h := c.g.levels
-	if h == nil || h.column.size == 0 {
+func (c *levelCall) levelsOf(p *Partials) *twoLevels {
+	h := c.levels
+	if h == nil || h.column.Size == 0 {
 		return nil
 	}
-	f := &c.g.folding
+	f := &c.folding
 	if f.levels != nil && f.levels.of == p {
 		return f.levels
 	}
@@ -52,8 +52,8 @@ func (c *call) levelsOf(p *Partials) *twoLevels {
 // foldHierarchical computes the result piece by piece. Each rank of a host gets one share of what
 // the ranks of the host have, and reduces it as far as the tree allows; the ranks with its place on
 // all hosts reduce their share together, and the ranks of the host exchange their results.
-func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, result []byte, size int) error {
-	h := c.g.levels
+func (c *levelCall) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, result []byte, size int) error {
+	h := c.levels
 	count, pieces := len(result)/size, (len(result)+operation.Thresholds.HostPiece-1)/operation.Thresholds.HostPiece
 	for i := range pieces {
 		lo, hi := kernel.Split(count, pieces, i)
@@ -61,7 +61,7 @@ func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, resul
 			a, b := kernel.Split(hi-lo, len(h.ranks()), place)
 			return (lo + a) * size, (lo + b) * size
 		}
-		if err := c.flush(); err != nil { // what has been sent may be written to again
+		if err := c.Flush(); err != nil { // what has been sent may be written to again
 			return err
 		}
 		from, to := share(h.place)
@@ -81,10 +81,10 @@ func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, resul
 
 // gatherShares returns this rank's share of what all ranks of its host have: by place, one part
 // behind the other.
-func (c *call) gatherShares(p *Partials, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
-	h := c.g.levels
+func (c *levelCall) gatherShares(p *Partials, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
+	h := c.levels
 	from, to := share(h.place)
-	given := c.g.folding.cutParts(parts, len(h.ranks()), share)
+	given := c.folding.cutParts(parts, len(h.ranks()), share)
 	all := [][]byte{given[h.place]} // of a rank that is alone on its host
 	err := c.withMember(func(x inMember) (err error) {
 		all, err = x.allToAll(given, p, to-from)
@@ -95,47 +95,47 @@ func (c *call) gatherShares(p *Partials, parts [][]byte, share func(place int) (
 
 // foldColumn sets result, this rank's share, from what its host has of it and what the ranks with
 // the same place on the other hosts have.
-func (c *call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int) error {
-	t, n := c.g.levels.column, len(result)
-	f := &c.g.folding
+func (c *levelCall) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int) error {
+	t, n := c.levels.column, len(result)
+	f := &c.folding
 	piece := func(host int) (from, to int) {
-		a, b := kernel.Split(n/size, t.size, host)
+		a, b := kernel.Split(n/size, t.Size, host)
 		return a * size, b * size
 	}
 	// What this host has, and behind it what the others send: for each host its nodes' pieces.
-	own := f.room.Take(l.each[t.me] * n)
-	for host, at := 0, 0; host < t.size; host++ {
+	own := f.room.Take(l.each[t.Me] * n)
+	for host, at := 0, 0; host < t.Size; host++ {
 		from, to := piece(host)
 		for i := range l.here {
 			f.All(l.here[i], own[at:at+to-from], pickShares(l.here[i], shares, n, from, to))
 			at += to - from
 		}
-		if host != t.me {
-			c.sendAll(t.rank(host), 0, own[at-l.each[t.me]*(to-from):at])
+		if host != t.Me {
+			c.SendAll(t.Rank(host), 0, own[at-l.each[t.Me]*(to-from):at])
 		}
 	}
-	from, to := piece(t.me)
-	received, first := make([][]byte, t.size), c.inUsed
-	for d := 1; d < t.size; d++ {
-		host := (t.me + d) % t.size
+	from, to := piece(t.Me)
+	received, first := make([][]byte, t.Size), c.Receives()
+	for d := 1; d < t.Size; d++ {
+		host := (t.Me + d) % t.Size
 		received[host] = f.room.Take(l.each[host] * (to - from))
-		c.postAll(t.rank(host), 0, received[host])
+		c.PostAll(t.Rank(host), 0, received[host])
 	}
-	if err := c.waitFor(first, c.inUsed); err != nil {
+	if err := c.WaitFor(first, c.Receives()); err != nil {
 		return err
 	}
-	received[t.me] = own[l.each[t.me]*from : l.each[t.me]*to]
+	received[t.Me] = own[l.each[t.Me]*from : l.each[t.Me]*to]
 	f.Finish = f.atRoot
 	f.All(l.top, result[from:to], l.top.Pick(received, to-from))
 	f.Finish = nil
-	first = c.inUsed
-	for d := 1; d < t.size; d++ {
-		host := (t.me + d) % t.size
-		c.sendAll(t.rank(host), 0, result[from:to])
+	first = c.Receives()
+	for d := 1; d < t.Size; d++ {
+		host := (t.Me + d) % t.Size
+		c.SendAll(t.Rank(host), 0, result[from:to])
 		a, b := piece(host)
-		c.postAll(t.rank(host), 0, result[a:b])
+		c.PostAll(t.Rank(host), 0, result[a:b])
 	}
-	return c.waitFor(first, c.inUsed)
+	return c.WaitFor(first, c.Receives())
 }
 
 // pickShares are the operands of a program, each of n bytes, from one byte to another.

@@ -14,11 +14,11 @@ type peers struct {
 }
 
 // peers are all ranks of the group.
-func (c *call) peers() peers {
-	if c.g.levels != nil {
-		return peers{c.elsewhere(), c.g.levels.ranks(), c.withMember}
+func (c *levelCall) peers() peers {
+	if c.levels != nil {
+		return peers{c.elsewhere(), c.levels.ranks(), c.withMember}
 	}
-	return peers{others: c.allOthers(), here: []int{c.g.rank}}
+	return peers{others: c.AllOthers(), here: []int{c.Rank}}
 }
 
 // foldPairs computes the result piece by piece, where hosts share no memory or have unequal numbers
@@ -26,36 +26,36 @@ func (c *call) peers() peers {
 // one share of the piece of all values, computes that share of the result, and gives it to all:
 // directly to ranks of other hosts, to those of its own in memory. All lengths are known, so what
 // comes is received where it is needed, and nothing of parts is copied for other hosts.
-func (c *call) foldPairs(among peers, p *Partials, parts [][]byte, result []byte, size int) error {
-	g, f, others := c.g, &c.g.folding, among.others
-	received := make([][]byte, g.size)
+func (c *levelCall) foldPairs(among peers, p *Partials, parts [][]byte, result []byte, size int) error {
+	f, others := &c.folding, among.others
+	received := make([][]byte, c.Size)
 	operands := make([][]byte, len(p.order.Operands))
 	count, pieces := len(result)/size, (len(result)+operation.Thresholds.FoldPiece-1)/operation.Thresholds.FoldPiece
 	for i := range pieces {
-		share := shares(count, size, pieces, i, g.size)
-		from, to := share(g.rank)
+		share := shares(count, size, pieces, i, c.Size)
+		from, to := share(c.Rank)
 		n := to - from
-		f.cutReceived(p, received, g.rank, n)
-		first := c.inUsed
+		f.cutReceived(p, received, c.Rank, n)
+		first := c.Receives()
 		for _, r := range others {
 			for j := range p.counts[r] {
-				c.postAll(r, 0, received[r][j*n:][:n])
+				c.PostAll(r, 0, received[r][j*n:][:n])
 			}
 		}
 		for _, r := range others {
 			from, to := share(r)
 			for _, part := range parts {
-				c.sendAll(r, 0, part[from:to])
+				c.SendAll(r, 0, part[from:to])
 			}
 		}
 		if err := c.exchangeHere(among, parts, share, received); err != nil {
 			return err
 		}
-		if err := c.waitFor(first, c.inUsed); err != nil {
+		if err := c.WaitFor(first, c.Receives()); err != nil {
 			return err
 		}
 		for j, o := range p.order.Operands {
-			if o.Rank == g.rank {
+			if o.Rank == c.Rank {
 				operands[j] = parts[o.Number][from:to]
 			} else {
 				operands[j] = received[o.Rank][o.Number*n:][:n]
@@ -63,18 +63,18 @@ func (c *call) foldPairs(among peers, p *Partials, parts [][]byte, result []byte
 		}
 		f.All(p.order, result[from:to], operands)
 
-		first = c.inUsed
+		first = c.Receives()
 		for _, r := range others {
 			from, to := share(r)
-			c.postAll(r, 0, result[from:to])
+			c.PostAll(r, 0, result[from:to])
 		}
 		for _, r := range others {
-			c.sendAll(r, 0, result[from:to])
+			c.SendAll(r, 0, result[from:to])
 		}
 		if err := c.returnHere(among, share, result); err != nil {
 			return err
 		}
-		if err := c.waitFor(first, c.inUsed); err != nil {
+		if err := c.WaitFor(first, c.Receives()); err != nil {
 			return err
 		}
 	}
@@ -100,15 +100,15 @@ func (f *folder) cutReceived(p *Partials, received [][]byte, own, n int) {
 
 // exchangeHere gives every rank of this host its share of parts, and puts what they give into
 // received.
-func (c *call) exchangeHere(among peers, parts [][]byte, share func(int) (from, to int), received [][]byte) error {
+func (c *levelCall) exchangeHere(among peers, parts [][]byte, share func(int) (from, to int), received [][]byte) error {
 	here := among.here
 	if len(here) == 1 {
 		return nil
 	}
-	f := &c.g.folding
+	f := &c.folding
 	given, at := f.given[:0], make([]int, len(here)+1)
 	for i, r := range here {
-		if r != c.g.rank {
+		if r != c.Rank {
 			from, to := share(r)
 			given = joined(given, parts, from, to)
 		}
@@ -121,13 +121,13 @@ func (c *call) exchangeHere(among peers, parts [][]byte, share func(int) (from, 
 	}
 	return among.meet(func(x inMember) error {
 		return x.m.AllToAll(x.ctx, x.call, each, func(lengths []int) ([][]byte, error) {
-			return placeFor(here, c.g.rank, lengths, func(r int) []byte { return received[r] })
+			return placeFor(here, c.Rank, lengths, func(r int) []byte { return received[r] })
 		})
 	})
 }
 
 // returnHere gives this rank's share of the result to the ranks of this host.
-func (c *call) returnHere(among peers, share func(int) (from, to int), result []byte) error {
+func (c *levelCall) returnHere(among peers, share func(int) (from, to int), result []byte) error {
 	if len(among.here) == 1 {
 		return nil
 	}
@@ -136,8 +136,8 @@ func (c *call) returnHere(among peers, share func(int) (from, to int), result []
 		return result[from:to]
 	}
 	return among.meet(func(x inMember) error {
-		return x.m.AllGather(x.ctx, x.call, of(c.g.rank), func(lengths []int) ([][]byte, error) {
-			return placeFor(among.here, c.g.rank, lengths, of)
+		return x.m.AllGather(x.ctx, x.call, of(c.Rank), func(lengths []int) ([][]byte, error) {
+			return placeFor(among.here, c.Rank, lengths, of)
 		})
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
@@ -85,18 +86,18 @@ func (g *Group) share(ctx context.Context) error {
 	met := make([]uint8, g.size) // by rank: 0, or 1 where it is in the memory of its host, 2 where it shares a core there
 	d := operation.Descriptor{Action: operation.Share, Type: kernel.Uint8, Op: operation.Max, Count: uint64(g.size)}
 	var refused error
-	err := g.run(ctx, d, nil, func(c *call) error {
+	err := g.run(ctx, d, nil, func(c *levelCall) error {
 		if len(h.ranks) > 1 {
-			if refused = h.meet(c); refused == nil {
+			if refused = h.meet(c, !g.family.onlySockets); refused == nil {
 				met[g.rank] = 1
 				if len(h.ranks) > runtime.NumCPU() {
 					met[g.rank] = 2
 				}
 			} else if g.err() != nil {
-				return c.lost()
+				return c.Lost()
 			}
 		}
-		return c.disseminate(met)
+		return c.Disseminate(met)
 	})
 	together := func(ranks []int) bool {
 		return len(ranks) > 1 && !slices.ContainsFunc(ranks, func(r int) bool { return met[r] == 0 })
@@ -117,42 +118,42 @@ func (g *Group) share(ctx context.Context) error {
 		}
 	}
 	if h.member != nil {
-		g.host.Store(h)
+		g.call.host.Store(h)
 		if g.err() != nil {
 			h.member.Abort()
 		}
 		for _, r := range h.ranks {
-			if g.boxes[r].HasEnded() {
+			if g.call.Boxes[r].HasEnded() {
 				h.left(r)
 			}
 		}
 	}
 	if len(all) > 1 && !slices.ContainsFunc(all, func(ranks []int) bool { return len(ranks) > 1 && !together(ranks) }) {
-		g.levels = newHierarchy(all, g.rank)
-		g.levels.crowded = slices.Contains(met, 2)
+		g.call.levels = newHierarchy(all, g.rank)
+		g.call.levels.crowded = slices.Contains(met, 2)
 	}
-	if g.levels != nil || h.member != nil && h.whole() {
-		g.adasum = newAdasumTree(all, here)
+	if g.call.levels != nil || h.member != nil && h.whole() {
+		g.call.adasum = newAdasumTree(all, here)
 	}
 	return nil
 }
 
 // meet makes or opens the host's segment and joins it. The first rank makes it, and the others pass
 // on where it is; where the first cannot join, it alone says why.
-func (h *host) meet(c *call) (err error) {
+func (h *host) meet(c *levelCall, wanted bool) (err error) {
 	var segment *shm.Segment
 	var member *shm.Member
 	invitation := make([]byte, invitationSize)
-	me := slices.Index(h.ranks, c.g.rank)
-	parent, children := tree(me, len(h.ranks), 0)
+	me := slices.Index(h.ranks, c.Rank)
+	parent, children := exchange.Tree(me, len(h.ranks), 0)
 	pass := func() error {
 		for _, child := range children {
-			c.send(h.ranks[child], 0, invitation)
+			c.Send(h.ranks[child], 0, invitation)
 		}
-		return c.flush()
+		return c.Flush()
 	}
 	if parent < 0 {
-		if c.g.family.onlySockets {
+		if !wanted {
 			err = errNotWanted
 		} else if segment, err = shm.Create(len(h.ranks)); err == nil {
 			text := segment.Invitation()
@@ -166,7 +167,7 @@ func (h *host) meet(c *call) (err error) {
 			return failed
 		}
 	} else {
-		if err = c.receive(h.ranks[parent], 0, invitation); err != nil {
+		if err = c.Receive(h.ranks[parent], 0, invitation); err != nil {
 			return err
 		}
 		if err = pass(); err != nil {
@@ -174,7 +175,7 @@ func (h *host) meet(c *call) (err error) {
 		}
 		n := int(invitation[0])
 		switch {
-		case c.g.family.onlySockets:
+		case !wanted:
 			return errNotWanted
 		case n == 0 || n >= invitationSize:
 			return fmt.Errorf("rank %d: %w", h.ranks[0], errNotShared)
@@ -189,10 +190,10 @@ func (h *host) meet(c *call) (err error) {
 			return err
 		}
 	}
-	if h.member = member; !h.whole() || c.g.strict {
+	if h.member = member; !h.whole() || c.Strict {
 		// Frames move only while the operation drives the sockets. A rank of another host may wait
 		// for those of this one, while the rank that is waited for here waits for that one.
-		member.Meanwhile(c.meanwhile)
+		member.Meanwhile(c.Meanwhile)
 	}
 	return nil
 }
@@ -248,7 +249,7 @@ func (g *Group) inMemory() *host {
 	if g == nil {
 		return nil
 	}
-	if h := g.host.Load(); h != nil && h.whole() {
+	if h := g.call.host.Load(); h != nil && h.whole() {
 		return h
 	}
 	return nil
@@ -354,7 +355,7 @@ func (h *host) place(d operation.Descriptor, make func(rank, elements int) []byt
 		var all [][]byte
 		for rank, n := range lengths {
 			if n%size != 0 || n > mostGathered() {
-				return nil, fmt.Errorf("rank %d: %w", rank, errTooLarge)
+				return nil, fmt.Errorf("rank %d: %w", rank, exchange.ErrTooLarge)
 			}
 			var b []byte
 			if rank != h.g.rank {
@@ -384,13 +385,13 @@ func (h *host) reduction(t kernel.Type, op operation.Op) *shm.Reduction {
 		*r = shm.Reduction{Size: t.Size(), Combine: kernel.Combine(t, operation.Kernels[op])}
 		if op == operation.Average && h.whole() {
 			divide := kernel.Divide(t)
-			r.Finish = func(b []byte) { divide(b, h.g.contributing()) }
+			r.Finish = func(b []byte) { divide(b, h.g.call.Contributing()) }
 		}
 		if (operation.Descriptor{Type: t, Op: op}).Means() {
 			r.Mean = func(dst []byte, operands [][]byte) {
 				by := kernel.Fold(len(operands))
 				if h.whole() {
-					by = h.g.contributing()
+					by = h.g.call.Contributing()
 				}
 				kernel.Mean(t, dst, operands, nil, by)
 			}
@@ -428,13 +429,13 @@ func (h *host) outcome(ctx context.Context, d operation.Descriptor, err error) e
 		timer := time.NewTimer(reasonBound)
 		defer timer.Stop()
 		select {
-		case <-h.g.failed:
+		case <-h.g.call.Failed:
 		case <-timer.C:
 			h.g.fail(frame.Gone(errStopped))
 		}
 	case ctx.Err() != nil:
 		h.g.fail(frame.Gone(ctx.Err(), h.g.rank))
-		<-h.g.failed
+		<-h.g.call.Failed
 		return fmt.Errorf("collective: %s: %w", d.Action.String(), ctx.Err())
 	default:
 		h.g.fail(frame.Gone(err, h.g.rank))

@@ -46,12 +46,12 @@ func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 		invalid = checkRanks(g, all)
 	}
 	var k uint64
-	err := g.run(ctx, d, invalid, func(c *call) error {
-		if err := c.agree(); err != nil {
+	err := g.run(ctx, d, invalid, func(c *levelCall) error {
+		if err := c.Agree(); err != nil {
 			return err
 		}
-		k = c.g.subsets
-		c.g.subsets += uint64(len(lists))
+		k = g.subsets
+		g.subsets += uint64(len(lists))
 		return nil
 	})
 	if err != nil {
@@ -64,12 +64,12 @@ func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 	ranks := lists[which]
 	k += uint64(which)
 	me := slices.Index(ranks, g.rank)
-	l := lane{id: laneID(g.lane, subsetLane, k), rank: me, size: len(ranks), members: make([]int, len(ranks)), strict: g.strict}
+	l := lane{id: laneID(g.lane, subsetLane, k), rank: me, size: len(ranks), members: make([]int, len(ranks)), strict: g.call.Strict}
 	for i, r := range ranks {
 		l.members[i] = g.original(r)
 	}
 	child, err := g.family.connect(ctx, l)
-	if !g.strict {
+	if !g.call.Strict {
 		g.exitIfKilled()
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"math/bits"
 	"sync/atomic"
 	"time"
@@ -80,31 +81,18 @@ func (t *tally) note(a operation.Action, bytes int, begun time.Duration, by oper
 // backend is the method of operations that have no other.
 func (g *Group) backend() operation.Method {
 	switch {
-	case g.path == nil:
+	case g.call.Path == nil:
 		return operation.AloneOnly
-	case g.levels != nil:
+	case g.call.levels != nil:
 		return operation.BetweenHosts
-	case g.host.Load() != nil:
+	case g.call.host.Load() != nil:
 		return operation.InMemory
 	}
 	return operation.OverSockets
 }
 
-// by sets the method of the operation, unless it has one: an algorithm between hosts runs others
-// among some ranks.
-func (c *call) by(m operation.Method) {
-	if c.method == operation.AloneOnly {
-		c.method = m
-	}
-}
-
-// ran is the method of an operation that has ended.
-func (c *call) ran() operation.Method {
-	if c.method == operation.AloneOnly {
-		return c.g.backend()
-	}
-	return c.method
-}
+// ran is the method of the operation that has ended.
+func (g *Group) ran() operation.Method { return cmp.Or(g.call.Method, g.backend()) }
 
 // Operations returns the operations of all groups of the endpoint so far. It may be called at any
 // time, and does not block.

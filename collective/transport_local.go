@@ -46,10 +46,11 @@ func (w *localWorld) connect(l lane) *Group {
 		all = &localLane{groups: make([]*Group, l.size), absent: l.size}
 		w.lanes[l.id] = all
 		for i := range all.groups {
-			all.groups[i] = newGroup(w.families[l.original(i)], l.id, i, l.size, l.members)
-			all.groups[i].strict, all.groups[i].oneWay = l.strict, l.oneWay
+			of := l
+			of.rank = i
+			all.groups[i] = newGroup(w.families[l.original(i)], of)
 			if l.size > 1 {
-				all.groups[i].path = &localPath{world: all.groups, rank: i}
+				all.groups[i].call.Path = &localPath{world: all.groups, rank: i}
 			}
 		}
 		for _, g := range all.groups {
@@ -88,7 +89,7 @@ type localPath struct {
 	rank  int
 }
 
-func (p *localPath) Send(to int, o *frame.Outgoing) { p.world[to].boxes[p.rank].Deliver(o) }
+func (p *localPath) Send(to int, o *frame.Outgoing) { p.world[to].call.Boxes[p.rank].Deliver(o) }
 
 func (p *localPath) Flood(n *frame.Notice) {
 	for i, g := range p.world {
@@ -108,8 +109,8 @@ func (p *localPath) Quiesce() {
 	}
 	for i, g := range p.world {
 		if i != p.rank {
-			p.world[p.rank].boxes[i].Close()
-			g.boxes[p.rank].Close()
+			p.world[p.rank].call.Boxes[i].Close()
+			g.call.Boxes[p.rank].Close()
 		}
 	}
 }
@@ -119,7 +120,7 @@ func (p *localPath) Nudge(to int, cycle uint64) { p.world[to].nudged(cycle) }
 func (p *localPath) Leave() {
 	for i, g := range p.world {
 		if i != p.rank {
-			g.boxes[p.rank].End(p.world[p.rank].finished.Load())
+			g.call.Boxes[p.rank].End(p.world[p.rank].call.Finished.Load())
 		}
 	}
 }

@@ -1,31 +1,29 @@
-package collective
+package operation
 
-import (
-	"github.com/hvdrun/hvdrun/internal/kernel"
-)
+import "github.com/hvdrun/hvdrun/internal/kernel"
 
-// products are the sums over two vectors that their adaptive sum needs.
-type products struct{ ab, aa, bb float64 }
+// Products are the sums over two vectors that their adaptive sum needs.
+type Products struct{ AB, AA, BB float64 }
 
-// add adds the products of the next block. All blocks are added in their order, from the first,
+// Add adds the products of the next block. All blocks are added in their order, from the first,
 // wherever they were computed: the bits are the same then.
-func (p *products) add(q products) {
-	p.ab += q.ab
-	p.aa += q.aa
-	p.bb += q.bb
+func (p *Products) Add(q Products) {
+	p.AB += q.AB
+	p.AA += q.AA
+	p.BB += q.BB
 }
 
 // halves are products in two halves, of the elements at even and at odd places, for speed.
-type halves struct{ ab, aa, bb [2]float64 }
+type halves struct{ AB, AA, BB [2]float64 }
 
-func (s *halves) sum() products {
-	return products{s.ab[0] + s.ab[1], s.aa[0] + s.aa[1], s.bb[0] + s.bb[1]}
+func (s *halves) sum() Products {
+	return Products{s.AB[0] + s.AB[1], s.AA[0] + s.AA[1], s.BB[0] + s.BB[1]}
 }
 
 // productsOf adds the elements of two vectors, or of further parts of them. All parts but the last
 // have an even length.
 func productsOf[T float32 | float64](s *halves, a, b []T) {
-	ab0, aa0, bb0, ab1, aa1, bb1 := s.ab[0], s.aa[0], s.bb[0], s.ab[1], s.aa[1], s.bb[1]
+	ab0, aa0, bb0, ab1, aa1, bb1 := s.AB[0], s.AA[0], s.BB[0], s.AB[1], s.AA[1], s.BB[1]
 	b = b[:len(a)]
 	for ; len(a) >= 2 && len(b) >= 2; a, b = a[2:], b[2:] {
 		x0, y0, x1, y1 := float64(a[0]), float64(b[0]), float64(a[1]), float64(b[1])
@@ -42,19 +40,19 @@ func productsOf[T float32 | float64](s *halves, a, b []T) {
 		aa0 += float64(x * x)
 		bb0 += float64(y * y)
 	}
-	s.ab, s.aa, s.bb = [2]float64{ab0, ab1}, [2]float64{aa0, aa1}, [2]float64{bb0, bb1}
+	s.AB, s.AA, s.BB = [2]float64{ab0, ab1}, [2]float64{aa0, aa1}, [2]float64{bb0, bb1}
 }
 
-// shares are what of each vector goes into the sum: half of both where they point the same way and
+// Shares are what of each vector goes into the sum: half of both where they point the same way and
 // are of one length, all of both where they are orthogonal. Of a vector of zeros it does not
 // matter.
-func (p *products) shares() (ofA, ofB float64) {
+func (p *Products) Shares() (ofA, ofB float64) {
 	ofA, ofB = 1, 1
-	if p.aa != 0 {
-		ofA = 1 - p.ab/(2*p.aa)
+	if p.AA != 0 {
+		ofA = 1 - p.AB/(2*p.AA)
 	}
-	if p.bb != 0 {
-		ofB = 1 - p.ab/(2*p.bb)
+	if p.BB != 0 {
+		ofB = 1 - p.AB/(2*p.BB)
 	}
 	return ofA, ofB
 }
@@ -67,26 +65,26 @@ func adaptiveSum[T float32 | float64](dst, a, b []T, ofA, ofB float64) {
 }
 
 const (
-	adasumBlock   = 4096              // elements of a block, whose products are summed apart from the others'
+	AdasumBlock   = 4096              // elements of a block, whose products are summed apart from the others'
 	adasumWidened = 512               // elements of 16 bits that are widened at a time; divides a block
-	adasumWork    = 8 * adasumWidened // bytes that products and sums of 16-bit floats need
+	AdasumWork    = 8 * adasumWidened // bytes that products and sums of 16-bit floats need
 )
 
-// adasum sets dst to the adaptive sum of a and b, which have the same length; dst may be one of
-// them.
-func adasum(t kernel.Type, dst, a, b, work []byte) {
-	var all products
-	size := adasumBlock * t.Size()
+// AddAdaptively sets dst to the adaptive sum of a and b, which have the same length; dst may be one
+// of them, and work has AdasumWork bytes.
+func AddAdaptively(t kernel.Type, dst, a, b, work []byte) {
+	var all Products
+	size := AdasumBlock * t.Size()
 	for at := 0; at < len(a); at += size {
 		end := min(at+size, len(a))
-		all.add(blockProducts(t, a[at:end], b[at:end], work))
+		all.Add(BlockProducts(t, a[at:end], b[at:end], work))
 	}
-	ofA, ofB := all.shares()
-	adasumOf(t, dst, a, b, ofA, ofB, work)
+	ofA, ofB := all.Shares()
+	AddShares(t, dst, a, b, ofA, ofB, work)
 }
 
-// blockProducts are the products of one block, or of the last, shorter one.
-func blockProducts(t kernel.Type, a, b, work []byte) products {
+// BlockProducts are the products of one block, or of the last, shorter one.
+func BlockProducts(t kernel.Type, a, b, work []byte) Products {
 	var s halves
 	switch t {
 	case kernel.Float64:
@@ -102,8 +100,8 @@ func blockProducts(t kernel.Type, a, b, work []byte) products {
 	return s.sum()
 }
 
-// adasumOf sets dst to the sum of shares of a and b, or of parts of them.
-func adasumOf(t kernel.Type, dst, a, b []byte, ofA, ofB float64, work []byte) {
+// AddShares sets dst to the sum of shares of a and b, or of parts of them.
+func AddShares(t kernel.Type, dst, a, b []byte, ofA, ofB float64, work []byte) {
 	switch t {
 	case kernel.Float64:
 		adaptiveSum(kernel.Elements[float64](dst), kernel.Elements[float64](a), kernel.Elements[float64](b), ofA, ofB)
@@ -124,26 +122,4 @@ func widenBlock(t kernel.Type, a, b []byte, at int, work []float32) (x, y []floa
 	kernel.Widen(t)(kernel.Bytes(x), a[at:at+bytes])
 	kernel.Widen(t)(kernel.Bytes(y), b[at:at+bytes])
 	return x, y
-}
-
-// receiveAdasum is receiveCombined for Adasum, which needs all of both vectors at once.
-func (c *call) receiveAdasum(peer int, step uint32, data []byte, first int) error {
-	memory := c.scratch(adasumWork + len(data))
-	work, other := memory[:adasumWork], memory[adasumWork:]
-	if err := c.receiveAll(peer, step, other); err != nil {
-		return err
-	}
-	if first != unsent {
-		for _, o := range c.outs[first : first+c.frames(len(data))] {
-			if err := c.wait(&o.Done); err != nil {
-				return err
-			}
-		}
-	}
-	if peer < c.g.rank {
-		adasum(c.desc.Type, data, other, data, work)
-	} else {
-		adasum(c.desc.Type, data, data, other, work)
-	}
-	return nil
 }

@@ -1,11 +1,11 @@
-package collective
+package exchange
 
 import "github.com/hvdrun/hvdrun/collective/internal/frame"
 
-// transport moves frames from one rank of a group to the others, and delivers theirs to the group's
+// Transport moves frames from one rank of a group to the others, and delivers theirs to the group's
 // inboxes. Frames to one rank arrive in the order of their sends. It detects the loss of a peer
 // itself and calls fail.
-type transport interface {
+type Transport interface {
 	// Send starts to move a frame to another rank. It does not block.
 	Send(to int, o *frame.Outgoing)
 	// Flood tells every other rank why the group has ended. It blocks briefly at most.

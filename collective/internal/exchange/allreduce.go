@@ -1,0 +1,374 @@
+package exchange
+
+import (
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+const window = 4 // receives posted ahead, so that the next segments arrive while one is reduced
+
+// Team is ranks of a group that run an algorithm among themselves.
+type Team struct {
+	Ranks  []int // by place; nil: all
+	Me     int   // the place of this rank
+	Size   int
+	divide int // what the result is divided by; 0: nothing
+
+	Weights []int // by place: by what a mean has been divided there; nil: by nothing
+}
+
+// WholeTeam is the team of all ranks, with the division of an average.
+func (c *Call) WholeTeam() Team {
+	t := Team{Me: c.Rank, Size: c.Size}
+	return c.Dividing(t)
+}
+
+// Rank is the rank at a place.
+func (t *Team) Rank(place int) int {
+	if t.Ranks == nil {
+		return place
+	}
+	return t.Ranks[place]
+}
+
+// part returns part i of data, of which there are as many as ranks.
+func (t *Team) part(c *Call, data []byte, i int) []byte {
+	return kernel.Part(data, c.Desc.Type.Size(), t.Size, i)
+}
+
+func (t *Team) finish(c *Call, part []byte) {
+	if t.divide > 1 {
+		c.Desc.Divide(part, t.divide)
+	}
+}
+
+// Segments is the number of frames that n bytes take; none for nothing.
+func (c *Call) Segments(n int) int { return (n + c.segment - 1) / c.segment }
+
+// Frames is segments with one empty frame for nothing, where the peer must learn of the call.
+func (c *Call) Frames(n int) int { return max(1, c.Segments(n)) }
+
+// Cut returns segment i of b.
+func (c *Call) Cut(b []byte, i int) []byte { return b[i*c.segment : min((i+1)*c.segment, len(b))] }
+
+// Dividing has a team divide its results where they are averages of all ranks.
+func (c *Call) Dividing(t Team) Team {
+	if c.Desc.Op == operation.Average {
+		t.divide = c.Contributing()
+	}
+	return t
+}
+
+// AllReduceFlat reduces data among a team; all its ranks call it at the same place of the
+// operation.
+func (c *Call) AllReduceFlat(t Team, data []byte) error {
+	if c.Desc.Op == operation.Adasum {
+		c.By(operation.ByDoubling)
+		return c.allReduceDoubling(t, data)
+	}
+	c.Suit(len(data) / t.Size)
+	a := c.Algorithm().Over(t.Size, len(data))
+	if c.Desc.Means() { // no other has all operands at hand
+		a = operation.Direct
+	}
+	switch a {
+	case operation.Doubling:
+		c.By(operation.ByDoubling)
+		return c.allReduceDoubling(t, data)
+	case operation.Rabenseifner:
+		c.By(operation.ByRabenseifner)
+		return c.allReduceHalving(t, data)
+	case operation.Direct:
+		c.By(operation.ByDirect)
+		return c.AllReduceDirect(t, data)
+	}
+	c.By(operation.ByRing)
+	return c.allReduceRing(t, data)
+}
+
+// SendAll sends data to a peer, segment by segment, and returns the number of the first send.
+func (c *Call) SendAll(peer int, step uint32, data []byte) (first int) {
+	first = c.outUsed
+	for i := range c.Frames(len(data)) {
+		c.Send(peer, step, c.Cut(data, i))
+	}
+	return first
+}
+
+// receiveAll receives what a peer has sent with SendAll, in place of data.
+func (c *Call) receiveAll(peer int, step uint32, data []byte) error {
+	first := c.inUsed
+	c.PostAll(peer, step, data)
+	return c.WaitFor(first, c.inUsed)
+}
+
+// PostAll asks for what a peer sends with SendAll.
+func (c *Call) PostAll(peer int, step uint32, data []byte) {
+	for i := range c.Frames(len(data)) {
+		c.Post(peer, step, c.Cut(data, i))
+	}
+}
+
+const unsent = -1
+
+// receiveCombined receives what a peer has sent with SendAll and combines data with it. Where data
+// itself is being sent, first is the number of the first send.
+func (c *Call) receiveCombined(peer int, step uint32, data []byte, first int) error {
+	if c.Desc.Op == operation.Adasum {
+		return c.receiveAdasum(peer, step, data, first)
+	}
+	combine := c.Desc.Combiner()
+	total, each := c.Frames(len(data)), min(len(data), c.segment)
+	slots := c.Scratch(window * each)
+	var posted [window]*frame.Incoming
+	for i, next := 0, 0; i < total; i++ {
+		for ; next < min(i+window, total); next++ {
+			posted[next%window] = c.Post(peer, step, slots[next%window*each:][:len(c.Cut(data, next))])
+		}
+		if err := c.wait(&posted[i%window].Done); err != nil {
+			return err
+		}
+		if first != unsent {
+			if err := c.WaitSent(first+i, first+i+1); err != nil {
+				return err
+			}
+		}
+		here, other := c.Cut(data, i), posted[i%window].Buf
+		if peer < c.Rank {
+			combine(here, other, here)
+		} else {
+			combine(here, here, other)
+		}
+	}
+	return nil
+}
+
+const unfolding = 100 // step in which the ranks that were folded away get the result
+
+// allReduceDoubling is recursive doubling: in each step a rank exchanges all it has with one at
+// twice the distance. Where the number of ranks is no power of two, the first few fold in pairs
+// before and unfold after. Both partners combine lower ranks first, so that their results are equal
+// in every bit.
+func (c *Call) allReduceDoubling(t Team, data []byte) error {
+	power := 1
+	for power*2 <= t.Size {
+		power *= 2
+	}
+	folded := 2 * (t.Size - power) // ranks that fold in pairs
+	me := t.Me - folded/2          // place among the ranks that stay
+	if t.Me < folded {
+		me = t.Me / 2
+	}
+	if t.Me < folded && t.Me%2 == 1 {
+		c.SendAll(t.Rank(t.Me-1), 0, data)
+		if err := c.Flush(); err != nil { // the result comes into the same memory
+			return err
+		}
+		return c.receiveAll(t.Rank(t.Me-1), unfolding, data)
+	}
+	if t.Me < folded {
+		if err := c.receiveCombined(t.Rank(t.Me+1), 0, data, unsent); err != nil {
+			return err
+		}
+	}
+	for step, distance := uint32(1), 1; distance < power; step, distance = step+1, distance*2 {
+		place := me ^ distance
+		if place < folded/2 {
+			place *= 2
+		} else {
+			place += folded / 2
+		}
+		peer := t.Rank(place)
+		if err := c.receiveCombined(peer, step, data, c.SendAll(peer, step, data)); err != nil {
+			return err
+		}
+	}
+	t.finish(c, data)
+	if t.Me < folded {
+		c.SendAll(t.Rank(t.Me+1), unfolding, data)
+	}
+	return nil
+}
+
+// allReduceHalving is Rabenseifner's algorithm for a power of two of ranks: each step exchanges
+// half of what a rank still answers for with one at half the distance, until it has the result of
+// its own part; the parts come together the same way back.
+func (c *Call) allReduceHalving(t Team, data []byte) error {
+	size := c.Desc.Type.Size()
+	span := func(place, parts int) []byte { // the parts of which place has one, aligned
+		from := place &^ (parts - 1)
+		lo, _ := kernel.Split(len(data)/size, t.Size, from)
+		_, hi := kernel.Split(len(data)/size, t.Size, from+parts-1)
+		return data[lo*size : hi*size]
+	}
+	step := uint32(0)
+	for d := t.Size / 2; d >= 1; d /= 2 {
+		peer := t.Rank(t.Me ^ d)
+		c.SendAll(peer, step, span(t.Me^d, d))
+		if err := c.receiveCombined(peer, step, span(t.Me, d), unsent); err != nil {
+			return err
+		}
+		step++
+	}
+	t.finish(c, span(t.Me, 1))
+	if err := c.Flush(); err != nil { // results come into the memory that has been sent
+		return err
+	}
+	for d := 1; d < t.Size; d *= 2 {
+		peer := t.Rank(t.Me ^ d)
+		c.SendAll(peer, step, span(t.Me, d))
+		if err := c.receiveAll(peer, step, span(t.Me^d, d)); err != nil {
+			return err
+		}
+		step++
+	}
+	return nil
+}
+
+// ring is the pipelined ring. The data is cut into one part per rank and each part into segments.
+// In the first n−1 rounds a part goes around and every rank combines its own with it; the last of
+// them owns the result and divides it for an average; in the other n−1 rounds the result goes
+// around. A segment is passed on as soon as it is reduced, not when its part is.
+type ring struct {
+	*Call
+	Team
+	data        []byte
+	left, right int // ranks
+	slots       []byte
+	posted      [window]*frame.Incoming // by position
+	at          cursor                  // next receive to post
+	position    int                     // its position
+}
+
+// cursor walks over the segments that a rank receives, round by round.
+type cursor struct{ round, segment int }
+
+func (c *Call) allReduceRing(t Team, data []byte) error {
+	n := t.Size
+	r := ring{Call: c, Team: t, data: data, left: t.Rank((t.Me + n - 1) % n), right: t.Rank((t.Me + 1) % n)}
+	each := min(len(r.chunk(0))+operation.Widest, c.segment) // no chunk has more than one element more
+	r.slots = c.Scratch(window * each)
+	before := c.outUsed
+	c.sentBefore = c.sentBefore[:0]
+	for i := range 2*n - 1 {
+		c.sentBefore = append(c.sentBefore, before)
+		before += c.Segments(len(r.chunk(i)))
+	}
+	own := r.chunk(0)
+	for i := range c.Segments(len(own)) {
+		c.Send(r.right, 0, c.Cut(own, i))
+	}
+	combine := c.Desc.Combiner()
+	done := 0
+	for here := r.skip(cursor{1, 0}); here.round <= 2*n-2; here = r.skip(cursor{here.round, here.segment + 1}) {
+		if err := r.postUpTo(done, each); err != nil {
+			return err
+		}
+		in := r.posted[done%window]
+		if err := c.wait(&in.Done); err != nil {
+			return err
+		}
+		part := c.Cut(r.chunk(here.round), here.segment)
+		if here.round < n {
+			combine(part, in.Buf, part)
+		}
+		if here.round == n-1 {
+			t.finish(c, part)
+		}
+		if here.round < 2*n-2 {
+			c.Send(r.right, uint32(here.round), part)
+		}
+		done++
+	}
+	return nil
+}
+
+// chunk is what this rank sends in a round, and has received in the round before: first its own
+// part, then those of the ranks to its left.
+func (r *ring) chunk(round int) []byte {
+	return r.part(r.Call, r.data, ((r.Me-round)%r.Size+r.Size)%r.Size)
+}
+
+// skip moves past the end of a chunk; round 2n−1 is the end.
+func (r *ring) skip(at cursor) cursor {
+	for at.round <= 2*r.Size-2 && at.segment >= r.Segments(len(r.chunk(at.round))) {
+		at = cursor{at.round + 1, 0}
+	}
+	return at
+}
+
+// postUpTo posts receives ahead of the one at position done, and that one itself in any case. A
+// result comes into the memory from which this rank's part was sent, so that send must be complete:
+// it waits for it only where nothing else can go on, since the peer's own progress may depend on
+// what is posted here.
+func (r *ring) postUpTo(done, each int) error {
+	if r.position == 0 {
+		r.at = r.skip(cursor{1, 0})
+	}
+	n := r.Size
+	for ; r.at.round <= 2*n-2 && r.position < done+window; r.position++ {
+		part := r.Cut(r.chunk(r.at.round), r.at.segment)
+		buf := part
+		if r.at.round < n {
+			buf = r.slots[r.position%window*each:][:len(part)]
+		} else {
+			before := r.sentBefore[r.at.round-n] + r.at.segment
+			if r.position > done && (before >= r.outUsed || !r.outs[before].Done.Load()) {
+				return nil
+			}
+			if err := r.wait(&r.outs[before].Done); err != nil {
+				return err
+			}
+		}
+		r.posted[r.position%window] = r.Post(r.left, uint32(r.at.round-1), buf)
+		r.at = r.skip(cursor{r.at.round, r.at.segment + 1})
+	}
+	return nil
+}
+
+// AllReduceDirect sends every part to its owner, who combines them in the order of the ranks and
+// sends the result to all, each segment as soon as it is there. What is small goes to all at once
+// instead, and every rank combines all of it.
+func (c *Call) AllReduceDirect(t Team, data []byte) error {
+	if len(data) <= operation.Thresholds.OneShot {
+		first := c.outUsed
+		for d := 1; d < t.Size; d++ {
+			c.SendAll(t.Rank((t.Me+d)%t.Size), 0, data)
+		}
+		return c.combineFrom(t, data, data, first, nil)
+	}
+	parts := c.outUsed
+	longest := c.Frames(len(t.part(c, data, 0))) // the first part is a longest one
+	for i := range longest {
+		for d := 1; d < t.Size; d++ { // each to another one first
+			to := (t.Me + d) % t.Size
+			if p := t.part(c, data, to); i < c.Frames(len(p)) {
+				c.Send(t.Rank(to), 0, c.Cut(p, i))
+			}
+		}
+	}
+	sent := c.outUsed
+	own := t.part(c, data, t.Me)
+	err := c.combineFrom(t, own, own, unsent, func(part []byte) {
+		for d := 1; d < t.Size; d++ {
+			c.Send(t.Rank((t.Me+d)%t.Size), 1, part)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.WaitSent(parts, sent); err != nil { // the results come into the same memory
+		return err
+	}
+	first := c.inUsed
+	for i := range longest {
+		for d := 1; d < t.Size; d++ {
+			from := (t.Me - d + t.Size) % t.Size
+			if p := t.part(c, data, from); i < c.Frames(len(p)) {
+				c.Post(t.Rank(from), 1, c.Cut(p, i))
+			}
+		}
+	}
+	return c.WaitFor(first, c.inUsed)
+}

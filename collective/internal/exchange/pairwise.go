@@ -1,0 +1,294 @@
+package exchange
+
+import (
+	"errors"
+	"math"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// FirstMemory is how many bytes of memory are taken before any byte arrives: more are only as bytes
+// arrive.
+const FirstMemory = 16 << 20
+
+// Block receives data whose length its sender tells, in the header of the first frame.
+type Block struct {
+	*Call
+	Data  []byte // as far as it has arrived, after Finish all of it
+	from  int
+	step  uint32 // of the first frame
+	size  int    // bytes of an element
+	count uint64 // elements, after open
+	got   func(i int, part []byte)
+
+	total  int
+	posted []*frame.Incoming
+}
+
+// ErrTooLarge says why a rank is taken for gone.
+var ErrTooLarge = errors.New("sent a length that does not fit memory")
+
+// OpenBlock begins to receive what a rank sends, in elements of size bytes.
+func (c *Call) OpenBlock(from, size int) (b Block, err error) {
+	b = Block{Call: c, from: from, size: size}
+	return b, b.open()
+}
+
+// open waits for the first header and posts as much as fits the first memory.
+func (b *Block) open() error {
+	h, err := b.peek(b.from)
+	if err != nil {
+		return err
+	}
+	if h.Seq != b.seq { // it belongs to an operation that this rank has not called yet
+		b.Group.Fail(frame.Gone(frame.ErrInvalid, b.from))
+		return b.Lost()
+	}
+	if h.Call.Count > uint64(math.MaxInt/b.size) {
+		b.Group.Fail(frame.Gone(ErrTooLarge, b.from))
+		return b.Lost()
+	}
+	b.count = h.Call.Count
+	b.total = int(b.count) * b.size
+	b.Data = make([]byte, min(b.total, FirstMemory))
+	for i := range b.Frames(len(b.Data)) {
+		b.posted = append(b.posted, b.Post(b.from, b.step+uint32(i), b.Cut(b.Data, i)))
+	}
+	return nil
+}
+
+// Finish waits for all of it.
+func (b *Block) Finish() error {
+	for i := 0; i < b.Frames(b.total); i++ {
+		if i == len(b.posted) {
+			bigger := make([]byte, min(b.total, 2*len(b.Data)))
+			kernel.Copy(bigger, b.Data)
+			b.Data = bigger
+			for j := i; j < b.Segments(len(b.Data)); j++ {
+				b.posted = append(b.posted, b.Post(b.from, b.step+uint32(j), b.Cut(b.Data, j)))
+			}
+		}
+		if err := b.wait(&b.posted[i].Done); err != nil {
+			return err
+		}
+		if b.got != nil {
+			b.got(i, b.Cut(b.Data, i))
+		}
+	}
+	return nil
+}
+
+// ExchangePairs sends part(j) to every rank j and returns what they have sent, by rank; nil for
+// this one. Every pair of ranks talks directly: the same bytes as a ring, in one step.
+func (c *Call) ExchangePairs(part func(to int) []byte) ([][]byte, error) {
+	all := make([][]byte, c.Size)
+	with := c.AllOthers()
+	c.SendParts(with, part)
+	return all, c.ReceiveParts(with, all)
+}
+
+// SendParts sends part(j) to each of some ranks, which receive it with ReceiveParts.
+func (c *Call) SendParts(to []int, part func(to int) []byte) {
+	size, longest := c.Desc.Type.Size(), 0
+	for _, j := range to {
+		longest = max(longest, len(part(j)))
+	}
+	for i := range c.Frames(longest) {
+		for _, j := range to {
+			if p := part(j); i < c.Frames(len(p)) {
+				c.SendOf(j, uint32(i), uint64(len(p)/size), c.Cut(p, i))
+			}
+		}
+	}
+}
+
+// ReceiveParts puts what some ranks have sent to this one with SendParts into all.
+func (c *Call) ReceiveParts(from []int, all [][]byte) error {
+	blocks := make([]Block, len(from))
+	for i := range from {
+		var err error
+		if blocks[i], err = c.OpenBlock(from[len(from)-1-i], c.Desc.Type.Size()); err != nil {
+			return err
+		}
+	}
+	for i := range blocks {
+		if err := blocks[i].Finish(); err != nil {
+			return err
+		}
+		all[blocks[i].from] = blocks[i].Data
+	}
+	return nil
+}
+
+// ReduceScatterDirect puts this rank's part of the reduced data into result. Every rank sends
+// part(j) to its owner, rank j, who combines them in the order of the ranks, segment by segment;
+// the parts are not changed.
+func (c *Call) ReduceScatterDirect(part func(rank int) []byte, result []byte) error {
+	t := c.WholeTeam()
+	longest := 0
+	for j := range t.Size {
+		longest = max(longest, len(part(j)))
+	}
+	for i := range c.Frames(longest) {
+		for d := 1; d < t.Size; d++ {
+			to := (t.Me + d) % t.Size
+			if p := part(to); i < c.Frames(len(p)) {
+				c.Send(to, 0, c.Cut(p, i))
+			}
+		}
+	}
+	return c.combineFrom(t, part(t.Me), result, unsent, nil)
+}
+
+// combineFrom receives what every other rank of a team has sent in step 0 and combines it with own,
+// in the order of the ranks, into result, which may be own. Where own itself is being sent, in as
+// many pieces to all, first is the number of the first send. Each segment is handed to done, if
+// there is one, when it is complete.
+func (c *Call) combineFrom(t Team, own, result []byte, first int, done func(part []byte)) error {
+	ahead := 2 // segments posted, of every rank
+	if t.Size > 16 {
+		ahead = 1
+	}
+	each := min(len(own), c.segment)
+	slots := c.Scratch(ahead * t.Size * each)
+	c.posted = slices.Grow(c.posted[:0], ahead*t.Size)[:ahead*t.Size]
+	total, next := c.Frames(len(own)), 0
+	for i := range total {
+		for ; next < min(i+ahead, total); next++ {
+			for from := range t.Size {
+				if from != t.Me {
+					at := next%ahead*t.Size + from
+					c.posted[at] = c.Post(t.Rank(from), 0, slots[at*each:][:len(c.Cut(own, next))])
+				}
+			}
+		}
+		for d := 0; first != unsent && d < t.Size-1; d++ {
+			if err := c.WaitSent(first+d*total+i, first+d*total+i+1); err != nil {
+				return err
+			}
+		}
+		if err := c.combineAll(t, c.Cut(result, i), c.Cut(own, i), c.posted[i%ahead*t.Size:][:t.Size]); err != nil {
+			return err
+		}
+		if done != nil {
+			done(c.Cut(result, i))
+		}
+	}
+	return nil
+}
+
+// CombineReceived combines one segment of all ranks of a team, in their order; of another place it
+// is what the receive of that number has got.
+func (c *Call) CombineReceived(t Team, result, own []byte, receive func(place int) int) error {
+	c.posted = slices.Grow(c.posted[:0], t.Size)[:t.Size]
+	for place := range t.Size {
+		if place != t.Me {
+			c.posted[place] = c.ins[receive(place)]
+		}
+	}
+	return c.combineAll(t, result, own, c.posted)
+}
+
+// combineAll combines one segment of all ranks, in their order. Until own has been used, which
+// result may be, results go to the first rank's slot.
+func (c *Call) combineAll(t Team, result, own []byte, posted []*frame.Incoming) error {
+	if c.Desc.Means() && t.Size > 1 {
+		return c.meanOfAll(t, result, own, posted)
+	}
+	combine := c.Desc.Combiner()
+	var before []byte
+	for from := range t.Size {
+		one := own
+		if from != t.Me {
+			if err := c.wait(&posted[from].Done); err != nil {
+				return err
+			}
+			one = posted[from].Buf
+		}
+		switch {
+		case from == 0:
+			before = one
+		case from < t.Me:
+			combine(before, before, one)
+		default:
+			combine(result, before, one)
+			before = result
+		}
+	}
+	if t.Size == 1 {
+		kernel.Copy(result, own)
+	}
+	t.finish(c, result)
+	return nil
+}
+
+// meanOfAll is combineAll of a mean.
+func (c *Call) meanOfAll(t Team, result, own []byte, posted []*frame.Incoming) error {
+	c.operands = slices.Grow(c.operands[:0], t.Size)[:t.Size]
+	for from := range t.Size {
+		c.operands[from] = own
+		if from != t.Me {
+			if err := c.wait(&posted[from].Done); err != nil {
+				return err
+			}
+			c.operands[from] = posted[from].Buf
+		}
+	}
+	kernel.Mean(c.Desc.Type, result, c.operands, t.Weights, t.divide)
+	return nil
+}
+
+// Into is memory with a part for every rank, all of the same number of bytes.
+type Into struct {
+	Memory []byte
+	Each   int
+}
+
+// Of is the part of a rank.
+func (p Into) Of(rank int) []byte { return p.Memory[rank*p.Each:][:p.Each:p.Each] }
+
+// AllOthers are all ranks but this one, each rank's list beginning with another one.
+func (c *Call) AllOthers() []int {
+	with := make([]int, 0, c.Size-1)
+	for d := 1; d < c.Size; d++ {
+		with = append(with, (c.Rank+d)%c.Size)
+	}
+	return with
+}
+
+// ExchangeInto sends part(j) to each of some ranks and receives theirs.
+func (c *Call) ExchangeInto(with []int, part func(to int) []byte, result Into) error {
+	for s := range c.Frames(result.Each) {
+		for _, to := range with {
+			c.Send(to, 0, c.Cut(part(to), s))
+		}
+	}
+	first := c.inUsed
+	c.PostInto(with, result)
+	return c.WaitFor(first, c.inUsed)
+}
+
+// PostInto asks for the parts of some ranks.
+func (c *Call) PostInto(from []int, result Into) {
+	for _, r := range from {
+		for s := range c.Frames(result.Each) {
+			c.Post(r, 0, c.Cut(result.Of(r), s))
+		}
+	}
+}
+
+// By are the parts of some ranks.
+func (p Into) By(ranks []int) [][]byte {
+	parts := make([][]byte, len(ranks))
+	for i, r := range ranks {
+		parts[i] = p.Of(r)
+	}
+	return parts
+}
+
+// Place tells members of shared memory, who have parts for these ranks, where those lie.
+func (p Into) Place(ranks []int) func(lengths []int) ([][]byte, error) {
+	return func([]int) ([][]byte, error) { return p.By(ranks), nil } // the members' calls say the lengths
+}
