@@ -9,4 +9,7 @@ func HasCgroups() bool { return cgroupPrefix() != "" }
 func Cgroups() ([]string, error) { return filepath.Glob(cgroupPrefix() + "*") }
 
 // GuardPID returns the process id of the guard.
-func GuardPID(g *Guard) int { return g.shell.Process.Pid }
+func GuardPID(g *Guard) int { return g.waiter.Process.Pid }
+
+// WithoutShell has guards wait without a shell, as where there is none.
+func WithoutShell() { guardShell = "/nothing" }

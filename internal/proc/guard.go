@@ -14,13 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardScript waits for the end of its input. Where that ends without a line, its writer has died,
-// and the writer's own program, which is descriptor 3, does the rest: see init. A shell waits in
-// less memory than that program.
+// guardShell runs guardScript, which waits for the end of its input. Where that ends without a
+// line, its writer has died, and the writer's own program, which is descriptor 3, does the rest:
+// see init. A shell waits in less memory than that program, which waits itself where there is none.
+var guardShell = "/bin/sh"
+
 const guardScript = `while read -r line; do exit 0; done; exec /proc/self/fd/3 "$@"`
 
-// sweepWord is the first argument of a program that a guard runs.
-const sweepWord = "hvdrun-guard-sweep"
+// The first argument of a program that a guard runs, and of one that waits before that.
+const (
+	sweepWord = "hvdrun-guard-sweep"
+	waitWord  = "hvdrun-guard"
+)
 
 // A guard looks for processes so often at most, with that pause.
 const (
@@ -29,10 +34,15 @@ const (
 )
 
 // A guard runs the program of the process that is gone, whichever it is. Its arguments are then
-// sweepWord, the mark, and what the paths of cgroups begin with.
+// sweepWord or waitWord, the mark, and what the paths of cgroups begin with.
 func init() {
-	if len(os.Args) < 3 || os.Args[1] != sweepWord {
+	if len(os.Args) < 3 || os.Args[1] != sweepWord && os.Args[1] != waitWord {
 		return
+	}
+	if os.Args[1] == waitWord {
+		if n, _ := os.Stdin.Read(make([]byte, 1)); n > 0 {
+			os.Exit(0)
+		}
 	}
 	var cgroups []string
 	for _, prefix := range os.Args[3:] {
@@ -100,17 +110,17 @@ func killMarked(mark string) (found, unclear bool) {
 var markPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // Guard kills every process that carries a mark in its environment once the process that started
-// the guard is gone, however it ended: a small shell, in a session of its own, that reads from a
-// pipe held by that process alone.
+// the guard is gone, however it ended: a process in a session of its own that reads from a pipe
+// held by that process alone.
 type Guard struct {
-	mark  string
-	shell *exec.Cmd
-	pipe  io.WriteCloser
-	close func() error
+	mark   string
+	waiter *exec.Cmd
+	pipe   io.WriteCloser
+	close  func() error
 }
 
 // StartGuard starts the guard of the processes with that variable, such as HVD_RUN_ID and a run's
-// id. Both are made of letters, digits, "_" and "-". It needs /bin/sh and nothing of PATH. The
+// id. Both are made of letters, digits, "_" and "-". It needs nothing of PATH. The
 // caller must call Close, and must not carry the mark itself. Cgroups that begin with one of the
 // prefixes (see CgroupsBelow) are emptied as well, and so are those that this process makes without
 // being told where.
@@ -127,18 +137,22 @@ func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 		return nil, fmt.Errorf("proc: guard: this program: %w", err)
 	}
 	defer own.Close()
-	args := append([]string{"-c", guardScript, "hvdrun-guard", sweepWord, mark}, prefixes...)
+	args := []string{"/proc/self/fd/3", waitWord, mark}
+	if _, err := os.Stat(guardShell); err == nil {
+		args = []string{guardShell, "-c", guardScript, waitWord, sweepWord, mark}
+	}
+	args = append(args, prefixes...)
 	if prefix := cgroupPrefix(); prefix != "" {
 		args = append(args, prefix)
 	}
-	g := &Guard{mark: mark, shell: exec.Command("/bin/sh", args...)}
-	g.shell.Env, g.shell.ExtraFiles = []string{}, []*os.File{own}
-	g.shell.Dir = "/"
-	pipe, err := g.shell.StdinPipe()
+	g := &Guard{mark: mark, waiter: exec.Command(args[0], args[1:]...)}
+	g.waiter.Env, g.waiter.ExtraFiles = []string{}, []*os.File{own}
+	g.waiter.Dir = "/"
+	pipe, err := g.waiter.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("proc: guard: %w", err)
 	}
-	if err := StartSession(g.shell); err != nil {
+	if err := StartSession(g.waiter); err != nil {
 		return nil, fmt.Errorf("proc: guard: %w", err)
 	}
 	g.pipe = pipe
@@ -155,7 +169,7 @@ func (g *Guard) finish() error {
 	err := sweep(g.mark)
 	_, _ = io.WriteString(g.pipe, "close\n") // fails where the guard itself is gone
 	_ = g.pipe.Close()
-	if err := errors.Join(err, WaitSession(g.shell)); err != nil {
+	if err := errors.Join(err, WaitSession(g.waiter)); err != nil {
 		return fmt.Errorf("proc: guard: %w", err)
 	}
 	return nil

@@ -43,7 +43,10 @@ func init() {
 // playDriver is a driver that the test kills: it runs workers, and prints the guard's id.
 func playDriver(mode string) {
 	workers := guarded[:1]
-	if mode == "guarded" {
+	if mode == "without shell" {
+		proc.WithoutShell()
+	}
+	if mode != "plain" {
 		workers = guarded
 		guard, err := proc.StartGuard(plan.EnvRunID, os.Getenv("PROC_TEST_RUN"))
 		if err != nil {
@@ -98,8 +101,14 @@ func startDriver(t *testing.T, mode, runID, pipe string) (*exec.Cmd, int) {
 }
 
 func TestGuardAfterDriverIsKilled(t *testing.T) {
+	for _, mode := range []string{"guarded", "without shell"} {
+		t.Run(mode, func(t *testing.T) { guardOfKilled(t, mode) })
+	}
+}
+
+func guardOfKilled(t *testing.T, mode string) {
 	pipe, await, gone := launchtest.HeldPipe(t)
-	driver, guard := startDriver(t, "guarded", "run_"+rand.Text(), pipe)
+	driver, guard := startDriver(t, mode, "run_"+rand.Text(), pipe)
 	await(len(guarded))
 	fd, err := unix.PidfdOpen(guard, 0)
 	if err != nil {

@@ -64,7 +64,7 @@ const media = "application/vnd.oci.image."
 const users = "root:x:0:0:root:/root:/sbin/nologin\nhvdrun:x:65532:65532:hvdrun:/tmp:/sbin/nologin\nnobody:x:65534:65534:nobody:/:/sbin/nologin\n"
 
 // image writes an image for all architectures, as a tar of OCI's layout, from which training images
-// take hvdrun and its plugins. They need no other file, but hvdrun starts workers by /bin/sh.
+// take hvdrun and its plugins. They need no other file.
 func (r *release) image() error {
 	l := layout{blobs: map[string]file{}}
 	platforms := index{SchemaVersion: 2, MediaType: media + "index.v1+json"}
