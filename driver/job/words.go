@@ -109,50 +109,6 @@ func (e Entry) words2() (Kind, string) {
 	return KindOther, e.Place()
 }
 
-// Why says why another world follows from the event, as "rank 2 on b:0 was lost"; empty: none does.
-func (e Entry) Why() string {
-	switch e.Name {
-	case WorkerDying:
-		return e.Member() + " was lost"
-	case WorkerExited:
-		switch e.Cause {
-		case "failed":
-			return fmt.Sprintf("%s failed (%s)", e.Member(), e.Exit())
-		case "left":
-			return e.Member() + " left"
-		}
-	case Draining:
-		return e.Member() + " was asked to leave"
-	case DrainAsked:
-		return e.Place() + " is drained"
-	case Excluded:
-		if e.Until == nil {
-			return e.Place() + " is excluded"
-		}
-	case Returned:
-		return e.Place() + " is back"
-	case Scaled:
-		_, text := e.Words()
-		return text
-	}
-	return ""
-}
-
-// Why says why a world was left where no event tells more; empty: nothing is to be said.
-func (c Cause) Why() string {
-	switch c {
-	case CauseBroken:
-		return "a connection between workers broke"
-	case CauseDeparture:
-		return "a worker left"
-	case CauseDeath:
-		return "a worker was lost"
-	case CauseStall:
-		return "workers held up the others"
-	}
-	return ""
-}
-
 func (e Entry) stalled() string {
 	if e.Host == "" {
 		return "the workers do not go on: " + e.What

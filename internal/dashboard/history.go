@@ -47,7 +47,7 @@ const (
 	// two become one when there are too many.
 	maxWorlds = 400
 	maxPoints = 480
-	// maxWhys bounds the reasons that are kept of a reset.
+	// maxWhys bounds the reasons of a reset that are told.
 	maxWhys = 3
 )
 
@@ -58,10 +58,7 @@ type history struct {
 	dropped int // worlds that are forgotten
 	counts  Recoveries
 
-	// What may lead to the next world.
-	why     []string
-	kind    job.Kind
-	stalled map[string]bool // places of workers that held up others
+	reasons job.Reasons // for the next world
 
 	points  []Point
 	pause   time.Duration // the least time between two points
@@ -71,89 +68,50 @@ type history struct {
 
 func newHistory() *history {
 	return &history{
-		counts:  Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
-		stalled: map[string]bool{}, pause: time.Second,
+		counts: Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
+		pause:  time.Second,
 	}
 }
 
-// rank orders the kinds of causes: the gravest names the reset.
+// gravity orders the kinds of reasons: the gravest names the reset.
 func gravity(k job.Kind) int {
 	return slices.Index([]job.Kind{"", job.KindStart, job.KindChanged, job.KindShrunk, job.KindGrown, job.KindScaled, job.KindDrained, job.KindDriver,
 		job.KindExcluded, job.KindStall, job.KindFailure}, k)
 }
 
-// cause notes what may lead to the next world.
-func (h *history) cause(kind job.Kind, why string) {
-	switch {
-	case gravity(kind) > gravity(h.kind):
-		h.kind, h.why = kind, nil
-	case kind != h.kind:
-		return
+// gravest returns the gravest kind of the reasons that have a text, and their first few texts.
+func gravest(reasons []job.Reason) (kind job.Kind, why string) {
+	n := 0
+	for _, r := range reasons {
+		switch {
+		case r.Text == "":
+			continue
+		case gravity(r.Kind) > gravity(kind):
+			kind, why, n = r.Kind, r.Text, 1
+		case r.Kind == kind && n < maxWhys:
+			why, n = why+"; "+r.Text, n+1
+		}
 	}
-	if len(h.why) < maxWhys && !slices.Contains(h.why, why) {
-		h.why = append(h.why, why)
-	}
+	return kind, why
 }
 
 // add takes the next event.
 func (h *history) add(f *job.Entry) {
-	_, text := f.Words()
 	switch f.Name {
-	case job.Stalled:
-		if f.Host != "" && len(h.stalled) < maxWorlds {
-			h.stalled[f.Place()] = true
-		}
-	case job.StallEnded:
-		delete(h.stalled, f.Place())
-	case job.WorkerDying, job.WorkerExited:
-		h.exited(f, text)
-	case job.DrainAsked, job.Draining:
-		h.cause(job.KindDrained, text)
-	case job.Excluded:
-		h.cause(job.KindExcluded, text)
-	case job.Scaled:
-		h.cause(job.KindScaled, text)
-	case job.HostsUpdated:
-		h.told(f)
 	case job.WorldPublished:
 		h.published(f)
 	case job.FirstCommit:
 		h.trains(f)
 	}
-}
-
-func (h *history) exited(f *job.Entry, text string) {
-	if h.stalled[f.Place()] {
-		delete(h.stalled, f.Place())
-		h.cause(job.KindStall, text)
-		return
-	}
-	if f.Name == job.WorkerDying || f.Cause == "failed" {
-		h.cause(job.KindFailure, text)
-	}
-}
-
-// told: the workers were told that the hosts changed.
-func (h *history) told(f *job.Entry) {
-	kind := job.ChangeKind(f.Change)
-	if kind == job.KindOther {
-		return
-	}
-	why := map[job.Kind]string{job.KindGrown: "slots were added", job.KindShrunk: "slots were removed", job.KindChanged: "slots were added and removed"}[kind]
-	h.cause(kind, why)
+	h.reasons.Add(*f)
 }
 
 func (h *history) published(f *job.Entry) {
-	w := World{Generation: f.Generation, Time: f.Time, Size: f.Size, Kind: h.kind}
+	w := World{Generation: f.Generation, Time: f.Time, Size: f.Size}
 	if n := len(h.worlds); n > 0 && h.worlds[n-1].Generation >= f.Generation {
 		return // it is known
 	}
-	for i, why := range h.why {
-		if i > 0 {
-			w.Why += "; "
-		}
-		w.Why += why
-	}
+	w.Kind, w.Why = gravest(h.reasons.Take())
 	switch {
 	case len(h.worlds) == 0 && h.dropped == 0 && f.Generation <= 1:
 		w.Kind, w.Why = job.KindStart, "the job began"
@@ -165,7 +123,6 @@ func (h *history) published(f *job.Entry) {
 		h.dropped++
 	}
 	h.worlds = append(h.worlds, w)
-	h.kind, h.why = "", nil
 }
 
 func (h *history) trains(f *job.Entry) {

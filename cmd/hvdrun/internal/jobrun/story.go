@@ -3,7 +3,6 @@ package jobrun
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -39,61 +38,27 @@ type story struct {
 	mu      sync.Mutex
 	silent  bool // the events are those of the driver before
 	begun   time.Time
-	hosts   map[string]string // of the last list: what each is like; nil: there was none
-	why     reasons           // what has led to the next world
-	stalled map[string]bool   // places of workers that hold up others
-	world   toldWorld         // the last one that was published
+	reasons job.Reasons // since the last line about a world
+	world   toldWorld   // the last one that was published
 	pace    pace
 }
 
 // toldWorld is a published world.
 type toldWorld struct {
 	generation uint64
+	size       int
 	hosts      int
-	members    map[place]bool
 	trains     bool        // it has made a commit, or was told of without one
 	late       *time.Timer // tells of a world that makes none
-}
-
-// place is where a worker is.
-type place struct {
-	host string
-	slot int
-}
-
-// reasons are why there is another world, each once. The zero value has none.
-type reasons struct {
-	all   []string
-	known map[string]bool
-}
-
-// add adds a reason; empty: there is none.
-func (r *reasons) add(why string) {
-	if why == "" || r.known[why] {
-		return
-	}
-	if r.known == nil {
-		r.known = make(map[string]bool)
-	}
-	r.known[why] = true
-	r.all = append(r.all, why)
-}
-
-// String lists them, or the first where there are many.
-func (r *reasons) String() string {
-	text := strings.Join(r.all[:min(len(r.all), mostReasons)], ", ")
-	if n := len(r.all) - mostReasons; n > 0 {
-		text += fmt.Sprintf(", and %d more", n)
-	}
-	return text
 }
 
 // pace has lines about worlds wait, so that there is one a second at most.
 type pace struct {
 	told    time.Time // when there was the last line
 	line    string    // which waits for the pause to end
-	why     reasons   // of the waiting line and of those that it has replaced
-	between int       // worlds that the waiting line has replaced
+	why     []string  // the reasons of the waiting line and of those that it has replaced, each once
+	known   map[string]bool
+	between int // worlds that the waiting line has replaced
 	timer   *time.Timer
 }
 
@@ -110,7 +75,7 @@ func (h *storyHook) start(_ context.Context, r *run) error {
 func (h *storyHook) stop(*run) { h.story.close() }
 
 func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
-	t := &story{log: log, run: s.RunID, stateless: s.Restart.Workers, stalled: map[string]bool{}}
+	t := &story{log: log, run: s.RunID, stateless: s.Restart.Workers}
 	var places []string
 	if s.OutputDir != "" {
 		places = append(places, "output in "+s.OutputDir)
@@ -142,50 +107,31 @@ func (t *story) take(of job.Event) {
 	if t.begun.IsZero() {
 		t.begun = of.Time
 	}
+	var e job.Entry
 	switch of.Name {
 	case job.WorkerStarted, job.WorkerReady, job.Audit, job.HostsUpdated, job.Reset:
 		return
 	case job.HostsFound: // which may be of thousands
-		t.list(fieldOf[[]job.FoundHost](of, "hosts"))
-		return
+		e = job.Entry{Name: of.Name, Hosts: fieldOf[[]job.FoundHost](of, "hosts")}
 	case job.WorldPublished:
-		t.published(of)
-		return
+		e = job.Entry{
+			Time: of.Time, Name: of.Name, Generation: fieldOf[uint64](of, "generation"),
+			Cause: string(fieldOf[job.Cause](of, "cause")), Slots: fieldOf[[]job.PublishedSlot](of, "slots"),
+		}
+	default:
+		var err error
+		if e, err = of.Entry(); err != nil {
+			return
+		}
 	}
-	e, err := of.Entry()
-	if err != nil {
-		return
-	}
+	t.reasons.Add(e)
 	switch e.Name {
-	case job.WorkerDying:
-		t.why.add(e.Why())
-	case job.WorkerExited:
-		t.exited(e)
-	case job.Stalled:
-		t.stalled[e.Place()] = e.Host != ""
-	case job.StallEnded:
-		delete(t.stalled, e.Place())
+	case job.WorldPublished:
+		t.published(e)
 	case job.FirstCommit:
 		t.trains(e)
 	case job.JobDone:
 		t.ends(e)
-	default:
-		t.why.add(e.Why())
-	}
-}
-
-// exited notes the end of a worker as a reason, unless that is known, or the world is without it.
-func (t *story) exited(e job.Entry) {
-	lost := e
-	lost.Name = job.WorkerDying
-	switch {
-	case t.stalled[e.Place()]:
-		delete(t.stalled, e.Place())
-		t.why.add(e.Member() + " held up the others")
-	case t.why.known[lost.Why()]:
-	case e.Cause == "left" && e.Slot != nil && !t.world.members[place{e.Host, *e.Slot}]:
-	default:
-		t.why.add(e.Why())
 	}
 }
 
@@ -198,22 +144,12 @@ func fieldOf[T any](e job.Event, key string) (v T) {
 }
 
 // published takes a world. The first is told of at once, those that make no commit after a while.
-func (t *story) published(of job.Event) {
-	slots, hosts := fieldOf[[]job.PublishedSlot](of, "slots"), map[string]bool{}
-	w := toldWorld{generation: fieldOf[uint64](of, "generation"), members: make(map[place]bool, len(slots))}
-	cause := fieldOf[job.Cause](of, "cause")
-	lost := slices.Contains([]job.Cause{job.CauseDeath, job.CauseDeparture, job.CauseStall}, cause)
-	if len(t.why.all) == 0 {
-		t.why.add(cause.Why())
+func (t *story) published(e job.Entry) {
+	hosts := map[string]bool{}
+	for _, s := range e.Slots {
+		hosts[s.Host] = true
 	}
-	for _, s := range slots {
-		at := place{s.Host, s.Slot}
-		hosts[s.Host], w.members[at] = true, true
-		if lost && !t.world.members[at] {
-			t.why.add(fmt.Sprintf("%s:%d is in its place", s.Host, s.Slot))
-		}
-	}
-	w.hosts = len(hosts)
+	w := toldWorld{generation: e.Generation, size: len(e.Slots), hosts: len(hosts)}
 	if t.world.late != nil {
 		t.world.late.Stop()
 	}
@@ -224,7 +160,7 @@ func (t *story) published(of job.Event) {
 	case w.generation == 1:
 		t.log.Infof("job %s: %s; hvdrun top %s shows them", t.run, who, t.run[:min(4, len(t.run))])
 	case t.stateless:
-		t.tell(of.Time, "")
+		t.tell(e.Time, "")
 		return
 	}
 	if !t.stateless {
@@ -234,7 +170,7 @@ func (t *story) published(of job.Event) {
 
 // who is the size of a world in words.
 func (w *toldWorld) who() string {
-	return fmt.Sprintf("%s on %s", show.Plural(len(w.members), "worker"), show.Plural(w.hosts, "host"))
+	return fmt.Sprintf("%s on %s", show.Plural(w.size, "worker"), show.Plural(w.hosts, "host"))
 }
 
 // late tells of a world that has made no commit for a while.
@@ -244,32 +180,6 @@ func (t *story) late(generation uint64) {
 	if t.world.generation == generation && !t.world.trains {
 		t.tell(time.Now(), fmt.Sprintf(", no commit within %v", lateCommit))
 	}
-}
-
-// list takes a list of hosts: those that have come, changed and gone are reasons.
-func (t *story) list(found []job.FoundHost) {
-	now := make(map[string]string, len(found))
-	for _, h := range found {
-		now[h.Host] = "with " + show.Plural(h.Slots, "slot")
-		if h.Draining {
-			now[h.Host] = "draining"
-		}
-	}
-	if t.hosts != nil {
-		for _, name := range slices.Sorted(maps.Keys(now)) {
-			if was, known := t.hosts[name]; !known {
-				t.why.add(name + " came")
-			} else if was != now[name] {
-				t.why.add(name + " is now " + now[name])
-			}
-		}
-		for _, name := range slices.Sorted(maps.Keys(t.hosts)) {
-			if _, there := now[name]; !there {
-				t.why.add(name + " went")
-			}
-		}
-	}
-	t.hosts = now
 }
 
 // trains tells of a world that has made its first commit.
@@ -286,14 +196,11 @@ func (t *story) trains(e job.Entry) {
 
 // tell logs how the last world does, and why there is one, at once or when the pause is over.
 func (t *story) tell(at time.Time, how string) {
-	why, p := t.why.all, &t.pace
-	t.why = reasons{}
+	reasons, p := t.reasons.Take(), &t.pace
 	if t.silent {
 		return
 	}
-	for _, w := range why {
-		p.why.add(w)
-	}
+	p.add(reasons)
 	if p.line != "" {
 		p.between++
 	}
@@ -309,6 +216,20 @@ func (t *story) tell(at time.Time, how string) {
 	}
 }
 
+// add adds reasons to those of the waiting line.
+func (p *pace) add(reasons []job.Reason) {
+	for _, r := range reasons {
+		if r.Why == "" || p.known[r.Why] {
+			continue
+		}
+		if p.known == nil {
+			p.known = make(map[string]bool)
+		}
+		p.known[r.Why] = true
+		p.why = append(p.why, r.Why)
+	}
+}
+
 // flush logs the line that waits.
 func (t *story) flush(at time.Time) {
 	p := &t.pace
@@ -319,14 +240,17 @@ func (t *story) flush(at time.Time) {
 	if p.line == "" {
 		return
 	}
-	if len(p.why.all) > 0 {
-		p.line += ": " + p.why.String()
+	if len(p.why) > 0 {
+		p.line += ": " + strings.Join(p.why[:min(len(p.why), mostReasons)], ", ")
+	}
+	if n := len(p.why) - mostReasons; n > 0 {
+		p.line += fmt.Sprintf(", and %d more", n)
 	}
 	if p.between > 0 {
 		p.line += fmt.Sprintf(" (%s since the last line)", show.Plural(p.between+1, "world"))
 	}
 	t.log.Info(p.line)
-	p.told, p.line, p.why, p.between = at, "", reasons{}, 0
+	p.told, p.line, p.why, p.known, p.between = at, "", nil, nil, 0
 }
 
 // ends tells of the end: the outcome, who trained last, how far the job has come, and where its
@@ -343,7 +267,7 @@ func (t *story) ends(e job.Entry) {
 	case e.Status != 0:
 		text = fmt.Sprintf("the job has failed, status %d,", e.Status)
 	}
-	text += fmt.Sprintf(" after %v: %s", show.Round(e.Time.Sub(t.begun)), show.Plural(len(t.world.members), "worker"))
+	text += fmt.Sprintf(" after %v: %s", show.Round(e.Time.Sub(t.begun)), show.Plural(t.world.size, "worker"))
 	if e.Commits > 0 {
 		text += fmt.Sprintf(", %s commits", show.Grouped(e.Commits))
 	}

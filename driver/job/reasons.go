@@ -1,0 +1,182 @@
+package job
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Reason is something that leads to another world.
+type Reason struct {
+	Kind Kind
+	// Why is short, as "rank 2 on b:0 was lost"; empty where another reason or a later event says
+	// it. Text are the words of the event, as Entry.Words has them; empty where others say more.
+	Why, Text string
+}
+
+// mostReasons bounds the reasons of a kind that have a Text, those that have none, and the stalls.
+const mostReasons = 1 << 14
+
+// Reasons derives from a job's events what leads to its next world. It is a pure value of bounded
+// size. The zero Reasons is ready for use.
+type Reasons struct {
+	list    []Reason
+	known   map[Reason]bool      // the words of list, each alone
+	count   map[Kind]int         // the reasons of list with a Text, and as "" those without
+	stalled map[string]bool      // places of workers that hold up others
+	hosts   map[string]string    // of the last list: what each is like; nil: there was none
+	members map[plan.SlotID]bool // of the last world
+}
+
+// Take returns the reasons since the last Take, in the order of their events. Each Why, and each
+// Text of a kind, occurs once. The caller owns the slice.
+func (r *Reasons) Take() []Reason {
+	list := r.list
+	r.list, r.known, r.count = nil, nil, nil
+	return list
+}
+
+// Add takes the job's next event. Of HostsFound it reads Hosts alone, and of WorldPublished Cause
+// and Slots.
+func (r *Reasons) Add(e Entry) {
+	switch e.Name {
+	case HostsFound: // which may be of thousands
+		r.listed(e.Hosts)
+		return
+	case WorldPublished:
+		r.published(e)
+		return
+	}
+	kind, text := e.Words()
+	switch e.Name {
+	case Stalled:
+		if r.stalled == nil {
+			r.stalled = make(map[string]bool)
+		}
+		if e.Host != "" && len(r.stalled) < mostReasons {
+			r.stalled[e.Place()] = true
+		}
+	case StallEnded:
+		delete(r.stalled, e.Place())
+	case WorkerDying:
+		if r.stalled[e.Place()] {
+			kind = KindStall
+		}
+		r.add(kind, lost(e), text)
+	case WorkerExited:
+		r.exited(e, text)
+	case Draining:
+		r.add(kind, e.Member()+" was asked to leave", text)
+	case DrainAsked:
+		r.add(kind, e.Place()+" is drained", text)
+	case Excluded:
+		if e.Until != nil { // after a failure, which is a reason itself
+			r.add(kind, "", text)
+		} else {
+			r.add(kind, e.Place()+" is excluded", text)
+		}
+	case Returned:
+		r.add(kind, e.Place()+" is back", "")
+	case Scaled:
+		r.add(kind, text, text)
+	case HostsUpdated:
+		if of := changed[kind]; of != "" {
+			r.add(kind, "", of)
+		}
+	}
+}
+
+// changed says how the hosts have changed, by the kind of change.
+var changed = map[Kind]string{KindGrown: "slots were added", KindShrunk: "slots were removed", KindChanged: "slots were added and removed"}
+
+// lost says of WorkerDying, and of the exit that follows, that the worker is lost.
+func lost(e Entry) string { return e.Member() + " was lost" }
+
+// exited takes the end of a worker. It is no reason if the last world is without that worker.
+func (r *Reasons) exited(e Entry, text string) {
+	switch {
+	case r.stalled[e.Place()]:
+		delete(r.stalled, e.Place())
+		r.add(KindStall, e.Member()+" held up the others", text)
+	case e.Cause == "failed" && r.known[Reason{Why: lost(e)}]:
+		r.add(KindFailure, "", text)
+	case e.Cause == "failed":
+		r.add(KindFailure, fmt.Sprintf("%s failed (%s)", e.Member(), e.Exit()), text)
+	case e.Cause == "left" && e.Slot != nil && r.members[plan.SlotID{Host: e.Host, Index: *e.Slot}]:
+		r.add(KindOther, e.Member()+" left", "")
+	}
+}
+
+// listed takes a list of hosts: those that have come, changed and gone are reasons.
+func (r *Reasons) listed(found []FoundHost) {
+	now := make(map[string]string, len(found))
+	for _, h := range found {
+		now[h.Host] = "with " + plural(h.Slots, "slot")
+		if h.Draining {
+			now[h.Host] = "draining"
+		}
+	}
+	if r.hosts != nil {
+		for _, name := range slices.Sorted(maps.Keys(now)) {
+			if was, known := r.hosts[name]; !known {
+				r.add(KindGrown, name+" came", "")
+			} else if was != now[name] {
+				r.add(KindChanged, name+" is now "+now[name], "")
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.hosts)) {
+			if _, there := now[name]; !there {
+				r.add(KindShrunk, name+" went", "")
+			}
+		}
+	}
+	r.hosts = now
+}
+
+// published takes a world: its cause, if nothing says more, and the workers in the place of others.
+func (r *Reasons) published(e Entry) {
+	cause, members := Cause(e.Cause), make(map[plan.SlotID]bool, len(e.Slots))
+	if !slices.ContainsFunc(r.list, func(had Reason) bool { return had.Why != "" }) {
+		r.add(KindOther, causes[cause], "")
+	}
+	for _, s := range e.Slots {
+		at := plan.SlotID{Host: s.Host, Index: s.Slot}
+		members[at] = true
+		if !r.members[at] && (cause == CauseDeath || cause == CauseDeparture || cause == CauseStall) {
+			r.add(KindOther, fmt.Sprintf("%s:%d is in its place", s.Host, s.Slot), "")
+		}
+	}
+	r.members = members
+}
+
+// causes says why a world was left where no event does.
+var causes = map[Cause]string{
+	CauseBroken: "a connection between workers broke", CauseDeparture: "a worker left", CauseDeath: "a worker was lost",
+	CauseStall: "workers held up the others",
+}
+
+// add adds a reason, without those of its words that are known.
+func (r *Reasons) add(kind Kind, why, text string) {
+	whyKey, textKey := Reason{Why: why}, Reason{Kind: kind, Text: text}
+	if r.known[whyKey] {
+		why = ""
+	}
+	if r.known[textKey] {
+		text = ""
+	}
+	counts := kind
+	if text == "" {
+		counts = ""
+	}
+	if why == "" && text == "" || r.count[counts] >= mostReasons {
+		return
+	}
+	if r.known == nil {
+		r.known, r.count = make(map[Reason]bool), make(map[Kind]int)
+	}
+	r.known[whyKey], r.known[textKey] = true, true
+	r.count[counts]++
+	r.list = append(r.list, Reason{kind, why, text})
+}
