@@ -62,8 +62,8 @@ func TestReasons(t *testing.T) {
 	takes("other: a connection between workers broke / ")
 }
 
-// TestReasonsAreBounded: of any number of events a bounded number is kept, and many hosts leave room
-// for what has a text.
+// TestReasonsAreBounded: of any number of events a bounded number is kept, and many hosts leave
+// room for reasons that have a text.
 func TestReasonsAreBounded(t *testing.T) {
 	var r Reasons
 	r.Add(Entry{Name: HostsFound})
