@@ -1,19 +1,18 @@
 // Package discovery answers which hosts there are.
 //
-// A host list comes from a Discoverer: Script runs a command and parses what it prints, Fixed knows
-// its hosts already, other packages ask a cloud or a cluster; Merge makes one of several. Poll
-// turns the Discoverer into a stream: it asks again and again (or, of a Watcher, listens), checks
-// every list, and hands on each that differs from the last. It decides what a failure means: the
-// first is fatal, since a job that never saw its hosts has nothing to run on; after a later one the
-// last list stays.
+// A host list comes from a Discoverer: Script runs a command and parses its output, Fixed has a
+// constant list, other packages ask a cloud or a cluster; Merge makes one source of several. Poll
+// turns the Discoverer into a stream: it asks again and again (or listens to a Watcher), checks
+// every list, and passes on each list that differs from the last. It handles failures: the first
+// failure is fatal, since the job has no hosts yet; after a later one the last list stays.
 //
-// The driver decides what the lists mean: how old each host is, and which slots and hosts stay out
+// The driver interprets the lists: how old each host is, and which slots and hosts are excluded
 // because they have failed (driver/decide).
 //
 //	sh -c discover.sh → Script → Poll → the driver's loop → decide.Machine
 //
-// Package promise holds what every Discoverer promises, package discoverytest the same as tests.
-// README.md is for those who write one.
+// Package conformance has the requirements for every Discoverer, package discoverytest the same as
+// tests. README.md explains how to write one.
 package discovery
 
 import (
@@ -23,50 +22,49 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// A Discoverer returns the hosts that there are now. It keeps these promises, which discoverytest
-// checks:
+// A Discoverer returns the current hosts. It keeps these promises, which discoverytest checks:
 //
-//   - A list is whole. If only a part can be found, Discover returns an error: a host that is
-//     missing from a list is gone, and its workers are stopped. An empty list is legal and means
+//   - A list is complete. If only a part can be found, Discover returns an error: a host that is
+//     missing from a list is gone, and its workers are stopped. An empty list is valid and means
 //     that there are no hosts.
 //   - Hosts that are still there keep their order from call to call. Among hosts that appear in one
 //     list, the first ones are older, and get the lower ranks.
-//   - Each host stands in the list once, and the list passes plan.CheckHosts.
-//   - Discover returns soon after ctx has ended, with an error or a whole list, and leaves nothing
-//     running. It bounds its own time: the caller waits for the answer, and will not ask again
-//     before.
-//   - The list is the caller's, who may change it.
+//   - Each host is in the list once, and the list passes plan.CheckHosts.
+//   - Discover returns soon after ctx has ended, with an error or a complete list, and leaves
+//     nothing running. It bounds its own time: the caller waits for the answer before it asks
+//     again.
+//   - The caller owns the list and may change it.
 //   - Discover may be called by several goroutines at once.
 type Discoverer interface {
 	Discover(ctx context.Context) ([]plan.Host, error)
 }
 
-// Watcher is an optional interface of a Discoverer that learns of changes by itself and need not be
-// asked.
+// Watcher is an optional interface of a Discoverer that learns of changes without being asked.
 //
-// Watch calls found with the whole list as soon as it is known, and again whenever it has changed,
-// never twice at once and not after it has returned; the list is found's. It blocks until ctx ends
-// or it can watch no longer, and says why. It is called again after a failure, and then starts with
-// the whole list once more. What Discoverer promises of lists and of the end of ctx holds here too.
-// One that finds out only then that it cannot push returns ErrNoWatch and is asked instead.
+// Watch calls found with the complete list as soon as it is known, and again whenever it has
+// changed, one call at a time and none after Watch has returned; found owns the list. Watch blocks
+// until ctx ends or until it can watch no longer, and returns the reason. After a failure it is
+// called again, and then starts with the complete list. The promises of Discoverer about lists and
+// the end of ctx apply here too. If it finds out only then that it cannot push, it returns
+// ErrNoWatch, and the source is polled instead.
 type Watcher interface {
 	Watch(ctx context.Context, found func([]plan.Host)) error
 }
 
-// ErrNoWatch is returned by a Watch that cannot push, such as that of a plugin which does not
+// ErrNoWatch is returned by a Watch that cannot push, such as the Watch of a plugin that does not
 // implement it.
 var ErrNoWatch = errors.New("discovery: the source cannot push")
 
-// Scaler is what a Discoverer may be besides: one that can bring hosts into being.
+// Scaler is an optional interface of a Discoverer that can create hosts.
 //
-// Scale asks for slots, from least to most, as many as the source can get. It takes a step
-// towards that and returns soon; it is called every few seconds, by one goroutine. What it
-// brings the source lists, as hosts, and what it takes away it lists as draining first. Where
-// most is 0 the job is over: the source gives all back, and returns once that is asked for. One
-// that finds out only then that it cannot bring hosts returns ErrNoScale.
+// Scale asks for slots, from least to most, as many as the source can get. It takes a step towards
+// that and returns soon; it is called every few seconds, by one goroutine. The source lists new
+// hosts, and before it takes hosts away it lists them as draining. If most is 0 the job is over:
+// the source gives all hosts back, and returns when it has asked for that. If it finds out only
+// then that it cannot create hosts, it returns ErrNoScale.
 type Scaler interface {
 	Scale(ctx context.Context, least, most int) error
 }
 
-// ErrNoScale is returned by a Scale that cannot bring hosts.
+// ErrNoScale is returned by a Scale that cannot create hosts.
 var ErrNoScale = errors.New("discovery: the source cannot bring hosts")

@@ -11,7 +11,7 @@ import (
 // Fixed is a Discoverer that always finds these hosts. The zero value finds none.
 type Fixed []plan.Host
 
-// Discover returns a copy of the hosts, or an error where ctx has ended. It does not block.
+// Discover returns a copy of the hosts, or an error if ctx has ended. It does not block.
 func (f Fixed) Discover(ctx context.Context) ([]plan.Host, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("discovery: %w", context.Cause(ctx))

@@ -39,8 +39,8 @@ type Merged struct {
 //   - Its number of slots is taken from the first of these sources, in the order of sources. It is
 //     draining if any of them says so. Sources that do not list it do not count.
 //   - Hosts that stay listed keep their order, whichever source lists them. New hosts follow: first
-//     those of the first source, in its order, then those that only the second one lists, and so
-//     on.
+//     the hosts of the first source, in its order, then the hosts that only the second source
+//     lists, and so on.
 //   - The first discovery of every source must succeed. A source that fails later keeps its own
 //     last list, while the others go on.
 //   - Each source is watched if it can push, and polled otherwise; its list takes effect at once.
@@ -50,8 +50,8 @@ type Merged struct {
 // failures go to the standard log.
 func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
 
-// Discover asks all sources at once. Where one fails there is no whole list, but an error that
-// names it.
+// Discover asks all sources at once. If one fails there is no complete list, but an error that
+// names the source.
 func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	lists, errs := make([][]plan.Host, len(m.sources)), make([]error, len(m.sources))
 	var all sync.WaitGroup

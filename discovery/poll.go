@@ -18,33 +18,33 @@ const defaultInterval = time.Second
 
 // Poll turns a Discoverer into a stream of host lists. It is used for one Run.
 type Poll struct {
-	// Source is asked again and again; one that is a Watcher is watched instead, unless its Watch
+	// Source is asked again and again. If it is a Watcher it is watched instead, unless its Watch
 	// returns ErrNoWatch.
 	Source Discoverer
 	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
 	Interval time.Duration
-	// RemovalAfter is from how many lists in a row a host must be missing before it counts as gone,
-	// and an empty list counts for all hosts together: it takes two of them at least. A list of a
+	// RemovalAfter is the number of consecutive lists without a host after which the host counts as
+	// gone. An empty list counts for all hosts together; it takes at least two of them. A list of a
 	// Watcher counts once when it is pushed, and once more for each Interval in which the source
-	// pushes nothing else; each source of a Merged counts its own. 0: 1.
+	// pushes nothing else; each source of a Merged has its own count. 0: 1.
 	RemovalAfter int
 	// Known are the hosts that an earlier Run has reported; the first list is compared with them.
 	// Nil: none.
 	Known []plan.Host
-	// Failed is called with each failure after the first list, and how long ago the source last
-	// stood by its list. It is called from one goroutine at a time and must not block for long.
-	// Nil: it is not called.
+	// Failed is called with each failure after the first list, and with the time since the source
+	// last confirmed its list. It is called from one goroutine at a time and must not block for
+	// long. Nil: it is not called.
 	Failed func(err error, age time.Duration)
-	// Stands is called whenever the source stands by a list, the same as before or another, before
-	// that is passed on. It is called from one goroutine at a time and must not block. Nil: it is
-	// not called.
+	// Stands is called whenever the source gives or confirms a list, before the list is passed on.
+	// It is called from one goroutine at a time and must not block. Nil: it is not called.
 	Stands func()
-	// Log takes failures and recoveries: of failures in a row those that differ from the one
-	// before, and else the first, second, fourth, eighth and so on. Nil: logrus.StandardLogger().
+	// Log takes failures and recoveries. Of consecutive failures it takes those that differ from
+	// the previous one, and otherwise the first, second, fourth, eighth and so on. Nil:
+	// logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// FirstError is what Poll's Run returns where the source fails before it has given any list.
+// FirstError is returned by Poll's Run if the source fails before its first list.
 type FirstError struct{ Err error }
 
 // Error names the source's error.
@@ -61,14 +61,14 @@ var (
 )
 
 // Run asks the source until ctx ends, and then returns ctx's cause. It calls found with the first
-// list, which may be empty, and with every list that differs from the last one, be it only in its
-// order. found owns the list, is called by one goroutine at a time and not after Run has returned;
-// the next question waits for it.
+// list, which may be empty, and with every list that differs from the last one, even if only the
+// order differs. found owns the list. It is called by one goroutine at a time and not after Run has
+// returned; the next question waits for it.
 //
-// A failure before the first list is returned at once, as a *FirstError. One that comes later is
-// logged and given to Failed, the last list stays, and the source is asked again after Interval. A
-// list that plan.CheckHosts refuses is a failure. Run waits for the source, and so ends as promptly
-// as that does.
+// A failure before the first list is returned at once, as a *FirstError. A later failure is logged
+// and passed to Failed, the last list stays, and the source is asked again after Interval. A list
+// that plan.CheckHosts refuses is a failure. Run waits for the source, so it ends only as promptly
+// as the source does.
 func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	interval := p.Interval
 	if interval <= 0 {

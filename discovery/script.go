@@ -27,25 +27,25 @@ const (
 	drainGrace = time.Second
 )
 
-// Script is a Discoverer that runs a command and parses what it prints, a host a line as
-// plan.ParseHosts has it.
+// Script is a Discoverer that runs a command and parses its output, one host a line, in the format
+// of plan.ParseHosts.
 //
-// The shell runs the command in a process group of its own, with the environment and directory of
-// this process and nothing on its stdin. What it has printed when the shell ends is the list, if
-// the exit status is 0; what is left of the group is killed then. So it is where the command
-// takes longer than Timeout, prints more than 1 MiB or ctx ends, and where this process dies the
+// The shell runs the command in a separate process group, with the environment and directory of
+// this process and an empty stdin. The output when the shell ends is the list, if the exit status
+// is 0; the rest of the group is killed then. The group is also killed when the command takes
+// longer than Timeout or prints more than 1 MiB, and when ctx ends; when this process dies, the
 // shell dies with it. Lines on stderr go to the log.
 type Script struct {
 	// Command is given to sh -c.
 	Command string
-	// Env is added to this process's environment. A driver that gives its plan.EnvRunID leaves none
-	// of the command's processes behind, however it ends.
+	// Env is added to this process's environment. If a driver sets its plan.EnvRunID there, no
+	// process of the command remains, however the driver ends.
 	Env []string
-	// DefaultSlots is what a line without slots has. 0: one.
+	// DefaultSlots is the number of slots of a line without slots. 0: one.
 	DefaultSlots int
 	// Timeout bounds one run. 0: 30 s.
 	Timeout time.Duration
-	// Log takes what the command prints to stderr, a message a line; long lines are cut. Nil:
+	// Log takes the command's stderr, one message a line; long lines are cut. Nil:
 	// logrus.StandardLogger().
 	Log logrus.FieldLogger
 }

@@ -56,8 +56,8 @@ type Config struct {
 
 	// Events is called with each event of the job, in order, from one goroutine. Nil: not called.
 	Events func(job.Event)
-	// Mirror, if not nil, gets a copy of the journal. What a world or the job's end rests on is in
-	// the mirror before it happens.
+	// Mirror, if not nil, gets a copy of the journal. The events that lead to a world, or to the
+	// job's end, are in the mirror before it happens.
 	Mirror Mirror
 	// Mark is called between two calls of Events when the journal is compacted and the events so
 	// far are dropped from it. It returns, as JSON, what Marked needs to know about them. Nil:
@@ -73,17 +73,17 @@ type Config struct {
 	Control string
 	// Tasks schedules tasks that workers run beside the job. Nil: there are none.
 	Tasks rendezvous.Tasks
-	// TasksStatus, if not nil, returns how they are doing, for the status. It must not block.
+	// TasksStatus, if not nil, returns the status of the tasks. It must not block.
 	TasksStatus func() []string
 	// Traces is called with each trace of a reset, some seconds after the first commit of the next
-	// world or at the job's end, by one goroutine at a time. The job waits for it at its end only.
+	// world or at the job's end, by one goroutine at a time. The job waits for it only at its end.
 	// Nil: not called.
 	Traces func(Trace)
-	// TaskEvents has what that tells operators. Nil: nothing.
+	// TaskEvents has the scheduler's events for operators. Nil: none.
 	TaskEvents <-chan job.TaskEvent
-	// Audit has the records of what this process has done and been asked for the job. The driver
-	// adds its own, and writes all of them among the events until the job has ended. Nil: a new
-	// one.
+	// Audit has the records of the requests that this process has made and received for the job.
+	// The driver adds its own, and writes all of them among the events until the job has ended.
+	// Nil: a new one.
 	Audit *audit.Trail
 	// Meter, if not nil, measures the job.
 	Meter *Meter

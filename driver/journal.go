@@ -37,15 +37,15 @@ func (c clock) now() time.Time { return time.Unix(0, c.wall+int64(time.Since(c.s
 // Mirror keeps a copy of the journal where other machines read it. Its methods are called by one
 // goroutine, with the records in their order.
 type Mirror interface {
-	// Append adds a record, and Replace replaces all by these. SetBehind marks the copy as lacking
-	// records, until Replace. They do not block, and keep nothing of their arguments that changes.
+	// Append adds a record, and Replace replaces all records. SetBehind marks the copy as
+	// incomplete, until Replace. They do not block, and keep no argument that changes later.
 	Append(payload []byte)
 	Replace(records [][]byte)
 	SetBehind()
-	// Sync blocks until the copy has all records. It does not return where another driver may have
-	// taken over the job: this one must not act any more.
+	// Sync blocks until the copy has all records. It does not return if another driver may have
+	// taken over the job: this driver must not act any more.
 	Sync()
-	// State says what keeps the copy from being complete; empty: nothing.
+	// State says why the copy is incomplete; empty: it is complete.
 	State() string
 }
 

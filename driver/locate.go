@@ -225,7 +225,7 @@ func (l *loop) tell(found []located) {
 	}
 }
 
-// Stacks finds out where workers are: those of the ranks, or all.
+// Stacks finds out where workers are: those of the given ranks, or all.
 func (l *controlled) Stacks(ctx context.Context, of []int, all bool) ([]byte, error) {
 	members, err := (*loop)(l).members(ctx)
 	if err != nil {

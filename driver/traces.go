@@ -9,29 +9,29 @@ import (
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
-// Trace is what happened from the first sign that a world had to be left, or from the start of the
-// job, until the next world had made its first commit.
+// Trace describes the time from the first sign that a world had to be left, or from the start of
+// the job, until the first commit of the next world.
 type Trace struct {
 	// Generation is that of the next world; 0: none was published.
 	Generation uint64
 	// Cause says what led to it.
 	Cause string
-	// Spans are its parts. The first one is all of it, and the parent of the others.
+	// Spans are its parts. The first span covers the whole trace, and is the parent of the others.
 	Spans []Span
 }
 
-// Span is a part of a Trace. All times are by the driver's clock: workers tell how long ago
-// something was.
+// Span is a part of a Trace. All times are by the driver's clock: workers report how long ago
+// something happened.
 type Span struct {
 	Name string
-	// Role is whose part it is: "driver", "agent" or "worker".
+	// Role is the party of the span: "driver", "agent" or "worker".
 	Role string
-	// Host and Slot are the worker's; Host is empty for the driver. Rank is that in the next world,
-	// or negative where it is not known.
+	// Host and Slot are the worker's; Host is empty for the driver. Rank is the rank in the next
+	// world, negative if it is unknown.
 	Host       string
 	Slot, Rank int
 	Start, End time.Time
-	// Error is why it ended badly; empty: it did not.
+	// Error is the reason if it failed; empty: it did not.
 	Error string
 }
 

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Worker is what the environment of a worker tells it: its identity, the driver's address, and its
+// Worker is the content of a worker's environment: its identity, the driver's address, and its
 // place in the world for which it was started, which later worlds do not change.
 type Worker struct {
 	// RunID identifies the job and Incarnation this process; the next worker of the slot has
@@ -42,41 +42,41 @@ type Worker struct {
 	// Restarts is the number of the job's resets when the worker started; MaxRestarts is their
 	// limit.
 	Restarts, MaxRestarts int
-	// StallWarning is after what time an asynchronous operation of which a rank is missing is
-	// logged. 0: as is usual; negative: never.
+	// StallWarning is the time after which an asynchronous operation that lacks a rank is logged.
+	// 0: the default; negative: never.
 	StallWarning time.Duration
 	// Tuning is the same for all workers of the job.
 	Tuning
-	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable,
-	// Environ does not write it.
+	// Algorithm forces an algorithm for collectives. The user sets it: a worker inherits the
+	// variable, Environ does not write it.
 	Algorithm string
-	// OnlySockets asks for no shared memory between the ranks of a host. It is the user's as well.
+	// OnlySockets disables shared memory between the ranks of a host. The user sets it too.
 	OnlySockets bool
 }
 
-// Tuning is what a person sets for a job and its workers read: it goes into their environment as it
-// is.
+// Tuning has a person's settings for a job that its workers read: they are in the workers'
+// environment unchanged.
 type Tuning struct {
-	// EncryptData asks for TLS on the connections that carry tensors too; they are proven but plain
-	// otherwise.
+	// EncryptData requires TLS on the connections that carry tensors too; otherwise these are
+	// authenticated but not encrypted.
 	EncryptData bool
-	// NetworkInterfaces names those whose addresses workers offer to their peers; nil means all. No
-	// name holds a comma.
+	// NetworkInterfaces names the interfaces whose addresses workers offer to their peers; nil:
+	// all. No name contains a comma.
 	NetworkInterfaces []string
-	// Listen is the IP address to listen on for other workers, or on another machine one towards
-	// it; "" means loopback, and all once a host is another machine.
+	// Listen is the IP address on which workers listen for other workers; on another machine they
+	// use an address towards it. "": loopback, and all addresses once a host is another machine.
 	Listen string
-	// TimelineFilename is what the files are named after, on each worker's host, in which workers
-	// record their operations; "" asks for none.
+	// TimelineFilename is the beginning of the names of the files, on each worker's host, in which
+	// workers record their operations; "": there are none.
 	TimelineFilename string
 	// ShareOutput lets other users read the files that workers write: timelines and checkpoints.
 	ShareOutput bool
-	// FusionThreshold (in MiB) and CycleTime tune asynchronous collectives. 0: as is usual;
+	// FusionThreshold (in MiB) and CycleTime tune asynchronous collectives. 0: the default;
 	// negative: no fusion, no delay.
 	FusionThreshold int
 	CycleTime       time.Duration
-	// Connections share the large messages between two workers of different hosts, up to
-	// collective.MaxConnections. 0: as is usual, one.
+	// Connections is the number of connections that share large messages between two workers of
+	// different hosts, up to collective.MaxConnections. 0: the default, one.
 	Connections int
 	// VerifyState is the number of commits after which the ranks compare their states. 0: only
 	// after each sync; negative: never.

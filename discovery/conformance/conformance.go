@@ -1,8 +1,8 @@
-// Package conformance holds what every discovery.Discoverer promises, as checks that need nothing
-// but the Discoverer.
+// Package conformance has the promises of every discovery.Discoverer, as checks that need only the
+// Discoverer.
 //
-// Package discoverytest runs them as tests of an implementation in Go, `hvdrun discover --verify`
-// against anything that a job can be given, whatever its language.
+// Package discoverytest runs them as tests of an implementation in Go. `hvdrun discover --verify`
+// runs them on any source of a job, whatever its language.
 package conformance
 
 import (
@@ -28,19 +28,19 @@ const (
 	lull = 50 * time.Millisecond
 )
 
-// Promise is one thing that a Discoverer promises.
+// Promise is one promise of a Discoverer.
 type Promise struct {
-	// Name says what, as the predicate of a sentence.
+	// Name describes it, as the predicate of a sentence.
 	Name string
-	// Check returns how d breaks the promise, where want are the hosts there are, from before the
-	// call until after it. It blocks for up to some minutes with a source that answers nothing, and
-	// leaves nothing running but calls that d does not return from. It may be used by several
+	// Check returns how d breaks the promise. want are the hosts that exist, from before the call
+	// until after it. It blocks for up to some minutes if the source does not answer, and leaves
+	// nothing running except calls from which d does not return. It may be used by several
 	// goroutines.
 	Check func(d discovery.Discoverer, want []plan.Host) error
 }
 
-// All returns the promises of discovery.Discoverer, and those of discovery.Watcher, which those
-// keep that are none.
+// All returns the promises of discovery.Discoverer and of discovery.Watcher; a Discoverer that is
+// no Watcher keeps the latter.
 func All() []Promise {
 	return []Promise{
 		{"finds the whole list, in the same order every time", checkWhole},
@@ -54,7 +54,7 @@ func All() []Promise {
 	}
 }
 
-// Fails is Check of the promise that d, whose hosts cannot be found, says so.
+// Fails checks the promise that d, if its hosts cannot be found, returns an error.
 func Fails(d discovery.Discoverer) error {
 	err := within(patience, func(ctx context.Context) error {
 		got, err := d.Discover(ctx)
@@ -92,8 +92,8 @@ func Fails(d discovery.Discoverer) error {
 	}
 }
 
-// Changes is Check of the promise that d follows its hosts: set makes them another list, each of
-// which must be found then, in this order.
+// Changes checks the promise that d follows its hosts: set changes them to each of several lists,
+// which d must then find, in this order.
 func Changes(d discovery.Discoverer, set func([]plan.Host), lists ...[]plan.Host) error {
 	w, ok := d.(discovery.Watcher)
 	var s *session

@@ -1,8 +1,8 @@
-// Package discoverytest holds what every discovery.Discoverer promises, as tests that each
-// implementation runs.
+// Package discoverytest has the promises of every discovery.Discoverer, as tests for each
+// implementation.
 //
-// Run is for every one. RunDraining, RunFailing and RunChanging are for those whose source can be
-// told to drain, to fail and to change.
+// Run is for every implementation. RunDraining, RunFailing and RunChanging are for those whose
+// source can be made to drain, to fail and to change.
 package discoverytest
 
 import (
@@ -15,9 +15,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Run tests a Discoverer. newD makes one that must find these hosts, in this order, as long as the
-// test lasts; it is called with several lists, among them an empty one. A Discoverer that is a
-// discovery.Watcher is tested as one, too, unless its Watch returns discovery.ErrNoWatch.
+// Run tests a Discoverer. newD makes one that must find these hosts, in this order, during the
+// test; it is called with several lists, including an empty one. If the Discoverer is a
+// discovery.Watcher it is tested as one too, unless its Watch returns discovery.ErrNoWatch.
 func Run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Discoverer) {
 	for _, l := range lists() {
 		t.Run(l.name, func(t *testing.T) { run(t, newD, l.hosts) })
@@ -39,8 +39,8 @@ func run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Disc
 	}
 }
 
-// RunFailing tests that a Discoverer says so where it cannot find its hosts, or some of them. newD
-// makes one of such a source.
+// RunFailing tests that a Discoverer returns an error if it cannot find its hosts, or some of them.
+// newD makes one of such a source.
 func RunFailing(t *testing.T, newD func(t *testing.T) discovery.Discoverer) {
 	if err := conformance.Fails(newD(t)); err != nil {
 		t.Error(err)

@@ -10,8 +10,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// DefaultPort is where agents gossip, over UDP and TCP, and where a seed without a port is looked
-// for.
+// DefaultPort is the port on which agents gossip, over UDP and TCP, and the port of a seed that
+// names none.
 const DefaultPort = 7946
 
 // keyLen is the length of a cluster's key in bytes.
@@ -63,33 +63,33 @@ const (
 	spreadTime = 3 * time.Second
 )
 
-// Config is the cluster to join, and what this member is in it. Only Key must be set.
+// Config describes the cluster to join and this member. Only Key must be set.
 type Config struct {
-	// Meta is what this member advertises. Nil: it is an observer.
+	// Meta is advertised by this member. Nil: it is an observer.
 	Meta *Meta
 	// BindAddr is the IP address and port to listen on, "10.0.0.1:7946". Empty: every address,
 	// port 7946 for an agent, any port for an observer.
 	BindAddr string
-	// AdvertiseAddr is the IP address, or address and port, under which others reach this member.
-	// Empty: the address bound to; where that is every address, the one from which the first seed
-	// is reached, or else the first of this machine.
+	// AdvertiseAddr is the IP address, or address and port, at which others reach this member.
+	// Empty: the bound address; if that is every address, the one from which the first seed is
+	// reached, or else the first of this machine.
 	AdvertiseAddr string
-	// Join are host:port of members that may be there already. None: this member is the first.
+	// Join lists members that may already exist, as host:port. None: this member is the first.
 	Join []string
-	// Seeds, if not nil, returns more of them, which are asked for whenever those are tried that
-	// were not reached. It must not block.
+	// Seeds, if not nil, returns more such members. It is called whenever unreached members are
+	// tried. It must not block.
 	Seeds func() []string
-	// KeepTrying makes Join succeed though no seed can be reached; they are tried again and again.
-	// One that refuses this member's key or label is an error all the same.
+	// KeepTrying makes Join succeed even if no seed can be reached; they are tried again and again.
+	// A seed that refuses this member's key or label is still an error.
 	KeepTrying bool
-	// SeedPatience is how long Join tries seeds none of which can be reached. 0: it tries once.
+	// SeedPatience is how long Join tries seeds if none can be reached. 0: it tries once.
 	SeedPatience time.Duration
-	// Key is the cluster's key, of 32 bytes, which encrypts. OtherKeys decrypt as well, while the
+	// Key is the cluster's key, of 32 bytes, which encrypts. OtherKeys also decrypt, while the
 	// cluster's key is being replaced; SetKeys changes both.
 	Key       []byte
 	OtherKeys [][]byte
-	// Label names the cluster; members of another label are not heard. Up to 255 bytes, which are
-	// sent in clear.
+	// Label names the cluster; messages of members with another label are ignored. It has up to 255
+	// bytes, which are sent unencrypted.
 	Label string
 
 	// ProbeInterval is the pause between two probes. 0: 150 ms.
@@ -100,15 +100,15 @@ type Config struct {
 	GossipInterval time.Duration
 	// Patience is how long a suspect stays listed. 0: 900 ms.
 	Patience time.Duration
-	// RejoinInterval is the pause between attempts at seeds, and at members that vanished, which do
-	// not answer. 0: 5 s.
+	// RejoinInterval is the pause between attempts to reach seeds, and members that vanished. 0: 5
+	// s.
 	RejoinInterval time.Duration
 	// DialTimeout bounds a connection's establishment, and each exchange over it. 0: 2 s.
 	DialTimeout time.Duration
 
-	// Transport replaces the network, for tests. It is closed with the member.
+	// Transport replaces the network in tests. It is closed with the member.
 	Transport memberlist.Transport
-	// Log takes what is worth knowing; memberlist's own messages at debug level. Nil:
+	// Log takes messages about the cluster; memberlist's own messages have debug level. Nil:
 	// logrus.StandardLogger().
 	Log logrus.FieldLogger
 }

@@ -11,15 +11,14 @@
 //
 // What the driver may rely on:
 //
-//   - A host that leaves is draining first, and then gone. One that vanishes is taken off the list
-//     within 2 s: probes find out, and a member that is suspected has time to refute it.
-//   - A restarted agent is another incarnation. Its host is missing from one list, so that it is
-//     seen to leave and to return, even where the restart was too quick to be noticed.
-//   - Of two agents that claim one host, the one that was there first is kept; the other is
-//     refused, and told so.
-//   - An observer that hears no member knows nothing: discovery fails then, and the last list
-//     stays. While all are silent, the silence of one does not count as its death.
-//   - After a partition, members go back to their seeds, and to those that they lost.
+//   - A host that leaves is first draining, and then gone. A host that vanishes is removed from the
+//     list within 2 s: probes notice it, and a suspected member has time to refute the suspicion.
+//   - A restarted agent is another incarnation. Its host is missing from one list, so that it
+//     visibly leaves and returns, even if the restart was too quick to be noticed.
+//   - If two agents claim one host, the first one is kept; the other is refused, and informed.
+//   - If an observer hears no member, discovery fails, and the last list stays. While all members
+//     are silent, the silence of one does not count as its death.
+//   - After a partition, members contact their seeds, and the members that they lost.
 //
 // The messages are those of hashicorp/memberlist, encrypted by AES-256-GCM with a key that is
 // derived from the cluster's. A holder of the cluster's key can send anything; messages of others

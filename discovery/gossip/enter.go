@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Why a member of the cluster, or who is taken for one, would not have this member.
+// The reasons why a member of the cluster, or a program at its address, refuses this member.
 var (
 	ErrKey   = errors.New("its key is another than this one's")
 	errLabel = errors.New("it hung up without a word: its cluster has another label, or it is no member of any")

@@ -81,10 +81,10 @@ type others struct {
 	silentSince time.Time            // since when deaths are withheld
 }
 
-// Join makes a member and brings it into the cluster: through the first seed that answers, while
-// the others are tried too. It returns an error if none does, unless KeepTrying is set; one line
-// names each seed, and what is wrong with it as far as can be known: errors.Is finds ErrKey. An
-// agent whose host has an older one in the cluster waits for some seconds, since that may just have
+// Join makes a member and joins the cluster through the first seed that answers, while the others
+// are tried too. It returns an error if none does, unless KeepTrying is set; the error has one line
+// that names each seed and its problem, as far as known: errors.Is finds ErrKey. If the cluster has
+// an older agent of the same host, Join waits for some seconds, since that agent may just have
 // died, and then fails.
 //
 // The member runs until Close or Leave, not until ctx ends, which only bounds Join.
@@ -193,7 +193,7 @@ func (m *Member) advertise(ctx context.Context, t *transport) (string, int, erro
 	return host, port, err
 }
 
-// Addr returns the IP address and port under which others reach this member.
+// Addr returns the IP address and port at which others reach this member.
 func (m *Member) Addr() string { return m.addr }
 
 // Meta returns what this member advertises; false for an observer.
@@ -208,8 +208,8 @@ func (m *Member) Meta() (Meta, bool) {
 	return meta, true
 }
 
-// SetMeta advertises another Meta, and blocks until that has been passed on or ctx ends; it is
-// advertised either way. Name, Start and Incarnation stay what they are. An observer has none.
+// SetMeta advertises another Meta, and blocks until others have it or ctx ends; it is advertised in
+// both cases. Name, Start and Incarnation do not change. An observer has no Meta.
 func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	m.mu.Lock()
 	if m.meta == nil {
@@ -266,10 +266,10 @@ func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) erro
 	}
 }
 
-// Leave leaves in good order: it advertises that the host is draining, until the observers know;
-// then it leaves the cluster and closes the member. What of that cannot be done before ctx ends, or
-// within some seconds, is left out, with an error; the member is closed in any case. Workers should
-// be gone before: SetMeta with Draining asks for that.
+// Leave leaves in order: it advertises that the host is draining, until the observers know; then it
+// leaves the cluster and closes the member. Steps that cannot be completed before ctx ends, or
+// within some seconds, are left out, with an error; the member is closed in any case. The workers
+// should have ended before; SetMeta with Draining asks for that.
 func (m *Member) Leave(ctx context.Context) error {
 	var err error
 	if meta, ok := m.Meta(); ok {
@@ -324,9 +324,9 @@ func (m *Member) spawn(f func()) bool {
 	return true
 }
 
-// Close ends the member without a word to the others, to whom it is a crash, and waits for all that
-// it has started, and for its connections. Probes of memberlist that are under way end by
-// themselves within two ProbeIntervals. It may be called again.
+// Close ends the member without a message to the others, which see a crash. It waits for everything
+// that the member has started, and for its connections. Current probes of memberlist end within two
+// ProbeIntervals. It may be called again.
 func (m *Member) Close() error {
 	m.closing.Do(func() {
 		m.mu.Lock()
@@ -363,7 +363,7 @@ func (m *Member) maintain() {
 	}
 }
 
-// Members returns how many members the cluster has, as far as this one knows, itself included.
+// Members returns how many members the cluster has as far as this member knows, including itself.
 func (m *Member) Members() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -526,15 +526,15 @@ func (m *Member) sign() { m.heard.Store(time.Now().UnixNano()) }
 // blocks.
 type delegate struct{ m *Member }
 
-// NodeMeta returns the encoded Meta, which encode has kept within the limit.
+// NodeMeta returns the encoded Meta; encode has checked the limit.
 func (d *delegate) NodeMeta(int) []byte {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
 	return d.m.encoded
 }
 
-// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for messages of our own, which
-// there are not.
+// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for an application's own messages;
+// there are none.
 func (d *delegate) NotifyMsg([]byte) {}
 
 func (d *delegate) GetBroadcasts(int, int) [][]byte { return nil }
@@ -552,13 +552,13 @@ func (d *delegate) AckPayload() []byte {
 // NotifyPingComplete is called for every probe of this member that another answers.
 func (d *delegate) NotifyPingComplete(*memberlist.Node, time.Duration, []byte) { d.m.sign() }
 
-// NotifyJoin reports a member that lives, perhaps again.
+// NotifyJoin reports a member that is alive, perhaps again.
 func (d *delegate) NotifyJoin(n *memberlist.Node) { d.m.here(n) }
 
 // NotifyUpdate reports another Meta.
 func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.m.here(n) }
 
-// NotifyLeave reports one that left, or is dead: memberlist does not distinguish them.
+// NotifyLeave reports a member that left or died: memberlist does not distinguish these.
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	m := d.m
 	m.mu.Lock()

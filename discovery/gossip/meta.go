@@ -18,8 +18,7 @@ import (
 // maxMeta is the most bytes that an encoded Meta may have.
 const maxMeta = memberlist.MetaMaxSize
 
-// MetaVersion is the version of the encoding of what an agent announces. Whoever meets a newer one
-// leaves it alone.
+// MetaVersion is the version of the encoding of a Meta. A member ignores a newer one.
 const MetaVersion = 1
 
 // maxIncarnation is the longest Incarnation.
@@ -27,23 +26,23 @@ const maxIncarnation = 32
 
 const flagDraining = 1
 
-// Meta is what an agent advertises to the whole cluster. It is small, and changes seldom.
+// Meta is the data that an agent advertises to the whole cluster. It is small, and changes seldom.
 type Meta struct {
-	// Name is the host's, unique in the cluster: the name by which the driver knows it.
+	// Name is the host's name, unique in the cluster, by which the driver knows it.
 	Name string
-	// Slots is how many workers the host has room for, those of BadSlots among them.
+	// Slots is the number of workers for which the host has room, including BadSlots.
 	Slots int
 	// Start is when the agent started, by the host's clock. Older hosts keep lower ranks. Zero:
 	// when it joined.
 	Start time.Time
-	// LaunchAddr is the host:port under which the agent starts workers. Without a host (":7947") it
-	// is the one under which the cluster knows the agent.
+	// LaunchAddr is the host:port at which the agent starts workers. Without a host (":7947") the
+	// host is the one at which the cluster knows the agent.
 	LaunchAddr string
-	// Draining: the host is about to leave; its workers shall go at the next step boundary.
+	// Draining: the host is about to leave; its workers must leave at the next step boundary.
 	Draining bool
 	// BadSlots are the indices of slots whose devices have failed, in ascending order.
 	BadSlots []int
-	// Incarnation tells this start of the agent from all others. Empty: a random one, made by Join.
+	// Incarnation identifies this start of the agent. Empty: a random one, made by Join.
 	Incarnation string
 }
 

@@ -28,10 +28,10 @@ const (
 	leaveTimeout = time.Second
 )
 
-// Source is a discovery.Discoverer and discovery.Watcher: the hosts of a cluster's agents, the
-// oldest start first. Where starts are equal, who was seen first is older, then the lesser name. It
-// joins the cluster as an observer when it is first asked, so that a cluster that cannot be joined
-// is a failed discovery, and stays in it until Close.
+// Source is a discovery.Discoverer and discovery.Watcher of the hosts of a cluster's agents, the
+// oldest start first. If starts are equal, the host that was seen first is older, then the host
+// with the lesser name. It joins the cluster as an observer at the first question, so that failing
+// to join is a failed discovery, and stays in it until Close.
 type Source struct {
 	cfg     Config
 	joining chan struct{} // holds one token
@@ -89,8 +89,8 @@ func (s *Source) observe(ctx context.Context) (*Member, error) {
 	return m, err
 }
 
-// Close leaves the cluster and waits for all that was started. A Watch that goes on ends with an
-// error.
+// Close leaves the cluster and waits for everything that was started. A Watch in progress ends with
+// an error.
 func (s *Source) Close() error {
 	s.joining <- struct{}{}
 	defer func() { <-s.joining }()
@@ -109,8 +109,8 @@ func (s *Source) Close() error {
 	return nil
 }
 
-// Discover returns the hosts that are there now. It blocks while it joins the cluster. Where no
-// member of it is heard they are not known: an error.
+// Discover returns the current hosts. It blocks while it joins the cluster. If no member is heard,
+// the hosts are unknown, and it returns an error.
 func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	m, err := s.observe(ctx)
 	if err != nil {
@@ -129,8 +129,8 @@ func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch is discovery.Watcher's. A host whose agent has restarted is missing from one list, also
-// where it restarted while nothing watched. It returns an error when no member of the cluster has
+// Watch implements discovery.Watcher. A host whose agent has restarted is missing from one list,
+// even if it restarted while nobody watched. It returns an error when no member of the cluster has
 // been heard for some seconds.
 func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	s.mu.Lock()
@@ -163,9 +163,9 @@ func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	})
 }
 
-// WatchAgents is Watch with all that agents advertise, such as bad slots: found gets the
-// whole list, oldest first, which it owns, and again whenever anything in it has changed. A restart
-// shows as another Incarnation.
+// WatchAgents is Watch with everything that agents advertise, such as bad slots: found gets the
+// complete list, oldest first, which it owns, and again whenever anything in it has changed. A
+// restart shows as another Incarnation.
 func (s *Source) WatchAgents(ctx context.Context, found func([]Meta)) error {
 	var last []Meta
 	first := true
@@ -216,9 +216,9 @@ func (s *Source) watch(ctx context.Context, look func([]agent)) error {
 	}
 }
 
-// Agent returns what the agent of a host advertises, such as where to launch: LaunchAddr is
-// complete. False: the host is not listed. It does not block, and finds no agent before the first
-// Discover or Watch.
+// Agent returns the advertised data of a host's agent, such as LaunchAddr, which is complete.
+// False: the host is not listed. It does not block, and finds no agent before the first Discover or
+// Watch.
 func (s *Source) Agent(host string) (Meta, bool) {
 	s.mu.Lock()
 	m := s.member
@@ -235,8 +235,8 @@ func (s *Source) Agent(host string) (Meta, bool) {
 	return Meta{}, false
 }
 
-// Addrs returns where the members of the cluster's agents are that are listed now, host:port, the
-// oldest first. It does not block, and there are none before the first Discover or Watch.
+// Addrs returns the gossip addresses of the listed agents as host:port, the oldest first. It does
+// not block, and returns none before the first Discover or Watch.
 func (s *Source) Addrs() []string {
 	s.mu.Lock()
 	m := s.member

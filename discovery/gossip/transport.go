@@ -147,7 +147,7 @@ func (t *transport) drained(end func() error) error {
 	return err
 }
 
-// Shutdown ends everything, and returns when all connections have been closed by their users.
+// Shutdown ends the transport, and returns when the users of all connections have closed them.
 func (t *transport) Shutdown() error {
 	var err error
 	t.shutdown.Do(func() {

@@ -1,19 +1,18 @@
-// Package plugin makes a discovery.Discoverer of a program of its own, and a program of a
-// Discoverer.
+// Package plugin makes a discovery.Discoverer of a separate program, and a program of a Discoverer.
 //
-// A plugin is a binary from elsewhere that knows a cluster that this project does
-// not. In Go it is a main that calls Serve:
+// A plugin is a program, not of this project, that knows a kind of cluster. In Go it is a main that
+// calls Serve:
 //
 //	func main() { plugin.Serve(&racks{}) }
 //
-// and in any language a program that keeps to internal/wire/discovery.proto, gRPC as
-// github.com/hashicorp/go-plugin has it: the two ends know each other by certificates made for this
-// one run.
+// In other languages it is a program that implements internal/wire/discovery.proto, over gRPC as
+// github.com/hashicorp/go-plugin uses it: the two ends identify each other by certificates made for
+// this run.
 //
-// New makes a Discoverer and Watcher of such a binary. It starts the process when it is first
-// asked, gives it its settings, logs what it prints, and starts it again when it has died or is
-// stuck: to who asks, a death is a failure of the question under way and no more. A host that the
-// plugin pushes is found without waiting for a poll.
+// New makes a Discoverer and Watcher of such a program. It starts the process at the first
+// question, passes the settings, logs its output, and starts it again if it has died or hangs: for
+// the caller, a death is only a failure of the current question. A host that the plugin pushes is
+// found without waiting for a poll.
 package plugin
 
 import (
@@ -45,15 +44,15 @@ const (
 // handshake is what both ends know of each other beforehand.
 var handshake = goplugin.HandshakeConfig{MagicCookieKey: cookieName, MagicCookieValue: cookieValue}
 
-// Configurer is what a Discoverer given to Serve may be besides: one that has settings. Configure
-// is called once, before anything else, with what stands in --discovery-config: an empty map where
-// that is not given. It owns the map. Its error ends the start of the plugin; a *SettingError names
-// the key, as CheckSettings does for keys that are not known.
+// Configurer is an optional interface of a Discoverer passed to Serve that has settings. Configure
+// is called once, before all other methods, with the settings of --discovery-config; without that
+// flag the map is empty. Configure owns the map. Its error ends the start of the plugin; a
+// *SettingError names the key, as CheckSettings does for unknown keys.
 type Configurer interface {
 	Configure(settings map[string]string) error
 }
 
-// SettingError is a setting that is refused.
+// SettingError reports a setting that is refused.
 type SettingError struct {
 	Key string
 	Err error
@@ -65,8 +64,7 @@ func (e *SettingError) Error() string { return fmt.Sprintf("setting %q: %v", e.K
 // Unwrap returns what is wrong with the value.
 func (e *SettingError) Unwrap() error { return e.Err }
 
-// CheckSettings returns a *SettingError for a setting whose key is none of the known ones, which it
-// lists.
+// CheckSettings returns a *SettingError for a setting with an unknown key; it lists the known ones.
 func CheckSettings(settings map[string]string, known ...string) error {
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		if !slices.Contains(known, key) {

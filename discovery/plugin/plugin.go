@@ -33,37 +33,38 @@ const (
 	lastWords = time.Second
 )
 
-// Config is the plugin to run, and how.
+// Config configures the plugin to run.
 type Config struct {
-	// Path is the plugin's program: a name without a slash is looked up in PATH. Args are given to
-	// it.
+	// Path is the plugin's program: a name without a slash is searched for in PATH. Args are its
+	// arguments.
 	Path string
 	Args []string
-	// Settings are given to the plugin before it is asked anything. They are not logged.
+	// Settings are passed to the plugin before any question. They are not logged.
 	Settings map[string]string
-	// Env is added to the environment of this process, which the plugin gets.
+	// Env is added to the plugin's environment, which is otherwise that of this process.
 	Env []string
 	// StartTimeout bounds the time from the start of the process until it has taken its settings.
 	// 0: 10 s.
 	StartTimeout time.Duration
-	// CallTimeout bounds one answer of the plugin, the first list of a Watch among them: a plugin
+	// CallTimeout bounds one answer of the plugin, including the first list of a Watch: a plugin
 	// that needs longer is killed. 0: 30 s.
 	CallTimeout time.Duration
-	// Log takes what the plugin prints and what becomes of it. Nil: logrus.StandardLogger().
+	// Log takes the plugin's output and the events of its process. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
-	// Stray is called with each line that the plugin prints to its stdout after the handshake,
-	// where nothing belongs, from one goroutine of each process; the line is logged too. Nil:
-	// nobody cares.
+	// Stray is called with each line that the plugin prints to stdout after the handshake, where it
+	// should print nothing, from one goroutine of each process; the line is also logged. Nil: not
+	// called.
 	Stray func(line string)
-	// Started is called with each process of the plugin, or with why it could not be started. Nil:
-	// not called.
+	// Started is called with each process of the plugin, or with the error if it could not be
+	// started. Nil: not called.
 	Started func(pid int, err error)
 }
 
 // Plugin is a Discoverer and Watcher that asks a plugin's process. The process is started when it
-// is first needed, and again when it is needed and has died: at once, or with growing pauses from
-// 100 ms to 10 s where it does not live long. It is killed when it does not answer in time, and by
-// the kernel when this process dies. Its methods may be called by several goroutines at once.
+// is first needed, and started again when it is needed and has died: at once, or after pauses that
+// grow from 100 ms to 10 s if it does not live long. It is killed when it does not answer in time,
+// and by the kernel when this process dies. Its methods may be called by several goroutines at
+// once.
 type Plugin struct {
 	cfg  Config
 	name string
@@ -88,8 +89,8 @@ var (
 
 var errClosed = errors.New("it was closed")
 
-// New returns the plugin of the config, and starts nothing. The caller must call Close, once it has
-// been used.
+// New returns the plugin of the config, and starts nothing. The caller must call Close if it has
+// used the plugin.
 func New(cfg Config) *Plugin {
 	if cfg.StartTimeout <= 0 {
 		cfg.StartTimeout = defaultStartTimeout
@@ -108,9 +109,9 @@ func New(cfg Config) *Plugin {
 	return p
 }
 
-// Close ends the plugin's process and waits for it: it is asked to end, then told to by SIGTERM,
-// then killed, some two seconds at most. Calls under way fail, and so do later ones. It returns
-// nil.
+// Close ends the plugin's process and waits for it: the process gets a request to end, then
+// SIGTERM, then SIGKILL, within about two seconds. Calls in progress fail, as do later ones. It
+// returns nil.
 func (p *Plugin) Close() error {
 	p.mu.Lock()
 	p.closed = true
@@ -120,7 +121,7 @@ func (p *Plugin) Close() error {
 	return nil
 }
 
-// PID returns the number of the plugin's process, or 0 where none is up.
+// PID returns the id of the plugin's process, or 0 if none runs.
 func (p *Plugin) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +137,7 @@ func (p *Plugin) PID() int {
 	}
 }
 
-// Discover asks the plugin, which it starts if need be, and blocks for the answer.
+// Discover asks the plugin, which it starts if necessary, and blocks until the answer.
 func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
 	s, err := p.session(ctx)
 	if err != nil {
@@ -155,8 +156,8 @@ func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch listens to the plugin, which it starts if need be, until ctx ends or the plugin stops, dies
-// or sends a list that cannot be. It returns discovery.ErrNoWatch, wrapped, where the plugin cannot
+// Watch listens to the plugin, which it starts if necessary, until ctx ends or the plugin stops,
+// dies or sends an invalid list. It returns discovery.ErrNoWatch, wrapped, if the plugin cannot
 // push.
 func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	s, err := p.session(ctx)
@@ -187,8 +188,8 @@ func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return p.error(s.fault(ctx, call, err))
 }
 
-// Scale asks the plugin, which it starts if need be, for slots. It returns discovery.ErrNoScale,
-// wrapped, where the plugin cannot bring hosts.
+// Scale asks the plugin, which it starts if necessary, for slots. It returns discovery.ErrNoScale,
+// wrapped, if the plugin cannot create hosts.
 func (p *Plugin) Scale(ctx context.Context, least, most int) error {
 	s, err := p.session(ctx)
 	if err != nil {

@@ -18,12 +18,12 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Serve makes this process a plugin that finds what d finds, and returns when hvdrun needs it no
-// longer: main should then return. A d that is a discovery.Watcher pushes its lists, one that is
-// a discovery.Scaler is asked for hosts, one that is a Configurer gets its settings. A process
-// that hvdrun has not started is told what it is, and exits with 1.
+// Serve makes this process a plugin with the hosts of d, and returns when hvdrun no longer needs
+// it: main should then return. If d is a discovery.Watcher it pushes its lists, if it is a
+// discovery.Scaler it is asked for hosts, and if it is a Configurer it gets its settings. If hvdrun
+// has not started this process, Serve prints what the program is, and exits with 1.
 //
-// What is printed after the call, to stdout or stderr, goes to hvdrun's log line by line.
+// Output after the call, to stdout or stderr, goes to hvdrun's log line by line.
 func Serve(d discovery.Discoverer) {
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig:  handshake,

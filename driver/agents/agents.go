@@ -1,5 +1,5 @@
-// Package agents starts the workers of a job through an agent on each of its hosts. Agents keep the
-// workers of a driver that dies for the driver that resumes the job, and lead to other machines.
+// Package agents starts the workers of a job through an agent on each of its hosts. Agents can be
+// on other machines. If the driver dies, they keep its workers for the driver that resumes the job.
 // hvdrun starts the workers of its jobs in this way.
 package agents
 
@@ -25,19 +25,19 @@ type Config struct {
 	// RunID and Authority are those of the driver's Config. Both are needed.
 	RunID     string
 	Authority driver.Authority
-	// Hvdrun is the path of the program hvdrun on this machine, which is run as the agent, and
-	// brought to hosts where it is missing. Empty: the one in PATH.
+	// Hvdrun is the path of the program hvdrun on this machine, which runs as the agent and is
+	// copied to hosts that lack it. Empty: the one in PATH.
 	Hvdrun string
-	// SSH is the command that reaches other machines, with its first arguments. Empty: ssh.
-	// SSHPort and SSHIdentityFile are its -p and -i; 0 and empty: what it takes.
+	// SSH is the command that reaches other machines, with its first arguments. Empty: ssh. SSHPort
+	// and SSHIdentityFile are its -p and -i; 0 and empty: ssh's defaults.
 	SSH             []string
 	SSHPort         int
 	SSHIdentityFile string
 
-	// Record is the path of a file in which the agents that have been started are recorded, with no
-	// secret, in a folder that only this user may enter. New makes it where there is none;
-	// otherwise the agents in it are taken over, as Resume needs. Empty: there is no file, and
-	// workers end with their driver.
+	// Record is the path of a file that records the started agents, without secrets, in a folder
+	// that only this user may enter. If the file does not exist, New makes it; otherwise New takes
+	// over the agents in it, as Resume needs. Empty: there is no file, and workers end with their
+	// driver.
 	Record string
 	// Orphan is how long agents keep the workers of a driver that has died. 0: 10 s.
 	Orphan time.Duration
@@ -104,8 +104,8 @@ func (l *Launcher) open(path, runID string) (known []client.KnownAgent, err erro
 	return known, err
 }
 
-// Close ends what the driver has left, and waits for it, for some seconds at most. All calls of Run
-// must have returned.
+// Close ends the remaining processes of the driver, and waits for them, at most some seconds. All
+// calls of Run must have returned.
 func (l *Launcher) Close() error {
 	err := l.agents.Close()
 	if l.record.Journal != nil {

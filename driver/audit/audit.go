@@ -1,8 +1,8 @@
-// Package audit has the record of who asked for what, and what came of it. Records stand among the
-// events of a job, in the log of an agent, and in the folder of a cluster.
+// Package audit has the record of requests: who asked for what, and the outcome. Records are among
+// the events of a job, in the log of an agent, and in the folder of a cluster.
 //
-// A record has no secret in it: of a command line it has the program alone, of an environment
-// nothing. Texts of others are cut short, and characters that are not printed are replaced.
+// A record contains no secret: only the program of a command line, and nothing of an environment.
+// Texts from others are shortened, and unprintable characters are replaced.
 package audit
 
 import (
@@ -19,16 +19,16 @@ import (
 // Name is the name of the event, and of the field of a log, that has a record.
 const Name = "audit"
 
-// Who is the one who asked. What is unknown is empty.
+// Who is the author of a request. Unknown fields are empty.
 type Who struct {
-	// Role, Run, Host, Incarnation, User, UID and Serial are those of a certificate. A holder of a
+	// Role, Run, Host, Incarnation, User, UID and Serial are from a certificate. A holder of a
 	// token has the role token.
 	Role        string `json:"role,omitempty"`
 	Run         string `json:"run,omitempty"`
 	Host        string `json:"host,omitempty"`
 	Incarnation string `json:"incarnation,omitempty"`
-	// User is a name as the certificate states it, UID a decimal number: as the certificate states
-	// it, or, without a serial number, as the kernel tells it.
+	// User is a name from the certificate. UID is a decimal number from the certificate or, without
+	// a serial number, from the kernel.
 	User string `json:"user,omitempty"`
 	UID  string `json:"uid,omitempty"`
 	// PID is the process at the other end of a unix socket, or this process.
@@ -44,16 +44,17 @@ func Self(role, run string) Who {
 	return Who{Role: role, Run: run, UID: strconv.Itoa(os.Getuid()), PID: os.Getpid()}
 }
 
-// Record is one line: who asked for what, where, and what came of it. What does not apply is empty.
+// Record is one line: who asked for what, where, and the outcome. Fields that do not apply are
+// empty.
 type Record struct {
 	Time time.Time `json:"time"`
 	Who  Who       `json:"who"`
 	// What is a word: stop, start, attach.
 	What string `json:"what"`
-	// How tells more of it: "now", "for 1m0s".
+	// How has details: "now", "for 1m0s".
 	How string `json:"how,omitempty"`
-	// Run, Host and Slot are what it is about. Dir and Program are the folder and the first word of
-	// a command, As is the user as whom it runs, and PID its process.
+	// Run, Host and Slot are the object of the request. Dir and Program are the folder and the
+	// first word of a command, As is the user that runs it, and PID its process.
 	Run     string `json:"run,omitempty"`
 	Host    string `json:"host,omitempty"`
 	Slot    *int   `json:"slot,omitempty"`
@@ -61,13 +62,13 @@ type Record struct {
 	Program string `json:"program,omitempty"`
 	As      string `json:"as,omitempty"`
 	PID     int    `json:"pid,omitempty"`
-	// Outcome is "done", or as Refused and Failed return it.
+	// Outcome is "done", or a result of Refused or Failed.
 	Outcome string `json:"outcome"`
-	// Dropped is how many refusals before this one have no record: there were too many.
+	// Dropped is the number of earlier refusals without a record, because there were too many.
 	Dropped int `json:"dropped,omitempty"`
 }
 
-// Done is the outcome of what was done.
+// Done is the outcome of a successful request.
 const Done = "done"
 
 const (
@@ -78,13 +79,13 @@ const (
 	cut     = "…"
 )
 
-// Refused is the outcome of what nobody tried to do.
+// Refused is the outcome of a request that was not tried.
 func Refused(why error) string { return refused + why.Error() }
 
-// Failed is the outcome of what could not be done.
+// Failed is the outcome of a request that was tried and failed.
 func Failed(why error) string { return failed + why.Error() }
 
-// Of is Done, or Failed where there is an error.
+// Of returns Done, or Failed if there is an error.
 func Of(err error) string {
 	if err != nil {
 		return Failed(err)
@@ -142,8 +143,8 @@ const (
 	refusalWindow = time.Minute
 )
 
-// Recorder passes records on. Of refusals it passes on some in each minute, and counts the others.
-// Its methods may be called by several goroutines. A nil Recorder drops everything.
+// Recorder passes records on. It passes on some refusals in each minute, and counts the others. Its
+// methods may be called by several goroutines. A nil Recorder drops everything.
 type Recorder struct {
 	write func(Record)
 

@@ -76,8 +76,8 @@ func (c *Client) Command(ctx context.Context, what job.Command) (done string, er
 	return reply.GetDone(), nil
 }
 
-// Stacks tells where workers are: those of the ranks, or if there are none all. With all it has all
-// of their goroutines. It blocks for at most 30 s. A refusal is a *RefusedError.
+// Stacks returns where workers are: those of the given ranks, or all if there are none. With all it
+// includes all of their goroutines. It blocks for at most 30 s. A refusal is a *RefusedError.
 func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Stacks, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stacksPatience)
 	defer cancel()

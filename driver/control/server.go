@@ -22,10 +22,10 @@ import (
 // dead driver. The caller removes the socket when it is no longer served.
 func Listen(path string) (*net.UnixListener, error) { return wire.ListenLocal(path) }
 
-// Serve serves ln until ctx ends, and closes it. Only processes of this process's user and of root
-// are served. record, if not nil, is called concurrently with what does not reach the handler:
-// connections of other users, and commands that make no sense. The handler records the others, of
-// which Command.By says who gives them.
+// Serve serves ln until ctx ends, and closes it. It serves only processes of this process's user
+// and of root. record, if not nil, is called concurrently with the connections of other users and
+// with invalid commands, which do not reach the handler. The handler records the other commands;
+// their Command.By names the user.
 func Serve(ctx context.Context, ln *net.UnixListener, h Handler, record func(audit.Record)) error {
 	if record == nil {
 		record = func(audit.Record) {}

@@ -20,11 +20,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// UnlimitedCore as a Spec's CoreLimit bounds core files no more than the launcher's own hard limit
-// does.
+// UnlimitedCore, as a Spec's CoreLimit, leaves core files bounded only by the launcher's own hard
+// limit.
 const UnlimitedCore = proc.UnlimitedCore
 
-// User is whom a worker runs as, where that is not the launcher's own user.
+// User is the user that a worker runs as, if that is not the launcher's own user.
 type User struct {
 	Name     string
 	UID, GID uint32
@@ -36,99 +36,99 @@ type User struct {
 
 // Spec says what to run. A Launcher keeps nothing of it beyond Run and changes none of its slices.
 type Spec struct {
-	// Incarnation names this one life of the worker. Env must hold it as HVD_INCARNATION: by that,
-	// children that left the process group are found when the worker is stopped. Empty: they are
-	// found only by their parents.
+	// Incarnation names this process of the worker. Env must hold it as HVD_INCARNATION: it
+	// identifies children that left the process group when the worker is stopped. Empty: such
+	// children are found only by their parents.
 	Incarnation string
 	// Slot is where the worker runs.
 	Slot plan.SlotID
-	// Command is the program and its arguments. A program without a slash is looked for in the PATH
-	// of Env, and then in Dir.
+	// Command is the program and its arguments. A program without a slash is searched for in the
+	// PATH of Env, and then in Dir.
 	Command []string
-	// Env is the whole environment as NAME=value; of two entries of one name the later counts.
-	// Nothing is added.
+	// Env is the whole environment as NAME=value; of two entries with the same name the later
+	// counts. Nothing is added.
 	Env []string
-	// Dir is the working directory; empty is that of the driver.
+	// Dir is the working directory; empty: the driver's.
 	Dir string
 	// Stdin, if not nil, is the input of the process; the launcher does not read it. nil: no input.
 	// Only Local uses it.
 	Stdin *os.File
 	// Talk, if not nil, gives the process one end of a stream socket, as the descriptor that
-	// HVD_WORKER_SOCKET names, and is called with the other as soon as the process runs, in a
-	// goroutine of its own; conn is closed when it has returned. When the process has ended, what
-	// it has written can still be read, and the end is told once Talk has returned. Run calls
-	// cleanup, which may be nil, before it returns. ctx ends with Run's. Only Local uses it.
+	// HVD_WORKER_SOCKET names. As soon as the process runs, Talk is called with the other end, in a
+	// separate goroutine; conn is closed when Talk has returned. After the process has ended, conn
+	// can still be read, and the end is reported when Talk has returned. Run calls cleanup, which
+	// may be nil, before it returns. ctx ends with Run's. Only Local uses it.
 	Talk func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
-	// Stdout and Stderr receive the output as it comes; nil throws it away. Each is written by one
-	// goroutine at a time, but both at the same time. Run waits for a Write that blocks. After a
-	// Write that fails the rest is thrown away.
+	// Stdout and Stderr receive the output as it comes; nil drops it. Each is written by one
+	// goroutine at a time, but both may be written at the same time. Run waits for a Write that
+	// blocks. After a failed Write the rest is dropped.
 	Stdout, Stderr io.Writer
-	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less:
+	// Grace is the time between SIGTERM and SIGKILL after the context has ended. Zero or less:
 	// SIGKILL at once.
 	Grace time.Duration
 	// Signal, if not nil, returns the signal that replaces SIGTERM. Only Local uses it.
 	Signal func() syscall.Signal
-	// CoreLimit bounds, in bytes, the core file that the process leaves when it crashes, and is
-	// never more than the launcher's own hard limit. 0: there is none; UnlimitedCore: no bound but
-	// that.
+	// CoreLimit bounds, in bytes, the core file of a process that crashes, up to the launcher's own
+	// hard limit. 0: no core file; UnlimitedCore: only the hard limit counts.
 	CoreLimit uint64
-	// As, if not nil, is whom the process runs as, and Cgroup, if not empty, the folder of a cgroup
-	// of version 2 below which it gets its own. Local needs the rights of root for them; other
-	// Launchers ignore them.
+	// As, if not nil, is the user that the process runs as. Cgroup, if not empty, is the folder of
+	// a version 2 cgroup; the process gets its own cgroup below it. Local needs the rights of root
+	// for them; other Launchers ignore them.
 	As     *User
 	Cgroup string
-	// Dying, if not nil, is called once, and by the calling goroutine, where the process is as good
-	// as dead but may be there for long, because it dumps its core or, after a value of Look,
-	// because the kernel still frees its memory; what completes a sentence. by is the signal that
-	// ends it, or 0 where there is more to say than that. Run returns when it has ended.
+	// Dying, if not nil, is called once, by the calling goroutine, when the process is lost but may
+	// remain for long: because it dumps its core or, after a value of Look, because the kernel
+	// still frees its memory. what completes a sentence. by is the signal that ends the process, or
+	// 0 if what says more than the signal. Run returns when the process has ended.
 	Dying func(what string, by syscall.Signal)
-	// Look, if not nil, demands with each value a look whether a signal is ending the process.
-	// Launchers that cannot tell ignore it.
+	// Look, if not nil, requests with each value a check whether a signal is ending the process.
+	// Launchers that cannot check ignore it.
 	Look <-chan struct{}
-	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
-	// begin anew with each value.
+	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, starts the whole grace
+	// again with each value.
 	Hurry, More <-chan struct{}
-	// Resumed says that a driver before this one has started the process, for a Keeper. Where it is
-	// not known, it is not started, but lost. Command, Env and Dir are ignored.
+	// Resumed says that an earlier driver has started the process, for a Keeper. If the Keeper does
+	// not know the process, it does not start it: the worker is lost. Command, Env and Dir are
+	// ignored.
 	Resumed bool
-	// Passed, if not nil, is called by a Keeper with how many bytes of output have been written to
+	// Passed, if not nil, is called by a Keeper with the number of bytes of output written to
 	// Stdout and Stderr together, after each line and from the goroutine that has written it.
-	// PassedBefore is what it was called with last for the process, under a driver before this one:
-	// what that wrote is not written again.
+	// PassedBefore is the value of its last call for the process under an earlier driver: output up
+	// to there is not written again.
 	Passed       func(bytes uint64)
 	PassedBefore uint64
-	// Ended, if not nil, is called at most once when the process has ended and its output may still
-	// be on its way, with what Run will return. It does not block, and may be called from any
-	// goroutine. Run may return without calling it.
+	// Ended, if not nil, is called at most once, with the result of Run, when the process has ended
+	// but its output may not be complete. It must not block, and may be called from any goroutine.
+	// Run may return without calling it.
 	Ended func(err error)
 }
 
 // Launcher starts workers. Its methods may be called by many goroutines.
 type Launcher interface {
-	// Run starts the process and blocks until it has ended, what was left of its process group has
-	// been killed, and its output has been drained. started, if not nil, is called once with the
-	// process's id, by the calling goroutine, as soon as the process runs: the driver admits
+	// Run starts the process. It blocks until the process has ended, the rest of its process group
+	// has been killed, and its output has been drained. started, if not nil, is called once with
+	// the process's id, by the calling goroutine, as soon as the process runs: the driver admits
 	// the worker to a world only after that. The standard input of the process is empty.
 	//
-	// When ctx ends, the process group gets SIGTERM and, after s.Grace or as soon as the process
-	// has ended, everything that the process started is killed: its group, its descendants, and all
-	// that carry its incarnation.
+	// When ctx ends, the process group gets SIGTERM. After s.Grace, or as soon as the process has
+	// ended, everything that the process started is killed: its group, its descendants, and all
+	// processes that carry its incarnation.
 	//
-	// Run returns nil where the process exited with 0, *ExitError where it ended in another way, be
-	// it because ctx ended or not, and *StartError where there never was a process, for instance
-	// because ctx had ended already. A process that is still there 10 seconds after it was sent
-	// SIGKILL is waited for no longer: *UnkillableError.
+	// Run returns nil if the process exited with 0, *ExitError if it ended in another way, whether
+	// ctx ended or not, and *StartError if there never was a process, for instance because ctx had
+	// already ended. If a process still exists 10 seconds after SIGKILL, Run waits no longer and
+	// returns *UnkillableError.
 	Run(ctx context.Context, s Spec, started func(pid int)) error
 }
 
 // ExitError is the end of a process other than exit 0. Its text has no package prefix: it completes
 // a sentence.
 type ExitError struct {
-	// Code is the exit code, or 128+Signal as shells have it.
+	// Code is the exit code, or 128+Signal as in shells.
 	Code int
 	// Signal is the signal that ended the process, or 0.
 	Signal syscall.Signal
-	// Evicted: the agent of its host, and not its driver, has asked it to end.
+	// Evicted: its host's agent, not its driver, asked it to end.
 	Evicted bool
 }
 
@@ -150,12 +150,12 @@ func exitError(ws syscall.WaitStatus) error {
 	return nil
 }
 
-// StartError is why a process could not be started. It wraps the cause.
+// StartError is the reason why a process could not be started. It wraps the cause.
 type StartError struct {
-	// Command is the program as it was given.
+	// Command is the program as given.
 	Command string
 	Err     error
-	// Evicted: the agent of the host starts nothing any more, because it was asked to end.
+	// Evicted: the agent of the host starts no more processes, because it was asked to end.
 	Evicted bool
 }
 
@@ -167,7 +167,7 @@ func (e *StartError) Error() string {
 // Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
-// NewStartError returns that of the spec's command.
+// NewStartError returns the StartError of the spec's command.
 func NewStartError(s Spec, err error) *StartError {
 	e := &StartError{Err: err}
 	if len(s.Command) > 0 {

@@ -16,11 +16,11 @@ import (
 
 // Local runs workers on this machine. The zero value is ready.
 //
-// A worker leads a process group of its own and is killed by the kernel when the driver dies. Its
-// children are not, which is what proc.Guard is for. Where cgroups of version 2 can be made, a
-// worker has one of its own, and all that is in it ends with the worker. Elsewhere, after an exit
-// that was not asked for, children that left the process group are sought only where they keep the
-// output open; that search reads all of /proc and would delay the news of the exit.
+// A worker leads its own process group, and the kernel kills it when the driver dies. Its children
+// are not killed by the kernel; proc.Guard ends them. If cgroups of version 2 can be made, a worker
+// has its own cgroup, and all processes in it end with the worker. Otherwise, after an exit that
+// was not requested, Local looks for children that left the process group only if they keep the
+// output open: that search reads all of /proc and would delay the report of the exit.
 type Local struct{}
 
 var _ Launcher = Local{}

@@ -22,35 +22,35 @@ import (
 // maxPiece is the most text of one line that is held back until the line ends.
 const maxPiece = 64 << 10
 
-// Output joins the lines of all workers into one stdout and one stderr and, if asked to, into files
-// by rank. The fields are set before first use and not changed after; the zero value throws
-// everything away. It must not be copied.
+// Output joins the lines of all workers into one stdout and one stderr and, on request, into files
+// by rank. Set the fields before the first use and do not change them later; the zero value drops
+// everything. It must not be copied.
 //
-// A line reaches its destination by a single Write, prefixed "[rank]<stdout>:" or
-// "[rank]<stderr>:". "\r" and "\n" end a line and are kept; "\r\n" is one end. The last text of a
-// worker is written without a newline if it has none, and of a line longer than 64 KiB pieces are
-// written, cut between characters, with the prefix in front of the first. Where another worker's
-// line comes after such an unfinished one, a newline is put between them, and what follows of the
-// interrupted line gets the prefix again. Bytes that are not UTF-8 pass unchanged.
+// A line reaches its destination by a single Write, with the prefix "[rank]<stdout>:" or
+// "[rank]<stderr>:". "\r" and "\n" end a line and are kept; "\r\n" is one end. If the last text of
+// a worker has no newline, none is added. A line longer than 64 KiB is written in pieces, cut
+// between characters, with the prefix before the first piece. If another worker's line comes after
+// such an unfinished line, a newline is put between them, and the rest of the interrupted line gets
+// the prefix again. Bytes that are not UTF-8 pass unchanged.
 type Output struct {
-	// Stdout and Stderr are where lines go; nil is nowhere. They may be the same.
+	// Stdout and Stderr are the destinations of lines; nil: none. They may be the same.
 	Stdout, Stderr io.Writer
-	// Dir, if not empty, receives a second copy: Dir/rank.N/stdout and stderr are appended to, and
-	// made when needed. Files that belong to another user are refused.
+	// Dir, if not empty, receives a second copy: Dir/rank.N/stdout and stderr are created when
+	// needed and appended to. Files that belong to another user are refused.
 	Dir string
 	// Shared lets other users read the files of Dir.
 	Shared bool
 	// Timestamps puts the local time in front of the prefix: "Mon Jan 20 12:00:01
 	// 2020[1]<stdout>:".
 	Timestamps bool
-	// Prefix, if not nil, returns what stands in front of the lines of a rank in place of
-	// "[rank]<stdout>:". It is called without delay, with a lock held.
+	// Prefix, if not nil, returns the prefix of the lines of a rank in place of "[rank]<stdout>:".
+	// It must not block; it is called with a lock held.
 	Prefix func(rank int, tag string) string
 	// Now returns the time; nil is time.Now.
 	Now func() time.Time
-	// Log takes the first failure to write; nil: none does.
+	// Log takes the first failure to write; nil: nothing is logged.
 	Log logrus.FieldLogger
-	// Patience is how long Finish waits for a destination that takes nothing. Zero: 10 s.
+	// Patience is how long Finish waits for a destination that accepts nothing. Zero: 10 s.
 	Patience time.Duration
 
 	passed atomic.Uint64 // lines, and pieces of them
@@ -91,17 +91,17 @@ const (
 	unfinished
 )
 
-// Worker returns the two ends that take the output of one worker. rank returns its present rank and
-// is called each time a line ends, without locks held; where rank is nil, or returns less than 0,
-// the text passes unchanged and goes to no file. The caller closes both ends when the worker has
+// Worker returns the two writers for the output of one worker. rank returns its present rank and is
+// called each time a line ends, without locks held; if rank is nil, or returns less than 0, the
+// text passes unchanged and goes to no file. The caller closes both writers when the worker has
 // ended.
 func (o *Output) Worker(rank func() int) (stdout, stderr *LineWriter) {
 	return &LineWriter{output: o, tag: "stdout", rank: rank}, &LineWriter{output: o, tag: "stderr", rank: rank}
 }
 
-// Close closes the files, not Stdout and Stderr, and returns the first failure to open or write
-// anything. Lines that come later go to no file. It waits for lines that are being written, unless
-// Finish has given them up.
+// Close closes the files, not Stdout and Stderr, and returns the first failure to open or write any
+// of them. Later lines go to no file. It waits for lines that are being written, unless Finish has
+// given them up.
 func (o *Output) Close() error {
 	over := o.signal(&o.over)
 	o.mu.Lock()
@@ -140,10 +140,10 @@ const (
 	hurriedPatience = 200 * time.Millisecond
 )
 
-// Finish blocks until done is closed, as it is when all workers' ends are. Where nothing has been
-// passed on for the time of Patience before that, it gives up: what has not been written is thrown
-// away, calls of Write that wait return, and one that is blocked by its destination is left alone.
-// It is called once.
+// Finish blocks until done is closed, which the caller does when all workers' writers are closed.
+// If nothing has been written for the time Patience before that, it gives up: it drops the rest,
+// waiting calls of Write return, and a call that its destination blocks is left alone. It is called
+// once.
 func (o *Output) Finish(done <-chan struct{}) {
 	hurried, over := o.signal(&o.hurried), o.signal(&o.over)
 	patience := o.Patience
@@ -173,8 +173,8 @@ func (o *Output) Finish(done <-chan struct{}) {
 	}
 }
 
-// Hurry makes Finish, which may be called already, wait for a moment only. It may be called by any
-// goroutine.
+// Hurry makes Finish, which may already have been called, wait only for a moment. It may be called
+// by any goroutine.
 func (o *Output) Hurry() {
 	hurried := o.signal(&o.hurried)
 	o.mu.Lock()
@@ -215,8 +215,7 @@ type LineWriter struct {
 	held   []byte // begins a line, or goes on with one that is too long
 }
 
-// Write takes a part of the output, whatever its ends. It never fails: Output.Close returns what
-// could not be written.
+// Write takes any part of the output. It never fails: Output.Close returns the failures.
 func (w *LineWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
@@ -232,15 +231,14 @@ func (w *LineWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Held returns what has come since the last end of a line and was not passed on. It is the writer's
-// own.
+// Held returns the text since the last end of a line that was not passed on. The writer owns it.
 func (w *LineWriter) Held() []byte { return w.held }
 
-// Hold begins with what another writer has held of the same output. It is called before the first
-// Write.
+// Hold begins with the text that another writer of the same output has held. It is called before
+// the first Write.
 func (w *LineWriter) Hold(text []byte) { w.held = append(w.held[:0], text...) }
 
-// Close passes on what has come since the last end of a line.
+// Close passes on the text since the last end of a line.
 func (w *LineWriter) Close() error {
 	w.flush(true)
 	return nil

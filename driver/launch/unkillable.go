@@ -8,15 +8,16 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// UnkillableError is the end of the wait for a worker's process that is still there though it was
-// sent SIGKILL: it hangs in the kernel. It is also an *ExitError of SIGKILL. Its text has no
+// UnkillableError reports that a worker's process still exists after SIGKILL, and that the wait for
+// it has ended: it hangs in the kernel. It is also an *ExitError of SIGKILL. Its text has no
 // package prefix: it completes a sentence.
 type UnkillableError struct {
 	// PID is the process, on the worker's host.
 	PID int
-	// After is how long it was waited for after SIGKILL.
+	// After is the length of the wait after SIGKILL.
 	After time.Duration
-	// State is the process's as proc_pid_stat(5) has it, such as "D"; empty where it is not known.
+	// State is the state of the process as in proc_pid_stat(5), such as "D"; empty if it is
+	// unknown.
 	State string
 }
 

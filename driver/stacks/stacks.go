@@ -1,6 +1,6 @@
-// Package stacks has the values that say where a process is: its goroutines, its threads as the
-// kernel tells them, which of their frames are the user's own code, and all that as text. What
-// other processes tell passes Clean before it is shown. Package probe collects them.
+// Package stacks has the values that say where a process is: its goroutines, and its threads as the
+// kernel reports them. It tells which frames are the user's own code, and makes text of all this.
+// Data from other processes passes Clean before it is shown. Package probe collects the values.
 package stacks
 
 import (
@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of what is told of a process.
+// Bounds of the data about a process.
 const (
 	MaxGroups    = 256 // of goroutines
 	MaxFrames    = 128 // of a stack, innermost first
@@ -33,15 +33,15 @@ type Frame struct {
 	Line int    `json:"line"`
 }
 
-// Goroutines are those of a process that have one stack.
+// Goroutines are the goroutines of a process that have the same stack.
 type Goroutines struct {
 	Count int `json:"count"`
-	// Training is whether they are in elastic.Run.
+	// Training reports whether they are in elastic.Run.
 	Training bool    `json:"training,omitempty"`
 	Frames   []Frame `json:"frames"`
 }
 
-// Thread is a thread of a process as the kernel tells it.
+// Thread is a thread of a process as the kernel reports it.
 type Thread struct {
 	TID  int    `json:"tid"`
 	Name string `json:"name"`
@@ -50,11 +50,11 @@ type Thread struct {
 	State string `json:"state"`
 	// Wait is the function of the kernel in which it waits; empty: unknown, or it does not wait.
 	Wait string `json:"wait,omitempty"`
-	// Syscall is the name of the system call that it is in; empty: none, or unknown. Of is the file
-	// of a call whose first argument is a descriptor.
+	// Syscall is the name of its current system call; empty: none, or unknown. Of is the file if
+	// the call's first argument is a descriptor.
 	Syscall string `json:"syscall,omitempty"`
 	Of      string `json:"of,omitempty"`
-	// Kernel is its stack in the kernel, innermost first, where that may be read.
+	// Kernel is its stack in the kernel, innermost first, if that may be read.
 	Kernel []string `json:"kernel,omitempty"`
 }
 
@@ -70,8 +70,8 @@ type Process struct {
 
 // Worker is where a worker is.
 type Worker struct {
-	// Goroutines are those of the worker if it is a Go program, those in elastic.Run first. They
-	// are from the worker itself, or if From is "memory", from a look at its memory.
+	// Goroutines are the worker's goroutines if it is a Go program, those in elastic.Run first.
+	// They come from the worker itself, or, if From is "memory", from its memory.
 	Goroutines []Goroutines `json:"goroutines,omitempty"`
 	From       string       `json:"from,omitempty"`
 	// Processes are the worker's process and its descendants.
@@ -80,7 +80,7 @@ type Worker struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Module is the path of this module: functions begin with it that are hvdrun's.
+// Module is the path of this module, with which the names of hvdrun's functions begin.
 const Module = "github.com/hvdrun/hvdrun"
 
 // standard are the first elements of the packages of Go's library.
@@ -104,8 +104,8 @@ func (f Frame) Package() string {
 // beneath are modules in whose code goroutines of every worker are.
 var beneath = []string{"google.golang.org/grpc", "golang.org/x/net", "golang.org/x/sys", "github.com/ebitengine/purego"}
 
-// User reports whether the frame is of the user's own code: neither of Go's library nor of hvdrun,
-// nor of what speaks gRPC and calls the system for hvdrun.
+// User reports whether the frame is of the user's own code: not of Go's library, of hvdrun, or of
+// the packages with which hvdrun uses gRPC and system calls.
 func (f Frame) User() bool {
 	pkg := f.Package()
 	first, _, _ := strings.Cut(pkg, "/")
@@ -152,9 +152,9 @@ func Text(frames []Frame) string {
 
 func (f Frame) text() string { return fmt.Sprintf("%s %s:%d", f.Func, path.Base(f.File), f.Line) }
 
-// Text has in one line where the worker is: the user's frames of the goroutine that trains, or of
-// the only ones that there are, or else what the process that has no children left does in the
-// kernel. A worker that is stopped is said to be. Empty: it is unknown.
+// Text returns in one line where the worker is: the user's frames of the goroutine that trains, or
+// of the only goroutines with such frames; otherwise what the process without children does in the
+// kernel. It mentions that a worker is stopped. Empty: unknown.
 func (w *Worker) Text() string {
 	text := ""
 	for i := range w.Goroutines {
@@ -242,8 +242,8 @@ func (t *Thread) text() string {
 // Text is the thread in one line.
 func (t Thread) Text() string { return fmt.Sprintf("%s (%d) %s", t.Name, t.TID, t.text()) }
 
-// Sort puts the goroutines in order: those that train first, then those with the user's code, then
-// those of which there are many.
+// Sort sorts the goroutines: first those that train, then those with the user's code, then those
+// with the most goroutines.
 func Sort(all []Goroutines) {
 	rank := func(g *Goroutines) int {
 		switch {
@@ -291,8 +291,8 @@ func Clean(s string) string {
 	}, strings.ToValidUTF8(s, "?"))
 }
 
-// Clean makes what another process has told fit for a log and a terminal: within the bounds of this
-// package, and without characters that are not printable.
+// Clean makes data from another process safe for a log and a terminal: within the bounds of this
+// package, and without unprintable characters.
 func (w *Worker) Clean() {
 	w.Error, w.From = Clean(w.Error), Clean(w.From)
 	w.Goroutines = w.Goroutines[:min(len(w.Goroutines), MaxGroups)]
@@ -321,7 +321,7 @@ func (w *Worker) Clean() {
 	}
 }
 
-// Parse reads what another process has told as JSON. Its caller bounds the bytes.
+// Parse reads JSON from another process. Its caller bounds the bytes.
 func Parse(text []byte) (Worker, error) {
 	var w Worker
 	if err := json.Unmarshal(text, &w); err != nil {
@@ -331,9 +331,9 @@ func Parse(text []byte) (Worker, error) {
 	return w, nil
 }
 
-// Asks reports whether the worker may be asked for its goroutines. A process that is stopped does
-// not answer; and one of which a thread waits in the kernel uninterruptibly and outside of a system
-// call, as for a page of a file, would stop the others until that ends.
+// Asks reports whether the worker may be asked for its goroutines. A stopped process does not
+// answer. If a thread waits uninterruptibly in the kernel and outside of a system call, for example
+// for a page of a file, the request would stop all other threads until that ends.
 func (w *Worker) Asks() bool {
 	if len(w.Processes) == 0 {
 		return true
