@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Batches says which samples the microbatches of each epoch have. All ranks must have equal ones;
-// String, which tells them apart, is compared at every sync.
+// Batches assigns samples to the microbatches of each epoch. All ranks must have equal ones: the
+// results of String are compared at every sync.
 type Batches interface {
 	// Len returns the number of microbatches of an epoch.
 	Len(epoch int) int
@@ -16,9 +16,9 @@ type Batches interface {
 	String() string
 }
 
-// NewBatches returns the microbatches of n samples: in each epoch every sample is in just one of
+// NewBatches returns the microbatches of n samples: in each epoch every sample is in exactly one of
 // them. Batch of the options is the number of samples of a microbatch; the last one of an epoch may
-// have fewer. Order and shuffling are those of a [Sampler].
+// have fewer. Order and shuffling are as in a [Sampler].
 func NewBatches(n int, opts SamplerOptions) Batches {
 	return &batches{NewSampler(n, opts)}
 }

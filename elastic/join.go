@@ -42,17 +42,17 @@ const (
 )
 
 // Init joins the job that started this process and blocks until there is a world that includes this
-// worker, or ctx ends. Where the job has a world already, which trains without this worker, Init
-// does not join: the program loads data and builds its model while the others train. [Run] enters
-// the first world then, after it has fetched the tensors of more than 16 KiB of the others' newest
-// commit in the background of their training, so that the sync sends only what has changed since.
-// Until then the methods of the worker tell what the environment does, the trial assignment for
-// which the process was started: Rank, Size, LocalRank and so on; the world can be another. Group
-// enters the world when it is called before Run. The program has ten minutes from Init to Run.
+// worker, or ctx ends. If the job already has a world, which trains without this worker, Init does
+// not join: the program loads data and builds its model while the others train. [Run] then enters
+// the first world, after it has fetched the tensors of more than 16 KiB of the others' newest
+// commit while they train, so that the sync sends only later changes. Until then the methods of the
+// worker return the values of the environment, the trial assignment for which the process was
+// started: Rank, Size, LocalRank and so on; the world can be different. Group enters the world if
+// it is called before Run. The program has ten minutes from Init to Run.
 //
 // In a process that hvdrun did not start, the worker is alone in a world of size one, without
-// sockets. Errors are ErrRemoved, ErrFinished, ctx's error, and those of an invalid environment, an
-// unreachable driver or a worker that this process is already. The caller must close the worker.
+// sockets. Errors are ErrRemoved, ErrFinished, ctx's error, and errors for an invalid environment,
+// an unreachable driver, or a second worker in this process. The caller must close the worker.
 //
 // Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
 // program starts afterwards cannot take part in the job.

@@ -31,8 +31,7 @@ var (
 // If [Checkpoint] is among the parts, Run returns after the last commit is on disk. If it could not
 // be written, the error is also a *CheckpointError; see [Checkpoints].
 //
-// Where the state has [Steps], a worker that comes to others calls train before it is in a world:
-// see [Steps.Step].
+// If the state has [Steps], a new worker calls train before it is in a world: see [Steps.Step].
 //
 // Wrapped errors are recognised. A failure on the way into a new world is retried in the next one.
 // Run returns nil when train has returned nil on all ranks and the job is done. Otherwise it

@@ -53,9 +53,9 @@ type samplerState struct {
 	over  bool // Next has reported the end of the epoch
 }
 
-// NewSampler returns a Sampler of n indices at the beginning of epoch 0. With an n of 0 or less
-// every epoch is empty: Next returns false at once. It does not fail and starts nothing. Where
-// ranks give other n or options, the first sync fails.
+// NewSampler returns a Sampler of n indices at the beginning of epoch 0. If n is 0 or less every
+// epoch is empty: Next returns false at once. It does not fail and starts nothing. If ranks use
+// different n or options, the first sync fails.
 func NewSampler(n int, opts SamplerOptions) *Sampler {
 	opts.Batch = max(opts.Batch, 1)
 	return &Sampler{n: max(n, 0), opts: opts, size: 1}

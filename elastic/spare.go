@@ -34,14 +34,14 @@ func (a *placement) noted() <-chan struct{} {
 }
 
 // WhileSpare returns a context that ends with ctx, and when the worker has a place in a world.
-// Until then the worker is a spare, or it is early or late, and what it computes holds up no
+// Until then the worker is a spare or is not in a world yet, and its computations delay no
 // training:
 //
 //	spare, cancel := w.WhileSpare(ctx)
 //	defer cancel()
 //	go evaluate(spare)
 //
-// The caller must call cancel when it needs the context no more.
+// The caller must call cancel when it no longer needs the context.
 func (w *Worker) WhileSpare(ctx context.Context) (spare context.Context, cancel context.CancelFunc) {
 	spare, end := context.WithCancel(ctx)
 	noted := w.placed.noted()

@@ -151,22 +151,23 @@ func (s *State) Commits() uint64 { return s.commits }
 
 var errNoParts = errors.New("elastic: Commit of a state without parts, which saves nothing: give NewState what must survive, or call CheckHostUpdates")
 
-// Commit saves the state, so that a failure costs only what was done since, and then does
-// CheckHostUpdates. When it returns, everything has been copied, and the state may be changed
-// again. Of tensors it copies only what differs from the last commit, and uses all processors if
-// that is much. It is collective: every rank calls it equally often. The training function returns
-// its errors as they are, and writes to no tensor in between: see [Run]. What a [Deferred] part has
-// begun goes on in the background.
+// Commit saves the state, so that a failure costs only later work, and then does CheckHostUpdates.
+// When it returns, everything has been copied, and the state may be changed again. It copies only
+// the parts of tensors that differ from the last commit, and uses all processors if these are
+// large. It is collective: every rank calls it the same number of times. The training function
+// returns its errors unchanged, and does not write to a tensor before it returns: see [Run]. Saves
+// that a [Deferred] part has begun continue in the background.
 //
-// It blocks until every rank has called it; that has no bound of its own, but a rank for which the
-// others wait is stopped after --stall-timeout. It is for the goroutine that runs the training
-// function. Its errors:
-//   - a *HostsUpdatedError where the hosts have changed, on all ranks at once: the commit counts;
-//   - collective.ErrAborted where a rank was lost: it may count on some ranks and not on others,
-//     and the next world goes back to one that all members can have;
-//   - a *DivergedError or an *UnseenWriteError where ranks were compared and differ;
-//   - what a part's Save or encoding returns, or why the state cannot be used ([NewState]), such as
-//     that it has no parts: there is no such commit, and the one before stays.
+// It blocks until every rank has called it. This wait has no bound of its own, but a rank for which
+// the others wait is stopped after --stall-timeout. Call it from the goroutine that runs the
+// training function. Its errors:
+//   - a *HostsUpdatedError if the hosts have changed, on all ranks at once: the commit counts;
+//   - collective.ErrAborted if a rank was lost: the commit may count on some ranks only, and the
+//     next world goes back to a commit that all members can have;
+//   - a *DivergedError or an *UnseenWriteError if ranks were compared and differ;
+//   - an error of a part's Save or encoding, or the reason why the state cannot be used
+//     ([NewState]), such as that it has no parts: there is no new commit, and the previous one
+//     stays.
 //
 // In a worker that is in no world yet ([Steps.Step]) it saves the state on this worker alone.
 func (s *State) Commit() error { return s.commit(false) }

@@ -13,19 +13,19 @@ import (
 
 // StepsOptions configure Steps. All ranks must use the same.
 type StepsOptions struct {
-	// Name tells the steps from the other parts of the state. Empty: "steps".
+	// Name distinguishes the steps from the other parts of the state. Empty: "steps".
 	Name string
 	// Microbatches is the number of microbatches of a step, 1 to 65536; at the end of an epoch a
-	// step has what is left. It is fixed for the job, whatever the number of workers; the usual
-	// number of workers times a power of two costs least.
+	// step has the rest. It is fixed for the job, whatever the number of workers; the usual number
+	// of workers times a power of two costs least.
 	Microbatches int
-	// Batches says which samples the microbatches have. Nil: Micro.Samples is nil, and there is one
+	// Batches assigns samples to the microbatches. Nil: Micro.Samples is nil, and there is one
 	// endless epoch.
 	Batches Batches
-	// Seed is that of the microbatches' random numbers.
+	// Seed is the seed of the microbatches' random numbers.
 	Seed int64
-	// Balance gives ranks that take longer for a microbatch fewer of them. The results have the
-	// same bits.
+	// Balance gives fewer microbatches to ranks that take longer for one. The results have the same
+	// bits.
 	Balance bool
 }
 
@@ -57,8 +57,8 @@ type StepsOptions struct {
 //		return nil
 //	})
 //
-// When a worker dies, no step is lost and nothing is restored: the others keep the gradients that
-// they have, share the microbatches of the lost worker, and finish the same step.
+// When a worker dies, no step is lost and nothing is restored: the others keep their gradients,
+// share the microbatches of the lost worker, and finish the same step.
 //
 // Steps are a Part of one State. They must be used by one goroutine at a time.
 type Steps[T collective.Element] struct {
@@ -131,11 +131,11 @@ func (m Micro[T]) Rand() *rand.Rand {
 
 const mostMicrobatches = 1 << 16
 
-// NewSteps returns steps whose gradients are tensors of the given lengths, in elements. It takes no
-// memory for them yet: a rank with k microbatches of M takes as much as its gradients have for each
-// node of a binary tree over the microbatches that it holds, 1 for its share where k and M are
-// powers of two, up to 2·log2(M) otherwise, and for two more. Close of the worker frees it.
-// Invalid arguments are an error of Run, Commit and Step.
+// NewSteps returns steps whose gradients are tensors of the given lengths, in elements. It does not
+// allocate memory for them yet. The memory of a rank with k of M microbatches is the size of its
+// gradients times the number of nodes that it holds in a binary tree over the microbatches (1 if k
+// and M are powers of two, up to 2·log2(M) otherwise), and twice more. Close of the worker frees
+// it. Invalid arguments are an error of Run, Commit and Step.
 func NewSteps[T collective.Element](w *Worker, o StepsOptions, lengths ...int) *Steps[T] {
 	if o.Name == "" {
 		o.Name = "steps"
@@ -164,7 +164,7 @@ func (s *Steps[T]) Applied() uint64 { return s.live.applied }
 // Epoch returns the epoch of the next step, from 0.
 func (s *Steps[T]) Epoch() int { return s.live.epoch }
 
-// Position returns how many microbatches of that epoch have been applied.
+// Position returns the number of applied microbatches of that epoch.
 func (s *Steps[T]) Position() int { return s.live.next }
 
 // Step makes the next step and commits. It calls backward for each microbatch of this rank's share;
@@ -175,19 +175,20 @@ func (s *Steps[T]) Position() int { return s.live.next }
 // [State.Commit] does.
 //
 // It is collective and blocks until the commit has been made. When a worker is lost, Step enters
-// the next world and goes on with the same step: nothing that has been computed is computed again,
-// and if any rank had all averages, all get these. An error after which training goes on is
-// returned only where new workers have come, or others were not in a Step: train returns it as it
-// is, and Run calls train again with the live state. All other errors are those of Commit, backward
-// and apply, and ErrRemoved.
+// the next world and continues the same step: finished computations are not repeated, and if any
+// rank had all averages, all ranks get them. Step returns an error after which training continues
+// only if new workers have come, or if other workers were not in a Step: train returns it
+// unchanged, and Run calls train again with the live state. All other errors are those of Commit,
+// backward and apply, and ErrRemoved.
 //
-// Between two steps, train changes no tensor of the state. The commit is no copy of them where it
-// need not be, so Restore brings back no tensor that has changed all the same.
+// Between two steps, train must not change a tensor of the state. A commit may not copy the
+// tensors, so Restore does not undo such a change.
 //
-// On a worker that is in no world yet, since the others have begun without it, Run calls train too:
-// Step then waits for the averages of the others' next step, calls apply with them and not
-// backward, saves the state on this worker alone, and returns nil. Once the worker is in a world it
-// returns an error after which Run calls train again. Any collective call of train's own ends this.
+// Run also calls train on a worker that is in no world yet, because the others have begun without
+// it: Step then waits for the averages of the others' next step, calls apply with them but not
+// backward, saves the state on this worker alone, and returns nil. Once the worker is in a world,
+// Step returns an error after which Run calls train again. Any other collective call of train ends
+// this phase.
 func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, apply func(mean [][]T) error) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -271,8 +272,7 @@ func (s *Steps[T]) advance() {
 // Save keeps the position.
 func (s *Steps[T]) Save() error { return s.kept.save(s.content()) }
 
-// Restore goes back to the position of the last Save. What was computed for another step is
-// dropped.
+// Restore goes back to the position of the last Save. Computations for another step are dropped.
 func (s *Steps[T]) Restore() error { return s.kept.restore(s.content()) }
 
 // Sync sets the position to root's. It is collective.

@@ -48,9 +48,9 @@ func (s *State) intact() snapshotID {
 // calls it at the beginning and after every reset. If it fails, the live state may be partly
 // overwritten; Restore undoes that.
 //
-// Of tensors it sends only what a rank lacks. If the root's live state is its last commit, as after
-// a commit in Run, ranks that made the same commit receive nothing, and ranks that made another one
-// receive the chunks of 1 MiB whose checksums differ.
+// It sends only the parts of tensors that a rank lacks. If the root's live state is its last
+// commit, as after a commit in Run, ranks that made the same commit receive nothing, and ranks that
+// made another one receive the chunks of 1 MiB whose checksums differ.
 func (s *State) Sync(ctx context.Context) error {
 	if s.err != nil {
 		return s.err

@@ -11,11 +11,10 @@ import (
 
 // Tensor is a Part whose live value is data, which a sync overwrites in place. It keeps a copy of
 // data as of the last commit and, while the next one is made, copies of the chunks of 1 MiB that
-// have changed. The name must be unique within a State. data must stay the same slice, which is not
-// nil; its length and type must be the same on every rank. On
-// Linux 6.7 and newer commits do not read what the kernel says has not been written to, in a
-// process that has opened no devices; elsewhere a commit reads all of data to find changes. See
-// [Watched].
+// have changed. The name must be unique within a State. data must stay the same slice and must not
+// be nil; its length and type must be the same on every rank. On Linux 6.7 and newer commits do not
+// read memory that has not been written to according to the kernel, if the process has opened no
+// device; otherwise a commit reads all of data to find changes. See [Watched].
 func Tensor[T collective.Element](name string, data []T) Part {
 	memory := [][]byte{memoryOf(data)}
 	return newPart(content{
@@ -27,8 +26,8 @@ func Tensor[T collective.Element](name string, data []T) Part {
 	})
 }
 
-// Tensors is a Part of several slices, such as a network's layers or an optimizer's moments. What
-// [Tensor] says applies to each slice; they are saved and restored together. Their number, lengths
+// Tensors is a Part of several slices, such as a network's layers or an optimizer's moments. The
+// rules of [Tensor] apply to each slice; all are saved and restored together. Their number, lengths
 // and type must be the same on every rank, and each must stay the same slice. In a checkpoint they
 // are named name.0, name.1 and so on.
 func Tensors[T collective.Element](name string, data [][]T) Part {

@@ -21,13 +21,13 @@ type Divergence struct {
 	// Chunk is the index of the chunk, of 1 MiB in tensors. -1 stands for the whole part, if its
 	// length differs between ranks.
 	Chunk int
-	// Ranks are those that differ from the most common value; of equally common ones, from the
-	// lowest rank's.
+	// Ranks are the ranks that differ from the most common value; if several values are equally
+	// common, from that of the lowest rank.
 	Ranks []int
 }
 
-// DivergedError reports where the states of ranks differ that must be equal. All ranks get the
-// same.
+// DivergedError reports differences between the states of ranks that must be equal. All ranks get
+// the same error.
 type DivergedError struct{ Where []Divergence }
 
 // Error returns a message with the first few chunks.

@@ -28,8 +28,8 @@ var ErrFinished = errors.New("elastic: the job was done before this worker's tra
 const closeGrace = 2 * time.Second
 
 // Worker is this process's membership in the job. Its methods may be called concurrently. They
-// describe the world that Run entered last; before the first Run, that of Init, or where Init has
-// left that to Run, the trial assignment for which the process was started.
+// describe the world that Run entered last. Before the first Run they describe the world of Init
+// or, if Init has not entered one, the trial assignment for which the process was started.
 type Worker struct {
 	meeting meeting
 	driven  bool   // started by a driver
@@ -236,7 +236,7 @@ func (w *Worker) Host() string { return w.member.Load().slot.Host }
 
 // Addresses returns where a rank of the world listens for the others, host:port, in order of
 // preference: addresses of its machine that others may reach. Nil without a driver. Each call
-// allocates. It panics where the world has no such rank.
+// allocates. It panics if the world has no such rank.
 func (w *Worker) Addresses(rank int) []string {
 	if !w.driven || w.group() == nil {
 		return nil

@@ -9,39 +9,39 @@ import (
 )
 
 var (
-	// ErrNoJob is wrapped by what Connect and Serve return in a program that is not of a job, or
-	// whose job is over.
+	// ErrNoJob is wrapped by the errors of Connect and Serve in a program that does not belong to a
+	// job, or whose job is over.
 	ErrNoJob = errors.New("tasks: there is no job")
 	// ErrCancelled is wrapped by the error of a task that was cancelled.
 	ErrCancelled = errors.New("tasks: the task was cancelled")
-	// ErrWorkerLost is wrapped by the error of a task whose workers were lost, as often as it may
-	// run.
+	// ErrWorkerLost is wrapped by the error of a task whose workers were lost in each of the
+	// attempts that it may have.
 	ErrWorkerLost = errors.New("tasks: the worker was lost")
-	// ErrPoison is wrapped, besides ErrWorkerLost, where the task has probably ended its workers.
+	// ErrPoison is wrapped, in addition to ErrWorkerLost, if the task has probably ended its
+	// workers.
 	ErrPoison = errors.New("tasks: the task ends its workers")
 	// ErrTimeLimit is wrapped by the error of a task that ran for longer than its TimeLimit.
 	ErrTimeLimit = errors.New("tasks: the time limit of the task has passed")
 	// ErrClosed is returned after Close of a Pool.
 	ErrClosed = errors.New("tasks: the pool is closed")
-	// ErrForgotten is wrapped by the error of a task that the scheduler had written down and does
-	// not know any more: the client was out of its reach for too long, or its journal is lost.
+	// ErrForgotten is wrapped by the error of a task that the scheduler had recorded and no longer
+	// knows: the client did not reach it for too long, or its journal is lost.
 	ErrForgotten = errors.New("tasks: the scheduler does not know the task any more")
-	// ErrStoreFull is wrapped by the error of Put, or of Submit, where a store has no room for a
-	// value.
+	// ErrStoreFull is wrapped by the error of Put or Submit if a store has no room for a value.
 	ErrStoreFull = errors.New("tasks: the store is full")
-	// ErrQueueFull is wrapped where the scheduler has no memory: by the error of Submit, besides
-	// that of its context, which ended while Submit waited for room, and by that of a task for
-	// whose result there was none.
+	// ErrQueueFull is wrapped if the scheduler has no memory: by the error of Submit, together with
+	// the error of its context, which ended while Submit waited for room; and by the error of a
+	// task if there was no room for its result.
 	ErrQueueFull = errors.New("tasks: the scheduler has no room")
-	// ErrGone is wrapped where a stored value is on no host any more, and cannot be made again.
+	// ErrGone is wrapped if a stored value is on no host any more, and cannot be recomputed.
 	ErrGone = errors.New("tasks: a stored value is lost")
 )
 
-// FunctionError is the error that a function has returned, or its panic.
+// FunctionError is an error that a function has returned, or its panic.
 type FunctionError struct {
-	// Function is its name, Text what the error's Error has returned.
+	// Function is its name, Text the result of the error's Error.
 	Function, Text string
-	// Stack is that of the goroutine, at most 64 KiB of it, where the function has panicked; else
+	// Stack is the stack of the goroutine, at most 64 KiB, if the function has panicked; otherwise
 	// empty.
 	Stack string
 }
@@ -49,13 +49,13 @@ type FunctionError struct {
 // Error includes the function's name, and no stack.
 func (e *FunctionError) Error() string { return fmt.Sprintf("tasks: %s: %s", e.Function, e.Text) }
 
-// DependencyError is the error of a task that was not run because one whose result is its argument
-// has failed or was cancelled.
+// DependencyError is the error of a task that was not run because a task whose result is its
+// argument has failed or was cancelled.
 type DependencyError struct {
 	Function, Text string
 }
 
-// Error says which.
+// Error names that task.
 func (e *DependencyError) Error() string {
 	return fmt.Sprintf("tasks: %s was not run: %s", e.Function, e.Text)
 }

@@ -10,28 +10,28 @@ import (
 	"unicode/utf8"
 )
 
-// ErrAttemptLost is for functions of a Family: an error that wraps it says that what ran the task
-// was lost. The task runs again, and counts as one that was running when a worker was lost.
+// ErrAttemptLost is for functions of a Family: an error that wraps it says that the program that
+// ran the task was lost. The task runs again, which counts as the loss of a worker.
 var ErrAttemptLost = errors.New("tasks: what ran the task was lost")
 
 // Causes with which the context of Serve may end.
 var (
-	// ErrVanished says that what runs the tasks is gone: Serve returns at once, and its worker
-	// counts as lost.
+	// ErrVanished says that the program that runs the tasks is gone: Serve returns at once, and its
+	// worker counts as lost.
 	ErrVanished = errors.New("tasks: what runs the tasks is gone")
-	// ErrReturned has what runs given back at once; it counts for nothing.
+	// ErrReturned returns running tasks at once; this does not count as a loss.
 	ErrReturned = errors.New("tasks: what runs is given back")
 )
 
-// Family is functions that a worker offers without their names: all whose names begin with that of
-// the family. Foreign names them for clients.
+// Family is a set of functions that a worker offers without naming them: all functions whose names
+// begin with the name of the family. Foreign names them for clients.
 type Family struct {
 	name string
 	fn   *function
 }
 
-// NewFamily returns a family of functions, which all are fn: see Register. The name has 1 to 50
-// bytes and no colon.
+// NewFamily returns a family; fn is called for each of its functions: see Register. The name has 1
+// to 50 bytes and no colon.
 func NewFamily[R any](name string, fn any) (*Family, error) {
 	f, err := familyOf(name, fn, reflect.TypeFor[R]())
 	if err != nil {
@@ -72,14 +72,14 @@ const jsonFamily = "json"
 // jsonCall is the type of its functions.
 type jsonCall = func(ctx context.Context, args ...[]byte) ([]byte, error)
 
-// ForeignJSON returns an exported function, for its tasks to be submitted by a program that does
-// not know its types.
+// ForeignJSON returns an exported function, so that a program that does not know its types can
+// submit tasks.
 func ForeignJSON(name string) (*Func[[]byte], error) {
 	return Foreign[[]byte](jsonFamily, name, jsonCall(nil))
 }
 
-// ExportedName returns the name of an exported function, as a worker says it to the scheduler; ""
-// if it is none.
+// ExportedName returns the name of an exported function, as a worker sends it to the scheduler; ""
+// if the function is not exported.
 func ExportedName(offered string) string {
 	name, ok := strings.CutPrefix(offered, jsonFamily+":")
 	if !ok {

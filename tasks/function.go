@@ -46,7 +46,7 @@ var (
 	errorType   = reflect.TypeFor[error]()
 )
 
-// None is the result of a function that returns an error alone.
+// None is the result of a function that returns only an error.
 type None struct{}
 
 // Register names a function, so that tasks can call it in any process of the same program:
@@ -186,17 +186,17 @@ type Option func(*options)
 // Priority makes tasks run before those of lower priority; 0 is the default.
 func Priority(n int32) Option { return func(o *options) { o.priority = n } }
 
-// Prefer has a task run on a host, unless workers of others have nothing to do.
+// Prefer runs a task on a host, unless workers of other hosts are idle.
 func Prefer(host string) Option { return func(o *options) { o.prefer = host } }
 
-// CPU is how many processors a task takes of its worker: 1 if it is not said.
+// CPU sets how many of its worker's processors a task takes. Default: 1.
 func CPU(n float64) Option { return Resource(queue.CPU, n) }
 
-// GPU is how many GPUs a task takes of its worker; a part of one too.
+// GPU sets how many of its worker's GPUs a task takes; fractions are allowed.
 func GPU(n float64) Option { return Resource("gpu", n) }
 
-// Resource is how much a task takes of what workers offer under a name. It is counted in
-// thousandths.
+// Resource sets how much a task takes of a resource that workers offer by name, in steps of a
+// thousandth.
 func Resource(name string, n float64) Option {
 	return func(o *options) {
 		demand := map[string]int64{name: int64(n*queue.Unit + 0.5)}
@@ -209,19 +209,19 @@ func Resource(name string, n float64) Option {
 	}
 }
 
-// Retries is how often a task runs again after its worker was lost: 3 if it is not said, at most
+// Retries sets how often a task runs again after its worker was lost. Default: 3; at most 200.
 // 200.
 func Retries(n int) Option {
 	return func(o *options) { o.retries = min(max(n, 0), 200) - queue.DefaultRetries }
 }
 
-// RetryErrors has a task run again, as often, after its function has returned an error too.
+// RetryErrors also runs a task again, equally often, after its function has returned an error.
 func RetryErrors() Option { return func(o *options) { o.again = true } }
 
-// TimeLimit is how long a task may run. Then its context ends, and it has failed.
+// TimeLimit sets how long a task may run. Then its context ends, and the task fails.
 func TimeLimit(d time.Duration) Option { return func(o *options) { o.limit = d } }
 
-// With returns the function with options, besides those that it has.
+// With returns the function with additional options.
 func (f *Func[R]) With(all ...Option) *Func[R] {
 	g := &Func[R]{fn: f.fn, options: f.options}
 	for _, o := range all {

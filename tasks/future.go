@@ -23,11 +23,11 @@ import (
 // Future is the result of a task that may not be over yet. It is safe for concurrent use.
 type Future[R any] struct{ *pending }
 
-// Submit asks for a call of the function with the arguments, and returns at once, unless as many
-// tasks of the pool are not over as may be: then it waits for one of them to end. An argument is a
-// value of the function's type, a Future of that type of the same pool, for which the task then
-// waits, or a Ref of it. An argument of more than 100 KiB, or with which those before it have more
-// than 10 MiB, is stored first, and stays until the task is over. Submit returns an error where the
+// Submit requests a call of the function with the arguments. It returns at once, unless the pool
+// has the largest number of unfinished tasks: then it waits for one of them to end. An argument is
+// a value of the function's type, a Future of that type of the same pool, for which the task then
+// waits, or a Ref of it. An argument of more than 100 KiB, or one with which the arguments so far
+// exceed 10 MiB, is stored first, and stays until the task is over. Submit returns an error if the
 // arguments do not fit the function, ctx ends, or the pool is closed.
 func (f *Func[R]) Submit(ctx context.Context, p *Pool, args ...any) (*Future[R], error) {
 	t, err := p.submit(ctx, f.fn, &f.options, args)
@@ -72,8 +72,8 @@ func (t *pending) waiting() chan struct{} {
 // ended returns whether the task is over; the lock is held.
 func (t *pending) ended() bool { return t.result != nil || t.err != nil }
 
-// Cancel ends the task, if it is not over: it ends with ErrCancelled. One that runs has its context
-// ended; what it returns then is ignored.
+// Cancel ends the task with ErrCancelled, if it is not over. The context of a running task ends;
+// its result is ignored.
 func (t *pending) Cancel() {
 	t.pool.mu.Lock()
 	defer t.pool.mu.Unlock()
@@ -87,10 +87,10 @@ func (t *pending) cancel(m *taskspb.ToTasks) {
 	m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: t.n, Force: true})
 }
 
-// Get waits until the task is over, and returns its result. Within a function of a task, which
-// gives it its context, the processors of that task are for others meanwhile. Its error is
+// Get waits until the task is over, and returns its result. If a function of a task calls it with
+// its own context, other tasks can use the processors of that task in the meantime. The error is
 // *FunctionError, *DependencyError, or wraps ErrCancelled, ErrWorkerLost, ErrPoison, ErrTimeLimit
-// or ErrClosed; or it is that of ctx.
+// or ErrClosed; or it is the error of ctx.
 func (f *Future[R]) Get(ctx context.Context) (R, error) {
 	var r R
 	f.pool.mu.Lock()
@@ -364,8 +364,8 @@ func (p *Pool) dropAll(in []input) {
 }
 
 // Map calls a function for each of the items, as one task each, and returns the results in their
-// order. At the first error it cancels the others, and returns it. ConnectConfig.Progress shows how
-// far it is.
+// order. At the first error it cancels the others, and returns that error. ConnectConfig.Progress
+// shows the progress.
 func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, error) {
 	futures := make([]*Future[R], 0, len(items))
 	cancel := func() {
@@ -406,9 +406,8 @@ func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, er
 }
 
 // RunAll calls the function once on each worker that serves tasks now, and returns the results in
-// the order of the workers' ranks. Workers that train meanwhile are left out, unless they have said
-// Beside. A call whose worker is lost is not repeated. The error is the
-// first of a call; the others go on.
+// the order of the workers' ranks. Workers that train are left out, unless they set Beside. A call
+// whose worker is lost is not repeated. The error is the first of a call; the others continue.
 func RunAll[R any](ctx context.Context, p *Pool, f *Func[R], args ...any) ([]R, error) {
 	s, err := p.Status(ctx)
 	if err != nil {

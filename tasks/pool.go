@@ -32,26 +32,26 @@ const (
 // told so with what the client says next, without a message of its own.
 const releaseWithin = 5 * time.Millisecond
 
-// ConnectConfig says how the scheduler is reached. The zero value is for a worker of a job, and for
-// a program that hvdrun tasks run has started.
+// ConnectConfig configures the connection to the scheduler. The zero value is for a worker of a
+// job, and for a program that hvdrun tasks run has started.
 type ConnectConfig struct {
-	// Dial returns a new connection to the scheduler. Nil: to that of the job of this process.
+	// Dial returns a new connection to the scheduler. Nil: to the scheduler of this process's job.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Window is how many tasks may be not over at a time: Submit waits beyond it. 0: what the
-	// scheduler allows.
+	// Window is the largest number of unfinished tasks: Submit waits beyond it. 0: the scheduler's
+	// limit.
 	Window int
-	// Patience is how long the scheduler may be out of reach; then all tasks fail, and Connect
-	// does. 0: a minute.
+	// Patience is how long the scheduler may be unreachable; then all tasks fail, as does Connect.
+	// 0: a minute.
 	Patience time.Duration
-	// Progress, if not nil, is where Map shows how many of its tasks are over: a bar on a terminal,
-	// a line now and then elsewhere.
+	// Progress, if not nil, is where Map shows its progress: a bar on a terminal, an occasional
+	// line elsewhere.
 	Progress *os.File
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// Pool is a client of a scheduler. It reconnects when a connection breaks; no task is lost by that.
-// It is safe for concurrent use.
+// Pool is a client of a scheduler. It reconnects when a connection breaks, without losing tasks. It
+// is safe for concurrent use.
 type Pool struct {
 	cfg     ConnectConfig
 	session uint64
@@ -148,9 +148,9 @@ type pending struct {
 	cancelled bool
 }
 
-// Connect returns a client of the scheduler, and blocks until it is connected. Where the scheduler
-// is out of reach, because the job is being resumed, it waits for no longer than the patience.
-// Its error wraps ErrNoJob where there is no job. The caller must call Close.
+// Connect returns a client of the scheduler, and blocks until it is connected. If the scheduler is
+// unreachable, because the job is being resumed, it waits at most for the patience. Its error wraps
+// ErrNoJob if there is no job. The caller must call Close.
 func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
@@ -388,8 +388,8 @@ func (p *Pool) fail(err error) {
 	}
 }
 
-// Err returns why nothing more can come of the pool: it was closed, or the scheduler was out of
-// reach for longer than the patience. Nil: it works, or tries to.
+// Err returns why the pool has ended: it was closed, or the scheduler was unreachable for longer
+// than the patience. Nil: it works or tries to reconnect.
 func (p *Pool) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,10 +11,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 )
 
-// Ref is a stored value, by reference. An argument that is a Ref is not sent with each task: the
-// workers of a host bring it to their host once. A function takes it as a Ref[T], whose Get gives
-// all tasks of the process the same value, decoded once, or as a T, which is decoded for each task.
-// The zero value refers to nothing. It is safe for concurrent use.
+// Ref is a reference to a stored value. An argument that is a Ref is not sent with each task: the
+// workers of a host copy the value to their host once. A function takes it as a Ref[T], whose Get
+// gives all tasks of the process the same value, decoded once, or as a T, which is decoded for each
+// task. The zero value refers to nothing. It is safe for concurrent use.
 type Ref[T any] struct{ ref *ref }
 
 // ref is what a Ref refers to.
@@ -39,11 +39,10 @@ func (u *put) release() {
 	}
 }
 
-// Put stores a value, and returns a reference to it. It blocks until the value is stored. The store
-// is that of the job's hvdrun, from which hosts bring it, and from each other. The value stays
-// until Release, until the garbage collector finds that nothing has the Ref any more, or the pool
-// is closed, and as long as tasks that have it as an argument are not over. The error wraps
-// ErrStoreFull where there is no room.
+// Put stores a value, and returns a reference to it. It blocks until the value is stored. The value
+// is with the job's hvdrun, from which hosts copy it, and from each other. It stays until Release
+// is called, the Ref is garbage collected, or the pool is closed, and while tasks that have it as
+// an argument are unfinished. The error wraps ErrStoreFull if there is no room.
 func Put[T any](ctx context.Context, p *Pool, value T) (Ref[T], error) {
 	parts, err := encodeParts(reflect.ValueOf(&value).Elem())
 	if err != nil {
@@ -56,9 +55,9 @@ func Put[T any](ctx context.Context, p *Pool, value T) (Ref[T], error) {
 	return Ref[T]{r}, nil
 }
 
-// Get returns the value. In a task it does not block after the first call of the process, and the
-// value is that which other tasks get: it must not be changed. At the client that has put it, it is
-// brought and decoded each time.
+// Get returns the value. In a task it does not block after the first call of the process, and other
+// tasks get the same value: it must not be changed. In the client that has stored it, each call
+// fetches and decodes the value.
 func (r Ref[T]) Get(ctx context.Context) (value T, err error) {
 	if r.ref == nil {
 		return value, fmt.Errorf("%w: the Ref refers to nothing", ErrGone)
@@ -70,8 +69,8 @@ func (r Ref[T]) Get(ctx context.Context) (value T, err error) {
 	return v.Interface().(T), nil
 }
 
-// Release says that the value is not needed any more, apart from tasks that have been submitted.
-// The Ref is of no more use: Submit refuses it.
+// Release says that only tasks already submitted still need the value. The Ref cannot be used any
+// more: Submit refuses it.
 func (r Ref[T]) Release() {
 	if r.ref != nil && r.ref.put != nil {
 		r.ref.put.release()

@@ -26,33 +26,33 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
-// ServeConfig says what a worker offers. The zero value is for a worker of a job.
+// ServeConfig describes the offer of a worker. The zero value is for a worker of a job.
 type ServeConfig struct {
-	// Dial returns a new connection to the scheduler. Nil: to that of the job of this process.
+	// Dial returns a new connection to the scheduler. Nil: to the scheduler of this process's job.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Host is the name of this host, by which tasks prefer it. Empty: that which the job has for
-	// it, or the machine's.
+	// Host is the name of this host, by which tasks prefer it. Empty: its name in the job, or the
+	// machine's.
 	Host string
 	// Name names the worker to people. Empty: its host and its process.
 	Name string
-	// Families, if not nil, are the functions that it has instead of the registered ones.
+	// Families, if not nil, replaces the registered functions.
 	Families []*Family
 	// Offers are the resources of this worker: "cpu", "gpu" and any other names. A missing "cpu" is
 	// the number of processors, divided by the job's workers on this host.
 	Offers map[string]float64
-	// Admit, if not nil, is asked before tasks of a function are sent here. An error is a refusal;
-	// it is asked again after a second, or after Reconsider. It must not block.
+	// Admit, if not nil, is called before tasks of a function are sent here. An error is a refusal;
+	// Admit is called again after a second, or after Reconsider. It must not block.
 	Admit func(function string) error
-	// Reconsider has Admit asked at once, for each value.
+	// Reconsider causes a call of Admit, for each value.
 	Reconsider <-chan struct{}
-	// Grace is how long tasks that run may go on when ctx ends. 0: 10 s. Those that have not begun
-	// are given back at once.
+	// Grace is how long running tasks may continue when ctx ends. 0: 10 s. Tasks that have not
+	// begun are returned at once.
 	Grace time.Duration
-	// Beside has the worker run tasks while it has a place in a world too, which slows training.
-	// Otherwise it gets none meanwhile, and what it runs when it enters a world runs again
+	// Beside lets the worker run tasks while it has a place in a world, which slows training.
+	// Otherwise it gets no tasks then, and the tasks that run when it enters a world run again
 	// elsewhere.
 	Beside bool
-	// StoreBytes bounds the stored values of this host, of all its workers together, in bytes. 0:
+	// StoreBytes bounds the stored values of this host, for all its workers together, in bytes. 0:
 	// 30 % of the machine's memory.
 	StoreBytes int64
 	// Log takes messages. Nil: logrus.StandardLogger().
@@ -769,7 +769,7 @@ type panicError struct {
 	stack []byte
 }
 
-// Error has no stack, which people read in FunctionError.
+// Error has no stack; it is in FunctionError.
 func (e *panicError) Error() string { return e.text }
 
 // run calls the function, and encodes its result, in parts. A panic is an error.
@@ -851,7 +851,7 @@ func (w *server) argument(ctx context.Context, a *attempt, inlined, object []byt
 // goneError says that a stored value is nowhere.
 type goneError struct{ err error }
 
-// Error is the cause's.
+// Error returns the cause's message.
 func (e *goneError) Error() string { return e.err.Error() }
 
 // bring has a stored value on this host, and tells the scheduler who does not have it.

@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// Status is what the scheduler has: tasks by function, with why they wait, and workers.
+// Status is the scheduler's status: tasks by function, with the reasons why they wait, and workers.
 type Status = report.Status
 
 // inquiries are what people have asked the scheduler, and have no answer to.
@@ -19,7 +19,7 @@ type inquiries struct {
 	wonder []question
 }
 
-// Status asks the scheduler how it is doing.
+// Status asks the scheduler for its status.
 func (p *Pool) Status(ctx context.Context) (s Status, err error) {
 	answer := make(chan []byte, 1)
 	p.mu.Lock()
@@ -51,7 +51,7 @@ func (p *Pool) answered(text []byte) {
 	p.asked = nil
 }
 
-// Explanation says where a task stands, and why.
+// Explanation gives the state of a task, and the reason.
 type Explanation = report.Explanation
 
 // question asks for explanations.

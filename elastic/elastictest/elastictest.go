@@ -35,10 +35,10 @@ import (
 
 // Config describes a job. Worker and Hosts are required.
 type Config struct {
-	// Worker is the function that every worker executes on a goroutine of its own. It must derive
-	// the contexts of elastic.Init and elastic.Run from ctx. Its result acts as the exit of a
-	// program: nil, elastic.ErrRemoved and elastic.ErrFinished are exit status 0, any other error
-	// is a failure. Variables that workers must not share have to be declared in it.
+	// Worker is the function that every worker executes on a separate goroutine. It must derive the
+	// contexts of elastic.Init and elastic.Run from ctx. Its result acts as the exit of a program:
+	// nil, elastic.ErrRemoved and elastic.ErrFinished are exit status 0, any other error is a
+	// failure. Variables that workers must not share have to be declared in it.
 	Worker func(ctx context.Context) error
 	// Hosts are the hosts at the start of the job.
 	Hosts []plan.Host

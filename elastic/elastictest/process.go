@@ -34,7 +34,7 @@ func (launcher) ListenAddr() string                { return identity.ListenLoopb
 func (launcher) Listening(int)                     {}
 func (launcher) HostAddr(h string) (string, error) { return h, nil }
 
-// Network returns that of the driver.
+// Network returns the driver's network.
 func (l launcher) Network() identity.Network { return l.job.networkOf(plan.SlotID{}) }
 
 func (j *Job) networkOf(slot plan.SlotID) identity.Network {

@@ -9,14 +9,14 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Undisturbed checks that what a job computes does not depend on its workers, as is promised where
-// all training is done by elastic.Steps. It runs train twice: as the only worker of a job that
-// nothing disturbs, and as the workers of a job with the given config, whose Worker is ignored, and
-// which disturb changes; disturb may be nil. Train executes like a Config's Worker, and returns a
-// digest of its result, such as that of its weights.
+// Undisturbed checks that the result of a job does not depend on its workers, as elastic.Steps
+// promises if it does all training. It runs train twice: as the only worker of a job that nothing
+// disturbs, and as the workers of a job with the given config, whose Worker is ignored, and which
+// disturb changes; disturb may be nil. Train executes like a Config's Worker, and returns a digest
+// of its result, such as that of its weights.
 //
-// It blocks until both jobs have ended, and returns an error if a job fails, if no worker of the
-// second one comes to the end, or if a digest differs from that of the first.
+// It blocks until both jobs have ended. It returns an error if a job fails, if no worker of the
+// second one finishes, or if a digest differs from that of the first.
 func Undisturbed(cfg Config, train func(ctx context.Context) (digest uint64, err error), disturb func(*Job) error) error {
 	var want uint64
 	alone := Start(Config{

@@ -1,5 +1,5 @@
-// Package report has what a scheduler of tasks says of itself, as plain values: its status, and why
-// a task does not run.
+// Package report has the reports of a scheduler of tasks, as plain values: its status, and why a
+// task does not run.
 package report
 
 import (
@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Status is what a scheduler has: tasks by function, with why they wait, and workers.
+// Status is the status of a scheduler: tasks by function, with the reasons why they wait, and
+// workers.
 type Status struct {
 	Waiting   int            `json:"waiting"` // for results that are arguments
 	Ready     int            `json:"ready"`
@@ -15,32 +16,32 @@ type Status struct {
 	Retried   int            `json:"retried"`
 	Functions []GroupStatus  `json:"functions,omitempty"`
 	Workers   []WorkerStatus `json:"workers,omitempty"`
-	// Suspended are the tasks of a journal, among the waiting ones, for which workers are waited
-	// that may have them.
+	// Suspended is the number of waiting tasks of a journal that wait for workers that may have
+	// them.
 	Suspended int `json:"suspended,omitempty"`
-	// Journal says what is wrong with the journal; empty: nothing.
+	// Journal is the error of the journal; empty: none.
 	Journal string `json:"journal,omitempty"`
-	// Memory is what tasks take, in bytes, where it is bounded.
+	// Memory is the memory of tasks, in bytes, if it is bounded.
 	Memory *Memory `json:"memory,omitempty"`
 	// Offered are the functions that workers have, by name.
 	Offered []Offered `json:"offered,omitempty"`
 }
 
-// Memory is how many bytes tasks and their results take of the scheduler, and of how many.
+// Memory tells how many bytes tasks and their results take in the scheduler, and the limit.
 type Memory struct {
 	Used int64 `json:"used"`
 	Most int64 `json:"most"`
-	// Clients are those that take most, in that order.
+	// Clients are the clients that take most, in that order.
 	Clients []ClientStatus `json:"clients,omitempty"`
 }
 
-// ClientStatus tells of a client.
+// ClientStatus describes a client.
 type ClientStatus struct {
 	Name  string `json:"name"`
 	Tasks int    `json:"tasks"`
 	Bytes int64  `json:"bytes"`
-	// Unread are bytes of results that it has not taken. Paused: they are so many that its tasks
-	// wait.
+	// Unread is the size, in bytes, of results that it has not taken. Paused: there are so many
+	// that its tasks wait.
 	Unread int64 `json:"unread,omitempty"`
 	Paused bool  `json:"paused,omitempty"`
 	// Gone: it has no connection.
@@ -55,7 +56,7 @@ type Offered struct {
 	CPU float64 `json:"cpu"`
 }
 
-// GroupStatus tells of the tasks of one function with the same demand.
+// GroupStatus describes the tasks of one function with the same demand.
 type GroupStatus struct {
 	Function string `json:"function"`
 	Demand   string `json:"demand"`
@@ -63,11 +64,11 @@ type GroupStatus struct {
 	Running  int    `json:"running"`
 	// PaceUS is how long a task takes, in microseconds: a moving average. 0: none has ended.
 	PaceUS int64 `json:"pace_us"`
-	// Why says why the ready ones do not run.
+	// Why is the reason why the ready tasks do not run.
 	Why string `json:"why,omitempty"`
 }
 
-// WorkerStatus tells of a worker.
+// WorkerStatus describes a worker.
 type WorkerStatus struct {
 	ID      uint64 `json:"id"`
 	Rank    int    `json:"rank"`
@@ -78,31 +79,32 @@ type WorkerStatus struct {
 	Ahead   int    `json:"ahead"`
 	Done    int    `json:"done"`
 	Leaving bool   `json:"leaving,omitempty"`
-	// Waits is how many of the running ones wait for other tasks, and have lent their processors.
+	// Waits is the number of running tasks that wait for other tasks, and have lent their
+	// processors.
 	Waits int `json:"waits,omitempty"`
-	// Trains: it has a place in a world, and runs no tasks meanwhile.
+	// Trains: it has a place in a world, and runs no tasks.
 	Trains bool `json:"trains,omitempty"`
-	// Stopped are attempts of tasks that were cancelled, or whose time is up, and whose functions
-	// have not ended. They keep what they take of the worker until then.
+	// Stopped are attempts of tasks that were cancelled or reached their time limit, and whose
+	// functions have not ended. They keep their resources of the worker until then.
 	Stopped []StoppedStatus `json:"stopped,omitempty"`
 }
 
-// StoppedStatus tells of an attempt that was told to stop and has not ended.
+// StoppedStatus describes an attempt that was told to stop and has not ended.
 type StoppedStatus struct {
 	Function string `json:"function"`
 	N        uint64 `json:"n"`
-	// Why it was told so: it was cancelled, its time is up, or it runs again elsewhere.
+	// Why is the reason: it was cancelled, its time is up, or it runs again elsewhere.
 	Why string `json:"why,omitempty"`
 	// ForMS is how long ago it was told, in milliseconds.
 	ForMS int64 `json:"for_ms"`
 }
 
-// String says why the attempt was told to stop, and how long ago.
+// String returns why the attempt was told to stop, and how long ago.
 func (s StoppedStatus) String() string {
 	return fmt.Sprintf("%s, has not ended for %v", s.Why, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
 }
 
-// Lasting says, a line each, what has not ended that was told to.
+// Lasting returns a line for each attempt that was told to stop and has not ended.
 func (s Status) Lasting() (all []string) {
 	for _, w := range s.Workers {
 		for _, t := range w.Stopped {
@@ -112,7 +114,7 @@ func (s Status) Lasting() (all []string) {
 	return all
 }
 
-// Explanation says where a task stands and why.
+// Explanation gives the state of a task, and the reason.
 type Explanation struct {
 	// Client is the session of the client whose task it is; N its number.
 	Client   uint64 `json:"client"`
@@ -121,7 +123,8 @@ type Explanation struct {
 	Demand   string `json:"demand"`
 	Priority int32  `json:"priority,omitempty"`
 	State    string `json:"state"`
-	// Tries are attempts beyond the first, Deaths workers that were lost while they ran it.
+	// Tries is the number of attempts beyond the first, Deaths the number of workers that were lost
+	// while they ran it.
 	Tries  int    `json:"tries,omitempty"`
 	Deaths int    `json:"deaths,omitempty"`
 	Why    string `json:"why"`
