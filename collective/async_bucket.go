@@ -205,7 +205,7 @@ func (e *engine) buffer(n int) []byte {
 		size := max(n, min(2*cap(e.fused), e.fusion))
 		Free(e.fused[:cap(e.fused)])
 		e.fused = nil
-		if e.lane.call.host.Load() != nil {
+		if e.lane.call.Here() != nil {
 			e.fused, _ = Alloc[byte](size) // without room, an ordinary one is used
 		}
 		if e.fused == nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 
+	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
@@ -54,7 +56,7 @@ func (e *engine) guessable(b *bucket) bool {
 // reducesIfReady reports whether a bucket is reduced where its tensor lies, which stays as it is
 // where the guess is wrong.
 func (e *engine) reducesIfReady(b *bucket) bool {
-	return len(b.ids) == 1 && b.compression == operation.NotCompressed && e.lane.reducesIfReady(b.bytes)
+	return len(b.ids) == 1 && b.compression == operation.NotCompressed && e.lane.call.ReducesIfReady(b.bytes)
 }
 
 // mostCounted is up to how many ranks a sum in an element of a type counts.
@@ -108,7 +110,7 @@ func (e *engine) guessInPlace(b *bucket, ready bool) (data []byte, right bool, e
 	switch {
 	case ready:
 		data = e.table[b.ids[0]].mine.data
-	case e.lane.call.levels != nil: // what is sent to other hosts before all is known
+	case e.lane.call.TwoLevels(): // what is sent to other hosts before all is known
 		data = e.buffer(b.bytes)
 		clear(data)
 	}
@@ -158,4 +160,23 @@ func counted(element []byte, t kernel.Type, op operation.Op, ranks int) bool {
 	want := make([]byte, len(element))
 	setCount(want, t, op, ranks, true)
 	return slices.Equal(element, want)
+}
+
+// allReduceIfReady is AllReduce of so many bytes on every rank if all ranks are ready for it, with
+// the same bits. Otherwise data stays as it is; that of a rank that is not ready is not looked at.
+// All ranks find the same.
+func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operation.Op, length int, data []byte, ready bool) (right bool, err error) {
+	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(length / t.Size()), Algorithm: g.call.Algorithm()}
+	if h := g.inMemory(); h != nil {
+		err = g.do(ctx, d, nil, func(m *shm.Member, call shm.Desc) (err error) {
+			right, err = m.AllReduceSaying(ctx, call, length, data, ready, h.Reduction(t, op))
+			return err
+		})
+		return right && err == nil, err
+	}
+	err = g.run(ctx, d, nil, func(c *levels.Call) (err error) {
+		right, err = c.AllReduceIfReady(data, ready)
+		return err
+	})
+	return right && err == nil, err
 }

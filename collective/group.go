@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
@@ -32,7 +33,7 @@ type Group struct {
 	background
 	points points
 
-	call levelCall // the operation under way; kept for its buffers
+	call levels.Call // the operation under way; kept for its buffers
 }
 
 // membership is who is in a group. It does not change.
@@ -191,7 +192,7 @@ func (g *Group) releaseAll() {
 		g.call.Path.Release()
 		g.call.Path.Quiesce()
 	}
-	g.call.host.Load().close()
+	g.call.Here().Close()
 }
 
 // fail ends the group and all other groups of the generation, and tells every rank why. The first
@@ -210,8 +211,8 @@ func (g *Group) failAs(n frame.Notice) {
 	}
 	g.failure, g.notice = errorOf(&inside, g.generation), n
 	g.mu.Unlock()
-	if h := g.call.host.Load(); h != nil {
-		h.member.Abort()
+	if h := g.call.Here(); h != nil {
+		h.Abort()
 	}
 	if g.call.Path != nil && !g.family.Killed.Load() {
 		g.call.Path.Flood(&n) // before this rank's operation can return, and its process end
@@ -234,8 +235,8 @@ func (g *Group) Err() error {
 	if err := g.err(); err != nil {
 		return err
 	}
-	if h := g.call.host.Load(); h != nil && h.member.Aborted() {
-		return h.outcome(context.Background(), operation.Descriptor{}, shm.ErrAborted)
+	if h := g.call.Here(); h != nil {
+		return h.Failure()
 	}
 	return nil
 }
@@ -269,8 +270,8 @@ func (g *inner) Failure() (n frame.Notice, failed bool) {
 }
 
 func (g *inner) Left(rank int) {
-	if h := g.call.host.Load(); h != nil {
-		h.left(rank)
+	if h := g.call.Here(); h != nil {
+		h.Left(rank)
 	}
 }
 
@@ -294,7 +295,7 @@ func (g *Group) exitIfKilled() {
 }
 
 // run runs one operation.
-func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, body func(*levelCall) error) error {
+func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, body func(*levels.Call) error) error {
 	operation, begun := g.watched(d.Action)
 	err := g.operate(ctx, d, invalid, body)
 	if !begun.IsZero() && err == nil {
@@ -308,7 +309,7 @@ func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, 
 
 // operate runs one operation. With invalid arguments the ranks still agree on the call, since the
 // others would wait for ever otherwise.
-func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid error, body func(*levelCall) error) error {
+func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid error, body func(*levels.Call) error) error {
 	d = d.Judged(invalid)
 	if err := g.enter(d.Action); err != nil {
 		return err
@@ -327,8 +328,8 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 	}
 	// Others may leave this operation, and send frames of the next one, as soon as this rank has
 	// compared its call with those of its host: it has begun before.
-	if h := g.call.host.Load(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
-		if err := h.arrive(ctx, d); err != nil {
+	if h := g.call.Here(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
+		if err := h.Arrive(ctx, d); err != nil {
 			return c.End(err)
 		}
 	}
@@ -343,7 +344,7 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 	}
 	// Ranks of one host reduce each other's tensors where they lie, and send the sums to other
 	// hosts. They look for an abort in between; this is a second look, by those that receive them.
-	if err == nil && g.call.levels != nil {
+	if err == nil && g.call.TwoLevels() {
 		err = g.Err()
 	}
 	if err = c.End(err); err == nil && invalid != nil {
@@ -360,9 +361,9 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 func (g *Group) meetsInMemory(d operation.Descriptor) bool {
 	switch d.Action {
 	case operation.AllReduce:
-		return g.call.hierarchical()
+		return g.call.Hierarchical()
 	case operation.AllGather, operation.ReduceScatter, operation.AllToAll, operation.AllGatherInto, operation.AllToAllInto, operation.ReduceTree:
-		return g.call.levels != nil
+		return g.call.TwoLevels()
 	}
 	return false
 }
@@ -390,7 +391,7 @@ func (g *Group) enter(a operation.Action) error {
 
 // lost is the error of an operation whose group has failed.
 func (g *Group) lost() error {
-	if g.call.host.Load() != nil {
+	if g.call.Here() != nil {
 		g.linger()
 	}
 	<-g.call.Failed
@@ -409,4 +410,33 @@ func (g *Group) linger() {
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 	}
+}
+
+// do runs an operation among the ranks of one host, which are all of the group, in their memory.
+func (g *Group) do(ctx context.Context, d operation.Descriptor, invalid error, body func(*shm.Member, shm.Desc) error) error {
+	h := g.call.Here()
+	d = d.Judged(invalid)
+	if err := g.enter(d.Action); err != nil {
+		return err
+	}
+	defer g.free()
+	if g.family.timeline != nil {
+		defer g.recordPhases(h, d, h.Watch())
+	}
+	if invalid != nil {
+		if err := h.Arrive(ctx, d); err != nil {
+			return err
+		}
+		return d.Refuse(invalid)
+	}
+	tally := g.family.tally
+	if tally == nil {
+		return h.Within(ctx, d, body)
+	}
+	begun := tally.now()
+	err := h.Within(ctx, d, body)
+	if err == nil {
+		tally.note(g.noted(d.Action), d.Bytes(), begun, operation.InMemory)
+	}
+	return err
 }

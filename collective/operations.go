@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -47,12 +48,14 @@ func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op operation.
 		d.Algorithm = g.call.Algorithm()
 	}
 	if h := g.inMemory(); h != nil && d.Algorithm.Shares() {
-		if op == operation.Adasum {
-			return h.adasumShared(ctx, d, invalid, data)
-		}
-		return h.allReduceShared(ctx, d, invalid, data)
+		return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			if op == operation.Adasum {
+				return h.AdasumHere(ctx, m, call, t, data)
+			}
+			return m.AllReduce(ctx, call, data, h.Reduction(t, op))
+		})
 	}
-	return g.run(ctx, d, invalid, func(c *levelCall) error { return c.allReduceSockets(data) })
+	return g.run(ctx, d, invalid, func(c *levels.Call) error { return c.AllReduceSockets(data) })
 }
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
@@ -64,11 +67,11 @@ func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) err
 func (g *Group) broadcastBytes(ctx context.Context, t kernel.Type, data []byte, root int) error {
 	d := operation.Descriptor{Action: operation.Broadcast, Type: t, Root: clampRoot(root), Count: uint64(len(data) / t.Size())}
 	if h := g.inMemory(); h != nil {
-		return h.do(ctx, d, checkRoot(g, root), func(m *shm.Member, call shm.Desc) error {
+		return g.do(ctx, d, checkRoot(g, root), func(m *shm.Member, call shm.Desc) error {
 			return m.Broadcast(ctx, call, data, root)
 		})
 	}
-	return g.run(ctx, d, checkRoot(g, root), func(c *levelCall) error { return c.broadcastSockets(data) })
+	return g.run(ctx, d, checkRoot(g, root), func(c *levels.Call) error { return c.BroadcastSockets(data) })
 }
 
 // AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
@@ -76,12 +79,12 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 	d := operation.Descriptor{Action: operation.AllGather, Type: typeOf[T](), Count: uint64(len(data))}
 	if h := g.inMemory(); h != nil {
 		all := gathering(g.rank, g.size, data)
-		return result(all, h.allGatherShared(ctx, d, nil, kernel.Bytes(data), receiving(all)))
+		return result(all, g.allGatherShared(ctx, h, d, nil, kernel.Bytes(data), receiving(all)))
 	}
 	var all [][]T
-	err := g.run(ctx, d, nil, func(c *levelCall) error {
+	err := g.run(ctx, d, nil, func(c *levels.Call) error {
 		b := kernel.Bytes(data)
-		parts, err := c.allGatherSockets(b)
+		parts, err := c.AllGatherSockets(b)
 		all = gathered(parts, g.rank, data)
 		return err
 	})
@@ -117,11 +120,11 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 		if invalid == nil {
 			all = gathering(g.rank, g.size, parts[g.rank])
 		}
-		return result(all, h.allToAllShared(ctx, d, invalid, sent, receiving(all)))
+		return result(all, g.allToAllShared(ctx, h, d, invalid, sent, receiving(all)))
 	}
 	var all [][]T
-	err := g.run(ctx, d, invalid, func(c *levelCall) error {
-		got, err := c.allToAllSockets(func(to int) []byte { return kernel.Bytes(parts[to]) })
+	err := g.run(ctx, d, invalid, func(c *levels.Call) error {
+		got, err := c.AllToAllSockets(func(to int) []byte { return kernel.Bytes(parts[to]) })
 		all = gathered(got, g.rank, parts[g.rank])
 		return err
 	})
@@ -131,9 +134,9 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 // Barrier returns when every rank has called it.
 func Barrier(ctx context.Context, g *Group) error {
 	if h := g.inMemory(); h != nil {
-		return h.do(ctx, operation.Descriptor{Action: operation.Barrier}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
+		return g.do(ctx, operation.Descriptor{Action: operation.Barrier}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 	}
-	return g.run(ctx, operation.Descriptor{Action: operation.Barrier}, nil, (*levelCall).barrierSockets)
+	return g.run(ctx, operation.Descriptor{Action: operation.Barrier}, nil, (*levels.Call).BarrierSockets)
 }
 
 // BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the
@@ -147,7 +150,7 @@ func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byt
 		if root == g.rank {
 			own, all = data, data
 		}
-		err := h.allGatherShared(ctx, d, checkRoot(g, root), own, func(rank, n int) []byte {
+		err := g.allGatherShared(ctx, h, d, checkRoot(g, root), own, func(rank, n int) []byte {
 			b := make([]byte, n)
 			if rank == root {
 				all = b
@@ -156,8 +159,8 @@ func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byt
 		})
 		return result(all, err)
 	}
-	err := g.run(ctx, d, checkRoot(g, root), func(c *levelCall) (err error) {
-		all, err = c.broadcastBytesSockets(data)
+	err := g.run(ctx, d, checkRoot(g, root), func(c *levels.Call) (err error) {
+		all, err = c.BroadcastBytesSockets(data)
 		return err
 	})
 	return result(all, err)

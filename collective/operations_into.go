@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective/internal/exchange"
+	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -31,17 +32,14 @@ func (g *Group) allGatherBytes(ctx context.Context, t kernel.Type, data, all []b
 	d := operation.Descriptor{Action: operation.AllGatherInto, Type: t, Count: uint64(len(data) / t.Size())}
 	parts := exchange.Into{Memory: all, Each: len(data)}
 	if h := g.inMemory(); h != nil {
-		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+		return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 			kernel.Copy(parts.Of(g.rank), data)
-			return m.AllGather(ctx, call, parts.Of(g.rank), parts.Place(h.ranks))
+			return m.AllGather(ctx, call, parts.Of(g.rank), parts.Place(h.Ranks))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *levelCall) error {
+	return g.run(ctx, d, invalid, func(c *levels.Call) error {
 		kernel.Copy(parts.Of(g.rank), data)
-		if g.call.levels != nil {
-			return c.allGatherIntoHierarchical(parts)
-		}
-		return c.ExchangeInto(c.AllOthers(), func(int) []byte { return parts.Of(g.rank) }, parts)
+		return c.AllGatherIntoSockets(parts)
 	})
 }
 
@@ -137,16 +135,13 @@ func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 // reduceScatterParts combines the parts of all ranks, and puts this rank's into result.
 func (g *Group) reduceScatterParts(ctx context.Context, d operation.Descriptor, invalid error, p cuts, result []byte) error {
 	if h := g.inMemory(); h != nil {
-		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-			h.cut = h.cut[:0]
-			for rank := range g.size {
-				h.cut = append(h.cut, p.of(g, d.Type, rank))
-			}
-			return m.ReduceScatter(ctx, call, h.cut, result, h.reduction(d.Type, d.Op))
+		return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			parts := h.Cuts(g.size, func(rank int) []byte { return p.of(g, d.Type, rank) })
+			return m.ReduceScatter(ctx, call, parts, result, h.Reduction(d.Type, d.Op))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *levelCall) error {
-		return c.reduceScatterSockets(func(rank int) []byte { return p.of(g, d.Type, rank) }, result)
+	return g.run(ctx, d, invalid, func(c *levels.Call) error {
+		return c.ReduceScatterSockets(func(rank int) []byte { return p.of(g, d.Type, rank) }, result)
 	})
 }
 
@@ -167,17 +162,14 @@ func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) er
 		from, to = exchange.Into{Memory: kernel.Bytes(data), Each: len(kernel.Bytes(data)) / g.size}, exchange.Into{Memory: kernel.Bytes(result), Each: len(kernel.Bytes(data)) / g.size}
 	}
 	if h := g.inMemory(); h != nil {
-		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+		return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 			kernel.Copy(to.Of(g.rank), from.Of(g.rank))
-			return m.AllToAll(ctx, call, from.By(h.ranks), to.Place(h.ranks))
+			return m.AllToAll(ctx, call, from.By(h.Ranks), to.Place(h.Ranks))
 		})
 	}
-	return g.run(ctx, d, invalid, func(c *levelCall) error {
+	return g.run(ctx, d, invalid, func(c *levels.Call) error {
 		kernel.Copy(to.Of(g.rank), from.Of(g.rank))
-		if g.call.levels != nil {
-			return c.allToAllIntoHierarchical(from, to)
-		}
-		return c.ExchangeInto(c.AllOthers(), from.Of, to)
+		return c.AllToAllIntoSockets(from, to)
 	})
 }
 
@@ -204,69 +196,3 @@ func same(a, b []byte) bool {
 }
 
 var errOverlap = errors.New("the result overlaps with the input")
-
-// allGatherIntoHierarchical is allGatherHierarchical; this rank's part is in its place.
-func (c *levelCall) allGatherIntoHierarchical(all exchange.Into) error {
-	h := c.levels
-	own := all.Of(c.Rank)
-	for s := range c.Frames(all.Each) {
-		for _, host := range h.others() {
-			c.Send(h.counterpart(host, h.place), 0, c.Cut(own, s))
-		}
-	}
-	first, frames := c.Receives(), c.Frames(all.Each)
-	for _, host := range h.others() {
-		c.PostInto(h.shares(host, h.place), all)
-	}
-	if err := c.gatherInto(all, h.here, 0); err != nil {
-		return err
-	}
-	for _, host := range h.others() {
-		for turn := range h.turns(host) {
-			if h.share(host, h.place, turn) >= 0 {
-				if err := c.WaitFor(first, first+frames); err != nil {
-					return err
-				}
-				first += frames
-			}
-			if err := c.gatherInto(all, host, turn); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// gatherInto gives to all ranks of this host what each has from one rank of a host.
-func (c *levelCall) gatherInto(all exchange.Into, host, turn int) error {
-	h := c.levels
-	parts := make([][]byte, len(h.ranks()))
-	for i := range parts {
-		if from := h.share(host, i, turn); from >= 0 {
-			parts[i] = all.Of(from)
-		}
-	}
-	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllGather(c.Ctx, call, parts[h.place], func([]int) ([][]byte, error) { return parts, nil })
-	})
-}
-
-// allToAllIntoHierarchical is allToAllHierarchical; this rank's own part is in its place.
-func (c *levelCall) allToAllIntoHierarchical(data, result exchange.Into) error {
-	h := c.levels
-	others := c.elsewhere()
-	for s := range c.Frames(result.Each) {
-		for _, to := range others {
-			c.Send(to, 0, c.Cut(data.Of(to), s))
-		}
-	}
-	first := c.Receives()
-	c.PostInto(others, result)
-	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllToAll(c.Ctx, call, data.By(h.ranks()), result.Place(h.ranks()))
-	})
-	if err != nil {
-		return err
-	}
-	return c.WaitFor(first, c.Receives())
-}

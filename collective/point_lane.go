@@ -10,6 +10,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
@@ -181,12 +182,12 @@ func (p *point) perform(ctx context.Context, m *message) error {
 	lane, err := p.connected(ctx)
 	if err == nil {
 		d := m.shared()
-		if h := lane.inMemory(); h != nil {
-			err = h.do(ctx, d, nil, func(member *shm.Member, call shm.Desc) error {
+		if lane.inMemory() != nil {
+			err = lane.do(ctx, d, nil, func(member *shm.Member, call shm.Desc) error {
 				return member.Broadcast(ctx, call, m.data, exchange.Sender)
 			})
 		} else {
-			err = lane.operate(ctx, d, nil, func(c *levelCall) error { return c.PassSockets(m.data) })
+			err = lane.operate(ctx, d, nil, func(c *levels.Call) error { return c.PassSockets(m.data) })
 		}
 	}
 	return p.outcome(ctx, m, err)
@@ -261,7 +262,7 @@ func (p *point) begin() (idle bool, err error) {
 }
 
 // memory is the host of a lane that is connected and lies in its memory; nil: there is none.
-func (p *point) memory() *host {
+func (p *point) memory() *levels.Host {
 	select {
 	case <-p.met:
 		return p.lane.inMemory()
@@ -277,14 +278,12 @@ func (p *point) posts(m *message) bool {
 	if h == nil || m.do != operation.Send {
 		return false
 	}
-	h.use.Lock()
-	defer h.use.Unlock()
-	return !h.closed && h.member.Posts(len(m.data))
+	return h.Posts(len(m.data))
 }
 
 // post leaves a message there.
 func (p *point) post(ctx context.Context, m *message) error {
-	return p.outcome(ctx, m, p.lane.inMemory().do(ctx, m.shared(), nil, func(member *shm.Member, call shm.Desc) error {
+	return p.outcome(ctx, m, p.lane.do(ctx, m.shared(), nil, func(member *shm.Member, call shm.Desc) error {
 		return member.Post(ctx, call, m.data)
 	}))
 }
@@ -296,9 +295,7 @@ func (p *point) awaited() bool {
 	if h == nil {
 		return false
 	}
-	h.use.Lock()
-	defer h.use.Unlock()
-	return !h.closed && h.member.Awaits(1-exchange.Sender)
+	return h.Awaits(1 - exchange.Sender)
 }
 
 // sendAhead sends a copy of a small message in the background, unless there are too many.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -46,7 +47,7 @@ func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 		invalid = checkRanks(g, all)
 	}
 	var k uint64
-	err := g.run(ctx, d, invalid, func(c *levelCall) error {
+	err := g.run(ctx, d, invalid, func(c *levels.Call) error {
 		if err := c.Agree(); err != nil {
 			return err
 		}

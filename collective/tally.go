@@ -83,9 +83,9 @@ func (g *Group) backend() operation.Method {
 	switch {
 	case g.call.Path == nil:
 		return operation.AloneOnly
-	case g.call.levels != nil:
+	case g.call.TwoLevels():
 		return operation.BetweenHosts
-	case g.call.host.Load() != nil:
+	case g.call.Here() != nil:
 		return operation.InMemory
 	}
 	return operation.OverSockets

@@ -46,6 +46,8 @@ type Group interface {
 	// Lost waits until every rank has been told that the group has failed, and returns why, as
 	// operations do.
 	Lost() error
+	// Failure is why the group has failed, as the generation numbers ranks.
+	Failure() (n frame.Notice, failed bool)
 }
 
 // Links are how a rank reaches the others. They are set before the first call.

@@ -1,4 +1,7 @@
-package collective
+// Package levels computes across ranks some of which share the memory of their host: in that
+// memory, or on two levels, in the memory of each host and between the hosts by frames. A [Call]
+// has the operations of a group; a [Host] is the memory.
+package levels
 
 import (
 	"slices"
@@ -16,14 +19,14 @@ import (
 // HAN and NVIDIA's 2-D all-reduce have the same shape.
 //
 // Waits of one level never hold up the other: a rank that waits for others in memory moves its
-// frames meanwhile (call.meanwhile), and all ranks do the steps of both levels in the same order.
+// frames meanwhile (Call.Meanwhile), and all ranks do the steps of both levels in the same order.
 type hierarchy struct {
 	hosts       [][]int       // each ascending, in the order of their first ranks
 	here, place int           // this rank's host, and its place there
 	leaders     exchange.Team // the first ranks of all hosts, by host; this one may not be among them
 	crowded     bool          // ranks of a host share cores, so that waves do not overlap there
 	column      exchange.Team // the ranks with this one's place; of size 0 where the hosts have unequal numbers of ranks
-	weights     []int         // see team
+	weights     []int         // as in Team
 }
 
 func newHierarchy(hosts [][]int, rank int) *hierarchy {
@@ -101,15 +104,21 @@ func (h *hierarchy) others() (hosts []int) {
 	return hosts
 }
 
-// levelCall is an operation of a group whose ranks may share memory.
-type levelCall struct {
+// Call is an operation of a group whose ranks may share memory.
+type Call struct {
 	exchange.Call
 	levels    *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
-	host      atomic.Pointer[host] // the ranks that share memory with this one; nil: none
+	host      atomic.Pointer[Host] // the ranks that share memory with this one; nil: none
 	adasum    *adasumTree          // nil where ranks of a host share no memory
 	crossings [2][]crossing        // of the two latest waves
 	folding   folder               // of a ReduceTree
 }
+
+// Here is the ranks that share memory with this one; nil: there are none.
+func (c *Call) Here() *Host { return c.host.Load() }
+
+// TwoLevels reports whether operations have two levels.
+func (c *Call) TwoLevels() bool { return c.levels != nil }
 
 // crossing is a part of a tensor that has one owner on each host: the owners bring it to the other
 // hosts.
@@ -134,7 +143,7 @@ func (x *crossing) resultOf(place int) []byte { return kernel.Part(x.result, x.u
 // cross appends the parts of data, of units of so many bytes, that this rank owns: its own share
 // among the ranks of its host, cut where the owner on another host changes. The last unit may be
 // shorter.
-func (c *levelCall) cross(to []crossing, data []byte, unit int) []crossing {
+func (c *Call) cross(to []crossing, data []byte, unit int) []crossing {
 	h := c.levels
 	count := (len(data) + unit - 1) / unit
 	lo, hi := kernel.Split(count, len(h.ranks()), h.place)
@@ -174,24 +183,24 @@ func (h *hierarchy) owner(host, count, unit int) int {
 }
 
 // inMemory runs body in the memory of this host's ranks; nothing where this rank is alone there.
-func (c *levelCall) inMemory(body func(*shm.Member, shm.Desc) error) error {
+func (c *Call) inMemory(body func(*shm.Member, shm.Desc) error) error {
 	h := c.host.Load()
 	if h == nil {
 		return nil
 	}
-	return h.within(c.Ctx, c.Desc, body)
+	return h.Within(c.Ctx, c.Desc, body)
 }
 
 // spread gives what every rank of this host owns of data, in elements of size bytes, to all of
 // them.
-func (c *levelCall) spread(data []byte, size int) error {
+func (c *Call) spread(data []byte, size int) error {
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
 		return m.Gather(c.Ctx, call, data, size, m.Members())
 	})
 }
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.
-func (c *levelCall) waves(n int) int {
+func (c *Call) waves(n int) int {
 	size := operation.Thresholds.Wave
 	if c.levels.crowded {
 		size = operation.Thresholds.CrowdedWave

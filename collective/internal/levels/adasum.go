@@ -1,4 +1,4 @@
-package collective
+package levels
 
 import (
 	"context"
@@ -95,7 +95,7 @@ const productsSize = 24 // bytes of the products of one block
 
 // adasumming is an Adasum of large vectors under way on one rank.
 type adasumming struct {
-	c      *levelCall
+	c      *Call
 	t      kernel.Type
 	tree   *adasumTree
 	blocks int // of a vector
@@ -111,7 +111,7 @@ type adasumPart struct {
 	vectors [][]byte // by the ranks in whose places they are; nil: there is none
 }
 
-func (c *levelCall) newAdasumming(t kernel.Type, bytes int) *adasumming {
+func (c *Call) newAdasumming(t kernel.Type, bytes int) *adasumming {
 	unit := operation.AdasumBlock * t.Size()
 	s := &adasumming{c: c, t: t, tree: c.adasum, blocks: (bytes + unit - 1) / unit, memory: c.Kept()}
 	s.work = s.take(operation.AdasumWork)
@@ -184,13 +184,13 @@ func (s *adasumming) add(pairs []pair, all []float64) {
 
 // within combines the vectors of the ranks of this host: of what is left of them, this rank has its
 // part. Data is this rank's vector.
-func (s *adasumming) within(ctx context.Context, h *host, m *shm.Member, d shm.Desc, data []byte) error {
+func (s *adasumming) within(ctx context.Context, h *Host, m *shm.Member, d shm.Desc, data []byte) error {
 	parts := h.parts(data, s.unit())
 	own := adasumPart{vectors: make([][]byte, s.c.Size)}
-	own.first, _ = kernel.Split(s.blocks, len(h.ranks), m.Index())
+	own.first, _ = kernel.Split(s.blocks, len(h.Ranks), m.Index())
 	err := m.AllToAll(ctx, d, parts, func(lengths []int) ([][]byte, error) {
 		buffers := make([][]byte, len(lengths))
-		for i, r := range h.ranks {
+		for i, r := range h.Ranks {
 			buffers[i] = parts[m.Index()]
 			if i != m.Index() {
 				buffers[i] = s.take(len(buffers[i]))
@@ -209,7 +209,7 @@ func (s *adasumming) within(ctx context.Context, h *host, m *shm.Member, d shm.D
 }
 
 // allReduceAdasum is Adasum of ranks on several hosts.
-func (c *levelCall) allReduceAdasum(data []byte) error {
+func (c *Call) allReduceAdasum(data []byte) error {
 	if len(data) <= operation.Thresholds.AdasumThroughOne {
 		return c.adasumLeaders(data)
 	}
@@ -227,7 +227,7 @@ func (c *levelCall) allReduceAdasum(data []byte) error {
 }
 
 // adasumBetween goes on where each rank has its part of what is left of the vectors of its host.
-func (c *levelCall) adasumBetween(s *adasumming, data []byte) error {
+func (c *Call) adasumBetween(s *adasumming, data []byte) error {
 	c.crossings[0] = c.cross(c.crossings[0][:0], data, s.unit())
 	all := c.crossings[0]
 	received := c.Receives()
@@ -265,7 +265,7 @@ func (s *adasumming) resultStep() uint32 { return uint32(len(s.tree.above)) + 1 
 
 // adasumCross sends the parts of a crossing to the ranks that combine them, and asks for this
 // rank's part of what is left on the other hosts.
-func (c *levelCall) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPart {
+func (c *Call) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPart {
 	h := c.levels
 	at := (x.first - mine.first) * x.unit // of the crossing in this rank's part of its host's vectors
 	begin := func(place int) int {
@@ -298,7 +298,7 @@ func (c *levelCall) adasumCross(s *adasumming, x *crossing, mine adasumPart) ada
 }
 
 // putTogether gives this rank's pieces of data, of units of so many bytes, to all ranks.
-func (c *levelCall) putTogether(all []crossing, data []byte, unit int) error {
+func (c *Call) putTogether(all []crossing, data []byte, unit int) error {
 	for i := range all {
 		own := all[i].piece(all[i].Me)
 		for s := range c.Frames(len(own)) {
@@ -315,7 +315,7 @@ func (c *levelCall) putTogether(all []crossing, data []byte, unit int) error {
 
 // adasumLeaders is Adasum of small vectors: all ranks of a host combine theirs, and the first ones
 // of all hosts exchange what is left and combine it.
-func (c *levelCall) adasumLeaders(data []byte) error {
+func (c *Call) adasumLeaders(data []byte) error {
 	h, vectors := c.levels, make([][]byte, c.Size)
 	most := len(h.ranks())
 	for _, left := range c.adasum.left {
@@ -342,7 +342,7 @@ func (c *levelCall) adasumLeaders(data []byte) error {
 	return c.inMemory(func(m *shm.Member, d shm.Desc) error { return m.Broadcast(c.Ctx, d, data, 0) })
 }
 
-func (c *levelCall) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []byte) error {
+func (c *Call) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []byte) error {
 	h, tree := c.levels, c.adasum
 	received := c.Receives()
 	for _, host := range h.others() {
@@ -368,11 +368,11 @@ func (c *levelCall) adasumAmongLeaders(data []byte, vectors [][]byte, memory, wo
 
 // adasumAll has all vectors of this host's ranks put into memory, and returns the rest of it.
 // Vectors has this rank's one.
-func (h *host) adasumAll(ctx context.Context, m *shm.Member, d shm.Desc, vectors [][]byte, memory []byte) (rest []byte, err error) {
-	own := vectors[h.g.rank]
-	return memory[len(h.ranks)*alignedTo(len(own)):], m.AllGather(ctx, d, own, func(lengths []int) ([][]byte, error) {
+func (h *Host) adasumAll(ctx context.Context, m *shm.Member, d shm.Desc, vectors [][]byte, memory []byte) (rest []byte, err error) {
+	own := vectors[h.c.Rank]
+	return memory[len(h.Ranks)*alignedTo(len(own)):], m.AllGather(ctx, d, own, func(lengths []int) ([][]byte, error) {
 		buffers := make([][]byte, len(lengths))
-		for i, r := range h.ranks {
+		for i, r := range h.Ranks {
 			if buffers[i] = own; i != m.Index() {
 				buffers[i] = memory[i*alignedTo(len(own)):][:len(own)]
 			}
@@ -394,27 +394,25 @@ func combineAdasum(t kernel.Type, levels [][]pair, vectors [][]byte, work []byte
 // alignedTo is n, rounded up so that what follows is aligned for every element type.
 func alignedTo(n int) int { return (n + operation.Widest - 1) / operation.Widest * operation.Widest }
 
-// adasumShared is Adasum among the ranks of one host.
-func (h *host) adasumShared(ctx context.Context, d operation.Descriptor, invalid error, data []byte) error {
-	c := &h.g.call
-	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-		if len(data) <= operation.Thresholds.AdasumAlone {
-			vectors := make([][]byte, len(h.ranks))
-			vectors[h.g.rank] = data
-			memory := c.Scratch(operation.AdasumWork + len(h.ranks)*alignedTo(len(data)))
-			if _, err := h.adasumAll(ctx, m, call, vectors, memory[operation.AdasumWork:]); err != nil {
-				return err
-			}
-			combineAdasum(d.Type, h.g.call.adasum.here, vectors, memory[:operation.AdasumWork])
-			kernel.Copy(data, vectors[0])
-			return nil
-		}
-		s := c.newAdasumming(d.Type, len(data))
-		defer s.end()
-		if err := s.within(ctx, h, m, call, data); err != nil {
+// AdasumHere is Adasum among the ranks of one host, which are all of the group.
+func (h *Host) AdasumHere(ctx context.Context, m *shm.Member, call shm.Desc, t kernel.Type, data []byte) error {
+	c := h.c
+	if len(data) <= operation.Thresholds.AdasumAlone {
+		vectors := make([][]byte, len(h.Ranks))
+		vectors[c.Rank] = data
+		memory := c.Scratch(operation.AdasumWork + len(h.Ranks)*alignedTo(len(data)))
+		if _, err := h.adasumAll(ctx, m, call, vectors, memory[operation.AdasumWork:]); err != nil {
 			return err
 		}
-		kernel.Copy(kernel.Part(data, s.unit(), m.Members(), m.Index()), s.parts[0].vectors[0])
-		return m.Gather(ctx, call, data, s.unit(), m.Members())
-	})
+		combineAdasum(t, c.adasum.here, vectors, memory[:operation.AdasumWork])
+		kernel.Copy(data, vectors[0])
+		return nil
+	}
+	s := c.newAdasumming(t, len(data))
+	defer s.end()
+	if err := s.within(ctx, h, m, call, data); err != nil {
+		return err
+	}
+	kernel.Copy(kernel.Part(data, s.unit(), m.Members(), m.Index()), s.parts[0].vectors[0])
+	return m.Gather(ctx, call, data, s.unit(), m.Members())
 }

@@ -1,4 +1,4 @@
-package collective
+package levels
 
 import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
@@ -11,14 +11,14 @@ import (
 // element's place.
 const fewHosts = 8
 
-// hierarchical reports whether an AllReduce has two levels.
-func (c *levelCall) hierarchical() bool {
+// Hierarchical reports whether an AllReduce has two levels.
+func (c *Call) Hierarchical() bool {
 	return c.levels != nil && c.Forced.Algorithm == operation.Auto
 }
 
-// allReduceSockets is AllReduce, with one level or two.
-func (c *levelCall) allReduceSockets(data []byte) error {
-	if c.hierarchical() {
+// AllReduceSockets is AllReduce, with one level or two.
+func (c *Call) AllReduceSockets(data []byte) error {
+	if c.Hierarchical() {
 		return c.allReduceHierarchical(data)
 	}
 	return c.AllReduceFlat(c.WholeTeam(), data)
@@ -27,7 +27,7 @@ func (c *levelCall) allReduceSockets(data []byte) error {
 // allReduceHierarchical combines in the order of the ranks of each host, then in the order of the
 // hosts: no bit depends on an element's place, or on what else is reduced with it. The exception is
 // data of more than fewHosts hosts in a group that is not strict, but for means.
-func (c *levelCall) allReduceHierarchical(data []byte) error {
+func (c *Call) allReduceHierarchical(data []byte) error {
 	switch {
 	case c.Desc.Op == operation.Adasum:
 		c.By(operation.ByAdasum)
@@ -44,10 +44,10 @@ func (c *levelCall) allReduceHierarchical(data []byte) error {
 }
 
 // allReduceLeaders has the first rank of each host exchange all data with those of the others.
-func (c *levelCall) allReduceLeaders(data []byte) error {
+func (c *Call) allReduceLeaders(data []byte) error {
 	h := c.host.Load()
 	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.AllReduce(c.Ctx, call, data, h.reduction(c.Desc.Type, c.Desc.Op))
+		return m.AllReduce(c.Ctx, call, data, h.Reduction(c.Desc.Type, c.Desc.Op))
 	})
 	if err != nil {
 		return err
@@ -68,16 +68,16 @@ func (c *levelCall) allReduceLeaders(data []byte) error {
 }
 
 // reduceHere combines data of this host's ranks: each has its own part of the result.
-func (c *levelCall) reduceHere(data []byte) error {
+func (c *Call) reduceHere(data []byte) error {
 	h := c.host.Load()
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
-		return m.Reduce(c.Ctx, call, data, m.Members(), h.reduction(c.Desc.Type, c.Desc.Op))
+		return m.Reduce(c.Ctx, call, data, m.Members(), h.Reduction(c.Desc.Type, c.Desc.Op))
 	})
 }
 
 // allReduceRings combines within the hosts, then between them by a ring for each part, and spreads
 // the result.
-func (c *levelCall) allReduceRings(data []byte) error {
+func (c *Call) allReduceRings(data []byte) error {
 	size := c.Desc.Type.Size()
 	if err := c.reduceHere(data); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (c *levelCall) allReduceRings(data []byte) error {
 // allReduceWaves cuts data into waves. While one is on its way between the hosts, the next one is
 // combined within them, and the result of the one before is spread: what the links have to send is
 // never less than a wave, whatever time the ranks of a host take among themselves.
-func (c *levelCall) allReduceWaves(data []byte) error {
+func (c *Call) allReduceWaves(data []byte) error {
 	size, waves := c.Desc.Type.Size(), c.waves(len(data))
 	c.Suit(len(data) / waves / c.Size)
 	room := c.crossingRoom(wave(data, size, waves, 0), size)
@@ -128,7 +128,7 @@ func (c *levelCall) allReduceWaves(data []byte) error {
 }
 
 // crossingRoom is how many bytes the other hosts send for this rank to combine, of data.
-func (c *levelCall) crossingRoom(data []byte, size int) (room int) {
+func (c *Call) crossingRoom(data []byte, size int) (room int) {
 	c.crossings[0] = c.cross(c.crossings[0][:0], data, size)
 	for i := range c.crossings[0] {
 		x := &c.crossings[0][i]
@@ -139,7 +139,7 @@ func (c *levelCall) crossingRoom(data []byte, size int) (room int) {
 
 // scatter sends each host's piece of every crossing to its owner there, and asks for this rank's
 // own piece of all hosts, into memory.
-func (c *levelCall) scatter(all []crossing, memory []byte, step uint32) {
+func (c *Call) scatter(all []crossing, memory []byte, step uint32) {
 	for i := range all {
 		x := &all[i]
 		x.step, x.Team, x.sent = step, c.Dividing(x.Team), c.Sends()
@@ -165,7 +165,7 @@ func (c *levelCall) scatter(all []crossing, memory []byte, step uint32) {
 }
 
 // gather exchanges results and waits for them.
-func (c *levelCall) gather(all []crossing) error {
+func (c *Call) gather(all []crossing) error {
 	first := c.Receives()
 	if err := c.exchangeResults(all); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (c *levelCall) gather(all []crossing) error {
 
 // exchangeResults combines this rank's pieces, in the order of the hosts, sends them to the other
 // owners, and asks for theirs.
-func (c *levelCall) exchangeResults(all []crossing) error {
+func (c *Call) exchangeResults(all []crossing) error {
 	for i := range all {
 		if err := c.combineCrossing(&all[i]); err != nil {
 			return err
@@ -191,7 +191,7 @@ func (c *levelCall) exchangeResults(all []crossing) error {
 }
 
 // postResults asks for what the other owners combine.
-func (c *levelCall) postResults(all []crossing) {
+func (c *Call) postResults(all []crossing) {
 	for i := range all {
 		x := &all[i]
 		for s := range c.Frames(len(x.piece(0))) {
@@ -205,7 +205,7 @@ func (c *levelCall) postResults(all []crossing) {
 	}
 }
 
-func (c *levelCall) combineCrossing(x *crossing) error {
+func (c *Call) combineCrossing(x *crossing) error {
 	own, result := x.piece(x.Me), x.resultOf(x.Me)
 	for s := range c.Frames(len(own)) {
 		part := c.Cut(result, s)
@@ -221,7 +221,7 @@ func (c *levelCall) combineCrossing(x *crossing) error {
 }
 
 // sendResult sends some of this rank's piece of the result to the other owners.
-func (c *levelCall) sendResult(x *crossing, part []byte) {
+func (c *Call) sendResult(x *crossing, part []byte) {
 	for d := 1; d < x.Size; d++ {
 		c.Send(x.Rank((x.Me+d)%x.Size), x.step+1, part)
 	}
@@ -230,7 +230,7 @@ func (c *levelCall) sendResult(x *crossing, part []byte) {
 // reduceScatterHierarchical combines, in turns, what this host's ranks have for the ranks of each
 // other host and sends it there, and then what they have for themselves; each rank combines what
 // all hosts have for it, in their order.
-func (c *levelCall) reduceScatterHierarchical(part func(rank int) []byte, result []byte) error {
+func (c *Call) reduceScatterHierarchical(part func(rank int) []byte, result []byte) error {
 	h := c.levels
 	sent := 0
 	for _, host := range h.others() {
@@ -279,7 +279,7 @@ func (c *levelCall) reduceScatterHierarchical(part func(rank int) []byte, result
 
 // reduceFor combines what the ranks of this host have for some of the ranks of a host: sum, in
 // memory, is for the rank that this one is to send it to; −1: for none.
-func (c *levelCall) reduceFor(host, turn int, part func(rank int) []byte, memory []byte) (rank int, sum []byte, err error) {
+func (c *Call) reduceFor(host, turn int, part func(rank int) []byte, memory []byte) (rank int, sum []byte, err error) {
 	h := c.levels
 	parts := make([][]byte, len(h.ranks()))
 	for i := range parts {
@@ -293,8 +293,8 @@ func (c *levelCall) reduceFor(host, turn int, part func(rank int) []byte, memory
 		return rank, parts[0], nil
 	}
 	sum = memory[:len(parts[h.place])]
-	err = on.within(c.Ctx, c.Desc, func(m *shm.Member, call shm.Desc) error {
-		return m.ReduceScatter(c.Ctx, call, parts, sum, on.reduction(c.Desc.Type, c.Desc.Op))
+	err = on.Within(c.Ctx, c.Desc, func(m *shm.Member, call shm.Desc) error {
+		return m.ReduceScatter(c.Ctx, call, parts, sum, on.Reduction(c.Desc.Type, c.Desc.Op))
 	})
 	return rank, sum, err
 }

@@ -1,4 +1,4 @@
-package collective
+package levels
 
 import (
 	"slices"
@@ -14,7 +14,7 @@ type peers struct {
 }
 
 // peers are all ranks of the group.
-func (c *levelCall) peers() peers {
+func (c *Call) peers() peers {
 	if c.levels != nil {
 		return peers{c.elsewhere(), c.levels.ranks(), c.withMember}
 	}
@@ -26,7 +26,7 @@ func (c *levelCall) peers() peers {
 // one share of the piece of all values, computes that share of the result, and gives it to all:
 // directly to ranks of other hosts, to those of its own in memory. All lengths are known, so what
 // comes is received where it is needed, and nothing of parts is copied for other hosts.
-func (c *levelCall) foldPairs(among peers, p *Partials, parts [][]byte, result []byte, size int) error {
+func (c *Call) foldPairs(among peers, p *Tree, parts [][]byte, result []byte, size int) error {
 	f, others := &c.folding, among.others
 	received := make([][]byte, c.Size)
 	operands := make([][]byte, len(p.order.Operands))
@@ -82,7 +82,7 @@ func (c *levelCall) foldPairs(among peers, p *Partials, parts [][]byte, result [
 }
 
 // cutReceived makes room for the values of all ranks but the own one, n bytes of each.
-func (f *folder) cutReceived(p *Partials, received [][]byte, own, n int) {
+func (f *folder) cutReceived(p *Tree, received [][]byte, own, n int) {
 	total := 0
 	for r, k := range p.counts {
 		if r != own {
@@ -100,7 +100,7 @@ func (f *folder) cutReceived(p *Partials, received [][]byte, own, n int) {
 
 // exchangeHere gives every rank of this host its share of parts, and puts what they give into
 // received.
-func (c *levelCall) exchangeHere(among peers, parts [][]byte, share func(int) (from, to int), received [][]byte) error {
+func (c *Call) exchangeHere(among peers, parts [][]byte, share func(int) (from, to int), received [][]byte) error {
 	here := among.here
 	if len(here) == 1 {
 		return nil
@@ -127,7 +127,7 @@ func (c *levelCall) exchangeHere(among peers, parts [][]byte, share func(int) (f
 }
 
 // returnHere gives this rank's share of the result to the ranks of this host.
-func (c *levelCall) returnHere(among peers, share func(int) (from, to int), result []byte) error {
+func (c *Call) returnHere(among peers, share func(int) (from, to int), result []byte) error {
 	if len(among.here) == 1 {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package collective
+package levels
 
 import (
 	"github.com/hvdrun/hvdrun/collective/internal/fold"
@@ -6,10 +6,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// twoLevels is how a tree is reduced within hosts and then between them. It follows from the
+// TwoLevels is how a tree is reduced within hosts and then between them. It follows from the
 // partials and the hosts alone.
 type twoLevels struct {
-	of   *Partials
+	of   *Tree
 	here []*fold.Program // of the nodes of which this host has all leaves; operands are its ranks' parts, by place
 	each []int           // by host: how many such nodes it has
 	top  *fold.Program   // its operands are these nodes, by host
@@ -17,7 +17,7 @@ type twoLevels struct {
 
 // levelsOf returns the two levels of a tree; nil: the hosts have unequal numbers of ranks. The
 // result is kept until other partials are reduced.
-func (c *levelCall) levelsOf(p *Partials) *twoLevels {
+func (c *Call) levelsOf(p *Tree) *twoLevels {
 	h := c.levels
 	if h == nil || h.column.Size == 0 {
 		return nil
@@ -32,7 +32,7 @@ func (c *levelCall) levelsOf(p *Partials) *twoLevels {
 		held := map[fold.Node]fold.Operand{}
 		for place, r := range ranks {
 			for i, n := range p.held[r] {
-				held[fold.Node(n)] = fold.Operand{Rank: place, Number: i}
+				held[n] = fold.Operand{Rank: place, Number: i}
 			}
 		}
 		for _, n := range fold.Largest(fold.Root(p.leaves), p.leaves, held) {
@@ -52,7 +52,7 @@ func (c *levelCall) levelsOf(p *Partials) *twoLevels {
 // foldHierarchical computes the result piece by piece. Each rank of a host gets one share of what
 // the ranks of the host have, and reduces it as far as the tree allows; the ranks with its place on
 // all hosts reduce their share together, and the ranks of the host exchange their results.
-func (c *levelCall) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, result []byte, size int) error {
+func (c *Call) foldHierarchical(p *Tree, l *twoLevels, parts [][]byte, result []byte, size int) error {
 	h := c.levels
 	count, pieces := len(result)/size, (len(result)+operation.Thresholds.HostPiece-1)/operation.Thresholds.HostPiece
 	for i := range pieces {
@@ -81,7 +81,7 @@ func (c *levelCall) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, 
 
 // gatherShares returns this rank's share of what all ranks of its host have: by place, one part
 // behind the other.
-func (c *levelCall) gatherShares(p *Partials, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
+func (c *Call) gatherShares(p *Tree, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
 	h := c.levels
 	from, to := share(h.place)
 	given := c.folding.cutParts(parts, len(h.ranks()), share)
@@ -95,7 +95,7 @@ func (c *levelCall) gatherShares(p *Partials, parts [][]byte, share func(place i
 
 // foldColumn sets result, this rank's share, from what its host has of it and what the ranks with
 // the same place on the other hosts have.
-func (c *levelCall) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int) error {
+func (c *Call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int) error {
 	t, n := c.levels.column, len(result)
 	f := &c.folding
 	piece := func(host int) (from, to int) {

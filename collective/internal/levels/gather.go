@@ -1,4 +1,4 @@
-package collective
+package levels
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 // agreeLeaders returns once every rank has called the operation that this one has. The ranks of
 // this host have compared their calls before; they learn what comes of it in their next operation
 // in memory, for which the first of them comes later.
-func (c *levelCall) agreeLeaders() error {
+func (c *Call) agreeLeaders() error {
 	if !c.levels.leads() {
 		return nil
 	}
@@ -23,7 +23,7 @@ func (c *levelCall) agreeLeaders() error {
 }
 
 // barrierHierarchical is agree of all ranks.
-func (c *levelCall) barrierHierarchical() error {
+func (c *Call) barrierHierarchical() error {
 	if err := c.agreeLeaders(); err != nil {
 		return err
 	}
@@ -33,14 +33,14 @@ func (c *levelCall) barrierHierarchical() error {
 // broadcastHierarchical spreads data within the root's host, wave by wave. Each rank of it sends
 // its part of the wave to the next host, which passes it on and spreads it: from host to host in a
 // chain where there are segments enough to keep it busy, otherwise in a binomial tree.
-func (c *levelCall) broadcastHierarchical(data []byte) error {
+func (c *Call) broadcastHierarchical(data []byte) error {
 	if err := c.agreeLeaders(); err != nil {
 		return err
 	}
 	return c.broadcastWaves(data)
 }
 
-func (c *levelCall) broadcastWaves(data []byte) error {
+func (c *Call) broadcastWaves(data []byte) error {
 	waves := c.waves(len(data))
 	rootHost, _ := c.levels.find(int(c.Desc.Root))
 	parent, children := c.route(rootHost, len(data))
@@ -65,7 +65,7 @@ func (c *levelCall) broadcastWaves(data []byte) error {
 }
 
 // route is from which host data comes, −1 on that of the root, and to which it goes on.
-func (c *levelCall) route(root, bytes int) (parent int, children []int) {
+func (c *Call) route(root, bytes int) (parent int, children []int) {
 	h := c.levels
 	n := len(h.hosts)
 	if c.Segments(bytes/c.Size*n) < n {
@@ -82,7 +82,7 @@ func (c *levelCall) route(root, bytes int) (parent int, children []int) {
 }
 
 // waveParts are the parts of a wave of a broadcast that this rank brings to other hosts.
-func (c *levelCall) waveParts(to []crossing, part []byte) []crossing {
+func (c *Call) waveParts(to []crossing, part []byte) []crossing {
 	if len(part) > operation.Thresholds.ThroughOne {
 		return c.cross(to, part, 1)
 	}
@@ -93,7 +93,7 @@ func (c *levelCall) waveParts(to []crossing, part []byte) []crossing {
 }
 
 // beginWave has the root's host take part in a wave, and send it on; elsewhere it asks for it.
-func (c *levelCall) beginWave(all *[]crossing, part []byte, parent int, children []int, step uint32) error {
+func (c *Call) beginWave(all *[]crossing, part []byte, parent int, children []int, step uint32) error {
 	*all = c.waveParts((*all)[:0], part)
 	if parent < 0 {
 		_, place := c.levels.find(int(c.Desc.Root))
@@ -119,7 +119,7 @@ func (c *levelCall) beginWave(all *[]crossing, part []byte, parent int, children
 }
 
 // passOn receives the parts of a wave, and sends each segment on as soon as it is there.
-func (c *levelCall) passOn(all []crossing, children []int) error {
+func (c *Call) passOn(all []crossing, children []int) error {
 	for i := range all {
 		x := &all[i]
 		for s := range c.Segments(len(x.data)) {
@@ -135,7 +135,7 @@ func (c *levelCall) passOn(all []crossing, children []int) error {
 }
 
 // spreadWave gives a wave to all ranks of this host.
-func (c *levelCall) spreadWave(part []byte) error {
+func (c *Call) spreadWave(part []byte) error {
 	if len(part) > operation.Thresholds.ThroughOne {
 		return c.spread(part, 1)
 	}
@@ -144,7 +144,7 @@ func (c *levelCall) spreadWave(part []byte) error {
 
 // broadcastBytesHierarchical is broadcastHierarchical for ranks that do not know the length. Memory
 // is taken as the bytes arrive.
-func (c *levelCall) broadcastBytesHierarchical(data []byte) ([]byte, error) {
+func (c *Call) broadcastBytesHierarchical(data []byte) ([]byte, error) {
 	if err := c.agreeLeaders(); err != nil {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ func (c *levelCall) broadcastBytesHierarchical(data []byte) ([]byte, error) {
 	return data, nil
 }
 
-func (c *levelCall) broadcastLength(n int) (int, error) {
+func (c *Call) broadcastLength(n int) (int, error) {
 	length := make([]uint64, 1)
 	length[0] = uint64(n)
 	if err := c.broadcastWaves(kernel.Bytes(length)); err != nil {
@@ -191,7 +191,7 @@ func (c *levelCall) broadcastLength(n int) (int, error) {
 
 // allGatherHierarchical returns what every rank has, by rank; nil for this one. Each rank sends
 // what it has to its counterparts on the other hosts, which give it to the other ranks there.
-func (c *levelCall) allGatherHierarchical(own []byte) ([][]byte, error) {
+func (c *Call) allGatherHierarchical(own []byte) ([][]byte, error) {
 	h, size := c.levels, c.Desc.Type.Size()
 	for s := range c.Frames(len(own)) {
 		for _, host := range h.others() {
@@ -232,7 +232,7 @@ func (c *levelCall) allGatherHierarchical(own []byte) ([][]byte, error) {
 
 // gatherHere gives to all ranks of this host what each has from one rank of a host, which stands in
 // all where the rank's own is not asked for.
-func (c *levelCall) gatherHere(all [][]byte, host, turn int, own []byte) error {
+func (c *Call) gatherHere(all [][]byte, host, turn int, own []byte) error {
 	h := c.levels
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
 		return m.AllGather(c.Ctx, call, own, func(lengths []int) ([][]byte, error) {
@@ -254,7 +254,7 @@ func (c *levelCall) gatherHere(all [][]byte, host, turn int, own []byte) error {
 }
 
 // elsewhere are the ranks of other hosts, each rank's list beginning with another one.
-func (c *levelCall) elsewhere() (ranks []int) {
+func (c *Call) elsewhere() (ranks []int) {
 	for d := 1; d < c.Size; d++ {
 		if r := (c.Rank + d) % c.Size; !slices.Contains(c.levels.ranks(), r) {
 			ranks = append(ranks, r)
@@ -265,7 +265,7 @@ func (c *levelCall) elsewhere() (ranks []int) {
 
 // allToAllHierarchical sends part(j) to every rank j and returns what they have sent, by rank; nil
 // for this one. Within this host they go through memory.
-func (c *levelCall) allToAllHierarchical(part func(to int) []byte) ([][]byte, error) {
+func (c *Call) allToAllHierarchical(part func(to int) []byte) ([][]byte, error) {
 	h := c.levels
 	others := c.elsewhere()
 	c.SendParts(others, part)
@@ -297,42 +297,50 @@ func (c *levelCall) allToAllHierarchical(part func(to int) []byte) ([][]byte, er
 
 // The operations over sockets, with one level or two.
 
-func (c *levelCall) barrierSockets() error {
+// BarrierSockets is Barrier.
+func (c *Call) BarrierSockets() error {
 	if c.levels != nil {
 		return c.barrierHierarchical()
 	}
 	return c.Agree()
 }
 
-func (c *levelCall) broadcastSockets(data []byte) error {
+// BroadcastSockets is Broadcast.
+func (c *Call) BroadcastSockets(data []byte) error {
 	if c.levels != nil {
 		return c.broadcastHierarchical(data)
 	}
 	return c.BroadcastTree(data)
 }
 
-func (c *levelCall) broadcastBytesSockets(data []byte) ([]byte, error) {
+// BroadcastBytesSockets is BroadcastBytes; data is the root's.
+func (c *Call) BroadcastBytesSockets(data []byte) ([]byte, error) {
 	if c.levels != nil {
 		return c.broadcastBytesHierarchical(data)
 	}
 	return c.BroadcastBytesTree(data)
 }
 
-func (c *levelCall) allGatherSockets(own []byte) ([][]byte, error) {
+// AllGatherSockets returns what every rank has, by rank; what is there for this one is undefined.
+func (c *Call) AllGatherSockets(own []byte) ([][]byte, error) {
 	if c.levels != nil {
 		return c.allGatherHierarchical(own)
 	}
 	return c.ExchangePairs(func(int) []byte { return own })
 }
 
-func (c *levelCall) reduceScatterSockets(part func(rank int) []byte, result []byte) error {
+// ReduceScatterSockets puts this rank's part of the combined data into result; part(r) is this
+// rank's for rank r.
+func (c *Call) ReduceScatterSockets(part func(rank int) []byte, result []byte) error {
 	if c.levels != nil {
 		return c.reduceScatterHierarchical(part, result)
 	}
 	return c.ReduceScatterDirect(part, result)
 }
 
-func (c *levelCall) allToAllSockets(part func(to int) []byte) ([][]byte, error) {
+// AllToAllSockets sends part(j) to every rank j and returns what they have sent, by rank; nil for
+// this one.
+func (c *Call) AllToAllSockets(part func(to int) []byte) ([][]byte, error) {
 	if c.levels != nil {
 		return c.allToAllHierarchical(part)
 	}

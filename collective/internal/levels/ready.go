@@ -1,0 +1,68 @@
+package levels
+
+import (
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// ReducesIfReady reports whether AllReduceIfReady can reduce n bytes. All ranks find the same.
+func (c *Call) ReducesIfReady(n int) bool {
+	if h := c.host.Load(); h != nil && h.Whole() {
+		return c.Algorithm().Shares()
+	}
+	h := c.levels
+	return h != nil && c.Hierarchical() && n > operation.Thresholds.ThroughOne && n <= operation.Thresholds.LargestIfReady &&
+		(len(h.hosts) <= fewHosts || c.Strict) && c.waves(n) == 1
+}
+
+// AllReduceIfReady has the ranks of a host tell each other in memory whether they are ready, and
+// the hosts by the first frames that they send each other, which every rank receives from all: each
+// owns an element at least. The sums of a host lie beside the data until the rank has heard of all.
+func (c *Call) AllReduceIfReady(data []byte, ready bool) (right bool, err error) {
+	h, size := c.levels, c.Desc.Type.Size()
+	c.Suit(len(data) / c.Size)
+	sums, room := kernel.Part(data, size, len(h.ranks()), h.place), c.crossingRoom(data, size)
+	memory := c.Scratch(room + len(sums))
+	c.Ready = ready
+	if on := c.host.Load(); on != nil {
+		sums, memory = memory[:len(sums)], memory[len(sums):]
+		err = c.inMemory(func(m *shm.Member, call shm.Desc) (err error) {
+			c.Ready, err = m.ReduceSaying(c.Ctx, call, data, sums, ready, on.Reduction(c.Desc.Type, c.Desc.Op))
+			return err
+		})
+	}
+	if err != nil {
+		return false, err
+	}
+	all := c.cross(c.crossings[0][:0], data, size)
+	c.crossings[0] = all
+	for i := range all {
+		x := &all[i]
+		x.data, sums = sums[:len(x.result)], sums[len(x.result):]
+	}
+	c.scatter(all, memory, 0)
+	if right, err = c.hear(all); err != nil {
+		return false, err
+	}
+	if !right {
+		return false, c.WaitFor(0, c.Receives())
+	}
+	if err := c.gather(all); err != nil {
+		return false, err
+	}
+	return true, c.spread(data, size)
+}
+
+// hear waits for the first frame of each other host, and reports whether all hosts are ready.
+func (c *Call) hear(all []crossing) (ready bool, err error) {
+	ready = c.Ready
+	for i := range all {
+		said, err := c.AllReady(all[i].received, all[i].received+all[i].Size-1)
+		if err != nil {
+			return false, err
+		}
+		ready = ready && said
+	}
+	return ready, nil
+}
