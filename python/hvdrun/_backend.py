@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import queue
+import re
 import secrets
 import socket
 import threading
@@ -50,6 +51,10 @@ _REDUCTIONS = _reductions()
 # A logical value is a byte that is 0 or 1.
 _OF_BOOL = {lib.SUM: lib.MAX, lib.MAX: lib.MAX, lib.PRODUCT: lib.MIN, lib.MIN: lib.MIN}
 _POLL_KEPT = 64
+# Before 2.7, torch's C++ code does not keep the Python object of a work; without that object, Work.wait of C++ waits for ever. So
+# the group keeps the newest works until somebody has waited for them.
+_HOLDS_WORKS = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2]) < (2, 7)
+_HELD = 256
 
 
 class Work(dist.Work):
@@ -62,6 +67,9 @@ class Work(dist.Work):
         self._finishing = threading.Lock()
         self._error = None
         self._future = None
+        self._taken = False
+        if _HOLDS_WORKS:
+            process_group._hold(self)
 
     def _end(self, seconds=None):
         """Waits, and puts the result where it belongs; False: not in time."""
@@ -70,7 +78,9 @@ class Work(dist.Work):
                 return False
         except lib.Error as err:
             self._error = err
+            self._taken = True
             raise
+        self._taken = True
         with self._finishing:
             finish, self._finish = self._finish, None
             if finish is not None:
@@ -205,6 +215,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._rank, self._size, self._timeout, self._store = rank, size, timeout, store
         self._group = self._endpoint = None
         self._kept = defaultdict(deque)  # what holds the memory of calls that may be under way, by operation and rank
+        self._held = []  # works, for torch before 2.7
         self._completer = None
         self._generation = 0
         self._used = set()  # numbers of worlds
@@ -347,6 +358,9 @@ class ProcessGroup(dist.ProcessGroup):
     def _done(self, outputs):
         return Work(self, None, 0, outputs, None)
 
+    def _hold(self, work):
+        self._held = [w for w in self._held if not w._taken][1 - _HELD:] + [work]
+
     def _complete(self, work):
         if self._completer is None:
             self._completer = _Completer()
@@ -377,7 +391,7 @@ class ProcessGroup(dist.ProcessGroup):
         tensor = tensors[0]
         kind = _TYPES.get(tensor.dtype)
         reduction = _REDUCTIONS.get(hash(opts.reduceOp)) if opts is not None else lib.SUM
-        if kind is None or reduction.__class__ is not int or not tensor.is_contiguous() or not tensor.is_cpu:
+        if (kind is None or reduction.__class__ is not int or tensor.is_sparse or not tensor.is_contiguous() or not tensor.is_cpu):
             return self._allreduce_other(tensor, tensors, reduction, opts)
         return self._call(opts, tensors, tensor, None, lib.ALL_REDUCE, tensor.data_ptr(), None, tensor.numel(), kind, reduction)
 
