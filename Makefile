@@ -64,7 +64,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib wheel demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib wheel demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure measure-peers check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,16 +135,21 @@ check-page: ## test the page in a browser, and make its pictures anew; as root i
 	$(call bring,chromium:chromium/fonts-dejavu-core)
 	$(GO) -C $(BROWSER) test -count=1 -timeout 30m . -shots $(CURDIR)/docs $(ARGS)
 
+# debian makes a Debian in a folder once, as root, by debootstrap from MIRROR: the folder, the suite and its packages.
+define debian
+$(call bring,debootstrap:debootstrap)
+@test -e $(1)/ready || { rm -rf $(1) && mkdir -p $(1) && \
+	debootstrap --variant=minbase $(2) $(1) $(MIRROR) >$(1).log 2>&1 && \
+	cp /etc/resolv.conf $(1)/etc/ && { cp /etc/apt/apt.conf.d/* $(1)/etc/apt/apt.conf.d/ || true; } && \
+	chroot $(1) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(3) >>$(1).log 2>&1 && \
+	touch $(1)/ready; } || { tail $(1).log >&2; exit 1; }
+endef
+
 # Another Debian's torch runs in a chroot, which is made once (20 minutes on a slow machine, 3 GB).
 DEBIAN = $(CURDIR)/bin/.debian/$(SUITE)
 ifdef SUITE
 check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch, with SUITE=trixie that of another Debian (from MIRROR); ARGS go to go test
-	$(call bring,debootstrap:debootstrap)
-	@test -e $(DEBIAN)/ready || { rm -rf $(DEBIAN) && mkdir -p $(DEBIAN) && \
-		debootstrap --variant=minbase $(SUITE) $(DEBIAN) $(MIRROR) >$(DEBIAN).log 2>&1 && \
-		cp /etc/resolv.conf $(DEBIAN)/etc/ && \
-		chroot $(DEBIAN) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-pip python3-setuptools python3-wheel >>$(DEBIAN).log 2>&1 && \
-		touch $(DEBIAN)/ready; } || { tail $(DEBIAN).log >&2; exit 1; }
+	$(call debian,$(DEBIAN),$(SUITE),python3-torch python3-pip python3-setuptools python3-wheel)
 	DEBIAN_ROOT=$(DEBIAN) $(GO) test -count=1 -timeout 20m -v $(ARGS) ./test/torch -python $(CURDIR)/test/torch/python
 else
 check-torch:
@@ -293,6 +298,20 @@ measure: build ## measure what the README's figures show, into bin/figures/: 10 
 	bin/hvdrun bench -np 2 --sizes 4,64KiB,1MiB,64MiB >bin/figures/bench.txt
 	$(DRIVERS) >bin/figures/drivers.txt
 	@ls -l bin/figures
+
+# The newest releases of other libraries, in a Debian of their own; 2 GB. docs/collectives.md says what the settings are.
+PEERS = $(CURDIR)/bin/.debian/peers
+PEERS_2 = openmpi,openmpi-nocma,openmpi-acoll,openmpi-xhc,openmpi-ucx,mpich,mpich-ucc,torch,gloo
+PEERS_4 = openmpi,openmpi-linear,openmpi-acoll,openmpi-ucx,openmpi-rabenseifner,mpich,mpich-posix,torch,gloo
+measure-peers: build ## measure AllReduce beside the newest Open MPI, MPICH, PyTorch and Gloo, in Debian's sid (from MIRROR) and each with its best settings, into bin/figures/; needs root and brings debootstrap; ARGS go to hvdrun bench
+	$(call debian,$(PEERS),sid,python3-torch openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev gcc g++ libc6-dev)
+	@mkdir -p bin/figures
+	@cp bin/hvdrun $(PEERS)/usr/local/bin/
+	@unshare --mount sh -ec 'for dir in /proc /sys /dev; do mount --rbind $$dir $(PEERS)$$dir; done; for n in 2 4; do \
+		if [ $$n = 2 ]; then peers=$(PEERS_2); else peers=$(PEERS_4); fi; \
+		chroot $(PEERS) hvdrun bench -np $$n --sizes 4,64KiB,1MiB,16MiB,64MiB --seconds 0.3 --against $$peers $(ARGS); \
+	done' >bin/figures/peers.txt
+	@cat bin/figures/peers.txt
 
 figures: ## draw docs/figures.svg anew from the tables of BENCHMARKS.md; make measure fills bin/figures/, make check-page the pictures
 	$(GO) test -vet=off -count=1 -run '^TestFigures$$' ./internal/bench -update

@@ -217,6 +217,29 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// Of several libraries the table says which is the fastest, and what they are.
+func TestTableOfPeers(t *testing.T) {
+	r := results(false)
+	r.Results = append(r.Results, Result{Row{Op: AllReduce, Bytes: 4, Samples: 10, Min: 1, Median: 0.7, P99: 2}, 1, "mpich-posix"})
+	for name, version := range map[string]string{"mpich-posix": "MPICH Version:      5.0.2", "gloo": ""} {
+		r.About = append(r.About, peerNamed(t, name).About(version))
+	}
+	slices.Sort(r.About)
+	var b strings.Builder
+	if err := r.WriteTable(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = `
+best of the others: 4 mpich-posix, ratio 2.00
+
+gloo: of an unknown version
+mpich-posix: MPICH Version: 5.0.2, UCX_TLS=posix,self
+`
+	if !strings.HasSuffix(b.String(), want) {
+		t.Error(b.String())
+	}
+}
+
 // What ranks of several hosts, and gradients, add to the table.
 func TestTableOfHosts(t *testing.T) {
 	r := &Report{Op: Gradients, Ranks: 4, Hosts: 2, Rounds: 1}
@@ -337,7 +360,7 @@ func TestParsePeers(t *testing.T) {
 		n         int
 	}{
 		{text: "openmpi,openmpi-tcp,gloo", n: 3},
-		{text: "nccl", err: `"nccl" is not one of openmpi, openmpi-tcp, gloo`},
+		{text: "nccl", err: `"nccl" is not one of openmpi, openmpi-tcp, `},
 		{text: "gloo, gloo", err: "gloo is listed twice"},
 		{text: "", err: `"" is not one of`},
 	} {
@@ -355,23 +378,30 @@ func TestPeerCommands(t *testing.T) {
 	through.Interfaces = []string{"eth0", "eth1"}
 	const shell = " -wdir / --mca plm_rsh_agent ssh -p 22 --mca plm_rsh_no_tree_spawn 1"
 	const carried = " sh -c SCRIPT sh 1 PIECE allreduce 0.5 4,1048576"
+	t.Setenv("PATH", t.TempDir())
 	for _, c := range []struct {
-		peer int
+		peer string
 		at   Place
 		want string
 		job  bool
 	}{
-		{0, Place{Ranks: 2}, "mpirun --allow-run-as-root --oversubscribe --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo" +
+		{"openmpi", Place{Ranks: 2}, "mpirun --allow-run-as-root --oversubscribe --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo" +
 			" -n 2 PROGRAM allreduce 0.5 4,1048576", false},
-		{1, Place{Ranks: 2}, "mpirun --allow-run-as-root --oversubscribe --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo" +
+		{"openmpi-tcp", Place{Ranks: 2}, "mpirun --allow-run-as-root --oversubscribe --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo" +
 			" --mca pml ob1 --mca btl self,tcp -n 2 PROGRAM allreduce 0.5 4,1048576", false},
-		{2, Place{Ranks: 2}, "PROGRAM allreduce 0.5 4,1048576 2 FOLDER", false},
-		{0, remote, "mpirun --allow-run-as-root --oversubscribe -H a:2,b:1" + shell + " -n 3" + carried, false},
-		{1, through, "mpirun --allow-run-as-root --oversubscribe -H a:2,b:1" + shell +
+		{"gloo", Place{Ranks: 2}, "PROGRAM allreduce 0.5 4,1048576 2 FOLDER", false},
+		{"openmpi-ucx", Place{Ranks: 2}, "env UCX_TLS=posix,self mpirun --allow-run-as-root --oversubscribe --mca oob_tcp_if_include lo" +
+			" --mca btl_tcp_if_include lo --mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any" +
+			" -n 2 PROGRAM allreduce 0.5 4,1048576", false},
+		{"mpich-ucc", Place{Ranks: 2}, "env MPIR_CVAR_CH4_UCX_ENABLE_UCC=1 env UCX_TLS=posix,self mpirun -n 2 PROGRAM allreduce 0.5 4,1048576", false},
+		{"torch", Place{Ranks: 2}, "PROGRAM allreduce 0.5 4,1048576 2 FOLDER", false},
+		{"torch", remote, strings.TrimSpace(carried), true},
+		{"openmpi", remote, "mpirun --allow-run-as-root --oversubscribe -H a:2,b:1" + shell + " -n 3" + carried, false},
+		{"openmpi-tcp", through, "mpirun --allow-run-as-root --oversubscribe -H a:2,b:1" + shell +
 			" --mca oob_tcp_if_include eth0,eth1 --mca btl_tcp_if_include eth0,eth1 --mca pml ob1 --mca btl self,tcp -n 3" + carried, false},
-		{2, remote, strings.TrimSpace(carried), true},
+		{"gloo", remote, strings.TrimSpace(carried), true},
 	} {
-		p, folder := Peers[c.peer], t.TempDir()
+		p, folder := peerNamed(t, c.peer), t.TempDir()
 		if err := os.MkdirAll(filepath.Dir(p.program(folder)), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -403,6 +433,19 @@ func TestPeerCommands(t *testing.T) {
 	if _, err := Peers[0].Command(t.TempDir(), remote, spec); err == nil || err.Error() != want {
 		t.Error(err)
 	}
+	want = "is only measured on one machine"
+	if _, err := peerNamed(t, "mpich").Command(t.TempDir(), remote, spec); err == nil || err.Error() != want {
+		t.Error(err)
+	}
+}
+
+func peerNamed(t *testing.T, name string) Peer {
+	t.Helper()
+	found, err := ParsePeers(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found[0]
 }
 
 // A program comes to a host with the command that runs it, in as many pieces as it takes, and is
@@ -439,10 +482,10 @@ func TestCarried(t *testing.T) {
 
 func TestProbe(t *testing.T) {
 	at := Place{Hosts: []plan.Host{{Name: "b", Slots: 1}}, Shell: []string{"ssh", "-T"}}
-	if got := strings.Join(Peers[0].Probe(at, "b"), "|"); got != "ssh|-T|b|command -v orted" {
+	if got := strings.Join(Peers[0].Probe(at, "b"), "|"); got != "ssh|-T|b|command -v orted || command -v prted" {
 		t.Error(got)
 	}
-	if got := Peers[2].Probe(at, "b"); got != nil {
+	if got := peerNamed(t, "gloo").Probe(at, "b"); got != nil {
 		t.Error(got)
 	}
 	for _, c := range []struct {
@@ -483,11 +526,11 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("%s: %v", p.Name, err)
 		}
 	}
-	err := Peers[2].Uncompiled("gloo.cc: In function main:\ngloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file\n")
+	err := peerNamed(t, "gloo").Uncompiled("gloo.cc: In function main:\ngloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file\n")
 	if err.Error() != "g++ fails: gloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file (Debian: apt-get install g++ libgloo-dev)" {
 		t.Error(err)
 	}
-	if _, err := Peers[2].Prepare(t.TempDir(), ReduceScatter); err == nil || err.Error() != "it has no reducescatter" {
+	if _, err := peerNamed(t, "gloo").Prepare(t.TempDir(), ReduceScatter); err == nil || err.Error() != "it has no reducescatter" {
 		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/base64"
 	"errors"
@@ -21,19 +22,27 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Peer is another library to measure.
+// Peer is another library to measure, with its settings.
 type Peer struct {
 	Name string
 	// compiler compiles source with library. launcher is another required program, and remote one
 	// that is required on hosts other than this machine.
 	compiler, source, library, launcher, remote string
+	// suffix is that of these programs where several libraries have programs of these names.
+	suffix string
 	// packages are the Debian packages that contain them.
 	packages string
 	lacks    []Op
+	// settings are words of the launcher, and before them variables as NAME=VALUE.
+	settings string
+	// version is a command whose first line says which version is installed.
+	version []string
 	// command returns what starts all ranks. The words of program run one of them.
-	command func(program []string, folder string, at Place) []string
+	command func(p Peer, program []string, folder string, at Place) []string
 	// worker says that ranks on other machines are workers of a job.
 	worker bool
+	// local says that the ranks can only be measured on this machine.
+	local bool
 }
 
 // Place is where the ranks of a peer run.
@@ -49,42 +58,113 @@ type Place struct {
 	Interfaces []string
 }
 
-// mpirun returns a command for mpirun. Its flags permit more ranks than cores, and keep mpirun's
+// openMPI starts ranks of Open MPI. Its flags permit more ranks than cores, and keep mpirun's
 // traffic on loopback if there is one machine.
-func mpirun(more ...string) func(program []string, folder string, at Place) []string {
-	return func(program []string, _ string, at Place) []string {
-		words := []string{"mpirun", "--allow-run-as-root", "--oversubscribe"}
-		interfaces := "lo"
-		if len(at.Hosts) > 0 {
-			interfaces = strings.Join(at.Interfaces, ",")
-			slots := make([]string, len(at.Hosts))
-			for i, h := range at.Hosts {
-				slots[i] = h.Name + ":" + strconv.Itoa(h.Slots)
-			}
-			words = append(words, "-H", strings.Join(slots, ","), "-wdir", "/",
-				"--mca", "plm_rsh_agent", strings.Join(at.Shell, " "), "--mca", "plm_rsh_no_tree_spawn", "1")
+func openMPI(p Peer, program []string, _ string, at Place) []string {
+	words := []string{p.tool("mpirun"), "--allow-run-as-root", "--oversubscribe"}
+	interfaces := "lo"
+	if len(at.Hosts) > 0 {
+		interfaces = strings.Join(at.Interfaces, ",")
+		slots := make([]string, len(at.Hosts))
+		for i, h := range at.Hosts {
+			slots[i] = h.Name + ":" + strconv.Itoa(h.Slots)
 		}
-		if interfaces != "" {
-			words = append(words, "--mca", "oob_tcp_if_include", interfaces, "--mca", "btl_tcp_if_include", interfaces)
-		}
-		words = append(append(words, more...), "-n", strconv.Itoa(at.Ranks))
-		return append(words, program...)
+		words = append(words, "-H", strings.Join(slots, ","), "-wdir", "/",
+			"--mca", "plm_rsh_agent", strings.Join(at.Shell, " "), "--mca", "plm_rsh_no_tree_spawn", "1")
 	}
+	if interfaces != "" {
+		words = append(words, "--mca", "oob_tcp_if_include", interfaces, "--mca", "btl_tcp_if_include", interfaces)
+	}
+	return p.launch(words, append([]string{"-n", strconv.Itoa(at.Ranks)}, program...))
 }
 
-const openMPIPackages = "openmpi-bin libopenmpi-dev"
+// mpich starts ranks of MPICH.
+func mpich(p Peer, program []string, _ string, at Place) []string {
+	return p.launch([]string{p.tool("mpirun")}, append([]string{"-n", strconv.Itoa(at.Ranks)}, program...))
+}
 
-// Peers are all peers: Open MPI with its default transports, Open MPI over TCP only, and Gloo.
-var Peers = []Peer{
-	{Name: "openmpi", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", remote: "orted", packages: openMPIPackages,
-		command: mpirun()},
-	{Name: "openmpi-tcp", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", remote: "orted", packages: openMPIPackages,
-		command: mpirun("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")},
-	{Name: "gloo", compiler: "g++", source: "gloo.cc", library: "-lgloo", packages: "g++ libgloo-dev", lacks: []Op{ReduceScatter},
-		worker: true,
-		command: func(program []string, folder string, at Place) []string {
-			return append(program, strconv.Itoa(at.Ranks), folder)
-		}},
+// forked starts a program that starts its ranks itself.
+func forked(_ Peer, program []string, folder string, at Place) []string {
+	return append(program, strconv.Itoa(at.Ranks), folder)
+}
+
+// launch returns a launcher's words with the settings between them.
+func (p Peer) launch(words, more []string) []string {
+	for word := range strings.FieldsSeq(p.settings) {
+		if name, _, is := strings.Cut(word, "="); is && name == strings.ToUpper(name) {
+			words = append([]string{"env", word}, words...)
+		} else {
+			words = append(words, word)
+		}
+	}
+	return append(words, more...)
+}
+
+// tool returns the name of a program of the library.
+func (p Peer) tool(name string) string {
+	if p.suffix != "" {
+		if _, err := exec.LookPath(name + p.suffix); err == nil {
+			return name + p.suffix
+		}
+	}
+	return name
+}
+
+// Peers are all peers: the libraries with their defaults, Open MPI over TCP only, and those with
+// the settings that make them fastest on one machine, each for some sizes and numbers of ranks.
+var Peers = slices.Concat(
+	with(Peer{compiler: "mpicc", source: "mpi.c", launcher: "mpirun", suffix: ".openmpi", remote: "orted",
+		packages: "openmpi-bin libopenmpi-dev", version: []string{"mpirun", "--version"}, command: openMPI},
+		"openmpi", "",
+		"openmpi-tcp", "--mca pml ob1 --mca btl self,tcp",
+		"openmpi-nocma", noCMA,
+		"openmpi-acoll", noCMA+largeSends+"--mca coll_acoll_priority 100 --mca coll_acoll_comm_size_thresh 1 --mca coll_acoll_without_smsc 1",
+		"openmpi-xhc", noCMA+"--mca coll_xhc_priority 100 --mca coll_xhc_cico_max 67108864",
+		"openmpi-ucx", "UCX_TLS=posix,self --mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any",
+		"openmpi-linear", tuned+"1",
+		"openmpi-rabenseifner", noCMA+largeSends+tuned+"6"),
+	with(Peer{compiler: "mpicc", source: "mpi.c", launcher: "mpirun", suffix: ".mpich", packages: "mpich libmpich-dev",
+		version: []string{"mpichversion"}, command: mpich, local: true},
+		"mpich", "",
+		"mpich-posix", "UCX_TLS=posix,self",
+		"mpich-ucc", "UCX_TLS=posix,self MPIR_CVAR_CH4_UCX_ENABLE_UCC=1"),
+	with(Peer{compiler: "python3", source: "pytorch.py", packages: "python3-torch", lacks: []Op{AllGather, ReduceScatter, AllToAll},
+		version: []string{"python3", "-c", "import torch; print('PyTorch', torch.__version__)"}, command: forked, worker: true},
+		"torch", ""),
+	with(Peer{compiler: "g++", source: "gloo.cc", library: "-lgloo", packages: "g++ libgloo-dev", lacks: []Op{ReduceScatter},
+		version: []string{"dpkg-query", "-W", "libgloo-dev"}, command: forked, worker: true},
+		"gloo", ""),
+)
+
+// Settings of Open MPI: copies through shared memory instead of reads of another process's, longer
+// fragments of them, and one algorithm of its component tuned.
+const (
+	noCMA      = "--mca smsc ^cma "
+	largeSends = "--mca btl_sm_max_send_size 131072 --mca btl_sm_eager_limit 32768 --mca btl_sm_rndv_eager_limit 131072 "
+	tuned      = "--mca coll ^han --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm "
+)
+
+// with returns a library under several names, each followed by its settings.
+func with(library Peer, names ...string) (peers []Peer) {
+	for pair := range slices.Chunk(names, 2) {
+		library.Name, library.settings = pair[0], strings.TrimSpace(pair[1])
+		peers = append(peers, library)
+	}
+	return peers
+}
+
+// Version returns a command whose first line of output names the installed version.
+func (p Peer) Version() []string {
+	return append([]string{p.tool(p.version[0])}, p.version[1:]...)
+}
+
+// About says what was measured, from the first line of Version's output.
+func (p Peer) About(version string) string {
+	text := cmp.Or(strings.Join(strings.Fields(version), " "), "of an unknown version")
+	if p.settings != "" {
+		text += ", " + p.settings
+	}
+	return p.Name + ": " + text
 }
 
 // ParsePeers parses a list such as openmpi,gloo.
@@ -117,7 +197,7 @@ func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 		if program == "" {
 			continue
 		}
-		if _, err := exec.LookPath(program); err != nil {
+		if _, err := exec.LookPath(p.tool(program)); err != nil {
 			return nil, fmt.Errorf("%s is not installed (Debian: apt-get install %s)", program, p.packages)
 		}
 	}
@@ -129,7 +209,11 @@ func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 	if err := os.CopyFS(own, sources); err != nil {
 		return nil, err
 	}
-	compile = []string{p.compiler, "-O2", "-o", p.program(folder), filepath.Join(own, p.source)}
+	source := filepath.Join(own, p.source)
+	if p.source == "pytorch.py" {
+		return []string{p.compiler, source, "prepare", p.program(folder)}, nil
+	}
+	compile = []string{p.tool(p.compiler), "-O2", "-o", p.program(folder), source}
 	if p.library != "" {
 		compile = append(compile, p.library)
 	}
@@ -147,7 +231,7 @@ func (p Peer) program(folder string) string { return filepath.Join(folder, p.Nam
 func firstError(out string) string {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	for _, l := range lines {
-		if strings.Contains(l, "error") {
+		if strings.Contains(strings.ToLower(l), "error") {
 			return l
 		}
 	}
@@ -159,6 +243,9 @@ func firstError(out string) string {
 func (p Peer) Command(folder string, at Place, spec Spec) ([]string, error) {
 	program := append([]string{p.program(folder)}, spec.words()...)
 	if len(at.Hosts) > 0 {
+		if p.local {
+			return nil, errors.New("is only measured on one machine")
+		}
 		if i := slices.IndexFunc(at.Shell, func(word string) bool { return strings.ContainsAny(word, " :") }); i >= 0 && !p.worker {
 			return nil, fmt.Errorf("cannot be started: the command of ssh has the word %q, and %s takes no blanks and colons there",
 				at.Shell[i], p.launcher)
@@ -172,7 +259,7 @@ func (p Peer) Command(folder string, at Place, spec Spec) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.command(program, meeting, at), nil
+	return p.command(p, program, meeting, at), nil
 }
 
 // words are the arguments by which a peer's program knows what to measure.
@@ -231,7 +318,7 @@ func (p Peer) Probe(at Place, host string) []string {
 	if p.remote == "" || p.InJob(at) {
 		return nil
 	}
-	return append(slices.Clone(at.Shell), host, "command -v "+p.remote)
+	return append(slices.Clone(at.Shell), host, "command -v "+p.remote+" || command -v prted")
 }
 
 // unreachable is the exit status of ssh when it has not run the command.

@@ -18,6 +18,8 @@ type Report struct {
 	Hosts   int // 0: one
 	Rounds  int
 	Results []Result
+	// About are lines about the libraries: their versions and settings.
+	About []string
 }
 
 // peers returns the names of libraries in order of appearance, hvdrun first.
@@ -120,7 +122,40 @@ func (r *Report) WriteTable(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if err := r.writePeers(w); err != nil {
+		return err
+	}
 	return r.writeNotes(w, hosts)
+}
+
+// writePeers says which library takes the least time for each size, if there are several, and what
+// was measured.
+func (r *Report) writePeers(w io.Writer) error {
+	if peers := r.peers()[1:]; len(peers) > 1 {
+		fmt.Fprint(w, "\nbest of the others:")
+		separator := " "
+		for _, bytes := range r.sizes() {
+			ours, ok := r.row(Ours, r.Op, bytes)
+			best, name := Row{}, ""
+			for _, p := range peers {
+				if row, found := r.row(p, r.Op, bytes); found && (name == "" || row.Median < best.Median) {
+					best, name = row, p
+				}
+			}
+			if ok && name != "" {
+				fmt.Fprintf(w, "%s%s %s, ratio %s", separator, SizeText(bytes), name, number(best.Median/ours.Median))
+				separator = "; "
+			}
+		}
+		fmt.Fprintln(w)
+	}
+	for i, line := range r.About {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, line)
+	}
+	return nil
 }
 
 // on says on how many hosts the ranks are, if there are several.

@@ -134,7 +134,14 @@ bool measure(const Context &ctx, const struct plan &p, size_t bytes, std::vector
   return true;
 }
 
-bool rank_main(const struct plan &p, int rank, int n, const std::string &address, gloo::rendezvous::Store &store) {
+// Older releases of Gloo take a store by reference, newer ones as a shared_ptr.
+struct AnyStore {
+  std::shared_ptr<gloo::rendezvous::Store> store;
+  operator gloo::rendezvous::Store &() const { return *store; }
+  operator std::shared_ptr<gloo::rendezvous::Store>() const { return store; }
+};
+
+bool rank_main(const struct plan &p, int rank, int n, const std::string &address, const AnyStore &store) {
   gloo::transport::tcp::attr a;
   a.hostname = address;
   auto ctx = std::make_shared<gloo::rendezvous::Context>(rank, n);
@@ -171,8 +178,8 @@ int main(int argc, char **argv) {
     const char *text = getenv("RANK");
     int rank = text ? atoi(text) : 0;
     leave(rank, [&] {
-      NetStore store(rank);
-      return rank_main(p, rank, atoi(variable("WORLD_SIZE").c_str()), store.address(), store);
+      auto store = std::make_shared<NetStore>(rank);
+      return rank_main(p, rank, atoi(variable("WORLD_SIZE").c_str()), store->address(), {store});
     });
   }
   int n = atoi(argv[4]);
@@ -184,8 +191,7 @@ int main(int argc, char **argv) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
       leave(r, [&] {
-        gloo::rendezvous::FileStore store(argv[5]);
-        return rank_main(p, r, n, "127.0.0.1", store);
+        return rank_main(p, r, n, "127.0.0.1", {std::make_shared<gloo::rendezvous::FileStore>(argv[5])});
       });
     }
     if (pid < 0) return perror("fork"), 1;

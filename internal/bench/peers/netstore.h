@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include <gloo/torchrun/store.h>
+#include <gloo/rendezvous/store.h>
 
 inline std::string variable(const char *name) {
   const char *value = getenv(name);

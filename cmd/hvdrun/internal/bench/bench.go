@@ -68,8 +68,11 @@ Of ranks on several hosts it also prints the bytes on sockets for each operation
 between two of the hosts takes.
 
 With --against other libraries are measured too, by programs that are compiled on the spot, in turns with hvdrun's ranks.
-Between hosts Open MPI needs ssh to all of them, with the settings that hvdrun has for it; Gloo's ranks are started as
-hvdrun's are. Both libraries must be installed on all hosts.
+Those are openmpi, mpich, torch (torch.distributed with gloo) and gloo with their defaults, openmpi-tcp, and with settings
+by which they are faster for some sizes and numbers of ranks: openmpi-nocma, openmpi-acoll, openmpi-xhc, openmpi-ucx,
+openmpi-linear, openmpi-rabenseifner, mpich-posix and mpich-ucc. Their versions and settings are printed too.
+Between hosts Open MPI needs ssh to all of them, with the settings that hvdrun has for it; the ranks of Gloo and PyTorch
+are started as hvdrun's are. The libraries must be installed on all hosts. MPICH is measured on one machine only.
 
 With --memory the ranks also copy memory, one alone and all at once, which tells the bandwidth that an all-reduce can reach
 with tensors beyond the size of the caches. The operation gradients is a backward pass of 32 layers, computed by a device
@@ -115,7 +118,7 @@ func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&b.rounds, "rounds", "3", "times that everything is measured")
 	fs.StringVar(&b.algorithm, "algorithm", "", "algorithm to use whatever the size ("+algorithmVariable+")")
 	fs.StringVar(&b.bucket, "bucket", "", "bytes of gradients that are reduced together (default: those of elastic/gradient, 4MiB)")
-	fs.StringVar(&b.against, "against", "", "others to measure: openmpi, openmpi-tcp, gloo, joined by commas")
+	fs.StringVar(&b.against, "against", "", "others to measure, joined by commas: openmpi, mpich, torch, gloo, and openmpi-tcp and so on with other settings (above)")
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors in memory that the ranks of a host share, as collective.Alloc gives")
 	fs.BoolVar(&b.into, "into", false, "allgather, reducescatter and alltoall put results into tensors that are there (AllGatherInto, …)")
 	fs.BoolVar(&b.async, "async", false, "allreduce, broadcast, allgather and reducescatter run in the background and are waited for (BroadcastAsync, …)")

@@ -63,7 +63,7 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 	if ctx.Err() != nil {
 		return cli.Failed(context.Cause(ctx))
 	}
-	report := &bench.Report{Op: m.spec.Op, Ranks: r.at.Ranks, Hosts: len(r.hosts), Rounds: m.rounds}
+	report := &bench.Report{Op: m.spec.Op, Ranks: r.at.Ranks, Hosts: len(r.hosts), Rounds: m.rounds, About: r.about(ctx, names)}
 	for round := range m.rounds {
 		for i := range names {
 			name := names[(i+round)%len(names)]
@@ -208,6 +208,21 @@ func (r *benchRun) build(ctx context.Context) []string {
 		names = append(names, peer.Name)
 	}
 	return names
+}
+
+// about returns a line about each of the peers with these names.
+func (r *benchRun) about(ctx context.Context, names []string) (lines []string) {
+	for _, peer := range r.m.peers {
+		if !slices.Contains(names, peer.Name) {
+			continue
+		}
+		version := ""
+		if out, _, err := r.run(ctx, peer.Version()); err == nil {
+			version, _, _ = strings.Cut(out.String(), "\n")
+		}
+		lines = append(lines, peer.About(version))
+	}
+	return lines
 }
 
 func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
