@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 )
@@ -52,6 +53,7 @@ type Pusher struct {
 	// or a loss, with the number of the latest update that it knows.
 	acked func(incarnation string, seq uint64)
 	wake  chan struct{} // of capacity 1: there are targets to start
+	lines retry.Gate    // of what targets have not acknowledged
 
 	mu      sync.Mutex
 	targets map[string]*target // by incarnation
@@ -256,8 +258,7 @@ func (p *Pusher) serve(run context.Context, t *target) {
 		case err != nil && !t.superseded(w):
 			failures++
 			if loud(failures) {
-				p.cfg.Log.Warnf("notify: %v at %s has not acknowledged %v, again in %v: %s",
-					t.Subject, t.Addr, w, pause, status.Convert(err).Message())
+				p.tell(t, w, pause, err)
 			}
 			again = time.After(pause)
 			pause = min(2*pause, maxRetry)
@@ -268,6 +269,14 @@ func (p *Pusher) serve(run context.Context, t *target) {
 			pause = p.retry
 		case <-again:
 		}
+	}
+}
+
+// tell logs that a target has not acknowledged, which many may do at once.
+func (p *Pusher) tell(t *target, w state, pause time.Duration, err error) {
+	if more, tell := p.lines.Pass(time.Now()); tell {
+		p.cfg.Log.Warnf("notify: %v at %s has not acknowledged %v, again in %v: %s%s",
+			t.Subject, t.Addr, w, pause, status.Convert(err).Message(), more)
 	}
 }
 

@@ -4,7 +4,9 @@ package retry
 
 import (
 	"context"
+	"fmt"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -92,4 +94,32 @@ func (r *Row) Ended() (failures int) {
 	failures = r.failures
 	*r = Row{Least: r.Least, Quiet: r.Quiet}
 	return failures
+}
+
+// gatePause is the least time between two lines that a Gate lets through.
+const gatePause = 5 * time.Second
+
+// Gate is shared by the rows of many things of one kind, such as the workers of a job: of what they
+// tell it lets a line through in 5 s, and counts the others. The zero value lets the next one
+// through. Its method may be called by many goroutines.
+type Gate struct {
+	mu   sync.Mutex
+	told time.Time
+	left int // lines that were left out since told
+}
+
+// Pass returns whether a line is to be told, and what it is to end with: how many were left out
+// since the last one, or nothing.
+func (g *Gate) Pass(now time.Time) (more string, tell bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if now.Sub(g.told) < gatePause {
+		g.left++
+		return "", false
+	}
+	if g.left > 0 {
+		more = fmt.Sprintf("; and %d more such failures in %v", g.left, now.Sub(g.told).Round(time.Second))
+	}
+	g.told, g.left = now, 0
+	return more, true
 }

@@ -3,6 +3,7 @@ package retry_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -62,5 +63,22 @@ func TestWarn(t *testing.T) {
 		if row.Ended(); row.Quiet != quiet {
 			t.Errorf("a new row is quiet for %v", row.Quiet)
 		}
+	}
+}
+
+// TestGate: of a hundred things that fail each second, one is told of in 5 s.
+func TestGate(t *testing.T) {
+	var g retry.Gate
+	var told []string
+	for second := range 12 {
+		for range 100 {
+			if more, tell := g.Pass(time.Unix(int64(second), 0)); tell {
+				told = append(told, fmt.Sprint(second, more))
+			}
+		}
+	}
+	want := []string{"0", "5; and 499 more such failures in 5s", "10; and 499 more such failures in 5s"}
+	if !slices.Equal(told, want) {
+		t.Errorf("told are %q, want %q", told, want)
 	}
 }

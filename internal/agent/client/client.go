@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // defaultLease is how long an agent may be silent before its workers count as lost, unless
@@ -41,7 +42,8 @@ type Agents struct {
 	starting  chan struct{} // of as many job agents as may start at a time
 	wg        sync.WaitGroup
 	hosts
-	ends keptEnds
+	ends    keptEnds
+	streams retry.Gate // of the streams that cannot be made
 }
 
 // New returns the Agents of a driver. Nothing is started before the first Run; Close must be

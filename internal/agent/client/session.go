@@ -229,9 +229,13 @@ func (s *session) tellOf(err error, failures *retry.Row, carried bool) {
 		s.log.Debugf("agent: the stream to the agent broke, and is made anew: %v", err)
 		return
 	}
-	if now := time.Now(); failures.Failed(now, err) {
-		s.log.Warnf("agent: no stream to the agent, %d failures in %v, trying again: %s",
-			failures.Failures(), failures.For(now).Round(time.Second), status.Convert(err).Message())
+	now := time.Now()
+	if !failures.Failed(now, err) {
+		return
+	}
+	if more, tell := s.a.streams.Pass(now); tell {
+		s.log.Warnf("agent: no stream to the agent, %d failures in %v, trying again: %s%s",
+			failures.Failures(), failures.For(now).Round(time.Second), status.Convert(err).Message(), more)
 	}
 }
 
