@@ -122,6 +122,11 @@ var kinds = []kind{
 			s.Workers, s.Times, s.StepTime = 2+d.IntN(7), 5+d.IntN(20), time.Duration(d.IntN(4))*time.Millisecond
 			s.Steps = []int{10_000, 3_000, 20_000}[turn%3]
 		}, playTasks},
+	{"flapping", "a tenth of the hosts leave and come back each second, which the log tells in few lines", nil,
+		func(d *rand.Rand, turn int, s *setup) {
+			s.Workers, s.State, s.Times = []int{12, 300}[turn%2], 1<<10, 30
+			s.Hosts = s.Workers / 3
+		}, playFlapping},
 }
 
 // disturbed sets what jobs have in common whose workers are killed at any moment.
