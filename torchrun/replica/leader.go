@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -107,7 +106,7 @@ func addresses(members ...string) string {
 
 // canvass asks all members to promise, and those of whom it hears by that.
 func canvass(ctx context.Context, cfg Config, members []string, term uint64) *rules.Ballot {
-	b := rules.NewBallot(term, members)
+	b := rules.NewBallot(term, cfg.Addr, members)
 	var mu sync.Mutex
 	heard := func(member string, r rules.Reply, err error) {
 		mu.Lock()
@@ -120,13 +119,11 @@ func canvass(ctx context.Context, cfg Config, members []string, term uint64) *ru
 		cfg.Log.Debugf("replica: a node is not reached: %v", err)
 	}
 	heard(cfg.Addr, cfg.Own.answer(b.Question(cfg.Addr)), nil)
-	asked := []string{cfg.Addr}
 	for {
-		more := slices.DeleteFunc(b.Members(), func(member string) bool { return slices.Contains(asked, member) })
+		more := b.Ask()
 		if len(more) == 0 {
 			return b
 		}
-		asked = append(asked, more...)
 		var asking sync.WaitGroup
 		for _, member := range more {
 			asking.Go(func() {

@@ -98,16 +98,17 @@ func (v *Voter) Answer(q Question) Reply {
 type Ballot struct {
 	term  uint64
 	round []string // the members of the node's round
+	asked []string // by the node, itself first
 	heard map[string]bool
 	Dead  map[string]bool // are known to be dead
 	Best  Copy            // the newest of those that have promised
 	Later uint64          // more than the promise of one that has refused; 0: none has
 }
 
-// NewBallot returns one that nobody has answered. The term must be later than all that the node has
-// promised.
-func NewBallot(term uint64, round []string) *Ballot {
-	return &Ballot{term: term, round: round, heard: make(map[string]bool), Dead: make(map[string]bool)}
+// NewBallot returns the ballot of a node, which nobody has answered. The term must be later than
+// all that the node has promised. The node answers its Question itself, before it asks others.
+func NewBallot(term uint64, own string, round []string) *Ballot {
+	return &Ballot{term: term, round: round, asked: []string{own}, heard: make(map[string]bool), Dead: make(map[string]bool)}
 }
 
 // Question is what all members are asked.
@@ -115,8 +116,16 @@ func (b *Ballot) Question(member string) Question {
 	return Question{To: member, Term: b.term, Lead: true}
 }
 
-// Members returns whom to ask: those of the round, and those whom the newest copy names.
-func (b *Ballot) Members() []string { return members(append(slices.Clone(b.Best.Members), b.round)...) }
+// members returns those of the round, and those whom the newest copy names.
+func (b *Ballot) members() []string { return members(append(slices.Clone(b.Best.Members), b.round)...) }
+
+// Ask returns the members to ask that Ask has not returned before: a member refuses a second
+// question of the same ballot. After each answer there may be more.
+func (b *Ballot) Ask() []string {
+	more := slices.DeleteFunc(b.members(), func(member string) bool { return slices.Contains(b.asked, member) })
+	b.asked = append(b.asked, more...)
+	return more
+}
 
 // Answered takes what a member says.
 func (b *Ballot) Answered(member string, r Reply) {
@@ -149,7 +158,7 @@ func (b *Ballot) Won() bool {
 
 // Missing returns the members that are neither heard nor dead.
 func (b *Ballot) Missing() []string {
-	return slices.DeleteFunc(b.Members(), func(m string) bool { return b.heard[m] || b.Dead[m] })
+	return slices.DeleteFunc(b.members(), func(m string) bool { return b.heard[m] || b.Dead[m] })
 }
 
 // Tenure is what a leader knows.
