@@ -22,65 +22,65 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )
 
-// Config says what an Agent runs.
+// Config configures an Agent.
 type Config struct {
-	// RunID names the job, and Role what the workers of this node do.
+	// RunID names the job, and Role is the role of the workers of this node.
 	RunID, Role string
-	// Workers is how many run on this node, at least 1.
+	// Workers is the number of workers on this node, at least 1.
 	Workers int
-	// MaxRestarts is how many restarts there may be because of failures of workers, of all nodes
-	// together: a round in which any fail counts once.
+	// MaxRestarts is the largest number of restarts after failures of workers, of all nodes
+	// together: a round with failures counts once.
 	MaxRestarts int
-	// Command is the program and its arguments, in which ${local_rank} stands for the local rank,
-	// and Name what reports call it; empty: Command[0].
+	// Command is the program and its arguments, in which ${local_rank} stands for the local rank.
+	// Name is its name in reports; empty: Command[0].
 	Command []string
 	Name    string
-	// Env is what workers inherit, as NAME=value.
+	// Env is the environment that workers inherit, as NAME=value.
 	Env []string
-	// StoreAddrs are further addresses of loopback, host:port, where the workers of a job of one
-	// node reach their store: those that programs name themselves.
+	// StoreAddrs are further loopback addresses, host:port, at which the workers of a job of one
+	// node reach their store: addresses that programs name themselves.
 	StoreAddrs []string
-	// Stdin, if not nil, is what the workers read, all from the same file.
+	// Stdin, if not nil, is the input of all workers, from the same file.
 	Stdin *os.File
-	// Prestart, if not empty, is code in Python such as "import torch": interpreters run it while a
-	// round lasts, and become the workers of the next one. Command must be Python with a file or a
+	// Prestart, if not empty, is Python code such as "import torch": interpreters run it during a
+	// round, and become the workers of the next round. Command must be Python with a file or a
 	// module.
 	Prestart string
 	// Host is the name of this node, and Backend that of the rendezvous, for reports.
 	Host, Backend string
-	// Rendezvous is where the agents meet, and Peers how they reach the store of the agent with
-	// rank 0. Nil Peers: no other node can take part.
+	// Rendezvous is where the agents meet, and Peers connects them to the store of the agent with
+	// rank 0. If Peers is nil, no other node can take part.
 	Rendezvous Rendezvous
 	Peers      *Peers
 	Logs       Logs
 	// ShutdownTimeout is the time between the first signal to a worker and SIGKILL. Zero: 30 s.
 	ShutdownTimeout time.Duration
-	// ExitBarrier is how long an agent that is done waits for the others. Zero: 300 s. Less: not
-	// at all.
+	// ExitBarrier is how long a finished agent waits for the others. Zero: 300 s. Negative: it does
+	// not wait.
 	ExitBarrier time.Duration
-	// VirtualLocalRank has each worker see one device, as local rank 0.
+	// VirtualLocalRank makes each worker see one device, as local rank 0.
 	VirtualLocalRank bool
-	// FileTimer has workers ask, by the FIFO TimerFile, to be ended unless they go on in time.
-	// Empty TimerFile: one is made.
+	// FileTimer lets workers request, by the FIFO TimerFile, that they are ended unless they renew
+	// the timer in time. Empty TimerFile: one is made.
 	FileTimer bool
 	TimerFile string
 	// ErrorFile, if not empty, receives a copy of the first failure's error file.
 	ErrorFile string
-	// HealthAddr, if not empty, is where HTTP requests are answered that ask whether the agent is
-	// alive.
+	// HealthAddr, if not empty, is the address at which the agent answers HTTP requests about its
+	// health.
 	HealthAddr string
 	// Mark, if not empty, is the HVD_RUN_ID of all processes, by which a guard finds them.
 	Mark string
-	// TempDir is for the files that no setting places. Empty: os.TempDir.
+	// TempDir is the folder for files whose place no setting gives. Empty: os.TempDir.
 	TempDir string
 	// Hurry, if not nil, ends the grace of ShutdownTimeout when it is closed.
 	Hurry <-chan struct{}
-	// SignalOf returns the signal that workers get where the context has ended with the cause. Nil:
+	// SignalOf returns the signal that workers get when the context has ended with the cause. Nil:
 	// SIGTERM.
 	SignalOf func(cause error) syscall.Signal
 	// Launcher starts workers; nil: launch.Local.
 	Launcher launch.Launcher
-	// Events and Metric, if not nil, are told what happens. They are called by one goroutine at a
+	// Events and Metric, if not nil, are called with events. They are called by one goroutine at a
 	// time, and must not block.
 	Events func(Event)
 	Metric func(name string, value float64)
@@ -108,7 +108,7 @@ type roundStore interface {
 	close()
 }
 
-// New returns an agent, which has started nothing.
+// New returns an agent. It starts nothing.
 func New(cfg Config) (*Agent, error) {
 	switch {
 	case cfg.Workers < 1:
@@ -155,9 +155,9 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// Run runs the workers until all have succeeded, some have failed and no restart is left, which
-// gives a *FailedError, or ctx ends, whose cause it returns then. No worker is left when it
-// returns. The rendezvous is closed for all nodes unless ctx has ended; then this node leaves it.
+// Run runs the workers until all have succeeded, or some have failed and no restart is left, or ctx
+// ends. It returns nil, a *FailedError, or ctx's cause. No worker is left when it returns. It
+// closes the rendezvous for all nodes, unless ctx has ended; then this node leaves it.
 func (a *Agent) Run(ctx context.Context) (err error) {
 	a.begun = a.now()
 	if err := a.open(ctx); err != nil {

@@ -15,9 +15,9 @@ import (
 type Dynamic struct {
 	// Handler is this node's.
 	Handler *dynamic.Handler
-	// Peers, if not nil, is how this node reaches the others; it makes their deaths known at once.
+	// Peers, if not nil, connects this node to the others, so that it notices their deaths at once.
 	Peers *Peers
-	// End, if not nil, is called by Leave when the store is not needed any more.
+	// End, if not nil, is called by Leave when the store is no longer needed.
 	End func(ctx context.Context)
 
 	watcher context.CancelFunc

@@ -26,34 +26,33 @@ const (
 	seedPatience = 2 * time.Second
 )
 
-// Elastic is one node of a job whose programs use package elastic, and which has no driver of its
-// own: the node with rank 0 of the rendezvous runs the driver, and where it is gone the next one
-// goes on with the job, from the copy of the journal that all nodes have. Workers are not started
-// again for that.
+// Elastic is one node of a job whose programs use package elastic. The node with rank 0 of the
+// rendezvous runs the driver. When that node is gone, the next one continues the job, from the copy
+// of the journal that all nodes have. The workers are not restarted for this.
 type Elastic struct {
-	// Rendezvous is where the nodes meet, and Peers how they reach each other.
+	// Rendezvous is where the nodes meet, and Peers connects them to each other.
 	Rendezvous *Dynamic
 	Peers      *Peers
-	// Serve serves the slots of this node to the job's driver until ctx ends, and then has its
-	// workers leave. It calls joined with the address of its gossip, and seeds for those of the
-	// others.
+	// Serve serves the slots of this node to the job's driver until ctx ends, and then makes its
+	// workers leave. It calls joined with the address of its gossip, and seeds for the addresses of
+	// the others.
 	Serve func(ctx context.Context, seeds func() []string, joined func(addr string)) error
-	// Drive runs the job's driver until the job has ended; it stops the job when stop is closed. A
-	// ctx that ends kills the driver, and not the workers. It returns ErrDriverDied where another
-	// driver can go on.
+	// Drive runs the job's driver until the job has ended; it stops the job when stop is closed.
+	// When ctx ends, it kills the driver but not the workers. It returns ErrDriverDied if another
+	// driver can continue.
 	Drive func(ctx context.Context, stop <-chan struct{}, at Seat) (status int, err error)
 	// Log must not be nil.
 	Log logrus.FieldLogger
 }
 
-// Seat is what a driver needs to know.
+// Seat has the data that a driver needs.
 type Seat struct {
-	// Nodes is the number of nodes of the round, and Gossip where this node's agent gossips.
+	// Nodes is the number of nodes of the round, and Gossip the address of this node's agent.
 	Nodes  int
 	Gossip string
-	// Found is what the driver before has left; Term 0: there was none.
+	// Found is the copy that the previous driver has left; Term 0: there was none.
 	Found replica.Copy
-	// Journal takes what this one writes.
+	// Journal takes the records of this driver.
 	Journal *replica.Leader
 }
 
@@ -115,9 +114,9 @@ func (k *knownSeeds) set(addrs []string) {
 	k.addrs = addrs
 }
 
-// Run is the node, until the job has ended, ctx has, or the node cannot take part any more. It
-// returns the job's exit status. When ctx ends, the node's workers move elsewhere, and the job goes
-// on without the node; where no other node is left, the job is stopped. When Run returns, no
+// Run runs the node until the job has ended, ctx has ended, or the node can no longer take part. It
+// returns the job's exit status. When ctx ends, the node's workers move elsewhere, and the job
+// continues without the node; if no other node is left, the job is stopped. When Run returns, no
 // goroutine of it is left.
 func (e Elastic) Run(ctx context.Context) (status int, err error) {
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Event is one of the agent, or of a worker.
+// Event is an event of the agent or of a worker.
 type Event struct {
 	Name   string `json:"name"`
 	Source string `json:"source"` // AGENT or WORKER
@@ -17,7 +17,7 @@ type Event struct {
 	Metadata Metadata `json:"metadata"`
 }
 
-// Metadata is what an event says.
+// Metadata has the details of an event.
 type Metadata struct {
 	RunID      string  `json:"run_id"`
 	GlobalRank *int    `json:"global_rank"`
@@ -31,7 +31,7 @@ type Metadata struct {
 	Backend    string  `json:"rdzv_backend"`
 	Error      string  `json:"raw_error,omitempty"`
 	Restarts   int     `json:"agent_restarts"`
-	// DurationMS is how long a rendezvous took, or the assignment of ranks.
+	// DurationMS is the duration of a rendezvous, or of the assignment of ranks.
 	DurationMS int64 `json:"duration_ms,omitempty"`
 	ExitCode   *int  `json:"exit_code,omitempty"`
 	WorkerPID  int   `json:"worker_pid,omitempty"`
@@ -40,7 +40,7 @@ type Metadata struct {
 // stateTerminated is that of a worker, in events, which its agent has stopped.
 const stateTerminated State = "TERMINATED"
 
-// Console returns what writes events, one JSON object a line.
+// Console returns a function that writes events, one JSON object a line.
 func Console(w io.Writer) func(Event) {
 	var mu sync.Mutex
 	return func(e Event) {

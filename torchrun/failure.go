@@ -16,14 +16,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Failure is how a worker has failed.
+// Failure describes how a worker has failed.
 type Failure struct {
 	Rank, LocalRank, PID int
 	// ExitCode is the exit status, or minus the signal.
 	ExitCode int
-	// ErrorFile is what the worker has written; empty: it has not.
+	// ErrorFile is the error file of the worker; empty: it has written none.
 	ErrorFile string
-	// Message says why, and Traceback, if not empty, where.
+	// Message gives the reason, and Traceback, if not empty, the place.
 	Message, Traceback string
 	Time               time.Time
 }
@@ -97,17 +97,17 @@ func exitCode(end error) int {
 	return exit.Code
 }
 
-// FailedError is returned by Run where workers have failed, and no restart was left.
+// FailedError is returned by Run if workers have failed and no restart was left.
 type FailedError struct {
-	// Command is what has failed.
+	// Command is the failed command.
 	Command string
 	// Host is the name of this node.
 	Host string
-	// Failures are those of this node, by rank. There is at least one.
+	// Failures are the failures of this node, by rank. There is at least one.
 	Failures []Failure
 }
 
-// Root returns the first failure by time, and of several that of the lowest rank.
+// Root returns the first failure by time; of several, the one of the lowest rank.
 func (e *FailedError) Root() Failure {
 	return slices.MinFunc(e.Failures, func(a, b Failure) int { return a.Time.Compare(b.Time) })
 }
@@ -122,7 +122,7 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("%s failed: rank %d (local rank %d, pid %d) %s", e.Command, f.Rank, f.LocalRank, f.PID, how)
 }
 
-// Report returns what is to be told of all failures, in lines.
+// Report returns the report of all failures, in lines.
 func (e *FailedError) Report() string {
 	root := e.Root()
 	var others []string

@@ -89,7 +89,7 @@ func (s *leadingStore) Get(ctx context.Context, key string) (store.Entry, error)
 	return e, s.kept(ctx)
 }
 
-// CompareAndSet implements store.Store. Where it returns an error the value may be set.
+// CompareAndSet implements store.Store. If it returns an error, the value may have been set.
 func (s *leadingStore) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (store.Entry, bool, error) {
 	if err := errors.Join(store.Check(key, value), context.Cause(ctx)); err != nil {
 		return store.Entry{}, false, err

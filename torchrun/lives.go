@@ -29,8 +29,9 @@ const mostWatched = 16
 // errOtherLife: another process has the address of an agent.
 var errOtherLife = errors.New("torchrun: another process has the agent's address")
 
-// Member returns the name of this agent's process among the members of a round: where others reach
-// it, a slash, and what no other process has. It is "" where the agent does not listen.
+// Member returns the name of this agent's process among the members of a round: the address at
+// which others reach it, a slash, and a text that no other process has. It is "" if the agent does
+// not listen.
 func (p *Peers) Member() string {
 	addr := p.Addr()
 	if addr == "" {

@@ -15,10 +15,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Std says which streams of a worker are meant: bit 0 its stdout, bit 1 its stderr.
+// Std selects streams of a worker: bit 0 is its stdout, bit 1 its stderr.
 type Std uint8
 
-// Streams says which streams of each worker are meant: of those that Of does not name, All.
+// Streams selects streams of each worker: those in Of, or All if Of does not name the worker.
 type Streams struct {
 	All Std
 	Of  map[int]Std
@@ -56,17 +56,18 @@ func (s Streams) of(local int) Std {
 	return s.All
 }
 
-// Logs says what becomes of the workers' output.
+// Logs configures the destinations of the workers' output.
 type Logs struct {
-	// Dir receives a folder for each run of the agent. Empty: one is made for temporary files.
-	// /dev/null: there are no files at all.
+	// Dir receives a folder for each run of the agent. Empty: a temporary folder is made.
+	// /dev/null: there are no files.
 	Dir string
-	// Redirects go to a file alone, and Tee to a file and the console, with a prefix there.
+	// Redirects selects the streams that go only to a file, and Tee those that go to a file and,
+	// with a prefix, to the console.
 	Redirects, Tee Streams
 	// Shown are the local ranks whose output reaches the console. Nil: all.
 	Shown map[int]bool
-	// Template is the prefix, in which ${role_name}, ${rank} and ${local_rank} stand for what they
-	// name. Empty: "[${role_name}${local_rank}]:".
+	// Template is the prefix, in which ${role_name}, ${rank} and ${local_rank} stand for their
+	// values. Empty: "[${role_name}${local_rank}]:".
 	Template string
 	// Stdout and Stderr are the console; nil: there is none.
 	Stdout, Stderr io.Writer

@@ -23,11 +23,11 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// Peers is how the agents of a job reach each other's stores: over TCP with mutual TLS, by
+// Peers connects the agents of a job to each other's stores: over TCP with mutual TLS, by
 // credentials that all derive from one key. It must be closed.
 type Peers struct {
-	// Host is the name or the address under which other nodes reach this one. Empty: the address
-	// where it listens, or Route where it listens at all of them.
+	// Host is the name or the address at which other nodes reach this one. Empty: the address on
+	// which it listens, or Route if it listens on all addresses.
 	Host string
 	// Route is the address from which this machine reaches the others.
 	Route string
@@ -74,9 +74,9 @@ const dialTimeout = 20 * time.Second
 // helloTimeout is how long one that has taken a connection may take for its first answer.
 const helloTimeout = 5 * time.Second
 
-// NewPeers returns one for the job of that name, whose agents all have the key; without a key
-// anyone who reaches the agents' ports is let in, and can read and change the stores. It listens
-// nowhere yet.
+// NewPeers returns the Peers of the job of that name, whose agents all have the key. Without a key,
+// anyone who reaches the agents' ports is admitted, and can read and change the stores. It does not
+// listen yet.
 func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
 	p := &Peers{Host: host, life: rand.Text(), log: log,
 		served: served{stores: make(map[uint64]*tcpstore.Store), answers: make(map[uint64]answer)},
@@ -94,9 +94,9 @@ func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, e
 	return p, err
 }
 
-// Listen serves the stores at an address. It is called at most once. Where its host is a name that
-// this machine has for itself at loopback alone, as Debian has it in /etc/hosts, it listens at all
-// addresses, and other nodes, for which the name is another address, are told the name.
+// Listen serves the stores at an address. It is called at most once. If its host is a name that
+// this machine resolves only to loopback, as in Debian's /etc/hosts, it listens on all addresses,
+// and gives other nodes the name, which they resolve to another address.
 func (p *Peers) Listen(addr string) (net.Addr, error) {
 	if host, port, err := net.SplitHostPort(addr); err == nil && IsLoopbackName(host) {
 		addr = net.JoinHostPort("", port)
@@ -233,7 +233,8 @@ func (p *Peers) forget(conn net.Conn) {
 	}
 }
 
-// Addr returns where other nodes reach this one, host:port, and "" where it does not listen.
+// Addr returns the address at which other nodes reach this one, host:port; "" if it does not
+// listen.
 func (p *Peers) Addr() string {
 	addr, err := p.addr()
 	if err != nil {
@@ -299,8 +300,7 @@ func keepAlive(conn net.Conn) {
 	}
 }
 
-// Close ends all. Where ctx has not ended, it waits until then for connections that others still
-// have.
+// Close ends everything. It waits for connections of others until ctx ends.
 func (p *Peers) Close(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		p.mu.Lock()
@@ -420,7 +420,7 @@ func OwnHost(far string) (string, error) {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().String(), nil
 }
 
-// IsLoopbackName asks the resolver whether a name other than localhost is of loopback alone to this
+// IsLoopbackName asks the resolver whether a name other than localhost means only loopback on this
 // machine.
 func IsLoopbackName(host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil || host == "" || host == "localhost" {
@@ -447,7 +447,8 @@ func FirstAddress() (netip.Addr, error) {
 	return netip.Addr{}, errors.New("this machine has no address but loopback")
 }
 
-// IsHere returns whether a host name or an address is of this machine, and all that it is.
+// IsHere returns whether a host name, with all its addresses, or an address belongs to this
+// machine.
 func IsHere(ctx context.Context, host string) (bool, error) {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return identity.IsOwn(addr.Unmap()), nil

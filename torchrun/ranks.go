@@ -2,21 +2,21 @@ package torchrun
 
 import "fmt"
 
-// Node is what one agent tells the others before a round.
+// Node is the data that one agent gives the others before a round.
 type Node struct {
 	Role string `json:"role"`
-	// Workers is how many it runs.
+	// Workers is the number of its workers.
 	Workers int `json:"local_world_size"`
 }
 
-// Ranks are those of an agent's first worker, and the sizes; worker i has the ranks plus i.
+// Ranks are the ranks of an agent's first worker, and the sizes; worker i has these ranks plus i.
 type Ranks struct {
 	Base, World         int
 	RoleBase, RoleWorld int
 }
 
-// Assign returns the ranks of each node's workers, which follow the ranks of the nodes, over all
-// workers and over those of one role.
+// Assign returns the ranks of each node's workers, among all workers and among the workers of one
+// role. They are in the order of the nodes' ranks.
 func Assign(nodes []Node) []Ranks {
 	ranks := make([]Ranks, len(nodes))
 	world, roles := 0, make(map[string]int)

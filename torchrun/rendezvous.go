@@ -9,32 +9,32 @@ import (
 
 // Rendezvous is where agents meet. Its methods are called by one goroutine at a time.
 type Rendezvous interface {
-	// Next leaves the present round, and blocks until the node has a place in another one. failed
-	// says that workers of this node have failed in the present one. Its error is final.
+	// Next leaves the current round, and blocks until the node has a place in another one. failed
+	// says that workers of this node have failed in the current round. Its error is final.
 	Next(ctx context.Context, failed bool) (Round, error)
-	// Changed returns a channel that is closed when nodes wait to join the present round, or one
-	// of it has gone.
+	// Changed returns a channel that is closed when nodes wait to join the current round, or when a
+	// node of it has gone.
 	Changed() <-chan struct{}
-	// Close says that the job is over: no round follows. It may be called again.
+	// Close ends the job: no round follows. It may be called again.
 	Close(ctx context.Context) error
-	// Leave has the node leave, so that the others go on without it, and frees what it holds. It
-	// is the last call.
+	// Leave makes the node leave, so that the others continue without it, and frees its resources.
+	// It is the last call.
 	Leave(ctx context.Context) error
 }
 
-// Round is the place of a node among others.
+// Round is a node's place among the nodes of a round.
 type Round struct {
 	// Number grows with each round.
 	Number int
 	// Rank is from 0 to World-1.
 	Rank, World int
-	// Restarts is how many rounds before have failed, on whichever nodes: all nodes of the round
-	// have the same number, since the keys of programs in the store may contain it.
+	// Restarts is the number of earlier rounds that have failed, on any node: all nodes of the
+	// round have the same number, because the keys of programs in the store may contain it.
 	Restarts int
-	// Store is shared by the nodes of the round, and by them alone.
+	// Store is shared by the nodes of the round, and by no others.
 	Store KV
-	// Agents are the names of the agents of a dynamic rendezvous (Peers.Member), by rank; nil: they
-	// are not known.
+	// Agents are the names of the agents of a dynamic rendezvous (Peers.Member), by rank; nil:
+	// unknown.
 	Agents []string
 }
 
@@ -43,7 +43,7 @@ type KV interface {
 	Set(ctx context.Context, key string, value []byte) error
 	// Get blocks until there is a value.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Add adds to a number, which is 0 where there is none, and returns the sum.
+	// Add adds to a number, which is 0 if it does not exist, and returns the sum.
 	Add(ctx context.Context, key string, n int64) (int64, error)
 }
 
@@ -109,7 +109,7 @@ func (s *Single) Next(ctx context.Context, failed bool) (Round, error) {
 	return r, nil
 }
 
-// Changed implements Rendezvous: nothing ever does.
+// Changed implements Rendezvous: nothing ever changes.
 func (*Single) Changed() <-chan struct{} { return nil }
 
 // Close implements Rendezvous.

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// State is that of an agent's workers, which change it together.
+// State is the common state of an agent's workers.
 type State string
 
 // The states.

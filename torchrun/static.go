@@ -15,20 +15,20 @@ import (
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
-// ErrClosed is wrapped by an error of Static.Next once a node has closed the rendezvous.
+// ErrClosed is wrapped by an error of Static.Next after a node has closed the rendezvous.
 var ErrClosed = errors.New("another node has ended the job")
 
 // Static is the rendezvous of a fixed number of nodes, each of which knows its rank. The agent with
-// rank 0 has the store. A round begins when all have come to it; the first that comes has the
+// rank 0 has the store. A round begins when all have come; the first node that comes makes the
 // others come too. A node that has gone may come back.
 type Static struct {
 	// Node is the rank of this node among Nodes.
 	Node, Nodes int
-	// Addr is that of the node with rank 0, host:port.
+	// Addr is the address of the node with rank 0, host:port.
 	Addr string
-	// Peers is how it is reached. Where this is that node, it listens there already.
+	// Peers connects to that node. If this is that node, Peers already listens there.
 	Peers *Peers
-	// Timeout is how long the other nodes are waited for. Zero: 900 s.
+	// Timeout is how long Next waits for the other nodes. Zero: 900 s.
 	Timeout time.Duration
 	Log     logrus.FieldLogger
 

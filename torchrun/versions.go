@@ -266,10 +266,10 @@ func (e *lostError) Error() string {
 }
 func (e *lostError) Unwrap() error { return e.err }
 
-// Meet returns the store of a dynamic rendezvous: that of the agent at addr, which this one is
-// where host is set; it listens there then. Others try to reach it until ctx ends. When that agent
-// is lost later, the members of a round go on with another's copy. The function frees the store,
-// and waits until its context ends for others that still use it.
+// Meet returns the store of a dynamic rendezvous: the store of the agent at addr. If host is set,
+// this is that agent, and it listens there. Other agents try to reach it until ctx ends. When that
+// agent is lost later, the members of a round continue with another agent's copy. The function
+// frees the store; it waits until its context ends for others that still use it.
 func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, func(context.Context), error) {
 	var s *movingStore
 	end := func(ctx context.Context) {

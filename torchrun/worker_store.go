@@ -8,13 +8,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// WorkerStore is the store of torch.distributed that the programs of a round share, as those that
-// this process has started reach it: at a port of loopback, which lets in them and what they start.
+// WorkerStore is the store of torch.distributed that the programs of a round share. Programs that
+// this process has started reach it at a loopback port, which admits them and their children.
 type WorkerStore struct{ store roundStore }
 
-// OpenStore opens the store of a round. It is in the process of rank 0, which tells the others
-// where by the key "store" of round.Store; they forward their programs to it, by peers, which must
-// listen in the process of rank 0 where there are others. The caller must call Close.
+// OpenStore opens the store of a round. It is in the process of rank 0, which gives the others its
+// address in the key "store" of round.Store. The others forward their programs to it, by peers; if
+// there are others, peers must listen in the process of rank 0. The caller must call Close.
 func OpenStore(ctx context.Context, round Round, peers *Peers, log logrus.FieldLogger) (*WorkerStore, error) {
 	store, err := openStore(ctx, round, peers, proc.OwnPeer, log)
 	if err != nil {
@@ -23,7 +23,7 @@ func OpenStore(ctx context.Context, round Round, peers *Peers, log logrus.FieldL
 	return &WorkerStore{store}, nil
 }
 
-// Addr returns where programs reach the store, host:port.
+// Addr returns the address at which programs reach the store, host:port.
 func (s *WorkerStore) Addr() string { return s.store.addr() }
 
 // Close ends all connections of programs.

@@ -1,6 +1,5 @@
-// Package agent is the agent of one host: it advertises in the cluster's gossip which host this is
-// and how many slots it has, and starts, watches and stops workers for drivers that have the
-// cluster's key.
+// Package agent is the agent of one host: it advertises the host and its slots in the cluster's
+// gossip, and starts, watches and stops workers for drivers that have the cluster's key.
 //
 //	gossip ←── Meta: name, slots, start, bad slots, draining, launch address
 //	driver ──→ server ──┬→ session of run 1 ─┬→ worker in slot 0 (launch.Local)
@@ -8,11 +7,10 @@
 //	   session, or the  └→ session of run 2 ──→ worker in slot 2
 //	   next after it broke
 //
-// A session belongs to a run. What happens in it is numbered and kept until the driver has
-// acknowledged it, so that a stream that broke can be followed by another and nothing is lost or
-// sent twice. A driver beats; when no beat has come for the session's lease, its workers are ended.
-// They lead process groups of their own, and a guard kills what is left of a session when the agent
-// itself is gone.
+// A session belongs to a run. Its events are numbered and kept until the driver has acknowledged
+// them, so that another stream can follow a broken one without loss or repetition. A driver sends
+// beats; when no beat has come for the session's lease, its workers are ended. They lead separate
+// process groups, and a guard kills the rest of a session when the agent itself is gone.
 package agent
 
 import (
@@ -41,55 +39,55 @@ const (
 	endTimeout = 5 * time.Second
 )
 
-// Config says what host this is, and of which cluster.
+// Config describes the host and its cluster.
 type Config struct {
-	// Name is the host's, unique in the cluster. Empty: the name that the kernel knows.
+	// Name is the host's name, unique in the cluster. Empty: the kernel's host name.
 	Name string
-	// Slots is how many workers there is room for. 0: one.
+	// Slots is the number of workers for which there is room. 0: one.
 	Slots int
 	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the
-	// indices of those that have failed, in ascending order, whenever they change. Their workers
-	// are killed, and no others started there.
+	// indices of the failed ones, in ascending order, whenever they change. The workers of these
+	// slots are killed, and no others started there.
 	Health func(ctx context.Context, bad func(slots []int)) error
 	// Launcher starts the workers on this host. Nil: launch.Local.
 	Launcher launch.Launcher
 
 	// Credentials are the agent's in the cluster. Nil: they are derived from Key.
 	Credentials *identity.Credentials
-	// Key encrypts the gossip, of identity.ClusterKeyLen bytes, OtherKeys decrypt as well; Label is
+	// Key, of identity.ClusterKeyLen bytes, encrypts the gossip; OtherKeys also decrypt; Label is
 	// the cluster's name.
 	Key       []byte
 	OtherKeys [][]byte
 	Label     string
-	// Follow, if not nil, is run while the agent is in the cluster, until ctx ends. It calls use
-	// when the keys of the gossip have changed: the first encrypts.
+	// Follow, if not nil, runs while the agent is in the cluster, until ctx ends. It calls use when
+	// the keys of the gossip have changed: the first key encrypts.
 	Follow func(ctx context.Context, use func(keys [][]byte) error)
-	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the one under
-	// which others reach this host where that is another, and Join are members of the cluster that
-	// may be there already.
+	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the address at
+	// which others reach this host if it differs, and Join lists members of the cluster that may
+	// already exist.
 	Bind, Advertise string
-	// Listen is the IP address on which drivers are served, on which workers listen for each other,
-	// and, unless Bind names another, that of gossip. Empty: that of Bind, and for workers what
-	// their job says.
+	// Listen is the IP address on which drivers are served and on which workers listen for each
+	// other. Unless Bind has an address, it is also that of gossip. Empty: the address of Bind, and
+	// for workers the setting of their job.
 	Listen string
 	Join   []string
-	// Seeds, if not nil, returns more members that may be there, whenever some are looked for.
-	// Joined, if not nil, is called with the address under which others reach this agent's gossip.
+	// Seeds, if not nil, returns more members that may exist, whenever members are searched for.
+	// Joined, if not nil, is called with the address at which others reach this agent's gossip.
 	// Neither may block.
 	Seeds  func() []string
 	Joined func(addr string)
-	// LaunchPort is where drivers come to. 0: any that is free.
+	// LaunchPort is the port for drivers. 0: any free port.
 	LaunchPort int
 
-	// RunAs says as whom workers run, for an agent that runs as root. Nil: as the agent itself.
+	// RunAs selects the user of workers, for an agent that runs as root. Nil: the agent's own user.
 	RunAs RunAs
 
-	// Facts are what drivers may ask of the host.
+	// Facts are data about the host that drivers may ask for.
 	Facts Facts
 
 	// Drain is how long workers may take to leave once the agent is asked to stop. 0: defaultDrain.
 	Drain time.Duration
-	// Hurry, if not nil, ends that wait when it yields a value.
+	// Hurry, if not nil, ends that wait when it has a value.
 	Hurry <-chan struct{}
 	// Meter, if not nil, measures the agent.
 	Meter *Meter
@@ -97,9 +95,10 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// RunAs says as whom the workers of drivers run. It is a *runas.Policy.
+// RunAs selects the user of the workers of a driver. It is a *runas.Policy.
 type RunAs interface {
-	// For returns what holds for the driver with the certificate, or why it may start no workers.
+	// For returns the rule for the driver with the certificate, or why the driver may start no
+	// workers.
 	For(driver identity.Subject) (runas.Rule, error)
 }
 
@@ -132,10 +131,10 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it
-// advertises that the host is draining, starts nothing any more, gives drivers and workers the time
-// of Drain, ends what is left, waits a few seconds for drivers to acknowledge it, leaves the
-// cluster, and returns nil. Seeds that do not answer are tried again and again; one that refuses
+// Run runs the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it
+// advertises that the host is draining, starts no more workers, gives drivers and workers the time
+// Drain, ends the remaining workers, waits a few seconds until drivers acknowledge this, leaves the
+// cluster, and returns nil. It tries seeds that do not answer again and again; a seed that refuses
 // the key or the label is an error. When Run returns, no process and no goroutine of it is left.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()

@@ -17,11 +17,11 @@ const (
 	maxAddresses = 64
 )
 
-// Facts are what drivers may ask of a host, besides its clock.
+// Facts are data about a host that drivers may ask for, in addition to its clock.
 type Facts struct {
-	// Version is what the program calls itself.
+	// Version is the version of the program.
 	Version string
-	// GPUs counts those of the host. Nil: they are not counted.
+	// GPUs counts the GPUs of the host. Nil: they are not counted.
 	GPUs func() (int, error)
 }
 

@@ -17,26 +17,26 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// JobConfig says what job an agent is of, on a host where no cluster has one.
+// JobConfig configures the agent of a job, on a host without an agent of a cluster.
 type JobConfig struct {
-	// Hello is what the job's driver has sent.
+	// Hello is the message that the job's driver has sent.
 	Hello client.Hello
-	// Ready tells the driver where the agent is.
+	// Ready sends the agent's address to the driver.
 	Ready func(client.Ready) error
-	// Facts are what drivers may ask of the host.
+	// Facts are data about the host that drivers may ask for.
 	Facts Facts
 	// Health, Launcher and Hurry are as in Config.
 	Health   func(ctx context.Context, bad func(slots []int)) error
 	Launcher launch.Launcher
 	Hurry    <-chan struct{}
-	// Log takes the agent's messages. They are passed on to the driver as well. Nil: a log that
-	// prints nothing.
+	// Log takes the agent's messages. They are also passed on to the driver. Nil: a log that prints
+	// nothing.
 	Log *logrus.Logger
 }
 
-// RunJob is the agent of one job: it reports where it is, serves the job's driver, and blocks until
-// that has ended the job's session, has not come or is silent for too long, or ctx ends. When it
-// returns, no process and no goroutine of it is left.
+// RunJob runs the agent of one job: it reports its address, serves the job's driver, and blocks
+// until the driver has ended the job's session, has not come or is silent for too long, or ctx
+// ends. When it returns, no process and no goroutine of it is left.
 func RunJob(ctx context.Context, cfg JobConfig) error {
 	creds, err := identity.Decode(cfg.Hello.Credentials)
 	if err != nil {

@@ -23,7 +23,7 @@ type logLines struct {
 
 func newLogLines() *logLines { return &logLines{wake: make(chan struct{}, 1)} }
 
-// Levels makes it a hook of a log.
+// Levels implements logrus.Hook.
 func (l *logLines) Levels() []logrus.Level { return logrus.AllLevels }
 
 // Fire takes a line. It does not block.

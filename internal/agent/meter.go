@@ -5,16 +5,16 @@ import "sync/atomic"
 // Measures are the numbers of an agent at one moment.
 type Measures struct {
 	Host string
-	// Slots is how many slots the host has, Taken how many of them have workers, and Bad how many
-	// have devices that have failed.
+	// Slots is the number of slots of the host, Taken the number of slots with workers, and Bad the
+	// number of slots whose devices have failed.
 	Slots, Taken, Bad int
 	// Connected and Away are the drivers' sessions with and without a connection.
 	Connected, Away int
 	Draining        bool
-	// Members is how many members of the cluster the agent knows, itself included; 0: it is in
-	// none.
+	// Members is the number of members of the cluster that the agent knows, including itself; 0: it
+	// is in no cluster.
 	Members int
-	// Starts and Ends count workers that have been given a slot, and that have given it back.
+	// Starts and Ends count workers that have taken a slot, and that have returned it.
 	Starts, Ends uint64
 	// Undelivered is the number of events that drivers have not acknowledged.
 	Undelivered int
@@ -23,7 +23,7 @@ type Measures struct {
 // Meter measures an agent while Run runs it. The zero Meter is ready for use, by one Run.
 type Meter struct{ agent atomic.Pointer[agent] }
 
-// Read returns the numbers of now; false: no agent runs. It may be called at any time.
+// Read returns the current numbers; false: no agent runs. It may be called at any time.
 func (m *Meter) Read() (Measures, bool) {
 	a := m.agent.Load()
 	if a == nil {

@@ -18,7 +18,7 @@ import (
 // mostProbes is how many looks at processes are under way at a time; others are refused.
 const mostProbes = 8
 
-// Probe tells where a worker of the caller's run is.
+// Probe reports where a worker of the caller's run is.
 func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.ProbeReply, error) {
 	from, by, err := caller(ctx)
 	if err != nil {

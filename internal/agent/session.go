@@ -580,8 +580,8 @@ type output struct {
 	stream uint32
 }
 
-// Write makes events of the text. Where too much of the worker's output is on its way it blocks,
-// unless there is no driver: then the text is spooled.
+// Write makes events of the text. If too much output of the worker is unacknowledged it blocks.
+// Without a driver it writes the text to the spool instead.
 func (o output) Write(text []byte) (int, error) {
 	s := o.w.s
 	s.srv.mu.Lock()

@@ -32,7 +32,7 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends the metrics of now.
+// Collect sends the current metrics.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	m, runs := a.Read()
 	if !runs {

@@ -174,8 +174,8 @@ func (m *Metric) title() string {
 	return strings.ReplaceAll(name, "_", " ")
 }
 
-// Quantile returns the expression of a quantile of a histogram, whether Prometheus keeps it with
-// native buckets or with classic ones. selector is the metric, which may have matchers.
+// Quantile returns the expression of a quantile of a histogram, for native and for classic buckets.
+// selector is the metric, which may have matchers.
 func Quantile(q, selector, window, by string) string {
 	name, matchers, _ := strings.Cut(selector, "{")
 	if matchers != "" {

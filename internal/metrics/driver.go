@@ -15,7 +15,7 @@ import (
 const readTimeout = 5 * time.Second
 
 // Driver collects the metrics of a job. It reads the job's numbers when it is scraped, and counts
-// the job's events meanwhile. Its methods are safe for concurrent use.
+// the job's events in between. Its methods are safe for concurrent use.
 type Driver struct {
 	// Read returns the job's numbers.
 	Read func(context.Context) (job.Measures, error)
@@ -121,7 +121,7 @@ func (d *Driver) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends the metrics of now. Without a running job there are those that were counted.
+// Collect sends the current metrics. Without a running job it sends only counts of events.
 func (d *Driver) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range d.counted() {
 		c.Collect(ch)

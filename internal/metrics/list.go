@@ -1,6 +1,6 @@
-// Package metrics is what hvdrun tells Prometheus: one list of all metrics, from which come the
+// Package metrics has hvdrun's metrics for Prometheus: one list of all metrics, from which the
 // collectors of a driver and of an agent, the dashboard for Grafana, and the table of
-// docs/metrics.md; the rules for alarms; and the HTTP server that is scraped.
+// docs/metrics.md are made; the rules for alarms; and the HTTP server for scrapes.
 package metrics
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Kind is what a metric is for Prometheus.
+// Kind is the kind of a metric in Prometheus.
 type Kind uint8
 
 // The kinds.
@@ -51,10 +51,10 @@ type Metric struct {
 	Of     Section
 	// Buckets are the classic buckets of a Histogram.
 	Buckets []float64
-	// Unit is the unit of the values, or of what a counter counts each second, as Grafana names it.
+	// Unit is the unit of the values, or of a counter's increase per second, as Grafana names it.
 	Unit string
-	// Query, if not empty, is what the dashboard shows instead of the usual expression of the kind,
-	// and Legend what names its series.
+	// Query, if not empty, replaces the dashboard's usual expression for the kind, and Legend names
+	// its series.
 	Query, Legend string
 
 	desc *prometheus.Desc

@@ -20,7 +20,7 @@ type alert struct {
 	Summary string
 }
 
-// Anchor is the alarm's section in the runbook.
+// Anchor returns the alarm's section in the runbook.
 func (a alert) Anchor() string { return strings.ToLower(a.Name) }
 
 // alerts returns all alarms.

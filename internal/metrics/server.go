@@ -27,13 +27,13 @@ import (
 // Path is the path at which metrics are served.
 const Path = "/metrics"
 
-// Config says where metrics are served, and to whom.
+// Config configures the server of metrics.
 type Config struct {
-	// Listen is an address and a port; port 0: any that is free.
+	// Listen is an address and a port; port 0: any free port.
 	Listen string
-	// Token, if not empty, is what a client must send as a bearer token.
+	// Token, if not empty, is the bearer token that a client must send.
 	Token string
-	// Certificate, if not nil, is that of the server, which then speaks TLS.
+	// Certificate, if not nil, is the server's certificate for TLS. Nil: no TLS.
 	Certificate *tls.Certificate
 }
 
@@ -93,7 +93,7 @@ type Server struct {
 	tls    bool
 }
 
-// Listen listens; the collectors are those of a Driver or an Agent.
+// Listen listens for scrapes of the collectors: a Driver or an Agent.
 func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 	registry := prometheus.NewRegistry()
 	all = append(all, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -121,7 +121,7 @@ func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 	return s, nil
 }
 
-// URL returns where the metrics are.
+// URL returns the URL of the metrics.
 func (s *Server) URL() string {
 	scheme := "http"
 	if s.tls {
@@ -130,7 +130,7 @@ func (s *Server) URL() string {
 	return scheme + "://" + s.ln.Addr().String() + Path
 }
 
-// Serve serves until ctx ends, and then as long as scrapes under way take, at most a second.
+// Serve serves until ctx ends, and then until current scrapes have ended, at most a second.
 func (s *Server) Serve(ctx context.Context) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

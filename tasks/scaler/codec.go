@@ -8,11 +8,11 @@ import (
 	"slices"
 )
 
-// ErrFormat is returned by Decode for frames that are no message of the dialect.
+// ErrFormat is returned by Decode for frames that are not a message of the dialect.
 var ErrFormat = errors.New("scaler: frames are no message")
 
-// UnknownTypeError is returned by Decode for a message of a type that workers do not know. Scaler's
-// own programs drop such messages.
+// UnknownTypeError is returned by Decode for a message of an unknown type. Scaler's own programs
+// drop such messages.
 type UnknownTypeError struct{ Type string }
 
 func (e *UnknownTypeError) Error() string {
@@ -24,8 +24,8 @@ func Encode(d Dialect, m Message) [][]byte {
 	return append([][]byte{[]byte(m.kind())}, m.encode(d)...)
 }
 
-// Decode returns the message that frames are. It shares memory with them, and takes no more of its
-// own than the frames' descriptors do: counts within a message are checked against the frames.
+// Decode returns the message in the frames. It shares memory with them, and allocates no more than
+// the frames' descriptors: counts within a message are checked against the frames.
 func Decode(d Dialect, all [][]byte) (Message, error) {
 	if len(all) < 2 {
 		return nil, fmt.Errorf("%w: %d frames", ErrFormat, len(all))

@@ -1,4 +1,4 @@
-// Package scaler speaks the protocol of the workers of Scaler 1.7.14, a task scheduler in Python
-// over ZeroMQ: messages as frames, and Work, a worker that runs functions in Go. Later versions of
-// Scaler speak other protocols.
+// Package scaler implements the protocol of the workers of Scaler 1.7.14, a task scheduler in
+// Python over ZeroMQ: messages as frames, and Work, a worker that runs functions in Go. Later
+// versions of Scaler use other protocols.
 package scaler

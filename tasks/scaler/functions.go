@@ -8,21 +8,21 @@ import (
 	"unicode/utf8"
 )
 
-// Func is a function that tasks call. Its arguments and its result are bytes as the client's
-// serializer makes and reads them; the arguments are shared with other tasks, and only to be read.
-// It should return soon after ctx ends: a task that was taken back occupies its slot until then.
-// It may be called again for a task whose result was lost.
+// Func is a function that tasks call. Its arguments and its result are bytes in the format of the
+// client's serializer; the arguments are shared with other tasks and must not be changed. It should
+// return soon after ctx ends: a task that was taken back occupies its slot until then. It may be
+// called again for a task whose result was lost.
 type Func func(ctx context.Context, args [][]byte) ([]byte, error)
 
-// Functions are the functions of a worker by name. A client names one by what its serializer makes
-// of the function: the name as it is, or as a JSON string. A Go worker never runs a serializer: it
+// Functions are the functions of a worker by name. The name is what the client's serializer makes
+// of the function: the name itself, or a JSON string. A Go worker never runs a serializer: it
 // cannot run Python.
 type Functions map[string]Func
 
 // maxName bounds the name of a function.
 const maxName = 255
 
-// CallError is why a task cannot be run here. Its client gets it as an exception.
+// CallError is the reason why a task cannot run here. Its client gets it as an exception.
 type CallError struct {
 	// Class is the exception's class, of Python's module builtins.
 	Class, Text string
@@ -55,7 +55,7 @@ func (c *Config) find(object []byte) (Func, error) {
 	return fn, nil
 }
 
-// JSON makes a Func of a function of one argument, for clients whose serializer writes JSON.
+// JSON makes a Func of a function of one argument, for clients with a JSON serializer.
 func JSON[A, R any](fn func(context.Context, A) (R, error)) Func {
 	return func(ctx context.Context, args [][]byte) ([]byte, error) {
 		if len(args) != 1 {

@@ -2,15 +2,15 @@ package scaler
 
 import "fmt"
 
-// Dialect says which layout the messages have.
+// Dialect is the layout of the messages.
 type Dialect int
 
 // The dialects. They share most messages.
 const (
-	// V1714 is what the programs of Scaler 1.7.14 send and understand: it is the zero value.
+	// V1714 is the layout of the programs of Scaler 1.7.14. It is the zero value.
 	V1714 Dialect = iota
-	// Document is what the page of 1.7.14 on custom workers describes. No published version of
-	// Scaler speaks it; a scheduler of 1.7.14 exits at the first such heartbeat.
+	// Document is the layout described by 1.7.14's page on custom workers. No published version of
+	// Scaler uses it; a scheduler of 1.7.14 exits at the first such heartbeat.
 	Document
 )
 
@@ -48,7 +48,7 @@ type Task struct {
 
 // Arg is an argument of a task.
 type Arg struct {
-	// Kind is ArgObject; ArgTask stands in graphs of tasks, which workers never see.
+	// Kind is ArgObject; ArgTask occurs only in graphs of tasks, which workers never see.
 	Kind byte
 	ID   []byte
 }
@@ -77,7 +77,7 @@ type TaskCancel struct {
 	Retrieve bool
 }
 
-// Status is what became of a task.
+// Status is the outcome of a task.
 type Status byte
 
 // The statuses that workers send.
@@ -90,16 +90,16 @@ const (
 	NoWorker   Status = 'W'
 )
 
-// TaskResult says what became of a task. Its object was sent before it, by an ObjectInstruction.
+// TaskResult is the outcome of a task. Its object was sent earlier, by an ObjectInstruction.
 type TaskResult struct {
 	ID      []byte
 	Status  Status
 	Profile Profile
-	// Results are ids of objects: of one for Success and Failed. Of Document there is at most one.
+	// Results are ids of objects: one for Success and Failed. In Document there is at most one.
 	Results [][]byte
 }
 
-// Profile is what a task has used.
+// Profile is the resources that a task has used.
 type Profile struct {
 	// Absent profiles have not been sent.
 	Absent   bool
@@ -112,15 +112,15 @@ type Objects struct {
 	IDs, Names, Contents [][]byte
 }
 
-// ObjectInstruction stores objects at the scheduler, or has a worker forget them.
+// ObjectInstruction stores objects at the scheduler, or makes a worker forget them.
 type ObjectInstruction struct {
 	Kind byte // Create or Delete
-	// User is the client whose objects are created, or the worker that is to forget them.
+	// User is the client whose objects are created, or the worker that must forget them.
 	User []byte
 	Objects
 }
 
-// What an ObjectInstruction does.
+// The kinds of an ObjectInstruction.
 const (
 	Create = 'C'
 	Delete = 'D'
@@ -129,28 +129,28 @@ const (
 // ObjectRequest asks the scheduler for objects.
 type ObjectRequest struct{ IDs [][]byte }
 
-// ObjectResponse answers an ObjectRequest. IDs are all that were asked for; where one is missing,
-// Names and Contents have those that were found, and do not tell which they are.
+// ObjectResponse answers an ObjectRequest. IDs are all requested ids; if one is missing, Names and
+// Contents have those that were found, but do not show which.
 type ObjectResponse struct {
 	Kind byte // Content or NoObject
 	Objects
 }
 
-// What an ObjectResponse is.
+// The kinds of an ObjectResponse.
 const (
 	Content  = 'C'
 	NoObject = 'N'
 )
 
-// Heartbeat is how a worker joins, and says that it lives.
+// Heartbeat is sent by a worker to join, and to show that it is alive.
 type Heartbeat struct {
-	// CPU is how many processors the worker's agent keeps busy: 1.5 is one and a half.
+	// CPU is the number of processors that the worker's agent uses: 1.5 is one and a half.
 	CPU       float64
 	RSS, Free uint64 // bytes that the agent has, and that the machine has left
 	Queued    int    // tasks that do not run yet
 	LatencyUS uint32 // half of the time to the last echo
 	Locked    bool   // no task can start now
-	// Processors are what runs tasks. Document knows of exactly one.
+	// Processors run tasks. Document has exactly one.
 	Processors []Processor
 }
 
@@ -165,7 +165,7 @@ type Processor struct {
 // HeartbeatEcho answers a Heartbeat.
 type HeartbeatEcho struct{}
 
-// ClientHeartbeat is how a client joins.
+// ClientHeartbeat is sent by a client to join.
 type ClientHeartbeat struct {
 	CPU       float64
 	RSS       uint64
@@ -178,25 +178,25 @@ type ClientHeartbeatEcho struct{}
 // Disconnect ends a client or, from the scheduler, a worker.
 type Disconnect struct{ Kind byte }
 
-// What a Disconnect asks for.
+// The kinds of a Disconnect.
 const (
 	Shutdown = 'S' // the worker, or all of the client's cluster
 	Leave    = 'D' // the client
 )
 
-// DisconnectRequest takes a worker out of the scheduler, which gives its tasks to others.
+// DisconnectRequest removes a worker from the scheduler, which gives its tasks to others.
 type DisconnectRequest struct{ Worker []byte }
 
 // DisconnectResponse answers a DisconnectRequest.
 type DisconnectResponse struct{ Worker []byte }
 
-// BalanceRequest asks a worker for that many of its tasks: Document only.
+// BalanceRequest asks a worker for a number of its tasks: Document only.
 type BalanceRequest struct{ Count uint32 }
 
-// BalanceResponse gives tasks back: Document only.
+// BalanceResponse returns tasks: Document only.
 type BalanceResponse struct{ IDs [][]byte }
 
-// WorkerDisconnect tells that a worker has gone: Document only.
+// WorkerDisconnect reports that a worker has gone: Document only.
 type WorkerDisconnect struct{ Worker []byte }
 
 func (*Task) kind() string                { return "TK" }

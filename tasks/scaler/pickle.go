@@ -9,7 +9,7 @@ import (
 const maxError = 64 << 10
 
 // Exception returns a Python exception as pickle.dumps would: of a class of the module builtins,
-// with the text as its only argument. Clients raise it where they ask for the result.
+// with the text as its only argument. Clients raise it when they ask for the result.
 func Exception(class, text string) []byte {
 	if len(text) > maxError {
 		text = text[:maxError]

@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
-// CheckAddress returns what is wrong with the address of a scheduler.
+// CheckAddress returns an error if the address of a scheduler is not valid.
 func CheckAddress(address string) error {
 	_, _, err := zmtp.Split(address)
 	return err

@@ -7,14 +7,14 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
-// Socket is a connection of a worker to a scheduler: what ZeroMQ calls a DEALER, on one connection.
+// Socket is a connection of a worker to a scheduler: a DEALER of ZeroMQ, on one connection.
 type Socket interface {
-	// Send blocks until a message of at least one frame is on its way. One goroutine at a time
-	// calls it, another may call Recv at the same time.
+	// Send blocks until a message of at least one frame is sent. One goroutine at a time calls it;
+	// another may call Recv at the same time.
 	Send(frames [][]byte) error
-	// Recv blocks until there is a message, whose frames are the caller's.
+	// Recv blocks until there is a message. The caller owns its frames.
 	Recv() ([][]byte, error)
-	// Identity is by what the scheduler knows the worker.
+	// Identity is the name by which the scheduler knows the worker.
 	Identity() []byte
 	// Close ends Send and Recv, which then return errors. It may be called by any goroutine.
 	Close() error

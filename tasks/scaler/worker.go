@@ -15,45 +15,46 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
-// Config is a worker. Address and Functions are needed; the zero value of each other field works.
+// Config configures a worker. Address and Functions are required; the zero value of each other
+// field works.
 type Config struct {
 	// Address is the scheduler's, as tcp://host:port or ipc:///path.
 	Address   string
 	Functions Functions
-	// Find, if not nil, returns the function of a name that is not among Functions, or an error.
+	// Find, if not nil, returns the function for a name that is not in Functions, or an error.
 	// Clients get a *CallError as an exception of its class. It must not block.
 	Find    func(name string) (Func, error)
 	Dialect Dialect
 	// Name is part of the worker's identity, which Scaler's monitors show; "": hvdrun.
 	Name string
-	// Slots is how many tasks run at a time; 0: 1, as in Scaler.
+	// Slots is the number of tasks that run at a time; 0: 1, as in Scaler.
 	Slots int
-	// Heartbeat is the time between heartbeats; 0: 2 s. The scheduler gives up a worker after 60 s
-	// without one, unless it is set otherwise.
+	// Heartbeat is the time between heartbeats; 0: 2 s. By default, the scheduler gives up a worker
+	// after 60 s without one.
 	Heartbeat time.Duration
-	// EchoTimeout is how long an answer to a heartbeat may take before the worker connects anew;
-	// 0: 30 s.
+	// EchoTimeout is how long an answer to a heartbeat may take before the worker reconnects; 0: 30
+	// s.
 	EchoTimeout time.Duration
-	// GiveUp is how long the scheduler may be out of reach before Work ends; 0: 5 min.
+	// GiveUp is how long the scheduler may be unreachable before Work ends; 0: 5 min.
 	GiveUp time.Duration
-	// LeaveTimeout is how long the scheduler's answer to leaving is waited for; 0: 2 s.
+	// LeaveTimeout is how long Work waits for the scheduler's answer when it leaves; 0: 2 s.
 	LeaveTimeout time.Duration
-	// Cache is how many bytes of objects are kept for later tasks, beside those of the next ones;
-	// 0: 256 MiB.
+	// Cache is the number of bytes of objects that are kept for later tasks, in addition to the
+	// objects of the next ones; 0: 256 MiB.
 	Cache int64
-	// Message is the largest message that is read, in bytes; 0: 256 MiB. A task whose object is
-	// larger fails.
+	// Message is the size of the largest message that is read, in bytes; 0: 256 MiB. A task with a
+	// larger object fails.
 	Message int64
-	// Log is told what goes wrong; nil: nobody is.
+	// Log takes errors; nil: nothing is logged.
 	Log logrus.FieldLogger
-	// Dial connects to the scheduler under an identity that no connection had before; nil: by TCP
-	// or a unix socket, without encryption, as Scaler does.
+	// Dial connects to the scheduler with an identity that no connection had before; nil: by TCP or
+	// a unix socket, without encryption, as Scaler does.
 	Dial func(ctx context.Context, identity []byte) (Socket, error)
 
 	unique []byte // random bytes of this worker
 }
 
-// ErrNoScheduler is returned by Work when the scheduler has been out of reach for too long.
+// ErrNoScheduler is returned by Work when the scheduler has been unreachable for too long.
 var ErrNoScheduler = errors.New("scaler: the scheduler cannot be reached")
 
 // redial is the pause between attempts to connect, and dialTime how long one may take.
@@ -105,16 +106,17 @@ func fill[T comparable](field *T, value T) {
 	}
 }
 
-// Work is a worker of Scaler: it runs tasks until ctx ends, or the scheduler shuts it down, and
-// returns when all its calls have. It connects anew when the connection breaks, and sends results
-// again that the scheduler may not have.
+// Work is a worker of Scaler: it runs tasks until ctx ends or the scheduler shuts it down, and
+// returns when all its calls have returned. When the connection breaks it reconnects, and sends
+// results again that the scheduler may not have.
 //
-// A task may run more than once, in Scaler as here: functions must bear that. Nothing on the way to
-// the scheduler is encrypted or proves who it is; whoever is the scheduler, or between, chooses
-// which of the functions are called, and with what.
+// A task may run more than once, as in Scaler: functions must tolerate that. The connection to the
+// scheduler is neither encrypted nor authenticated; the scheduler, or anyone on the network
+// between, chooses which of the functions are called, and with which arguments.
 //
-// Work returns nil after a shutdown by the scheduler, context.Cause(ctx) after ctx, an error that
-// is ErrNoScheduler when the scheduler cannot be reached, and others for a wrong Config.
+// Work returns nil after a shutdown by the scheduler, context.Cause(ctx) after the end of ctx, an
+// error that is ErrNoScheduler if the scheduler cannot be reached, and other errors for an invalid
+// Config.
 func Work(ctx context.Context, cfg Config) error {
 	if err := cfg.fill(); err != nil {
 		return err

@@ -7,20 +7,22 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
-// Event is something that operators may want to know of.
+// Event is an event for operators.
 type Event struct {
 	What EventKind
-	// Worker and Host are of a worker; Lost says that it has not left in order. Offers is what it
-	// has: cpu=2.
+	// Worker and Host describe a worker; Lost says that it has not left in order. Offers lists its
+	// resources: cpu=2.
 	Worker, Host, Offers string
 	Lost                 bool
-	// Function, Client and N are of a task that has failed for good, and Failure and Text say why.
+	// Function, Client and N identify a task that has failed for good; Failure and Text give the
+	// reason.
 	Function, Client string
 	N                uint64
 	Failure, Text    string
-	// Incarnation is that of a worker that is stuck.
+	// Incarnation identifies a worker that is stuck.
 	Incarnation string
-	// Dropped is how many events there were since the last one that were too many to be told.
+	// Dropped is the number of events since the last one that were dropped because there were too
+	// many.
 	Dropped int
 }
 
@@ -32,8 +34,8 @@ const (
 	WorkerJoined EventKind = iota
 	WorkerLeft
 	TaskFailed
-	// WorkerStuck: an attempt was told to stop and has not ended for Config.Grace. Text says why
-	// and for how long, Function and N what it is of. It is told again every 10 s.
+	// WorkerStuck: an attempt was told to stop and has not ended for Config.Grace. Text has the
+	// reason and the time, Function and N identify the task. The event is repeated every 10 s.
 	WorkerStuck
 )
 

@@ -441,7 +441,7 @@ func (s *Scheduler) noteOvers() {
 	s.q.Over, s.q.Losses = s.q.Over[:0], s.q.Losses[:0]
 }
 
-// Open is New for a job that is resumed: it goes on with what the journal of cfg says.
+// Open is New for a job that is resumed: it continues with the tasks in the journal of cfg.
 func Open(cfg Config) (*Scheduler, error) {
 	path := cfg.Journal
 	cfg.Journal = ""

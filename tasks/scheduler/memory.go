@@ -42,8 +42,8 @@ const (
 	mostClientsTold = 20
 )
 
-// LeastMemory is the least that Config.Memory should be: a task as large as may be has room then
-// beside others.
+// LeastMemory is the smallest sensible Config.Memory: it has room for a task of the largest size
+// and others.
 const LeastMemory = 128 << 20
 
 // defaultMemory is an eighth of the machine's memory, within bounds.
@@ -113,7 +113,7 @@ func (s *Scheduler) tellWindow(p *peer) {
 // greedyError ends a client that submits more than it was told.
 type greedyError struct{ bytes int64 }
 
-// Error says how much.
+// Error returns a message with the sizes.
 func (e greedyError) Error() string {
 	return fmt.Sprintf("scheduler: the client's tasks have %d bytes, more than it was told that they may have", e.bytes)
 }
@@ -157,7 +157,7 @@ func (s *Scheduler) memory() *report.Memory {
 	return m
 }
 
-// Summary says how the tasks are doing, a line each; none where there are none. It is safe for
+// Summary returns the state of the tasks in lines; none if there are no tasks. It is safe for
 // concurrent use.
 func (s *Scheduler) Summary() []string {
 	s.mu.Lock()

@@ -291,8 +291,8 @@ func (s *Scheduler) endClient(now time.Time, p *peer) {
 	p.puts = nil
 }
 
-// Expel says that the process of a worker of a job has ended, which is known before its connection
-// has been missed for long. What it has sent before is read first. It does not block.
+// Expel says that the process of a worker of a job has ended, which the scheduler would notice
+// later by its connection. Messages that it has sent before are read first. It does not block.
 func (s *Scheduler) Expel(incarnation string) { s.expel(incarnation, false) }
 
 // expel is Expel. stopped: the process was told to end.
@@ -312,10 +312,10 @@ func (s *Scheduler) expel(incarnation string, stopped bool) {
 	}
 }
 
-// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8:
-// none where it was told to end, and then what it had counts for nothing, or where it trains. It
-// blocks until what the process has sent is read, for about 100 ms where its connection does not
-// end, and 2 s at most.
+// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8.
+// It returns none if the worker trains, or if the process was told to end; then its tasks do not
+// count as lost. It blocks until the messages of the process are read: about 100 ms if its
+// connection does not end, and at most 2 s.
 func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	s.expel(incarnation, stopped)
 	s.mu.Lock()
@@ -344,8 +344,8 @@ func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	return ran
 }
 
-// Train says which workers have a place in a world. They run no tasks, unless they have said that
-// they do so beside training. It does not block.
+// Train sets the workers that have a place in a world. They run no tasks, unless they have set
+// Beside. It does not block.
 func (s *Scheduler) Train(incarnations []string) {
 	s.mu.Lock()
 	defer s.unlock()

@@ -1,5 +1,5 @@
-// Package scheduler runs a queue of tasks for clients and workers that connect to it. What runs
-// where package queue decides; this one has the connections.
+// Package scheduler runs a queue of tasks for clients and workers that connect to it. Package queue
+// decides which task runs where; this package has the connections.
 package scheduler
 
 import (
@@ -26,35 +26,37 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// Config says how a Scheduler works. The zero value means the defaults.
+// Config configures a Scheduler. The zero value has the defaults.
 type Config struct {
 	// Run is the job's run id.
 	Run string
-	// Window is how many tasks of a client may be not over at a time. 0: 1,000,000.
+	// Window is the largest number of unfinished tasks of a client. 0: 1,000,000.
 	Window int
-	// WorkerGrace is how long a worker whose connection has broken is waited for. 0: 500 ms.
+	// WorkerGrace is how long the scheduler waits for a worker whose connection has broken. 0: 500
+	// ms.
 	WorkerGrace time.Duration
-	// ClientGrace is how long the tasks of a client are kept whose connection has broken. 0: 15
-	// minutes.
+	// ClientGrace is how long the scheduler keeps the tasks of a client whose connection has
+	// broken. 0: 15 minutes.
 	ClientGrace time.Duration
-	// Silence is how long a worker may say nothing before it counts as lost. 0: 30 s.
+	// Silence is how long a worker may be silent before it counts as lost. 0: 30 s.
 	Silence time.Duration
-	// Grace is how long a function may go on after its task was told to stop until an event
-	// WorkerStuck asks to end its worker's process. 0: 30 s; less: for ever.
+	// Grace is how long a function may continue after its task was told to stop, until an event
+	// WorkerStuck asks to end its worker's process. 0: 30 s; negative: forever.
 	Grace time.Duration
-	// Memory is how many bytes the tasks of all clients and their results may take. 0: an eighth
-	// of the machine's memory, and 2 GiB at most.
+	// Memory is the number of bytes that the tasks of all clients and their results may take. 0: an
+	// eighth of the machine's memory, and at most 2 GiB.
 	Memory int64
-	// Journal is the path of a file in which tasks and results are written down. Empty: they are in
-	// memory alone.
+	// Journal is the path of the file that records tasks and results. Empty: they are only in
+	// memory.
 	Journal string
-	// Store names the store beside the scheduler, for values that clients put. It is opened when
-	// the first comes. An empty Run is that of the job.
+	// Store names the scheduler's store, for values that clients put. It is opened for the first
+	// value. An empty Run stands for the job's.
 	Store blob.Config
-	// Repeated has clients keep all tasks and repeat them to the next scheduler of the job, which
+	// Repeated makes clients keep all tasks and repeat them to the next scheduler of the job, which
 	// may be on another machine, without the journal.
 	Repeated bool
-	// Credentials are the driver's, with which workers are asked for values. Nil: they are not.
+	// Credentials are the driver's, for requesting values from workers. Nil: values are not
+	// requested.
 	Credentials *identity.Credentials
 	// Event, if not nil, is called with events, a bounded number a second. It must not block.
 	Event func(Event)
@@ -125,7 +127,7 @@ func (a *alarm) set(at time.Time) {
 	}
 }
 
-// New returns a Scheduler without peers. Close must be called.
+// New returns a Scheduler without peers. The caller must call Close.
 func New(cfg Config) *Scheduler {
 	if cfg.Window <= 0 {
 		cfg.Window = defaultWindow
@@ -235,7 +237,7 @@ func (s *Scheduler) unlock() {
 	}
 }
 
-// Handle serves a connection, whose peer has proven that it is from, until it ends; it closes it.
+// Handle serves a connection until it ends, and closes it. Its peer has proven that it is from.
 func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Subject) error {
 	s.mu.Lock()
 	if s.closed {

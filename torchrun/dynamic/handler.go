@@ -1,9 +1,9 @@
 // Package dynamic lets nodes meet without a driver, as PyTorch's elastic launcher does: they share
-// a record in a store, which each of them changes by compare-and-set. A round is complete when
-// enough nodes have joined it and nobody else came for a while, or when it is full. Nodes that come
-// later wait, which tells the others to begin another round.
+// a record in a store, which each node changes by compare-and-set. A round is complete when enough
+// nodes have joined it and no other node came for a while, or when it is full. Nodes that come
+// later wait, which makes the others begin another round.
 //
-// What a node does is decided by pure functions of the record, the operators.
+// Pure functions of the record, the operators, decide the actions of a node.
 package dynamic
 
 import (
@@ -30,7 +30,8 @@ type Config struct {
 	Store store.Store
 	// Addr names this machine among the nodes. Empty: its host name.
 	Addr string
-	// Info is what the other nodes of a round are told, 512 bytes at most: an address perhaps.
+	// Info is given to the other nodes of a round, for example an address. It has at most 512
+	// bytes.
 	Info string
 	// Log must not be nil.
 	Log logrus.FieldLogger
@@ -44,20 +45,20 @@ type Member struct {
 	Info string
 }
 
-// Round is a round that is complete.
+// Round is a complete round.
 type Round struct {
-	// Number is the round's; it grows.
+	// Number is the round's number; it grows.
 	Number int
-	// Rank is this node's among the Members, which are in the order of their ranks.
+	// Rank is this node's rank; Members are in the order of their ranks.
 	Rank    int
 	Members []Member
-	// Restarts is how many rounds before have failed. It is the same for all Members.
+	// Restarts is the number of earlier rounds that have failed. It is the same for all Members.
 	Restarts int
-	// Store has the values of this round alone.
+	// Store has the values of this round only.
 	Store store.Store
 }
 
-// Change is why a round should end.
+// Change is the reason why a round should end.
 type Change struct {
 	// Waiting is the number of nodes that wait for a place.
 	Waiting int
@@ -70,8 +71,8 @@ type Change struct {
 // numbers are given to the handlers of this process.
 var numbers atomic.Int64
 
-// Handler is one node. Its methods may be called by many goroutines; one of Next, Leave, Close and
-// Shutdown works at a time.
+// Handler is one node. Its methods may be called by many goroutines; only one of Next, Leave, Close
+// and Shutdown runs at a time.
 type Handler struct {
 	cfg     Config
 	node    NodeDesc
@@ -116,8 +117,8 @@ func (h *Handler) newHolder(cache time.Duration) *storeHolder {
 // Node identifies this node.
 func (h *Handler) Node() NodeDesc { return h.node }
 
-// Store has the values of the run: those that all nodes share, in all rounds and after the last.
-// Their keys have no slash.
+// Store has the values of the run, which all nodes share, in all rounds and after the last. Their
+// keys have no slash.
 func (h *Handler) Store() store.Store { return h.store }
 
 // do runs an operator; the lock is held.
@@ -125,9 +126,9 @@ func (h *Handler) do(ctx context.Context, op operator, o operation) error {
 	return run(ctx, h.holder, h.node, h.cfg.Info, &h.cfg.Settings, op, o)
 }
 
-// Next leaves the round, if this node is in one, and blocks until it is in the next that is
-// complete, for Settings.Join at most. It returns ErrClosed, ErrDismissed, a *TimeoutError, the
-// cause of ctx's end, or an error of the store.
+// Next leaves the round, if this node is in one, and blocks until the node is in the next complete
+// round, at most for Settings.Join. It returns ErrClosed, ErrDismissed, a *TimeoutError, the cause
+// of ctx's end, or an error of the store.
 func (h *Handler) Next(ctx context.Context) (Round, error) {
 	h.Stop()
 	h.mu.Lock()
@@ -212,7 +213,7 @@ func (h *Handler) keepAlive(ctx context.Context) {
 	}
 }
 
-// Stop ends the heartbeats and waits for that. The others take this node for dead after a while.
+// Stop ends the heartbeats and waits for that. After a while, the others consider this node dead.
 func (h *Handler) Stop() {
 	if silence := h.silence.Swap(nil); silence != nil {
 		(*silence)()
@@ -226,7 +227,7 @@ func (h *Handler) look(ctx context.Context, holder *storeHolder) (*State, error)
 	return holder.current(), err
 }
 
-// Waiting returns how many nodes wait for a place.
+// Waiting returns the number of nodes that wait for a place.
 func (h *Handler) Waiting(ctx context.Context) (int, error) {
 	s, err := h.look(ctx, h.newHolder(0))
 	return len(s.WaitList), err
@@ -239,9 +240,9 @@ func (h *Handler) Closed(ctx context.Context) (bool, error) {
 }
 
 // Changed blocks until the last round that Next has returned should end: because nodes wait for a
-// place, members are dead or have left, or the run is closed. A store that is not reached is no
-// reason: away, if not nil, is told whether it is, each time that this has changed. The error is
-// the cause of ctx's end, or that there is no round.
+// place, members are dead or have left, or the run is closed. An unreachable store is no reason:
+// away, if not nil, is called with whether it is unreachable each time that this changes. The error
+// is the cause of ctx's end, or says that there is no round.
 func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, error) {
 	h.mu.Lock()
 	round := h.round
@@ -284,15 +285,15 @@ func (r *Round) compare(s *State, self NodeDesc) Change {
 	return c
 }
 
-// Fail says that workers of the last round that Next has returned have failed: where that is still
-// this node's, the next one has one restart more, however many nodes say so.
+// Fail says that workers of the last round that Next has returned have failed. If this node is
+// still in that round, the next round has one more restart, however many nodes call Fail.
 func (h *Handler) Fail(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.do(ctx, failOp, operation{"saying that workers have failed", h.cfg.Close})
 }
 
-// Leave takes this node out of the run, which goes on without it: nobody waits for it.
+// Leave removes this node from the run, which continues without it: nobody waits for it.
 func (h *Handler) Leave(ctx context.Context) error {
 	h.Stop()
 	h.mu.Lock()
@@ -300,9 +301,9 @@ func (h *Handler) Leave(ctx context.Context) error {
 	return h.do(ctx, leaveOp, operation{"leaving the run", h.cfg.Close})
 }
 
-// Drop takes a member of a round that is known to be dead out of the record, so that nobody waits
-// for its heartbeats. If the round is over, it does nothing. A member that is alive after all finds
-// itself in no round when the next begins.
+// Drop removes a member of a round that is known to be dead from the record, so that nobody waits
+// for its heartbeats. If the round is over, it does nothing. If the member is alive, it finds
+// itself in no round when the next one begins.
 func (h *Handler) Drop(ctx context.Context, round int, dead NodeDesc) error {
 	holder := h.newHolder(0)
 	holder.back = time.Now() // a member whose heartbeats are old is still in the record

@@ -145,10 +145,10 @@ func (h *storeHolder) await(ctx context.Context, most time.Duration) error {
 	return fmt.Errorf("dynamic: %w", err)
 }
 
-// ErrClosed: the run is closed, and no node joins any more.
+// ErrClosed: the run is closed, and no node can join.
 var ErrClosed = errors.New("dynamic: the rendezvous is closed")
 
-// ErrDismissed: the run was closed while this node was one too many. There is nothing to do for it.
+// ErrDismissed: the run was closed while this node was in excess. There is nothing to do for it.
 var ErrDismissed = errors.New("dynamic: the rendezvous has closed without a place for this node")
 
 // TimeoutError: an operation has taken longer than its timeout.

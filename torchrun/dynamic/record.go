@@ -19,7 +19,7 @@ const (
 	maxInfo = 512
 )
 
-// ErrCorrupt: what the store has is not a record of this package.
+// ErrCorrupt: the value in the store is not a record of this package.
 var ErrCorrupt = errors.New("dynamic: the record in the store is not valid")
 
 // NodeDesc identifies a node, of which several may be in one process.
@@ -39,8 +39,8 @@ func (n NodeDesc) Compare(o NodeDesc) int {
 	return cmp.Or(strings.Compare(n.Addr, o.Addr), cmp.Compare(n.PID, o.PID), cmp.Compare(n.LocalID, o.LocalID))
 }
 
-// State is the record that the nodes of a run share. The zero value, with New's maps, is that of a
-// run that nobody has joined.
+// State is the record that the nodes of a run share. The zero value, with New's maps, is the record
+// of a run that nobody has joined.
 type State struct {
 	// Round grows by 1 each time a completed round has lost its last participant.
 	Round int
@@ -48,23 +48,23 @@ type State struct {
 	Complete bool
 	// Deadline is when the last call ends; zero: there is none.
 	Deadline time.Time
-	// Closed: no node joins any more.
+	// Closed: no node can join.
 	Closed bool
 	// Participants are the nodes of the round with their ranks, which are 0 until it is complete.
 	Participants map[NodeDesc]int
 	// WaitList are nodes that came when the round was complete and had room; they make the others
-	// start again. RedundancyList are those that came when it was full; they do not.
+	// start again. RedundancyList are nodes that came when it was full; they do not.
 	WaitList, RedundancyList map[NodeDesc]bool
 	// LastHeartbeats has every node of the three sets.
 	LastHeartbeats map[NodeDesc]time.Time
 	// LastRanks are the ranks of the last complete round, of nodes that may come back.
 	LastRanks map[NodeDesc]int
-	// Infos are what participants tell each other.
+	// Infos are the data that participants give each other.
 	Infos map[NodeDesc]string
-	// Failed: workers of the round have failed, on whichever of its nodes.
+	// Failed: workers of the round have failed, on any of its nodes.
 	Failed bool
-	// Restarts counts the rounds that have failed, and stays while a round lasts: all nodes of a
-	// complete round see the same.
+	// Restarts counts the rounds that have failed. It does not change during a round: all nodes of
+	// a complete round see the same number.
 	Restarts int
 }
 

@@ -51,11 +51,11 @@ type Settings struct {
 	// KeepAliveAttempts of them is dead. Zero: the defaults.
 	KeepAliveInterval time.Duration
 	KeepAliveAttempts int
-	// SortedRanks gives ranks in the order of the nodes' names in each round, as torchelastic does.
-	// Otherwise nodes that were in the last round keep their order, before new ones.
+	// SortedRanks assigns ranks in the order of the nodes' names in each round, as torchelastic
+	// does. Otherwise nodes of the last round keep their order, before new ones.
 	SortedRanks bool
-	// WholeLastCall has each round wait for its whole last call, as torchelastic does. Otherwise a
-	// round that has all nodes of the last one that are not known to be gone does not wait.
+	// WholeLastCall makes each round wait for its whole last call, as torchelastic does. Otherwise
+	// a round does not wait if it has all nodes of the last round that are not known to be gone.
 	WholeLastCall bool
 }
 

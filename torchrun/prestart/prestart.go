@@ -1,6 +1,6 @@
-// Package prestart starts a Python interpreter before it is known as which worker it will run: it
-// imports what takes long while another program is training, and takes over the arguments and the
-// environment of a worker when that worker is due.
+// Package prestart starts a Python interpreter before its worker is known: the interpreter does
+// slow imports while another program trains, and takes over the arguments and the environment of a
+// worker when it is needed.
 package prestart
 
 import (
@@ -63,9 +63,9 @@ type Program struct {
 	Args []string
 }
 
-// Parse returns the program that a command line runs. It knows python, python3 and the like, by
-// their names, with options without values, and either a file or -m and a module. Others are errors
-// that complete a sentence.
+// Parse returns the program that a command line runs. It recognises python, python3 and the like by
+// name, with options without values, and either a file or -m and a module. Other command lines are
+// errors, which complete a sentence.
 func Parse(command []string) (Program, error) {
 	if len(command) == 0 || !strings.HasPrefix(filepath.Base(command[0]), "python") {
 		return Program{}, errors.New("the command is not python with a file or a module")
@@ -84,8 +84,8 @@ func Parse(command []string) (Program, error) {
 	return Program{}, fmt.Errorf("%s has no program", command[0])
 }
 
-// Interpreter is one that waits for its program, or will once Command runs. Its methods are for one
-// goroutine.
+// Interpreter is an interpreter that waits for its program, or will wait when Command runs. Its
+// methods are for one goroutine.
 type Interpreter struct {
 	program Program
 	code    string
@@ -113,15 +113,15 @@ func New(program Program, code string) (*Interpreter, error) {
 
 func (i *Interpreter) path() string { return filepath.Join(i.dir, "fifo") }
 
-// Command is the command line that starts the interpreter.
+// Command returns the command line that starts the interpreter.
 func (i *Interpreter) Command() []string {
 	return append(slices.Clone(i.program.Interpreter), "-c", bootstrap, i.path(), i.code)
 }
 
-// Run has the interpreter, whose process must have been started, run its program with these
-// arguments, the program's own name or file first, in this environment (NAME=value, of two of one
-// name the later). Code that has run already has seen the environment of its start. Run blocks
-// until all is written, for ten seconds at most.
+// Run makes the interpreter, whose process must have been started, run its program with these
+// arguments (first the name or file of the program) in this environment (NAME=value; of two entries
+// with the same name the later counts). Code that has already run has seen the earlier environment.
+// Run blocks until all is written, at most ten seconds.
 func (i *Interpreter) Run(args, env []string) error {
 	told := struct {
 		Module bool              `json:"module"`

@@ -32,18 +32,18 @@ const (
 	allBound = 2 * time.Second
 )
 
-// ErrLost: another node leads, or may.
+// ErrLost: another node leads, or may lead.
 var ErrLost = errors.New("replica: another node leads the job")
 
 // Config configures a Leader.
 type Config struct {
 	// Own is this node's copy, and Addr this node's name among the members, by which others reach
-	// it; what follows a slash in it tells processes at one address apart, and is not logged.
+	// it; the text after a slash in it distinguishes processes at one address, and is not logged.
 	Own  *Node
 	Addr string
 	// Dial connects to the Serve of another node.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Evidence returns what is known of a member's process, after an error of Dial or of the
+	// Evidence returns what is known about a member's process, after an error of Dial or of the
 	// connection. It must not block.
 	Evidence func(addr string, err error) Evidence
 	// Log must not be nil.
@@ -51,7 +51,7 @@ type Config struct {
 }
 
 // Leader writes to all nodes. Its methods may be called by many goroutines. Append, Replace,
-// SetBehind and Put do not block, and keep nothing of their arguments that changes.
+// SetBehind and Put do not block, and keep no argument that changes later.
 type Leader struct {
 	cfg  Config
 	term uint64
@@ -67,10 +67,10 @@ type Leader struct {
 	change chan struct{}                 // closed at the next change of any of this
 }
 
-// Lead makes this node the leader of the members, of whom it is one, and returns what the last
-// leader has written. It blocks until more than half of the members that are not known to be dead
-// have promised to follow, and of those whom the last leader had; it returns the cause of ctx's end
-// otherwise. The caller must call Close.
+// Lead makes this node the leader of the members, which include it, and returns the copy of the
+// last leader. It blocks until more than half of the members that are not known to be dead have
+// promised to follow, and the same of the last leader's members; otherwise it returns the cause of
+// ctx's end. The caller must call Close.
 func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, error) {
 	cfg.Own.mu.Lock()
 	term := cfg.Own.voter.Promised + 1
@@ -155,8 +155,8 @@ func call(ctx context.Context, conn net.Conn, q rules.Question) (r rules.Reply, 
 	return r, err
 }
 
-// SetMembers says which nodes there are, of whom this is one. New ones get the whole copy. Those
-// that are not among them any more count until most nodes of both lists know of that.
+// SetMembers sets the members, which include this node. New ones get the whole copy. Former members
+// count until most nodes of both lists know of the change.
 func (l *Leader) SetMembers(members []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,10 +204,10 @@ func (l *Leader) do(ch Change) {
 	l.changed()
 }
 
-// Do makes a change. It keeps the slices of ch, which nobody may change later.
+// Do makes a change. It keeps the slices of ch, which must not change later.
 func (l *Leader) Do(ch Change) { l.do(ch) }
 
-// Term returns the leader's, which is later than those of all before.
+// Term returns the leader's term, which is later than the terms of all earlier leaders.
 func (l *Leader) Term() uint64 { return l.term }
 
 // Put sets the content of a file.
@@ -298,9 +298,9 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error 
 // errOther: another process has a member's address.
 var errOther = errors.New("another process has its address")
 
-// Sync blocks until all changes so far are on all nodes, but those that are known to be dead; and
-// where others are not reached for two seconds, until they are kept. It returns ErrLost after
-// another node has begun to lead, and after Close.
+// Sync blocks until all nodes that are not known to be dead have all changes so far; if some are
+// not reached for two seconds, until the changes are kept. It returns ErrLost after another node
+// has begun to lead, and after Close.
 func (l *Leader) Sync() error {
 	patience := make(chan struct{})
 	timer := time.AfterFunc(allBound, func() { close(patience) })
@@ -308,8 +308,8 @@ func (l *Leader) Sync() error {
 	return l.until(context.Background(), patience)
 }
 
-// Keep blocks until all changes so far are in the copy of each leader to come. It returns the cause
-// of ctx's end; and ErrLost after another node has begun to lead, and after Close.
+// Keep blocks until all changes so far are in the copy of each later leader. It returns the cause
+// of ctx's end, and ErrLost after another node has begun to lead, and after Close.
 func (l *Leader) Keep(ctx context.Context) error {
 	late := make(chan struct{})
 	close(late)
@@ -353,8 +353,8 @@ func (l *Leader) until(ctx context.Context, late <-chan struct{}) error {
 	}
 }
 
-// AwaitAlone blocks until all other nodes are known to be dead, which is seen within a second, or
-// are no members. It returns the cause of ctx's end otherwise.
+// AwaitAlone blocks until all other nodes are known to be dead, which it notices within a second,
+// or are no members. Otherwise it returns the cause of ctx's end.
 func (l *Leader) AwaitAlone(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -372,7 +372,7 @@ func (l *Leader) AwaitAlone(ctx context.Context) error {
 	}
 }
 
-// Close ends the writing, and blocks until it has.
+// Close ends the writing, and blocks until it has ended.
 func (l *Leader) Close() {
 	l.end()
 	l.wg.Wait()

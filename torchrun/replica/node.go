@@ -1,13 +1,13 @@
-// Package replica keeps the copy of a job's journal on several nodes at once, in their memory, for
-// jobs that have no other place for it. One node leads: it has the driver, whose records it writes
-// to all. When it is gone another leads, and goes on from the newest copy that it finds on more
-// than half of the nodes.
+// Package replica keeps copies of a job's journal on several nodes, in their memory, for jobs that
+// have no other place for it. One node leads: it has the driver, and writes the driver's records to
+// all nodes. When it is gone another node leads, and continues from the newest copy that it finds
+// on more than half of the nodes.
 //
-// Leaders are fenced by terms, as the ballots of Paxos and the views of Viewstamped Replication
-// are: to lead, a node has the others promise to take nothing from leaders of earlier terms, so a
-// record that its leader knows to be on most nodes is in the copy of each leader to come. Most are
-// those of the lists of members in the copy itself, which change as Raft's do: until most nodes of
-// both lists know of the change, both count.
+// Leaders are fenced by terms, like the ballots of Paxos and the views of Viewstamped Replication:
+// to lead, a node makes the others promise to accept nothing from leaders of earlier terms. So if a
+// leader knows that most nodes have a record, the copy of each later leader has it. The lists of
+// members are in the copy itself, and change as in Raft: until most nodes of both lists know of the
+// change, both count.
 package replica
 
 import (
@@ -25,20 +25,20 @@ import (
 // maxFrame bounds a message between nodes, in bytes. A journal is compacted long before.
 const maxFrame = 32 << 20
 
-// Copy is what a node has of the job. The zero value is the copy of a job that has not begun.
+// Copy is a node's copy of the job. The zero value is the copy of a job that has not begun.
 type Copy = rules.Copy
 
 // Change is one change of a copy.
 type Change = rules.Change
 
-// Evidence is what a node has seen of another member's process.
+// Evidence is what a node knows about another member's process.
 type Evidence = rules.Evidence
 
 // Node has a copy. The zero value is ready. Its methods may be called by many goroutines.
 type Node struct {
-	// Name is the node's among the members. It must not be changed later. Where it differs for each
-	// process, leaders notice that another process has a member's address. Empty: it answers to all
-	// names.
+	// Name is the node's name among the members. It must not be changed later. If it differs for
+	// each process, leaders notice that another process has a member's address. Empty: it answers
+	// to all names.
 	Name string
 
 	mu     sync.Mutex
@@ -59,8 +59,8 @@ func (n *Node) answer(q rules.Question) rules.Reply {
 	return r
 }
 
-// File returns the content of a file, which nobody may change, whether there is such a file, and a
-// channel that is closed when the copy changes next.
+// File returns the content of a file, which must not be changed, whether the file exists, and a
+// channel that is closed at the next change of the copy.
 func (n *Node) File(name string) (value []byte, is bool, change <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -86,8 +86,8 @@ func (n *Node) Await(ctx context.Context, name string) ([]byte, error) {
 	}
 }
 
-// Serve answers the leader at the other end of a connection until that is closed. Who is there must
-// have proven that it is of the job.
+// Serve answers the leader at the other end of a connection until the connection is closed. The
+// leader must have proven that it belongs to the job.
 func (n *Node) Serve(conn net.Conn) error {
 	for {
 		var q rules.Question

@@ -1,7 +1,6 @@
-// Package restart is the worker of an elastic job that runs a program which knows nothing of
-// hvdrun: in each world it starts the program anew, with its place there in the environment that
-// torchrun gives, and ends it when the world ends. The program continues from a checkpoint of its
-// own.
+// Package restart is the worker of an elastic job that runs a program without hvdrun's library: in
+// each world it starts the program again, with its place in the world in torchrun's environment
+// variables, and ends it when the world ends. The program continues from its own checkpoint.
 package restart
 
 import (
@@ -51,21 +50,21 @@ type Config struct {
 	Env []string
 	// Grace is the time between SIGTERM and SIGKILL of a program whose world ends.
 	Grace time.Duration
-	// Prestart, if not empty, is the code that an interpreter runs in advance; see package
-	// prestart. Command must be one that prestart.Parse accepts.
+	// Prestart, if not empty, is code that an interpreter runs in advance; see package prestart.
+	// Command must be accepted by prestart.Parse.
 	Prestart string
 	// Stdout and Stderr take the program's output. Log must not be nil.
 	Stdout, Stderr io.Writer
 	Log            logrus.FieldLogger
 }
 
-// Run joins the job that started this process, and runs the program in each world that this worker
-// is a member of. When a program fails, all ranks end theirs and start them again in the next
-// world, of the same workers. When all have exited with status 0 the job is done. Run blocks until
-// then, until the driver dismisses the worker, or ctx ends; no process is left. It returns nil,
-// elastic.ErrRemoved or elastic.ErrFinished for a worker that is not needed any more, a
-// *launch.ExitError where this rank's program has failed thrice in a row within a minute of its
-// start, a *launch.StartError where it cannot be started, or an error of package elastic.
+// Run joins the job that started this process, and runs the program in each world of which this
+// worker is a member. When a program fails, all ranks end theirs and start them again in the next
+// world, with the same workers. When all have exited with status 0 the job is done. Run blocks
+// until then, until the driver dismisses the worker, or until ctx ends; no process is left. It
+// returns nil, elastic.ErrRemoved or elastic.ErrFinished for a worker that is no longer needed, a
+// *launch.ExitError if this rank's program has failed three times in a row within a minute of its
+// start, a *launch.StartError if it cannot be started, or an error of package elastic.
 func Run(ctx context.Context, cfg Config) (err error) {
 	own, started, err := plan.OwnWorker()
 	switch {

@@ -1,5 +1,5 @@
-// Package store keeps small values by which processes of several machines meet: each value has a
-// version, is written on condition of that, and can be waited for.
+// Package store keeps small values through which processes of several machines meet. Each value has
+// a version, can be written if it has a given version, and can be waited for.
 package store
 
 import (
@@ -30,26 +30,26 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("store: a %s of %d bytes, not of up to %d", e.What, e.Bytes, e.Most)
 }
 
-// Entry is a value as of a moment.
+// Entry is a value at some moment.
 type Entry struct {
 	// Value is the value, which the caller may change.
 	Value []byte
-	// Version differs from that of all values before it of the same key. 0: there is no value.
+	// Version differs from the versions of all earlier values of the key. 0: there is no value.
 	Version uint64
 	// Now is the time of the store's clock, which is the same for all its users.
 	Now time.Time
 }
 
 // Store keeps values. Its methods may be called by many goroutines. They return the cause of ctx's
-// end, a *SizeError, ErrClosed, or that the store is not reached.
+// end, a *SizeError, ErrClosed, or an error if the store is unreachable.
 type Store interface {
 	// Get returns the value of a key.
 	Get(ctx context.Context, key string) (Entry, error)
-	// CompareAndSet sets the value of a key if its version is still this; version 0: if there is no
-	// value. It returns what the key has after that, and whether this call has set it.
+	// CompareAndSet sets the value of a key if it still has this version; version 0: if there is no
+	// value. It returns the entry after the call, and whether this call has set it.
 	CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (Entry, bool, error)
-	// Wait blocks until the version of the key's value is another, and returns the value. It may
-	// miss values in between.
+	// Wait blocks until the key's value has another version, and returns the value. It may miss
+	// values in between.
 	Wait(ctx context.Context, key string, version uint64) (Entry, error)
 }
 

@@ -1,9 +1,9 @@
 // Package client is a driver's side of the agents of hosts: it finds or starts an agent on each
 // host, and runs workers through it.
 //
-// Agents is a launch.Launcher. It keeps one session with each agent. Where the cluster has no agent
-// on a host, a Starter starts one for the job alone: Exec on this machine, SSH on others. The
-// package also holds what an agent needs of the same protocol: Hello and Ready.
+// Agents is a launch.Launcher. It keeps one session with each agent. If the cluster has no agent on
+// a host, a Starter starts one only for the job: Exec on this machine, SSH on others. The package
+// also has an agent's side of the same protocol: Hello and Ready.
 package client
 
 import (
@@ -25,7 +25,7 @@ import (
 // Config.Lease is set.
 const defaultLease = 10 * time.Second
 
-// Leases outside these bounds, and drivers that want their workers kept for longer, are refused.
+// Agents refuse leases outside these bounds, and drivers that want their workers kept for longer.
 const (
 	MinLease  = 50 * time.Millisecond
 	MaxLease  = 10 * time.Minute
@@ -33,8 +33,8 @@ const (
 )
 
 // Agents starts workers through the agents of their hosts: there is one session with each agent,
-// shared by all workers on it. Where a cluster has no agent on a host, one is started for this job
-// alone. Its methods may be called by many goroutines.
+// shared by all workers on it. If a cluster has no agent on a host, Agents starts one only for this
+// job. Its methods may be called by many goroutines.
 type Agents struct {
 	cfg       Config
 	wide      widening
@@ -46,8 +46,8 @@ type Agents struct {
 	streams retry.Gate // of the streams that cannot be made
 }
 
-// New returns the Agents of a driver. Nothing is started before the first Run; Close must be
-// called.
+// New returns the Agents of a driver. It starts nothing before the first Run. The caller must call
+// Close.
 func New(cfg Config) *Agents {
 	cfg = cfg.withDefaults()
 	return &Agents{cfg: cfg, starting: make(chan struct{}, cfg.Parallel)}
@@ -75,8 +75,8 @@ type hosts struct {
 var _ launch.Widener = (*Agents)(nil)
 
 // Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or
-// failed. It returns the errors, most of them *HostError, by host. Run does the same for its host,
-// but its worker is waited for meanwhile.
+// failed. It returns the errors, most of them *HostError, by host. Run does the same for its host
+// while its worker is waited for.
 func (a *Agents) Prepare(ctx context.Context, hosts []string) map[string]error {
 	var mu sync.Mutex
 	failed := make(map[string]error)
@@ -230,8 +230,7 @@ func (a *Agents) forget(s *session) {
 	}
 }
 
-// Kill kills all workers that run on agents now, without the grace that they may have been given.
-// It does not block.
+// Kill kills all workers that run on agents now, without a grace. It does not block.
 func (a *Agents) Kill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -240,8 +239,8 @@ func (a *Agents) Kill() {
 	}
 }
 
-// Close ends the sessions and waits until agents have acknowledged that, for 2 seconds at most;
-// others end what is left when their lease is over. Job agents of this machine have ended when it
+// Close ends the sessions and waits until agents have acknowledged this, at most 2 seconds; other
+// agents end their workers when the lease is over. Job agents of this machine have ended when it
 // returns. All calls of Run must have returned.
 func (a *Agents) Close() error {
 	a.mu.Lock()
@@ -286,7 +285,7 @@ func (a *Agents) ListenAddr() string {
 	return identity.ListenLoopback()
 }
 
-// Listening implements Router. Sessions that there are inform their agents.
+// Listening implements Router. Existing sessions inform their agents.
 func (a *Agents) Listening(port int) {
 	a.wide.near.Store(int64(port))
 	a.tell()
@@ -301,8 +300,8 @@ func (a *Agents) tell() {
 	}
 }
 
-// HostAddr implements Router: where the host's agent was reached, and the name itself where all is
-// on this machine.
+// HostAddr implements Router: it returns the address at which the host's agent was reached, or the
+// name itself if everything is on this machine.
 func (a *Agents) HostAddr(host string) (string, error) {
 	if a.cfg.LocalOnly {
 		return host, nil

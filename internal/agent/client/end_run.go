@@ -16,10 +16,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// EndRun has a job agent, which a driver that is gone has started, end the workers of its job and
-// itself: with the grace they were started with, or at once where now is set. It blocks until
-// nothing is left of them, and returns how many there were. Where the agent's process is known to
-// have ended, there are none.
+// EndRun makes a job agent that a former driver has started end the workers of its job and itself:
+// with the grace of their start, or at once if now is set. It blocks until none of them is left,
+// and returns their number. It is 0 if the agent's process is known to have ended.
 func EndRun(ctx context.Context, authority *identity.Authority, k KnownAgent, now bool) (workers int, err error) {
 	j := knownAgent(k)
 	if j.there() != nil {

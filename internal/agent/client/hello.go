@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// HelloVersion is the version of Hello and Ready, and of what follows them.
+	// HelloVersion is the version of Hello and Ready, and of the later messages.
 	HelloVersion = 1
 	// maxHello bounds a hello and an answer, in bytes.
 	maxHello = 64 << 10
@@ -24,42 +24,41 @@ const (
 	readyMark = "hvdrun-agent-ready "
 )
 
-// Hello configures a job agent: one line of JSON on its standard input. It holds a
-// secret.
+// Hello configures a job agent: one line of JSON on its standard input. It contains a secret.
 type Hello struct {
 	Version int
-	// RunID is the job's, Host the name that the job has for the host.
+	// RunID is the job's run id, Host the job's name for the host.
 	RunID, Host string
 	// Credentials are the agent's in the job, encoded.
 	Credentials string
-	// Patience is how long the agent waits for its driver to come at all. Starter is the process of
-	// that driver where it is the agent's parent: with its end before the driver has come, nobody
-	// need know of the agent. 0: the parent is another process.
+	// Patience is how long the agent waits for the first connection of its driver. Starter is the
+	// process of that driver if it is the agent's parent: if it ends before it has connected, the
+	// agent ends too. 0: the parent is another process.
 	Patience time.Duration
 	Starter  int `json:",omitempty"`
-	// Drain is how long workers may take to leave once the agent is asked to stop.
+	// Drain is how long workers may take to leave after the agent is asked to stop.
 	Drain time.Duration
-	// Spool is a directory for what no driver has taken. Empty: there is none.
+	// Spool is a directory for output that no driver has taken. Empty: there is none.
 	Spool string
-	// LogLevel is the least that is logged, as logrus names it. The log goes to the driver.
+	// LogLevel is the lowest level that is logged, as logrus names it. The log goes to the driver.
 	LogLevel string
-	// BindGPUs shows each worker the GPU of its slot only.
+	// BindGPUs makes each worker see only the GPU of its slot.
 	BindGPUs bool
-	// Loopback has the agent listen on the loopback interface only. Listen, where it is not empty,
-	// is the address to listen on instead, or one towards which the agent's own address is.
+	// Loopback makes the agent listen only on the loopback interface. Listen, if not empty, is the
+	// address to listen on instead, or an address towards which the agent's own address is chosen.
 	Loopback bool
 	Listen   string
-	// Detach asks the process to answer from another that has left its session.
+	// Detach makes the process answer from a child process that has left its session.
 	Detach bool
 }
 
 // Ready is a job agent's answer: one line of JSON on its standard output.
 type Ready struct {
 	Version int
-	// Error reports why there is no agent; the fields that follow are empty then.
+	// Error reports why there is no agent; the following fields are empty then.
 	Error string `json:",omitempty"`
 	PID   int
-	// Port is where drivers connect to, Addresses are those that the host has.
+	// Port is the port for drivers, Addresses are the addresses of the host.
 	Port      int
 	Addresses []string
 	// Build names the program.
@@ -72,8 +71,8 @@ type Ready struct {
 
 // Starter starts the agent of a job on a host.
 type Starter interface {
-	// Start blocks until the agent has answered, or has failed to. When ctx ends before, nothing of
-	// it is left that does not end by itself. Its methods may be called by many goroutines.
+	// Start blocks until the agent has answered or failed. If ctx ends earlier, only processes that
+	// end without help may remain. Its methods may be called by many goroutines.
 	Start(ctx context.Context, host string, hello Hello) (Ready, error)
 }
 
@@ -87,7 +86,7 @@ func (h Hello) line() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// ReadHello reads a Hello, and nothing beyond it. Its errors show nothing of it.
+// ReadHello reads a Hello, and nothing after it. Its errors reveal nothing about it.
 func ReadHello(r io.Reader) (Hello, error) {
 	var h Hello
 	line, err := bufio.NewReaderSize(io.LimitReader(r, maxHello), maxHello).ReadSlice('\n')

@@ -22,23 +22,24 @@ const inspectRounds = 5
 // Inspection describes a host, as its agent reports it.
 type Inspection struct {
 	Host string
-	// Endpoints are where others may reach the agent.
+	// Endpoints are the addresses at which others may reach the agent.
 	Endpoints []string
-	// Offset is how far the host's clock is ahead of this one's, give or take half of RoundTrip.
+	// Offset is how far the host's clock is ahead of this one's, with an error of at most half of
+	// RoundTrip.
 	Offset, RoundTrip time.Duration
-	// Version is that of the host's hvdrun.
+	// Version is the version of the host's hvdrun.
 	Version string
-	// GPUs is their number; where it cannot be known, GPUError says why.
+	// GPUs is their number; if it is unknown, GPUError gives the reason.
 	GPUs     int
 	GPUError string
-	// Cards are its interfaces by address.
+	// Cards are its network interfaces by address.
 	Cards map[netip.Addr]cards.Card
 }
 
 // Route is a way from one host to another.
 type Route struct {
 	Local, Addr netip.Addr
-	// Near is the first host's interface, and Far the other's; the zero value where it is unknown.
+	// Near is the first host's interface, and Far the other's; zero if unknown.
 	Near, Far cards.Card
 	// Trip is the time of the fastest connection until the other host's kernel has answered.
 	Trip time.Duration

@@ -7,11 +7,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
-// KnownFile is the file in which a driver records the job agents that it has started, for the
-// driver after it. It must be in a folder that only the job's user may enter.
+// KnownFile is the file in which a driver records the job agents that it has started, for the next
+// driver. It must be in a folder that only the job's user may enter.
 type KnownFile struct{ *journal.Journal }
 
-// CreateKnown makes the file of a job that begins. It must not exist.
+// CreateKnown makes the file of a new job. It must not exist.
 func CreateKnown(path, runID string) (KnownFile, error) {
 	j, err := journal.Create(path, runID)
 	return KnownFile{j}, err

@@ -20,11 +20,10 @@ const (
 )
 
 // LocalHosts returns for each of the hosts whether its name or address stands for this machine:
-// localhost, loopback addresses, its own name, also the first part of that alone where no other
-// machine is found by it, and all that resolves to one of its addresses. It
-// resolves the names side by side, and blocks for 10 seconds at most: names that are not resolved
-// by then, or within 2 seconds each, are not this machine's. When ctx ends it returns its cause at
-// once.
+// localhost, loopback addresses, its own name, the first part of its own name if that finds no
+// other machine, and all names that resolve to one of its addresses. It resolves the names
+// concurrently, and blocks for at most 10 seconds: names that are not resolved by then, or within 2
+// seconds each, are not this machine's. When ctx ends it returns its cause at once.
 func LocalHosts(ctx context.Context, hosts []string) ([]bool, error) {
 	local := make([]bool, len(hosts))
 	bounded, cancel := context.WithTimeout(ctx, resolveAll)
@@ -36,8 +35,8 @@ func LocalHosts(ctx context.Context, hosts []string) ([]bool, error) {
 	return local, nil
 }
 
-// AllLocal returns whether there are hosts and all are this machine, as LocalHosts does. It returns
-// as soon as one is not, and false where ctx ends.
+// AllLocal returns whether there are hosts and all are this machine, as LocalHosts finds. It
+// returns as soon as one is not, and false if ctx ends.
 func AllLocal(ctx context.Context, hosts []string) bool {
 	ctx, cancel := context.WithTimeout(ctx, resolveAll)
 	defer cancel()

@@ -16,7 +16,7 @@ const mostProbe = 1 << 20
 
 var _ launch.Prober = (*Agents)(nil)
 
-// Probe implements launch.Prober. An agent that is not there is not started.
+// Probe implements launch.Prober. It does not start a missing agent.
 func (a *Agents) Probe(ctx context.Context, host, incarnation string, goroutines bool) (w stacks.Worker, err error) {
 	s := a.sessionOf(host, incarnation)
 	if s == nil {

@@ -15,9 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// Reach connects to all the addresses (host:port) at the same time, and returns the first behind
-// which there is the agent of the host. It sends nothing. The error names each address and
-// what came of it.
+// Reach connects to all the addresses (host:port) at the same time, and returns the first one with
+// the agent of the host. It sends nothing. The error names each address with its result.
 func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs []string) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	type result struct {
@@ -64,7 +63,7 @@ const (
 )
 
 // Routes connects to all the addresses (host:port) at the same time, and returns those that answer.
-// It sends nothing, and asks for no proof who is there.
+// It sends nothing, and does not authenticate the other end.
 func Routes(ctx context.Context, addrs []string) []*agentpb.Route {
 	all := make([]*agentpb.Route, len(addrs))
 	var trying sync.WaitGroup

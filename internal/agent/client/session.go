@@ -50,7 +50,7 @@ const (
 	stdoutStream = 1
 )
 
-// CannotBegin begins what an agent answers that cannot begin a session.
+// CannotBegin is the beginning of an agent's answer if it cannot begin a session.
 const CannotBegin = "it cannot begin a session"
 
 // refusal is why an agent that answers has begun no session.

@@ -58,22 +58,21 @@ const copyScript = `m=hvdrun-; PATH="$PATH:/usr/local/bin:/usr/bin:/bin"; umask 
 	`[ -x "$d/$1" ] || { echo "nothing can be run in $d" >&2; echo "${m}failed directory"; exit; }; ` +
 	`find "$d" -type f -name "hvdrun-*" -mtime +30 -exec rm -f {} + ; echo "${m}copied"`
 
-// SSH starts job agents on other machines by the system's ssh, so that its configuration, its agent
-// and its known hosts hold. It never prompts. The agents outlive the connection,
-// which ends when they have answered. The zero value is ready; the fields must not change once it
-// is used.
+// SSH starts job agents on other machines by the system's ssh, with its configuration, its agent
+// and its known hosts. It never prompts. The agents outlive the connection, which ends when they
+// have answered. The zero value is ready; the fields must not change after the first use.
 type SSH struct {
-	// Command is what stands in place of ssh, with its first arguments. Empty: ssh.
+	// Command replaces ssh, with its first arguments. Empty: ssh.
 	Command []string
-	// Port and IdentityFile are ssh's -p and -i. 0 and empty: what ssh takes.
+	// Port and IdentityFile are ssh's -p and -i. 0 and empty: ssh's defaults.
 	Port         int
 	IdentityFile string
-	// Hvdrun is the program on the hosts. Empty: Program is brought where it is missing.
+	// Hvdrun is the program on the hosts. Empty: Program is copied to hosts that lack it.
 	Hvdrun string
-	// Program is a path on this machine. Empty: the very program of this process.
+	// Program is a path on this machine. Empty: the program of this process.
 	Program string
-	// Audit is called with a record when the program has been brought to a host, or could not be.
-	// It must not block. Nil: not called.
+	// Audit is called with a record when the program has been copied to a host, or could not be
+	// copied. It must not block. Nil: not called.
 	Audit func(audit.Record)
 
 	own ownBuild
@@ -209,8 +208,8 @@ func (s *SSH) arguments() []string {
 	return args
 }
 
-// Words returns the command that runs another one on a host, whose name and command, one line for
-// the shell there, must be appended: what Start uses.
+// Words returns the command that runs another command on a host. The caller appends the host's name
+// and the command, as one line for the shell there. Start uses it.
 func (s *SSH) Words() []string { return s.words(s.arguments()...) }
 
 func (s *SSH) words(more ...string) []string {

@@ -5,9 +5,10 @@ import (
 	"os"
 )
 
-// Hosts starts agents on this machine for hosts that are names of it, and elsewhere for others.
+// Hosts starts agents on this machine for hosts that are names of it, and on other machines for
+// others.
 type Hosts struct {
-	// Local starts those of this machine, Remote all others.
+	// Local starts agents on this machine, Remote all others.
 	Local  Exec
 	Remote Starter
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// KnownAgent is a job agent that has been started: what another driver must know to take it over.
+// KnownAgent is a job agent that has been started, as another driver must know it to take it over.
 type KnownAgent struct {
 	Host string
-	// Addr is where the driver reaches it, PID its process on its host.
+	// Addr is the address at which the driver reaches it, PID its process on its host.
 	Addr string
 	PID  int
-	// Local: that is this machine.
+	// Local: its host is this machine.
 	Local bool
 }
 
@@ -36,8 +36,8 @@ type predecessor struct {
 	awaited  map[string]bool     // workers for which Run will be called, and has not been
 }
 
-// Adopt implements Keeper. It attaches to the sessions of all agents that are Known, so that they
-// learn where the driver is now, and end with the job.
+// Adopt implements Keeper. It attaches to the sessions of all Known agents, so that they learn the
+// driver's address, and end with the job.
 func (a *Agents) Adopt(incarnations []string, term uint64) {
 	a.mu.Lock()
 	a.adopted = &adopted{workers: make(map[string]bool, len(incarnations)), hosts: make(map[string]bool), term: term}

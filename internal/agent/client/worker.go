@@ -39,13 +39,13 @@ type worker struct {
 	resumed bool          // a driver before this one has started it
 }
 
-// LostError is the end of a worker whose agent cannot be reached any more: it is not known how it
-// has ended, or will, and it counts as killed. It is also a *launch.ExitError of SIGKILL. Its text
-// has no package prefix: it completes a sentence.
+// LostError is the end of a worker whose agent can no longer be reached: it is unknown whether and
+// how the worker has ended, and it counts as killed. It is also a *launch.ExitError of SIGKILL. Its
+// text has no package prefix: it completes a sentence.
 type LostError struct {
-	// Host is the worker's, Addr where its agent listened.
+	// Host is the worker's host, Addr the address of its agent.
 	Host, Addr string
-	// Err is what led to it.
+	// Err is the cause.
 	Err error
 }
 
@@ -62,9 +62,9 @@ func (e *LostError) Unwrap() []error {
 	return []error{exitOfSignal(syscall.SIGKILL), e.Err}
 }
 
-// Run implements launch.Launcher. Besides, it returns *LostError, and start errors that are a
-// *HostError. Where an agent of the cluster cannot be reached it tries for the time of a lease. An
-// empty Dir is the driver's working directory, which must exist on the host as well.
+// Run implements launch.Launcher. It also returns *LostError, and start errors that are a
+// *HostError. If an agent of the cluster cannot be reached it tries for the time of a lease. An
+// empty Dir is the driver's working directory, which must also exist on the host.
 func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
 	if err := context.Cause(ctx); err != nil && !s.Resumed {
 		return launch.NewStartError(s, err)

@@ -38,22 +38,22 @@ const (
 	maxFile         = 64 << 10
 )
 
-// Config says where an agent enrolls.
+// Config configures the enrollment of an agent.
 type Config struct {
-	// Addr is the registrar's, host:port.
+	// Addr is the registrar's address, host:port.
 	Addr string
-	// TokenFile holds a token of the cluster. It is read only where the agent has no valid
+	// TokenFile contains a token of the cluster. It is read only if the agent has no valid
 	// certificate.
 	TokenFile string
 	// Host is the name of the host.
 	Host string
-	// Dir is the agent's folder, of mode 0700. It is made where it is missing.
+	// Dir is the agent's folder, of mode 0700. It is made if it is missing.
 	Dir string
-	// Log takes what is worth knowing.
+	// Log takes messages.
 	Log logrus.FieldLogger
 }
 
-// Membership is what an agent has of its cluster: a certificate, and the keys of the gossip.
+// Membership is an agent's membership in its cluster: a certificate, and the keys of the gossip.
 type Membership struct {
 	cfg   Config
 	creds *identity.Credentials
@@ -67,9 +67,9 @@ type ring struct {
 	Keys    [][]byte
 }
 
-// Join returns the membership that the agent's folder holds, brought up to date if the registrar
-// answers within some seconds. Where the folder holds none, or one whose certificate has ended, it
-// enrolls with the token: it blocks until the registrar can be reached, and a refusal is an error.
+// Join returns the membership in the agent's folder, updated if the registrar answers within some
+// seconds. If the folder has none, or an expired certificate, it enrolls with the token: it blocks
+// until the registrar can be reached, and a refusal is an error.
 func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	if err := safefile.MakePrivateDir(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("enroll: the agent's folder: %w", err)
@@ -139,8 +139,7 @@ func (m *Membership) loadRing() error {
 // Credentials returns the agent's, which Follow renews.
 func (m *Membership) Credentials() *identity.Credentials { return m.creds }
 
-// Keys returns the keys of the gossip, of which the first encrypts, as they were when Join
-// returned.
+// Keys returns the keys of the gossip at the time of Join; the first encrypts.
 func (m *Membership) Keys() [][]byte { return m.ring.Keys }
 
 // enroll gets the first certificate, by the token.
@@ -254,8 +253,8 @@ func (m *Membership) refresh(ctx context.Context, now time.Time) (changed bool, 
 }
 
 // Follow renews the certificate in time, and calls use with the keys of the gossip whenever they
-// have changed. Where the registrar cannot be reached it tries again, and warns from half of the
-// certificate's life on. It blocks until ctx ends.
+// have changed. If the registrar cannot be reached it tries again, and warns after half of the
+// certificate's life. It blocks until ctx ends.
 func (m *Membership) Follow(ctx context.Context, use func(keys [][]byte) error) {
 	var warned time.Time
 	retry := firstRetry

@@ -1,13 +1,13 @@
-// Package enroll makes the agent of a host one of a cluster, and keeps it one.
+// Package enroll makes the agent of a host a member of a cluster, and renews its membership.
 //
 //	hvdrun agent ── token ──────────────────────────→ hvdrun cluster serve
 //	  a key of its own   request for a certificate      checks and marks the token, signs
 //	  certificate  ←──── certificate, gossip keys       role agent, this host, some days
 //	      └── again and again, by its certificate ────→ renews it, tells new gossip keys
 //
-// Server is what those who have the authority of the cluster run, Membership what an agent has. The
-// token is never sent: a host proves by TLS to have it, and the server proves to have the authority
-// that the token names, before either sends anything else.
+// Server is the side of those who have the cluster's authority, Membership the side of an agent.
+// The token is never sent: a host proves by TLS that it has the token, and the server proves that
+// it has the authority named by the token, before either sends anything else.
 package enroll
 
 import (
@@ -37,7 +37,7 @@ import (
 const (
 	// DefaultAgentLife is how long an agent's certificate is valid.
 	DefaultAgentLife = 7 * 24 * time.Hour
-	// DefaultPause is the pause of an agent between two questions.
+	// DefaultPause is an agent's pause between two requests.
 	DefaultPause = 30 * time.Second
 	// registrarLife is how long the server's own certificate is valid. It is renewed at half of it.
 	registrarLife = 24 * time.Hour
@@ -46,20 +46,20 @@ const (
 	certificateWindow = time.Minute
 )
 
-// Server signs the requests of agents, and tells them the keys of the gossip.
+// Server signs the requests of agents, and sends them the keys of the gossip.
 type Server struct {
 	// Dir is the cluster's folder.
 	Dir *cluster.Dir
 	// AgentLife is how long the certificates are valid. 0: DefaultAgentLife.
 	AgentLife time.Duration
-	// Pause is the pause of an agent between two questions. 0: DefaultPause.
+	// Pause is an agent's pause between two requests. 0: DefaultPause.
 	Pause time.Duration
 	// Log takes a line for each certificate. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// Serve serves agents on ln, which it closes, until ctx ends. Only holders of a token of the
-// cluster and agents of it reach a handler; identity.Enrollment bounds the others.
+// Serve serves agents on ln until ctx ends, and closes it. Only holders of a token of the cluster
+// and agents of it reach a handler; identity.Enrollment bounds the others.
 func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	if s.AgentLife == 0 {
 		s.AgentLife = DefaultAgentLife
@@ -113,8 +113,8 @@ func (r *registrar) knows(token ed25519.PublicKey) bool {
 	return state.KnowsToken(token)
 }
 
-// Enroll answers an agent, or one that wants to be. What changes nothing leaves no record: agents
-// ask again and again whether the keys of the gossip have changed.
+// Enroll answers an agent or an applicant. Requests without a change leave no record: agents ask
+// again and again whether the keys of the gossip have changed.
 func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enrollpb.EnrollReply, error) {
 	var serial string
 	who, err := wire.Caller(ctx, func(cs tls.ConnectionState) (identity.Applicant, error) {

@@ -18,9 +18,9 @@ const namesBound = 10 * time.Second
 // tools are where getent and id are looked for, whatever PATH is.
 var tools = []string{"/usr/bin", "/bin", "/usr/local/bin"}
 
-// UserByID returns the user of this host who has a number. Without cgo Go reads /etc/passwd alone;
-// whom that lacks is asked for by getent, which knows all that the system is set up for, such as
-// LDAP. It blocks as long as that takes, 10 s at most.
+// UserByID returns the user of this host with a number. Without cgo Go reads only /etc/passwd;
+// users that are missing there are looked up by getent, which knows all sources of the system, such
+// as LDAP. It blocks as long as that takes, at most 10 s.
 func UserByID(id string) (*user.User, error) {
 	u, err := user.LookupId(id)
 	return orByGetent(u, err, id)

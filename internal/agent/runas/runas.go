@@ -1,6 +1,6 @@
 // Package runas decides as which user an agent that runs as root starts the workers of a driver.
 //
-// A policy is a file of lines of key=value fields, of which the first that applies counts. Empty
+// A policy is a file with lines of key=value fields. The first line that matches applies. Empty
 // lines and lines that begin with # are skipped:
 //
 //	user=alice                as=alice
@@ -8,10 +8,10 @@
 //	uid=1000-1999             as=@user
 //
 // Conditions are about the certificate of the driver: user and run are patterns of path.Match, uid
-// is a number or a range; all that a line has must hold. as is a user of this host, or @user, the
-// one with the name in the certificate, which is never root. groups are the groups of the process,
-// of which the first is its primary one; without it they are those of the user. cgroup is the
-// folder of a cgroup of version 2 below which each worker gets its own.
+// is a number or a range; all conditions of a line must match. as is a user of this host, or @user,
+// the user with the name in the certificate, which is never root. groups are the groups of the
+// process, the primary one first; without it they are the user's groups. cgroup is the folder of a
+// version 2 cgroup below which each worker gets its own.
 package runas
 
 import (
@@ -35,7 +35,7 @@ const (
 	maxGroups = 64
 )
 
-// Policy says which drivers may run workers as whom.
+// Policy decides which drivers may run workers as which user.
 type Policy struct {
 	file  string
 	rules []rule
@@ -52,7 +52,7 @@ type rule struct {
 	cgroup      string
 }
 
-// Rule is what the policy says of a driver.
+// Rule is the policy's decision for a driver.
 type Rule struct {
 	// As is the user, and Cgroup the folder of a cgroup or empty.
 	As     launch.User
@@ -179,8 +179,8 @@ func (p *Policy) find(who identity.Subject) (*rule, error) {
 	return nil, fmt.Errorf("no line of %s lets user %q (uid %s), run %s, start workers", p.file, who.User, who.UID, who.RunID)
 }
 
-// For returns what the policy says of the driver with the certificate. It looks up users and groups
-// of this host.
+// For returns the rule for the driver with the certificate. It looks up users and groups of this
+// host.
 func (p *Policy) For(who identity.Subject) (Rule, error) {
 	r, err := p.find(who)
 	if err != nil {
