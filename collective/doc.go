@@ -1,54 +1,53 @@
-// Package collective computes together: groups of ranks that reduce, broadcast, gather and wait for
-// each other.
+// Package collective has collective operations: groups of ranks that reduce, broadcast, gather and
+// wait for each other.
 //
 // A [Group] is the connected ranks of one generation. Groups come from [Endpoint.Connect], between
 // worker processes over TCP, or from [Local], in one process. Every rank calls the same operations
-// in the same order; each call blocks until its result is complete on this rank. One operation at a
-// time runs on a group: a second one at the same time is refused with [ErrBusy] and disturbs
-// nothing. That guards one rank against itself alone: goroutines that take turns on a group are not
-// noticed, although nothing makes their turns the same on all ranks. What looks alike there
-// (lengths, types, operations) is combined, and the wrong tensor gets the result. Goroutines call
-// one group's operations in an order that the program fixes, use groups of their own
-// ([Group.Subset]), or [AllReduceAsync], which goes by names.
+// in the same order; each call blocks until its result is complete on this rank. A group runs one
+// operation at a time: a second one at the same time gets [ErrBusy] and has no effect. This
+// protects a rank only from itself: goroutines that take turns on a group are not noticed, although
+// their order can differ between ranks. Calls that look alike (lengths, types, operations) are then
+// combined, and the wrong tensor gets the result. Goroutines must call one group's operations in an
+// order that the program fixes, use separate groups ([Group.Subset]), or use [AllReduceAsync],
+// which matches tensors by name.
 //
-// # What goes wrong, and how it is told
+// # Errors
 //
-// The loss of any rank ends the operation under way, and every later one, on every rank with an
-// [*AbortedError] that names the rank that was lost; so does the end of the context of an operation
-// on any rank, which itself gets the context's error. Calls that do not fit together (lengths,
-// element types, operations, roots) end on every rank with a [*MismatchError] that names two of
-// them. In each case the group is unusable from then on, and buffers that were given to the failed
-// operation have undefined contents, but nothing touches them any more once the call has returned.
+// The loss of any rank ends the current operation, and every later one, on every rank with an
+// [*AbortedError] that names the lost rank. So does the end of the context of an operation on any
+// rank; that rank gets the context's error. Calls that do not match (lengths, element types,
+// operations, roots) end on every rank with a [*MismatchError] that names two of them. In each case
+// the group is unusable afterwards. The contents of buffers of the failed operation are undefined,
+// but nothing accesses them after the call has returned.
 //
 // # Same bits
 //
 // The same inputs in the same world give the same bits on every rank and in every run: each element
-// is either reduced by one owner and copied, or by all ranks in one canonical order, lower ranks
-// first. The algorithm ([Algorithm]) is chosen by the number of ranks and of bytes alone. Worlds of
-// different sizes, or calls that cut the data differently, may round differently; with [Strict]
-// only the former do.
+// is reduced either by one owner and copied, or by all ranks in one canonical order, lower ranks
+// first. Only the number of ranks and of bytes determines the algorithm ([Algorithm]). Results of
+// worlds of different sizes, or of calls that divide the data differently, may be rounded
+// differently; with [Strict] only the former.
 //
 // # In the background
 //
-// [AllReduceAsync] returns at once. Each group that it is used on has an engine on every rank
-// (async_engine.go), with connections of its own, which finds in cycles what all ranks have
-// submitted and reduces it in buckets (async_bucket.go). What is in a bucket depends on when the
-// ranks submit; the results do not, since the engine's reductions combine every element in one
-// order, wherever it lies: that of the ranks of each host, then that of the hosts; under [Strict],
-// or where ranks of a host do not share memory, that of the ranks.
+// [AllReduceAsync] returns at once. Each group on which it is used has an engine on every rank
+// (async_engine.go), with separate connections. In cycles, the engine finds the tensors that all
+// ranks have submitted, and reduces them in buckets (async_bucket.go). The contents of a bucket
+// depend on when the ranks submit. The results do not, because the engine combines every element in
+// one order, wherever it is: first the ranks of each host, then the hosts; under [Strict], or if
+// ranks of a host do not share memory, the ranks.
 //
 // # Between two ranks
 //
-// [Send] and [Recv] pass messages from one rank to another one, in order, beside all other
-// operations. Each pair and direction has a group of its own for it (point_lane.go).
+// [Send] and [Recv] pass messages from one rank to another, in order, at the same time as all other
+// operations. Each pair and direction has a separate group for this (point_lane.go).
 //
 // # Shared memory
 //
-// Ranks of a group that are on one host meet in shared memory (shared_memory.go). Where these are
-// all ranks, everything but a forced algorithm runs in it; where they are not, the
-// same operations have two levels (hierarchy.go): each host's data crosses to each other host once,
-// split among the ranks of the host. Slices of [Alloc] are reduced without a copy, if they are
-// large.
+// Ranks of a group that are on one host meet in shared memory (shared_memory.go). If all ranks are
+// on one host, all operations run in it except forced algorithms. Otherwise the same operations
+// have two levels (hierarchy.go): each host's data goes to each other host once, split among the
+// ranks of the host. Large slices of [Alloc] are reduced without a copy.
 //
 // # Layers
 //

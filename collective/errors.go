@@ -10,12 +10,11 @@ import (
 )
 
 var (
-	// ErrAborted is what every [*AbortedError] is, by errors.Is.
+	// ErrAborted matches every [*AbortedError] by errors.Is.
 	ErrAborted = errors.New("collective: aborted")
 	// ErrClosed is returned by operations on a group after its Close.
 	ErrClosed = errors.New("collective: the group is closed")
-	// ErrBusy is returned by an operation that is called while another one is under way on the same
-	// group.
+	// ErrBusy is returned by an operation that is called while another one runs on the same group.
 	ErrBusy = errors.New("collective: another operation is under way on this group")
 
 	errNoGroup = errors.New("collective: no group")
@@ -30,13 +29,13 @@ func errorOf(n *frame.Notice, generation uint64) error {
 	return &AbortedError{Generation: generation, Dead: n.Dead, Cause: n.Cause}
 }
 
-// AbortedError says that a group ended because ranks are gone. Every operation of the group returns
-// the same one; it must not be changed.
+// AbortedError says that a group has ended because ranks are gone. Every operation of the group
+// returns the same error; it must not be changed.
 type AbortedError struct {
 	Generation uint64
-	// Dead are the ranks with whose loss, leave or Abort it began, ascending, as this group numbers
-	// them; this rank itself when it began here. Empty in a subset where it began with a rank
-	// outside.
+	// Dead are the ranks whose loss, leave or Abort caused it, ascending, by their numbers in this
+	// group; this rank itself if it was the cause. Empty in a subset if the cause was a rank
+	// outside of it.
 	Dead  []int
 	Cause error // what was seen, on this rank or on the one that told it; may be nil
 }
@@ -69,8 +68,8 @@ func (e *AbortedError) Is(target error) bool { return target == ErrAborted }
 // Unwrap gives the cause.
 func (e *AbortedError) Unwrap() error { return e.Cause }
 
-// MismatchError says that two ranks called operations that do not fit together. It is not
-// [ErrAborted]: the program is wrong, and a new world would not help.
+// MismatchError says that two ranks called operations that do not match. It is not [ErrAborted]:
+// the program is wrong, and a new world would not help.
 type MismatchError struct {
 	Generation uint64
 	Tensor     string    // the name of the asynchronous operation; empty for others

@@ -17,20 +17,20 @@ import (
 // for all: that rank returns the error of its context, the others an *AbortedError that names it.
 
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every
-// rank. Lengths must be equal. Between hosts it runs recursive doubling where there is little data,
-// Rabenseifner's algorithm or a pipelined ring where there is more ([Algorithm]). [Adasum] runs
-// recursive doubling where ranks of a host share no memory.
+// rank. Lengths must be equal. Between hosts it runs recursive doubling for little data, and
+// Rabenseifner's algorithm or a pipelined ring for more ([Algorithm]). [Adasum] runs recursive
+// doubling if ranks of a host share no memory.
 //
-// It blocks until the result is complete on this rank, for which every rank must have called it; it
-// keeps no reference to data. Empty data on all ranks is a barrier. Its errors:
-//   - an [*AbortedError] where another rank is lost, has left, or gives up; elastic.Run goes on
-//     from the last commit;
-//   - ctx's error where ctx ends first; the others then get an *AbortedError;
-//   - a [*MismatchError] on every rank where lengths, element types, ops or operations differ;
-//   - an error that names the op on every rank where all ranks give one that there is not, or
-//     Adasum of integers: data is as before and the group can be used again;
-//   - [ErrBusy] while another operation of this rank is under way, [ErrClosed] after Close, and an
-//     error for a nil group, all without an effect on the group.
+// It blocks until the result is complete on this rank, which requires that every rank has called
+// it; it keeps no reference to data. Empty data on all ranks is a barrier. Its errors:
+//   - an [*AbortedError] if another rank is lost, has left, or gives up; elastic.Run continues from
+//     the last commit;
+//   - ctx's error if ctx ends first; the others then get an *AbortedError;
+//   - a [*MismatchError] on every rank if lengths, element types, ops or operations differ;
+//   - an error that names the op on every rank if all ranks use an unknown op, or Adasum of
+//     integers: data is unchanged and the group can still be used;
+//   - [ErrBusy] while another operation of this rank runs, [ErrClosed] after Close, and an error
+//     for a nil group, all without an effect on the group.
 //
 // After the first three, data is undefined and the group is unusable.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
@@ -58,7 +58,7 @@ func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op operation.
 	return g.run(ctx, d, invalid, func(c *levels.Call) error { return c.AllReduceSockets(data) })
 }
 
-// Broadcast sets data on every rank to that of rank root. Lengths must be equal.
+// Broadcast sets data on every rank to the data of rank root. Lengths must be equal.
 func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) error {
 	return g.broadcastBytes(ctx, typeOf[T](), kernel.Bytes(data), root)
 }
@@ -92,8 +92,8 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 }
 
 // ReduceScatter combines data of all ranks, element by element, and returns this rank's part of the
-// result; data stays as it is. Lengths must be equal. The parts are consecutive and as even as can
-// be: of count elements rank r gets count/n, the first count%n ranks one more.
+// result; data is unchanged. Lengths must be equal. The parts are consecutive and as equal as
+// possible: of count elements rank r gets count/n, the first count%n ranks one more.
 func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
 	var part []T
 	if g != nil {
@@ -103,8 +103,9 @@ func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([
 	return result(part, ReduceScatterInto(ctx, g, data, part, op))
 }
 
-// AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as
-// copies. There must be one part per rank; their lengths may differ, in both directions.
+// AllToAll sends parts[j] to rank j and returns copies of the parts that the ranks have sent to
+// this rank, by rank. There must be one part per rank; their lengths may differ, in both
+// directions.
 func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, error) {
 	d := operation.Descriptor{Action: operation.AllToAll, Type: typeOf[T](), Root: clampRoot(len(parts))}
 	var invalid error
@@ -139,9 +140,9 @@ func Barrier(ctx context.Context, g *Group) error {
 	return g.run(ctx, operation.Descriptor{Action: operation.Barrier}, nil, (*levels.Call).BarrierSockets)
 }
 
-// BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the
-// root's data counts. Memory is taken as the bytes arrive, whatever length was announced; where all
-// ranks are on one host, at once, and no more than that machine has.
+// BroadcastBytes returns the data of rank root: on the root data itself, elsewhere a copy. Only the
+// root's data counts. Memory is allocated as the bytes arrive, whatever the announced length is; if
+// all ranks are on one host, it is allocated at once, up to the memory of that machine.
 func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
 	d := operation.Descriptor{Action: operation.BroadcastBytes, Type: kernel.Uint8, Root: clampRoot(root)}
 	var all []byte

@@ -19,9 +19,9 @@ import (
 // on every rank with an error that says so where all ranks do it, with a [*MismatchError] where
 // some do.
 
-// AllGatherInto is [AllGather] with the same number of elements of each rank. Those of rank r begin
-// at element r·len(data) of all, whose length is the total of all ranks. Data may be this rank's
-// part of all, and must not overlap with all otherwise.
+// AllGatherInto is [AllGather] with the same number of elements of each rank. The elements of rank
+// r begin at element r·len(data) of all, whose length is the total of all ranks. Data may be this
+// rank's part of all; otherwise it must not overlap with all.
 func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) error {
 	return g.allGatherBytes(ctx, typeOf[T](), kernel.Bytes(data), kernel.Bytes(all), checkGather(g, data, all))
 }
@@ -53,8 +53,8 @@ func checkGather[T Element](g *Group, data, all []T) error {
 	return nil
 }
 
-// ReduceScatterInto is [ReduceScatter] into part, which has just the length of this rank's part of
-// the result and does not overlap with data.
+// ReduceScatterInto is [ReduceScatter] into part, which must have the length of this rank's part of
+// the result and must not overlap with data.
 func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T, op Op) error {
 	t := typeOf[T]()
 	invalid := cmp.Or(checkReduced[T](), operation.Op(op).CheckParts(t), checkScatter(g, data, part))
@@ -78,10 +78,10 @@ func checkScatter[T Element](g *Group, data, part []T) error {
 	return checkApart(kernel.Bytes(part), kernel.Bytes(data))
 }
 
-// ReduceScatterCounts is [ReduceScatterInto] of parts whose lengths the caller chooses: rank r gets
-// counts[r] elements, which begin after those of the ranks before it. The counts, which may be 0,
-// are the same on all ranks, which otherwise get a [*MismatchError]. There is one for each rank,
-// and their sum is the length of data.
+// ReduceScatterCounts is [ReduceScatterInto] with parts whose lengths the caller chooses: rank r
+// gets counts[r] elements, after the elements of lower ranks. The counts may be 0. They must be the
+// same on all ranks, which otherwise get a [*MismatchError]. There is one for each rank, and their
+// sum is the length of data.
 func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, counts []int, part []T, op Op) error {
 	d := operation.Descriptor{Action: operation.ReduceScatter, Type: typeOf[T](), Op: operation.Op(op), Count: uint64(len(data)), Root: int32(digest(counts)) | 1}
 	invalid := cmp.Or(checkReduced[T](), d.Op.CheckParts(d.Type))
@@ -145,8 +145,8 @@ func (g *Group) reduceScatterParts(ctx context.Context, d operation.Descriptor, 
 	})
 }
 
-// AllToAllInto is [AllToAll] of parts of equal lengths: data and result have one for every rank,
-// one behind the other, and do not overlap.
+// AllToAllInto is [AllToAll] with parts of equal lengths: data and result have one part for each
+// rank, in order, and must not overlap.
 func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) error {
 	d := operation.Descriptor{Action: operation.AllToAllInto, Type: typeOf[T](), Count: uint64(len(data))}
 	var from, to exchange.Into

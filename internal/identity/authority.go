@@ -70,7 +70,7 @@ func NewRequest(key *ecdsa.PrivateKey) ([]byte, error) {
 }
 
 // ParseRequest returns the public key of a request, which must be of P-256 and prove that the
-// requester has the private key. Nothing else of the request counts.
+// requester has the private key. The rest of the request is ignored.
 func ParseRequest(request []byte) (*ecdsa.PublicKey, error) {
 	if len(request) > maxRequest {
 		return nil, fmt.Errorf("identity: a request of %d bytes; at most %d", len(request), maxRequest)
@@ -96,8 +96,8 @@ func (a *Authority) SignRequest(request []byte, s Subject, now time.Time, life t
 	return a.certify(key, s, now, life)
 }
 
-// Assemble returns the credentials of who has the key, the certificate that SignRequest returned
-// and that of the authority.
+// Assemble returns the credentials of the holder of the key, with the certificate that SignRequest
+// returned and the authority's certificate.
 func Assemble(key *ecdsa.PrivateKey, certificate, authority []byte) (*Credentials, error) {
 	ca, err := x509.ParseCertificate(authority)
 	if err != nil || !ca.IsCA {
@@ -106,7 +106,7 @@ func Assemble(key *ecdsa.PrivateKey, certificate, authority []byte) (*Credential
 	return newCredentials(ca, certificate, key)
 }
 
-// PEM returns the key, the certificate and that of the authority as text, for ParsePEM.
+// PEM returns the key, the certificate and the authority's certificate as text, for ParsePEM.
 func (c *Credentials) PEM() ([]byte, error) {
 	own := c.own.Load()
 	return encodePEM(own.key, own.leaf, c.ca)
@@ -121,8 +121,8 @@ func ParsePEM(text []byte) (*Credentials, error) {
 	return Assemble(key, certs[0].Raw, certs[1].Raw)
 }
 
-// Renew replaces the key and the certificate by those of with, which must be of the same subject
-// and authority. Connections that begin afterwards present them.
+// Renew replaces the key and the certificate by those of with, which must have the same subject and
+// authority. Later connections present them.
 func (c *Credentials) Renew(with *Credentials) error {
 	if c.subject != with.subject || !c.ca.Equal(with.ca) {
 		return fmt.Errorf("identity: the credentials of %v cannot become those of %v", c.subject, with.subject)
@@ -131,8 +131,8 @@ func (c *Credentials) Renew(with *Credentials) error {
 	return nil
 }
 
-// Valid returns the time from which the certificate is valid, the hour for slow clocks apart, and
-// until when.
+// Valid returns the time from which the certificate is valid, without the hour for slow clocks, and
+// the time until which it is valid.
 func (c *Credentials) Valid() (from, until time.Time) {
 	leaf := c.own.Load().leaf
 	return leaf.NotBefore.Add(backdate), leaf.NotAfter

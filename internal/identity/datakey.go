@@ -10,8 +10,8 @@ import (
 	"strconv"
 )
 
-// DataKey is the key of data connections: of those within one generation, which only its members
-// have, or of visits to these members. The zero value proves nothing and is accepted by nobody.
+// DataKey is a key of data connections: of connections within one generation, which only its
+// members have, or of visits to these members. The zero value proves nothing and nobody accepts it.
 // Formatting it shows no secret.
 type DataKey struct{ key *[keyLen]byte }
 
@@ -23,7 +23,7 @@ func NewDataKey() DataKey {
 }
 
 // DataKey returns the key of a generation. Every driver that has the authority of the job derives
-// the same. The authority of a cluster returns the zero value.
+// the same key. The authority of a cluster returns the zero value.
 func (a *Authority) DataKey(generation uint64) DataKey {
 	if a.jobKey == nil {
 		return DataKey{}
@@ -31,7 +31,8 @@ func (a *Authority) DataKey(generation uint64) DataKey {
 	return derived(a.jobKey[:], "hvdrun data connections of generation "+strconv.FormatUint(generation, 10))
 }
 
-// ForVisits returns the key of visits to the members of a generation, from the generation's.
+// ForVisits returns the key of visits to the members of a generation, derived from the generation's
+// key.
 func (k DataKey) ForVisits() DataKey {
 	if k.key == nil {
 		return k

@@ -15,14 +15,14 @@ func (c *Credentials) Dial(ctx context.Context, want Subject, addr, protocol str
 	return (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", addr)
 }
 
-// DriverAddrs are the ways from a worker to its driver, and how long an attempt at each may take.
+// DriverAddrs are the addresses of a worker's driver, and how long an attempt at each may take.
 type DriverAddrs struct {
-	// Direct is the driver's address on this machine; empty, or the same as Addr: there is none.
-	// An attempt there saves each message the way through the agent, which is two more wakes of a
-	// process. A driver that has resumed the job may be elsewhere, and another process at Direct.
+	// Direct is the driver's address on this machine; empty, or the same as Addr: there is none. A
+	// connection to it avoids the agent, which costs each message two more wakes of a process. If
+	// another driver has resumed the job, it may be elsewhere, and another process at Direct.
 	Direct        string
 	DirectTimeout time.Duration
-	// Addr leads to whichever driver there is.
+	// Addr leads to the current driver, whichever it is.
 	Addr    string
 	Timeout time.Duration
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Applicant is who asks a registrar for a certificate: an agent that has one, or the holder of a
-// token.
+// Applicant is a client that asks a registrar for a certificate: an agent that has one, or the
+// holder of a token.
 type Applicant struct {
 	// Agent is the subject of the certificate; zero for the holder of a token.
 	Agent Subject
@@ -21,8 +21,8 @@ type Applicant struct {
 }
 
 // RegistrarTLS returns a new configuration for a registrar: its clients must present a certificate
-// of an agent of the cluster, or one that is signed by the key of a token that known accepts. known
-// may be called by several goroutines at a time.
+// of an agent of the cluster, or one signed by the key of a token that known accepts. known may be
+// called by several goroutines at a time.
 func (c *Credentials) RegistrarTLS(known func(ed25519.PublicKey) bool) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -80,9 +80,9 @@ func subjectOf(leaf *x509.Certificate, authorities *x509.CertPool, role Role) (S
 	return s, err
 }
 
-// TokenTLS returns a new configuration for the holder of a token who wants to reach the registrar
-// of a cluster, of whose authority the fingerprint is known. The registrar is verified before
-// anything but the token's public key is sent.
+// TokenTLS returns a new configuration for the holder of a token that connects to the registrar of
+// a cluster, with the known fingerprint of its authority. The registrar is verified before anything
+// except the token's public key is sent.
 func TokenTLS(token ed25519.PrivateKey, fingerprint [sha256.Size]byte) (*tls.Config, error) {
 	now := time.Now()
 	template := &x509.Certificate{SerialNumber: newSerial(), NotBefore: now.Add(-backdate), NotAfter: now.Add(lifetime)}

@@ -2,10 +2,10 @@
 // credentials that it issues to the driver and to every worker, mutual TLS 1.3 for control
 // connections, and a keyed proof for connections that carry tensors.
 //
-// A cluster has an authority of its own (NewClusterAuthority): who starts jobs holds its key, an
-// agent holds only a certificate, which the authority has signed at the agent's request
-// (SignRequest) and which is renewed while the agent lives. For trying out, a driver and agents may
-// share one key instead, from which all derive the same authority (ForCluster).
+// A cluster has its own authority (NewClusterAuthority). Those who start jobs have its key; an
+// agent has only a certificate, which the authority has signed at the agent's request (SignRequest)
+// and which is renewed while the agent lives. For a trial, a driver and agents may share one key
+// instead, from which all derive the same authority (ForCluster).
 //
 // Only parties of the job have a certificate of its authority or its key, so other peers are
 // refused before any of their data is interpreted. The identity of a peer (role, host, slot,
@@ -33,12 +33,12 @@ const (
 	Agent  Role = "agent"
 	// Registrar signs the requests of agents that join a cluster, and renews their certificates.
 	Registrar Role = "registrar"
-	// Client is a program of another machine that submits tasks to a job.
+	// Client is a program on another machine that submits tasks to a job.
 	Client Role = "client"
 )
 
 // Subject is the holder of a certificate. A driver has no host, index and incarnation; an agent has
-// a host, and a cluster's agent has no run id. A cluster's registrar has a role only.
+// a host, and a cluster's agent has no run id. A cluster's registrar has only a role.
 type Subject struct {
 	RunID string
 	Role  Role
@@ -47,8 +47,8 @@ type Subject struct {
 	Index int
 	// Incarnation identifies the worker process.
 	Incarnation string
-	// User and UID are those of the person who started a cluster's driver, as the holder of the
-	// authority's key states them; UID is a decimal number. Empty: not stated.
+	// User and UID identify the person who started a cluster's driver, as stated by the holder of
+	// the authority's key; UID is a decimal number. Empty: not stated.
 	User, UID string
 }
 
@@ -140,7 +140,7 @@ func SubjectOf(cs tls.ConnectionState) (Subject, error) {
 	return parseURI(leaf.URIs[0])
 }
 
-// Who returns the peer of a connection as SubjectOf does, for a record of what it asks for.
+// Who returns the peer of a connection like SubjectOf, for a record of its requests.
 func Who(cs tls.ConnectionState) (audit.Who, error) {
 	s, err := SubjectOf(cs)
 	if err != nil {

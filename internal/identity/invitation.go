@@ -9,9 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Invitation lets programs of other machines submit tasks to a job. It is secret.
+// Invitation lets programs on other machines submit tasks to a job. It is secret.
 type Invitation struct {
-	// Addresses are where the job's hvdrun tasks gateway listens, host:port, the best first.
+	// Addresses are the addresses of the job's hvdrun tasks gateway, host:port, the best first.
 	Addresses []string `json:"addresses"`
 	// Credentials are those of a Client, as Encode returns them.
 	Credentials string `json:"credentials"`
@@ -23,7 +23,7 @@ const (
 	maxAddresses  = 64
 )
 
-// WriteInvitation writes an invitation into a file that its owner alone may read.
+// WriteInvitation writes an invitation into a file that only its owner may read.
 func WriteInvitation(path string, i Invitation) error {
 	text, err := json.Marshal(i)
 	if err != nil {
@@ -35,8 +35,8 @@ func WriteInvitation(path string, i Invitation) error {
 	return nil
 }
 
-// ReadInvitation returns the addresses and the credentials of the invitation in a file, which
-// nobody but its owner may read.
+// ReadInvitation returns the addresses and the credentials of the invitation in a file, which only
+// its owner may be able to read.
 func ReadInvitation(path string) (addresses []string, creds *Credentials, err error) {
 	bad := func(err error) ([]string, *Credentials, error) {
 		return nil, nil, fmt.Errorf("identity: invitation %s: %w", path, err)

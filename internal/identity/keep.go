@@ -34,7 +34,8 @@ func (a *Authority) Encode() (string, error) {
 	return base64.RawURLEncoding.EncodeToString(b), nil
 }
 
-// AuthorityOf returns the authority that a value is, or that its Encode returns as text.
+// AuthorityOf returns a value that is an authority, or the authority in the text that the value's
+// Encode returns.
 func AuthorityOf(of interface{ Encode() (string, error) }) (*Authority, error) {
 	if a, is := of.(*Authority); is {
 		return a, nil

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Listener is a net.Listener whose connections are bounded until they have proven who they are. It
-// may listen on several addresses.
+// Listener is a net.Listener that bounds connections until they have proven their identity. It may
+// listen on several addresses.
 type Listener struct {
 	*Pending
 	network Network
@@ -79,8 +79,8 @@ func (l *Listener) accept(socket net.Listener) {
 	}
 }
 
-// Accept returns the next connection, a *Conn. Its error is net.ErrClosed after Close, or else of
-// one connection: the next call may succeed.
+// Accept returns the next connection, a *Conn. Its error is net.ErrClosed after Close; any other
+// error is of one connection, and the next call may succeed.
 func (l *Listener) Accept() (net.Conn, error) {
 	select {
 	case <-l.done:
@@ -112,13 +112,13 @@ func (l *Listener) Addr() net.Addr {
 	return l.sockets[0].Addr()
 }
 
-// Proven is Conn.Proven, for a connection that Accept has returned.
+// Proven calls Conn.Proven of a connection that Accept has returned.
 func (l *Listener) Proven(conn net.Conn) bool {
 	c, ok := conn.(*Conn)
 	return ok && c.Proven()
 }
 
-// OnRefused has refused be called, by several goroutines, with each connection that was closed
+// OnRefused sets a function that several goroutines call with each connection that was closed
 // because its handshake failed.
 func (l *Listener) OnRefused(refused func(from net.Addr, why error)) {
 	l.mu.Lock()
@@ -126,8 +126,8 @@ func (l *Listener) OnRefused(refused func(from net.Addr, why error)) {
 	l.refused = refused
 }
 
-// Refused tells that a connection, which Accept has returned, has not proven who it is. Those that
-// end with the listener are not told.
+// Refused reports that a connection that Accept has returned has not proven its identity. It
+// ignores connections that end with the listener.
 func (l *Listener) Refused(conn net.Conn, why error) {
 	l.mu.Lock()
 	refused := l.refused
@@ -140,8 +140,7 @@ func (l *Listener) Refused(conn net.Conn, why error) {
 	}
 }
 
-// Close stops listening, and closes the connections that have proven nothing. It may be called
-// again.
+// Close stops listening, and closes the unproven connections. It may be called again.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	var err error

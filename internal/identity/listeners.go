@@ -7,21 +7,23 @@ import (
 	"time"
 )
 
-// Bounds describes the listeners of one kind: who listens, who is let in, and what a connection may
-// cost before it is authenticated. A test makes the table of docs/reference/listeners.md from All.
+// Bounds describes the listeners of one kind: who listens, who is admitted, and what a connection
+// may cost before it is authenticated. A test makes the table of docs/reference/listeners.md from
+// All.
 type Bounds struct {
-	// Name is what the listener is for, Process is whose it is, and Address is where it listens
-	// unless --listen or another setting says otherwise.
+	// Name is the listener's purpose, Process its process, and Address its address, unless --listen
+	// or another setting changes it.
 	Name, Process, Address string
-	// Admits says which proof a connection must give.
+	// Admits describes the proof that a connection must give.
 	Admits string
-	// Unproven is how many connections may be without a proof at a time, and Descriptors how many
-	// each of them takes; 0: one. No more than a quarter of the process's descriptors are used so.
+	// Unproven is how many connections may be without a proof at a time, and Descriptors the number
+	// of descriptors for each of them; 0: one. Together they use at most a quarter of the process's
+	// descriptors.
 	Unproven, Descriptors int
-	// Bytes is how much is read of one of them, and Total of all together. Total 0: Unproven times
-	// Bytes.
+	// Bytes is how much is read from one of them, and Total from all together. Total 0: Unproven
+	// times Bytes.
 	Bytes, Total int64
-	// Deadline is how long one may be without a proof.
+	// Deadline is how long a connection may be without a proof.
 	Deadline time.Duration
 
 	network Network
@@ -43,7 +45,7 @@ const (
 
 // The listeners of a job and of a cluster.
 var (
-	// Rendezvous has one connection for each worker. Hundreds may come at once.
+	// Rendezvous has one connection for each worker. Hundreds may arrive at once.
 	Rendezvous = Bounds{
 		Name: "rendezvous", Process: "driver", Address: "loopback; other addresses once a host is another machine",
 		Admits: "workers of the job: TLS 1.3, certificate of the job's authority", Unproven: 384, Bytes: helloBytes, Deadline: handshakeTime,
@@ -60,13 +62,12 @@ var (
 		Admits:   "members of the same world: proof of its key, with --encrypt-data within TLS 1.3",
 		Unproven: 256, Bytes: helloBytes, Deadline: 5 * time.Second,
 	}
-	// Drivers is where drivers come to an agent.
+	// Drivers accepts the drivers of an agent.
 	Drivers = Bounds{
 		Name: "drivers", Process: "agent", Address: "loopback for an agent that its driver has started on its own machine; else all addresses",
 		Admits: "drivers of the job or the cluster: TLS 1.3, certificate of its authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Forward carries the connections of an agent's workers to the driver, which asks for the
-	// proof.
+	// Forward passes connections of an agent's workers to the driver, which requires the proof.
 	Forward = Bounds{
 		Name: "workers", Process: "agent", Address: "the address at which the driver has reached the agent",
 		Admits:   "processes of this machine; they count as proven once the driver has answered their part of the handshake",
@@ -79,37 +80,37 @@ var (
 		Admits:   "members of the cluster: messages encrypted with the gossip key; packets over UDP are dropped one by one",
 		Unproven: 256, Bytes: 2 << 20, Total: 4 << 20, Deadline: 10 * time.Second,
 	}
-	// Enrollment is where agents enroll and renew their certificates.
+	// Enrollment accepts agents that enroll or renew their certificates.
 	Enrollment = Bounds{
 		Name: "enrollment", Process: "hvdrun cluster serve", Address: "all addresses",
 		Admits:   "agents of the cluster, and holders of a join token: TLS 1.3, certificate of either",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// TorchWorkers is where an agent of hvdrun torchrun has its workers' store.
+	// TorchWorkers is an agent's store for its workers, under hvdrun torchrun.
 	TorchWorkers = Bounds{
 		Name: "torchrun's workers", Process: "hvdrun torchrun", Address: "loopback",
 		Admits:   "the agent's workers and what they start: whose socket it is, by /proc",
 		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// WorkerStore is where a program that speaks by its worker's socket finds the driver's store.
+	// WorkerStore is the driver's store for a program that uses its worker's socket.
 	WorkerStore = Bounds{
 		Name: "store of a worker", Process: "agent, or driver for its own machine, once a worker has said hello by its socket", Address: "loopback",
 		Admits:   "the worker and what it starts: whose socket it is, by /proc",
 		Unproven: 64, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// TorchPeers is where agents of hvdrun torchrun reach each other's stores.
+	// TorchPeers connects agents of hvdrun torchrun to each other's stores.
 	TorchPeers = Bounds{
 		Name: "torchrun's agents", Process: "hvdrun torchrun, on several nodes", Address: "all addresses, or --local-addr",
 		Admits:   "agents of the job: TLS 1.3, certificate by the key of key_file; anyone with insecure=true",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// TorchHealth never proves a connection: each ends in time.
+	// TorchHealth never proves a connection: each one ends in time.
 	TorchHealth = Bounds{
 		Name: "torchrun's health", Process: "hvdrun torchrun, where it is asked for", Address: "loopback, or --health-check-addr",
 		Admits:   "anyone: it says that the agent is alive, and closes",
 		Unproven: 16, Bytes: 4 << 10, Deadline: 10 * time.Second,
 	}
-	// Metrics never proves a connection: each serves one scrape, and ends in time.
+	// Metrics never proves a connection: each one serves one scrape, and ends in time.
 	Metrics = Bounds{
 		Name: "metrics", Process: "driver and agent with --metrics-listen", Address: "loopback where a port alone is given",
 		Admits:   "anyone who reaches it, as Prometheus expects: numbers, host names and the run id; with --metrics-token-file, holders of that token",
@@ -120,26 +121,26 @@ var (
 		Name: "clients of tasks", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
 		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// TaskGateway is where programs of other machines come that submit tasks.
+	// TaskGateway accepts programs on other machines that submit tasks.
 	TaskGateway = Bounds{
 		Name: "clients of tasks elsewhere", Process: "hvdrun tasks gateway", Address: "the one that is given",
 		Admits: "holders of an invitation: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// ScalerWorkers is where workers of Scaler join a pool. Their protocol has no proof: a
-	// connection counts as proven by ZeroMQ's handshake, which names its end.
+	// ScalerWorkers accepts workers of Scaler that join a pool. Their protocol has no proof: a
+	// connection counts as proven after ZeroMQ's handshake, which names its end.
 	ScalerWorkers = Bounds{
 		Name: "workers of Scaler", Process: "hvdrun tasks scaler-scheduler, and programs that call bridge.Serve",
 		Address:  "the one that is given: loopback, or a unix socket of mode 0600; others with --insecure",
 		Admits:   "anyone who reaches it, up to 1,000: Scaler's protocol has no proof; over a unix socket, processes of the same user and of root: SO_PEERCRED",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Values is where a worker provides the stored values of its host.
+	// Values provides the stored values of a worker's host.
 	Values = Bounds{
 		Name: "values of tasks", Process: "worker that runs tasks", Address: "the address that is used towards the driver or its agent",
 		Admits: "workers and the driver of the job: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Dashboard is where browsers get the page. A connection counts as proven with its first
-	// request that has a token.
+	// Dashboard serves the page to browsers. A connection counts as proven with its first request
+	// that has a token.
 	Dashboard = Bounds{
 		Name: "dashboard", Process: "hvdrun dashboard, driver with --dashboard-listen", Address: "loopback, or --listen and --dashboard-listen, with TLS",
 		Admits: "browsers with a token of the page, for watching or for steering", Unproven: 64, Bytes: helloBytes, Deadline: handshakeTime,
@@ -151,7 +152,7 @@ var (
 	}
 )
 
-// All are the bounds of all listeners.
+// All returns the bounds of all listeners.
 func All() []Bounds {
 	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, ScalerWorkers, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
@@ -188,14 +189,14 @@ func (b Bounds) Listen(addr string) (*Listener, error) {
 	return l, nil
 }
 
-// Guard bounds the connections of a listener, which Close closes.
+// Guard bounds the connections of a listener. Close closes that listener.
 func (b Bounds) Guard(ln net.Listener) *Listener {
 	l := b.Listener()
 	_ = l.add(ln) // fails for a closed one only
 	return l
 }
 
-// Listener returns a listener that listens nowhere until Open.
+// Listener returns a listener without an address; Open adds one.
 func (b Bounds) Listener() *Listener {
 	return &Listener{Pending: NewPending(b), network: b.network, conns: make(chan *Conn), failed: make(chan error), done: make(chan struct{})}
 }

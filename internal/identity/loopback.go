@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// Loopback returns the loopback address of this machine: 127.0.0.1, or ::1 if no interface has
-// that.
+// Loopback returns the loopback address of this machine: 127.0.0.1, or ::1 if no interface has the
+// former.
 func Loopback() netip.Addr {
 	v4 := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	lis, err := net.Listen("tcp4", netip.AddrPortFrom(v4, 0).String())
@@ -21,8 +21,8 @@ func Loopback() netip.Addr {
 // ListenLoopback returns the argument of net.Listen for any free port of Loopback.
 func ListenLoopback() string { return netip.AddrPortFrom(Loopback(), 0).String() }
 
-// FreePort returns a TCP port that nobody listens on at the moment, on any address: for programs
-// that are told where they, and nobody else, have to listen (MASTER_PORT).
+// FreePort returns a TCP port on which nobody listens at the moment, on any address: for programs
+// that get a port on which only they may listen (MASTER_PORT).
 func FreePort() (int, error) {
 	lis, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -31,7 +31,7 @@ func FreePort() (int, error) {
 	return lis.Addr().(*net.TCPAddr).Port, lis.Close()
 }
 
-// IsFreePort returns whether nobody listens on a TCP port at the moment, on any address.
+// IsFreePort reports whether nobody listens on a TCP port at the moment, on any address.
 func IsFreePort(port int) bool {
 	lis, err := net.Listen("tcp", fmt.Sprint(":", port))
 	if err != nil {
@@ -40,7 +40,7 @@ func IsFreePort(port int) bool {
 	return lis.Close() == nil
 }
 
-// ParseListen parses an address to listen on, as a person writes it: an IP address without a port,
+// ParseListen parses an address to listen on, as a user writes it: an IP address without a port,
 // such as 10.0.0.5, ::1, or 0.0.0.0 for all addresses.
 func ParseListen(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
@@ -50,9 +50,9 @@ func ParseListen(text string) (netip.Addr, error) {
 	return addr.Unmap(), nil
 }
 
-// OwnAddr returns where a process of a job listens for which a person has asked for an address: at
-// that, where it is one of this machine or stands for all, and else at the address from which this
-// machine reaches it. It sends nothing.
+// OwnAddr returns the listen address of a process for the address that a user has set: that
+// address, if it belongs to this machine or stands for all, and otherwise the address from which
+// this machine reaches it. It sends nothing.
 func OwnAddr(text string) (netip.Addr, error) {
 	addr, err := ParseListen(text)
 	if err != nil || addr.IsUnspecified() || IsOwn(addr) {
@@ -66,7 +66,7 @@ func OwnAddr(text string) (netip.Addr, error) {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }
 
-// IsOwn returns whether an address is this machine's.
+// IsOwn reports whether an address belongs to this machine.
 func IsOwn(addr netip.Addr) bool {
 	if addr.IsLoopback() {
 		return true

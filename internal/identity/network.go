@@ -10,7 +10,7 @@ import (
 type Network struct {
 	// Listen listens on a TCP address, as net.Listen does.
 	Listen func(addr string) (net.Listener, error)
-	// Dial connects to a TCP address. Whoever dials sets the kernel's connections up as it needs
-	// them, and so does that itself where Dial is nil.
+	// Dial connects to a TCP address. If Dial is nil, the caller dials by itself, because it sets
+	// options of the kernel's connections.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 }

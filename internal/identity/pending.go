@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pending holds the connections of one listener that have proven nothing yet, and bounds what they
-// cost. When there is one too many, or they have sent too much, another gives way: of the source
-// that has most, the oldest. So strangers who hold connections open keep nobody out, and those of
-// another address do not even delay anybody. Its methods may be called by many goroutines.
+// Pending holds the unproven connections of one listener, and bounds their cost. If there is one
+// too many, or they have sent too much, one is closed: the oldest of the source that has most. So
+// strangers who hold connections open keep nobody out, and do not even delay clients with other
+// addresses. Its methods may be called by many goroutines.
 type Pending struct {
 	mu       sync.Mutex
 	most     int
@@ -36,14 +36,14 @@ type source struct {
 	bytes int64
 }
 
-// NewPending returns an empty one. It starts nothing.
+// NewPending returns an empty Pending. It starts nothing.
 func NewPending(b Bounds) *Pending {
 	p := &Pending{share: max(1, b.Descriptors), each: b.Bytes, total: b.Total, deadline: b.Deadline, sources: make(map[netip.Prefix]*source)}
 	p.most = p.permitted(b.Unproven)
 	return p
 }
 
-// Resize changes how many connections there may be, and for how long those that come from now on.
+// Resize changes the number of connections, and how long later ones may be unproven.
 func (p *Pending) Resize(unproven int, deadline time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,21 +59,21 @@ func (p *Pending) permitted(most int) int {
 	return max(1, int(min(uint64(most), limit.Cur/4/uint64(p.share))))
 }
 
-// Unproven returns how many connections have proven nothing yet.
+// Unproven returns the number of unproven connections.
 func (p *Pending) Unproven() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.count
 }
 
-// Held returns how many bytes were read of them.
+// Held returns the number of bytes that were read from them.
 func (p *Pending) Held() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.bytes
 }
 
-// Admit counts a connection until it is proven or closed. It is closed at once if p is.
+// Admit counts a connection until it is proven or closed. It is closed at once if p is closed.
 func (p *Pending) Admit(conn net.Conn) *Conn {
 	c := &Conn{Conn: conn, pending: p, from: sourceOf(conn), gone: make(chan struct{})}
 	p.mu.Lock()
@@ -104,7 +104,7 @@ func (p *Pending) Admit(conn net.Conn) *Conn {
 	return c
 }
 
-// Close closes the connections that have proven nothing, and those that come later.
+// Close closes the unproven connections, and all later ones.
 func (p *Pending) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -196,7 +196,7 @@ const (
 	gaveWay
 )
 
-// Conn is a connection that counts for its listener until it is proven or closed.
+// Conn is a connection that counts in its listener's bounds until it is proven or closed.
 type Conn struct {
 	net.Conn
 	pending *Pending
@@ -209,18 +209,18 @@ type Conn struct {
 	expiry *time.Timer
 }
 
-// Proven ends the bounds of the connection, whose peer has proven who it is. It returns false for a
-// connection that has given way to another: it is closed.
+// Proven ends the bounds of the connection, whose peer has proven its identity. It returns false if
+// the connection was closed to make room for another.
 func (c *Conn) Proven() bool {
 	c.pending.mu.Lock()
 	defer c.pending.mu.Unlock()
 	return c.pending.remove(c, proven) || c.state.Load() == proven
 }
 
-// Gone is closed when the connection was closed without having been proven.
+// Gone returns a channel that is closed when the connection is closed without a proof.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
-// NetConn returns the connection below this one.
+// NetConn returns the underlying connection.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
 // Read reads no more than the bounds permit.

@@ -73,10 +73,10 @@ var ErrLater = errors.New("try again later")
 func (e *RefusedError) Error() string { return "identity: refused: " + e.Reason }
 
 // ProveDial proves to the acceptor on conn that the caller has the key and means h, and verifies
-// the acceptor's proof. It returns nil if both are proven and the acceptor agrees, a
-// *RefusedError if it does not, an error that wraps ErrUnproven, or one of the connection. It
-// blocks as conn does: the caller sets deadlines, and closes conn after an error. It reads nothing
-// beyond the proof.
+// the acceptor's proof. It returns nil if both are proven and the acceptor agrees, a *RefusedError
+// if it does not, an error that wraps ErrUnproven, or an error of the connection. It blocks as conn
+// does: the caller sets deadlines, and closes conn after an error. It reads nothing after the
+// proof.
 func (c *Credentials) ProveDial(conn net.Conn, key DataKey, h Hello) error {
 	if key.key == nil {
 		return errors.New("identity: a data connection needs a key")
@@ -121,13 +121,13 @@ func (c *Credentials) ProveDial(conn net.Conn, key DataKey, h Hello) error {
 	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)]), Later: said[0] == later}
 }
 
-// ProveAccept is the acceptor's side of ProveDial. It asks keyOf for the key of what the dialer
-// claims, which is not proven then; keyOf may block, and its error is returned without an answer to
-// the dialer. It calls check (nil: accept all) once the dialer is proven, before sending anything
-// but a nonce. An error of check is sent to the dialer, truncated to 126 bytes, and returned. The
-// Hello is returned with errors after the dialer's proof and is zero with earlier ones. A dialer
-// without a proof gets no answer. It blocks as conn does: the caller sets deadlines, and closes
-// conn after an error.
+// ProveAccept is the acceptor's side of ProveDial. It asks keyOf for the key of the dialer's claim,
+// which is unproven then; keyOf may block, and its error is returned without an answer to the
+// dialer. It calls check (nil: accept all) once the dialer is proven, before it sends anything
+// except a nonce. An error of check is sent to the dialer, truncated to 126 bytes, and returned.
+// The Hello is returned with errors after the dialer's proof and is zero with earlier ones. A
+// dialer without a proof gets no answer. It blocks as conn does: the caller sets deadlines, and
+// closes conn after an error.
 func (c *Credentials) ProveAccept(conn net.Conn, keyOf func(Hello) (DataKey, error), check func(Hello) error) (Hello, error) {
 	binding, err := exporter(conn)
 	if err != nil {

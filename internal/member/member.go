@@ -1,6 +1,7 @@
-// Package member is a worker's side of its driver, whatever the worker computes with: it joins
-// worlds, hears of changed hosts and of lost ranks, and reports. Package elastic adds collectives
-// and a state, package internal/proxy the lines by which programs in other languages take part.
+// Package member is a worker's connection to its driver, whatever the worker computes with: it
+// joins worlds, learns of changed hosts and lost ranks, and reports. Package elastic adds
+// collectives and a state; package internal/proxy adds the lines with which programs in other
+// languages take part.
 package member
 
 import (
@@ -30,14 +31,14 @@ type Config struct {
 	Worker plan.Worker
 	// Network is where the driver is. The zero value is the kernel's.
 	Network identity.Network
-	// Widen is that of rendezvous.ClientConfig.
+	// Widen is as in rendezvous.ClientConfig.
 	Widen func() ([]string, error)
-	// Stacks is that of notify.Service. Nil: the worker is this process.
+	// Stacks is as in notify.Service. Nil: the worker is this process.
 	Stacks func(ctx context.Context, mostBytes int) ([]byte, error)
 }
 
 // Member is a worker of a job: a connection to its driver, and the service to which the driver
-// sends notifications. Its methods are safe for concurrent use, but for Close.
+// sends notifications. Its methods are safe for concurrent use, except Close.
 type Member struct {
 	*rendezvous.Client
 	*notify.Service
@@ -107,21 +108,22 @@ func (m *Member) Join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 	return place.World()
 }
 
-// Dial connects to the driver for another protocol than gRPC: directly if it is on this machine,
-// and otherwise, or where it is another driver by now, by the agent. The caller must close the
+// Dial connects to the driver for a protocol other than gRPC: directly if it is on this machine;
+// otherwise, or if another driver has replaced it, through the agent. The caller must close the
 // connection.
 func (m *Member) Dial(ctx context.Context, protocol string) (net.Conn, error) {
 	return m.Credentials.DialDriver(ctx, m.driver, protocol)
 }
 
-// Kill closes what other processes can see of the member, without messages and without blocking.
-// Close must still be called.
+// Kill closes everything of the member that other processes can see, without messages and without
+// blocking. Close must still be called.
 func (m *Member) Kill() {
 	m.stop()
 	_ = m.Client.Close() // pending calls fail; nothing else uses the error
 }
 
-// Close ends the notification service and the connection to the driver, and waits for that.
+// Close ends the notification service and the connection to the driver, and waits until both have
+// ended.
 func (m *Member) Close() error {
 	m.stop()
 	m.serving.Wait()

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
-// Trace is the phases that a worker enters from its join of a world to its first save in it,
-// for the driver's trace of the reset. The zero value is ready. Its methods are safe for concurrent
+// Trace has the phases that a worker enters from its join of a world to its first save in it, for
+// the driver's trace of the reset. The zero value is ready. Its methods are safe for concurrent
 // use.
 type Trace struct {
 	recording atomic.Bool // otherwise a change of phase costs nothing more
@@ -50,7 +50,7 @@ func (t *Trace) Enter(p rendezvous.Phase, now time.Time) {
 	}
 }
 
-// Told returns the phases if the trace is complete and was not sent, with how long ago each began.
+// Told returns the phases, with how long ago each began, if the trace is complete and was not sent.
 func (t *Trace) Told(now time.Time) (all []rendezvous.Entered) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

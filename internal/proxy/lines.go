@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
-// Version is that of the lines: see docs/reference/worker-protocol.md.
+// Version is the version of the lines: see docs/reference/worker-protocol.md.
 const Version = 1
 
 const (

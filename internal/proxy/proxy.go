@@ -1,6 +1,6 @@
-// Package proxy takes part in a job for a program in any language, which speaks with it over the
-// socket of the worker's process: a line of JSON each, of docs/reference/worker-protocol.md. Until
-// the program says hello, it does nothing.
+// Package proxy takes part in a job for a program in any language. The program talks to it over the
+// socket of the worker's process, in lines of JSON (docs/reference/worker-protocol.md). Until the
+// program says hello, the proxy does nothing.
 package proxy
 
 import (
@@ -23,19 +23,19 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Config says for which worker a proxy speaks.
+// Config configures the proxy of a worker.
 type Config struct {
 	// Env is the worker's environment.
 	Env []string
-	// Program is the path of hvdrun, beside which the library for collectives may be. Empty: it is
+	// Program is the path of hvdrun; the library for collectives may be in the same folder. Empty:
 	// unknown.
 	Program string
-	// Log receives what goes wrong. Nil: logrus.StandardLogger().
+	// Log receives errors. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// Talk is launch.Spec.Talk for the worker of a Config. It returns when the process's words have
-// been heard, and its last report, such as that it is done, has been made.
+// Talk is launch.Spec.Talk for the worker of a Config. It returns when it has read all lines of the
+// process and has made its last report, such as that it is done.
 func (cfg Config) Talk(ctx context.Context, pid int, conn net.Conn) (cleanup func()) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
