@@ -10,13 +10,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/agreement"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 const (
-	maxName  = 255  // bytes of the name of a tensor
-	maxNames = 8192 // names that the ranks remember; then they forget all
+	maxName = 255 // bytes of the name of a tensor
 )
 
 // AsyncOptions say how an asynchronous operation is done. The zero value changes nothing.
@@ -33,7 +33,7 @@ type Handle struct {
 	message message // … which is this one
 	ahead   bool    // Send has copied it
 	name    string
-	request request
+	request agreement.Request
 	data    []byte
 	result  []byte // of an operation that is not in place
 	work    Work   // instead of data, of what lies elsewhere
@@ -49,24 +49,9 @@ type Handle struct {
 // refuse has the engine tell the others that this rank refuses the operation. Where all refuse the
 // same it ends with the reason on each, and the group goes on.
 func (h *Handle) refuse(reason error) {
-	h.refusal, h.request.refused = reason, true
-	h.request.prescale, h.request.postscale = 1, 1 // one that is not a number is not equal to itself
+	h.refusal, h.request.Refused = reason, true
+	h.request.Prescale, h.request.Postscale = 1, 1 // one that is not a number is not equal to itself
 	h.data, h.result = nil, nil
-}
-
-// request is the operation that a rank wants on the tensor of a name. It must be equal on all
-// ranks.
-type request struct {
-	do          operation.Action // 0: AllReduce
-	root        int32            // of a broadcast
-	dtype       kernel.Type
-	op          operation.Op
-	compression operation.Compression
-	count       uint64 // elements
-	prescale    float64
-	postscale   float64
-	elsewhere   bool // than in memory
-	refused     bool // by the rank itself: its arguments are invalid
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the data belongs to
@@ -140,7 +125,7 @@ func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, ten
 func Join(ctx context.Context, g *Group) (last int, err error) {
 	h := &Handle{name: joinName}
 	err = g.submit(ctx, h)[0].Wait()
-	return int(h.request.count), err
+	return int(h.request.Count), err
 }
 
 // joinName is not a valid name of a tensor.
@@ -153,16 +138,16 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 		}
 		return f
 	}
-	h := &Handle{name: name, data: kernel.Bytes(data), request: request{dtype: typeOf[T](), op: operation.Op(op), compression: operation.Compression(o.Compression),
-		count: uint64(len(data)), prescale: scale(o.Prescale), postscale: scale(o.Postscale)}}
+	h := &Handle{name: name, data: kernel.Bytes(data), request: agreement.Request{Type: typeOf[T](), Op: operation.Op(op), Compression: operation.Compression(o.Compression),
+		Count: uint64(len(data)), Prescale: scale(o.Prescale), Postscale: scale(o.Postscale)}}
 	h.err = checkName(name)
-	err := cmp.Or(checkReduced[T](), h.request.op.Check(h.request.dtype))
+	err := cmp.Or(checkReduced[T](), h.request.Op.Check(h.request.Type))
 	switch {
 	case err != nil:
 	case math.IsNaN(o.Prescale) || math.IsNaN(o.Postscale):
 		err = errors.New("a scale is not a number")
 	default:
-		err = h.request.compression.Check(h.request.dtype)
+		err = h.request.Compression.Check(h.request.Type)
 	}
 	if err != nil {
 		h.refuse(err)
@@ -177,39 +162,6 @@ func checkName(name string) error {
 	return nil
 }
 
-// call is the request as errors print it.
-func (r *request) call() operation.Descriptor {
-	d := operation.Descriptor{Action: r.action(), Type: r.dtype, Op: r.op, Count: r.count,
-		Root: int32(r.compression) | int32(r.scales())<<8}
-	if r.do != 0 {
-		d.Root = r.root
-	}
-	if r.elsewhere {
-		d.Root |= operation.ElsewhereBit
-	}
-	if r.refused {
-		d.Algorithm |= operation.Refused
-	}
-	return d
-}
-
-// wrong is an error of the operation's arguments, or of its context.
-func (r *request) wrong(err error) error {
-	return fmt.Errorf("collective: %s: %w", r.action().String(), err)
-}
-
-// bytes is the size of the tensor itself.
-func (r *request) bytes() int { return int(r.count) * r.dtype.Size() }
-
-// scales distinguishes scales in errors; 0 for those that change nothing.
-func (r *request) scales() uint16 {
-	if r.prescale == 1 && r.postscale == 1 {
-		return 0
-	}
-	x := math.Float64bits(r.prescale)*31 ^ math.Float64bits(r.postscale)
-	return max(1, uint16(x^x>>16^x>>32^x>>48))
-}
-
 // submit hands operations to the group's engine, all at once, and returns them. Those that are not
 // accepted are done, with an error.
 func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
@@ -217,7 +169,7 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	for _, h := range handles {
 		h.ending.Add(1)
 		if invalid == nil && h.err != nil {
-			invalid = h.request.wrong(h.err)
+			invalid = h.request.Wrong(h.err)
 		}
 	}
 	err := errNoGroup

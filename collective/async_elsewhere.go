@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/agreement"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -42,11 +43,11 @@ type Work interface {
 func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhere) []*Handle {
 	handles := make([]*Handle, len(vectors))
 	for i, v := range vectors {
-		h := &Handle{name: v.Name, work: v.Work, request: request{dtype: v.Type, op: operation.Op(op), count: uint64(v.Count), prescale: 1, postscale: 1, elsewhere: true}}
+		h := &Handle{name: v.Name, work: v.Work, request: agreement.Request{Type: v.Type, Op: operation.Op(op), Count: uint64(v.Count), Prescale: 1, Postscale: 1, Elsewhere: true}}
 		h.err = checkName(v.Name)
 		switch {
 		case v.Type == 0 || v.Type >= kernel.Types || v.Count < 0 || v.Count > math.MaxInt/v.Type.Size():
-			h.request.dtype, h.request.count = kernel.Uint8, 0
+			h.request.Type, h.request.Count = kernel.Uint8, 0
 			h.refuse(fmt.Errorf("there are no %d elements of %v", v.Count, v.Type))
 		case op == Adasum:
 			h.refuse(fmt.Errorf("%v is for vectors in memory", op))
@@ -77,15 +78,15 @@ func (l lifetime) Err() error {
 var errJoinedElsewhere = errors.New("collective: a rank has joined, and cannot take part in what is reduced elsewhere than in memory")
 
 // reduceElsewhere does the operations of a bucket of vectors elsewhere.
-func (e *engine) reduceElsewhere(b *bucket) error {
-	if e.contribute < e.g.size {
+func (e *engine) reduceElsewhere(b *agreement.Bucket) error {
+	if !e.agreed.Whole() {
 		return e.fail(frame.Gone(errJoinedElsewhere, e.g.rank))
 	}
 	e.mark(0)
 	e.mark(1)
-	works := make([]Work, len(b.ids))
-	for i, id := range b.ids {
-		works[i] = e.table[id].mine.work
+	works := make([]Work, len(b.IDs))
+	for i, id := range b.IDs {
+		works[i] = e.agreed.At(id).Mine.work
 	}
 	if err := works[0].Reduce(lifetime{e.lane}, e.lane, works); err != nil {
 		if e.lane.err() == nil || !errors.Is(err, ErrAborted) {
@@ -94,7 +95,7 @@ func (e *engine) reduceElsewhere(b *bucket) error {
 		return e.fail(frame.Gone(err, e.g.rank))
 	}
 	e.mark(2)
-	for _, id := range b.ids {
+	for _, id := range b.IDs {
 		e.conclude(id)
 	}
 	return nil

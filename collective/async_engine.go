@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/agreement"
 	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
@@ -44,7 +45,7 @@ type engine struct {
 	lane  *Group
 	timer *time.Timer
 	cycles
-	agreement
+	agreed agreement.Table[*Handle]
 	reduction
 }
 
@@ -75,37 +76,11 @@ type submissions struct {
 	watching  sync.WaitGroup
 }
 
-// agreement is what the ranks know of each other's submissions, and what this rank has yet to say.
-type agreement struct {
-	ids        map[string]int
-	table      []entry // by id, equal on all ranks but for mine
-	pending    int     // entries with mine
-	joined     []bool  // by rank
-	contribute int     // ranks that have not joined
-	fusion     int     // smallest threshold of all ranks
-	votes      []uint8
-	guess      guess
-	awaited    bool // some ranks have submitted what others have not
-
-	unannounced   []*Handle
-	joinAnnounced bool // this rank's joining
-	statement     []uint8
-}
-
 // reduction is what the engine reduces in, and the bucket under way.
 type reduction struct {
-	buckets []bucket
-	fused   []byte
-	broken  error        // what this rank's own work elsewhere has failed with
-	marks   [3]time.Time // when the copy in, the reduction and the copy out of a bucket began
-}
-
-// entry is a name that all ranks know.
-type entry struct {
-	name    string
-	request request
-	mine    *Handle // what this rank has submitted; nil: nothing
-	ended   uint64  // operations that all ranks have ended
+	fused  []byte
+	broken error        // what this rank's own work elsewhere has failed with
+	marks  [3]time.Time // when the copy in, the reduction and the copy out of a bucket began
 }
 
 // tuning is what [Config] says about asynchronous operations.
@@ -129,7 +104,7 @@ func newEngine(g *Group) *engine {
 	return &engine{
 		g: g, tuning: t, ended: make(chan struct{}), kick: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
 		submissions: submissions{names: map[string]*Handle{}},
-		agreement:   agreement{ids: map[string]int{}, joined: make([]bool, g.size), contribute: g.size},
+		agreed:      agreement.NewTable[*Handle](g.rank, g.size),
 	}
 }
 
@@ -165,7 +140,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 			for _, taken := range handles[:i] {
 				delete(e.names, taken.name)
 			}
-			return h.request.wrong(fmt.Errorf("%q %w", h.name, errUnderWay))
+			return h.request.Wrong(fmt.Errorf("%q %w", h.name, errUnderWay))
 		}
 		e.names[h.name] = h
 	}
@@ -187,13 +162,13 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 			continue
 		}
 		e.submitted++
-		if e.bytes += h.request.bytes(); len(e.fresh) == 0 {
+		if e.bytes += h.request.Bytes(); len(e.fresh) == 0 {
 			e.wakeBy(now, now.Add(e.rest()))
 		}
 		e.fresh = append(e.fresh, h)
 	}
 	e.urgent = e.urgent || len(handles) > 1
-	if e.urgent || e.bytes >= e.fusion || e.joining != nil || e.err != nil {
+	if e.urgent || e.bytes >= e.agreed.Fusion || e.joining != nil || e.err != nil {
 		e.poke()
 	}
 	return nil
@@ -202,7 +177,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 // cancel ends the group because the context of an operation has ended.
 func (e *engine) cancel(h *Handle, err error) {
 	e.mu.Lock()
-	h.gaveUp = h.request.wrong(err)
+	h.gaveUp = h.request.Wrong(err)
 	e.mu.Unlock()
 	e.g.fail(frame.Gone(err, e.g.rank))
 }
@@ -337,7 +312,7 @@ func (e *engine) connect() error {
 		return err
 	}
 	e.mu.Lock()
-	e.fusion = int(smallest[0])
+	e.agreed.Fusion = int(smallest[0])
 	e.mu.Unlock()
 	return nil
 }
@@ -420,12 +395,12 @@ func (e *engine) look() (reason bool) {
 		return false
 	}
 	called := e.lane.cycle.Load() > e.number
-	if called && !e.hesitates() || len(e.unannounced) > 0 || e.joins() ||
-		(e.pending > 0 || e.joinAnnounced) && e.lane.peerLeft.Load() {
+	if called && !e.hesitates() || e.agreed.News() || e.joins() ||
+		(e.agreed.Pending > 0 || e.agreed.JoinAnnounced) && e.lane.peerLeft.Load() {
 		return true
 	}
 	switch {
-	case len(e.fresh) > 0 && (e.urgent || e.bytes >= e.fusion):
+	case len(e.fresh) > 0 && (e.urgent || e.bytes >= e.agreed.Fusion):
 		return true
 	case !called && len(e.fresh) == 0 && e.warn.IsZero():
 		return false
@@ -462,7 +437,7 @@ func (e *engine) look() (reason bool) {
 // expected to submit: it would make the others' guess wrong otherwise, and they would reduce all
 // twice. The caller holds e.mu.
 func (e *engine) hesitates() bool {
-	return e.expects() && e.pending == 0 && len(e.fresh) == 0 && !e.lane.peerLeft.Load()
+	return e.agreed.Expects() && e.agreed.Pending == 0 && len(e.fresh) == 0 && !e.lane.peerLeft.Load()
 }
 
 // The first operation of a cycle waits for so many times as long as it takes usually until it
@@ -481,7 +456,7 @@ func (e *engine) patience() time.Duration {
 
 // joins reports whether this rank can announce now that it joins. The caller holds e.mu.
 func (e *engine) joins() bool {
-	return e.joining != nil && !e.joinAnnounced && len(e.fresh) == 0 && len(e.unannounced) == 0 && e.pending == 0
+	return e.joining != nil && !e.agreed.JoinAnnounced && len(e.fresh) == 0 && !e.agreed.News() && e.agreed.Pending == 0
 }
 
 // cycle does one cycle, as all ranks do at the same time.
@@ -490,8 +465,8 @@ func (e *engine) cycle() error {
 	e.lane.begun.Store(e.number)
 	e.nudge()
 	join := e.collect()
-	if e.expects() {
-		ready := len(e.unannounced) == 0 && !join && (e.warn.IsZero() || time.Until(e.warn) > 0)
+	if e.agreed.Expects() {
+		ready := !e.agreed.News() && !join && (e.warn.IsZero() || time.Until(e.warn) > 0)
 		right, err := e.tryGuess(ready)
 		if e.arrived(); err != nil || right {
 			e.schedule()
@@ -499,17 +474,17 @@ func (e *engine) cycle() error {
 		}
 	}
 	for {
-		asked, err := e.vote(len(e.unannounced) > 0 || join)
+		asked, err := e.vote(e.agreed.News() || join)
 		e.arrived()
 		if err != nil {
 			return err
 		}
-		if asked.stall {
+		if asked.Stall {
 			if err := e.report(); err != nil {
 				return err
 			}
 		}
-		if !asked.news {
+		if !asked.News {
 			break
 		}
 		if err := e.exchange(join); err != nil {
@@ -520,8 +495,8 @@ func (e *engine) cycle() error {
 	if err := e.execute(); err != nil {
 		return err
 	}
-	if len(e.table) > maxNames {
-		e.forget()
+	if e.agreed.Full() {
+		e.agreed.Forget()
 	}
 	e.schedule()
 	return nil
@@ -531,7 +506,7 @@ func (e *engine) cycle() error {
 // rank has been told itself, or where it cannot look again while it waits; otherwise when they are
 // late.
 func (e *engine) nudge() {
-	if e.awaited || e.lane.cycle.Load() >= e.number || e.lane.call.TCP == nil || !e.lane.call.TCP.Driven() {
+	if e.agreed.Awaited || e.lane.cycle.Load() >= e.number || e.lane.call.TCP == nil || !e.lane.call.TCP.Driven() {
 		e.lane.call.Nudge(e.number)
 		return
 	}
@@ -550,79 +525,23 @@ func (e *engine) collect() (join bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i, h := range e.fresh {
-		if id, ok := e.ids[h.name]; ok && e.table[id].request == h.request {
-			e.hold(id, h)
-		} else {
-			e.unannounced = append(e.unannounced, h)
-		}
+		e.agreed.Submit(h.name, &h.request, h)
 		e.fresh[i] = nil
 	}
 	e.fresh, e.bytes, e.urgent = e.fresh[:0], 0, false
 	return e.joins()
 }
 
-func (e *engine) hold(id int, h *Handle) {
-	e.table[id].mine = h
-	e.pending++
-}
-
-// asked is what else the ranks want.
-type asked struct{ news, stall bool }
-
-// Places of a vote, ahead of two for each name.
-const (
-	newsVote  = iota // 0: a rank has news
-	stallVote        // 0: a rank asks for a stall report
-	nameVotes
-)
-
-// vote finds what all ranks have submitted: the smallest vote of all decides. For each name there
-// are two: whether a rank has submitted it, and whether it has not. So all know as well what some
-// have submitted, who wait for the others.
-func (e *engine) vote(news bool) (asked, error) {
-	e.votes = append(e.votes[:0], 1, 1)
-	if news {
-		e.votes[newsVote] = 0
-	}
-	if !e.warn.IsZero() && time.Until(e.warn) <= 0 {
-		e.votes[stallVote] = 0
-	}
-	all := e.joined[e.g.rank] && e.contribute > 0
-	for i := range e.table {
-		switch {
-		case e.table[i].mine != nil:
-			e.votes = append(e.votes, 1, 0)
-		case all:
-			e.votes = append(e.votes, 1, 1)
-		default:
-			e.votes = append(e.votes, 0, 1)
-		}
-	}
-	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, operation.Min, e.votes, nil)
-	e.awaited = false
-	for i := nameVotes; i < len(e.votes); i += 2 {
-		e.awaited = e.awaited || e.votes[i] == 0 && e.votes[i+1] == 0
-	}
-	return asked{news: e.votes[newsVote] == 0, stall: e.votes[stallVote] == 0}, err
-}
-
-// elected reports whether all ranks have submitted a name.
-func (e *engine) elected(id int) bool { return e.votes[nameVotes+2*id] != 0 }
-
-// forget drops all names, on all ranks in the same cycle, so that unused names do not pile up.
-func (e *engine) forget() {
-	for i := range e.table {
-		if h := e.table[i].mine; h != nil {
-			e.unannounced = append(e.unannounced, h)
-		}
-	}
-	e.table, e.pending, e.guess.times = e.table[:0], 0, 0
-	clear(e.ids)
+// vote finds what all ranks have submitted, and what they want.
+func (e *engine) vote(news bool) (agreement.Asked, error) {
+	stall := !e.warn.IsZero() && time.Until(e.warn) <= 0
+	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, operation.Min, e.agreed.Vote(agreement.Asked{News: news, Stall: stall}), nil)
+	return e.agreed.Voted(), err
 }
 
 // schedule sets when to ask which ranks are waited for: when the oldest operation is old enough.
 func (e *engine) schedule() {
-	if e.pending == 0 || e.tuning.stall < 0 {
+	if e.agreed.Pending == 0 || e.tuning.stall < 0 {
 		e.warn = time.Time{}
 		return
 	}
@@ -635,11 +554,9 @@ func (e *engine) schedule() {
 		return
 	}
 	e.warn = now.Add(e.tuning.stall)
-	for i := range e.table {
-		if h := e.table[i].mine; h != nil {
-			if at := h.since.Add(e.tuning.stall); at.Before(e.warn) {
-				e.warn = at
-			}
+	for h := range e.agreed.Submitted() {
+		if at := h.since.Add(e.tuning.stall); at.Before(e.warn) {
+			e.warn = at
 		}
 	}
 }

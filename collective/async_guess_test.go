@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hvdrun/hvdrun/collective/internal/agreement"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
@@ -16,7 +17,7 @@ func TestHesitates(t *testing.T) {
 		e := newEngine(newGroup(f, lane{size: 2}))
 		e.lane = newGroup(f, lane{id: 1, size: 2})
 		if expects {
-			e.guess.times = surely
+			e.agreed.Guess.Times = agreement.Surely
 		}
 		e.lane.nudged(1)
 		return e

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/hvdrun/hvdrun/collective/internal/agreement"
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -17,7 +18,7 @@ import (
 // the group then.
 func BroadcastAsync[T Element](ctx context.Context, g *Group, name string, data []T, root int) *Handle {
 	h := newMove[T](name, operation.BroadcastAsync, data, nil, 0)
-	h.request.root = clampRoot(root)
+	h.request.Root = clampRoot(root)
 	h.check(checkRoot(g, root))
 	return g.submit(ctx, h)[0]
 }
@@ -34,13 +35,13 @@ func AllGatherIntoAsync[T Element](ctx context.Context, g *Group, name string, d
 // [Broadcast]. Data and part belong to the operation until it is done.
 func ReduceScatterIntoAsync[T Element](ctx context.Context, g *Group, name string, data, part []T, op Op) *Handle {
 	h := newMove(name, operation.ReduceScatterIntoAsync, data, part, op)
-	h.check(cmp.Or(checkReduced[T](), h.request.op.CheckParts(h.request.dtype), checkScatter(g, data, part)))
+	h.check(cmp.Or(checkReduced[T](), h.request.Op.CheckParts(h.request.Type), checkScatter(g, data, part)))
 	return g.submit(ctx, h)[0]
 }
 
 func newMove[T Element](name string, do operation.Action, data, result []T, op Op) *Handle {
 	return &Handle{name: name, err: checkName(name), data: kernel.Bytes(data), result: kernel.Bytes(result),
-		request: request{do: do, dtype: typeOf[T](), op: operation.Op(op), count: uint64(len(data)), prescale: 1, postscale: 1}}
+		request: agreement.Request{Do: do, Type: typeOf[T](), Op: operation.Op(op), Count: uint64(len(data)), Prescale: 1, Postscale: 1}}
 }
 
 // check refuses the operation where its arguments are invalid.
@@ -50,65 +51,38 @@ func (h *Handle) check(invalid error) {
 	}
 }
 
-// moves reports whether the operation is another one than AllReduce.
-func (r *request) moves() bool {
-	return r.do == operation.BroadcastAsync || r.do == operation.AllGatherIntoAsync || r.do == operation.ReduceScatterIntoAsync
-}
-
-// action is the operation of the API.
-func (r *request) action() operation.Action { return cmp.Or(r.do, operation.AllReduceAsync) }
-
-// movable reports whether a request that another rank has sent, and that is no AllReduce, is valid.
-func (r *request) movable() bool {
-	if r.elsewhere || r.compression != operation.NotCompressed || r.prescale != 1 || r.postscale != 1 {
-		return false
-	}
-	switch r.do {
-	case operation.BroadcastAsync:
-		return r.op == 0 && r.root >= 0
-	case operation.AllGatherIntoAsync:
-		return r.op == 0 && r.root == 0
-	case operation.ReduceScatterIntoAsync:
-		return r.op.CheckParts(r.dtype) == nil && r.root == 0
-	}
-	return false
-}
-
 var errJoinedMove = errors.New("collective: a rank has joined, and cannot take part in what is not reduced on all ranks")
 
 // move does the operation of a bucket that is no AllReduce.
-func (e *engine) move(b *bucket) error {
-	t := &e.table[b.ids[0]]
-	if e.contribute < e.g.size {
-		return e.fail(frame.Gone(fmt.Errorf("%w (%q)", errJoinedMove, t.name), e.g.rank))
+func (e *engine) move(b *agreement.Bucket) error {
+	t := e.agreed.At(b.IDs[0])
+	if !e.agreed.Whole() {
+		return e.fail(frame.Gone(fmt.Errorf("%w (%q)", errJoinedMove, t.Name), e.g.rank))
 	}
 	e.mark(0)
 	e.mark(1)
-	ctx, r, h := context.Background(), &t.request, t.mine
+	ctx, r, h := context.Background(), &t.Request, t.Mine
 	var err error
-	switch r.do {
+	switch r.Do {
 	case operation.BroadcastAsync:
-		err = e.lane.broadcastBytes(ctx, r.dtype, h.data, int(r.root))
+		err = e.lane.broadcastBytes(ctx, r.Type, h.data, int(r.Root))
 	case operation.AllGatherIntoAsync:
-		err = e.lane.allGatherBytes(ctx, r.dtype, h.data, h.result, nil)
+		err = e.lane.allGatherBytes(ctx, r.Type, h.data, h.result, nil)
 	case operation.ReduceScatterIntoAsync:
-		err = e.lane.reduceScatterBytes(ctx, r.dtype, r.op, h.data, h.result, nil)
+		err = e.lane.reduceScatterBytes(ctx, r.Type, r.Op, h.data, h.result, nil)
 	}
 	if err != nil {
 		return err
 	}
 	e.mark(2)
-	e.conclude(b.ids[0])
+	e.conclude(b.IDs[0])
 	return nil
 }
 
 // conclude ends the operation of a name, which all ranks have done.
 func (e *engine) conclude(id int) {
-	t := &e.table[id]
-	h := t.mine
+	h := e.agreed.Take(id)
 	e.watchTensor(id, h)
 	e.record(h)
-	t.mine = nil
-	e.pending--
 	e.complete(h, nil)
 }

@@ -138,5 +138,5 @@ func Guesses(g *Group) int {
 	e := g.async
 	e.turn.Lock()
 	defer e.turn.Unlock()
-	return e.guess.right
+	return e.agreed.Guess.Right
 }

@@ -111,5 +111,5 @@ func (e *engine) progress() (Progress, operation.Action) {
 	default:
 		p.What = oldest.name
 	}
-	return p, oldest.request.action()
+	return p, oldest.request.Action()
 }

@@ -101,9 +101,9 @@ func (g *Group) watched(a operation.Action) (operation uint64, begun time.Time) 
 // watchTensor counts an asynchronous operation that ends now, and keeps its time. A nil h is that
 // of a rank that has joined.
 func (e *engine) watchTensor(id int, h *Handle) {
-	t := &e.table[id]
-	t.ended++
-	operation := mix(mix(uint64(id)+1) ^ t.ended)
+	t := e.agreed.At(id)
+	t.Ended++
+	operation := mix(mix(uint64(id)+1) ^ t.Ended)
 	if h != nil && e.g.lane == 0 && e.g.family.waits.wants(operation) {
 		e.g.family.waits.keep(operation, time.Since(h.since))
 	}

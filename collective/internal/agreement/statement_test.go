@@ -1,4 +1,4 @@
-package collective
+package agreement
 
 import (
 	"bytes"
@@ -12,14 +12,14 @@ import (
 // FuzzStatements: what a rank says of its tensors is refused, or says the same when it is said
 // again, and none is larger than memory can be.
 func FuzzStatements(f *testing.F) {
-	h := &Handle{name: "grad", request: request{dtype: kernel.Float32, op: operation.Sum, count: 7, prescale: 1, postscale: 0.5}}
-	one := h.state(nil)
+	r := Request{Type: kernel.Float32, Op: operation.Sum, Count: 7, Prescale: 1, Postscale: 0.5}
+	one := r.state(nil, "grad")
 	f.Add(one)
-	f.Add(append(h.state(one), joinStatement))
+	f.Add(append(r.state(one, "grad"), joinStatement))
 	f.Add(one[:len(one)-1])
 	for do, op := range map[operation.Action]operation.Op{operation.BroadcastAsync: 0, operation.AllGatherIntoAsync: 0, operation.ReduceScatterIntoAsync: operation.Max} {
-		r := request{do: do, dtype: kernel.Float32, op: op, count: 7, prescale: 1, postscale: 1}
-		f.Add((&Handle{name: "weights", request: r}).state(nil))
+		r := Request{Do: do, Type: kernel.Float32, Op: op, Count: 7, Prescale: 1, Postscale: 1}
+		f.Add(r.state(nil, "weights"))
 	}
 	f.Add([]byte{tensorStatement, 255, 'a'})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -32,10 +32,10 @@ func FuzzStatements(f *testing.F) {
 		}
 		var again []byte
 		for _, s := range all {
-			if s.rank != 1 || s.request.count > math.MaxInt/uint64(s.request.dtype.Size()) {
+			if s.rank != 1 || s.request.Count > math.MaxInt/uint64(s.request.Type.Size()) {
 				t.Errorf("taken: %+v", s)
 			}
-			again = (&Handle{name: s.name, request: s.request}).state(again)
+			again = s.request.state(again, s.name)
 		}
 		if !join && !bytes.Equal(again, b) {
 			t.Errorf("%q became %q", b, again)
