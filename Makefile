@@ -46,9 +46,10 @@ LICENSES = internal/licenses/internal/gen
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
-# Modules that need Kubernetes' API server and controllers, and Kueue and kustomize, for check-kubernetes alone.
+# Modules that need Kubernetes' API server and controllers, Kueue and kustomize, and helm, for check-kubernetes alone.
 SERVERS = test/kubernetes/servers
 KUEUE = test/kubernetes/kueue
+HELM = test/kubernetes/helm
 
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
@@ -203,7 +204,7 @@ check-calls: ## run jobs to which the kernel refuses a call, for each call and e
 check-kubernetes: ## run jobs on a real API server, which it builds first with Kueue (6 minutes, once); needs root; ARGS go to go test
 	@echo "== Kubernetes: bin/kubernetes/"
 	@mkdir -p bin/kubernetes
-	@version=$$($(GO) -C $(SERVERS) list -m -f '{{.Version}}' k8s.io/kubernetes) && for dir in $(SERVERS) $(KUEUE); do \
+	@version=$$($(GO) -C $(SERVERS) list -m -f '{{.Version}}' k8s.io/kubernetes) && for dir in $(SERVERS) $(KUEUE) $(HELM); do \
 		$(PURE) $(GO) -C $$dir build -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
 			-o $(CURDIR)/bin/kubernetes/ tool || exit 1; \
 	done

@@ -19,7 +19,7 @@ import (
 func TestManifests(t *testing.T) {
 	const steps = 90
 	j := newJob(t, "training", "restricted", "-steps", "90", "-step-time", "2ms", "-gate", "20=grow", "-gate", "40=shrink", "-gate", "60=delete")
-	j.deploy("base")
+	j.deploy(j.render("base", ""))
 	name, worker, driver := "app.kubernetes.io/name", "train-worker", "train-driver"
 	scale := func(n string) { j.patch(j.path("StatefulSet", worker), `{"spec":{"replicas":`+n+`}}`) }
 	j.drive()
@@ -53,7 +53,7 @@ func TestManifests(t *testing.T) {
 func TestManifestsRunAs(t *testing.T) {
 	const steps = 20
 	j := newJob(t, "run-as", "privileged", "-steps", fmt.Sprint(steps))
-	j.deploy("run-as")
+	j.deploy(j.render("run-as", ""))
 	j.drive()
 	j.complete("train-driver")
 	if info, err := os.Stat(filepath.Join(j.dir, "steps")); err != nil || info.Sys().(*syscall.Stat_t).Uid != 65534 {
@@ -62,8 +62,31 @@ func TestManifestsRunAs(t *testing.T) {
 	j.check(steps)
 }
 
-// deploy makes keys, applies a kustomization, and waits for its agents.
-func (j *job) deploy(folder string) {
+// TestChart does what deploy/chart/README.md says: it makes the cluster's keys, installs the
+// agents, and a job on them.
+func TestChart(t *testing.T) {
+	const steps, helm = 20, "../../bin/kubernetes/helm"
+	if _, err := os.Stat(helm); err != nil {
+		t.Skip("the chart is NOT tested, make check-kubernetes builds helm:", err)
+	}
+	j := newJob(t, "chart", "restricted", "-steps", fmt.Sprint(steps))
+	render := func(args ...string) []byte {
+		cmd := exec.Command(helm, append([]string{"template", "train", "../../deploy/chart", "--set", "image=local/train:2"}, args...)...)
+		cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%v: %v: %s", cmd, err, err.(*exec.ExitError).Stderr)
+		}
+		return out
+	}
+	j.deploy(render())
+	j.create(render("--show-only", "templates/driver.yaml", "--set-json", `driver={"command": ["train"], "flags": ["--events-file=/shared/chart/events"]}`))
+	j.complete("train-driver")
+	j.check(steps)
+}
+
+// deploy makes keys and the objects of agents, and waits for these.
+func (j *job) deploy(objects []byte) {
 	j.Helper()
 	keys, token := filepath.Join(j.TempDir(), "train"), filepath.Join(j.TempDir(), "token")
 	for _, args := range [][]string{{"init", keys}, {"token", keys, token, "--reusable", "--life", "8760h", "--host", "train-worker-*"}} {
@@ -73,7 +96,7 @@ func (j *job) deploy(folder string) {
 	}
 	j.secret("train-cluster", map[string]string{"authority.pem": filepath.Join(keys, "authority.pem"), "state.json": filepath.Join(keys, "state.json")})
 	j.secret("train-token", map[string]string{"token": token})
-	j.create(j.render(folder, ""))
+	j.create(objects)
 	j.await("4 pods are ready", func() bool {
 		var set struct {
 			Status struct {
