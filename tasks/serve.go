@@ -457,7 +457,7 @@ func (w *server) vanish(end func()) {
 	w.stopAll()
 }
 
-// await waits for the functions, whose contexts have ended; not for long for those that do not heed
+// await waits for the functions, whose contexts have ended; only briefly for those that ignore
 // theirs, so that the process can end.
 func (w *server) await() {
 	ended := make(chan struct{})

@@ -14,7 +14,7 @@ import (
 
 var goOn atomic.Pointer[chan struct{}]
 
-// deaf does not heed its context.
+// deaf ignores its context.
 var deaf = Register[None]("deaf/v1", func(context.Context) error {
 	<-*goOn.Load()
 	return nil
@@ -62,8 +62,8 @@ func TestDeafFunction(t *testing.T) {
 	}
 }
 
-// TestDeafWorkerLeaves: a worker that leaves does not wait for a function that does not heed its
-// context, but for others, and what has not ended counts for nothing.
+// TestDeafWorkerLeaves: a worker that leaves does not wait for a function that ignores its context,
+// but for others, and what has not ended counts for nothing.
 func TestDeafWorkerLeaves(t *testing.T) {
 	root := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

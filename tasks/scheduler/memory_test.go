@@ -19,7 +19,7 @@ func (s *Scheduler) emptied() bool {
 	})
 }
 
-// TestGreedyClient: a client that submits without end, and heeds nothing that it is told, is ended.
+// TestGreedyClient: a client that submits without end, and ignores all that it is told, is ended.
 // What it had is given back, and others go on.
 func TestGreedyClient(t *testing.T) {
 	const memory = 1 << 20

@@ -158,8 +158,8 @@ func TestTasksPoison(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksDeaf: functions that do not heed their contexts have their workers ended, without blame,
-// and others run meanwhile and then.
+// TestTasksDeaf: the workers of functions that ignore their contexts are ended, without blame, and
+// other functions run in the meantime and afterwards.
 func TestTasksDeaf(t *testing.T) {
 	r := serveTasks(t, 2, on(hostA, 2), "--tasks-grace", "500ms")
 	c := submits(t, r, "-deaf", "3", "-submit", "400", "-lasts", "10ms")

@@ -41,7 +41,7 @@ var kills = tasks.Register[tasks.None]("kills/v1", func(_ context.Context, exits
 	return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 })
 
-// deaf does not heed its context.
+// deaf ignores its context.
 var deaf = tasks.Register[tasks.None]("deaf/v1", func(context.Context) error {
 	time.Sleep(10 * time.Minute)
 	return nil

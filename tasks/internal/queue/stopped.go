@@ -16,7 +16,7 @@ const endAgain = 10 * time.Second
 
 // stop tells the worker of a task to end its attempt, and takes the task from it. The attempt keeps
 // its place and what it takes of the worker until the worker says that it has ended: its function
-// may not heed its context. why is for people.
+// may ignore its context. why is for people.
 func (q *Queue) stop(now time.Time, t *task, force bool, why string) {
 	w := t.worker
 	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.number, Force: force})

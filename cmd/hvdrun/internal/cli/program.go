@@ -80,8 +80,8 @@ func Status(err error) int {
 	return StatusUsage
 }
 
-// Again passes on, without delay, that a person is impatient, and returns false where nobody has
-// heeded it the last time.
+// Again passes on, without delay, that a person is impatient. It returns false if nobody has
+// received the previous call.
 func Again(hurry chan<- struct{}) bool {
 	select {
 	case hurry <- struct{}{}:
