@@ -28,7 +28,7 @@ type part struct {
 var parts = []part{
 	{"fresh", []string{"fresh"}, "generated code and the list of licences are what their generators write", nil},
 	{"cross", []string{"cross"}, "everything compiles for arm64, and without cgo", nil},
-	{"tests", []string{"test"}, "all tests, all rounds, under the race detector", nil},
+	{"tests", []string{"test"}, "all tests, all rounds, under the race detector where goroutines meet", nil},
 	{"frameworks", []string{"frameworks"}, "the modules of frameworks and their examples", nil},
 	{"kubernetes-plugin", []string{"kubernetes"}, "the plugin for Kubernetes, all rounds", nil},
 	{"calls", []string{"check-calls"}, "jobs to which the kernel refuses a system call", nil},
