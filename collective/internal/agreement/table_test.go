@@ -1,0 +1,191 @@
+package agreement
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective/internal/operation"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// world is the tables of some ranks, which do cycles together.
+type world []*Table[string]
+
+func newWorld(ranks int) world {
+	w := make(world, ranks)
+	for rank := range w {
+		t := NewTable[string](rank, ranks)
+		t.Fusion = 1 << 10
+		w[rank] = &t
+	}
+	return w
+}
+
+// submit has some ranks submit a tensor of float32s under a name.
+func (w world) submit(name string, count uint64, ranks ...int) {
+	for _, rank := range ranks {
+		w[rank].Submit(name, &Request{Type: kernel.Float32, Op: operation.Sum, Count: count, Prescale: 1, Postscale: 1},
+			fmt.Sprintf("%s of %d", name, rank))
+	}
+}
+
+// cycle has all ranks vote, with what each has to announce, and returns their buckets, which are
+// the same on all ranks. The ranks of joining join. It fails the test where a rank finds a fault.
+func (w world) cycle(t *testing.T, joining ...int) []Bucket {
+	t.Helper()
+	for news := true; news; joining = nil {
+		votes := make([][]uint8, len(w))
+		for rank, table := range w {
+			votes[rank] = table.Vote(Asked{News: table.News() || slices.Contains(joining, rank)})
+		}
+		for i := range votes[0] {
+			least := uint8(1)
+			for _, v := range votes {
+				least = min(least, v[i])
+			}
+			for _, v := range votes {
+				v[i] = least
+			}
+		}
+		parts := make([][]byte, len(w))
+		for rank, table := range w {
+			if news = table.Voted().News; news {
+				parts[rank] = table.Say(slices.Contains(joining, rank))
+			}
+		}
+		for rank, table := range w {
+			if _, fault := table.Hear(parts); fault != nil {
+				t.Fatalf("rank %d: %+v", rank, fault)
+			}
+		}
+	}
+	var all []Bucket
+	for rank, table := range w {
+		buckets := table.Elect(func(int) { t.Error("nothing is refused") })
+		table.Observe(buckets, func(*Bucket) bool { return false })
+		if rank > 0 && fmt.Sprint(buckets) != fmt.Sprint(all) {
+			t.Errorf("buckets %v on rank 0, %v on rank %d", all, buckets, rank)
+		}
+		all = slices.Clone(buckets)
+		for _, b := range buckets {
+			for _, id := range b.IDs {
+				table.Take(id)
+			}
+		}
+	}
+	return all
+}
+
+// TestElect: what all ranks have submitted, in whatever order, is in the same buckets everywhere;
+// what a rank lacks is awaited.
+func TestElect(t *testing.T) {
+	w := newWorld(3)
+	w.submit("a", 100, 0, 1)
+	w.submit("b", 100, 0, 1, 2)
+	w.submit("c", 100, 2, 1, 0)
+	if got := w.cycle(t); len(got) != 1 || len(got[0].IDs) != 2 || got[0].Bytes != 800 {
+		t.Errorf("buckets %+v", got)
+	}
+	for rank, table := range w {
+		if !table.Awaited {
+			t.Errorf("rank %d does not know that a is awaited", rank)
+		}
+	}
+	w.submit("a", 100, 2)
+	w.submit("c", 200, 0, 1, 2) // another size
+	if got := w.cycle(t); len(got) != 2 || got[0].Bytes != 400 || got[1].Bytes != 800 {
+		t.Errorf("buckets %+v, more than fit together", got)
+	}
+	if got := w.cycle(t); len(got) > 0 || w[0].Pending != 0 || w[0].Awaited {
+		t.Errorf("buckets %+v, and %d are pending", got, w[0].Pending)
+	}
+}
+
+// TestDiffering: ranks that submit different tensors under one name find the same fault.
+func TestDiffering(t *testing.T) {
+	w := newWorld(2)
+	w.submit("a", 1, 0)
+	w.submit("a", 2, 1)
+	parts := [][]byte{w[0].Say(false), w[1].Say(false)}
+	for rank, table := range w {
+		if _, fault := table.Hear(parts); fault == nil || !fault.Mismatch || fault.Tensor != "a" || fault.Ranks != [2]int{0, 1} {
+			t.Errorf("rank %d: %+v", rank, fault)
+		}
+	}
+}
+
+// TestJoined: a rank that has joined has a vote for all that the others have submitted, until all
+// have joined.
+func TestJoined(t *testing.T) {
+	w := newWorld(2)
+	w.submit("a", 1, 0)
+	if got := w.cycle(t, 1); len(got) != 1 || w[0].Whole() || w[0].Contribute != 1 {
+		t.Errorf("buckets %+v, of %d ranks", got, w[0].Contribute)
+	}
+	if w.cycle(t, 0); w[1].Contribute != 0 {
+		t.Errorf("%d ranks have not joined", w[1].Contribute)
+	}
+	if w[1].Restart(); !w[1].Whole() {
+		t.Error("a rank has joined")
+	}
+}
+
+// TestExpected: after two cycles with one bucket the next one is expected, also by a rank that has
+// not submitted it; a wrong guess ends that.
+func TestExpected(t *testing.T) {
+	w := newWorld(2)
+	for cycle := range Surely {
+		if w[0].Expects() {
+			t.Errorf("expected after %d cycles", cycle)
+		}
+		w.submit("a", 10, 0, 1)
+		w.cycle(t)
+	}
+	w.submit("a", 10, 0)
+	for rank, table := range w {
+		b, ready := table.Expected()
+		if !table.Expects() || b.Bytes != 40 || ready != (rank == 0) {
+			t.Errorf("rank %d: %+v, ready %t", rank, b, ready)
+		}
+		if table.Guessed(false); table.Expects() {
+			t.Errorf("rank %d expects it after a wrong guess", rank)
+		}
+	}
+}
+
+// TestForgotten: names that are forgotten are announced again by who has submitted them.
+func TestForgotten(t *testing.T) {
+	w := newWorld(2)
+	w.submit("a", 1, 0)
+	w.cycle(t)
+	for _, table := range w {
+		table.Forget()
+	}
+	w.submit("a", 1, 1)
+	if got := w.cycle(t); len(got) != 1 {
+		t.Errorf("buckets %+v", got)
+	}
+}
+
+// TestStalled: who has waited for too long, and for whom, is found on any rank.
+func TestStalled(t *testing.T) {
+	w := newWorld(3)
+	w.submit("a", 1, 0, 2)
+	w.submit("b", 1, 2)
+	w.cycle(t)
+	all := make([][]uint8, len(w))
+	for rank, table := range w {
+		all[rank] = table.Waiting(func(mine string) bool { return mine == "a of 2" })
+	}
+	var said []string
+	if invalid := w[0].Stalled(all, func(name string, missing []int) { said = append(said, fmt.Sprint(name, missing)) }); invalid >= 0 {
+		t.Errorf("rank %d", invalid)
+	}
+	if !slices.Equal(said, []string{"a[1]"}) {
+		t.Errorf("said %q", said)
+	}
+	if all[1] = nil; w[0].Stalled(all, func(string, []int) {}) != 1 {
+		t.Error("too short an answer is taken")
+	}
+}
