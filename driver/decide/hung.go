@@ -12,6 +12,9 @@ import (
 // MostNamed is the largest number of workers or ranks named in a line.
 const MostNamed = 8
 
+// mostHolding is how many workers that hold up the job have a line each: many do so at once.
+const mostHolding = 2
+
 // Round rounds a duration for display.
 func Round(d time.Duration) time.Duration {
 	if d < 10*time.Second {
@@ -44,10 +47,10 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	m.ledger.Owe(now, job.PartStalled, w.slot, min(e.Long, now.Sub(m.ledger.Begun())))
 	m.emit(now, job.Stalled, append(w.fields(), field("generation", e.Generation), field("what", e.What))...)
 	switch n := m.holdUp(); {
-	case n <= MostNamed:
+	case n <= mostHolding:
 		m.log(Warn, "%s holds up the job: %s", w, e.What)
-	case n == MostNamed+1:
-		m.log(Warn, "more than %d workers hold up the job; hvdrun status tells what each does", MostNamed)
+	case n == mostHolding+1:
+		m.log(Warn, "more than %d workers hold up the job; hvdrun status tells what each does", mostHolding)
 	}
 }
 
@@ -76,7 +79,7 @@ func (m *Machine) stirred(now time.Time, w *Worker) {
 	if w == nil || w.stalledFrom.IsZero() {
 		return
 	}
-	held, few := now.Sub(w.stalledFrom), m.holdUp() <= MostNamed
+	held, few := now.Sub(w.stalledFrom), m.holdUp() <= mostHolding
 	w.stalledFrom = time.Time{}
 	m.emit(now, job.StallEnded, append(w.fields(), field("generation", w.generation), field("seconds", held.Seconds()))...)
 	if few {
