@@ -109,7 +109,7 @@ func (p *Peers) Listen(addr string) (net.Addr, error) {
 	p.mu.Lock()
 	p.ln = ln
 	p.mu.Unlock()
-	p.wg.Go(func() { tcpstore.AcceptAll(ln, &p.wg, p.log, "torchrun", p.serve) })
+	p.wg.Go(func() { ln.Serve(p.log, "torchrun", p.serve) })
 	return ln.Addr(), nil
 }
 

@@ -55,7 +55,7 @@ func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 	f := &forwarder{ln: ln, log: log, conns: make(map[net.Conn]bool)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.while, f.leave = context.WithCancel(f.ctx)
-	f.wg.Go(f.accept)
+	f.wg.Go(func() { ln.Serve(log, "agent: workers", f.carry) })
 	return f, nil
 }
 
@@ -99,25 +99,6 @@ func (f *forwarder) close() {
 	f.wg.Wait()
 }
 
-func (f *forwarder) accept() {
-	for {
-		conn, err := f.ln.Accept()
-		switch {
-		case f.ctx.Err() != nil:
-			if err == nil {
-				conn.Close()
-			}
-			return
-		case err != nil: // of one connection, or of too many open files
-			continue
-		case !fromHere(conn):
-			conn.Close()
-			continue
-		}
-		f.wg.Go(func() { f.carry(conn.(*identity.Conn)) })
-	}
-}
-
 // fromHere returns whether both ends of a connection are on this host.
 func fromHere(conn net.Conn) bool {
 	near, ok1 := conn.LocalAddr().(*net.TCPAddr)
@@ -128,6 +109,9 @@ func fromHere(conn net.Conn) bool {
 // carry blocks until one of the ends closes the connection.
 func (f *forwarder) carry(worker *identity.Conn) {
 	defer worker.Close()
+	if !fromHere(worker) {
+		return
+	}
 	f.mu.Lock()
 	to, ctx := f.to, f.while
 	f.mu.Unlock()

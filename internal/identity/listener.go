@@ -5,6 +5,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // Listener is a net.Listener that bounds connections until they have proven their identity. It may
@@ -25,6 +27,9 @@ type Listener struct {
 
 // acceptPause is the pause after a failure to accept, mostly for lack of descriptors.
 const acceptPause = 10 * time.Millisecond
+
+// failureEvery is the shortest time between two lines of Serve about the same failure.
+const failureEvery = 10 * time.Second
 
 // Open listens on one more TCP address, and returns it with its port.
 func (l *Listener) Open(addr string) (net.Addr, error) {
@@ -94,6 +99,27 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, temporary{err}
 	case <-l.done:
 		return nil, net.ErrClosed
+	}
+}
+
+// Serve calls handle with each connection, in a goroutine of its own; handle closes the connection.
+// It blocks until the listener is closed and all calls have returned. Failures to accept are logged
+// ever more seldom, in lines that begin with what.
+func (l *Listener) Serve(log retry.Logger, what string, handle func(*Conn)) {
+	var handling sync.WaitGroup
+	defer handling.Wait()
+	failures := retry.Row{Least: failureEvery}
+	for {
+		conn, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			failures.Warn(log, time.Now(), what+": taking connections", err)
+		default:
+			failures.Ended()
+			handling.Go(func() { handle(conn.(*Conn)) })
+		}
 	}
 }
 

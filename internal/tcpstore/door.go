@@ -1,39 +1,15 @@
 package tcpstore
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
-	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/retry"
 )
-
-// refusedTell is how often a listener that takes no connections says so at least.
-const refusedTell = 10 * time.Second
-
-// AcceptAll has each connection of a listener served by a goroutine of the group, until it is
-// closed. Failures are logged as those of what.
-func AcceptAll(ln *identity.Listener, wg *sync.WaitGroup, log logrus.FieldLogger, what string, serve func(*identity.Conn)) {
-	failures := retry.Row{Least: refusedTell}
-	for {
-		conn, err := ln.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err != nil:
-			failures.Warn(log, time.Now(), what+": taking connections", err)
-		default:
-			failures.Ended()
-			wg.Go(func() { serve(conn.(*identity.Conn)) })
-		}
-	}
-}
 
 // DoorConfig configures a Door.
 type DoorConfig struct {
@@ -67,7 +43,7 @@ func OpenDoor(cfg DoorConfig) (*Door, error) {
 		return nil, fmt.Errorf("tcpstore: listening for programs: %w", err)
 	}
 	d := &Door{cfg: cfg, ln: ln, conns: make(map[net.Conn]bool)}
-	d.wg.Go(func() { AcceptAll(ln, &d.wg, cfg.Log, cfg.What, d.accept) })
+	d.wg.Go(func() { ln.Serve(cfg.Log, cfg.What, d.accept) })
 	return d, nil
 }
 

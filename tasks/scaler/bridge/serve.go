@@ -221,17 +221,7 @@ func (r *router) accept(ctx, life context.Context) {
 		return
 	}
 	defer context.AfterFunc(ctx, func() { _ = r.ln.Close() })()
-	var open sync.WaitGroup
-	defer open.Wait()
-	for {
-		conn, err := r.ln.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err == nil {
-			open.Go(func() { handle(conn) })
-		}
-	}
+	r.ln.Serve(r.cfg.Log, "scaler", func(conn *identity.Conn) { handle(conn) })
 }
 
 // look gives up workers that have been silent for too long.

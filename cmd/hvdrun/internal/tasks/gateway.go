@@ -103,7 +103,8 @@ func serveGateway(ctx context.Context, p *cli.Program, d *jobdir.Dir, listen, pa
 	g.log.Infof("programs of other machines reach the job's tasks at %v, with the invitation in %s", ln.Addr(), path)
 	ctx, cancel := whileJob(ctx, d)
 	defer cancel()
-	return g.serve(ctx)
+	g.serve(ctx)
+	return nil
 }
 
 // gateway carries connections of clients that have proven to be invited.
@@ -137,25 +138,13 @@ func (g *gateway) tls(now time.Time) (*tls.Config, error) {
 
 // serve carries connections until ctx ends; it closes the listener, and returns when all have
 // ended.
-func (g *gateway) serve(ctx context.Context) error {
-	var running sync.WaitGroup
-	defer running.Wait()
+func (g *gateway) serve(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { g.ln.Close() })
 	defer stop()
 	g.ln.OnRefused(func(from net.Addr, why error) { g.log.Warnf("%v is refused: %v", from, why) })
-	for {
-		conn, err := g.ln.Accept()
-		switch {
-		case err == nil:
-			running.Go(func() { g.carry(ctx, conn) })
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return err
-		}
-	}
+	g.ln.Serve(g.log, "clients of tasks", func(conn *identity.Conn) { g.carry(ctx, conn) })
 }
 
 // carry carries a connection to the scheduler, once its peer has proven to be invited, until either

@@ -49,7 +49,7 @@ func TestGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := &gateway{ln: ln, authority: authority, to: to, log: log}
-	running.Go(func() { _ = g.serve(ctx) })
+	running.Go(func() { g.serve(ctx) })
 	addr := ln.Addr().String()
 
 	invite := func(a *identity.Authority, life time.Duration) string {
