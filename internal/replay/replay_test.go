@@ -69,7 +69,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("after %v s: %d commits, want %d", c.after, n, c.commits)
 		}
 	}
-	if s := p.Status(begun.Add(time.Hour)); s.Goodput.Of(job.PartTraining) != 20 || s.Message == "" || s.Driver != 0 || len(s.Events) != 14 {
+	if s := p.Status(begun.Add(time.Hour)); s.Goodput.Of(job.PartTraining) != 20 || s.Message == "" || !s.Stopped || s.Driver != 0 || len(s.Events) != 14 {
 		t.Errorf("at the end: %+v", s)
 	}
 }
