@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
@@ -116,6 +117,12 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	go func() { why <- s.logLines(stderr) }()
 
 	out, readErr := io.ReadAll(io.LimitReader(stdout, maxScriptOutput+1))
+	if errors.Is(readErr, os.ErrDeadlineExceeded) && len(out) <= maxScriptOutput {
+		more, ended := rest(stdout, maxScriptOutput+1-len(out))
+		if out = append(out, more...); ended {
+			readErr = nil
+		}
+	}
 	if len(out) > maxScriptOutput {
 		cancel(errTooMuchOutput)
 	}
@@ -137,6 +144,33 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("discovery: script: %w", readErr)
 	}
 	return out, nil
+}
+
+// rest reads at most so many bytes that lie in a pipe, without waiting, and returns whether it has
+// ended. Where the machine is busy, a deadline passes before what has long been there is read.
+func rest(pipe *os.File, most int) (out []byte, ended bool) {
+	raw, err := pipe.SyscallConn()
+	if err != nil || pipe.SetReadDeadline(time.Time{}) != nil {
+		return nil, false
+	}
+	buf := make([]byte, most)
+	for len(out) < most {
+		n := 0
+		rerr := raw.Read(func(fd uintptr) bool {
+			n, err = unix.Read(int(fd), buf[len(out):])
+			return true
+		})
+		switch {
+		case rerr == nil && errors.Is(err, unix.EINTR):
+		case rerr != nil || err != nil:
+			return out, false
+		case n == 0:
+			return out, true
+		default:
+			out = buf[:len(out)+n]
+		}
+	}
+	return out, false
 }
 
 // logLines logs the script's stderr until the pipe ends, and returns the line that says why it

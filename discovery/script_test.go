@@ -359,3 +359,32 @@ func TestExampleScripts(t *testing.T) {
 		t.Errorf("discover.sh without candidates: got %v, %v", got, err)
 	}
 }
+
+// TestRest: what lies in a pipe is read after a deadline too, and its end is known.
+func TestRest(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	look := func(what string, most int, text string, over bool) {
+		t.Helper()
+		if err := r.SetReadDeadline(time.Unix(1, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("%s: read: %v", what, err)
+		}
+		if out, ended := rest(r, most); string(out) != text || ended != over {
+			t.Errorf("%s: %q, ended %v", what, out, ended)
+		}
+	}
+	look("nothing", 10, "", false)
+	fmt.Fprint(w, "a:1\nb:2\n")
+	look("too much", 4, "a:1\n", false)
+	look("held", 10, "b:2\n", false)
+	fmt.Fprint(w, "c:3\n")
+	w.Close()
+	look("over", 10, "c:3\n", true)
+}
