@@ -61,7 +61,7 @@ func TestSoak(t *testing.T) {
 		}
 		load, _ := os.ReadFile("/proc/loadavg") // without it the figures say less
 		next := e.recoveries(kills)
-		t.Logf("%s: %d kills in %.0f s: the last survivor has its next step after %.0f ms (p50), %.0f (p99), %.0f (max), of which 50 are the step's; "+
+		t.Logf("%s: %d kills in %.0f s: the last survivor has its next step after %.0f ms (p50), %.0f (p99), %.0f (max), where a step takes 50; "+
 			"%.1f steps/s, undisturbed %.1f: %.0f %%; load %s", connection, len(kills), end-begin,
 			next[len(next)/2], next[len(next)*99/100], next[len(next)-1],
 			float64(steps)/(end-begin), undisturbed, float64(steps)/(end-begin)/undisturbed*100, strings.TrimSpace(string(load)))
