@@ -94,10 +94,12 @@ func readStacks(text string) (all []stacks.Goroutines) {
 	return all[:min(len(all), stacks.MaxGroups)]
 }
 
-// functionOf names a function of a file of Python. That of a library is no code of the user.
+// functionOf names a function of a file of Python. That of a library, or of package hvdrun, is no
+// code of the user.
 func functionOf(file, name string) string {
 	module := strings.TrimSuffix(path.Base(file), ".py")
-	if strings.Contains(file, "/lib/python") || strings.Contains(file, "-packages/") || strings.HasPrefix(file, "<") {
+	ours := path.Base(path.Dir(file)) == "hvdrun" && (module == "torch" || strings.HasPrefix(module, "_"))
+	if ours || strings.Contains(file, "/lib/python") || strings.Contains(file, "-packages/") || strings.HasPrefix(file, "<") {
 		return "internal/" + module + "." + name
 	}
 	return module + "." + name

@@ -36,18 +36,23 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// version is that of torch; empty: there is none.
-var version = sync.OnceValue(func() string {
-	out, _ := exec.Command(*python, "-c", "import torch; print(torch.__version__)").Output()
-	return strings.TrimSpace(string(out))
+// version is that of torch; without a number there is none.
+var version = sync.OnceValue(func() (v struct {
+	number       string
+	reconfigures bool // process groups
+}) {
+	out, _ := exec.Command(*python, "-c", `import torch, torch.distributed as d; print(torch.__version__, hasattr(d, "_reconfigure"))`).Output()
+	number, reconfigures, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
+	v.number, v.reconfigures = number, reconfigures == "True"
+	return v
 })
 
 func needTorch(t *testing.T) {
 	t.Helper()
-	if version() == "" {
+	if version().number == "" {
 		t.Skipf("%s has no torch: PyTorch programs are NOT run (make check-torch brings it)", *python)
 	}
-	t.Logf("torch %s", version())
+	t.Logf("torch %s", version().number)
 }
 
 // torchrun returns the command, with the Python that has torch.
