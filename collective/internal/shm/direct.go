@@ -273,7 +273,7 @@ func (m *Member) takeDirect(ctx context.Context, t int) error {
 			if err := m.wait(ctx, o, &m.areas[o].reduced.word, m.rounds+uint64(t)+1); err != nil {
 				return err
 			}
-			copy(part, m.regions.tensors[o][at:])
+			m.copyOut(part, m.regions.tensors[o][at:])
 		}
 		at += len(m.dst[o])
 	}

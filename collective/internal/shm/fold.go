@@ -94,9 +94,11 @@ func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, 
 	return all, nil
 }
 
-// foldDirect is allReduceDirect for operands that are not the members' results.
+// foldDirect is allReduceDirect for operands that are not the members' results, so what others have
+// computed of a result is only copied into it.
 func (m *Member) foldDirect(ctx context.Context, result []byte, operands [][]byte, f *Folding) error {
 	m.split(m.dst, result, f.Size, m.members)
+	m.streams = m.overflow(m.dst)
 	last := m.roundsOf(len(m.dst[0]))
 	blocks := make([][]byte, len(operands))
 	err := m.foldRound(0, operands, blocks, f)
