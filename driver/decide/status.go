@@ -84,7 +84,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		s.State = job.Waiting
 	}
 	if m.finished {
-		s.Message, s.Stopped = m.remark(), job.ExitStatus(m.result) > 128
+		s.Message, s.Stopped = m.remark(), job.Stopped(job.ExitStatus(m.result))
 	}
 	if m.result != nil {
 		s.Message = strings.TrimPrefix(m.result.Error(), "driver: ")

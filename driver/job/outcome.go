@@ -117,6 +117,10 @@ func ExitStatus(err error) int {
 	return 1
 }
 
+// Stopped returns whether an exit status says that a person or a signal has ended the job, and that
+// nothing failed.
+func Stopped(status int) bool { return status > 128 }
+
 // Sentinel returns the error with the given exit status; nil if there is none.
 func Sentinel(status int) error {
 	for _, s := range statuses {

@@ -117,7 +117,7 @@ func (s *state) published(e *job.Entry) {
 func (s *state) done(e *job.Entry, line []byte) {
 	s.enter(job.Done, e.Time)
 	if s.job.Message = e.Message; e.Status != 0 {
-		s.job.State, s.job.Stopped = job.Failed, e.Status > 128
+		s.job.State, s.job.Stopped = job.Failed, job.Stopped(e.Status)
 	}
 	var end struct {
 		Goodput job.Goodput `json:"goodput"`

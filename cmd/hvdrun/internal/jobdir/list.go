@@ -1,11 +1,10 @@
 package jobdir
 
 import (
-	"errors"
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // State is the state of a job, as the list shows it.
@@ -33,24 +32,24 @@ type Line struct {
 	Message    string    `json:"message,omitempty"`
 }
 
-// Line returns the state of the job.
+// Line returns the state of the found.
 func (d *Dir) Line() Line {
 	l := Line{Job: d.About.RunID, Begun: d.About.Begun, Dir: d.Path, Command: d.About.Command}
-	job, err := d.Inspect()
-	l.Workers, l.Generation = job.Workers, job.Generation
+	found, err := d.Inspect()
+	l.Workers, l.Generation = found.Workers, found.Generation
 	switch {
-	case job.Running:
+	case found.Running:
 		l.State = Running
-	case d.About.Ended != nil && (err != nil || !job.Finished):
+	case d.About.Ended != nil && (err != nil || !found.Finished):
 		l.State, l.Message, l.Workers = stopped, "stopped without its driver", 0
 	case err != nil:
 		l.State, l.Message = Broken, err.Error()
-	case job.Finished && job.Result == nil:
+	case found.Finished && found.Result == nil:
 		l.State = done
-	case job.Finished && errors.As(job.Result, new(cli.StopSignal)):
-		l.State, l.Message = stopped, strings.TrimPrefix(job.Result.Error(), "driver: ")
-	case job.Finished:
-		l.State, l.Message = failed, strings.TrimPrefix(job.Result.Error(), "driver: ")
+	case found.Finished && job.Stopped(job.ExitStatus(found.Result)):
+		l.State, l.Message = stopped, strings.TrimPrefix(found.Result.Error(), "driver: ")
+	case found.Finished:
+		l.State, l.Message = failed, strings.TrimPrefix(found.Result.Error(), "driver: ")
 	default:
 		l.State = Resumable
 		if err := d.KeyLost(); err != nil {
