@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"text/tabwriter"
@@ -81,7 +82,11 @@ func (r *Report) WriteTable(w io.Writer) error {
 		r.Op, r.Ranks, r.on(), r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	head := "bytes\tmin us\tmedian us\tp99 us\tGB/s\t"
-	for _, p := range peers[1:] {
+	beside := peers[1:]
+	if len(beside) > mostBeside {
+		beside = nil
+	}
+	for _, p := range beside {
 		head += p + " us\tratio\t"
 	}
 	if r.Op == Gradients {
@@ -101,7 +106,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 			continue
 		}
 		line := SizeText(bytes) + "\t" + micros(ours.Min) + "\t" + micros(ours.Median) + "\t" + micros(ours.P99) + "\t" + number(ours.gbps()) + "\t"
-		for _, p := range peers[1:] {
+		for _, p := range beside {
 			if row, ok := r.row(p, r.Op, bytes); ok {
 				line += micros(row.Median) + "\t" + number(row.Median/ours.Median) + "\t"
 			} else {
@@ -128,26 +133,44 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return r.writeNotes(w, hosts)
 }
 
-// writePeers says which library takes the least time for each size, if there are several, and what
-// was measured.
+// mostBeside is how many libraries have columns beside hvdrun's; more have lines of their own.
+const mostBeside = 3
+
+// writePeers says what was measured besides hvdrun, and, of several libraries, which one takes the
+// least time for each size.
 func (r *Report) writePeers(w io.Writer) error {
-	if peers := r.peers()[1:]; len(peers) > 1 {
-		fmt.Fprint(w, "\nbest of the others:")
-		separator := " "
+	peers := r.peers()[1:]
+	if len(peers) > 1 {
+		fmt.Fprintln(w)
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		head, last := "median us · ratio\t", "fastest\t"
+		lines := make([]string, len(peers))
 		for _, bytes := range r.sizes() {
-			ours, ok := r.row(Ours, r.Op, bytes)
-			best, name := Row{}, ""
-			for _, p := range peers {
-				if row, found := r.row(p, r.Op, bytes); found && (name == "" || row.Median < best.Median) {
-					best, name = row, p
+			head += SizeText(bytes) + "\t"
+			ours, _ := r.row(Ours, r.Op, bytes)
+			best, name := math.Inf(1), "-"
+			for i, p := range peers {
+				cell := "-\t"
+				if row, ok := r.row(p, r.Op, bytes); ok && ours.Median > 0 {
+					cell = micros(row.Median) + " · " + number(row.Median/ours.Median) + "\t"
+					if row.Median < best {
+						best, name = row.Median, p
+					}
 				}
+				lines[i] += cell
 			}
-			if ok && name != "" {
-				fmt.Fprintf(w, "%s%s %s, ratio %s", separator, SizeText(bytes), name, number(best.Median/ours.Median))
-				separator = "; "
+			last += name + "\t"
+		}
+		fmt.Fprintln(t, head)
+		for i, p := range peers {
+			if len(peers) > mostBeside {
+				fmt.Fprintln(t, p+"\t"+lines[i])
 			}
 		}
-		fmt.Fprintln(w)
+		fmt.Fprintln(t, last)
+		if err := t.Flush(); err != nil {
+			return err
+		}
 	}
 	for i, line := range r.About {
 		if i == 0 {
