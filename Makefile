@@ -164,7 +164,8 @@ demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), und
 
 # The tests of hosts in network namespaces are among the others where these can be made: a container without the capability
 # SYS_ADMIN cannot. Jobs of processes come first, two packages at a time: beside tests that compute, a slow machine starves
-# them until hosts count as lost. What decides starts no goroutines, and is tested without the race detector.
+# them until hosts count as lost. What decides starts no goroutines, and is tested without the race detector. Programs of
+# PyTorch have a target of their own, check-torch.
 test: DECIDES = ./driver/decide/... ./tasks/internal/queue/... ./torchrun/replica/internal/rules/...
 test: JOBS = ./test/e2e/... ./internal/agent/... ./cmd/...
 test: NETNS = $(shell unshare --net true 2>/dev/null && echo -tags netns || echo 'hosts in network namespaces are NOT tested: run make check-net as root' >&2)
@@ -174,7 +175,7 @@ test: ## run the tests, with more rounds than make check does, under the race de
 	$(GO) test -race -vet=off -timeout 60m -p 2 $(SHORT) $$netns $(ARGS) $(JOBS) || status=1; \
 	$(GO) test -vet=off -timeout 60m $(SHORT) $(ARGS) $(DECIDES) || status=1; \
 	$(GO) test -race -vet=off -timeout 60m -p 3 $(SHORT) $$netns $(ARGS) \
-		$$($(GO) list ./... | grep -vxF "$$($(GO) list $$netns $(JOBS) $(DECIDES))") || status=1; exit $$status
+		$$($(GO) list ./... | grep -vxF "$$($(GO) list $$netns $(JOBS) $(DECIDES) ./test/torch)") || status=1; exit $$status
 
 fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | { status=0; while read -r dir target; do \
