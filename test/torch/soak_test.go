@@ -39,7 +39,7 @@ func TestSoak(t *testing.T) {
 		e.committed(first + warm + measured)
 		begin := seconds(time.Now())
 		kills := e.killFor(*soak, rand.New(rand.NewPCG(*seed, 0)))
-		e.size(4)
+		e.whole(kills)
 		end := seconds(time.Now())
 		started := e.finish()
 
@@ -77,18 +77,24 @@ func (e *ledgerJob) committed(step int) {
 	e.until(fmt.Sprintf("step %d", step), 0, func(x entry) bool { return x.Event == "commit" && x.Step >= step })
 }
 
+// whole blocks until a step is done by four workers after the kills, and a second after the last
+// one.
+func (e *ledgerJob) whole(kills []kill) entry {
+	e.t.Helper()
+	last := kill{at: seconds(time.Now())}
+	if len(kills) > 0 {
+		last = kills[len(kills)-1]
+	}
+	return e.until("a step of four", len(e.look()), func(x entry) bool {
+		return x.Event == "commit" && x.Size == 4 && x.Generation > last.generation && x.Time >= last.at+1
+	})
+}
+
 // killFor kills workers for a time.
 func (e *ledgerJob) killFor(long time.Duration, random *rand.Rand) (kills []kill) {
 	e.t.Helper()
-	end := time.Now().Add(long)
-	for last := time.Now(); last.Before(end); last = time.Now() {
-		generation, n := uint64(0), len(e.look())
-		if len(kills) > 0 {
-			generation = kills[len(kills)-1].generation
-		}
-		whole := e.until("a step of four", n, func(x entry) bool {
-			return x.Event == "commit" && x.Size == 4 && x.Generation > generation && time.Since(last) >= time.Second
-		})
+	for end := time.Now().Add(long); time.Now().Before(end); {
+		whole := e.whole(kills)
 		if err := e.Look(); err != nil {
 			e.t.Fatal(err)
 		}
