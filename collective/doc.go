@@ -46,15 +46,18 @@
 //
 // Ranks of a group that are on one host meet in shared memory (shared_memory.go). If all ranks are
 // on one host, all operations run in it except forced algorithms. Otherwise the same operations
-// have two levels (hierarchy.go): each host's data goes to each other host once, split among the
+// have two levels (internal/levels): each host's data goes to each other host once, split among the
 // ranks of the host. Large slices of [Alloc] are reduced without a copy.
 //
 // # Layers
 //
-// The operations (operations.go) run algorithms on bytes (allreduce_*.go, pairwise.go, tree.go)
-// through a call (call.go), which sends through the group's transport (transport.go; in one process
-// transport_local.go, over TCP package sockets) and receives from one inbox per peer (package
-// frame), to which transports deliver. Over TCP without encryption the operation's own goroutine
-// moves the frames while it waits. Frames between two ranks keep their order, so a frame is matched
-// by its position alone and checked against its header.
+// The operations (operations.go) run algorithms on bytes: in memory, by package internal/shm; among
+// ranks that share none by internal/exchange, whose call sends through the group's transport (in
+// one process transport_local.go, over TCP internal/sockets) and receives from one inbox per peer
+// (internal/frame), to which transports deliver; and on two levels by internal/levels. What ranks
+// call, and which algorithm is the cheapest, is in internal/operation. Over TCP without encryption
+// the operation's own goroutine moves the frames while it waits. Frames between two ranks keep
+// their order, so a frame is matched by its position alone and checked against its header. What
+// asynchronous operations ranks do together is decided by internal/agreement, and done by the
+// engine.
 package collective
