@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from hvdrun import _library as lib
 from hvdrun import _transport
+from hvdrun._cut import shut, sockets
 
 NAME = "hvdrun"
 
@@ -735,7 +736,7 @@ class Transport(_transport.Transport):
             options["listen"] = "127.0.0.1:0"  # the driver asks for more, by widen, once a host is another machine
         options["run"] = welcome["run"]
         self._endpoint = lib.Endpoint(**options)
-        self._place, self._store, self._timeout = welcome.get("store"), None, timeout
+        self._place, self._to_store, self._timeout = welcome.get("store"), set(), timeout
         self._group = None
 
     @property
@@ -746,27 +747,34 @@ class Transport(_transport.Transport):
         self._endpoint.widen()
 
     def leave(self):
+        self._leave_store()
         self._group = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def prepare(self, world):
-        place = world.get("store") or self._place
-        if place != self._place:
-            self._place, self._store = place, None  # another driver has another store
+        self._place = world.get("store") or self._place
 
     def connect(self, world):
         # The store is where the ranks of groups meet that the program makes besides.
-        store = self._store or (_transport.open_store(self._place, self._timeout) if self._place else dist.HashStore())
-        return self._endpoint.connect(world, self._timeout.total_seconds()), store
+        before = sockets()
+        store = _transport.open_store(self._place, self._timeout) if self._place else dist.HashStore()
+        to_store = sockets() - before
+        return self._endpoint.connect(world, self._timeout.total_seconds()), store, to_store
 
     def enter(self, world, connected):
-        self._group, self._store = connected
+        self._group, store, self._to_store = connected
         _connected.group = (self._group, world["generation"])
-        dist.init_process_group(NAME, store=dist.PrefixStore(f"hvdrun/{world['generation']}", self._store), rank=world["rank"],
+        dist.init_process_group(NAME, store=dist.PrefixStore(f"g{world['generation']}", store), rank=world["rank"],
                                 world_size=world["size"], timeout=self._timeout)
 
     def cut(self):
         group = self._group
         if group is not None:
             group.abort("hvdrun says that a rank is lost")
+        self._leave_store()
+
+    def _leave_store(self):
+        """Ends what waits there for a rank that is lost."""
+        for fd, inode in self._to_store:
+            shut(fd, inode)

@@ -163,6 +163,9 @@ class Reconfigured(Anew):
 
     def leave(self):
         self._connections.cut()
+        if dist.is_initialized():
+            for group in [g for g in c10d._world.pg_map if g is not c10d._get_default_group()]:
+                dist.destroy_process_group(group)  # the program makes its own anew
 
     def connect(self, world):
         if "" in world["handles"]:
@@ -179,6 +182,8 @@ class Reconfigured(Anew):
             super().enter(world, connected)
             self._fit = False
             return
+        # Groups that the program makes besides meet in the store by their numbers, which are the same on all ranks.
+        c10d._world.group_count = world["generation"] << 20
         # Whoever translates ranks, as broadcast does with src, asks the tables of Python.
         c10d._world.pg_group_ranks[c10d._get_default_group()] = {rank: rank for rank in range(world["size"])}
 

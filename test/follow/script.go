@@ -17,12 +17,14 @@ type Stage struct {
 	Hosts string
 }
 
+// script is run by a driver and by the one that resumes the job, for a moment at the same time:
+// each writes where it is twice, so that the other finds it while a file is empty.
 func (j *Job) script() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `#!/bin/sh
 cd '%s' || exit 1
 stage=0 polls=0
-[ ! -e at ] || read -r stage polls <at
+[ ! -e at ] || read -r stage polls <at || read -r stage polls <before
 [ "$polls" -lt 1 ] || : >"polled.$stage"
 `, j.Dir)
 	if slices.ContainsFunc(j.Stages, func(st Stage) bool { return st.Step > 0 }) {
@@ -40,7 +42,7 @@ stage=0 polls=0
 		}
 		fmt.Fprintf(&s, "%d) if %s; then stage=%d polls=0; fi ;;\n", i, test, i+1)
 	}
-	s.WriteString("esac\necho \"$stage $((polls + 1))\" >at\n[ \"$polls\" -gt 0 ] || date +%s%N >\"shown.$stage\"\ncase $stage in\n")
+	s.WriteString("esac\necho \"$stage $((polls + 1))\" >before\necho \"$stage $((polls + 1))\" >at\n[ \"$polls\" -gt 0 ] || date +%s%N >\"shown.$stage\"\ncase $stage in\n")
 	for i, st := range j.Stages {
 		what := "printf '%s\\n' " + st.Hosts
 		switch st.Hosts {

@@ -13,6 +13,7 @@ cannot vanish, and each rank compares it. WAY are any of:
   loader      samples by the worker processes of a DataLoader
   slow        10 ms of pause in each step
   paced       50 ms for each step
+  groups      another process group in each world
   sendrecv    each rank sends a number to the next in each step
   hvdrun      the backend hvdrun in place of gloo
 
@@ -118,6 +119,10 @@ tell("start")
 
 @job.on_reset
 def on_reset():
+    if "groups" in WAYS:
+        one = torch.ones(1)
+        dist.all_reduce(one, group=dist.new_group())
+        assert one.item() == job.size, one
     tell("world", generation=job.generation, rank=job.rank, size=job.size)
 
 

@@ -261,7 +261,7 @@ func TestElasticDeaths(t *testing.T) {
 // another.
 func TestElasticDeathWhileForming(t *testing.T) {
 	by(t, connected, func(t *testing.T, connection string) {
-		e := startElastic(t, connection, nil, nil, "slow")
+		e := startElastic(t, connection, nil, nil, "groups", "slow")
 		e.size(4)
 		for range 3 {
 			gen := e.World.Generation
@@ -346,7 +346,7 @@ func (e *ledgerJob) mark(name string) {
 // next death too is survived.
 func TestElasticResume(t *testing.T) {
 	by(t, connected, func(t *testing.T, connection string) {
-		e := startElastic(t, connection, nil, nil, "slow")
+		e := startElastic(t, connection, nil, nil, "groups", "slow")
 		e.size(4)
 		folder, err := e.Folder()
 		if err != nil {
