@@ -60,10 +60,10 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 		return err
 	}
 	names := r.build(ctx)
+	report := &bench.Report{Op: m.spec.Op, Ranks: r.at.Ranks, Hosts: len(r.hosts), Rounds: m.rounds, About: r.about(ctx, names)}
 	if ctx.Err() != nil {
 		return cli.Failed(context.Cause(ctx))
 	}
-	report := &bench.Report{Op: m.spec.Op, Ranks: r.at.Ranks, Hosts: len(r.hosts), Rounds: m.rounds, About: r.about(ctx, names)}
 	for round := range m.rounds {
 		for i := range names {
 			name := names[(i+round)%len(names)]
