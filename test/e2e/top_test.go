@@ -219,7 +219,7 @@ func TestTop(t *testing.T) {
 	term.sees("Stop job")
 	term.press("y")
 	finish(t, next, 128+15, controlledSteps)
-	term.sees("The job has failed")
+	term.sees("The job was stopped")
 	term.press("q")
 	term.leaves(0)
 }
