@@ -3,6 +3,7 @@ package elastic
 import (
 	"context"
 	"reflect"
+	"sync"
 
 	"github.com/sirupsen/logrus"
 
@@ -14,11 +15,16 @@ import (
 // stand; those of the program stay as they are.
 func ownLog() logrus.FieldLogger {
 	standard := logrus.StandardLogger()
+	formatting.Lock() // a test may have several workers in one process
+	defer formatting.Unlock()
 	if f, is := standard.Formatter.(*logrus.TextFormatter); is && untouched(f) {
 		standard.SetFormatter(besides{f})
 	}
 	return standard.WithContext(context.WithValue(context.Background(), ownLines{}, true))
 }
+
+// formatting guards the standard logger's format against other calls of ownLog.
+var formatting sync.Mutex
 
 // ownLines marks the lines of this package, in their context.
 type ownLines struct{}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/sirupsen/logrus"
@@ -35,5 +36,23 @@ func TestOwnLog(t *testing.T) {
 	log.Warn("a line")
 	if got := strings.TrimSpace(b.String()); got != `level=warning msg="a line"` {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestOwnLogs: several workers of one process have logs at the same time.
+func TestOwnLogs(t *testing.T) {
+	standard := logrus.StandardLogger()
+	before := standard.Formatter
+	standard.SetFormatter(new(logrus.TextFormatter))
+	defer func() { standard.SetFormatter(before) }()
+	var workers sync.WaitGroup
+	for range 8 {
+		workers.Go(func() { ownLog() })
+	}
+	workers.Wait()
+	if f, is := standard.Formatter.(besides); !is {
+		t.Errorf("the format is %T", f)
+	} else if _, twice := f.Formatter.(besides); twice {
+		t.Error("the format is wrapped twice")
 	}
 }
