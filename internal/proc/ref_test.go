@@ -8,8 +8,19 @@ import (
 
 // A process that another has started is known by its birth: a later one with its number is not it.
 func TestRefOfAnothersChild(t *testing.T) {
-	cmd := exec.Command("sleep", "1000")
+	cmd := exec.Command("sh", "-c", "echo; read line", "sh", "1000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cmd.StdinPipe(); err != nil { // without an end
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// Start returns before the kernel has the arguments of the process.
+	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
@@ -29,7 +40,6 @@ func TestRefOfAnothersChild(t *testing.T) {
 	if err := Find(pid, "1000").Ended(); err != nil {
 		t.Error(err)
 	}
-	var err error
 	if other.birth, _, err = Born(pid); err != nil || other.Ended() != nil {
 		t.Fatalf("it is there: %v, %v", err, other.Ended())
 	}
