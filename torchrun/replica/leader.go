@@ -252,6 +252,8 @@ func (l *Leader) dial(ctx context.Context, addr string) (net.Conn, error) {
 
 // write writes to a member over one connection, until that breaks.
 func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error {
+	due := time.NewTimer(beat) // changes do not put it off: others' may come more often
+	defer due.Stop()
 	for ctx.Err() == nil {
 		l.mu.Lock()
 		if l.tenure.Others[member] == nil {
@@ -262,15 +264,12 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error 
 		change := l.change
 		l.mu.Unlock()
 		if q == nil {
-			due := time.NewTimer(beat)
 			select {
 			case <-change:
-				due.Stop()
 				continue
 			case <-due.C:
 				q = &rules.Question{To: member, Term: l.term, From: upTo}
 			case <-ctx.Done():
-				due.Stop()
 				return context.Cause(ctx)
 			}
 		}
@@ -280,6 +279,7 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error 
 		if err != nil {
 			return err
 		}
+		due.Reset(beat)
 		l.mu.Lock()
 		leads := l.tenure.Answered(member, upTo, r)
 		l.changed()

@@ -135,6 +135,28 @@ func records(all ...string) (r [][]byte) {
 	return r
 }
 
+// TestDeathBesideADeath: a leader that tries a dead member again and again notices that another one
+// dies, whose connection was idle.
+func TestDeathBesideADeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 3)
+		l, _ := c.lead(t, "n0", c.names)
+		if err := l.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"n1", "n2"} {
+			synctest.Wait()
+			c.kill(name)
+			<-time.After(10 * beat)
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !l.tenure.Alone() {
+			t.Errorf("n1 dead: %v, n2 dead: %v", l.tenure.Dead("n1"), l.tenure.Dead("n2"))
+		}
+	})
+}
+
 func TestLeaderIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 3)
