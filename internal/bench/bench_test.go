@@ -369,7 +369,8 @@ func TestParsePeers(t *testing.T) {
 		n         int
 	}{
 		{text: "openmpi,openmpi-tcp,gloo", n: 3},
-		{text: "nccl", err: `"nccl" is not one of openmpi, openmpi-tcp, `},
+		{text: "nccl", err: `"nccl" is not one of openmpi, openmpi-tcp, openmpi-nocma, openmpi-acoll, openmpi-xhc, openmpi-ucx, ` +
+			"openmpi-linear, openmpi-rabenseifner, mpich, mpich-posix, mpich-ucc, torch, gloo"},
 		{text: "gloo, gloo", err: "gloo is listed twice"},
 		{text: "", err: `"" is not one of`},
 	} {

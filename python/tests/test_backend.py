@@ -222,7 +222,7 @@ class Operations(unittest.TestCase):
             t = torch.ones(3) + rank
             dist.all_reduce(t, dist.ReduceOp.AVG)
             self.assertEqual(t.tolist(), [1.5] * 3)
-            with self.assertRaisesRegex(RuntimeError, "dense tensors|data pointer"):
+            with self.assertRaisesRegex(RuntimeError, "dense tensors"):
                 dist.all_reduce(torch.eye(2).to_sparse())
             dist.barrier()
         ranks(2, body)

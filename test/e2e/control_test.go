@@ -265,7 +265,7 @@ func TestControlOfAnotherDriver(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	order(t, next, "may be used again", "readmit", long, hostB)
-	order(t, next, "4 workers", "scale", long, "--max-np", "4", "--min-np", "4")
+	order(t, next, ": 4 workers, before 1 to 3 workers", "scale", long, "--max-np", "4", "--min-np", "4")
 	awaitWorld(t, next, g, 4)
 	order(t, next, "being stopped", "stop", long)
 	finish(t, next, 128+15, controlledSteps)

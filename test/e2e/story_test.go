@@ -86,7 +86,7 @@ func TestStoryOfASession(t *testing.T) {
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, job.Resumed) == 1 }); err != nil {
 		t.Fatal(err)
 	}
-	order(t, r, "2 workers", "scale", "--max-np", "2")
+	order(t, r, "2 workers, before 2 or more workers", "scale", "--max-np", "2")
 	told("world 7:")
 	_ = syscall.Kill(r.PID, syscall.SIGINT)
 	finish(t, r, 128+2, controlledSteps)
