@@ -212,13 +212,19 @@ func (r *benchRun) build(ctx context.Context) []string {
 
 // about returns a line about each of the peers with these names.
 func (r *benchRun) about(ctx context.Context, names []string) (lines []string) {
+	versions := make(map[string]string) // by their commands: a library may have several names
 	for _, peer := range r.m.peers {
 		if !slices.Contains(names, peer.Name) {
 			continue
 		}
-		version := ""
-		if out, _, err := r.run(ctx, peer.Version()); err == nil {
-			version, _, _ = strings.Cut(out.String(), "\n")
+		command := peer.Version()
+		key := strings.Join(command, " ")
+		version, asked := versions[key]
+		if !asked {
+			if out, _, err := r.run(ctx, command); err == nil {
+				version, _, _ = strings.Cut(out.String(), "\n")
+			}
+			versions[key] = version
 		}
 		lines = append(lines, peer.About(version))
 	}
