@@ -34,18 +34,17 @@ type api struct {
 	primaryCtxRelease func(device int32) result
 	ctxSetCurrent     func(context uintptr) result
 
-	memAlloc           func(address *uint64, bytes uint64) result
-	memFree            func(address uint64) result
-	memGetInfo         func(free, total *uint64) result
-	memGetAddressRange func(base, size *uint64, address uint64) result
-	memHostAlloc       func(memory *unsafe.Pointer, bytes uint64, flags uint32) result
-	memFreeHost        func(memory unsafe.Pointer) result
-	memHostRegister    func(memory unsafe.Pointer, bytes uint64, flags uint32) result
-	memHostUnregister  func(memory unsafe.Pointer) result
-	memcpyHtoDAsync    func(dst uint64, src unsafe.Pointer, bytes uint64, stream uintptr) result
-	memcpyDtoHAsync    func(dst unsafe.Pointer, src uint64, bytes uint64, stream uintptr) result
-	memcpyDtoDAsync    func(dst, src uint64, bytes uint64, stream uintptr) result
-	memsetD8Async      func(dst uint64, value uint8, bytes uint64, stream uintptr) result
+	memAlloc          func(address *uint64, bytes uint64) result
+	memFree           func(address uint64) result
+	memGetInfo        func(free, total *uint64) result
+	memHostAlloc      func(memory *unsafe.Pointer, bytes uint64, flags uint32) result
+	memFreeHost       func(memory unsafe.Pointer) result
+	memHostRegister   func(memory unsafe.Pointer, bytes uint64, flags uint32) result
+	memHostUnregister func(memory unsafe.Pointer) result
+	memcpyHtoDAsync   func(dst uint64, src unsafe.Pointer, bytes uint64, stream uintptr) result
+	memcpyDtoHAsync   func(dst unsafe.Pointer, src uint64, bytes uint64, stream uintptr) result
+	memcpyDtoDAsync   func(dst, src uint64, bytes uint64, stream uintptr) result
+	memsetD8Async     func(dst uint64, value uint8, bytes uint64, stream uintptr) result
 
 	streamCreate    func(stream *uintptr, flags uint32) result
 	streamDestroy   func(stream uintptr) result
@@ -78,7 +77,6 @@ func (a *api) symbols() []dl.Symbol {
 		{"cuDevicePrimaryCtxRetain", &a.primaryCtxRetain}, {"cuDevicePrimaryCtxRelease_v2", &a.primaryCtxRelease},
 		{"cuCtxSetCurrent", &a.ctxSetCurrent},
 		{"cuMemAlloc_v2", &a.memAlloc}, {"cuMemFree_v2", &a.memFree}, {"cuMemGetInfo_v2", &a.memGetInfo},
-		{"cuMemGetAddressRange_v2", &a.memGetAddressRange},
 		{"cuMemHostAlloc", &a.memHostAlloc}, {"cuMemFreeHost", &a.memFreeHost},
 		{"cuMemHostRegister_v2", &a.memHostRegister}, {"cuMemHostUnregister", &a.memHostUnregister},
 		{"cuMemcpyHtoDAsync_v2", &a.memcpyHtoDAsync}, {"cuMemcpyDtoHAsync_v2", &a.memcpyDtoHAsync},

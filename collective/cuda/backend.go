@@ -145,6 +145,7 @@ func (d *Device) freeAll(addresses []uint64) error {
 // record is what a rank tells the others about itself, so that all make the same choice.
 type record struct {
 	Host    string      // ranks that have the same one try each other's memory
+	Device  [16]byte    // UUID
 	Wish    string      // Config.Backend
 	Forced  string      // the algorithm of AllReduces, if they are not free to choose one
 	Nonce   []byte      // what is in the memory that Handle names
@@ -167,7 +168,7 @@ func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error)
 	}
 	if err != nil { // others may be reading it
 		d.mu.Lock()
-		delete(d.owned, probe.address)
+		d.owned.remove(probe.address)
 		d.deferredFrees = append(d.deferredFrees, probe.address)
 		d.mu.Unlock()
 		return nil, err
@@ -189,7 +190,7 @@ func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error)
 func (d *Device) make(ctx context.Context, name, why string, g *collective.Group, all []record) (b backend, err error) {
 	switch name {
 	case BackendIPC:
-		b, err = newIPCBackend(d, g)
+		b, err = newIPCBackend(d, g, all)
 	case BackendHosts:
 		b, err = newHostsBackend(ctx, d, g, all)
 	default:
@@ -205,7 +206,7 @@ func (d *Device) make(ctx context.Context, name, why string, g *collective.Group
 // exchangeRecords returns the records of all ranks. Where the choice depends on it, each has
 // verified what the others of its host have written into some of their memory.
 func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe *Slice[byte], seen *openedMemory, lib *ncclRecord) ([]record, error) {
-	own := record{Host: d.config.host, Wish: d.config.Backend, Nonce: make([]byte, nonceSize), NCCL: lib}
+	own := record{Host: d.config.host, Device: d.info.UUID, Wish: d.config.Backend, Nonce: make([]byte, nonceSize), NCCL: lib}
 	if own.Host == "" {
 		own.Host = thisHost()
 	}

@@ -23,19 +23,22 @@ var (
 
 const placeSize = 8 + len(ipcHandle{}.bytes)
 
-// ipcBackend is the backend of ranks on one host, which have each other's vectors open. Every rank
-// combines its part of the vector, reading those of all in the order of the ranks, and writes the
-// result to all. An element is read and written by one rank alone, so it is done in place, and a
-// device that all share reads and writes each vector once.
+// ipcBackend is the backend of ranks on one host, which have each other's vectors open. The first
+// rank of each device combines a part of the vector, reading those of all in the order of the
+// ranks, and writes the result to all. An element is read and written by one rank alone, so it is
+// done in place, and a device that all share reads and writes each vector once. Other ranks of the
+// device launch nothing: a device does the kernels of one process at a time, and to change from one
+// to another takes it longer than a small operation.
 //
 // Of memory that this process has not allocated it is unknown when it is freed, so it is not opened
 // to others: it goes through a bank.
 type ipcBackend struct {
 	stagingBackend // for types without kernels
 	openedMemory
-	stream uintptr
-	event  uintptr
-	bank   uint64 // 0: not needed yet
+	parts, part int // the number of parts of a vector, one for each device; this rank's, -1: none
+	stream      uintptr
+	event       uintptr
+	bank        uint64 // 0: not needed yet
 
 	// Guarded by device.mu.
 	exported      map[uint64]ipcHandle // what others may have open, by address
@@ -43,9 +46,19 @@ type ipcBackend struct {
 	deferredBytes uint64               // bytes of what is deferred
 }
 
-// newIPCBackend makes the backend of ranks that can open each other's memory.
-func newIPCBackend(d *Device, g *collective.Group) (*ipcBackend, error) {
-	w := &ipcBackend{stagingBackend: stagingBackend{d, g}, openedMemory: openedMemory{device: d}, exported: map[uint64]ipcHandle{}}
+// newIPCBackend makes the backend of ranks that can open each other's memory, and have these
+// records.
+func newIPCBackend(d *Device, g *collective.Group, all []record) (*ipcBackend, error) {
+	w := &ipcBackend{stagingBackend: stagingBackend{d, g}, openedMemory: openedMemory{device: d}, part: -1, exported: map[uint64]ipcHandle{}}
+	for rank, r := range all {
+		if slices.IndexFunc(all, func(of record) bool { return of.Device == r.Device }) != rank {
+			continue
+		}
+		if rank == g.Rank() {
+			w.part = w.parts
+		}
+		w.parts++
+	}
 	if err := d.do(w.make); err != nil {
 		return nil, errors.Join(err, w.shut())
 	}
@@ -108,11 +121,23 @@ func (w *ipcBackend) deferFree(address, bytes uint64) bool {
 
 // settle waits for the stream.
 func (w *ipcBackend) settle(ctx context.Context) error {
+	return w.settleAfter(ctx, func() error { return nil })
+}
+
+// settleAfter makes calls of the driver on the device's thread, and waits for the stream.
+func (w *ipcBackend) settleAfter(ctx context.Context, calls func() error) error {
 	a := w.stagingBackend.device.api
-	if err := w.stagingBackend.device.do(func() error { return a.check("cuEventRecord", a.eventRecord(w.event, w.stream)) }); err != nil {
-		return err
-	}
-	return w.stagingBackend.device.await(ctx, w.event)
+	return w.stagingBackend.device.doAndAwait(ctx, func() error {
+		if err := calls(); err != nil {
+			return err
+		}
+		return a.check("cuEventRecord", a.eventRecord(w.event, w.stream))
+	}, w.event)
+}
+
+// settleKernel launches a kernel and waits for the stream.
+func (w *ipcBackend) settleKernel(ctx context.Context, t kernel.Type, op collective.Op, args *arguments) error {
+	return w.settleAfter(ctx, func() error { return w.stagingBackend.device.launch(w.stream, combination(op), t, args) })
 }
 
 // after returns when the event has occurred; nil is none.
@@ -120,11 +145,8 @@ func (w *ipcBackend) after(ctx context.Context, e *Event) error {
 	if e == nil {
 		return nil
 	}
-	err := w.stagingBackend.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(w.stream, e.handle, 0) })
-	if err != nil {
-		return err
-	}
-	return w.settle(ctx)
+	a := w.stagingBackend.device.api
+	return w.settleAfter(ctx, func() error { return a.check("cuStreamWaitEvent", a.streamWaitEvent(w.stream, e.handle, 0)) })
 }
 
 // place is where a rank's vector is for the others.
@@ -189,9 +211,13 @@ func (w *ipcBackend) allReduce(ctx context.Context, t kernel.Type, op collective
 	return nil
 }
 
-// combine reduces this rank's part of the vectors, and returns when all ranks have done theirs.
+// combine reduces this rank's part of the vectors, if it has one, and returns when all ranks have
+// done theirs.
 func (w *ipcBackend) combine(ctx context.Context, t kernel.Type, op collective.Op, vectors []uint64, n int) error {
-	lo, hi := kernel.Split(n, w.group.Size(), w.group.Rank())
+	lo, hi := 0, 0
+	if w.part >= 0 {
+		lo, hi = kernel.Split(n, w.parts, w.part)
+	}
 	if lo < hi {
 		at := make([]uint64, len(vectors))
 		for i, v := range vectors {
@@ -199,10 +225,7 @@ func (w *ipcBackend) combine(ctx context.Context, t kernel.Type, op collective.O
 		}
 		args := over(t, hi-lo, at, at...)
 		args.number = divisor(t, w.group.Size())
-		if err := w.stagingBackend.device.do(func() error { return w.stagingBackend.device.launch(w.stream, combination(op), t, args) }); err != nil {
-			return err
-		}
-		if err := w.settle(ctx); err != nil {
+		if err := w.settleKernel(ctx, t, op, args); err != nil {
 			return err
 		}
 	}
@@ -278,21 +301,16 @@ func (w *ipcBackend) tell(address uint64) (place, []byte, error) {
 // the bank.
 func (w *ipcBackend) export(address uint64) (base uint64, handle ipcHandle, banked bool, err error) {
 	d := w.stagingBackend.device
+	d.mu.Lock()
+	base, own := d.owned.containing(address)
+	known, there := w.exported[base]
+	full := w.deferredBytes > uint64(maxDeferred)
+	d.mu.Unlock()
+	if own && there {
+		return base, known, false, nil
+	}
 	err = d.do(func() error {
-		var size uint64
-		if r := d.api.memGetAddressRange(&base, &size, address); r != success {
-			base = 0 // memory of a kind that has no range, such as a pool's
-		}
-		d.mu.Lock()
-		_, own := d.owned[base]
-		known, there := w.exported[base]
-		full := w.deferredBytes > uint64(maxDeferred)
-		d.mu.Unlock()
-		switch {
-		case own && there:
-			handle = known
-			return nil
-		case !own || full:
+		if !own || full {
 			banked = true
 			if err := w.needBank(); err != nil {
 				return err

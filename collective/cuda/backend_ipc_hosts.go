@@ -57,7 +57,13 @@ func newHostsBackend(ctx context.Context, d *Device, g *collective.Group, all []
 	if err := w.meetOwners(ctx, byHost); err != nil {
 		return nil, err
 	}
-	w.local, err = newIPCBackend(d, here)
+	var local []record
+	for _, r := range all {
+		if r.Host == all[g.Rank()].Host {
+			local = append(local, r)
+		}
+	}
+	w.local, err = newIPCBackend(d, here, local)
 	return w, err
 }
 

@@ -119,10 +119,7 @@ func (w *ipcBackend) reduceScatter(ctx context.Context, t kernel.Type, op collec
 		if lo < hi {
 			args := over(t, hi-lo, []uint64{into + uint64((lo-begin)*size)}, sources...)
 			args.number = divisor(t, ranks)
-			if err := w.stagingBackend.device.do(func() error { return w.stagingBackend.device.launch(w.stream, combination(op), t, args) }); err != nil {
-				return err
-			}
-			if err := w.settle(ctx); err != nil {
+			if err := w.settleKernel(ctx, t, op, args); err != nil {
 				return err
 			}
 		}

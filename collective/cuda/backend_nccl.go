@@ -22,10 +22,9 @@ const sharesSince nccl.Version = 23000 // several ranks on one device
 // ncclRecord is what a rank tells the others about NCCL.
 type ncclRecord struct {
 	Version nccl.Version
-	Device  [16]byte // UUID
-	Shares  bool     // NCCL permits several ranks on one device
-	Trouble string   // why this rank cannot use it
-	Parent  *parent  // a communicator of another generation; nil: none
+	Shares  bool    // NCCL permits several ranks on one device
+	Trouble string  // why this rank cannot use it
+	Parent  *parent // a communicator of another generation; nil: none
 }
 
 // parent is a communicator that a new one may be made from.
@@ -48,7 +47,7 @@ func (d *Device) offerNCCL(g *collective.Group) *ncclOffer {
 	if d.config.Backend != "" && d.config.Backend != BackendNCCL {
 		return o
 	}
-	o.record = &ncclRecord{Device: d.info.UUID, Shares: d.config.ncclShared}
+	o.record = &ncclRecord{Shares: d.config.ncclShared}
 	var err error
 	if o.lib, err = nccl.Load(d.config.NCCL); err != nil {
 		o.record.Trouble = strings.TrimPrefix(trouble(err), "nccl: ")
@@ -108,7 +107,7 @@ func noNCCL(all []record) string {
 	}
 	for rank, r := range all {
 		for other := range rank {
-			if all[other].NCCL.Device != r.NCCL.Device {
+			if all[other].Device != r.Device {
 				continue
 			}
 			if r.NCCL.Version < sharesSince {

@@ -187,13 +187,14 @@ type groupState struct {
 
 // allocations are memory of the device.
 type allocations struct {
-	owned         map[uint64]uint64 // bytes of what Alloc has returned, by address
-	deferredFrees []uint64          // memory that others may have open after a meeting that failed
-	banks         map[uint64]bool   // memory of tensors' snapshots
+	owned         ranges          // what Alloc has returned
+	deferredFrees []uint64        // memory that others may have open after a meeting that failed
+	banks         map[uint64]bool // memory of tensors' snapshots
 }
 
 // watched is an event that is waited for.
 type watched struct {
+	begin func() error // is called first, on the thread, and records the event; nil: it has been recorded
 	event uintptr
 	done  chan<- error // has room
 }
@@ -238,7 +239,7 @@ func (a *api) open(config Config) (*Device, error) {
 			ended: make(chan struct{})},
 		kernelCode:  kernelCode{modules: map[string]uintptr{}, kernels: map[string]uintptr{}},
 		groupState:  groupState{backends: map[*collective.Group]backend{}, fusions: map[*collective.Group]*fusion{}},
-		allocations: allocations{owned: map[uint64]uint64{}, banks: map[uint64]bool{}},
+		allocations: allocations{banks: map[uint64]bool{}},
 	}
 	d.idle = sync.NewCond(&d.mu)
 	started := make(chan error, 1)
@@ -303,6 +304,7 @@ func (d *Device) release() error {
 func (d *Device) run(started chan<- error) {
 	runtime.LockOSThread() // for ever: the thread ends with the goroutine, and CUDA's state of the thread with it
 	defer close(d.ended)
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // naps are no longer than they should be; it may be refused
 	leave, err := d.enter()
 	started <- err
 	if err == nil {
@@ -326,9 +328,9 @@ func (d *Device) enter() (leave func(), err error) {
 	return leave, nil
 }
 
-// How the thread polls events: for as long as an exchange between ranks may take, without a pause;
-// then the system wakes it after each nap, which is finer than Go's timers; after that, a timer
-// does.
+// How the thread polls events and calls: for as long as an exchange between ranks may take, without
+// a pause; then the system wakes it after each nap, which is finer than Go's timers; after that, a
+// timer does.
 const (
 	eager  = 100 * time.Microsecond
 	nap    = 20 * time.Microsecond
@@ -345,12 +347,15 @@ var now = func() <-chan time.Time {
 
 // serve performs calls and watches events until the device is closed.
 func (d *Device) serve() {
-	var since time.Time // when the last event came or ended
+	var since time.Time // when the last call or event came, or an event ended
 	timer := time.NewTimer(rest)
 	defer timer.Stop()
+	spins := runtime.GOMAXPROCS(0) > 1 // Gosched, which lets others run, costs a locked thread two wake-ups
 	for {
 		var again <-chan time.Time
 		switch waited := time.Since(since); {
+		case waited < eager && spins: // also without an event: an operation's next call comes soon
+			again = now
 		case len(d.waiting) == 0:
 		case waited < eager:
 			again = now
@@ -365,7 +370,14 @@ func (d *Device) serve() {
 		select {
 		case f := <-d.calls:
 			f()
+			since = time.Now()
 		case w := <-d.watch:
+			if w.begin != nil {
+				if err := w.begin(); err != nil {
+					w.done <- err
+					continue
+				}
+			}
 			d.waiting, since = append(d.waiting, w), time.Now()
 		case <-d.closed:
 			for _, w := range d.waiting {
@@ -410,9 +422,15 @@ func (d *Device) call(name string, f func(a *api) result) error {
 
 // await blocks until the event has occurred, or its device has failed, or ctx has ended.
 func (d *Device) await(ctx context.Context, event uintptr) error {
+	return d.doAndAwait(ctx, nil, event)
+}
+
+// doAndAwait performs begin on the thread, which records the event, and awaits the event. To do both
+// in one call saves a change of threads.
+func (d *Device) doAndAwait(ctx context.Context, begin func() error, event uintptr) error {
 	done := make(chan error, 1)
 	select {
-	case d.watch <- watched{event, done}:
+	case d.watch <- watched{begin, event, done}:
 	case <-d.closed:
 		return ErrClosed
 	}

@@ -315,16 +315,6 @@ func (f *driver) memory(a *api) {
 		*free, *total = f.node.limit-f.node.used, f.node.limit
 		return r
 	}
-	a.memGetAddressRange = func(base, size *uint64, address uint64) result {
-		r, done := f.enter("cuMemGetAddressRange_v2", true)
-		defer done()
-		at, alloc := f.find(address)
-		if alloc == nil {
-			return invalidValue
-		}
-		*base, *size = at, uint64(len(alloc.memory))
-		return r
-	}
 	a.memHostAlloc = func(memory *unsafe.Pointer, n uint64, _ uint32) result {
 		r, done := f.enter("cuMemHostAlloc", true)
 		defer done()

@@ -149,7 +149,7 @@ func (d *Device) forgetFusions(generation uint64) (memory []uint64) {
 		}
 		delete(d.fusions, lane)
 		if f.memory != nil {
-			delete(d.owned, f.memory.address)
+			d.owned.remove(f.memory.address)
 			memory = append(memory, f.memory.address)
 		}
 	}

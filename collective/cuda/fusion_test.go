@@ -84,7 +84,7 @@ func TestFusion(t *testing.T) {
 
 // TestGrouped: slices that are submitted at once are one operation.
 func TestGrouped(t *testing.T) {
-	w := newWorld(t, 3, 1, Config{})
+	w := newWorld(t, 3, 3, Config{})
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
 		all := some(t, d, 20, func(i int) int64 { return int64(i * rank) })
 		for range 3 {
@@ -108,7 +108,7 @@ func TestGrouped(t *testing.T) {
 
 // TestNoRoomToFuse: where one rank has no memory for a bucket all reduce slices one by one.
 func TestNoRoomToFuse(t *testing.T) {
-	w := newWorld(t, 3, 1, Config{})
+	w := newWorld(t, 3, 3, Config{})
 	slicesOf := make([][]*Slice[float64], 3)
 	for rank, d := range w.devices {
 		slicesOf[rank] = some(t, d, 10, func(i int) float64 { return float64(i) })

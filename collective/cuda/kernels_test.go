@@ -336,6 +336,50 @@ func TestOnDevice(t *testing.T) {
 	})
 }
 
+// BenchmarkOnDevice measures, on a device, what a call and a kernel cost that are waited for.
+func BenchmarkOnDevice(b *testing.B) {
+	d, err := Open(Config{})
+	if err != nil {
+		b.Skip("no device: ", err)
+	}
+	b.Cleanup(func() { d.Close() })
+	b.Run("call", func(b *testing.B) {
+		for b.Loop() {
+			if err := d.do(func() error { return nil }); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	for _, n := range []int{1 << 10, 1 << 26} {
+		b.Run(fmt.Sprintf("sum of %d float32s", n), func(b *testing.B) {
+			x, err := Alloc[float32](d, n)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer x.Free()
+			s, err := d.NewStream()
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.Close()
+			e, err := s.Record()
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer e.Close()
+			args := over(kernel.Float32, n, []uint64{x.address}, x.address, x.address)
+			b.SetBytes(int64(8 * n))
+			for b.Loop() {
+				if err := d.doAndAwait(b.Context(), func() error {
+					return errors.Join(d.launch(s.handle, "sum", kernel.Float32, args), d.api.check("cuEventRecord", d.api.eventRecord(e.handle, s.handle)))
+				}, e.handle); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func testOnDevice(t *testing.T, d *Device, lengths []int) {
 	s, err := d.NewStream()
 	if err != nil {

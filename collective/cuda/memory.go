@@ -1,10 +1,12 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -34,7 +36,7 @@ func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 		return nil, err
 	}
 	d.mu.Lock()
-	d.owned[s.address] = s.bytes()
+	d.owned.add(s.address, s.bytes())
 	d.mu.Unlock()
 	if err := s.Zero(context.Background()); err != nil {
 		return nil, errors.Join(err, s.Free())
@@ -76,8 +78,7 @@ func (s *Slice[T]) abandon(err error) error {
 	d := s.device
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, there := d.owned[s.address]; there {
-		delete(d.owned, s.address)
+	if _, there := d.owned.remove(s.address); there {
 		d.deferredFrees = append(d.deferredFrees, s.address)
 	}
 	return nil
@@ -85,8 +86,7 @@ func (s *Slice[T]) abandon(err error) error {
 
 func (d *Device) free(address uint64) error {
 	d.mu.Lock()
-	bytes, there := d.owned[address]
-	delete(d.owned, address)
+	bytes, there := d.owned.remove(address)
 	for _, b := range d.backends {
 		if b.deferFree(address, bytes) {
 			d.mu.Unlock()
@@ -98,6 +98,40 @@ func (d *Device) free(address uint64) error {
 		return errors.New("cuda: Free of memory that is not of Alloc, or not any more")
 	}
 	return d.call("cuMemFree_v2", func(a *api) result { return a.memFree(address) })
+}
+
+// ranges are allocations, in the order of their addresses.
+type ranges []allocated
+
+type allocated struct{ address, bytes uint64 }
+
+func byAddress(a allocated, address uint64) int { return cmp.Compare(a.address, address) }
+
+func (r *ranges) add(address, bytes uint64) {
+	i, _ := slices.BinarySearchFunc(*r, address, byAddress)
+	*r = slices.Insert(*r, i, allocated{address, bytes})
+}
+
+// remove returns the size of the allocation that begins at an address.
+func (r *ranges) remove(address uint64) (bytes uint64, there bool) {
+	i, there := slices.BinarySearchFunc(*r, address, byAddress)
+	if there {
+		bytes = (*r)[i].bytes
+		*r = slices.Delete(*r, i, i+1)
+	}
+	return bytes, there
+}
+
+// containing returns the beginning of the allocation that an address lies in.
+func (r ranges) containing(address uint64) (base uint64, there bool) {
+	i, exact := slices.BinarySearchFunc(r, address, byAddress)
+	if !exact {
+		i--
+	}
+	if i < 0 || address-r[i].address >= r[i].bytes {
+		return 0, false
+	}
+	return r[i].address, true
 }
 
 // Len is the number of elements.

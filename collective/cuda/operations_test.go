@@ -24,9 +24,10 @@ type world struct {
 	groups  []*collective.Group
 }
 
-// newWorld makes n ranks, on one device or on two by turns.
+// newWorld makes n ranks on so many devices, by turns.
 func newWorld(t *testing.T, n, devices int, config Config) *world {
 	w := &world{node: newNode(t), groups: collective.Local(n)}
+	w.node.devices = max(w.node.devices, devices)
 	for rank := range n {
 		config.Device = rank % devices
 		if config.Backend == BackendHosts {
@@ -147,31 +148,37 @@ func TestAllReduce(t *testing.T) {
 }
 
 // TestAnyBits: over the direct way results have the bits of the strict order, NaNs and all, and the
-// same on every rank.
+// same on every rank; the first rank of each device launches the kernels, and no other.
 func TestAnyBits(t *testing.T) {
 	const n, length = 4, 1001
-	w := newWorld(t, n, 2, Config{})
-	for _, op := range combinations {
-		r := rand.New(rand.NewPCG(5, uint64(op)))
-		var vectors [][]byte
-		for range n {
-			vectors = append(vectors, fill(r, kernel.BFloat16, length))
+	for _, devices := range []int{1, 2, n} {
+		w := newWorld(t, n, devices, Config{})
+		for _, op := range combinations {
+			r := rand.New(rand.NewPCG(5, uint64(op)))
+			var vectors [][]byte
+			for range n {
+				vectors = append(vectors, fill(r, kernel.BFloat16, length))
+			}
+			want := reduce(kernel.BFloat16, op, vectors)
+			w.must(t, func(rank int, d *Device, g *collective.Group) error {
+				s := vector(t, d, kernel.Elements[collective.BFloat16](vectors[rank]))
+				if err := AllReduce(t.Context(), g, s, op); err != nil {
+					return err
+				}
+				if d := differ(kernel.BFloat16, kernel.Bytes(values(t, s)), want); d != "" {
+					return fmt.Errorf("%v, rank %d of %d on %d devices: %s", op, rank, n, devices, d)
+				}
+				return nil
+			})
 		}
-		want := reduce(kernel.BFloat16, op, vectors)
-		w.must(t, func(rank int, d *Device, g *collective.Group) error {
-			s := vector(t, d, kernel.Elements[collective.BFloat16](vectors[rank]))
-			if err := AllReduce(t.Context(), g, s, op); err != nil {
-				return err
+		for rank, f := range w.drivers {
+			launches := 0
+			if rank < devices {
+				launches = len(combinations)
 			}
-			if d := differ(kernel.BFloat16, kernel.Bytes(values(t, s)), want); d != "" {
-				return fmt.Errorf("%v, rank %d: %s", op, rank, d)
+			if f.calls["cuLaunchKernel"] != launches || f.calls["cuIpcOpenMemHandle_v2"] < n-1 {
+				t.Errorf("rank %d of %d on %d devices has launched %d kernels", rank, n, devices, f.calls["cuLaunchKernel"])
 			}
-			return nil
-		})
-	}
-	for rank, f := range w.drivers {
-		if f.calls["cuLaunchKernel"] != len(combinations) || f.calls["cuIpcOpenMemHandle_v2"] < n-1 {
-			t.Errorf("rank %d has launched %d kernels", rank, f.calls["cuLaunchKernel"])
 		}
 	}
 }

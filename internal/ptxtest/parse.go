@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Module is a text of PTX.
@@ -88,6 +89,9 @@ func Parse(text string) (*Module, error) {
 	var k *Kernel
 	var jumps map[int]string
 	for n, line := range strings.Split(text, "\n") {
+		if strings.ContainsFunc(line, func(r rune) bool { return r > unicode.MaxASCII }) { // in a comment too
+			return nil, fmt.Errorf("ptxtest: line %d: %q: not ASCII", n+1, line)
+		}
 		if i := strings.Index(line, "//"); i >= 0 {
 			line = line[:i]
 		}

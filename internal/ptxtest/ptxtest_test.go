@@ -110,7 +110,7 @@ func TestRefused(t *testing.T) {
 		"mov.b32 {%h0, %r1}, %r0;", "mov.b32 {%h0}, %r0;", "@%r0 bra X;\nX:", "bra NOWHERE;", "X:\nX:", "add.u32 %r0, %r1, %r2",
 		"ld.global.v3.b32 {%r0, %r1, %r2}, [%d0];", "ld.shared.b32 %r0, [%d0];", "st.param.b32 [a], %r0;", "ld.global.b32 %r0, [%r1];",
 		"ld.global.b32 %h0, [%d0];", "ld.global.b32 %r0, %d0;", ".reg .b32 %r1;", ".reg .b8 %x;", ".reg .b32 x;", "mov.u32 %r0, %laneid;",
-		".param .align 8 .b8 b[8]", "ld.param.u64 %d0, [a+16];", "ld.global.bf16 %h0, [%d0];", "selp.b32 %r0, %r1, %r2, %r3;",
+		"// n × 4 threads", ".param .align 8 .b8 b[8]", "ld.param.u64 %d0, [a+16];", "ld.global.bf16 %h0, [%d0];", "selp.b32 %r0, %r1, %r2, %r3;",
 	} {
 		if _, err := Parse(program("\t" + body)); err == nil {
 			t.Errorf("%q is not refused", body)

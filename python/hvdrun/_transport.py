@@ -74,7 +74,8 @@ class Anew(Transport):
         self._connections.settle()
         self._store = None
         if "nccl" in backend:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+            # Of --bind-gpus, each worker sees the GPU of its slot alone.
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def leave(self):

@@ -164,14 +164,6 @@ CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 	closedir(folder);
 	return 0;
 }
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
-{
-	READY;
-	int i = find(p, 1);
-	NEED(i >= 0, INVALID_VALUE);
-	*base = (CUdeviceptr)memory[i].at, *size = memory[i].size;
-	return 0;
-}
 CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned flags)
 {
 	READY;
