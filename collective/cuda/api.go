@@ -33,6 +33,8 @@ type api struct {
 	primaryCtxRetain  func(context *uintptr, device int32) result
 	primaryCtxRelease func(device int32) result
 	ctxSetCurrent     func(context uintptr) result
+	ctxPushCurrent    func(context uintptr) result
+	ctxPopCurrent     func(context *uintptr) result
 
 	memAlloc          func(address *uint64, bytes uint64) result
 	memFree           func(address uint64) result
@@ -75,7 +77,7 @@ func (a *api) symbols() []dl.Symbol {
 		{"cuDeviceGetUuid_v2", &a.deviceGetUUID}, {"cuDeviceGetPCIBusId", &a.deviceGetPCIBusID},
 		{"cuDeviceGetAttribute", &a.deviceGetAttribute}, {"cuDeviceTotalMem_v2", &a.deviceTotalMem},
 		{"cuDevicePrimaryCtxRetain", &a.primaryCtxRetain}, {"cuDevicePrimaryCtxRelease_v2", &a.primaryCtxRelease},
-		{"cuCtxSetCurrent", &a.ctxSetCurrent},
+		{"cuCtxSetCurrent", &a.ctxSetCurrent}, {"cuCtxPushCurrent_v2", &a.ctxPushCurrent}, {"cuCtxPopCurrent_v2", &a.ctxPopCurrent},
 		{"cuMemAlloc_v2", &a.memAlloc}, {"cuMemFree_v2", &a.memFree}, {"cuMemGetInfo_v2", &a.memGetInfo},
 		{"cuMemHostAlloc", &a.memHostAlloc}, {"cuMemFreeHost", &a.memFreeHost},
 		{"cuMemHostRegister_v2", &a.memHostRegister}, {"cuMemHostUnregister", &a.memHostUnregister},

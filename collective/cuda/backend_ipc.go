@@ -124,15 +124,19 @@ func (w *ipcBackend) settle(ctx context.Context) error {
 	return w.settleAfter(ctx, func() error { return nil })
 }
 
-// settleAfter makes calls of the driver on the device's thread, and waits for the stream.
+// settleAfter makes calls of the driver, and waits for the stream.
 func (w *ipcBackend) settleAfter(ctx context.Context, calls func() error) error {
-	a := w.stagingBackend.device.api
-	return w.stagingBackend.device.doAndAwait(ctx, func() error {
+	d := w.stagingBackend.device
+	err := d.do(func() error {
 		if err := calls(); err != nil {
 			return err
 		}
-		return a.check("cuEventRecord", a.eventRecord(w.event, w.stream))
-	}, w.event)
+		return d.api.check("cuEventRecord", d.api.eventRecord(w.event, w.stream))
+	})
+	if err != nil {
+		return err
+	}
+	return d.await(ctx, w.event)
 }
 
 // settleKernel launches a kernel and waits for the stream.

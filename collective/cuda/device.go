@@ -135,7 +135,8 @@ type Device struct {
 	config Config
 	info   Info
 	device int32
-	callThread
+	calls
+	watcher
 
 	threads  sync.WaitGroup // NCCL's, and what waits for it
 	shutting sync.Mutex     // held while backends of earlier generations are shut
@@ -148,11 +149,19 @@ type Device struct {
 	allocations
 }
 
-// callThread is the thread that makes the calls of the driver.
-type callThread struct {
-	calls   chan func()   // to the thread
-	watch   chan watched  // to the thread: events to wait for
-	closed  chan struct{} // Close has begun
+// calls are those of the driver, one at a time. They are made by the goroutines that need them,
+// since a change of threads would cost more than most calls.
+type calls struct {
+	calling sync.Mutex // held during a call
+	context uintptr    // the device's primary one
+	over    bool       // Close has ended; guarded by calling
+}
+
+// watcher is the thread that waits for events which come late.
+type watcher struct {
+	watch   chan watched  // to the thread
+	forget  chan watched  // to the thread: the one with the same done is waited for no longer
+	closed  chan struct{} // Close has begun to end the thread
 	ended   chan struct{} // the thread is gone
 	once    sync.Once     // of Close
 	waiting []watched     // the thread's
@@ -194,12 +203,11 @@ type allocations struct {
 
 // watched is an event that is waited for.
 type watched struct {
-	begin func() error // is called first, on the thread, and records the event; nil: it has been recorded
 	event uintptr
-	done  chan<- error // has room
+	done  chan error // has room
 }
 
-// Open opens a device and starts its thread, which Close ends. It takes a reference to the device's
+// Open opens a device and starts a thread, which Close ends. It takes a reference to the device's
 // primary context, and makes it if there is none. Opening a device of which another process has
 // exclusive use fails.
 func Open(config Config) (*Device, error) {
@@ -235,19 +243,16 @@ func (a *api) open(config Config) (*Device, error) {
 	}
 	d := &Device{
 		api: a, config: config, info: info, device: device,
-		callThread: callThread{calls: make(chan func()), watch: make(chan watched), closed: make(chan struct{}),
-			ended: make(chan struct{})},
+		watcher:     watcher{watch: make(chan watched), forget: make(chan watched), closed: make(chan struct{}), ended: make(chan struct{})},
 		kernelCode:  kernelCode{modules: map[string]uintptr{}, kernels: map[string]uintptr{}},
 		groupState:  groupState{backends: map[*collective.Group]backend{}, fusions: map[*collective.Group]*fusion{}},
 		allocations: allocations{banks: map[uint64]bool{}},
 	}
 	d.idle = sync.NewCond(&d.mu)
-	started := make(chan error, 1)
-	go d.run(started)
-	if err := <-started; err != nil {
-		<-d.ended
+	if err := a.check("cuDevicePrimaryCtxRetain", a.primaryCtxRetain(&d.context, device)); err != nil {
 		return nil, err
 	}
+	go d.serve()
 	return d, nil
 }
 
@@ -276,6 +281,10 @@ func (d *Device) Close() error {
 		err = d.release()
 		close(d.closed)
 		<-d.ended
+		d.calling.Lock()
+		defer d.calling.Unlock()
+		d.over = true
+		err = errors.Join(err, d.api.check("cuDevicePrimaryCtxRelease_v2", d.api.primaryCtxRelease(d.device)))
 	})
 	return err
 }
@@ -300,19 +309,6 @@ func (d *Device) release() error {
 	return errors.Join(errs...)
 }
 
-// run is the thread.
-func (d *Device) run(started chan<- error) {
-	runtime.LockOSThread() // for ever: the thread ends with the goroutine, and CUDA's state of the thread with it
-	defer close(d.ended)
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // naps are no longer than they should be; it may be refused
-	leave, err := d.enter()
-	started <- err
-	if err == nil {
-		d.serve()
-		leave()
-	}
-}
-
 // enter makes the device's context current on the calling thread, for ever, until leave gives back
 // what holds it.
 func (d *Device) enter() (leave func(), err error) {
@@ -328,11 +324,11 @@ func (d *Device) enter() (leave func(), err error) {
 	return leave, nil
 }
 
-// How the thread polls events and calls: for as long as an exchange between ranks may take, without
-// a pause; then the system wakes it after each nap, which is finer than Go's timers; after that, a
-// timer does.
+// How events are polled: by their waiter for as long as an exchange between ranks may take, without
+// a pause; then by the watcher, which the system wakes after each nap, which is finer than Go's
+// timers; after that, a timer does.
 const (
-	eager  = 100 * time.Microsecond
+	eager  = 300 * time.Microsecond
 	nap    = 20 * time.Microsecond
 	napper = 50 * time.Millisecond
 	rest   = time.Millisecond
@@ -345,22 +341,19 @@ var now = func() <-chan time.Time {
 	return c
 }()
 
-// serve performs calls and watches events until the device is closed.
+// serve is the watcher.
 func (d *Device) serve() {
-	var since time.Time // when the last call or event came, or an event ended
+	runtime.LockOSThread() // for ever: the thread's settings end with it
+	defer close(d.ended)
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // naps are no longer than they should be; it may be refused
+	var since time.Time                                // when the last event came or ended
 	timer := time.NewTimer(rest)
 	defer timer.Stop()
-	spins := runtime.GOMAXPROCS(0) > 1 // Gosched, which lets others run, costs a locked thread two wake-ups
 	for {
 		var again <-chan time.Time
-		switch waited := time.Since(since); {
-		case waited < eager && spins: // also without an event: an operation's next call comes soon
-			again = now
+		switch {
 		case len(d.waiting) == 0:
-		case waited < eager:
-			again = now
-			runtime.Gosched()
-		case waited < napper:
+		case time.Since(since) < napper:
 			again = now
 			unix.Nanosleep(&unix.Timespec{Nsec: nap.Nanoseconds()}, nil)
 		default:
@@ -368,17 +361,10 @@ func (d *Device) serve() {
 			again = timer.C
 		}
 		select {
-		case f := <-d.calls:
-			f()
-			since = time.Now()
 		case w := <-d.watch:
-			if w.begin != nil {
-				if err := w.begin(); err != nil {
-					w.done <- err
-					continue
-				}
-			}
 			d.waiting, since = append(d.waiting, w), time.Now()
+		case w := <-d.forget:
+			d.waiting = slices.DeleteFunc(d.waiting, func(of watched) bool { return of.done == w.done })
 		case <-d.closed:
 			for _, w := range d.waiting {
 				w.done <- ErrClosed
@@ -396,53 +382,80 @@ func (d *Device) serve() {
 // look polls all events that are waited for, and drops those that have occurred.
 func (d *Device) look() {
 	d.waiting = slices.DeleteFunc(d.waiting, func(w watched) bool {
-		r := d.api.eventQuery(w.event)
-		if r != notReady {
-			w.done <- d.api.check("cuEventQuery", r)
+		there, err := d.occurred(w.event)
+		if there || err != nil {
+			w.done <- err
 		}
-		return r != notReady
+		return there || err != nil
 	})
 }
 
-// do performs f on the thread and waits for it.
-func (d *Device) do(f func() error) error {
-	done := make(chan error, 1)
-	select {
-	case d.calls <- func() { done <- f() }:
-		return <-done
-	case <-d.closed:
-		return ErrClosed
-	}
+// occurred reports whether an event has.
+func (d *Device) occurred(event uintptr) (bool, error) {
+	there := false
+	err := d.call("cuEventQuery", func(a *api) result {
+		r := a.eventQuery(event)
+		if there = r == success; r == notReady {
+			return success
+		}
+		return r
+	})
+	return there, err
 }
 
-// call makes one call of the driver on the thread.
+// do calls f, which calls the driver, on a thread on which the device's context is current. What was
+// current there before is so again afterwards: the thread is of the program.
+func (d *Device) do(f func() error) error {
+	d.calling.Lock()
+	defer d.calling.Unlock()
+	if d.over {
+		return ErrClosed
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.api.check("cuCtxPushCurrent_v2", d.api.ctxPushCurrent(d.context)); err != nil {
+		return err
+	}
+	err := f()
+	var popped uintptr
+	return errors.Join(err, d.api.check("cuCtxPopCurrent_v2", d.api.ctxPopCurrent(&popped)))
+}
+
+// call makes one call of the driver.
 func (d *Device) call(name string, f func(a *api) result) error {
 	return d.do(func() error { return d.api.check(name, f(d.api)) })
 }
 
 // await blocks until the event has occurred, or its device has failed, or ctx has ended.
 func (d *Device) await(ctx context.Context, event uintptr) error {
-	return d.doAndAwait(ctx, nil, event)
-}
-
-// doAndAwait performs begin on the thread, which records the event, and awaits the event. To do both
-// in one call saves a change of threads.
-func (d *Device) doAndAwait(ctx context.Context, begin func() error, event uintptr) error {
-	done := make(chan error, 1)
+	for began := time.Now(); ; {
+		if there, err := d.occurred(event); there || err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Since(began) > eager {
+			break
+		}
+		runtime.Gosched()
+	}
+	w := watched{event, make(chan error, 1)}
 	select {
-	case d.watch <- watched{begin, event, done}:
-	case <-d.closed:
+	case d.watch <- w:
+	case <-d.ended:
 		return ErrClosed
 	}
 	select {
-	case err := <-done:
+	case err := <-w.done:
 		return err
 	case <-ctx.Done():
 	}
-	return d.do(func() error { // the event belongs to its owner again
-		d.waiting = slices.DeleteFunc(d.waiting, func(w watched) bool { return w.done == done })
-		return ctx.Err()
-	})
+	select { // the event belongs to its owner again
+	case d.forget <- w:
+	case <-d.ended:
+	}
+	return ctx.Err()
 }
 
 // begin keeps the device from being closed until end is called.

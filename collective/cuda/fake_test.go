@@ -267,6 +267,24 @@ func (f *driver) basics(a *api) {
 		f.threads[unix.Gettid()] = true
 		return success
 	}
+	a.ctxPushCurrent = func(context uintptr) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if context == 0 || f.threads[unix.Gettid()] {
+			return invalidContext
+		}
+		f.threads[unix.Gettid()] = true
+		return success
+	}
+	a.ctxPopCurrent = func(*uintptr) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !f.threads[unix.Gettid()] {
+			return invalidContext
+		}
+		delete(f.threads, unix.Gettid())
+		return success
+	}
 }
 
 func (f *driver) memory(a *api) {

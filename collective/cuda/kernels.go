@@ -61,7 +61,7 @@ const (
 	full      = 8
 )
 
-// launch puts a kernel into a stream. It is called on the device's thread.
+// launch puts a kernel into a stream. It is called within [Device.do].
 func (d *Device) launch(stream uintptr, op string, t kernel.Type, a *arguments) error {
 	function, err := d.kernel(op, t)
 	if err != nil {

@@ -370,9 +370,10 @@ func BenchmarkOnDevice(b *testing.B) {
 			args := over(kernel.Float32, n, []uint64{x.address}, x.address, x.address)
 			b.SetBytes(int64(8 * n))
 			for b.Loop() {
-				if err := d.doAndAwait(b.Context(), func() error {
+				err := d.do(func() error {
 					return errors.Join(d.launch(s.handle, "sum", kernel.Float32, args), d.api.check("cuEventRecord", d.api.eventRecord(e.handle, s.handle)))
-				}, e.handle); err != nil {
+				})
+				if err := errors.Join(err, d.await(b.Context(), e.handle)); err != nil {
 					b.Fatal(err)
 				}
 			}

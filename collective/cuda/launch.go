@@ -12,7 +12,7 @@ import (
 // Module is a text of PTX that the driver has compiled for a device: the program's own kernels.
 type Module struct {
 	device  *Device
-	handle  uintptr // 0: closed; of the device's thread
+	handle  uintptr // 0: closed; used within [Device.do] alone
 	entries map[string][]parameter
 }
 

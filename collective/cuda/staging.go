@@ -84,7 +84,7 @@ func (d *Device) keep(s *staging) {
 	d.spare = append(d.spare, s)
 }
 
-// make allocates all that a staging consists of. It is called on the device's thread.
+// make allocates all that a staging consists of. It is called within [Device.do].
 func (s *staging) make() error {
 	a := s.device.api
 	for _, stream := range []*uintptr{&s.down, &s.up} {
@@ -230,7 +230,7 @@ type transfer struct {
 	down  func(i int) []copyRange // from the device; nil: nothing
 	up    func(i int) []copyRange // to the device; nil: nothing
 	// before and after put more into a stream, before a piece is copied from the device and after
-	// it was copied back. They are called on the device's thread; nil: nothing.
+	// it was copied back. They are called within [Device.do]; nil: nothing.
 	before, after func(i int, stream uintptr) error
 	// step is called with each piece, in order, when it has come from the device; what it leaves in
 	// the piece is copied back.

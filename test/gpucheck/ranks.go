@@ -101,8 +101,54 @@ func (s *seat) exchange(ctx context.Context, a *answer) error {
 			return err
 		}
 	}
+	if err := s.grouped(ctx, g); err != nil {
+		return err
+	}
 	a.Speeds, err = s.measure(ctx, g)
 	return err
+}
+
+// grouped checks that slices reduced together, some of them fused, are those that a stream has
+// written.
+func (s *seat) grouped(ctx context.Context, g *collective.Group) (err error) {
+	stream, err := s.device.NewStream()
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	count := 40
+	if s.Options.Quick {
+		count = 12
+	}
+	var all []*cuda.Slice[float32]
+	defer func() {
+		for _, v := range all {
+			err = errors.Join(err, v.Free())
+		}
+	}()
+	for i := range count {
+		v, err := cuda.Alloc[float32](s.device, 1+i*i*977)
+		if err != nil {
+			return err
+		}
+		all = append(all, v)
+		if err := v.CopyFrom(ctx, slices.Repeat([]float32{float32(s.Rank + i)}, v.Len())); err != nil {
+			return err
+		}
+		if err := cuda.Scale(stream, v, 2); err != nil {
+			return err
+		}
+	}
+	if err := cuda.GroupedAllReduce(ctx, g, "grouped", all, collective.Sum, cuda.Options{After: stream}); err != nil {
+		return err
+	}
+	for i, v := range all {
+		want := slices.Repeat([]float32{float32(s.Size*(s.Size-1) + 2*i*s.Size)}, v.Len())
+		if err := holds(ctx, kernel.Float32, fmt.Sprintf("slice %d of GroupedAllReduce", i), v, bytesOf(want)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // settle waits until the requested backend is in use: creating NCCL's communicators takes time.

@@ -33,6 +33,19 @@ def rank_main(rank, size, devices, store, sizes, out):
     dist.destroy_process_group()
 
 
+def nccl_version():
+    """Of the library that is loaded, which need not be the one that PyTorch was built with."""
+    import ctypes
+    import torch
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number)) == 0:
+            return number.value // 10000, number.value % 10000 // 100, number.value % 100
+    except (OSError, AttributeError):
+        pass
+    return tuple(torch.cuda.nccl.version())
+
+
 def main():
     folder, sizes = sys.argv[1], [int(n) for n in sys.argv[2].split(",")]
     try:
@@ -42,7 +55,7 @@ def main():
         return {"Skip": "there is no PyTorch: %s" % e}
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         return {"Skip": "this PyTorch has no CUDA or no NCCL"}
-    devices, version = torch.cuda.device_count(), tuple(torch.cuda.nccl.version())
+    devices, version = torch.cuda.device_count(), nccl_version()
     size = 2
     if devices < 2:
         if version < (2, 30):

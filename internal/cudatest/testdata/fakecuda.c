@@ -129,6 +129,8 @@ CUresult cuDeviceTotalMem_v2(size_t *n, CUdevice d) { NEED(d == 7, INVALID_DEVIC
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { NEED(d == 7, INVALID_DEVICE); *c = &context; return 0; }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { NEED(d == 7, INVALID_DEVICE); return 0; }
 CUresult cuCtxSetCurrent(CUcontext c) { NEED(c == &context, INVALID_CONTEXT); current = c; return 0; }
+CUresult cuCtxPushCurrent_v2(CUcontext c) { NEED(c == &context && !current, INVALID_CONTEXT); current = c; return 0; }
+CUresult cuCtxPopCurrent_v2(CUcontext *c) { NEED(current, INVALID_CONTEXT); *c = current; current = 0; return 0; }
 
 CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n)
 {
