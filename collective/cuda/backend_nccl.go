@@ -76,6 +76,9 @@ func (d *Device) takeParent(g *collective.Group) *communicator {
 	var useless []*communicator
 	d.reusable = slices.DeleteFunc(d.reusable, func(c *communicator) bool {
 		switch {
+		case c.state.Load() == commEnding: // it would hold the world up
+			d.threads.Go(c.close)
+			return true
 		case c.state.Load() != commReady || c.offered != 0 && c.offered < g.Generation():
 			useless = append(useless, c)
 			return true
@@ -465,16 +468,21 @@ func (w *ncclBackend) run(ctx context.Context, ready *Event, begin func(*nccl.Co
 	stop := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
 	defer stop()
 	var err error
+	recorded := false
 	if ready != nil {
 		err = w.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(w.stream, ready.handle, 0) })
 	}
 	if err == nil {
-		err = c.perform(both, w.stream, w.event, begin)
+		recorded, err = c.perform(both, w.stream, w.event, begin)
 	}
 	if err == nil {
 		return nil
 	}
-	if left := c.cancelAll(err); left != nil {
+	event := uintptr(0)
+	if recorded {
+		event = w.event
+	}
+	if left := c.cancelAll(err, event); left != nil {
 		err = fmt.Errorf("%w (and %w)", err, left)
 	}
 	return w.blame(ctx, err)
@@ -514,7 +522,7 @@ func (w *ncclBackend) shut() error {
 	}
 	if c := w.comm; c != nil {
 		c.cancel(errUnused)
-		if c.state.Load() == commReady {
+		if s := c.state.Load(); s == commReady || s == commEnding {
 			w.device.mu.Lock()
 			w.device.reusable = append(w.device.reusable, c)
 			w.device.mu.Unlock()

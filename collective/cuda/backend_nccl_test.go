@@ -184,10 +184,10 @@ func (w *ncclWorld) settle(t *testing.T) {
 	}
 }
 
-// formed waits until a rank's communicator is there or has failed: its thread does nothing else
-// until then.
+// formed waits until a rank's communicator is there or has failed, or what was under way in it has
+// ended: its thread does nothing else until then.
 func (d *Device) formed(t *testing.T, g *collective.Group) {
-	for d.pending(g) == commForming {
+	for s := d.pending(g); s == commForming || s == commEnding; s = d.pending(g) {
 		d.ncclBackendOf(g).comm.thread.do(t.Context(), func() error { return nil })
 	}
 }
@@ -440,6 +440,25 @@ func TestSlowCommunicator(t *testing.T) {
 	}
 }
 
+// TestSlowShrink: so is one that is being made from another.
+func TestSlowShrink(t *testing.T) {
+	defer func(was time.Duration) { formLimit = was }(formLimit)
+	w := newNCCLWorld(t, 3, Config{})
+	w.lose(t, "hangs 1", "init-hangs 1")
+	formLimit = 20 * time.Millisecond
+	w.enter(0, 2)
+	w.sums(t)
+	w.settle(t)
+	w.sums(t)
+	w.expect(t, BackendStaging)
+	if v := w.devices[0].ncclBackendOf(w.groups[0]); !errors.Is(v.comm.reason, errLimit) {
+		t.Error(v.comm.reason)
+	}
+	fault(t, w.path, "")
+	w.enter(0, 2, 1)
+	w.ready(t)
+}
+
 // TestLost: a rank is lost while an operation is under way on all devices, or before it; whichever
 // functions the library has, the others are freed at once and go by NCCL again in the next world,
 // and the lost one in the one after that.
@@ -523,6 +542,7 @@ func (w *ncclWorld) lose(t *testing.T, what, afterwards string) {
 			t.Errorf("rank %d: %v", i, err)
 		}
 	}
+	w.settle(t) // a communicator that is still ending is no parent
 	fault(t, w.path, afterwards)
 }
 

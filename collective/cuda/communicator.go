@@ -25,6 +25,7 @@ var (
 const (
 	commReady = iota
 	commForming
+	commEnding // what was under way is being ended; commReady or commFailed follows
 	commFailed
 )
 
@@ -135,16 +136,20 @@ func (c *communicator) form(begin func() (*nccl.Comm, error)) {
 	}
 	if err == nil {
 		ctx, stop := context.WithTimeoutCause(c.ctx, formLimit, errLimit)
-		if err = poll(ctx, comm); err != nil {
-			comm.Abort()
-		}
+		err = poll(ctx, comm)
 		stop()
 	}
 	if c.parent != nil {
+		if err != nil { // what is made from it may be under way still
+			c.parent.broken.Store(true)
+		}
 		c.parent.finish()
 		c.parent = nil
 	}
 	if err != nil {
+		if comm != nil {
+			comm.Abort()
+		}
 		c.reason = err
 		c.state.Store(commFailed)
 		return
@@ -172,15 +177,42 @@ func poll(ctx context.Context, comm *nccl.Comm) error {
 	}
 }
 
-// cancelAll ends what is under way, so that the device stops using memory, and keeps the
-// communicator as a parent where it can. Nothing begins in it any more. It waits for endLimit at
-// most.
-func (c *communicator) cancelAll(cause error) error {
+// cancelAll ends what is under way, and returns when the device has stopped using memory; it waits
+// for endLimit at most. Nothing begins in the communicator any more; where it can be a parent
+// afterwards, it is commReady once NCCL has done its part, which takes NCCL half a second. An event
+// that has been recorded behind what is under way, if it is not 0, tells of the device before that.
+func (c *communicator) cancelAll(cause error, event uintptr) error {
 	c.cancel(cause)
-	c.state.Store(commFailed)
+	c.state.Store(commEnding)
 	c.broken.Store(true)
+	ended := make(chan error, 1)
+	c.device.threads.Go(func() { ended <- c.end(cause) })
+	if event == 0 {
+		return <-ended
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	stopped := make(chan error, 1)
+	c.device.threads.Go(func() { stopped <- c.device.await(ctx, event) })
+	select {
+	case err := <-stopped:
+		if err != nil {
+			err = errors.Join(err, <-ended)
+		}
+		return err
+	case err := <-ended:
+		stop()
+		<-stopped
+		return err
+	}
+}
+
+// end has NCCL end what is under way: by a revocation, if that is to be had, or else with the
+// communicator.
+func (c *communicator) end(cause error) error {
 	ctx, stop := context.WithTimeoutCause(context.Background(), endLimit, errLimit)
 	defer stop()
+	defer c.state.CompareAndSwap(commEnding, commFailed)
 	return c.thread.do(ctx, func() error {
 		if c.comm == nil {
 			return nil
@@ -249,10 +281,11 @@ func (c *communicator) close() {
 }
 
 // perform begins an operation in a stream, and returns when the event, recorded behind it, has
-// occurred; or when ctx ends, or the communicator's. NCCL is polled for errors every askAfter.
-func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin func(comm *nccl.Comm) error) error {
+// occurred; or when ctx ends, or the communicator's. NCCL is polled for errors every askAfter. After
+// an error, recorded tells whether the event has been recorded.
+func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin func(comm *nccl.Comm) error) (recorded bool, err error) {
 	d := c.device
-	err := c.thread.do(ctx, func() error {
+	err = c.thread.do(ctx, func() error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -267,21 +300,22 @@ func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin
 		}
 		return d.api.check("cuEventRecord", d.api.eventRecord(event, stream))
 	})
+	recorded = err == nil
 	for err == nil {
 		while, stop := context.WithTimeout(ctx, askAfter)
 		err = d.await(while, event)
 		stop()
 		if err == nil {
-			return nil
+			return true, nil
 		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return recorded, context.Cause(ctx)
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = c.thread.do(ctx, func() error { return poll(ctx, c.comm) })
 		}
 	}
-	return err
+	return recorded, err
 }
 
 // askAfter is the time between two polls of NCCL for errors during an operation.

@@ -42,30 +42,40 @@ const shrinkAbort = 1
 type Comm struct {
 	lib    *Library
 	comm   uintptr
-	place  *uintptr // where NCCL has put it, and looks for it while it is being made
+	place  *uintptr // where NCCL puts it, and looks for it while it is being made
 	pinned runtime.Pinner
+	old    *Comm // the one that this is shrunk from, while it is being made; only that is known until then
 }
 
-// begin makes a Comm with a place for NCCL to put it.
-func (l *Library) begin(call string, f func(place *uintptr) result) (*Comm, error) {
-	c := &Comm{lib: l, place: new(uintptr)}
+// begin makes a Comm with a place for NCCL to put it. NCCL does so at once, unless it is shrunk from
+// an old one.
+func (l *Library) begin(call string, old *Comm, f func(place *uintptr) result) (*Comm, error) {
+	c := &Comm{lib: l, place: new(uintptr), old: old}
 	c.pinned.Pin(c.place)
 	r := f(c.place)
-	c.comm = *c.place
-	if err := l.check(call, r, 0); err != nil || c.comm == 0 {
+	err := l.check(call, r, 0)
+	if err == nil && old == nil {
+		err = c.placed(call)
+	}
+	if err != nil {
 		c.pinned.Unpin()
-		if err == nil {
-			err = fmt.Errorf("nccl: %s gave no communicator", call)
-		}
 		return nil, err
 	}
 	return c, nil
 }
 
+// placed takes the communicator from its place.
+func (c *Comm) placed(call string) error {
+	if c.comm = *c.place; c.comm == 0 {
+		return fmt.Errorf("nccl: %s gave no communicator", call)
+	}
+	return nil
+}
+
 // Init begins to make a communicator; every rank calls it.
 func (l *Library) Init(id ID, size, rank int) (*Comm, error) {
 	if l.initRankScalable != nil { // the id is passed by pointer: how structures are passed does not matter
-		return l.begin("ncclCommInitRankScalable", func(place *uintptr) result {
+		return l.begin("ncclCommInitRankScalable", nil, func(place *uintptr) result {
 			return l.initRankScalable(place, int32(size), int32(rank), 1, &id, nonblocking())
 		})
 	}
@@ -75,7 +85,7 @@ func (l *Library) Init(id ID, size, rank int) (*Comm, error) {
 // InitByValue is [Library.Init] by the function that all versions have, which takes the id by
 // value.
 func (l *Library) InitByValue(id ID, size, rank int) (*Comm, error) {
-	return l.begin("ncclCommInitRankConfig", func(place *uintptr) result {
+	return l.begin("ncclCommInitRankConfig", nil, func(place *uintptr) result {
 		return l.initRankConfig(place, int32(size), id, int32(rank), nonblocking())
 	})
 }
@@ -83,7 +93,7 @@ func (l *Library) InitByValue(id ID, size, rank int) (*Comm, error) {
 // Join begins to make a communicator that grows out of another, to which this process does not
 // belong. The id is of [Comm.GrowID].
 func (l *Library) Join(id ID, size, rank int) (*Comm, error) {
-	return l.begin("ncclCommGrow", func(place *uintptr) result {
+	return l.begin("ncclCommGrow", nil, func(place *uintptr) result {
 		return l.grow(0, int32(size), &id, int32(rank), place, nonblocking())
 	})
 }
@@ -92,6 +102,15 @@ func (l *Library) Join(id ID, size, rank int) (*Comm, error) {
 // communicator has met. After an error it is only good for [Comm.Abort], and after a revocation for
 // [Comm.Shrink].
 func (c *Comm) Poll() error {
+	if c.old != nil {
+		if err := c.old.Poll(); err != nil {
+			return err
+		}
+		if err := c.placed("ncclCommShrink"); err != nil {
+			return err
+		}
+		c.old = nil
+	}
 	var r result
 	if err := c.lib.check("ncclCommGetAsyncError", c.lib.getAsyncError(c.comm, &r), c.comm); err != nil {
 		return err
@@ -131,7 +150,8 @@ func (c *Comm) check(call string, r result) error { return c.lib.check(call, r, 
 func (c *Comm) Revoke() error { return c.check("ncclCommRevoke", c.lib.revoke(c.comm, 0)) }
 
 // Shrink begins to make a communicator of the ranks that are not in without; only these call it.
-// Unless abort is set nothing may be under way. The old communicator is still to be ended.
+// Unless abort is set nothing may be under way. The old communicator is still to be ended: once the
+// new one is made, or else before [Comm.Abort] of the new one.
 func (c *Comm) Shrink(without []int, abort bool) (*Comm, error) {
 	ranks := make([]int32, len(without))
 	for i, r := range without {
@@ -141,7 +161,7 @@ func (c *Comm) Shrink(without []int, abort bool) (*Comm, error) {
 	if abort {
 		flags = shrinkAbort
 	}
-	return c.lib.begin("ncclCommShrink", func(place *uintptr) result {
+	return c.lib.begin("ncclCommShrink", c, func(place *uintptr) result {
 		return c.lib.shrink(c.comm, &ranks[0], int32(len(ranks)), place, nonblocking(), flags)
 	})
 }
@@ -158,7 +178,7 @@ func (c *Comm) GrowID() (ID, error) {
 // that join. Nothing may be under way. The id is for the rank that has made it, nil for the others.
 // The old communicator is still to be ended.
 func (c *Comm) Grow(id *ID, size int) (*Comm, error) {
-	return c.lib.begin("ncclCommGrow", func(place *uintptr) result {
+	return c.lib.begin("ncclCommGrow", nil, func(place *uintptr) result {
 		return c.lib.grow(c.comm, int32(size), id, -1, place, nonblocking())
 	})
 }
@@ -177,5 +197,8 @@ func (c *Comm) Destroy() error {
 // for the device.
 func (c *Comm) Abort() error {
 	defer c.pinned.Unpin()
+	if c.old != nil { // the end of the old one has ended it
+		return nil
+	}
 	return c.lib.check("ncclCommAbort", c.lib.abort(c.comm), 0)
 }

@@ -57,6 +57,7 @@ struct comm {
 	int rank, size;
 	unsigned long long id;
 	struct comm **place; // where its maker wants it
+	struct comm *parent; // that it is shrunk from; 0: none
 	struct shared *shared;
 	pthread_t joining, *threads;
 	int n_threads;
@@ -71,6 +72,7 @@ struct comm {
 	atomic_ullong finished;
 	unsigned long long steps;
 	int children, revoked, finalized, revoking;
+	struct comm *shrunk; // what is being made from this one: it is told of nowhere else
 	char live[512];
 };
 
@@ -209,8 +211,10 @@ static void *join(void *of)
 	for (int i = 0; i < c->size; i++)
 		if (c->shared->ranks[i].version != VERSION)
 			wrong("version %d and %d", VERSION, c->shared->ranks[i].version);
-	if (*c->place != c)
+	if (*c->place != (c->parent ? 0 : c))
 		wrong("the place of a communicator has changed while it was being made");
+	if (c->parent)
+		*c->place = c;
 	char path[512];
 	snprintf(path, sizeof path, "%s/comm.%llx", folder(), c->id);
 	unlink(path);
@@ -219,7 +223,8 @@ static void *join(void *of)
 }
 
 // make begins a communicator; how is written into the file "made".
-static ncclResult_t make(const char *how, struct comm **place, unsigned long long id, int size, int rank, const ncclConfig_t *config)
+static ncclResult_t make(const char *how, struct comm *parent, struct comm **place, unsigned long long id, int size, int rank,
+	const ncclConfig_t *config)
 {
 	if (!bind())
 		return wrong("no driver that goes with the fake");
@@ -247,7 +252,10 @@ static ncclResult_t make(const char *how, struct comm **place, unsigned long lon
 	if (write(file, path, n) != n)
 		return SYSTEM;
 	close(file);
-	*place = c;
+	*place = parent ? 0 : c;
+	c->parent = parent;
+	if (parent)
+		parent->shrunk = c;
 	pthread_create(&c->joining, 0, join, c);
 	return IN_PROGRESS;
 }
@@ -268,6 +276,8 @@ static void halt(struct comm *c)
 
 static void end(struct comm *c)
 {
+	if (c->shrunk)
+		end(c->shrunk);
 	halt(c);
 	pthread_join(c->joining, 0);
 	if (c->result) { // it has never been made
@@ -302,7 +312,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *place, int size, ncclUniqueId id
 	unsigned long long n;
 	if (!number(&id, &n))
 		return wrong("an id by value that is none"), INVALID_ARGUMENT;
-	return make("init", place, n, size, rank, config);
+	return make("init", 0, place, n, size, rank, config);
 }
 
 #if VERSION >= 22300
@@ -311,7 +321,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *place, int size, int rank, int
 	unsigned long long n;
 	if (ids != 1 || !number(id, &n))
 		return wrong("%d ids, or one that is none", ids), INVALID_ARGUMENT;
-	return make("init", place, n, size, rank, config);
+	return make("init", 0, place, n, size, rank, config);
 }
 #endif
 
@@ -440,6 +450,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
 	ENTER(c);
 	*r = c->result;
+	if (!*r && c->shrunk && (*r = c->shrunk->result) != IN_PROGRESS) {
+		if (*r)
+			end(c->shrunk);
+		c->shrunk = 0;
+	}
+	if (*r)
+		return leave(c, SUCCESS);
 	if (c->revoking && c->asked++ > 1) {
 		halt(c);
 		c->revoking = 0, c->revoked = 1, c->stop = 0;
@@ -552,7 +569,7 @@ ncclResult_t ncclCommShrink(ncclComm_t c, int *without, int n, ncclComm_t *place
 		rank -= without[i] < c->rank;
 		id = hash(id, without[i]);
 	}
-	return leave(c, make("shrink", place, id, c->size - n, rank, config));
+	return leave(c, make("shrink", c, place, id, c->size - n, rank, config));
 }
 #endif
 
@@ -581,11 +598,11 @@ ncclResult_t ncclCommGrow(ncclComm_t c, int size, const ncclUniqueId *id, int ra
 	if (id && !number(id, &n))
 		return wrong("an id to grow by that is none"), INVALID_ARGUMENT;
 	if (!c)
-		return id ? make("join", place, n, size, rank, config) : wrong("a newcomer without an id");
+		return id ? make("join", 0, place, n, size, rank, config) : wrong("a newcomer without an id");
 	ENTER(c);
 	unsigned long long want = hash(hash(c->id, 'g'), c->children++);
 	if (rank != -1 || size <= c->size || (id && n != want) || c->result || c->finalized || c->waiting || c->started != c->finished)
 		return leave(c, wrong("ncclCommGrow of rank %d of %d to %d, rank %d", c->rank, c->size, size, rank));
-	return leave(c, make("grow", place, want, size, c->rank, config));
+	return leave(c, make("grow", 0, place, want, size, c->rank, config));
 }
 #endif
