@@ -281,8 +281,8 @@ func (c *communicator) close() {
 }
 
 // perform begins an operation in a stream, and returns when the event, recorded behind it, has
-// occurred; or when ctx ends, or the communicator's. NCCL is polled for errors every askAfter. After
-// an error, recorded tells whether the event has been recorded.
+// occurred; or when ctx ends, or the communicator's. NCCL is polled for errors every askAfter.
+// After an error, recorded tells whether the event has been recorded.
 func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin func(comm *nccl.Comm) error) (recorded bool, err error) {
 	d := c.device
 	err = c.thread.do(ctx, func() error {

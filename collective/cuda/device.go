@@ -403,8 +403,9 @@ func (d *Device) occurred(event uintptr) (bool, error) {
 	return there, err
 }
 
-// do calls f, which calls the driver, on a thread on which the device's context is current. What was
-// current there before is so again afterwards: the thread is of the program.
+// do calls f, which calls the driver, on a thread on which the device's context is current.
+// Afterwards, the context that was current there before is current again: the thread may be used by
+// other code of the program.
 func (d *Device) do(f func() error) error {
 	d.calling.Lock()
 	defer d.calling.Unlock()

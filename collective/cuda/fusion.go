@@ -57,8 +57,8 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 	})
 }
 
-// gather copies vectors to a bucket, one behind the other, each once it is ready. It is called within
-// [Device.do], as scatter is.
+// gather copies vectors to a bucket, one behind the other, each once it is ready. It is called
+// within [Device.do], as scatter is.
 func (s *staging) gather(bucket uint64, all []*submission) error {
 	a := s.device.api
 	for _, v := range all {

@@ -47,8 +47,8 @@ type Comm struct {
 	old    *Comm // the one that this is shrunk from, while it is being made; only that is known until then
 }
 
-// begin makes a Comm with a place for NCCL to put it. NCCL does so at once, unless it is shrunk from
-// an old one.
+// begin makes a Comm with a place for NCCL to put it. NCCL does so at once, unless it is shrunk
+// from an old one.
 func (l *Library) begin(call string, old *Comm, f func(place *uintptr) result) (*Comm, error) {
 	c := &Comm{lib: l, place: new(uintptr), old: old}
 	c.pinned.Pin(c.place)
