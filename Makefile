@@ -65,7 +65,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib wheel demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure measure-peers check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib wheel demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure measure-peers check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-pace bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -250,6 +250,9 @@ chaos-steps: ## kill workers, spares and hvdrun while 1 to 8 workers train by el
 
 bench-recovery: ## measure recovery from deaths and growth; ARGS go to the program
 	@$(RECOVERY) $(ARGS)
+
+bench-pace: ## measure how much of its pace a job of four keeps while a worker is killed each second for ten minutes; ARGS go to the program
+	@$(KIND) pace -cases 1 -how kill -pause 1s -steps 11500 $(ARGS)
 
 bench-scale: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
 	@$(KIND) scale -cases 1 -sizes 100,300,1000 -rounds 3 $(ARGS)

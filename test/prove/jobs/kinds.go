@@ -122,6 +122,12 @@ var kinds = []kind{
 			s.Workers, s.Times, s.StepTime = 2+d.IntN(7), 5+d.IntN(20), time.Duration(d.IntN(4))*time.Millisecond
 			s.Steps = []int{10_000, 3_000, 20_000}[turn%3]
 		}, playTasks},
+	{"pace", "which share of its pace a job keeps whose workers are killed, asked to leave or stopped at a fixed rate", nil,
+		func(d *rand.Rand, turn int, s *setup) {
+			disturbed(s, 200, time.Second)
+			s.Workers, s.Spares, s.Microbatches, s.StepTime, s.Ask = 4, 1, 4, 200*time.Millisecond, 0 // a step of 50 ms
+			s.How = []string{"kill", "mix", "stop"}[turn%3]
+		}, playPace},
 	{"flapping", "a tenth of the hosts leave and come back each second, which the log tells in few lines", nil,
 		func(d *rand.Rand, turn int, s *setup) {
 			s.Workers, s.State, s.Times = []int{12, 300}[turn%2], 1<<10, 30
