@@ -4,6 +4,7 @@ It needs no torch. docs/reference/worker-protocol.md describes the messages.
 """
 import collections
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -36,6 +37,28 @@ class Dismissed(Exception):
         super().__init__(why)
         self.why = why
         self.last = last
+
+
+def keep_garbage_of_parent():
+    """Makes forked processes leave to this one what is garbage here: they never collect it.
+
+    A collection may begin as soon as the fork is done, in what others have registered for then: there is none from before it on.
+    """
+    enabled = []
+
+    def before():
+        enabled.append(gc.isenabled())
+        gc.disable()
+
+    def parent():
+        if enabled.pop():
+            gc.enable()
+
+    def child():
+        gc.freeze()
+        parent()
+
+    os.register_at_fork(before=before, after_in_parent=parent, after_in_child=child)
 
 
 class Lines:

@@ -14,7 +14,6 @@
 Under hvdrun the step is repeated in the next world when a rank is lost. Under torchrun, or alone, the same program runs in the one
 world that there is. docs/pytorch.md is the guide.
 """
-import gc
 import os
 import re
 import threading
@@ -60,7 +59,7 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
         return job
     # A process group of an earlier world may wait for the garbage collection. Its destructor waits for its threads, which a forked
     # process, as the worker of a DataLoader is, does not have.
-    os.register_at_fork(after_in_child=gc.freeze)
+    _worker.keep_garbage_of_parent()
     welcome = worker.hello()
     if backend == "hvdrun":
         transport = _backend.Transport(welcome, timeout)

@@ -39,6 +39,38 @@ class Peer:
         self.sock.close()
 
 
+class Fork(unittest.TestCase):
+    def test_garbage_stays_with_the_parent(self):
+        """Also where a collection would begin before the parent's garbage is set apart in the child."""
+        program = """
+import gc, os, sys
+from hvdrun import _worker
+
+class Group:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        os.write(1, b"collected by the child\\n" if os.getpid() != parent else b"collected by the parent\\n")
+
+parent, kept = os.getpid(), []
+# What was registered before runs first in the child.
+os.register_at_fork(after_in_child=lambda: kept.extend([] for _ in range(200000)))
+_worker.keep_garbage_of_parent()
+kept.append([[] for _ in range(1000)])
+Group()
+if os.fork() == 0:
+    kept.extend([] for _ in range(200000))
+    gc.collect()
+    os._exit(0 if gc.isenabled() else 1)
+assert os.wait()[1] == 0
+assert gc.isenabled()
+gc.collect()
+"""
+        out = subprocess.run([sys.executable, "-c", program], cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+                             stdout=subprocess.PIPE, check=True).stdout
+        self.assertEqual(out, b"collected by the parent\n")
+
+
 class TestWorker(unittest.TestCase):
     def setUp(self):
         self.peer = Peer()
