@@ -78,16 +78,16 @@ func (l *loop) measure() Measures {
 
 // sourceAge is what is known of the age of the list of hosts. It is safe for concurrent use.
 type sourceAge struct {
-	stood atomic.Int64 // when the source last stood by its list, in nanoseconds since 1970; 0: it does now
+	stood atomic.Int64 // when the source last confirmed its list, in nanoseconds since 1970; 0: it does now
 }
 
-// fails notes a failure of the source, which stood by its list so long ago.
+// fails notes a failure of the source, which last confirmed its list so long ago.
 func (s *sourceAge) fails(age time.Duration) { s.stood.Store(time.Now().Add(-age).UnixNano()) }
 
 // stands notes that the source stands by its list.
 func (s *sourceAge) stands() { s.stood.Store(0) }
 
-// stale returns how long ago the source last stood by its list; 0: it does now.
+// stale returns how long ago the source last confirmed its list; 0: it does now.
 func (s *sourceAge) stale() time.Duration {
 	at := s.stood.Load()
 	if at == 0 {

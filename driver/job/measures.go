@@ -19,7 +19,7 @@ type Measures struct {
 
 // Discovery tells of the source of hosts.
 type Discovery struct {
-	// Stale is how long ago the source last stood by its list, if its last answer was a failure.
+	// Stale is how long ago the source last confirmed its list, if its last answer was a failure.
 	Stale time.Duration
 }
 

@@ -94,7 +94,7 @@ var (
 	worldGeneration = define(Metric{Name: "hvdrun_world_generation", Of: OfJob, Unit: "short",
 		Help: "Generation of the current world; 0 before the first"})
 	jobCommits = define(Metric{Name: "hvdrun_job_commits", Of: OfJob, Unit: "short",
-		Help: "Number of the job's last commit, as far as heartbeats told"})
+		Help: "Number of the job's last commit, by the heartbeats"})
 	sizeNeeded = define(Metric{Name: "hvdrun_world_size_needed", Of: OfJob, Labels: []string{"for"}, Unit: "short",
 		Help: "Workers that the job needs: for its start, at least, and at most (0: no bound)"})
 	jobHosts = define(Metric{Name: "hvdrun_job_hosts", Of: OfJob, Labels: []string{"state"}, Unit: "short",
@@ -126,7 +126,7 @@ var (
 	discoveryFailures = define(Metric{Name: "hvdrun_discovery_failures_total", Kind: Counter, Of: OfDriver, Unit: "short",
 		Help: "Failures of the source of hosts"})
 	discoveryStale = define(Metric{Name: "hvdrun_discovery_stale_seconds", Of: OfDriver, Unit: "s",
-		Help: "How long ago the source of hosts last stood by its list, while it fails; 0 while it does not"})
+		Help: "How long ago the source of hosts last confirmed its list, while it fails; 0 while it does not"})
 	journalBytes = define(Metric{Name: "hvdrun_journal_bytes", Of: OfDriver, Unit: "bytes",
 		Help: "Size of the job's journal"})
 	journalSync = define(Metric{Name: "hvdrun_journal_sync_seconds", Kind: Histogram, Of: OfDriver, Unit: "s", Buckets: delayBuckets,
@@ -152,7 +152,7 @@ var (
 		Query:  "rate(hvdrun_worker_commit_seconds_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval]) / rate(hvdrun_worker_commits_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval])",
 		Legend: "each commit"})
 	commitBytes = define(Metric{Name: "hvdrun_worker_commit_bytes_total", Kind: Counter, Of: OfWorkers, Unit: "Bps",
-		Help: "Bytes of tensors that commits looked at, to copy those that had changed"})
+		Help: "Bytes of tensors that commits compared, to copy those that had changed"})
 	operations = define(Metric{Name: "hvdrun_collective_operations_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "ops",
 		Help: "Collective operations, those of each worker counted; the size is the upper bound of the class of the worker's tensor"})
 	operationSeconds = define(Metric{Name: "hvdrun_collective_seconds_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "percentunit",
@@ -162,7 +162,7 @@ var (
 	beatAgeMax = define(Metric{Name: "hvdrun_worker_beat_age_max_seconds", Of: OfWorkers, Unit: "s",
 		Help: "Age of the oldest last heartbeat of a rank of the world"})
 	commitsSpread = define(Metric{Name: "hvdrun_worker_commits_spread", Of: OfWorkers, Unit: "short",
-		Help: "Largest minus smallest number of the last commits of ranks, as far as heartbeats told"})
+		Help: "Largest minus smallest number of the last commits of ranks, by their heartbeats"})
 	lateMax = define(Metric{Name: "hvdrun_worker_late_max_seconds", Of: OfWorkers, Unit: "s",
 		Help: "The largest hvdrun_rank_late_seconds of a rank, in a world of any size"})
 )
@@ -186,7 +186,7 @@ var (
 	agentInfo = define(Metric{Name: "hvdrun_agent_info", Of: OfAgent, Labels: []string{"host", "version"},
 		Help: "The agent's host and the version of hvdrun; the value is 1", Legend: "{{host}} {{version}}"})
 	agentSlots = define(Metric{Name: "hvdrun_agent_slots", Of: OfAgent, Labels: []string{"state"}, Unit: "short",
-		Help: "Slots of the host: taken by a worker, free, or bad, which means that the device has failed"})
+		Help: "Slots of the host: taken by a worker, free, or bad because the device has failed"})
 	agentDrivers = define(Metric{Name: "hvdrun_agent_drivers", Of: OfAgent, Labels: []string{"state"}, Unit: "short",
 		Help: "Jobs whose drivers have a session with the agent: connected, or away"})
 	agentDraining = define(Metric{Name: "hvdrun_agent_draining", Of: OfAgent, Unit: "bool",

@@ -192,7 +192,7 @@ hvdrun_resets_total{cause="stall"} 0
 hvdrun_job_hosts{state="draining"} 1
 hvdrun_job_hosts{state="listed"} 1
 hvdrun_job_hosts{state="unlisted"} 0
-# HELP hvdrun_worker_commits_spread Largest minus smallest number of the last commits of ranks, as far as heartbeats told
+# HELP hvdrun_worker_commits_spread Largest minus smallest number of the last commits of ranks, by their heartbeats
 # TYPE hvdrun_worker_commits_spread gauge
 hvdrun_worker_commits_spread 1
 # HELP hvdrun_worker_late_max_seconds The largest hvdrun_rank_late_seconds of a rank, in a world of any size
@@ -201,7 +201,7 @@ hvdrun_worker_late_max_seconds 0.03
 # HELP hvdrun_wait_left_seconds Time left of the wait that ends first; 0 if there is none
 # TYPE hvdrun_wait_left_seconds gauge
 hvdrun_wait_left_seconds 9
-# HELP hvdrun_agent_slots Slots of the host: taken by a worker, free, or bad, which means that the device has failed
+# HELP hvdrun_agent_slots Slots of the host: taken by a worker, free, or bad because the device has failed
 # TYPE hvdrun_agent_slots gauge
 hvdrun_agent_slots{state="bad"} 1
 hvdrun_agent_slots{state="free"} 4
