@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/elastic"
@@ -51,7 +52,6 @@ func TestTrainUnderFailure(t *testing.T) {
 		for _, next := range []func(){
 			func() { job.AddHost("c", 1) },
 			func() { job.DrainHost("b") },
-			func() { job.Kill(0) },
 		} {
 			var seen uint64
 			if err := job.Await(func(s elastictest.Status) bool { seen = s.LastCommit; return s.Commits > 0 }); err != nil {
@@ -62,7 +62,13 @@ func TestTrainUnderFailure(t *testing.T) {
 			}
 			next()
 		}
-		return nil
+		// Another worker must survive with the state, and not be about to leave.
+		err := job.Await(func(s elastictest.Status) bool {
+			leaves := slices.ContainsFunc(s.World.Slots, func(slot plan.Slot) bool { return slot.Host == "b" })
+			return s.Commits > 0 && s.Lost == 0 && len(s.World.Slots) > 1 && !leaves
+		})
+		job.Kill(0)
+		return err
 	})
 	if err != nil {
 		t.Error(err)
