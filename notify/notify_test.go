@@ -322,7 +322,7 @@ func TestPushToManyDespiteOneThatHangs(t *testing.T) {
 			}
 		}
 	}
-	// Which of the two is named is left open: of what many fail at, there is a line in some seconds.
+	// Either of the two may be named: of what many fail at, there is one line in some seconds.
 	for {
 		line := take(t, "log", j.failures)
 		if strings.Contains(line, "worker h/2 (hung) at "+targets[0].Addr+" has not acknowledged update 3") ||
