@@ -58,12 +58,11 @@ func (d *Device) newThread() (*thread, error) {
 func (t *thread) run(d *Device, started chan<- error) {
 	runtime.LockOSThread() // for ever, as the device's own
 	defer close(t.ended)
-	leave, err := d.enter()
+	err := d.api.check("cuCtxSetCurrent", d.api.ctxSetCurrent(d.context)) // Close of the device waits for the thread
 	started <- err
 	if err != nil {
 		return
 	}
-	defer leave()
 	for !t.over {
 		f := <-t.work
 		f()

@@ -309,21 +309,6 @@ func (d *Device) release() error {
 	return errors.Join(errs...)
 }
 
-// enter makes the device's context current on the calling thread, for ever, until leave gives back
-// what holds it.
-func (d *Device) enter() (leave func(), err error) {
-	var ctx uintptr
-	if err := d.api.check("cuDevicePrimaryCtxRetain", d.api.primaryCtxRetain(&ctx, d.device)); err != nil {
-		return nil, err
-	}
-	leave = func() { d.api.primaryCtxRelease(d.device) }
-	if err := d.api.check("cuCtxSetCurrent", d.api.ctxSetCurrent(ctx)); err != nil {
-		leave()
-		return nil, err
-	}
-	return leave, nil
-}
-
 // How events are polled: by their waiter for as long as an exchange between ranks may take, without
 // a pause; then by the watcher, which the system wakes after each nap, which is finer than Go's
 // timers; after that, a timer does.

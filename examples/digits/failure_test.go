@@ -67,7 +67,9 @@ func TestTrainUnderFailure(t *testing.T) {
 			leaves := slices.ContainsFunc(s.World.Slots, func(slot plan.Slot) bool { return slot.Host == "b" })
 			return s.Commits > 0 && s.Lost == 0 && len(s.World.Slots) > 1 && !leaves
 		})
-		job.Kill(0)
+		if err == nil {
+			job.Kill(0)
+		}
 		return err
 	})
 	if err != nil {

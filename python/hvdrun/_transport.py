@@ -54,6 +54,12 @@ class Transport:
         """A connect has not ended after a cut, and may never do."""
 
 
+def own_gpu():
+    """Makes the worker's GPU the current one, and returns it. With --bind-gpus each worker sees that of its slot alone."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def open_store(where, timeout):
     """A client of the store. Torch that is built without libuv asks for it all the same."""
     host, port = where["host"], where["port"]
@@ -74,9 +80,7 @@ class Anew(Transport):
         self._connections.settle()
         self._store = None
         if "nccl" in backend:
-            # Of --bind-gpus, each worker sees the GPU of its slot alone.
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-            self.device = torch.device("cuda", torch.cuda.current_device())
+            self.device = own_gpu()
 
     def leave(self):
         self._connections.cut()

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from hvdrun import _worker
 from hvdrun._indices import Plan
 from hvdrun._state import State, StateLost
-from hvdrun._transport import Anew, Broken, Reconfigured, Transport
+from hvdrun._transport import Anew, Broken, Reconfigured, Transport, own_gpu
 
 __all__ = ["init", "Job", "State", "Step", "Broken", "Removed", "StateLost"]
 
@@ -77,8 +77,7 @@ class _Given(Transport):
 
     def __init__(self, backend, timeout):
         if "nccl" in backend:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-            self.device = torch.device("cuda", torch.cuda.current_device())
+            self.device = own_gpu()
         if "WORLD_SIZE" not in os.environ:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
             return

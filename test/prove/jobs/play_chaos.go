@@ -141,14 +141,8 @@ func (k *killer) run(ctx context.Context) error {
 		if dice.IntN(3) == 0 {
 			pause = 10 * time.Millisecond // the kill hits the recovery from the previous one
 		}
-		if err := follow.Sleep(ctx, time.Duration(dice.ExpFloat64()*float64(pause))); err != nil {
+		if more, err := k.wait(ctx, time.Duration(dice.ExpFloat64()*float64(pause))); !more {
 			return err
-		}
-		if err := k.Look(); err != nil {
-			return err
-		}
-		if k.Over() || k.Step >= k.until {
-			return nil
 		}
 		// The kills of hvdrun are spread over the job.
 		due := float64(k.Step) / float64(k.until) * float64(k.Drivers)
@@ -163,6 +157,15 @@ func (k *killer) run(ctx context.Context) error {
 			k.hit()
 		}
 	}
+}
+
+// wait pauses, and reports whether more is to be killed then: not from step until on.
+func (k *killer) wait(ctx context.Context, pause time.Duration) (more bool, err error) {
+	if err := follow.Sleep(ctx, pause); err != nil {
+		return false, err
+	}
+	err = k.Look()
+	return err == nil && !k.Over() && k.Step < k.until, err
 }
 
 // spare returns the processes that have not been killed.

@@ -37,7 +37,7 @@ func playPace(ctx context.Context, t *trial) error {
 	if err := j.full(ctx, 0); err != nil {
 		return err
 	}
-	k := killer{job: j, struck: make(map[int]bool)}
+	k := killer{job: j, until: t.Steps * 95 / 100, struck: make(map[int]bool)}
 	stops, err := k.disturb(ctx)
 	if err != nil {
 		return err
@@ -64,7 +64,10 @@ func (t *trial) calmPace(ctx context.Context) (time.Duration, error) {
 	}
 	j.setup.Steps = min(t.Steps, calmSteps)
 	j.worker("-steps", fmt.Sprint(j.setup.Steps))
-	if err := errors.Join(j.start(), j.end(ctx)); err != nil {
+	if err := j.start(); err != nil {
+		return 0, err
+	}
+	if err := j.end(ctx); err != nil {
 		return 0, err
 	}
 	step, _, _ := pace(j.Lines)
@@ -94,19 +97,13 @@ func pace(lines []steplog.Line) (step time.Duration, steps int, all time.Duratio
 	return all / time.Duration(max(1, len(first)-1)), len(first), all
 }
 
-// disturb does something to a worker after each pause, until the job is almost done. It returns how
-// often it has stopped one.
+// disturb does something to a worker after each pause, until step until, or until the job has
+// ended. It returns how often it has stopped one.
 func (k *killer) disturb(ctx context.Context) (stops int, err error) {
 	dice := k.trial.dice
 	for next := time.Now().Add(k.Pause); ; next = next.Add(k.Pause) {
-		if err := follow.Sleep(ctx, time.Until(next)); err != nil {
+		if more, err := k.wait(ctx, time.Until(next)); !more {
 			return stops, err
-		}
-		if err := k.Look(); err != nil {
-			return stops, err
-		}
-		if k.Over() || k.Step >= k.Steps*95/100 {
-			return stops, nil
 		}
 		holders := k.Holders()
 		if k.How != "stop" && (k.How != "mix" || dice.IntN(2) == 0) || len(holders) == 0 {
