@@ -28,20 +28,7 @@ func TestReap(t *testing.T) {
 	if err := StartSession(ours); err != nil {
 		t.Fatal(err)
 	}
-	// The shell is started by this package too: else Reap could take it for an inherited process.
-	shell := exec.Command("sh", "-c", `sleep 0 >/dev/null 2>&1 & echo $!`)
-	var out strings.Builder
-	shell.Stdout = &out
-	if err := StartSession(shell); err != nil {
-		t.Fatal(err)
-	}
-	if err := WaitSession(shell); err != nil {
-		t.Fatal(err)
-	}
-	orphan, err := strconv.Atoi(strings.TrimSpace(out.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	orphan := startOrphan(t)
 	for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", orphan)); err != nil {
 			break
@@ -79,16 +66,7 @@ func TestReapAfterFork(t *testing.T) {
 		began = len(own.forking) > 0
 		own.mu.Unlock()
 	}
-	shell := exec.Command("sh", "-c", `sleep 0 >/dev/null 2>&1 & echo $!`)
-	var out strings.Builder
-	shell.Stdout = &out
-	if err := errors.Join(StartSession(shell), WaitSession(shell)); err != nil {
-		t.Fatal(err)
-	}
-	orphan, err := strconv.Atoi(strings.TrimSpace(out.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	orphan := startOrphan(t)
 	await := func(what string, holds func(state byte, err error) bool) {
 		t.Helper()
 		for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
@@ -102,13 +80,36 @@ func TestReapAfterFork(t *testing.T) {
 		}
 	}
 	await("does not end", func(state byte, err error) bool { return state == 'Z' || err != nil })
-	<-time.After(20 * time.Millisecond) // the signals of its end are handled, most probably
+	<-time.After(20 * time.Millisecond) // Reap has handled the signal of its end, most probably
+	reapNow(nil, time.Time{})
 	if _, _, err := Born(orphan); err != nil {
 		t.Error("it is reaped although it may be a child of this process")
 	}
 	close(over)
 	<-forked
 	await("stays defunct", func(_ byte, err error) bool { return err != nil })
+}
+
+// startOrphan starts a process that ends when its parent, a shell, has ended and this process has
+// inherited it: a shell that sees the end of a child reaps it itself.
+func startOrphan(t *testing.T) (pid int) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = r.Close(), w.Close() }()
+	// This package starts the shell too: otherwise Reap could take it for an inherited process.
+	shell := exec.Command("sh", "-c", `cat <&3 >/dev/null 2>&1 & echo $!`)
+	var out strings.Builder
+	shell.Stdout, shell.ExtraFiles = &out, []*os.File{r}
+	if err := errors.Join(StartSession(shell), WaitSession(shell)); err != nil {
+		t.Fatal(err)
+	}
+	if pid, err = strconv.Atoi(strings.TrimSpace(out.String())); err != nil {
+		t.Fatal(err)
+	}
+	return pid
 }
 
 func TestNoWorkerStarted(t *testing.T) {
