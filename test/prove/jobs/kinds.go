@@ -128,6 +128,10 @@ var kinds = []kind{
 			s.Workers, s.Spares, s.Microbatches, s.StepTime, s.Ask = 4, 1, 4, 200*time.Millisecond, 0 // a step of 50 ms
 			s.How = []string{"kill", "mix", "stop"}[turn%3]
 		}, playPace},
+	{"faults", "the same of a cluster, whose hosts are cut off as well", hasSpaces, func(_ *rand.Rand, _ int, s *setup) {
+		disturbed(s, 200, 10*time.Second)
+		s.Workers, s.Hosts, s.Spares, s.Microbatches, s.StepTime, s.Ask, s.How = 8, 5, 2, 8, 2*time.Second, 0, "faults" // a step of 250 ms
+	}, playPace},
 	{"flapping", "a tenth of the hosts leave and come back each second, which the log tells in few lines", nil,
 		func(d *rand.Rand, turn int, s *setup) {
 			s.Workers, s.State, s.Times = []int{12, 300}[turn%2], 1<<10, 30

@@ -16,14 +16,22 @@ import (
 const calmSteps = 300
 
 // playPace trains by elastic.Steps while, at a fixed rate, workers are killed, asked to leave, or
-// stopped by SIGSTOP for a moment. It measures which share of the pace of an undisturbed job is
-// left; the weights at the end must be those of an undisturbed process.
+// stopped by SIGSTOP for a moment, and, in a cluster, hosts are cut off for a moment. It measures
+// which share of the pace of an undisturbed job is left; the weights at the end must be those of an
+// undisturbed process.
 func playPace(ctx context.Context, t *trial) error {
-	usual, err := t.calmPace(ctx)
+	j, err := t.job()
 	if err != nil {
 		return err
 	}
-	j, err := t.job()
+	var on *cluster // nil: this machine alone
+	if t.How == "faults" {
+		if on, err = j.cluster(ctx); err != nil {
+			return err
+		}
+		on.have(j)
+	}
+	usual, err := t.calmPace(ctx, on)
 	if err != nil {
 		return err
 	}
@@ -38,15 +46,13 @@ func playPace(ctx context.Context, t *trial) error {
 		return err
 	}
 	k := killer{job: j, until: t.Steps * 95 / 100, struck: make(map[int]bool)}
-	stops, err := k.disturb(ctx)
-	if err != nil {
+	if err := k.disturb(ctx, on); err != nil {
 		return err
 	}
-	if err := errors.Join(j.end(ctx), j.checkEnds(calm)); err != nil {
+	if err := errors.Join(j.endOn(ctx, on), j.checkEnds(calm)); err != nil {
 		return err
 	}
 	k.tell()
-	t.count("stopped for a moment", stops)
 	step, steps, took := pace(j.Lines)
 	t.timed("A step", report.Row{Name: "undisturbed", Spread: report.Spread{usual}}, report.Row{Name: "disturbed", Spread: report.Spread{step}})
 	t.note("%d steps in %v, %.1f %% of the undisturbed pace, the same weights", steps, took.Round(time.Millisecond), 100*float64(usual)/float64(step))
@@ -54,10 +60,13 @@ func playPace(ctx context.Context, t *trial) error {
 }
 
 // calmPace returns the mean time of a step of a job to which nothing happens.
-func (t *trial) calmPace(ctx context.Context) (time.Duration, error) {
+func (t *trial) calmPace(ctx context.Context, on *cluster) (time.Duration, error) {
 	j, err := t.job()
 	if err != nil {
 		return 0, err
+	}
+	if on != nil {
+		on.have(j)
 	}
 	if err := j.apart("calm"); err != nil {
 		return 0, err
@@ -67,11 +76,19 @@ func (t *trial) calmPace(ctx context.Context) (time.Duration, error) {
 	if err := j.start(); err != nil {
 		return 0, err
 	}
-	if err := j.end(ctx); err != nil {
+	if err := j.endOn(ctx, on); err != nil {
 		return 0, err
 	}
 	step, _, _ := pace(j.Lines)
 	return step, nil
+}
+
+// endOn waits for the end of a job on a cluster, or on this machine alone.
+func (j *job) endOn(ctx context.Context, on *cluster) error {
+	if on != nil {
+		return j.endAmong(ctx, 0)
+	}
+	return j.end(ctx)
 }
 
 // pace returns the mean time from one step to the next, from the first that any worker has applied
@@ -97,28 +114,48 @@ func pace(lines []steplog.Line) (step time.Duration, steps int, all time.Duratio
 	return all / time.Duration(max(1, len(first)-1)), len(first), all
 }
 
-// disturb does something to a worker after each pause, until step until, or until the job has
-// ended. It returns how often it has stopped one.
-func (k *killer) disturb(ctx context.Context) (stops int, err error) {
-	dice := k.trial.dice
+// disturb does something to a worker, or to a host of the cluster, after each pause, until step
+// until, or until the job has ended.
+func (k *killer) disturb(ctx context.Context, on *cluster) error {
+	ways := map[string][]func() error{
+		"kill": {k.strikeOne}, "mix": {k.strikeOne, k.stopOne(ctx)}, "stop": {k.stopOne(ctx)},
+		"faults": {k.strikeOne, k.stopOne(ctx), k.cutOne(ctx, on)},
+	}[k.How]
 	for next := time.Now().Add(k.Pause); ; next = next.Add(k.Pause) {
 		if more, err := k.wait(ctx, time.Until(next)); !more {
-			return stops, err
+			return err
 		}
+		if err := ways[k.trial.dice.IntN(len(ways))](); err != nil {
+			return err
+		}
+	}
+}
+
+func (k *killer) strikeOne() error { k.hit(); return nil }
+
+// stopOne stops a member for a second at most. It may have been given up by then.
+func (k *killer) stopOne(ctx context.Context) func() error {
+	return func() error {
 		holders := k.Holders()
-		if k.How != "stop" && (k.How != "mix" || dice.IntN(2) == 0) || len(holders) == 0 {
-			k.hit()
-			continue
+		if len(holders) == 0 {
+			return nil
 		}
-		pid := holders[dice.IntN(len(holders))]
+		pid := holders[k.trial.dice.IntN(len(holders))]
 		if syscall.Kill(pid, syscall.SIGSTOP) != nil {
-			continue // it has just ended
+			return nil // it has just ended
 		}
-		stops++
+		k.trial.count("stopped for a moment", 1)
 		err := follow.Sleep(ctx, min(time.Second, k.Pause/2))
-		_ = syscall.Kill(pid, syscall.SIGCONT) // it may have been given up meanwhile
-		if err != nil {
-			return stops, err
-		}
+		_ = syscall.Kill(pid, syscall.SIGCONT)
+		return err
+	}
+}
+
+// cutOne cuts a host off, for longer than the others need to notice.
+func (k *killer) cutOne(ctx context.Context, on *cluster) func() error {
+	return func() error {
+		host := on.hosts[k.trial.dice.IntN(k.setup.Hosts)]
+		k.trial.count("hosts cut off", 1)
+		return errors.Join(on.cable(host, "down"), follow.Sleep(ctx, 5*time.Second), on.cable(host, "up"))
 	}
 }

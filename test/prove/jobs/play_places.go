@@ -194,45 +194,22 @@ func playDone(ctx context.Context, t *trial) error {
 // for a time, or the driver's host.
 func playLinks(ctx context.Context, t *trial) error {
 	t.Steps = 0
-	n, err := t.network()
-	if err != nil {
-		return err
-	}
 	j, err := t.job()
 	if err != nil {
 		return err
 	}
-	hosts, addrs := []string{"a", "b", "c"}, make(map[string]string)
-	for _, h := range append(hosts, "driver") {
-		if addrs[h], err = n.add(h); err != nil {
-			return err
-		}
-	}
-	seeds := strings.Join([]string{addrs["a"], addrs["b"], addrs["c"]}, ",")
-	key, err := t.key(ctx)
+	n, err := j.cluster(ctx)
 	if err != nil {
 		return err
 	}
-	for _, h := range hosts {
-		words := append(n.on(h), t.programs.Hvdrun, "agent", "--key-file", key, "--label", "prove", "--name", h, "--slots", "2",
-			"--join", seeds, "--bind", addrs[h])
-		if _, err := t.background(j, h, words); err != nil {
-			return err
-		}
-		if err := t.said(ctx, h, "gossip at"); err != nil {
-			return err
-		}
-	}
-	j.source("--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "prove",
-		"--gossip-bind", addrs["driver"]+":0", "--drain-timeout", "5s")
-	j.plan.Wrap = n.on("driver")
+	n.have(j)
 	if err := j.start(); err != nil {
 		return err
 	}
 	if err := j.full(ctx, 0); err != nil {
 		return err
 	}
-	if err := j.cut(ctx, n, t.dice.IntN(len(hosts))); err != nil {
+	if err := j.cut(ctx, n, t.dice.IntN(t.setup.Hosts)); err != nil {
 		return err
 	}
 	if err := n.cable("driver", "down"); err != nil {
@@ -255,13 +232,63 @@ func playLinks(ctx context.Context, t *trial) error {
 	return j.endAmong(ctx, interrupted)
 }
 
+// cluster is a network of agents, which find each other by gossip, and a host for hvdrun. Its jobs
+// come one after the other.
+type cluster struct {
+	*network
+	flags []string // of hvdrun
+	marks []string // of agents and jobs
+}
+
+// cluster starts agents with slots for the job's workers and spares, as many on each host.
+func (j *job) cluster(ctx context.Context) (*cluster, error) {
+	t := j.trial
+	key, err := t.key(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n, err := t.network()
+	if err != nil {
+		return nil, err
+	}
+	var seeds []string
+	for i := range j.setup.Hosts {
+		addr, err := n.add(fmt.Sprintf("h%d", i))
+		if err != nil {
+			return nil, err
+		}
+		seeds = append(seeds, addr)
+	}
+	join := strings.Join(seeds, ",")
+	for i, h := range n.hosts {
+		words := append(n.on(h), t.programs.Hvdrun, "agent", "--key-file", key, "--label", "prove", "--name", h,
+			"--slots", strconv.Itoa((j.Workers+j.Spares)/j.setup.Hosts), "--join", join, "--bind", seeds[i])
+		if _, err := t.background(j, h, words); err != nil {
+			return nil, err
+		}
+		if err := t.said(ctx, h, "gossip at"); err != nil {
+			return nil, err
+		}
+	}
+	addr, err := n.add("driver")
+	return &cluster{n, []string{"--gossip-join", join, "--gossip-key-file", key, "--gossip-label", "prove",
+		"--gossip-bind", addr + ":0", "--drain-timeout", "5s"}, j.plan.Marks}, err
+}
+
+// have has a job run on the cluster.
+func (c *cluster) have(j *job) {
+	j.source(c.flags...)
+	j.plan.Wrap, j.plan.Marks = c.on("driver"), c.marks
+}
+
 // cut disconnects a host until the others train without it, and waits until it is back.
-func (j *job) cut(ctx context.Context, n *network, i int) error {
+func (j *job) cut(ctx context.Context, n *cluster, i int) error {
 	generation := j.Generation
 	if err := n.cable(n.hosts[i], "down"); err != nil {
 		return err
 	}
-	err := j.Until(ctx, "steps of the hosts that are not cut off", func() bool { return j.Generation > generation && j.World.Size == 4 })
+	left := j.Workers - j.Workers/j.setup.Hosts
+	err := j.Until(ctx, "steps of the hosts that are not cut off", func() bool { return j.Generation > generation && j.World.Size == left })
 	if err := errors.Join(err, j.trained(ctx, 10), n.cable(n.hosts[i], "up")); err != nil {
 		return err
 	}
