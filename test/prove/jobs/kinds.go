@@ -43,7 +43,7 @@ var kinds = []kind{
 			s.Workers, s.Hosts, s.State, s.StepTime, s.Async = 4, 2, 1<<10, time.Millisecond, false
 			s.DiscoveryInterval, s.Kills, s.Joins, s.Arrivals = 50*time.Millisecond, 1+d.IntN(4), 1+d.IntN(2), turn%2
 		}, playRecovery},
-	{"scale", "how a driver bears up to a thousand simulated workers", nil, func(d *rand.Rand, turn int, s *setup) {
+	{"scale", "how a driver bears thousands of simulated workers", nil, func(d *rand.Rand, turn int, s *setup) {
 		*s = setup{Seed: s.Seed, Kind: s.Kind, Workers: []int{100, 1000, 300}[turn%3], Hosts: 1, Rounds: 1, State: 1 << 10}
 	}, playScale},
 	{"state", "a new worker receives a state of up to 2 GiB", nil, func(d *rand.Rand, turn int, s *setup) {

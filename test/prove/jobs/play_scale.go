@@ -55,7 +55,7 @@ func (t *trial) crowd(ctx context.Context, n int) (s crowd.Sample, err error) {
 	if err := j.apart("crowd"); err != nil {
 		return s, err
 	}
-	sc := crowd.Scenario{Workers: n, Result: j.plan.OutputPath() + ".json", Profile: t.Profile, Verbose: t.Verbose}
+	sc := crowd.Scenario{Workers: n, Each: cmp.Or(t.Each, 500), Result: j.plan.OutputPath() + ".json", Profile: t.Profile, Heap: t.Heap, Verbose: t.Verbose}
 	text, err := json.Marshal(sc)
 	if err != nil {
 		return s, err

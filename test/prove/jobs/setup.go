@@ -46,7 +46,9 @@ type setup struct {
 
 	Sizes   string `is:"numbers of simulated workers, as 100,1000"`
 	Rounds  int    `is:"how often each of those is measured"`
+	Each    int    `is:"how many of them a process has"`
 	Profile string `is:"file for a profile of the driver of simulated workers, of the last job"`
+	Heap    string `is:"file for a profile of its memory, when it has formed three worlds"`
 	Verbose bool   `is:"print the log of that driver"`
 }
 

@@ -1,10 +1,10 @@
 // Package crowd measures a driver of many workers.
 //
 // The driver is real, with a journal on disk, in its own process. Its workers are goroutines of
-// another process: they have credentials, join through the rendezvous client over TLS and run the
-// notification service, but compute nothing and are not connected to each other: all leave a world
-// together when each has received an update, or when some of them die. Both processes run on this
-// machine, so times include the workers' share; the driver's memory and CPU time are reported
+// other processes: they have credentials, join through the rendezvous client over TLS and receive
+// notifications as workers do, but compute nothing and are not connected to each other: all leave a
+// world together when each has received an update, or when some of them die. All processes run on
+// this machine, so times include the workers' share; the driver's memory and CPU time are reported
 // separately.
 package crowd
 
@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 )
 
@@ -26,11 +27,16 @@ const (
 	Role    = "HVDRUN_CROWD_ROLE"
 	Driver  = "driver" // with the arguments --events-file FILE --scenario JSON
 	workers = "workers"
+
+	memoryOf = "HVDRUN_CROWD_MEMORY" // of a workers' process, in bytes
 )
 
-// workersMemory is the heap size, in bytes, at which the workers' process begins to collect
-// garbage.
-const workersMemory = 2 << 30
+// The heap size, in bytes, at which the workers' processes begin to collect garbage: of each, and of
+// all together.
+const (
+	workersMemory = 2 << 30
+	allMemory     = 12 << 30
+)
 
 // Play runs the role of a process of a job.
 func Play(ctx context.Context, role string, args []string) error {
@@ -40,8 +46,12 @@ func Play(ctx context.Context, role string, args []string) error {
 	case workers:
 		// A real worker collects only its own garbage. The shared heap of all workers would be
 		// scanned again and again, at the expense of the driver's CPU time.
+		memory, err := strconv.ParseInt(os.Getenv(memoryOf), 10, 64)
+		if err != nil {
+			return fmt.Errorf("crowd: %s: %w", memoryOf, err)
+		}
 		debug.SetGCPercent(-1)
-		debug.SetMemoryLimit(workersMemory)
+		debug.SetMemoryLimit(memory)
 		return serveWorkers(ctx, os.Stdin, os.Stdout)
 	}
 	return fmt.Errorf("crowd: the role %q is unknown", role)
@@ -73,14 +83,16 @@ func playDriver(ctx context.Context, args []string) error {
 	return os.WriteFile(sc.Result, result, 0o666)
 }
 
-// self returns a command that runs this program as the workers; it ends with ctx.
-func self(ctx context.Context) (*exec.Cmd, error) {
+// self returns a command that runs this program as one of so many workers' processes; it ends with
+// ctx.
+func self(ctx context.Context, processes int) (*exec.Cmd, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, exe)
-	cmd.Env = append(os.Environ(), Role+"="+workers)
+	memory := min(workersMemory, allMemory/processes)
+	cmd.Env = append(os.Environ(), Role+"="+workers, memoryOf+"="+strconv.Itoa(memory))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, nil

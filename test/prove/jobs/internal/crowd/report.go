@@ -19,11 +19,13 @@ type quantity struct {
 type Sample struct {
 	Formed, Received         float64
 	Acked, AckedWarm         float64
-	Reformed                 float64
+	ReformedFew, Reformed    float64
+	Left                     float64
 	Stopped                  float64
 	FormCPU, GrowCPU, DieCPU float64
 	WorkersCPU               float64
-	RSS, Peak, Heap          float64
+	RSS, Peak, Heap, Stacks  float64
+	Descriptors, Goroutines  float64
 	Journal, Lines           float64
 }
 
@@ -32,15 +34,20 @@ var quantities = []quantity{
 	{"of which: from the last join until all have the world", "ms", func(s *Sample) *float64 { return &s.Received }},
 	{"a first notification, until the last has it", "ms", func(s *Sample) *float64 { return &s.Acked }},
 	{"a later notification, until the last has it", "ms", func(s *Sample) *float64 { return &s.AckedWarm }},
+	{"1 % dies at once, until the others have the next world", "ms", func(s *Sample) *float64 { return &s.ReformedFew }},
 	{"a tenth dies at once, until the others have the next world", "ms", func(s *Sample) *float64 { return &s.Reformed }},
+	{"a third of the hosts leaves, until the others have the next world", "ms", func(s *Sample) *float64 { return &s.Left }},
 	{"all stopped", "ms", func(s *Sample) *float64 { return &s.Stopped }},
 	{"the driver's processor: start", "ms", func(s *Sample) *float64 { return &s.FormCPU }},
 	{"the driver's processor: two notifications, two worlds", "ms", func(s *Sample) *float64 { return &s.GrowCPU }},
-	{"the driver's processor: deaths and the next world", "ms", func(s *Sample) *float64 { return &s.DieCPU }},
+	{"the driver's processor: a tenth dies, and the next world", "ms", func(s *Sample) *float64 { return &s.DieCPU }},
 	{"the workers' processor, altogether", "ms", func(s *Sample) *float64 { return &s.WorkersCPU }},
 	{"the driver's memory: resident", "MiB", func(s *Sample) *float64 { return &s.RSS }},
 	{"the driver's memory: peak", "MiB", func(s *Sample) *float64 { return &s.Peak }},
 	{"the driver's memory: heap in use", "MiB", func(s *Sample) *float64 { return &s.Heap }},
+	{"the driver's memory: stacks", "MiB", func(s *Sample) *float64 { return &s.Stacks }},
+	{"the driver's descriptors", "", func(s *Sample) *float64 { return &s.Descriptors }},
+	{"the driver's goroutines", "", func(s *Sample) *float64 { return &s.Goroutines }},
 	{"journal", "KiB", func(s *Sample) *float64 { return &s.Journal }},
 	{"lines of the driver's log", "", func(s *Sample) *float64 { return &s.Lines }},
 }

@@ -1,11 +1,13 @@
 package crowd
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -29,11 +31,13 @@ import (
 )
 
 // Scenario is a job: it forms a world of so many workers, grows by a host and shrinks again, loses
-// a tenth of its workers at once, and is stopped.
+// one in a hundred of its workers at once, one in ten, and a third of its hosts, and is stopped.
 type Scenario struct {
 	Workers int
+	Each    int    // workers of a process
 	Result  string // file for its [Sample]
 	Profile string // file for a profile of the driver's processor; empty: none
+	Heap    string // file for a profile of the driver's memory; empty: none
 	Verbose bool   // print the driver's log
 }
 
@@ -41,6 +45,8 @@ const (
 	slotsPerHost = 8
 	// starting is the longest that the driver waits for workers.
 	starting = 2 * time.Minute
+	// descriptors are those of the driver for each worker, and spare is how many it has besides.
+	descriptors, spare = 2, 200
 )
 
 // stage is a running job.
@@ -70,7 +76,10 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 		Scenario: sc, seen: make(map[job.EventName][]time.Time), more: make(chan struct{}, 1),
 		journal: filepath.Join(dir, "journal"), events: json.NewEncoder(events),
 	}
-	if st.workers, err = startRemote(context.WithoutCancel(ctx)); err != nil {
+	if err := permit(descriptors*uint64(sc.Workers) + spare); err != nil {
+		return s, err
+	}
+	if st.workers, err = startRemote(context.WithoutCancel(ctx), (sc.Workers+sc.Each-1)/sc.Each); err != nil {
 		return s, err
 	}
 	var listened error
@@ -90,10 +99,23 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 		}()
 	}
 	s, err = st.play(ctx)
-	err = errors.Join(err, st.workers.in.Close())
+	err = errors.Join(err, st.workers.close())
 	wg.Wait()
-	s.WorkersCPU = report.Milliseconds(st.workers.cmd.ProcessState.UserTime() + st.workers.cmd.ProcessState.SystemTime())
+	s.WorkersCPU = report.Milliseconds(st.workers.processor())
 	return s, errors.Join(err, listened)
+}
+
+// permit has this process open so many descriptors.
+func permit(n uint64) error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= n {
+		return err
+	}
+	limit.Cur, limit.Max = n, max(n, limit.Max)
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("crowd: the driver needs %d descriptors (ulimit -n): %w", n, err)
+	}
+	return nil
 }
 
 // journalSize returns the size of a journal in KiB.
@@ -163,7 +185,7 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 		return err
 	}
 	s.Formed, s.Received = report.Milliseconds(first.Sub(began)), report.Milliseconds(first.Sub(published))
-	if _, err = st.await(ctx, job.FirstCommit, 1); err != nil {
+	if err := st.committed(ctx); err != nil {
 		return err
 	}
 	s.FormCPU = report.Milliseconds(processor() - cpu)
@@ -179,22 +201,61 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 		return err
 	}
 	s.GrowCPU = report.Milliseconds(processor() - cpu)
-	if err := s.memory(); err != nil {
+	if err := s.memory(st.Heap); err != nil {
 		return err
 	}
 
+	if s.ReformedFew, err = st.lose(ctx, 100); err != nil {
+		return err
+	}
 	cpu = processor()
-	victims := st.workers.everyTenth()
+	if s.Reformed, err = st.lose(ctx, 10); err != nil {
+		return err
+	}
+	s.DieCPU = report.Milliseconds(processor() - cpu)
+	if s.Left, err = st.shrink(ctx); err != nil {
+		return err
+	}
+	return s.most()
+}
+
+// lose kills one in so many workers, and returns the time until the others have the next world.
+func (st *stage) lose(ctx context.Context, one int) (ms float64, err error) {
+	slots := st.workers.running()
+	all := slices.SortedFunc(maps.Keys(slots), func(a, b string) int {
+		s, t := slots[a], slots[b]
+		return cmp.Or(cmp.Compare(s.Host, t.Host), cmp.Compare(s.Index, t.Index))
+	})
+	var victims []string
+	for i := 0; i < len(all); i += one {
+		victims = append(victims, all[i])
+	}
 	died := time.Now()
-	if err := st.workers.send(order{Kill: victims}); err != nil {
-		return err
+	if err := st.workers.kill(victims); err != nil {
+		return 0, err
 	}
-	next, err := st.hear(ctx, func(n news) bool { return n.World > 3 && n.Size == st.Workers-len(victims) })
+	next, err := st.hear(ctx, func(n news) bool { return n.World > 3 && n.Size == len(all)-len(victims) })
 	if err != nil {
-		return err
+		return 0, err
 	}
-	s.Reformed, s.DieCPU = report.Milliseconds(next.Sub(died)), report.Milliseconds(processor()-cpu)
-	return nil
+	return report.Milliseconds(next.Sub(died)), st.committed(ctx)
+}
+
+// shrink takes a third of the hosts away, and returns the time until the workers of the others have
+// the next world.
+func (st *stage) shrink(ctx context.Context) (ms float64, err error) {
+	left := hosts(st.Workers)
+	left = left[(len(left)+2)/3:]
+	rest := 0
+	for _, slot := range st.workers.running() {
+		if slot.Host >= left[0].Name {
+			rest++
+		}
+	}
+	began := time.Now()
+	st.source.set(left)
+	next, err := st.hear(ctx, func(n news) bool { return n.World > 3 && n.Size == rest })
+	return report.Milliseconds(next.Sub(began)), err
 }
 
 // change changes the list of hosts and returns the time from the driver's decision to notify the
@@ -212,8 +273,7 @@ func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms
 	if _, err = st.hear(ctx, func(n news) bool { return n.World == uint64(generation) }); err != nil {
 		return 0, err
 	}
-	_, err = st.await(ctx, job.FirstCommit, generation)
-	return report.Milliseconds(heard.Sub(told)), err
+	return report.Milliseconds(heard.Sub(told)), st.committed(ctx)
 }
 
 // await returns when the event of that name happened for the nth time.
@@ -247,6 +307,12 @@ func (st *stage) note(e job.Event) {
 	}
 }
 
+// committed waits until all members of a world have committed in it.
+func (st *stage) committed(ctx context.Context) error {
+	_, err := st.hear(ctx, func(n news) bool { return n.Committed > 0 && n.Committed == n.Size })
+	return err
+}
+
 // hear returns when all workers have received what is asked for.
 func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, error) {
 	for {
@@ -265,7 +331,7 @@ func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, err
 func hosts(n int) []plan.Host {
 	var list []plan.Host
 	for ; n > 0; n -= slotsPerHost {
-		list = append(list, plan.Host{Name: fmt.Sprintf("host%04d", len(list)), Slots: min(n, slotsPerHost)})
+		list = append(list, plan.Host{Name: fmt.Sprintf("host%05d", len(list)), Slots: min(n, slotsPerHost)})
 	}
 	return list
 }
@@ -296,30 +362,48 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// memory records this process's memory.
-func (s *Sample) memory() error {
+// memory records this process's memory, descriptors and goroutines.
+func (s *Sample) memory(profile string) error {
 	runtime.GC()
+	if profile != "" {
+		f, err := os.Create(profile)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(pprof.WriteHeapProfile(f), f.Close()); err != nil {
+			return err
+		}
+	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	s.Heap = float64(m.HeapInuse) / (1 << 20)
-	status, err := os.ReadFile("/proc/self/status")
+	s.Heap, s.Stacks = float64(m.HeapInuse)/(1<<20), float64(m.StackInuse)/(1<<20)
+	s.Goroutines = float64(runtime.NumGoroutine())
+	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err
 	}
+	s.Descriptors = float64(len(open))
+	s.RSS, err = resident("VmRSS:")
+	return err
+}
+
+// most records this process's largest memory.
+func (s *Sample) most() (err error) {
+	s.Peak, err = resident("VmHWM:")
+	return err
+}
+
+// resident returns a line of this process's memory, in MiB.
+func resident(name string) (float64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
 	for line := range strings.Lines(string(status)) {
-		f := strings.Fields(line)
-		for _, want := range []struct {
-			name string
-			to   *float64
-		}{{"VmRSS:", &s.RSS}, {"VmHWM:", &s.Peak}} {
-			if len(f) > 1 && f[0] == want.name {
-				kib, err := strconv.Atoi(f[1])
-				if err != nil {
-					return err
-				}
-				*want.to = float64(kib) / (1 << 10)
-			}
+		if f := strings.Fields(line); len(f) > 1 && f[0] == name {
+			kib, err := strconv.Atoi(f[1])
+			return float64(kib) / (1 << 10), err
 		}
 	}
-	return nil
+	return 0, fmt.Errorf("crowd: no line %s in /proc/self/status", name)
 }

@@ -18,9 +18,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// crew is the workers of a job.
+// crew is the workers of a process.
 type crew struct {
-	tell func(news)
+	tell    func(news)
+	changed chan struct{} // capacity 1: the newest world has
 
 	mu      sync.Mutex
 	workers map[string]*worker
@@ -30,9 +31,12 @@ type crew struct {
 // world is a world that at least one member has received.
 type world struct {
 	generation uint64
-	size       int
-	members    []*worker     // members that have received it
-	whole      chan struct{} // closed when all members have
+	size       int           // of all processes
+	members    []*worker     // members of this process that have received it
+	committed  int           // members of this process that have reported a commit
+	at         time.Time     // when the last of them has
+	heard      bool          // they have been told to have received an update
+	whole      chan struct{} // closed when all members of all processes have received it
 	over       chan struct{} // closed when all members have to leave
 	dead       bool          // it ended because a member died
 }
@@ -52,7 +56,7 @@ type exit syscall.Signal
 func (e exit) Error() string { return "ended by " + syscall.Signal(e).String() }
 
 // watchEvery is the interval at which workers check for updates, as training does in each step.
-const watchEvery = 500 * time.Microsecond
+const watchEvery = 2 * time.Millisecond
 
 // serveWorkers runs workers by orders until these or ctx end.
 func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
@@ -62,7 +66,7 @@ func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
 	defer cancel()
 	var mu sync.Mutex
 	enc := json.NewEncoder(out)
-	c := &crew{workers: make(map[string]*worker), tell: func(n news) {
+	c := &crew{workers: make(map[string]*worker), changed: make(chan struct{}, 1), tell: func(n news) {
 		mu.Lock()
 		defer mu.Unlock()
 		if enc.Encode(n) != nil {
@@ -70,6 +74,7 @@ func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
 		}
 	}}
 	wg.Go(func() { c.watch(ctx) })
+	wg.Go(func() { c.count(ctx) })
 	dec := json.NewDecoder(bufio.NewReader(orders))
 	for {
 		var o order
@@ -87,9 +92,8 @@ func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
 			wg.Go(func() { c.live(w) })
 		}
 		c.end(o.Stop, exit(syscall.SIGTERM))
-		if len(o.Kill) > 0 {
-			c.kill(o.Kill)
-		}
+		c.end(o.Kill, exit(syscall.SIGKILL))
+		c.turn(o)
 	}
 }
 
@@ -129,13 +133,18 @@ func (c *crew) end(ids []string, with exit) {
 	}
 }
 
-// kill ends workers as if killed; the others notice it at once, as peers in training do.
-func (c *crew) kill(ids []string) {
-	c.end(ids, exit(syscall.SIGKILL))
+// turn does what an order says of a world: all have it, or all leave it.
+func (c *crew) turn(o order) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.world != nil {
-		c.world.leave(true)
+	if c.world == nil {
+		return
+	}
+	if o.Whole == c.world.generation {
+		close(c.world.whole)
+	}
+	if o.Over == c.world.generation {
+		c.world.leave(o.Dead)
 	}
 }
 
@@ -201,7 +210,7 @@ func (c *crew) train(w *worker) error {
 		select {
 		case <-in.whole:
 			j.Commits++
-			wg.Go(func() { _ = client.Report(served, rendezvous.Committed, got.Generation, j.Commits) })
+			wg.Go(func() { c.commit(served, client, in, j.Commits) })
 		case <-in.over:
 		case <-w.ctx.Done():
 			return w.ctx.Err()
@@ -215,6 +224,25 @@ func (c *crew) train(w *worker) error {
 		case <-w.ctx.Done():
 			return w.ctx.Err()
 		}
+	}
+}
+
+// commit reports a commit.
+func (c *crew) commit(ctx context.Context, client *rendezvous.Client, in *world, commits uint64) {
+	if client.Report(ctx, rendezvous.Committed, in.generation, commits) != nil {
+		return // the worker ends
+	}
+	c.mu.Lock()
+	in.committed++
+	c.mu.Unlock()
+	c.changes()
+}
+
+// changes has what is true of the newest world be told.
+func (c *crew) changes() {
+	select {
+	case c.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -233,15 +261,28 @@ func (c *crew) arrive(w *worker, got rendezvous.Place) *world {
 		close(in.over)
 		return in
 	}
-	in.members = append(in.members, w)
-	if len(in.members) == in.size {
-		close(in.whole)
-		c.tell(news{World: in.generation, Size: in.size, At: time.Now().UnixNano()})
-	}
+	in.members, in.at = append(in.members, w), time.Now()
+	c.changes()
 	return in
 }
 
-// watch makes all members leave a world once each has received an update.
+// count tells how many workers have received the newest world, and have reported a commit.
+func (c *crew) count(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.changed:
+			c.mu.Lock()
+			w := c.world
+			n := news{World: w.generation, Size: w.size, Members: len(w.members), Committed: w.committed, At: w.at.UnixNano()}
+			c.mu.Unlock()
+			c.tell(n)
+		}
+	}
+}
+
+// watch tells when all members have received an update.
 func (c *crew) watch(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -251,25 +292,28 @@ func (c *crew) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 			c.mu.Lock()
-			if seq := c.heard(); seq > 0 {
-				c.tell(news{Heard: seq, At: time.Now().UnixNano()})
-				c.world.leave(false)
+			n := news{Heard: c.heard(), At: time.Now().UnixNano()}
+			if n.Heard > 0 {
+				c.world.heard, n.World = true, c.world.generation
 			}
 			c.mu.Unlock()
+			if n.Heard > 0 {
+				c.tell(n)
+			}
 		}
 	}
 }
 
-// heard returns the number of the last update of the current world that all its members have
-// received; 0: none.
+// heard returns the number of the last update of the current world that all its members of this
+// process have received; 0: none, or told.
 func (c *crew) heard() (seq uint64) {
-	if c.world == nil || len(c.world.members) < c.world.size {
+	if c.world == nil || c.world.heard || len(c.world.members) == 0 {
 		return 0
 	}
 	select {
-	case <-c.world.over:
-		return 0
+	case <-c.world.whole:
 	default:
+		return 0
 	}
 	for i, w := range c.world.members {
 		u := w.notes.Latest()
