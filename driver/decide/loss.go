@@ -29,7 +29,7 @@ func (m *Machine) lose(now time.Time, w *Worker) {
 // speaks reports whether members of the world speak by their sockets: the libraries with which they
 // compute may notice a death only after a long time, and break their connections when told.
 func (m *Machine) speaks() bool {
-	return slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.join.Program != "" && w.inWorld() })
+	return m.spoken && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.join.Program != "" && w.inWorld() })
 }
 
 // spreadLoss sends the dead ranks to the members that still train in the current world, because no

@@ -26,6 +26,7 @@ type Machine struct {
 	ledger ledger.Ledger
 	noted  effect // of the inputs since the last step
 	due    due
+	spoken bool // some worker of this driver speaks by its socket
 }
 
 // limits are the job's configuration. The scale command changes the size.
@@ -165,6 +166,7 @@ func (m *Machine) in(slot plan.SlotID) *Worker { return m.bySlot[slot] }
 func (m *Machine) add(w *Worker) {
 	m.workers = append(m.workers, w)
 	m.byID[w.id], m.bySlot[w.slot] = w, w
+	m.spoken = m.spoken || w.join.Program != ""
 }
 
 func (m *Machine) remove(w *Worker) {

@@ -26,6 +26,7 @@ var notSaved = map[string]string{
 	"Machine.out":     "it has been returned",
 	"Machine.noted":   "it is empty between two steps",
 	"Machine.due":     "the next step finds it",
+	"Machine.spoken":  "workers that are added tell it",
 	"fleet.free":      "the next step asks the hosts",
 	"fleet.freeAt":    "as free",
 	"fleet.rampUntil": "the next step finds it",

@@ -51,7 +51,7 @@ func (m *Machine) note(now time.Time, in Input) {
 		m.forked(now, e)
 		leads = factsOnly
 	case WorkerJoined:
-		m.workerJoined(now, e)
+		leads = m.workerJoined(now, e)
 	case WorkerReported:
 		leads = m.reported(now, e)
 	case WorkerWrites:
@@ -142,10 +142,10 @@ func (m *Machine) forked(now time.Time, e WorkerForked) {
 
 // workerJoined handles a worker's request for a world newer than its last. A repeated join counts
 // once; the join of a worker that is being stopped is answered with a dismissal.
-func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
+func (m *Machine) workerJoined(now time.Time, e WorkerJoined) effect {
 	w := m.find(e.ID)
 	if w == nil {
-		return
+		return anyEffect
 	}
 	if w.phase == stopping && m.leavesLast() {
 		w.join, w.holds, w.comes = e.Join, e.Join.HoldsState, true // answerAll answers it
@@ -153,14 +153,14 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 		m.release(w)
 	}
 	if !w.live() {
-		return // a dismissed worker already has its answer
+		return anyEffect // a dismissed worker already has its answer
 	}
 	if e.Join.After < w.generation {
-		return // a repeated join that its current world has answered
+		return anyEffect // a repeated join that its current world has answered
 	}
 	j, ok := m.checkJoin(now, w, e.Join)
 	if !ok {
-		return
+		return anyEffect
 	}
 	if m.joined.IsZero() {
 		m.joined = now
@@ -168,7 +168,9 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 			m.log(Info, "the program speaks by its socket: %s", j.Program)
 		}
 	}
+	oneOfMany := w.phase == training && w.holds && j.HoldsState && !m.resetFrom.IsZero() && m.doneFrom.IsZero()
 	w.join, w.holds, w.trains = j, j.HoldsState, w.trains || m.denies(w, j)
+	m.spoken = m.spoken || j.Program != ""
 	m.progress = m.progress || w.state() > 0
 	switch w.phase {
 	case starting:
@@ -190,6 +192,10 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 		}
 	}
 	m.enter(now, w, waiting)
+	if oneOfMany && slices.ContainsFunc(m.workers, (*Worker).inWorld) {
+		return factsOnly // the last of them leads to the next world
+	}
+	return anyEffect
 }
 
 // foundHosts converts hosts for an event.
