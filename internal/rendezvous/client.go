@@ -65,6 +65,9 @@ type Client struct {
 	joins atomic.Uint64 // number of calls of Join; the latest one counts
 	met   atomic.Bool   // the driver has been reached
 	wide  atomic.Bool   // Widen has been called
+	// has are the members of the last world; nil: none. The driver answers a join with how others
+	// differ from them.
+	has atomic.Pointer[members]
 }
 
 // NewClient returns a client. It does no I/O before the first call.
@@ -97,12 +100,13 @@ func (c *Client) Close() error { return c.conn.Close() }
 // ErrRemoved, ErrLast or ErrFinished if the driver dismisses the worker, an *UnreachableError,
 // ErrSuperseded, the cause of ctx's end, or the driver's reason for refusing the request.
 func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
-	reply, err := c.joinOnce(ctx, j)
+	had := c.has.Load()
+	reply, err := c.joinOnce(ctx, j, had)
 	if err == nil && reply.GetWiden() && c.cfg.Widen != nil && c.wide.CompareAndSwap(false, true) {
 		if j.DataAddrs, err = c.cfg.Widen(); err != nil {
 			return Place{}, fmt.Errorf("rendezvous: listening for workers on other machines: %w", err)
 		}
-		reply, err = c.joinOnce(ctx, j)
+		reply, err = c.joinOnce(ctx, j, had)
 	}
 	if err != nil {
 		return Place{}, err
@@ -116,12 +120,20 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	case rendezvouspb.Dismissal_DISMISSAL_FINISHED:
 		return Place{}, ErrFinished
 	}
-	return placeFromWire(reply.GetWorld(), j.After)
+	place, err := placeFromWire(reply.GetWorld(), j.After, had)
+	if err == nil {
+		c.has.Store(place.members)
+	}
+	return place, err
 }
 
-// joinOnce asks with the addresses of j, and returns what the driver answers.
-func (c *Client) joinOnce(ctx context.Context, j Joining) (*rendezvouspb.JoinReply, error) {
+// joinOnce asks with the addresses of j, and returns what the driver answers. The worker has those
+// members; nil: none.
+func (c *Client) joinOnce(ctx context.Context, j Joining, had *members) (*rendezvouspb.JoinReply, error) {
 	req := j.toWire()
+	if had != nil {
+		req.HasMembers = had.number
+	}
 	req.CanWiden = c.cfg.Widen != nil && len(j.DataAddrs) > 0 && !c.wide.Load()
 	if err := validate(req); err != nil {
 		return nil, fmt.Errorf("rendezvous: join: %w", err)
@@ -149,7 +161,7 @@ func (c *Client) Look(ctx context.Context) (World, error) {
 	if err != nil || reply.GetGeneration() == 0 {
 		return World{}, err
 	}
-	p, err := placeFromWire(reply, 0)
+	p, err := placeFromWire(reply, 0, nil)
 	if err != nil {
 		return World{}, err
 	}
@@ -183,6 +195,12 @@ func (c *Client) ReportBackend(ctx context.Context, generation uint64, backend s
 		_, err := c.rpc.Report(ctx, req)
 		return err
 	})
+}
+
+// Call makes a call of another service of the driver by the client's connection. It is repeated,
+// and fails, as those of the client are: do may be called again after an error.
+func (c *Client) Call(ctx context.Context, what string, do func(context.Context, grpc.ClientConnInterface) error) error {
+	return c.call(ctx, what, func(ctx context.Context) error { return do(ctx, c.conn) })
 }
 
 // patience returns how long the driver may be unreachable now.

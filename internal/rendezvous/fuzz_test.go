@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -54,7 +55,7 @@ func FuzzPlace(f *testing.F) {
 		if proto.Unmarshal(b, &m) != nil {
 			return
 		}
-		p, err := placeFromWire(&m, after)
+		p, err := placeFromWire(&m, after, nil)
 		if err != nil {
 			return
 		}
@@ -75,7 +76,7 @@ func FuzzMembers(f *testing.F) {
 		if size < 1 {
 			return // there is no such place
 		}
-		p := Place{Generation: 3, Size: size, members: b}
+		p := Place{Generation: 3, Size: size, members: &members{size: size, whole: b}}
 		w, err := p.World()
 		if err != nil {
 			return
@@ -100,21 +101,69 @@ func FuzzMembers(f *testing.F) {
 	})
 }
 
+// FuzzDifference: members that a difference makes have the announced number, each in its own slot,
+// and none that were neither there before nor added. The difference between both makes them again.
+func FuzzDifference(f *testing.F) {
+	old := &rendezvouspb.Members{
+		Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
+		AddressCounts: []uint32{1, 0, 2}, AddressStarts: []uint32{0, 1, 0}, AddressPorts: []uint32{0, 65535, 1}, Starts: []string{"a:x", ""},
+	}
+	added := &rendezvouspb.Members{
+		Hosts: []string{"a"}, Counts: []uint32{1}, Indices: []uint32{1}, AddressCounts: []uint32{1}, AddressStarts: []uint32{0},
+		AddressPorts: []uint32{7}, Starts: []string{"c"}, Handles: [][]byte{[]byte("h")},
+	}
+	for _, d := range []*rendezvouspb.MembersDifference{
+		{LeftOut: []uint32{0, 0}, Taken: []uint32{1, 1}, Followed: []uint32{1, 0}, Added: added},
+		{LeftOut: []uint32{1}, Taken: []uint32{2}, Followed: []uint32{0}},
+		{LeftOut: []uint32{0}, Taken: []uint32{math.MaxUint32}, Followed: []uint32{0}},
+		{LeftOut: []uint32{0}, Taken: []uint32{0}, Followed: []uint32{math.MaxUint32}},
+	} {
+		f.Add(encoded(f, old), encoded(f, d), 3)
+	}
+	f.Fuzz(func(t *testing.T, before, said []byte, size int) {
+		var was rendezvouspb.Members
+		if size < 1 || proto.Unmarshal(before, &was) != nil {
+			return
+		}
+		base := &members{size: len(was.GetIndices()), whole: before}
+		made := &members{size: size}
+		made.differsFrom(base, said)
+		w, err := Place{Generation: 3, Size: size, members: made}.World()
+		if err != nil {
+			return
+		}
+		if w.Size() != size || w.Size() > len(was.GetIndices())+len(said) {
+			t.Errorf("%d taken for %d: %+v", w.Size(), size, w)
+		}
+		seen := make(map[plan.SlotID]bool)
+		for _, s := range w.Slots {
+			if seen[s.SlotID] {
+				t.Errorf("taken: %+v", w)
+			}
+			seen[s.SlotID] = true
+		}
+		again, err := apply(base.columns, difference(base.columns, made.columns), size)
+		if err != nil || !proto.Equal(again, made.columns) {
+			t.Errorf("%v became %v, %v", made.columns, again, err)
+		}
+	})
+}
+
 // again encodes and decodes a world again.
 func again(t *testing.T, w World, addrs [][]string) World {
 	t.Helper()
-	members := make([]Member, w.Size())
-	for r := range members {
-		members[r].DataAddrs = addrs[r]
+	all := make([]Member, w.Size())
+	for r := range all {
+		all[r].DataAddrs = addrs[r]
 	}
-	said, err := proto.Marshal(membersToWire(w.World, members))
+	said, err := proto.Marshal(membersToWire(w.World, all))
 	if err != nil {
 		t.Fatal(err)
 	}
 	place, err := placeFromWire(&rendezvouspb.World{
 		Generation: w.Generation, Rank: uint32(w.Rank), SyncRoot: uint32(w.SyncRoot), Seq: w.Seq,
 		Size: uint32(w.Size()), Members: said, DataKey: make([]byte, 32),
-	}, w.Generation-1)
+	}, w.Generation-1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -95,7 +95,7 @@ type Place struct {
 	Store uint64
 
 	key     identity.DataKey
-	members []byte // a rendezvouspb.Members
+	members *members
 }
 
 // World is a world as seen by one of its members.

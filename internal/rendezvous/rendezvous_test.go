@@ -654,7 +654,7 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 		change(w)
 		return w
 	}
-	if p, err := placeFromWire(good(func(*rendezvouspb.World) {}), 2); err != nil || p.Rank != 1 {
+	if p, err := placeFromWire(good(func(*rendezvouspb.World) {}), 2, nil); err != nil || p.Rank != 1 {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	for name, w := range map[string]*rendezvouspb.World{
@@ -664,8 +664,9 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 		"rank":             good(func(w *rendezvouspb.World) { w.Rank = 2 }),
 		"root":             good(func(w *rendezvouspb.World) { w.SyncRoot = 2 }),
 		"too many members": good(func(w *rendezvouspb.World) { w.Size = maxMembers + 1 }),
+		"from nothing":     good(func(w *rendezvouspb.World) { w.Difference = []byte("x") }),
 	} {
-		if _, err := placeFromWire(w, 2); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
+		if _, err := placeFromWire(w, 2, nil); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -685,7 +686,7 @@ func TestMembersThatMakeNoSense(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return Place{Generation: 3, Size: 2, members: text}.World()
+		return Place{Generation: 3, Size: 2, members: &members{size: 2, whole: text}}.World()
 	}
 	if w, err := read(good(func(*rendezvouspb.Members) {})); err != nil ||
 		!reflect.DeepEqual(w.DataAddrs(), [][]string{{"x:7"}, {"x"}}) || w.Slots[1].LocalRank != 1 {
@@ -718,7 +719,7 @@ func TestMembersThatMakeNoSense(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := (Place{Generation: 3, Size: 2, members: []byte{0xff}}).World(); err == nil {
+	if _, err := (Place{Generation: 3, Size: 2, members: &members{size: 2, whole: []byte{0xff}}}).World(); err == nil {
 		t.Error("a malformed message was taken")
 	}
 }
@@ -905,22 +906,22 @@ func benchmarkPublish(b *testing.B, n int) {
 // BenchmarkWorld measures decoding the answer with a thousand members and their addresses.
 func BenchmarkWorld(b *testing.B) {
 	const n = 1000
-	ids, members := make([]plan.SlotID, n), make([]Member, n)
+	ids, all := make([]plan.SlotID, n), make([]Member, n)
 	for i := range n {
 		ids[i] = plan.SlotID{Host: fmt.Sprintf("host%04d", i/8), Index: i % 8}
-		members[i].DataAddrs = []string{fmt.Sprintf("10.0.%d.%d:%d", i/8/256, i/8%256, 40000+i%8), fmt.Sprintf("127.0.0.1:%d", 40000+i%8)}
+		all[i].DataAddrs = []string{fmt.Sprintf("10.0.%d.%d:%d", i/8/256, i/8%256, 40000+i%8), fmt.Sprintf("127.0.0.1:%d", 40000+i%8)}
 	}
 	slots, err := plan.Assign(ids, 0, 0)
 	if err != nil {
 		b.Fatal(err)
 	}
-	text, err := proto.Marshal(membersToWire(plan.World{Generation: 1, Slots: slots}, members))
+	text, err := proto.Marshal(membersToWire(plan.World{Generation: 1, Slots: slots}, all))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		w, err := Place{Generation: 1, Size: n, members: text}.World()
+		w, err := Place{Generation: 1, Size: n, members: &members{size: n, whole: text}}.World()
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -60,6 +62,9 @@ type ServerConfig struct {
 	DataKey func(generation uint64) identity.DataKey
 	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
 	Tasks Tasks
+	// Also adds other services for the same workers. caller returns the worker that makes a call,
+	// or an error for one that may not. Nil: there are none.
+	Also func(r grpc.ServiceRegistrar, caller func(context.Context) (identity.Subject, error))
 	// Store serves a connection of a worker to a store for programs in other languages, until the
 	// worker closes it. Nil: they are refused.
 	Store func(conn net.Conn) error
@@ -143,15 +148,21 @@ type published struct {
 	root       uint32
 	seq        uint64
 	ranks      map[string]uint32 // by incarnation
-	members    []byte            // a rendezvouspb.Members
+	members    []byte            // columns, encoded
+	columns    *rendezvouspb.Members
 	key        identity.DataKey
 	store      uint64
+	number     uint64 // of the members: another driver has others
+	// difference from the members with the number base, encoded; nil: it is not worth while.
+	difference []byte
+	base       uint64
 }
 
 // waiter is a Join that waits. Removing it from Server.waiting obliges the remover to answer it,
 // once.
 type waiter struct {
 	after  uint64
+	has    uint64      // number of the members that its worker has; 0: none
 	narrow bool        // its worker listens on loopback alone, and need not
 	answer chan answer // capacity 1
 }
@@ -225,7 +236,12 @@ func (s *Server) belongs(from identity.Subject) (identity.Subject, error) {
 // it fails every waiting join as unavailable, and returns nil once all handlers have returned. It
 // returns an error if ln fails.
 func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
-	register := func(r grpc.ServiceRegistrar) { rendezvouspb.RegisterRendezvousServer(r, service{s: s}) }
+	register := func(r grpc.ServiceRegistrar) {
+		rendezvouspb.RegisterRendezvousServer(r, service{s: s})
+		if s.cfg.Also != nil {
+			s.cfg.Also(r, s.caller)
+		}
+	}
 	var raw []wire.Raw
 	if s.cfg.Tasks != nil {
 		raw = append(raw, wire.Raw{Protocol: wire.TasksProtocol, Handle: s.tasks})
@@ -341,15 +357,17 @@ func isNarrow(req *rendezvouspb.JoinRequest) bool {
 // publish makes a world the current one; the lock is held.
 func (s *Server) publish(next world) {
 	w, members, root, seq := next.World, next.members, next.root, next.seq
-	shared, err := proto.Marshal(membersToWire(w, members))
+	columns := membersToWire(w, members)
+	shared, err := proto.Marshal(columns)
 	if err != nil {
 		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // cannot happen: names and addresses are valid UTF-8
 	}
 	p := &published{
 		generation: w.Generation, root: uint32(root), seq: seq,
 		ranks:   make(map[string]uint32, len(members)),
-		members: shared, key: s.cfg.DataKey(w.Generation),
+		members: shared, columns: columns, key: s.cfg.DataKey(w.Generation), number: 1 + rand.Uint64N(math.MaxUint64),
 	}
+	p.differ(s.current)
 	if s.cfg.Store != nil {
 		p.store = s.stores.number
 	}
@@ -366,7 +384,7 @@ func (s *Server) publish(next world) {
 	}
 	for inc := range p.ranks {
 		if waiting, ok := s.waiting[inc]; ok {
-			if reply := p.reply(inc, waiting.after); reply != nil {
+			if reply := p.reply(inc, waiting.after, waiting.has); reply != nil {
 				delete(s.waiting, inc)
 				waiting.answer <- answer{reply: reply}
 			}
@@ -374,9 +392,20 @@ func (s *Server) publish(next world) {
 	}
 }
 
+// differ notes how p differs from the world before, if that is much shorter than p itself.
+func (p *published) differ(before *published) {
+	if before == nil {
+		return
+	}
+	d, err := proto.Marshal(difference(before.columns, p.columns))
+	if err == nil && 4*len(d) < len(p.members) { // the members could be encoded, so there is no error
+		p.difference, p.base = d, before.number
+	}
+}
+
 // reply returns the answer to a join of inc after that generation, or nil if the world does not
-// answer it.
-func (p *published) reply(inc string, after uint64) *rendezvouspb.JoinReply {
+// answer it. Its worker has the members with that number; 0: none.
+func (p *published) reply(inc string, after, has uint64) *rendezvouspb.JoinReply {
 	if p == nil || p.generation <= after {
 		return nil
 	}
@@ -384,7 +413,12 @@ func (p *published) reply(inc string, after uint64) *rendezvouspb.JoinReply {
 	if !ok {
 		return nil
 	}
-	return &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_World{World: p.world(rank, p.key)}}
+	w := p.world(rank, p.key)
+	w.MembersNumber = p.number
+	if p.difference != nil && has == p.base {
+		w.Members, w.Difference = nil, p.difference
+	}
+	return &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_World{World: w}}
 }
 
 func (p *published) world(rank uint32, key identity.DataKey) *rendezvouspb.World {
@@ -439,10 +473,10 @@ func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest) (*rendezvousp
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "join: %v", err)
 	}
 	s.widened(inc, req.GetDataAddresses())
-	if reply := s.current.reply(inc, after); reply != nil {
+	if reply := s.current.reply(inc, after, req.GetHasMembers()); reply != nil {
 		return reply, nil, nil
 	}
-	w := &waiter{after: after, narrow: narrow, answer: make(chan answer, 1)}
+	w := &waiter{after: after, has: req.GetHasMembers(), narrow: narrow, answer: make(chan answer, 1)}
 	s.waiting[inc] = w
 	return nil, w, nil
 }

@@ -84,7 +84,7 @@ func TestWorldWaitsForWideMembers(t *testing.T) {
 		t.Fatalf("near is told %v", reply)
 	}
 	a := <-far.answer
-	place, err := placeFromWire(a.reply.GetWorld(), 0)
+	place, err := placeFromWire(a.reply.GetWorld(), 0, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 	"github.com/hvdrun/hvdrun/plan"
@@ -27,34 +25,51 @@ const (
 // membersToWire encodes the members of a world as columns. It omits local and cross ranks, which
 // plan.Place computes from the slots.
 func membersToWire(w plan.World, members []Member) *rendezvouspb.Members {
-	m := &rendezvouspb.Members{Indices: make([]uint32, len(members)), AddressCounts: make([]uint32, len(members))}
-	numbers := make(map[string]uint32) // index in Starts of each address without its port
+	b := newColumns(len(members))
 	for r, member := range members {
-		s := w.Slots[r]
-		if r == 0 || s.Host != w.Slots[r-1].Host {
-			m.Hosts, m.Counts = append(m.Hosts, s.Host), append(m.Counts, 0)
-		}
-		m.Counts[len(m.Counts)-1]++
-		m.Indices[r] = uint32(s.Index)
-		m.AddressCounts[r] = uint32(len(member.DataAddrs))
+		b.add(w.Slots[r].Host, uint32(w.Slots[r].Index), len(member.DataAddrs), member.Handle)
 		for _, addr := range member.DataAddrs {
-			start, port := splitPort(addr)
-			number, known := numbers[start]
-			if !known {
-				number = uint32(len(m.Starts))
-				numbers[start] = number
-				m.Starts = append(m.Starts, start)
-			}
-			m.AddressStarts, m.AddressPorts = append(m.AddressStarts, number), append(m.AddressPorts, port)
-		}
-		if len(member.Handle) > 0 && m.Handles == nil {
-			m.Handles = make([][]byte, len(members))
-		}
-		if m.Handles != nil {
-			m.Handles[r] = member.Handle
+			b.address(splitPort(addr))
 		}
 	}
-	return m
+	return b.m
+}
+
+// columns makes Members, member by member.
+type columns struct {
+	m       *rendezvouspb.Members
+	numbers map[string]uint32 // index in Starts of each address without its port
+}
+
+func newColumns(members int) columns {
+	m := &rendezvouspb.Members{Indices: make([]uint32, 0, members), AddressCounts: make([]uint32, 0, members)}
+	return columns{m, make(map[string]uint32)}
+}
+
+// add adds a member without its addresses, which follow by address.
+func (c columns) add(host string, index uint32, addresses int, handle []byte) {
+	m := c.m
+	if last := len(m.Hosts) - 1; last < 0 || m.Hosts[last] != host {
+		m.Hosts, m.Counts = append(m.Hosts, host), append(m.Counts, 0)
+	}
+	m.Counts[len(m.Counts)-1]++
+	if len(handle) > 0 && m.Handles == nil {
+		m.Handles = make([][]byte, len(m.Indices), cap(m.Indices))
+	}
+	if m.Handles != nil {
+		m.Handles = append(m.Handles, handle)
+	}
+	m.Indices, m.AddressCounts = append(m.Indices, index), append(m.AddressCounts, uint32(addresses))
+}
+
+func (c columns) address(start string, port uint32) {
+	number, known := c.numbers[start]
+	if !known {
+		number = uint32(len(c.m.Starts))
+		c.numbers[start] = number
+		c.m.Starts = append(c.m.Starts, start)
+	}
+	c.m.AddressStarts, c.m.AddressPorts = append(c.m.AddressStarts, number), append(c.m.AddressPorts, port)
 }
 
 // splitPort returns an address without its port, and the port; one without a canonical port number
@@ -71,8 +86,9 @@ func splitPort(addr string) (start string, port uint32) {
 	return addr[:at], uint32(n)
 }
 
-// placeFromWire checks that the place is valid, and newer than a generation.
-func placeFromWire(m *rendezvouspb.World, after uint64) (Place, error) {
+// placeFromWire checks that the place is valid, and newer than a generation. had are the members
+// that the worker has said to have; nil: none.
+func placeFromWire(m *rendezvouspb.World, after uint64, had *members) (Place, error) {
 	size := m.GetSize()
 	if m.GetGeneration() <= after || m.GetRank() >= size || m.GetSyncRoot() >= size || size > maxMembers {
 		return Place{}, invalidReply("generation %d, rank %d of %d, root %d", m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
@@ -81,32 +97,32 @@ func placeFromWire(m *rendezvouspb.World, after uint64) (Place, error) {
 	if err != nil {
 		return Place{}, invalidReply("%w", err)
 	}
+	all := &members{number: m.GetMembersNumber(), size: int(size), whole: m.GetMembers()}
+	if d := m.GetDifference(); len(d) > 0 && had == nil {
+		return Place{}, invalidReply("a difference from members that this worker has not named")
+	} else if len(d) > 0 {
+		all.differsFrom(had, d)
+	}
 	return Place{
 		Generation: m.GetGeneration(), Rank: int(m.GetRank()), Size: int(size), SyncRoot: int(m.GetSyncRoot()), Seq: m.GetSeq(),
-		Store: m.GetStore(), key: key, members: m.GetMembers(),
+		Store: m.GetStore(), key: key, members: all,
 	}, nil
 }
 
 // World decodes the members. It takes 0.2 ms for a thousand, with their addresses. An error means
 // that the driver's answer is not valid.
 func (p Place) World() (World, error) {
-	var m rendezvouspb.Members
-	if err := proto.Unmarshal(p.members, &m); err != nil {
-		return World{}, invalidReply("%w", err)
-	}
-	if n := len(m.GetIndices()); n != p.Size {
-		return World{}, invalidReply("%d members of %d", n, p.Size)
-	}
-	slots, err := slotsFromWire(&m)
+	m, err := p.members.decode()
 	if err != nil {
 		return World{}, invalidReply("%w", err)
 	}
-	if err := checkAddrs(&m); err != nil {
+	slots, err := slotsFromWire(m)
+	if err != nil {
 		return World{}, invalidReply("%w", err)
 	}
 	return World{
 		World: plan.World{Generation: p.Generation, Slots: slots},
-		Rank:  p.Rank, SyncRoot: p.SyncRoot, Seq: p.Seq, Key: p.key, Store: p.Store, columns: &m,
+		Rank:  p.Rank, SyncRoot: p.SyncRoot, Seq: p.Seq, Key: p.key, Store: p.Store, columns: m,
 	}, nil
 }
 
@@ -114,30 +130,41 @@ func invalidReply(format string, args ...any) error {
 	return fmt.Errorf("rendezvous: the driver's answer is not valid: "+format, args...)
 }
 
+// slotsFromWire returns the slots of members that checkHosts has checked.
 func slotsFromWire(m *rendezvouspb.Members) ([]plan.Slot, error) {
-	indices := m.GetIndices()
-	if len(indices) > maxMembers || len(m.GetHosts()) != len(m.GetCounts()) {
-		return nil, fmt.Errorf("%d ranks, %d hosts with %d counts", len(indices), len(m.GetHosts()), len(m.GetCounts()))
-	}
-	slots := make([]plan.Slot, len(indices))
+	slots := make([]plan.Slot, len(m.GetIndices()))
 	rank := 0
 	for h, host := range m.GetHosts() {
-		count := m.GetCounts()[h]
-		if uint64(count) > uint64(len(slots)-rank) {
-			return nil, errors.New("more slots than ranks")
-		}
-		for range count {
-			if indices[rank] > math.MaxInt32 {
-				return nil, fmt.Errorf("the place of rank %d", rank)
-			}
-			slots[rank].SlotID = plan.SlotID{Host: host, Index: int(indices[rank])}
+		for range m.GetCounts()[h] {
+			slots[rank].SlotID = plan.SlotID{Host: host, Index: int(m.GetIndices()[rank])}
 			rank++
 		}
 	}
-	if rank < len(slots) {
-		return nil, errors.New("more ranks than slots")
-	}
 	return slots, plan.Place(slots)
+}
+
+// checkHosts checks that each rank has a host and an index.
+func checkHosts(m *rendezvouspb.Members) error {
+	indices := m.GetIndices()
+	if len(indices) > maxMembers || len(m.GetHosts()) != len(m.GetCounts()) {
+		return fmt.Errorf("%d ranks, %d hosts with %d counts", len(indices), len(m.GetHosts()), len(m.GetCounts()))
+	}
+	left := uint64(len(indices))
+	for _, count := range m.GetCounts() {
+		if uint64(count) > left {
+			return errors.New("more slots than ranks")
+		}
+		left -= uint64(count)
+	}
+	if left > 0 {
+		return errors.New("more ranks than slots")
+	}
+	for rank, index := range indices {
+		if index > math.MaxInt32 {
+			return fmt.Errorf("the place of rank %d", rank)
+		}
+	}
+	return nil
 }
 
 // checkAddrs checks what World.DataAddrs and World.Handles rely on.

@@ -46,7 +46,7 @@ const (
 	// readBuffer is the size of an idle connection's read buffer in bytes: a driver has two for
 	// each worker.
 	readBuffer = 4 << 10
-	// streams bounds the concurrent calls of a client; none needs more than three.
+	// streams bounds the concurrent calls of a client; none needs more than four.
 	streams = 16
 )
 

@@ -11,7 +11,7 @@ import (
 // A world with shared members is encoded like one without.
 func TestSharedMembersArrive(t *testing.T) {
 	members := []byte("somebody")
-	world := &rendezvouspb.World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9, Size: 500, Members: members, DataKey: []byte("key"), Store: 3}
+	world := &rendezvouspb.World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9, Size: 500, Members: members, DataKey: []byte("key"), Store: 3, MembersNumber: 5, Difference: []byte("change")}
 	fields := world.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
 		if !world.ProtoReflect().Has(fields.Get(i)) {

@@ -24,6 +24,68 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// HearRequest is what the worker knows, from HostsUpdatedRequest.
+type HearRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Seq            uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	LostGeneration uint64                 `protobuf:"varint,2,opt,name=lost_generation,json=lostGeneration,proto3" json:"lost_generation,omitempty"`
+	// How many ranks of that generation it knows to be dead.
+	LostRanks     uint32 `protobuf:"varint,3,opt,name=lost_ranks,json=lostRanks,proto3" json:"lost_ranks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HearRequest) Reset() {
+	*x = HearRequest{}
+	mi := &file_notify_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HearRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HearRequest) ProtoMessage() {}
+
+func (x *HearRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_notify_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HearRequest.ProtoReflect.Descriptor instead.
+func (*HearRequest) Descriptor() ([]byte, []int) {
+	return file_notify_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *HearRequest) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *HearRequest) GetLostGeneration() uint64 {
+	if x != nil {
+		return x.LostGeneration
+	}
+	return 0
+}
+
+func (x *HearRequest) GetLostRanks() uint32 {
+	if x != nil {
+		return x.LostRanks
+	}
+	return 0
+}
+
 type WorkerStacksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The most bytes of the answer.
@@ -34,7 +96,7 @@ type WorkerStacksRequest struct {
 
 func (x *WorkerStacksRequest) Reset() {
 	*x = WorkerStacksRequest{}
-	mi := &file_notify_proto_msgTypes[0]
+	mi := &file_notify_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -46,7 +108,7 @@ func (x *WorkerStacksRequest) String() string {
 func (*WorkerStacksRequest) ProtoMessage() {}
 
 func (x *WorkerStacksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[0]
+	mi := &file_notify_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -59,7 +121,7 @@ func (x *WorkerStacksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStacksRequest.ProtoReflect.Descriptor instead.
 func (*WorkerStacksRequest) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{0}
+	return file_notify_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *WorkerStacksRequest) GetMostBytes() uint32 {
@@ -79,7 +141,7 @@ type WorkerStacksReply struct {
 
 func (x *WorkerStacksReply) Reset() {
 	*x = WorkerStacksReply{}
-	mi := &file_notify_proto_msgTypes[1]
+	mi := &file_notify_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -91,7 +153,7 @@ func (x *WorkerStacksReply) String() string {
 func (*WorkerStacksReply) ProtoMessage() {}
 
 func (x *WorkerStacksReply) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[1]
+	mi := &file_notify_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -104,7 +166,7 @@ func (x *WorkerStacksReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStacksReply.ProtoReflect.Descriptor instead.
 func (*WorkerStacksReply) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{1}
+	return file_notify_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *WorkerStacksReply) GetWorker() []byte {
@@ -133,7 +195,7 @@ type HostsUpdatedRequest struct {
 
 func (x *HostsUpdatedRequest) Reset() {
 	*x = HostsUpdatedRequest{}
-	mi := &file_notify_proto_msgTypes[2]
+	mi := &file_notify_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -145,7 +207,7 @@ func (x *HostsUpdatedRequest) String() string {
 func (*HostsUpdatedRequest) ProtoMessage() {}
 
 func (x *HostsUpdatedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[2]
+	mi := &file_notify_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -158,7 +220,7 @@ func (x *HostsUpdatedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsUpdatedRequest.ProtoReflect.Descriptor instead.
 func (*HostsUpdatedRequest) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{2}
+	return file_notify_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *HostsUpdatedRequest) GetSeq() uint64 {
@@ -204,7 +266,7 @@ type HostsUpdatedReply struct {
 
 func (x *HostsUpdatedReply) Reset() {
 	*x = HostsUpdatedReply{}
-	mi := &file_notify_proto_msgTypes[3]
+	mi := &file_notify_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -216,7 +278,7 @@ func (x *HostsUpdatedReply) String() string {
 func (*HostsUpdatedReply) ProtoMessage() {}
 
 func (x *HostsUpdatedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[3]
+	mi := &file_notify_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -229,14 +291,19 @@ func (x *HostsUpdatedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsUpdatedReply.ProtoReflect.Descriptor instead.
 func (*HostsUpdatedReply) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{3}
+	return file_notify_proto_rawDescGZIP(), []int{4}
 }
 
 var File_notify_proto protoreflect.FileDescriptor
 
 const file_notify_proto_rawDesc = "" +
 	"\n" +
-	"\fnotify.proto\x12\thvdrun.v1\"4\n" +
+	"\fnotify.proto\x12\thvdrun.v1\"g\n" +
+	"\vHearRequest\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12'\n" +
+	"\x0flost_generation\x18\x02 \x01(\x04R\x0elostGeneration\x12\x1d\n" +
+	"\n" +
+	"lost_ranks\x18\x03 \x01(\rR\tlostRanks\"4\n" +
 	"\x13WorkerStacksRequest\x12\x1d\n" +
 	"\n" +
 	"most_bytes\x18\x01 \x01(\rR\tmostBytes\"+\n" +
@@ -254,7 +321,9 @@ const file_notify_proto_rawDesc = "" +
 	"\x11HostsUpdatedReply2\xaa\x01\n" +
 	"\fNotification\x12L\n" +
 	"\fHostsUpdated\x12\x1e.hvdrun.v1.HostsUpdatedRequest\x1a\x1c.hvdrun.v1.HostsUpdatedReply\x12L\n" +
-	"\fWorkerStacks\x12\x1e.hvdrun.v1.WorkerStacksRequest\x1a\x1c.hvdrun.v1.WorkerStacksReplyB1Z/github.com/hvdrun/hvdrun/internal/wire/notifypbb\x06proto3"
+	"\fWorkerStacks\x12\x1e.hvdrun.v1.WorkerStacksRequest\x1a\x1c.hvdrun.v1.WorkerStacksReply2I\n" +
+	"\aHearing\x12>\n" +
+	"\x04Hear\x12\x16.hvdrun.v1.HearRequest\x1a\x1e.hvdrun.v1.HostsUpdatedRequestB1Z/github.com/hvdrun/hvdrun/internal/wire/notifypbb\x06proto3"
 
 var (
 	file_notify_proto_rawDescOnce sync.Once
@@ -268,20 +337,23 @@ func file_notify_proto_rawDescGZIP() []byte {
 	return file_notify_proto_rawDescData
 }
 
-var file_notify_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_notify_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_notify_proto_goTypes = []any{
-	(*WorkerStacksRequest)(nil), // 0: hvdrun.v1.WorkerStacksRequest
-	(*WorkerStacksReply)(nil),   // 1: hvdrun.v1.WorkerStacksReply
-	(*HostsUpdatedRequest)(nil), // 2: hvdrun.v1.HostsUpdatedRequest
-	(*HostsUpdatedReply)(nil),   // 3: hvdrun.v1.HostsUpdatedReply
+	(*HearRequest)(nil),         // 0: hvdrun.v1.HearRequest
+	(*WorkerStacksRequest)(nil), // 1: hvdrun.v1.WorkerStacksRequest
+	(*WorkerStacksReply)(nil),   // 2: hvdrun.v1.WorkerStacksReply
+	(*HostsUpdatedRequest)(nil), // 3: hvdrun.v1.HostsUpdatedRequest
+	(*HostsUpdatedReply)(nil),   // 4: hvdrun.v1.HostsUpdatedReply
 }
 var file_notify_proto_depIdxs = []int32{
-	2, // 0: hvdrun.v1.Notification.HostsUpdated:input_type -> hvdrun.v1.HostsUpdatedRequest
-	0, // 1: hvdrun.v1.Notification.WorkerStacks:input_type -> hvdrun.v1.WorkerStacksRequest
-	3, // 2: hvdrun.v1.Notification.HostsUpdated:output_type -> hvdrun.v1.HostsUpdatedReply
-	1, // 3: hvdrun.v1.Notification.WorkerStacks:output_type -> hvdrun.v1.WorkerStacksReply
-	2, // [2:4] is the sub-list for method output_type
-	0, // [0:2] is the sub-list for method input_type
+	3, // 0: hvdrun.v1.Notification.HostsUpdated:input_type -> hvdrun.v1.HostsUpdatedRequest
+	1, // 1: hvdrun.v1.Notification.WorkerStacks:input_type -> hvdrun.v1.WorkerStacksRequest
+	0, // 2: hvdrun.v1.Hearing.Hear:input_type -> hvdrun.v1.HearRequest
+	4, // 3: hvdrun.v1.Notification.HostsUpdated:output_type -> hvdrun.v1.HostsUpdatedReply
+	2, // 4: hvdrun.v1.Notification.WorkerStacks:output_type -> hvdrun.v1.WorkerStacksReply
+	3, // 5: hvdrun.v1.Hearing.Hear:output_type -> hvdrun.v1.HostsUpdatedRequest
+	3, // [3:6] is the sub-list for method output_type
+	0, // [0:3] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -298,9 +370,9 @@ func file_notify_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_notify_proto_rawDesc), len(file_notify_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_notify_proto_goTypes,
 		DependencyIndexes: file_notify_proto_depIdxs,

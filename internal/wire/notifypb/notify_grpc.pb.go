@@ -166,3 +166,113 @@ var Notification_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "notify.proto",
 }
+
+const (
+	Hearing_Hear_FullMethodName = "/hvdrun.v1.Hearing/Hear"
+)
+
+// HearingClient is the client API for Hearing service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Hearing is served by the driver, to workers: it is Notification by the connection that the worker has to the driver.
+type HearingClient interface {
+	// Hear blocks until there is something that the worker does not know yet. A second Hear of the same worker takes the
+	// place of its first.
+	Hear(ctx context.Context, in *HearRequest, opts ...grpc.CallOption) (*HostsUpdatedRequest, error)
+}
+
+type hearingClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewHearingClient(cc grpc.ClientConnInterface) HearingClient {
+	return &hearingClient{cc}
+}
+
+func (c *hearingClient) Hear(ctx context.Context, in *HearRequest, opts ...grpc.CallOption) (*HostsUpdatedRequest, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HostsUpdatedRequest)
+	err := c.cc.Invoke(ctx, Hearing_Hear_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// HearingServer is the server API for Hearing service.
+// All implementations must embed UnimplementedHearingServer
+// for forward compatibility.
+//
+// Hearing is served by the driver, to workers: it is Notification by the connection that the worker has to the driver.
+type HearingServer interface {
+	// Hear blocks until there is something that the worker does not know yet. A second Hear of the same worker takes the
+	// place of its first.
+	Hear(context.Context, *HearRequest) (*HostsUpdatedRequest, error)
+	mustEmbedUnimplementedHearingServer()
+}
+
+// UnimplementedHearingServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedHearingServer struct{}
+
+func (UnimplementedHearingServer) Hear(context.Context, *HearRequest) (*HostsUpdatedRequest, error) {
+	return nil, status.Error(codes.Unimplemented, "method Hear not implemented")
+}
+func (UnimplementedHearingServer) mustEmbedUnimplementedHearingServer() {}
+func (UnimplementedHearingServer) testEmbeddedByValue()                 {}
+
+// UnsafeHearingServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to HearingServer will
+// result in compilation errors.
+type UnsafeHearingServer interface {
+	mustEmbedUnimplementedHearingServer()
+}
+
+func RegisterHearingServer(s grpc.ServiceRegistrar, srv HearingServer) {
+	// If the following call panics, it indicates UnimplementedHearingServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Hearing_ServiceDesc, srv)
+}
+
+func _Hearing_Hear_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HearRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HearingServer).Hear(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Hearing_Hear_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HearingServer).Hear(ctx, req.(*HearRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Hearing_ServiceDesc is the grpc.ServiceDesc for Hearing service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Hearing_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "hvdrun.v1.Hearing",
+	HandlerType: (*HearingServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Hear",
+			Handler:    _Hearing_Hear_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "notify.proto",
+}

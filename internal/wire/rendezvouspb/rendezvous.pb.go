@@ -253,7 +253,10 @@ type JoinRequest struct {
 	// What the other members need to reach its program, at most 64 KiB: the driver passes it on unread.
 	Handle []byte `protobuf:"bytes,11,opt,name=handle,proto3" json:"handle,omitempty"`
 	// For a worker that speaks by its socket: what its program says it is, at most 64 bytes. Empty for others.
-	Program       string `protobuf:"bytes,12,opt,name=program,proto3" json:"program,omitempty"`
+	Program string `protobuf:"bytes,12,opt,name=program,proto3" json:"program,omitempty"`
+	// The number of the world whose members the worker has, from an earlier answer: the answer may say how others differ
+	// from them. 0: it has none. Not set by workers of older versions.
+	HasMembers    uint64 `protobuf:"varint,13,opt,name=has_members,json=hasMembers,proto3" json:"has_members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -370,6 +373,13 @@ func (x *JoinRequest) GetProgram() string {
 		return x.Program
 	}
 	return ""
+}
+
+func (x *JoinRequest) GetHasMembers() uint64 {
+	if x != nil {
+		return x.HasMembers
+	}
+	return 0
 }
 
 type JoinReply struct {
@@ -491,7 +501,11 @@ type World struct {
 	// visits to them.
 	DataKey []byte `protobuf:"bytes,7,opt,name=data_key,json=dataKey,proto3" json:"data_key,omitempty"`
 	// Names the driver's store for programs in other languages. Another driver of the job has another, which is empty.
-	Store         uint64 `protobuf:"varint,8,opt,name=store,proto3" json:"store,omitempty"`
+	Store uint64 `protobuf:"varint,8,opt,name=store,proto3" json:"store,omitempty"`
+	// Names the members, for JoinRequest.has_members; in the answer to Join only.
+	MembersNumber uint64 `protobuf:"varint,9,opt,name=members_number,json=membersNumber,proto3" json:"members_number,omitempty"`
+	// In place of members: how they differ from those of JoinRequest.has_members, an encoded MembersDifference.
+	Difference    []byte `protobuf:"bytes,10,opt,name=difference,proto3" json:"difference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -582,6 +596,91 @@ func (x *World) GetStore() uint64 {
 	return 0
 }
 
+func (x *World) GetMembersNumber() uint64 {
+	if x != nil {
+		return x.MembersNumber
+	}
+	return 0
+}
+
+func (x *World) GetDifference() []byte {
+	if x != nil {
+		return x.Difference
+	}
+	return nil
+}
+
+// MembersDifference makes members of others, which are called the old ones. By part of the new members, in order of rank:
+// how many old members are left out, how many are taken then, and how many of added follow. An old member of which
+// anything has changed is left out, and added.
+type MembersDifference struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LeftOut       []uint32               `protobuf:"varint,1,rep,packed,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	Taken         []uint32               `protobuf:"varint,2,rep,packed,name=taken,proto3" json:"taken,omitempty"`
+	Followed      []uint32               `protobuf:"varint,3,rep,packed,name=followed,proto3" json:"followed,omitempty"`
+	Added         *Members               `protobuf:"bytes,4,opt,name=added,proto3" json:"added,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MembersDifference) Reset() {
+	*x = MembersDifference{}
+	mi := &file_rendezvous_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MembersDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MembersDifference) ProtoMessage() {}
+
+func (x *MembersDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MembersDifference.ProtoReflect.Descriptor instead.
+func (*MembersDifference) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *MembersDifference) GetLeftOut() []uint32 {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
+}
+
+func (x *MembersDifference) GetTaken() []uint32 {
+	if x != nil {
+		return x.Taken
+	}
+	return nil
+}
+
+func (x *MembersDifference) GetFollowed() []uint32 {
+	if x != nil {
+		return x.Followed
+	}
+	return nil
+}
+
+func (x *MembersDifference) GetAdded() *Members {
+	if x != nil {
+		return x.Added
+	}
+	return nil
+}
+
 // Members are the members of a world, in columns: each of a thousand workers receives a thousand, and each name occurs
 // once.
 type Members struct {
@@ -605,7 +704,7 @@ type Members struct {
 
 func (x *Members) Reset() {
 	*x = Members{}
-	mi := &file_rendezvous_proto_msgTypes[3]
+	mi := &file_rendezvous_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +716,7 @@ func (x *Members) String() string {
 func (*Members) ProtoMessage() {}
 
 func (x *Members) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[3]
+	mi := &file_rendezvous_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +729,7 @@ func (x *Members) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Members.ProtoReflect.Descriptor instead.
 func (*Members) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{3}
+	return file_rendezvous_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Members) GetHosts() []string {
@@ -697,7 +796,7 @@ type LookRequest struct {
 
 func (x *LookRequest) Reset() {
 	*x = LookRequest{}
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +808,7 @@ func (x *LookRequest) String() string {
 func (*LookRequest) ProtoMessage() {}
 
 func (x *LookRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +821,7 @@ func (x *LookRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookRequest.ProtoReflect.Descriptor instead.
 func (*LookRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{4}
+	return file_rendezvous_proto_rawDescGZIP(), []int{5}
 }
 
 type ReportRequest struct {
@@ -739,7 +838,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +850,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +863,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{5}
+	return file_rendezvous_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReportRequest) GetReport() Report {
@@ -803,7 +902,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +914,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +927,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{6}
+	return file_rendezvous_proto_rawDescGZIP(), []int{7}
 }
 
 type BeatRequest struct {
@@ -862,7 +961,7 @@ type BeatRequest struct {
 
 func (x *BeatRequest) Reset() {
 	*x = BeatRequest{}
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -874,7 +973,7 @@ func (x *BeatRequest) String() string {
 func (*BeatRequest) ProtoMessage() {}
 
 func (x *BeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -887,7 +986,7 @@ func (x *BeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatRequest.ProtoReflect.Descriptor instead.
 func (*BeatRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{7}
+	return file_rendezvous_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BeatRequest) GetGeneration() uint64 {
@@ -988,7 +1087,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1099,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1112,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{8}
+	return file_rendezvous_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Counters) GetCommits() uint64 {
@@ -1061,7 +1160,7 @@ type Operations struct {
 
 func (x *Operations) Reset() {
 	*x = Operations{}
-	mi := &file_rendezvous_proto_msgTypes[9]
+	mi := &file_rendezvous_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1073,7 +1172,7 @@ func (x *Operations) String() string {
 func (*Operations) ProtoMessage() {}
 
 func (x *Operations) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[9]
+	mi := &file_rendezvous_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1086,7 +1185,7 @@ func (x *Operations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operations.ProtoReflect.Descriptor instead.
 func (*Operations) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{9}
+	return file_rendezvous_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Operations) GetKind() string {
@@ -1149,7 +1248,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_rendezvous_proto_msgTypes[10]
+	mi := &file_rendezvous_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1260,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[10]
+	mi := &file_rendezvous_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1273,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{10}
+	return file_rendezvous_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Lane) GetId() uint64 {
@@ -1220,7 +1319,7 @@ type BeatReply struct {
 
 func (x *BeatReply) Reset() {
 	*x = BeatReply{}
-	mi := &file_rendezvous_proto_msgTypes[11]
+	mi := &file_rendezvous_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1331,7 @@ func (x *BeatReply) String() string {
 func (*BeatReply) ProtoMessage() {}
 
 func (x *BeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[11]
+	mi := &file_rendezvous_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,14 +1344,14 @@ func (x *BeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatReply.ProtoReflect.Descriptor instead.
 func (*BeatReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{11}
+	return file_rendezvous_proto_rawDescGZIP(), []int{12}
 }
 
 var File_rendezvous_proto protoreflect.FileDescriptor
 
 const file_rendezvous_proto_rawDesc = "" +
 	"\n" +
-	"\x10rendezvous.proto\x12\thvdrun.v1\"\x94\x03\n" +
+	"\x10rendezvous.proto\x12\thvdrun.v1\"\xb5\x03\n" +
 	"\vJoinRequest\x12)\n" +
 	"\x10after_generation\x18\x01 \x01(\x04R\x0fafterGeneration\x12\x18\n" +
 	"\acommits\x18\x02 \x01(\x04R\acommits\x12\x1f\n" +
@@ -1267,7 +1366,9 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x12undone_nanoseconds\x18\n" +
 	" \x01(\x04R\x11undoneNanoseconds\x12\x16\n" +
 	"\x06handle\x18\v \x01(\fR\x06handle\x12\x18\n" +
-	"\aprogram\x18\f \x01(\tR\aprogramB\n" +
+	"\aprogram\x18\f \x01(\tR\aprogram\x12\x1f\n" +
+	"\vhas_members\x18\r \x01(\x04R\n" +
+	"hasMembersB\n" +
 	"\n" +
 	"\b_trained\"\xa0\x01\n" +
 	"\tJoinReply\x12(\n" +
@@ -1275,7 +1376,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissal\x12\x12\n" +
 	"\x04last\x18\x03 \x01(\bR\x04last\x12\x14\n" +
 	"\x05widen\x18\x04 \x01(\bR\x05widenB\t\n" +
-	"\aoutcome\"\xc9\x01\n" +
+	"\aoutcome\"\x90\x02\n" +
 	"\x05World\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1286,7 +1387,17 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x04size\x18\x05 \x01(\rR\x04size\x12\x18\n" +
 	"\amembers\x18\x06 \x01(\fR\amembers\x12\x19\n" +
 	"\bdata_key\x18\a \x01(\fR\adataKey\x12\x14\n" +
-	"\x05store\x18\b \x01(\x04R\x05store\"\xf6\x01\n" +
+	"\x05store\x18\b \x01(\x04R\x05store\x12%\n" +
+	"\x0emembers_number\x18\t \x01(\x04R\rmembersNumber\x12\x1e\n" +
+	"\n" +
+	"difference\x18\n" +
+	" \x01(\fR\n" +
+	"difference\"\x8a\x01\n" +
+	"\x11MembersDifference\x12\x19\n" +
+	"\bleft_out\x18\x01 \x03(\rR\aleftOut\x12\x14\n" +
+	"\x05taken\x18\x02 \x03(\rR\x05taken\x12\x1a\n" +
+	"\bfollowed\x18\x03 \x03(\rR\bfollowed\x12(\n" +
+	"\x05added\x18\x04 \x01(\v2\x12.hvdrun.v1.MembersR\x05added\"\xf6\x01\n" +
 	"\aMembers\x12\x14\n" +
 	"\x05hosts\x18\x01 \x03(\tR\x05hosts\x12\x16\n" +
 	"\x06counts\x18\x02 \x03(\rR\x06counts\x12\x18\n" +
@@ -1391,46 +1502,48 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 }
 
 var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_rendezvous_proto_goTypes = []any{
-	(Dismissal)(0),        // 0: hvdrun.v1.Dismissal
-	(Report)(0),           // 1: hvdrun.v1.Report
-	(Phase)(0),            // 2: hvdrun.v1.Phase
-	(*JoinRequest)(nil),   // 3: hvdrun.v1.JoinRequest
-	(*JoinReply)(nil),     // 4: hvdrun.v1.JoinReply
-	(*World)(nil),         // 5: hvdrun.v1.World
-	(*Members)(nil),       // 6: hvdrun.v1.Members
-	(*LookRequest)(nil),   // 7: hvdrun.v1.LookRequest
-	(*ReportRequest)(nil), // 8: hvdrun.v1.ReportRequest
-	(*ReportReply)(nil),   // 9: hvdrun.v1.ReportReply
-	(*BeatRequest)(nil),   // 10: hvdrun.v1.BeatRequest
-	(*Counters)(nil),      // 11: hvdrun.v1.Counters
-	(*Operations)(nil),    // 12: hvdrun.v1.Operations
-	(*Lane)(nil),          // 13: hvdrun.v1.Lane
-	(*BeatReply)(nil),     // 14: hvdrun.v1.BeatReply
+	(Dismissal)(0),            // 0: hvdrun.v1.Dismissal
+	(Report)(0),               // 1: hvdrun.v1.Report
+	(Phase)(0),                // 2: hvdrun.v1.Phase
+	(*JoinRequest)(nil),       // 3: hvdrun.v1.JoinRequest
+	(*JoinReply)(nil),         // 4: hvdrun.v1.JoinReply
+	(*World)(nil),             // 5: hvdrun.v1.World
+	(*MembersDifference)(nil), // 6: hvdrun.v1.MembersDifference
+	(*Members)(nil),           // 7: hvdrun.v1.Members
+	(*LookRequest)(nil),       // 8: hvdrun.v1.LookRequest
+	(*ReportRequest)(nil),     // 9: hvdrun.v1.ReportRequest
+	(*ReportReply)(nil),       // 10: hvdrun.v1.ReportReply
+	(*BeatRequest)(nil),       // 11: hvdrun.v1.BeatRequest
+	(*Counters)(nil),          // 12: hvdrun.v1.Counters
+	(*Operations)(nil),        // 13: hvdrun.v1.Operations
+	(*Lane)(nil),              // 14: hvdrun.v1.Lane
+	(*BeatReply)(nil),         // 15: hvdrun.v1.BeatReply
 }
 var file_rendezvous_proto_depIdxs = []int32{
 	5,  // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
 	0,  // 1: hvdrun.v1.JoinReply.dismissal:type_name -> hvdrun.v1.Dismissal
-	1,  // 2: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
-	2,  // 3: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
-	13, // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
-	11, // 5: hvdrun.v1.BeatRequest.counters:type_name -> hvdrun.v1.Counters
-	2,  // 6: hvdrun.v1.BeatRequest.entered:type_name -> hvdrun.v1.Phase
-	12, // 7: hvdrun.v1.Counters.operations:type_name -> hvdrun.v1.Operations
-	3,  // 8: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
-	8,  // 9: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
-	7,  // 10: hvdrun.v1.Rendezvous.Look:input_type -> hvdrun.v1.LookRequest
-	10, // 11: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
-	4,  // 12: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
-	9,  // 13: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
-	5,  // 14: hvdrun.v1.Rendezvous.Look:output_type -> hvdrun.v1.World
-	14, // 15: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
-	12, // [12:16] is the sub-list for method output_type
-	8,  // [8:12] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	7,  // 2: hvdrun.v1.MembersDifference.added:type_name -> hvdrun.v1.Members
+	1,  // 3: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
+	2,  // 4: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
+	14, // 5: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
+	12, // 6: hvdrun.v1.BeatRequest.counters:type_name -> hvdrun.v1.Counters
+	2,  // 7: hvdrun.v1.BeatRequest.entered:type_name -> hvdrun.v1.Phase
+	13, // 8: hvdrun.v1.Counters.operations:type_name -> hvdrun.v1.Operations
+	3,  // 9: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
+	9,  // 10: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
+	8,  // 11: hvdrun.v1.Rendezvous.Look:input_type -> hvdrun.v1.LookRequest
+	11, // 12: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
+	4,  // 13: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
+	10, // 14: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
+	5,  // 15: hvdrun.v1.Rendezvous.Look:output_type -> hvdrun.v1.World
+	15, // 16: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
+	13, // [13:17] is the sub-list for method output_type
+	9,  // [9:13] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_rendezvous_proto_init() }
@@ -1443,14 +1556,14 @@ func file_rendezvous_proto_init() {
 		(*JoinReply_World)(nil),
 		(*JoinReply_Dismissal)(nil),
 	}
-	file_rendezvous_proto_msgTypes[7].OneofWrappers = []any{}
+	file_rendezvous_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,7 +20,7 @@ func (x *JoinReply) MarshalShared() (own, shared []byte, err error) {
 	}
 	own, err = proto.Marshal(&World{
 		Generation: w.GetGeneration(), Rank: w.GetRank(), SyncRoot: w.GetSyncRoot(), Seq: w.GetSeq(), Size: w.GetSize(),
-		DataKey: w.GetDataKey(), Store: w.GetStore(),
+		DataKey: w.GetDataKey(), Store: w.GetStore(), MembersNumber: w.GetMembersNumber(), Difference: w.GetDifference(),
 	})
 	if err != nil {
 		return nil, nil, err
