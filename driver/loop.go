@@ -235,11 +235,12 @@ func (l *loop) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
 	}
+	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log, Delivered: l.delivered(), Network: l.network()})
 	server := rendezvous.NewServer(rendezvous.ServerConfig{
 		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
 		Store: func(conn net.Conn) error { return tcpstore.Serve(conn, &l.store) },
+		Also:  push.Register,
 	})
-	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log, Delivered: l.delivered(), Network: l.network()})
 	l.meet, l.push = server, push
 	for _, id := range l.m.Incarnations() { // the previous driver's
 		server.Admit(id)

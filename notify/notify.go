@@ -1,5 +1,6 @@
 // Package notify informs workers of changed hosts and of dead ranks: a service in every worker
-// keeps the latest notification, and the driver's pusher delivers it.
+// keeps the latest notification, and the driver's pusher delivers it, as the answer to a call that
+// the worker makes by its connection to the driver, or by a connection to the service.
 //
 // It is level-triggered: only the update with the highest sequence number and the loss of the
 // latest generation count. Superseded notifications need not arrive, and repeated ones have no
@@ -125,6 +126,47 @@ func (s *Service) hear(u Update) {
 	}
 }
 
+// Hear receives notifications from the driver by a connection of the worker, until ctx ends or the
+// driver refuses to answer, as one of an older version does: that sends them to Serve. call makes a
+// call of the connection, and repeats it while the driver is unreachable.
+func (s *Service) Hear(ctx context.Context, call func(context.Context, string, func(context.Context, grpc.ClientConnInterface) error) error) {
+	for {
+		var news *notifypb.HostsUpdatedRequest
+		req := s.known()
+		err := call(ctx, "hear", func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+			news, err = notifypb.NewHearingClient(conn).Hear(ctx, req)
+			return err
+		})
+		if err == nil {
+			err = s.take(news)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// known returns what the service has heard.
+func (s *Service) known() *notifypb.HearRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &notifypb.HearRequest{Seq: s.Latest().Seq, LostGeneration: s.loss.Generation, LostRanks: uint32(len(s.loss.Ranks))}
+}
+
+// take stores what is new of a notification.
+func (s *Service) take(req *notifypb.HostsUpdatedRequest) error {
+	if c := req.GetChange(); c&^uint32(plan.Added|plan.Removed) != 0 {
+		return fmt.Errorf("%#x is not a valid change", c)
+	}
+	s.hear(Update{Seq: req.GetSeq(), Change: plan.Change(req.GetChange()), Generation: req.GetGeneration()})
+	loss := Loss{Generation: req.GetLostGeneration(), Ranks: make([]int, len(req.GetLostRanks()))}
+	for i, r := range req.GetLostRanks() {
+		loss.Ranks[i] = int(r)
+	}
+	s.hearLoss(loss)
+	return nil
+}
+
 // handler implements the gRPC service, apart from Service's own methods.
 type handler struct {
 	notifypb.UnimplementedNotificationServer
@@ -132,14 +174,8 @@ type handler struct {
 }
 
 func (h handler) HostsUpdated(_ context.Context, req *notifypb.HostsUpdatedRequest) (*notifypb.HostsUpdatedReply, error) {
-	if c := req.GetChange(); c&^uint32(plan.Added|plan.Removed) != 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "%#x is not a valid change", c)
+	if err := h.s.take(req); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	h.s.hear(Update{Seq: req.GetSeq(), Change: plan.Change(req.GetChange()), Generation: req.GetGeneration()})
-	loss := Loss{Generation: req.GetLostGeneration(), Ranks: make([]int, len(req.GetLostRanks()))}
-	for i, r := range req.GetLostRanks() {
-		loss.Ranks[i] = int(r)
-	}
-	h.s.hearLoss(loss)
 	return &notifypb.HostsUpdatedReply{}, nil
 }

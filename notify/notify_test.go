@@ -40,6 +40,7 @@ type job struct {
 	authority *identity.Authority
 	pusher    *Pusher
 	acks      chan ack
+	calls     chan string // of whom a call waits
 	failures  chan string // what the pusher logs
 }
 
@@ -58,7 +59,7 @@ func newJob(t testing.TB) *job {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := &job{t: t, authority: a, acks: make(chan ack, 1000), failures: make(chan string, 1000)}
+	j := &job{t: t, authority: a, acks: make(chan ack, 1000), calls: make(chan string, 1000), failures: make(chan string, 1000)}
 	log := logrus.New()
 	log.SetOutput(j)
 	j.pusher = NewPusher(PusherConfig{
@@ -68,6 +69,7 @@ func newJob(t testing.TB) *job {
 	})
 	j.pusher.retry = time.Millisecond
 	j.pusher.acked = func(incarnation string, seq uint64) { j.acks <- ack{incarnation, seq} }
+	j.pusher.waits = func(incarnation string) { j.calls <- incarnation }
 	return j
 }
 

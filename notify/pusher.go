@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -20,6 +21,8 @@ const (
 	defaultRetry   = 50 * time.Millisecond
 	maxRetry       = time.Second
 	defaultTimeout = 2 * time.Second
+	// callPatience exceeds the time in which the kernel gives up a dead connection.
+	callPatience = 5 * time.Second
 )
 
 // PusherConfig configures a Pusher.
@@ -43,21 +46,27 @@ type Target struct {
 	Addr    string
 }
 
-// Pusher delivers to every target its latest update and its latest loss. Each target has its own
-// goroutine and connection, so that a target that hangs delays no other. Its methods are safe for
-// concurrent use.
+// Pusher delivers to every target its latest update and its latest loss: as the answer to the
+// target's Hear, or, to one that does not call, by a goroutine and a connection of its own, so that
+// a target that hangs delays no other. Its methods are safe for concurrent use.
 type Pusher struct {
 	cfg   PusherConfig
 	retry time.Duration // the pause after a first failed attempt; it doubles up to maxRetry
-	// acked, if not nil, is called from the target's goroutine when it has acknowledged an update
-	// or a loss, with the number of the latest update that it knows.
+	// patience is how long a target that hears by its own connection has to call again. Then it is
+	// dialed too.
+	patience time.Duration
+	// acked, if not nil, is called when a target has acknowledged an update or a loss, with the
+	// number of the latest update that it knows.
 	acked func(incarnation string, seq uint64)
+	// waits, if not nil, is called when a target's Hear begins to wait.
+	waits func(incarnation string)
 	wake  chan struct{} // of capacity 1: there are targets to start
 	lines retry.Gate    // of what targets have not acknowledged
+	done  chan struct{} // closed when Run ends
 
 	mu      sync.Mutex
 	targets map[string]*target // by incarnation
-	fresh   []*target          // targets without a goroutine yet
+	fresh   []*target          // targets to dial that have no goroutine yet
 }
 
 // target is a worker with what it must be sent.
@@ -70,7 +79,13 @@ type target struct {
 
 	mu        sync.Mutex
 	want      state
+	acked     uint64             // version of want that it knows
+	seq       uint64             // number of the update that it knows
 	supersede context.CancelFunc // ends the current attempt
+	dialed    bool               // it has a goroutine, or is to have one
+	hears     bool               // it has called Hear
+	call      chan state         // answers its Hear, which waits; capacity 1; nil: none does
+	late      *time.Timer        // dials a target that hears and has not called again; nil: it need not
 }
 
 // state is everything that a target must know.
@@ -107,7 +122,9 @@ func NewPusher(cfg PusherConfig) *Pusher {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
 	}
-	return &Pusher{cfg: cfg, retry: defaultRetry, wake: make(chan struct{}, 1), targets: make(map[string]*target)}
+	return &Pusher{
+		cfg: cfg, retry: defaultRetry, patience: callPatience, wake: make(chan struct{}, 1), done: make(chan struct{}), targets: make(map[string]*target),
+	}
 }
 
 // Run delivers until ctx ends and returns nil once the goroutines of all targets have ended. It
@@ -115,6 +132,7 @@ func NewPusher(cfg PusherConfig) *Pusher {
 func (p *Pusher) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer close(p.done)
 	for {
 		select {
 		case <-ctx.Done():
@@ -163,20 +181,43 @@ func (p *Pusher) set(targets []Target, change func(*state) bool) {
 	defer p.mu.Unlock()
 	for _, to := range targets {
 		t, ok := p.targets[to.Subject.Incarnation]
-		if ok && t.Target != to {
+		switch {
+		case ok && t.Addr == "": // it has called Hear before
+			t.Target = to
+		case ok && t.Target != to:
 			t.forget()
 			ok = false
 		}
 		if !ok {
-			t = &target{Target: to, wake: make(chan struct{}, 1)}
-			t.ctx, t.forget = context.WithCancel(context.Background())
-			t.supersede = func() {}
-			p.targets[to.Subject.Incarnation] = t
+			t = p.add(to)
+		}
+		if t.set(change, p) {
 			p.fresh = append(p.fresh, t)
 		}
-		t.set(change)
 	}
 	signal(p.wake)
+}
+
+// add adds a target; the lock is held.
+func (p *Pusher) add(to Target) *target {
+	t := &target{Target: to, wake: make(chan struct{}, 1)}
+	t.ctx, t.forget = context.WithCancel(context.Background())
+	t.supersede = func() {}
+	p.targets[to.Subject.Incarnation] = t
+	return t
+}
+
+// dial has a goroutine deliver to a target that does not know all and has none.
+func (p *Pusher) dial(t *target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version && !t.dialed {
+		t.dialed = true
+		p.fresh = append(p.fresh, t)
+		signal(p.wake)
+	}
 }
 
 // Forget stops deliveries to a target, if there is one. It cancels a current attempt without
@@ -190,35 +231,89 @@ func (p *Pusher) Forget(incarnation string) {
 	}
 }
 
-func (t *target) set(change func(*state) bool) {
+// set applies change to what the target must know, and answers its call with it. It reports whether
+// the target is to be dialed. One that hears is dialed later, if it has not called again.
+func (t *target) set(change func(*state) bool, p *Pusher) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if change(&t.want) {
-		t.want.version++
-		t.supersede()
-		signal(t.wake)
+	if !change(&t.want) {
+		return false
+	}
+	t.want.version++
+	t.supersede()
+	signal(t.wake)
+	if t.call != nil {
+		t.call <- t.want
+		t.call = nil
+	}
+	if t.hears {
+		p.expect(t)
+		return false
+	}
+	fresh := !t.dialed
+	t.dialed = true
+	return fresh
+}
+
+// expect sets the time for a target to call again; the target's lock is held.
+func (p *Pusher) expect(t *target) {
+	if t.late == nil {
+		t.late = time.AfterFunc(p.patience, func() { p.dial(t) })
 	}
 }
 
-// begin returns what the target must know and a context that ends after the timeout or when that is
-// superseded.
-func (t *target) begin(timeout time.Duration) (context.Context, context.CancelFunc, state) {
+// begin returns what the target must know, whether it is due because the target does not know it,
+// and a context that ends after the timeout or when that is superseded or known.
+func (t *target) begin(timeout time.Duration) (ctx context.Context, cancel context.CancelFunc, w state, due bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
 	case <-t.wake: // it refers to what is returned here
 	default:
 	}
-	ctx, cancel := context.WithTimeout(t.ctx, timeout)
+	ctx, cancel = context.WithTimeout(t.ctx, timeout)
 	t.supersede = cancel
-	return ctx, cancel, t.want
+	return ctx, cancel, t.want, t.want.version > t.acked
 }
 
-// superseded reports whether the target must know something newer than w. wake is then signalled.
+// rests reports whether the target's goroutine ends, because the target hears and knows all.
+func (t *target) rests() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.hears && t.acked == t.want.version {
+		t.dialed = false
+	}
+	return !t.dialed
+}
+
+// acknowledge notes what the target knows.
+func (p *Pusher) acknowledge(t *target, w state) {
+	t.mu.Lock()
+	news, update := w.version > t.acked, w.update.Seq > t.seq
+	if news {
+		t.acked, t.seq = w.version, max(t.seq, w.update.Seq)
+		t.supersede()
+		signal(t.wake)
+		if t.late != nil && t.acked == t.want.version {
+			t.late.Stop()
+			t.late = nil
+		}
+	}
+	t.mu.Unlock()
+	if news && update && p.cfg.Delivered != nil {
+		p.cfg.Delivered(time.Since(w.pushed))
+	}
+	if news && p.acked != nil {
+		p.acked(t.Subject.Incarnation, w.update.Seq)
+	}
+}
+
+// superseded reports whether the target must know something newer than w, or knows it. wake is then
+// signalled.
 func (t *target) superseded(w state) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.want.version > w.version
+	return t.want.version > w.version || t.acked >= w.version
 }
 
 func signal(ch chan<- struct{}) {
@@ -230,7 +325,6 @@ func signal(ch chan<- struct{}) {
 
 // serve is the goroutine of one target.
 func (p *Pusher) serve(run context.Context, t *target) {
-	defer t.forget()
 	defer context.AfterFunc(run, t.forget)()
 	conn, err := wire.NewClientBy(p.cfg.Network.Dial, t.Addr, p.cfg.Credentials.ClientTLS(t.Subject), maxRetry)
 	if err != nil {
@@ -239,22 +333,15 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	}
 	defer conn.Close()
 	rpc := notifypb.NewNotificationClient(conn)
-	var acked, seq uint64
 	pause, failures := p.retry, 0
 	for t.ctx.Err() == nil {
 		var again <-chan time.Time // nil: nothing to repeat
-		switch w, err := p.attempt(t, rpc, acked); {
+		switch w, due, err := p.attempt(t, rpc); {
 		case t.ctx.Err() != nil:
 			return
-		case err == nil && w.version > acked:
-			acked, pause, failures = w.version, p.retry, 0
-			if w.update.Seq > seq && p.cfg.Delivered != nil {
-				p.cfg.Delivered(time.Since(w.pushed))
-			}
-			seq = w.update.Seq
-			if p.acked != nil {
-				p.acked(t.Subject.Incarnation, w.update.Seq)
-			}
+		case err == nil && due:
+			pause, failures = p.retry, 0
+			p.acknowledge(t, w)
 		case err != nil && !t.superseded(w):
 			failures++
 			if loud(failures) {
@@ -262,6 +349,9 @@ func (p *Pusher) serve(run context.Context, t *target) {
 			}
 			again = time.After(pause)
 			pause = min(2*pause, maxRetry)
+		}
+		if t.rests() {
+			return
 		}
 		select {
 		case <-t.ctx.Done():
@@ -284,14 +374,108 @@ func (p *Pusher) tell(t *target, w state, pause time.Duration, err error) {
 // With a thousand targets a first attempt may time out without a fault.
 func loud(failures int) bool { return failures > 1 && failures&(failures-1) == 0 }
 
-// attempt sends the target what it must know if that is newer than the acknowledged version. It
-// waits for a connection within its timeout, so that it succeeds as soon as the service is up.
-func (p *Pusher) attempt(t *target, rpc notifypb.NotificationClient, acked uint64) (state, error) {
-	ctx, cancel, w := t.begin(p.cfg.Timeout)
+// attempt sends the target what it must know if it does not know it, which is due then. It waits
+// for a connection within its timeout, so that it succeeds as soon as the service is up.
+func (p *Pusher) attempt(t *target, rpc notifypb.NotificationClient) (w state, due bool, err error) {
+	ctx, cancel, w, due := t.begin(p.cfg.Timeout)
 	defer cancel()
-	if w.version <= acked {
-		return w, nil
+	if due {
+		_, err = rpc.HostsUpdated(ctx, w.request(), grpc.WaitForReady(true))
 	}
-	_, err := rpc.HostsUpdated(ctx, w.request(), grpc.WaitForReady(true))
-	return w, err
+	return w, due, err
+}
+
+// Register adds the service by which targets hear from the pusher to a server of the driver. caller
+// returns the worker that makes a call, or an error for one that may not.
+func (p *Pusher) Register(r grpc.ServiceRegistrar, caller func(context.Context) (identity.Subject, error)) {
+	notifypb.RegisterHearingServer(r, hearing{p: p, caller: caller})
+}
+
+type hearing struct {
+	notifypb.UnimplementedHearingServer
+	p      *Pusher
+	caller func(context.Context) (identity.Subject, error)
+}
+
+func (h hearing) Hear(ctx context.Context, req *notifypb.HearRequest) (*notifypb.HostsUpdatedRequest, error) {
+	from, err := h.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t := h.p.hearer(from)
+	w, known, call := h.p.hear(t, req)
+	if known {
+		h.p.acknowledge(t, w)
+	}
+	if call == nil {
+		return w.request(), nil
+	}
+	if h.p.waits != nil {
+		h.p.waits(from.Incarnation)
+	}
+	select {
+	case w, ok := <-call:
+		if !ok {
+			return nil, status.Error(codes.Aborted, "superseded by another call of the same worker")
+		}
+		return w.request(), nil
+	case <-ctx.Done():
+		h.p.hangUp(t, call)
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-t.ctx.Done():
+		return nil, status.Error(codes.Aborted, "the worker has joined with another address, or has ended")
+	case <-h.p.done:
+		return nil, status.Error(codes.Unavailable, "the driver is stopping")
+	}
+}
+
+// hearer returns the target that calls, which may be new.
+func (p *Pusher) hearer(from identity.Subject) *target {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t := p.targets[from.Incarnation]; t != nil {
+		return t
+	}
+	return p.add(Target{Subject: from})
+}
+
+// hear takes the place of the target's last call. It returns what the target must know, and whether
+// it knows that; then call answers, once there is something else.
+func (p *Pusher) hear(t *target, req *notifypb.HearRequest) (w state, known bool, call chan state) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.call != nil {
+		close(t.call)
+		t.call = nil
+	}
+	t.hears = true
+	if w = t.want; !w.knownTo(req) {
+		p.expect(t)
+		return w, false, nil
+	}
+	t.call = make(chan state, 1)
+	return w, true, t.call
+}
+
+// knownTo reports whether a worker knows all of w, by what it says.
+func (w state) knownTo(req *notifypb.HearRequest) bool {
+	lost := w.loss.Generation > req.GetLostGeneration() ||
+		w.loss.Generation == req.GetLostGeneration() && uint64(len(w.loss.Ranks)) > uint64(req.GetLostRanks())
+	return w.update.Seq <= req.GetSeq() && !lost
+}
+
+// hangUp ends a call that waits. A target that has only ever called is forgotten.
+func (p *Pusher) hangUp(t *target, call chan state) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.call != call {
+		return
+	}
+	t.call = nil
+	if id := t.Subject.Incarnation; t.Addr == "" && p.targets[id] == t {
+		delete(p.targets, id)
+		t.forget()
+	}
 }

@@ -49,7 +49,9 @@ type Member struct {
 
 	driver     identity.DriverAddrs
 	notifyAddr string
+	ctx        context.Context // until Close
 	stop       context.CancelFunc
+	hear       sync.Once // at the first Join, by the connection to the driver
 	serving    sync.WaitGroup
 	served     error
 }
@@ -79,9 +81,8 @@ func New(cfg Config) (*Member, error) {
 		return nil, errors.Join(fmt.Errorf("notifications: %w", err), m.Client.Close())
 	}
 	m.notifyAddr = listener.Addr().String()
-	ctx, stop := context.WithCancel(context.Background())
-	m.stop = stop
-	m.serving.Go(func() { m.served = m.Serve(ctx, listener) })
+	m.ctx, m.stop = context.WithCancel(context.Background())
+	m.serving.Go(func() { m.served = m.Serve(m.ctx, listener) })
 	return m, nil
 }
 
@@ -98,8 +99,9 @@ func addressTowards(driver string) (netip.Addr, error) {
 }
 
 // Join is rendezvous.Client.Join, with the address of the notification service, and returns the
-// world.
+// world. From the first one on, the member hears notifications.
 func (m *Member) Join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	m.hear.Do(func() { m.serving.Go(func() { m.Hear(m.ctx, m.Call) }) })
 	j.NotifyAddr = m.notifyAddr
 	place, err := m.Client.Join(ctx, j)
 	if err != nil {

@@ -83,6 +83,7 @@ func fromWorkers() (names []string) {
 		}
 	}
 	methods(rendezvouspb.File_rendezvous_proto.Services().ByName("Rendezvous"), protoreflect.MethodDescriptor.Input)
+	methods(notifypb.File_notify_proto.Services().ByName("Hearing"), protoreflect.MethodDescriptor.Input)
 	methods(notifypb.File_notify_proto.Services().ByName("Notification"), protoreflect.MethodDescriptor.Output)
 	reports := rendezvouspb.Report(0).Descriptor().Values()
 	for i := range reports.Len() {

@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -26,13 +27,11 @@ import (
 const (
 	Role    = "HVDRUN_CROWD_ROLE"
 	Driver  = "driver" // with the arguments --events-file FILE --scenario JSON
-	workers = "workers"
-
-	memoryOf = "HVDRUN_CROWD_MEMORY" // of a workers' process, in bytes
+	workers = "workers" // with the bytes of its memory
 )
 
-// The heap size, in bytes, at which the workers' processes begin to collect garbage: of each, and of
-// all together.
+// The heap size, in bytes, at which the workers' processes begin to collect garbage: of each, and
+// of all together.
 const (
 	workersMemory = 2 << 30
 	allMemory     = 12 << 30
@@ -46,9 +45,9 @@ func Play(ctx context.Context, role string, args []string) error {
 	case workers:
 		// A real worker collects only its own garbage. The shared heap of all workers would be
 		// scanned again and again, at the expense of the driver's CPU time.
-		memory, err := strconv.ParseInt(os.Getenv(memoryOf), 10, 64)
+		memory, err := strconv.ParseInt(strings.Join(args, " "), 10, 64)
 		if err != nil {
-			return fmt.Errorf("crowd: %s: %w", memoryOf, err)
+			return fmt.Errorf("crowd: %w", err)
 		}
 		debug.SetGCPercent(-1)
 		debug.SetMemoryLimit(memory)
@@ -90,9 +89,8 @@ func self(ctx context.Context, processes int) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, exe)
-	memory := min(workersMemory, allMemory/processes)
-	cmd.Env = append(os.Environ(), Role+"="+workers, memoryOf+"="+strconv.Itoa(memory))
+	cmd := exec.CommandContext(ctx, exe, strconv.Itoa(min(workersMemory, allMemory/processes)))
+	cmd.Env = append(os.Environ(), Role+"="+workers)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, nil

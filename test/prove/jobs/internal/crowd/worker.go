@@ -195,6 +195,7 @@ func (c *crew) train(w *worker) error {
 		return err
 	}
 	defer client.Close()
+	wg.Go(func() { w.notes.Hear(served, client.Call) })
 	addr := lis.Addr().String()
 	j := rendezvous.Joining{NotifyAddr: addr, DataAddrs: []string{addr, strings.Replace(addr, "127.0.0.1", "10.11.12.13", 1)}}
 	for {

@@ -1,0 +1,191 @@
+package notify
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
+)
+
+// driver serves Hear, and returns its address. The returned function ends that.
+func (j *job) driver() (addr string, stop func()) {
+	j.t.Helper()
+	ln := listen(j.t, "127.0.0.1:0")
+	conf := j.pusher.cfg.Credentials.ServerTLS(identity.Worker)
+	register := func(r grpc.ServiceRegistrar) {
+		j.pusher.Register(r, func(ctx context.Context) (identity.Subject, error) { return wire.Caller(ctx, identity.SubjectOf) })
+	}
+	stop = j.start("Serve", func(ctx context.Context) error { return wire.Serve(ctx, ln, conf, register, func() {}) })
+	return ln.Addr().String(), stop
+}
+
+// dial returns a worker's connection to the driver.
+func (j *job) dial(inc, driver string) *grpc.ClientConn {
+	j.t.Helper()
+	conn, err := wire.NewClient(driver, j.credentials(subject(inc)).ClientTLS(identity.Subject{Role: identity.Driver}), time.Second)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// hears has a service hear by a connection. The returned function ends that.
+func (j *job) hears(s *Service, conn *grpc.ClientConn) (stop func()) {
+	return j.start("Hear", func(ctx context.Context) error {
+		s.Hear(ctx, func(ctx context.Context, _ string, do func(context.Context, grpc.ClientConnInterface) error) error {
+			return do(ctx, conn)
+		})
+		return nil
+	})
+}
+
+// waits waits until a call of the worker does.
+func (j *job) waits(inc string) {
+	j.t.Helper()
+	if got := take(j.t, "call that waits", j.calls); got != inc {
+		j.t.Fatalf("%s calls", got)
+	}
+}
+
+// TestHear: a worker that calls is told by its calls, of updates and of losses, and is not dialed.
+func TestHear(t *testing.T) {
+	j := newJob(t)
+	j.run()
+	driver, _ := j.driver()
+	s := NewService(j.credentials(subject("a")))
+	stop := j.hears(s, j.dial("a", driver))
+	j.waits("a")
+	to := Target{subject("a"), "127.0.0.1:1"} // nobody is there
+	j.pusher.Push([]Target{to}, update(1))
+	j.acked("a", 1)
+	if got := s.Latest(); got != update(1) {
+		t.Errorf("got %+v", got)
+	}
+	j.pusher.PushLoss([]Target{to}, Loss{3, []int{2}})
+	j.acked("a", 1)
+	if got, _ := s.Loss(); got.Generation != 3 || len(got.Ranks) != 1 {
+		t.Errorf("got %+v", got)
+	}
+	j.pusher.Push([]Target{to}, update(1)) // no news
+	j.pusher.Push([]Target{to}, update(2))
+	j.acked("a", 2)
+	if len(j.failures) > 0 || j.pusher.targets["a"].dialed {
+		t.Error("it was dialed")
+	}
+	// What comes while it does not call waits for its next call.
+	stop()
+	j.pusher.Push([]Target{to}, update(3))
+	j.hears(s, j.dial("a", driver))
+	j.acked("a", 3)
+}
+
+// TestHearAfterDialing: a worker that is dialed, in vain, is told by its first call.
+func TestHearAfterDialing(t *testing.T) {
+	j := newJob(t)
+	j.run()
+	j.pusher.Push([]Target{j.silent("a")}, update(1))
+	driver, _ := j.driver()
+	s := NewService(j.credentials(subject("a")))
+	j.hears(s, j.dial("a", driver))
+	j.acked("a", 1)
+	if got := s.Latest(); got != update(1) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestSilentHearer: a worker that has called and does not call again is dialed after a while.
+func TestSilentHearer(t *testing.T) {
+	j := newJob(t)
+	j.pusher.patience = time.Millisecond
+	j.run()
+	s, to := j.service("a", "127.0.0.1:0")
+	driver, _ := j.driver()
+	other := NewService(j.credentials(subject("a")))
+	stop := j.hears(other, j.dial("a", driver))
+	j.waits("a")
+	j.pusher.Push([]Target{to}, update(1))
+	j.acked("a", 1)
+	stop()
+	j.pusher.Push([]Target{to}, update(2))
+	j.acked("a", 2)
+	if got := s.Latest(); got != update(2) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestCallsThatEnd: a second call takes the place of the first; both end with the target, and calls
+// end with Run.
+func TestCallsThatEnd(t *testing.T) {
+	j := newJob(t)
+	stop := j.run()
+	driver, _ := j.driver()
+	conn := j.dial("a", driver)
+	call := func() <-chan error {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := notifypb.NewHearingClient(conn).Hear(context.Background(), &notifypb.HearRequest{})
+			ended <- err
+		}()
+		return ended
+	}
+	first := call()
+	j.waits("a")
+	second := call()
+	if err := take(t, "first call", first); status.Code(err) != codes.Aborted {
+		t.Error(err)
+	}
+	j.pusher.Forget("a")
+	if err := take(t, "second call", second); status.Code(err) != codes.Aborted {
+		t.Error(err)
+	}
+	third := call()
+	j.waits("a")
+	stop()
+	if err := take(t, "third call", third); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+}
+
+// TestStrangerHears: who ends a call without ever having joined leaves nothing.
+func TestStrangerHears(t *testing.T) {
+	j := newJob(t)
+	j.run()
+	driver, stopDriver := j.driver()
+	stop := j.hears(NewService(nil), j.dial("a", driver))
+	j.waits("a")
+	stop()
+	stopDriver()
+	if len(j.pusher.targets) > 0 {
+		t.Error("the target stays")
+	}
+}
+
+func TestKnownTo(t *testing.T) {
+	w := state{update: update(3), loss: Loss{5, []int{1, 2}}}
+	for _, c := range []struct {
+		req  *notifypb.HearRequest
+		want bool
+	}{
+		{&notifypb.HearRequest{}, false},
+		{&notifypb.HearRequest{Seq: 3, LostGeneration: 5, LostRanks: 2}, true},
+		{&notifypb.HearRequest{Seq: 2, LostGeneration: 5, LostRanks: 2}, false},
+		{&notifypb.HearRequest{Seq: 3, LostGeneration: 5, LostRanks: 1}, false},
+		{&notifypb.HearRequest{Seq: 3, LostGeneration: 4, LostRanks: 9}, false},
+		{&notifypb.HearRequest{Seq: 1 << 63, LostGeneration: 1 << 63, LostRanks: 1<<32 - 1}, true},
+	} {
+		if got := w.knownTo(c.req); got != c.want {
+			t.Errorf("%v: %v", c.req, got)
+		}
+	}
+	if !(state{}).knownTo(&notifypb.HearRequest{}) {
+		t.Error("something is new although there is nothing")
+	}
+}
