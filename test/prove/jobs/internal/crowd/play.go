@@ -26,7 +26,7 @@ import (
 // its environment.
 const (
 	Role    = "HVDRUN_CROWD_ROLE"
-	Driver  = "driver" // with the arguments --events-file FILE --scenario JSON
+	Driver  = "driver"  // with the arguments --events-file FILE --scenario JSON
 	workers = "workers" // with the bytes of its memory
 )
 
