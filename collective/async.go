@@ -38,8 +38,7 @@ type Handle struct {
 	result  []byte // of an operation that is not in place
 	work    Work   // instead of data, of what lies elsewhere
 	since   time.Time
-	unwatch func() bool    // ends the watch of the context; nil where it cannot end
-	gaveUp  error          // the context's; guarded by engine.mu or point.mu
+	watch   *watch         // of the context; nil where that cannot end
 	ending  sync.WaitGroup // until done
 	done    atomic.Bool
 	refusal error // why the request is refused

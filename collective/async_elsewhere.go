@@ -56,7 +56,11 @@ func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhe
 		}
 		handles[i] = h
 	}
-	return g.submit(ctx, handles...)
+	g.submit(ctx, handles...)
+	if len(handles) > 1 && handles[0].engine != nil {
+		handles[0].engine.flushNow() // no more are to come
+	}
+	return handles
 }
 
 // lifetime is the context of work on a lane: it ends with the lane.

@@ -56,7 +56,7 @@ type cycles struct {
 	number   uint64        // of the cycle
 	called   uint64        // the cycle that others have called this rank to last …
 	calledAt time.Time     // … and when that was noticed
-	usual    time.Duration // that the first operation of a cycle takes
+	usual    time.Duration // that the first operation of a cycle waits
 	warn     time.Time     // when to ask which ranks are waited for; zero while nothing is
 }
 
@@ -73,7 +73,7 @@ type submissions struct {
 	submitted uint64 // since all ranks joined last
 	stopping  bool
 	err       error // the engine has ended
-	watching  sync.WaitGroup
+	watches   watches
 }
 
 // reduction is what the engine reduces in, and the bucket under way.
@@ -103,7 +103,7 @@ func newEngine(g *Group) *engine {
 	}
 	return &engine{
 		g: g, tuning: t, ended: make(chan struct{}), kick: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
-		submissions: submissions{names: map[string]*Handle{}},
+		submissions: submissions{names: map[string]*Handle{}, watches: watches{g: g}},
 		agreed:      agreement.NewTable[*Handle](g.rank, g.size),
 	}
 }
@@ -150,13 +150,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 	}
 	for _, h := range handles {
 		h.engine, h.since = e, now
-		if ctx.Done() != nil {
-			e.watching.Add(1)
-			h.unwatch = context.AfterFunc(ctx, func() {
-				defer e.watching.Done()
-				e.cancel(h, ctx.Err())
-			})
-		}
+		h.watch = e.watches.begin(ctx, &e.mu)
 		if h.name == joinName {
 			e.joining = h
 			continue
@@ -167,19 +161,10 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 		}
 		e.fresh = append(e.fresh, h)
 	}
-	e.urgent = e.urgent || len(handles) > 1
-	if e.urgent || e.bytes >= e.agreed.Fusion || e.joining != nil || e.err != nil {
+	if e.bytes >= e.agreed.Fusion || e.joining != nil {
 		e.poke()
 	}
 	return nil
-}
-
-// cancel ends the group because the context of an operation has ended.
-func (e *engine) cancel(h *Handle, err error) {
-	e.mu.Lock()
-	h.gaveUp = h.request.Wrong(err)
-	e.mu.Unlock()
-	e.g.fail(frame.Gone(err, e.g.rank))
 }
 
 // flushNow begins a cycle early, because an operation is waited for.
@@ -294,7 +279,7 @@ func (e *engine) run() {
 		}
 		e.complete(h, err)
 	}
-	e.watching.Wait()
+	e.watches.close(&e.mu)
 }
 
 // connect makes the engine's lane with the other ranks' engines, which it starts.
@@ -440,7 +425,7 @@ func (e *engine) hesitates() bool {
 	return e.agreed.Expects() && e.agreed.Pending == 0 && len(e.fresh) == 0 && !e.lane.peerLeft.Load()
 }
 
-// The first operation of a cycle waits for so many times as long as it takes usually until it
+// The first operation of a cycle waits for so many times as long as it waits usually until it
 // nudges the others, within bounds. If all have begun the cycle of themselves, nudges would only
 // keep them from it.
 const (
@@ -515,8 +500,8 @@ func (e *engine) nudge() {
 
 // arrived notes that all ranks have begun the cycle, since its first operation has ended.
 func (e *engine) arrived() {
-	if took, ok := e.lane.call.InTime(); ok {
-		e.usual += (took - e.usual) / 8
+	if waited, ok := e.lane.call.InTime(); ok {
+		e.usual += (waited - e.usual) / 8
 	}
 }
 
@@ -570,13 +555,10 @@ func (e *engine) complete(h *Handle, err error) {
 	if e.joining == h {
 		e.joining = nil
 	}
-	if err != nil && h.gaveUp != nil {
-		err = h.gaveUp
+	if ended := e.watches.end(h.watch); err != nil && ended != nil {
+		err = h.request.Wrong(ended)
 	}
 	e.mu.Unlock()
-	if h.unwatch != nil && h.unwatch() {
-		e.watching.Done()
-	}
 	h.finish(err)
 }
 

@@ -51,7 +51,8 @@ type point struct {
 
 	lane    *Group
 	err     error
-	running sync.WaitGroup // goroutines, and watches of contexts
+	running sync.WaitGroup // goroutines
+	watches watches
 }
 
 // pointOf returns the lane of a message, or why there is none.
@@ -84,7 +85,7 @@ func (g *Group) point(key pointKey) (*point, error) {
 		if g.points.all == nil {
 			g.points.all = map[pointKey]*point{}
 		}
-		p = &point{g: g, key: key, met: make(chan struct{})}
+		p = &point{g: g, key: key, met: make(chan struct{}), watches: watches{g: g}}
 		g.points.all[key] = p
 	}
 	return p, nil
@@ -324,16 +325,7 @@ func (p *point) submit(ctx context.Context, m message) (*Handle, error) {
 	p.start()
 	h := &Handle{point: p, message: m}
 	h.ending.Add(1)
-	if ctx.Done() != nil {
-		p.running.Add(1)
-		h.unwatch = context.AfterFunc(ctx, func() {
-			defer p.running.Done()
-			p.mu.Lock()
-			h.gaveUp = m.wrong(ctx.Err())
-			p.mu.Unlock()
-			p.g.fail(frame.Gone(ctx.Err(), p.g.rank))
-		})
-	}
+	h.watch = p.watches.begin(ctx, &p.mu)
 	p.queue = append(p.queue, h)
 	p.kickLocked()
 	return h, nil
@@ -378,13 +370,10 @@ func (p *point) drive(last *Handle) {
 		err := p.perform(context.Background(), &h.message)
 		p.mu.Lock()
 		p.busy, p.own = false, false
-		if err != nil && h.gaveUp != nil {
-			err = h.gaveUp
+		if ended := p.watches.end(h.watch); err != nil && ended != nil {
+			err = h.message.wrong(ended)
 		}
 		p.mu.Unlock()
-		if h.unwatch != nil && h.unwatch() {
-			p.running.Done()
-		}
 		h.message.data = nil
 		h.finish(err)
 	}
@@ -446,6 +435,7 @@ func (p *point) stop() {
 		p.g.fail(frame.Gone(ErrClosed, p.g.rank))
 	}
 	<-ended
+	p.watches.close(&p.mu)
 	p.mu.Lock()
 	p.stopped = true
 	p.mu.Unlock()

@@ -290,8 +290,8 @@ func (c *Call) pause() error {
 // lateness is what an engine's operation does once it has waited for long: the others may not know
 // yet that a cycle has begun.
 type lateness struct {
-	cycle uint64 // to tell of; 0: none
-	since time.Time
+	cycle uint64        // to tell of; 0: none
+	since time.Time     // when it began to wait; zero: it has not waited
 	bound time.Duration // when it is time
 }
 
@@ -306,6 +306,9 @@ func Instant() time.Time { return start.Add(time.Since(start)) }
 func (c *Call) nudgeIfLate(now time.Time) (in time.Duration) {
 	if c.late.cycle == 0 {
 		return 0
+	}
+	if c.late.since.IsZero() {
+		c.late.since = now
 	}
 	if in = c.late.bound - now.Sub(c.late.since); in > 0 {
 		return in
@@ -367,17 +370,20 @@ func (c *Call) Nudge(cycle uint64) {
 
 // TellIfLate has the next operation tell the others of a cycle once it has waited for so long.
 func (c *Call) TellIfLate(cycle uint64, bound time.Duration) {
-	c.late = lateness{cycle: cycle, since: Instant(), bound: bound}
+	c.late = lateness{cycle: cycle, bound: bound}
 }
 
-// InTime ends what TellIfLate has begun, and reports how long ago that was if nobody had to be
-// told.
-func (c *Call) InTime() (took time.Duration, ok bool) {
+// InTime ends what TellIfLate has begun, and reports how long ago the operation began to wait if
+// nobody had to be told.
+func (c *Call) InTime() (waited time.Duration, ok bool) {
 	if c.late.cycle == 0 {
 		return 0, false
 	}
+	if !c.late.since.IsZero() {
+		waited = time.Since(c.late.since)
+	}
 	c.late.cycle = 0
-	return time.Since(c.late.since), true
+	return waited, true
 }
 
 // By sets the method of the operation, unless it has one: an algorithm between hosts runs others
