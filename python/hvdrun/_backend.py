@@ -768,7 +768,7 @@ class Transport(_transport.Transport):
         dist.init_process_group(NAME, store=dist.PrefixStore(f"g{world['generation']}", store), rank=world["rank"],
                                 world_size=world["size"], timeout=self._timeout)
 
-    def cut(self):
+    def cut(self, told=False):
         group = self._group
         if group is not None:
             group.abort("hvdrun says that a rank is lost")

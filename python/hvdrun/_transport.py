@@ -47,8 +47,8 @@ class Transport:
     def settle(self):
         """The world is complete: connections that appear from here on are the program's own."""
 
-    def cut(self):
-        """Ends all waits of the world with errors."""
+    def cut(self, told=False):
+        """Ends all waits of the world with errors. told: hvdrun has all ranks do that."""
 
     def abandon(self):
         """A connect has not ended after a cut, and may never do."""
@@ -93,6 +93,7 @@ class Anew(Transport):
 
     def prepare(self, world):
         self._where = world.get("store") or self._where
+        self._connections.release()
         self._connections = Connections()
 
     def connect(self, world):
@@ -119,10 +120,13 @@ class Anew(Transport):
     def settle(self):
         self._connections.settle()
 
-    def cut(self):
+    def cut(self, told=False):
         if "nccl" in self._backend:
             _abort(self.device)
-        self._connections.cut()
+        if told and self._backend == "gloo":
+            self._connections.hold()
+        else:
+            self._connections.cut()
 
 
 def _abort(device):
@@ -150,8 +154,7 @@ class Reconfigured(Anew):
     def handle(self):
         if not self._fit:
             super().leave()
-            self._connections = Connections()
-            self._connections.settle()
+            self._connections.settle()  # what is opened from here on is not of the world that is left
             before = sockets()
             try:
                 self._store = open_store(self._where, self._timeout)
@@ -192,13 +195,13 @@ class Reconfigured(Anew):
         # Whoever translates ranks, as broadcast does with src, asks the tables of Python.
         c10d._world.pg_group_ranks[c10d._get_default_group()] = {rank: rank for rank in range(world["size"])}
 
-    def cut(self):
+    def cut(self, told=False):
         if self._connections.forming:
             # It may wait in the store for a member that is gone.
             self._fit = False
             for fd, inode in self._to_store:
                 shut(fd, inode)
-        super().cut()
+        super().cut(told)
 
     def abandon(self):
         self._fit = False

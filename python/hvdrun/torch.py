@@ -256,7 +256,7 @@ class Job:
             for _ in range(10):
                 if outcome:
                     break
-                self._transport.cut()  # also what has appeared since
+                self._transport.cut(told=True)  # also what has appeared since
                 woken.clear()
                 woken.wait(_ABANDON / 10)
         if not outcome:
@@ -272,7 +272,7 @@ class Job:
     def _lose(self, generation, ranks):
         """The thread of the socket learns that a world cannot continue."""
         if generation == self._world.get("generation") and not self._over:
-            self._transport.cut()
+            self._transport.cut(told=True)
             self._woken.set()
 
     def _broken(self, err):

@@ -135,6 +135,26 @@ class TestCut(unittest.TestCase):
             self.assertEqual(other.recv(1), b"x")
         self.assertGreater(here.fileno(), -1)
 
+    def test_hold(self):
+        """Reads end, in another thread too; writes of both ends go on until release, although the owner has closed the connection."""
+        world = _cut.Connections()
+        here, there = self.connect()
+        world.settle()
+        got = []
+        thread = threading.Thread(target=lambda: got.append(here.recv(1)))
+        thread.start()
+        self.assertEqual(world.hold(), 2)
+        thread.join()
+        self.assertEqual((got, there.recv(1)), ([b""], b""))
+        here.close()
+        self.assertEqual(world.cut(), 0)
+        for _ in range(100):
+            there.sendall(b"x")
+        world.release()
+        with self.assertRaises(OSError):
+            for _ in range(100):
+                there.sendall(b"x")
+
     def test_listening(self):
         """A listener of the world goes on."""
         world = _cut.Connections()
