@@ -213,8 +213,9 @@ class State:
             raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it")
         if best[0] == 0 or min(told) != best:
             root = told.index(best)
-            values = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
-            values = broadcast(values, root, job.rank, job.device)
+            mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
+            # A rank that dies while it sends much leaves gloo waiting for the rest, which nothing ends: the thread is abandoned.
+            values = job._interruptible(lambda: broadcast(mine, root, job.rank, job.device))
             if job.rank != root and (best[0] == 0 or told[job.rank] != best):
                 self._load(values)
         self.__dict__.update(_holds=True, _torn=False)

@@ -17,7 +17,7 @@ class Transport:
     """The connections of one worker, world after world. cut is called by any thread, the others by the main thread.
 
     In a world's life: handle, leave (of the world before), connect, enter, and cut if it breaks. connect may run in a thread that is
-    abandoned when a rank is lost meanwhile: it changes nothing that another connect needs.
+    abandoned when a rank is lost meanwhile: it changes nothing that another connect needs. So may a collective that follows.
     """
 
     # The addresses of the data listener, for a backend that has one.
@@ -51,7 +51,7 @@ class Transport:
         """Ends all waits of the world with errors. told: hvdrun has all ranks do that."""
 
     def abandon(self):
-        """A connect has not ended after a cut, and may never do."""
+        """A call for the ranks of the world has not ended after a cut, and may never do."""
 
 
 def own_gpu():

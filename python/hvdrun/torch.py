@@ -240,6 +240,8 @@ class Job:
 
     def _interruptible(self, call):
         """Calls in a thread, which is abandoned if the world loses a rank and the call does not end by the cut."""
+        if self._worker is None:
+            return call()
         generation, woken, outcome = self.generation, threading.Event(), []
 
         def run():
@@ -251,7 +253,7 @@ class Job:
 
         self._woken = woken
         if not self._worker.lost(generation):
-            threading.Thread(target=run, name="hvdrun connect", daemon=True).start()
+            threading.Thread(target=run, name="hvdrun", daemon=True).start()
             woken.wait()
             for _ in range(10):
                 if outcome:
@@ -261,7 +263,7 @@ class Job:
                 woken.wait(_ABANDON / 10)
         if not outcome:
             self._transport.abandon()
-            raise Broken(f"hvdrun: world {generation} has lost a rank while it connected")
+            raise Broken(f"hvdrun: world {generation} has lost a rank before its first step")
         result, err = outcome[0]
         if err is not None:
             raise err

@@ -15,6 +15,7 @@ cannot vanish, and each rank compares it. WAY are any of:
   paced       50 ms for each step
   groups      another process group in each world
   sendrecv    each rank sends a number to the next in each step
+  large       256 MB of state besides, which a rank tells that it begins to send
   hvdrun      the backend hvdrun in place of gloo
 
 It ends after STEPS, or sooner when a file LEDGER.stop is there. The process whose number a file LEDGER.hang has stands still.
@@ -67,6 +68,18 @@ class Numbers(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return 1.0 + i
+
+
+class Large:
+    def __init__(self):
+        self.tensor = torch.zeros(1 << 26)
+
+    def state_dict(self):
+        tell("sends", generation=job.generation)
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, values):
+        self.tensor.copy_(values["tensor"])
 
 
 def stand_still():
@@ -128,7 +141,7 @@ def on_reset():
 
 def plain():
     weights = torch.zeros(1 << 18)
-    state = job.state(weights=weights, step=0)
+    state = job.state(weights=weights, step=0, **({"large": Large()} if "large" in WAYS else {}))
     for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=5):
         begun = time.monotonic()
         with step:

@@ -278,6 +278,33 @@ func TestElasticDeathWhileForming(t *testing.T) {
 	})
 }
 
+// TestElasticDeathWhileSending: a rank is killed while it sends the state to a newcomer, in the
+// middle of a message; the others go on, and nobody else is started again.
+func TestElasticDeathWhileSending(t *testing.T) {
+	by(t, connected, func(t *testing.T, connection string) {
+		e := startElastic(t, connection, nil, nil, "plain", "large", "slow")
+		e.size(4)
+		var killed []int
+		for range 2 {
+			n := len(e.look())
+			killed = append(killed, e.send(3, syscall.SIGKILL))
+			sends := e.until("the state", n, func(x entry) bool { return x.Event == "sends" })
+			if err := syscall.Kill(sends.PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			killed = append(killed, sends.PID)
+			e.until("a step", n, func(x entry) bool { return x.Event == "commit" && x.Generation > sends.Generation })
+			e.size(4)
+		}
+		e.finish()
+		for _, x := range e.Events {
+			if x.Name == events.WorkerExited && x.Code != 0 && !slices.Contains(killed, x.PID) {
+				t.Errorf("worker %d has failed, and was not killed", x.PID)
+			}
+		}
+	})
+}
+
 // TestElasticHung: a rank that hangs before its part of a step is named and stopped, while the
 // others wait in torch, and these go on without it.
 func TestElasticHung(t *testing.T) {
