@@ -21,6 +21,7 @@ VERSION = 1
 MOST_LINE = 1 << 20
 BEAT = 0.1  # seconds between two beats, at least
 QUIET = 1.0  # seconds after which the thread looks where the program is, and sends a beat that was held back
+STUCK = 10  # looks, a QUIET apart, that find the program in the same world, lost, waiting for others: nothing will end that
 
 # Modules in whose functions a rank waits for others, unless they compute.
 _WAITING = ("torch.distributed.", "torch.autograd", "torch._tensor", "torch.nn.parallel.distributed", "hvdrun.")
@@ -87,11 +88,13 @@ class Lines:
 class Worker:
     """The connection to hvdrun. A thread reads; methods may be called by any thread.
 
-    on_lost(generation, ranks) is called by that thread when a world cannot continue.
+    on_lost(generation, ranks) is called by that thread when a world cannot continue, and on_stuck(function) when the main thread has
+    waited there for others for long since: by default the process ends then, so that another takes its place.
     """
 
     def __init__(self, sock, program):
         self.on_lost = lambda generation, ranks: None
+        self.on_stuck = end_stuck
         self.generation = 0  # of the world that was told last
         self._socket = sock
         self._program = program
@@ -107,6 +110,7 @@ class Worker:
         self._beat = self._beaten = None
         self._beat_at = 0.0
         self._waits = Waits()
+        self._stuck = 0
         self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
 
     @classmethod
@@ -236,7 +240,9 @@ class Worker:
                 if not select.select([self._socket], [], [], QUIET)[0]:
                     main, now = threading.main_thread().ident, time.monotonic()
                     used = time.clock_gettime(time.pthread_getcpuclockid(main))
-                    self._send_beat(now, self._waits.look(sys._current_frames().get(main), now, used))
+                    waits = self._waits.look(sys._current_frames().get(main), now, used)
+                    self._send_beat(now, waits)
+                    self._watch(waits)
                     continue
                 data = self._socket.recv(1 << 16)
                 if not data:
@@ -247,6 +253,14 @@ class Worker:
             with self._state:
                 self._ended = str(err)
                 self._state.notify_all()
+
+    def _watch(self, waits):
+        with self._state:
+            phase = self._beat and self._beat[0]
+            lost = self.generation in self._lost and phase in ("syncing", "training")
+        self._stuck = self._stuck + 1 if waits and lost else 0
+        if self._stuck == STUCK:
+            self.on_stuck(waits)
 
     def _take(self, message):
         kind = message.get("is")
@@ -276,6 +290,12 @@ class Worker:
         elif kind == "stacks":
             text = stacks()[:message.get("most_bytes", 1 << 16)]
             self.send(do="stacks", id=message.get("id", 0), text=text)
+
+
+def end_stuck(function):
+    print(f"hvdrun: {function} still waits for a rank that is lost: this process ends, and another takes its place", file=sys.stderr,
+          flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Waits:

@@ -173,6 +173,36 @@ class TestWorker(unittest.TestCase):
         os.close(writable)
         self.assertEqual(self.peer.next()["operation"]["waiting"], False)  # the test is no part of torch
 
+    def test_stuck(self):
+        """Who waits for others in a world that is lost is found, and who waits for the next world is not."""
+        quiet, _worker.QUIET = _worker.QUIET, 0.01
+        self.addCleanup(setattr, _worker, "QUIET", quiet)
+        readable, writable = os.pipe()
+        looks, found = [], []
+        look = self.worker._waits.look
+
+        def looked(*at):
+            looks.append(look(*at))
+            if len(looks) == 2 * _worker.STUCK:
+                os.write(writable, b"x")
+            return looks[-1]
+
+        self.worker._waits.look = looked
+        self.worker.on_stuck = found.append
+        torch = {"__name__": "torch.distributed.distributed_c10d", "read": os.read}
+        exec("def all_reduce(fd): read(fd, 1)", torch)
+        for phase, lost, want in (("training", 4, []), ("joining", 5, []), ("training", 5, ["all_reduce"])):
+            self.worker.beat(phase, 7)
+            self.worker.ask()
+            self.peer.send(**{"is": "lost", "generation": lost, "ranks": [1]})
+            self.peer.send(**{"is": "world", "generation": 5, "rank": 0, "size": 1})
+            self.worker.answer()
+            looks.clear()
+            torch["all_reduce"](readable)
+            self.assertEqual(found, want, phase)
+        os.close(readable)
+        os.close(writable)
+
     def test_busy(self):
         """A function of torch that computes does not wait."""
         torch = {"__name__": "torch.autograd", "frame": sys._getframe}

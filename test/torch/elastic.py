@@ -15,7 +15,7 @@ cannot vanish, and each rank compares it. WAY are any of:
   paced       50 ms for each step
   groups      another process group in each world
   sendrecv    each rank sends a number to the next in each step
-  large       256 MB of state besides, which a rank tells that it begins to send
+  large       256 MB of state besides; the rank that sends them dies in the middle where there is a file LEDGER.dies
   hvdrun      the backend hvdrun in place of gloo
 
 It ends after STEPS, or sooner when a file LEDGER.stop is there. The process whose number a file LEDGER.hang has stands still.
@@ -23,7 +23,9 @@ It ends after STEPS, or sooner when a file LEDGER.stop is there. The process who
 import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 
 import hvdrun.torch as hvd
@@ -75,11 +77,25 @@ class Large:
         self.tensor = torch.zeros(1 << 26)
 
     def state_dict(self):
-        tell("sends", generation=job.generation)
+        if os.path.exists(sys.argv[1] + ".dies"):
+            tell("dies", generation=job.generation)
+            threading.Thread(target=die_while_sending, args=[self.tensor.nbytes // 2]).start()
         return {"tensor": self.tensor}
 
     def load_state_dict(self, values):
         self.tensor.copy_(values["tensor"])
+
+
+def die_while_sending(after):
+    """Kills the process when it has written so many bytes more."""
+    def written():
+        with open("/proc/self/io") as f:
+            return int(f.read().split("wchar:")[1].split()[0])
+
+    after += written()
+    while written() < after:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stand_still():
