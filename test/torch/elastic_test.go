@@ -278,8 +278,8 @@ func TestElasticDeathWhileForming(t *testing.T) {
 	})
 }
 
-// TestElasticDeathWhileSending: a rank dies in the middle of the message by which it sends the state
-// to a newcomer, for whose rest gloo waits; the others go on, and nobody else is started again.
+// TestElasticDeathWhileSending: a rank dies in the middle of the message that sends the state to a
+// newcomer, for whose rest gloo waits; the others go on, and nobody else is started again.
 func TestElasticDeathWhileSending(t *testing.T) {
 	by(t, []string{"gloo", "anew"}, func(t *testing.T, connection string) {
 		e := startElastic(t, connection, nil, nil, "plain", "large", "slow")
