@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from hvdrun import _library as lib
 from hvdrun import _transport
-from hvdrun._cut import shut, sockets
 
 NAME = "hvdrun"
 
@@ -736,8 +735,9 @@ class Transport(_transport.Transport):
             options["listen"] = "127.0.0.1:0"  # the driver asks for more, by widen, once a host is another machine
         options["run"] = welcome["run"]
         self._endpoint = lib.Endpoint(**options)
-        self._place, self._to_store, self._timeout = welcome.get("store"), set(), timeout
-        self._group = None
+        self._meeting, self._timeout = _transport.Meeting(welcome.get("store"), timeout), timeout
+        self._group = self._made = None
+        self._forming = False
 
     @property
     def addresses(self):
@@ -747,34 +747,33 @@ class Transport(_transport.Transport):
         self._endpoint.widen()
 
     def leave(self):
-        self._leave_store()
         self._group = None
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._made = _transport.groups_made()
 
     def prepare(self, world):
-        self._place = world.get("store") or self._place
+        self._meeting.move(world.get("store"))
+        self._forming = True
 
     def connect(self, world):
         # The store is where the ranks of groups meet that the program makes besides.
-        before = sockets()
-        store = _transport.open_store(self._place, self._timeout) if self._place else dist.HashStore()
-        to_store = sockets() - before
-        return self._endpoint.connect(world, self._timeout.total_seconds()), store, to_store
+        store = self._meeting.open()
+        return self._endpoint.connect(world, self._timeout.total_seconds()), store
 
     def enter(self, world, connected):
-        self._group, store, self._to_store = connected
+        self._group, store = connected
         _connected.group = (self._group, world["generation"])
-        dist.init_process_group(NAME, store=dist.PrefixStore(f"g{world['generation']}", store), rank=world["rank"],
-                                world_size=world["size"], timeout=self._timeout)
+        _transport.initialize(backend=NAME, store=dist.PrefixStore(f"g{world['generation']}", store), rank=world["rank"],
+                              world_size=world["size"], timeout=self._timeout)
+        self._made = _transport.groups_made()
+
+    def settle(self):
+        self._forming = False
 
     def cut(self, told=False):
         group = self._group
         if group is not None:
             group.abort("hvdrun says that a rank is lost")
-        self._leave_store()
-
-    def _leave_store(self):
-        """Ends what waits there for a rank that is lost."""
-        for fd, inode in self._to_store:
-            shut(fd, inode)
+        if self._forming or _transport.groups_made() != self._made:
+            self._meeting.cut()

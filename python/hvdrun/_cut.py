@@ -75,6 +75,11 @@ class Connections:
         self._held = {}
         self.forming = True
 
+    def leave_out(self, others):
+        """Some of the sockets are not of the world."""
+        with self._lock:
+            self._before |= others
+
     def settle(self):
         """What this process opens from here on is not of the world."""
         with self._lock:

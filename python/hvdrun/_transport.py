@@ -1,6 +1,7 @@
 """How the ranks of a world are connected: what a Job asks of gloo, NCCL or a backend of hvdrun."""
 import inspect
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -71,33 +72,80 @@ def open_store(where, timeout):
         return dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False, use_libuv=False)
 
 
+def initialize(**arguments):
+    """init_process_group, which adds to sys.excepthook, and destroy_process_group leaves that there: it is once what it was."""
+    hook = sys.excepthook
+    sys.excepthook = getattr(hook, "hvdrun_before", hook)
+    before = sys.excepthook
+    dist.init_process_group(**arguments)
+    if sys.excepthook is not before:
+        sys.excepthook.hvdrun_before = before
+
+
+def groups_made():
+    """What changes when the program makes a process group."""
+    names = getattr(c10d, "_world", None)
+    return (names.group_count, len(names.pg_map)) if names is not None else (c10d._group_count, len(c10d._pg_map))
+
+
+class Meeting:
+    """The store where ranks meet, and one connection to it, world after world: to make one takes 10 ms."""
+
+    def __init__(self, where, timeout):
+        self._where, self._timeout = where, timeout
+        self._store = None
+        self.sockets = set()
+
+    def move(self, where):
+        """The store is there from now on."""
+        if where and where != self._where:
+            self._where, self._store = where, None
+
+    def open(self):
+        """The store, connected. It may be called in a thread that is abandoned."""
+        store = self._store
+        if store is None:
+            before = sockets()
+            store = open_store(self._where, self._timeout) if self._where else dist.HashStore()
+            self._store, self.sockets = store, sockets() - before
+        return store
+
+    def cut(self):
+        """Ends what waits there for a rank that is lost."""
+        self._store = None
+        for fd, inode in self.sockets:
+            shut(fd, inode)
+
+
 class Anew(Transport):
     """A new process group in each world, which any torch can do. Ranks meet in the store, under the generation."""
 
     def __init__(self, backend, store, timeout):
-        self._backend, self._where, self._timeout = backend, store, timeout
+        self._backend, self._timeout = backend, timeout
+        self._meeting = Meeting(store, timeout)
         self._connections = Connections()
         self._connections.settle()
-        self._store = None
+        self._made = None
         if "nccl" in backend:
             self.device = own_gpu()
 
     def leave(self):
         self._connections.cut()
         self._destroy()
+        self._made = groups_made()
 
     def _destroy(self):
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._store = None
 
     def prepare(self, world):
-        self._where = world.get("store") or self._where
+        self._meeting.move(world.get("store"))
         self._connections.release()
         self._connections = Connections()
 
     def connect(self, world):
-        store = dist.PrefixStore(f"g{world['generation']}", open_store(self._where, self._timeout))
+        store = dist.PrefixStore(f"g{world['generation']}", self._meeting.open())
+        self._connections.leave_out(self._meeting.sockets)
         gloo = None
         if self._backend == "gloo":
             gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), world["rank"], world["size"], timeout=self._timeout)
@@ -105,24 +153,30 @@ class Anew(Transport):
         return store, gloo
 
     def enter(self, world, connected):
-        self._store, gloo = connected
+        store, gloo = connected
         made = c10d.ProcessGroupGloo if gloo is not None else None
         if made is not None:
             # init_process_group makes the group, and would connect once more.
             c10d.ProcessGroupGloo = _ready(made, gloo)
         try:
-            dist.init_process_group(self._backend, store=self._store, rank=world["rank"], world_size=world["size"],
-                                    timeout=self._timeout)
+            initialize(backend=self._backend, store=store, rank=world["rank"], world_size=world["size"], timeout=self._timeout)
         finally:
             if made is not None:
                 c10d.ProcessGroupGloo = made
+        self._made = groups_made()
 
     def settle(self):
         self._connections.settle()
 
+    def _may_wait(self):
+        """Whether this rank may wait in the store for a member that is gone."""
+        return self._connections.forming or groups_made() != self._made
+
     def cut(self, told=False):
         if "nccl" in self._backend:
             _abort(self.device)
+        if self._may_wait():
+            self._meeting.cut()
         if told and self._backend == "gloo":
             self._connections.hold()
         else:
@@ -149,23 +203,20 @@ class Reconfigured(Anew):
     def __init__(self, backend, store, timeout):
         super().__init__(backend, store, timeout)
         self._fit = False  # there is a group, and its store can be reached
-        self._to_store = set()
 
     def handle(self):
         if not self._fit:
             super().leave()
             self._connections.settle()  # what is opened from here on is not of the world that is left
-            before = sockets()
             try:
-                self._store = open_store(self._where, self._timeout)
+                store = self._meeting.open()
             except (RuntimeError, OSError):
                 return ""  # the store was that of another driver: the next world tells the new one
-            self._to_store = sockets() - before
             # The handle has this number until the first world, and must be unlike that of any other member. It is small, because
             # Python makes a list of all ranks.
-            number = self._store.add("hvdrun/members", 1)
-            dist.init_process_group(self._backend, store=dist.PrefixStore("hvdrun/reconfigure", self._store), rank=number,
-                                    world_size=number + 1, timeout=self._timeout, enable_reconfigure=True)
+            number = store.add("hvdrun/members", 1)
+            initialize(backend=self._backend, store=dist.PrefixStore("hvdrun/reconfigure", store), rank=number,
+                       world_size=number + 1, timeout=self._timeout, enable_reconfigure=True)
             self._fit = True
         return dist._get_reconfigure_handle()
 
@@ -182,6 +233,7 @@ class Reconfigured(Anew):
             dist._reconfigure(world["generation"], world["handles"], timeout=self._timeout).wait()
         except RuntimeError:
             self._fit = False  # the store may be that of another driver
+            self._meeting.cut()
             raise
 
     def enter(self, world, connected):
@@ -195,12 +247,12 @@ class Reconfigured(Anew):
         # Whoever translates ranks, as broadcast does with src, asks the tables of Python.
         c10d._world.pg_group_ranks[c10d._get_default_group()] = {rank: rank for rank in range(world["size"])}
 
+    def _may_wait(self):
+        return self._connections.forming
+
     def cut(self, told=False):
-        if self._connections.forming:
-            # It may wait in the store for a member that is gone.
-            self._fit = False
-            for fd, inode in self._to_store:
-                shut(fd, inode)
+        if self._may_wait():
+            self._fit = False  # its store is cut
         super().cut(told)
 
     def abandon(self):

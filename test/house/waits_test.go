@@ -54,6 +54,7 @@ var waits = map[string]struct {
 	"plugins/file/source_test.go":              {2, trigger},
 	"plugins/http/source_test.go":              {1, virtual},
 	"plugins/slurm/source_test.go":             {1, trigger},
+	"test/torch/soak_test.go":                  {1, measures},
 	"torchrun/dynamic/scale_test.go":           {1, slowness},
 	"torchrun/dynamic/scenarios_test.go":       {9, virtual},
 	"internal/rendezvous/rendezvous_test.go":   {1, slowness},

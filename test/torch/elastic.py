@@ -9,6 +9,8 @@ cannot vanish, and each rank compares it. WAY are any of:
   static      static_graph
   unused      find_unused_parameters, with a layer that is not used in odd steps
   accumulate  two passes a step, the first within no_sync
+  amp         bfloat16 where autocast says so, and a GradScaler
+  compile     a model that torch.compile has compiled, by the inductor
   adam        Adam and a scheduler in place of SGD
   loader      samples by the worker processes of a DataLoader
   slow        10 ms of pause in each step
@@ -18,7 +20,8 @@ cannot vanish, and each rank compares it. WAY are any of:
   large       256 MB of state besides; the rank that sends them dies in the middle where there is a file LEDGER.dies
   hvdrun      the backend hvdrun in place of gloo
 
-It ends after STEPS, or sooner when a file LEDGER.stop is there. The process whose number a file LEDGER.hang has stands still.
+It ends after STEPS, or sooner when a file LEDGER.stop is there. The process whose number a file LEDGER.hang has stands still, and
+that of LEDGER.within kills itself between the two passes.
 """
 import contextlib
 import json
@@ -98,19 +101,25 @@ def die_while_sending(after):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def meant(suffix):
+    """Whether a file beside the ledger has the number of this process."""
+    try:
+        with open(sys.argv[1] + suffix) as f:
+            return f.read() == str(os.getpid())
+    except FileNotFoundError:
+        return False
+
+
 def stand_still():
     """Before the step, as a program that hangs."""
-    try:
-        with open(sys.argv[1] + ".hang") as f:
-            hangs = f.read() == str(os.getpid())
-    except FileNotFoundError:
-        return
-    while hangs:
+    while meant(".hang"):
         time.sleep(3600)
 
 
-def pause(begun):
-    """The rest of a step that began then."""
+def pause(state, step, begun):
+    """The rest of a step that began then; one that has failed comes again at once."""
+    if state.step == step.number:
+        return
     if "slow" in WAYS:
         time.sleep(0.01)
     if "paced" in WAYS:
@@ -167,7 +176,7 @@ def plain():
             check(step, grad[-1].item(), None)
             step.commit(lambda: weights.add_(grad))
             tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
-        pause(begun)
+        pause(state, step, begun)
     return weights.double().sum().item()
 
 
@@ -176,6 +185,12 @@ def wrapped():
     net = Net()
     opt = torch.optim.Adam(net.parameters(), lr=1e-3) if "adam" in WAYS else torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
     parts = {"scheduler": torch.optim.lr_scheduler.StepLR(opt, 7, 0.9)} if "adam" in WAYS else {}
+    scaler, mixed = None, contextlib.nullcontext()
+    if "amp" in WAYS:
+        scaler, mixed = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10), torch.autocast("cpu", dtype=torch.bfloat16)
+        parts["scaler"] = scaler
+    if "compile" in WAYS:
+        net.compile()
     ddp = {"bucket_cap_mb": 0.3, "static_graph": "static" in WAYS, "find_unused_parameters": "unused" in WAYS}
     state = job.state(model=net, optimizer=opt, step=0, ddp=ddp, **parts)
     data, loader = Numbers(), None
@@ -194,11 +209,17 @@ def wrapped():
             halves = x.split([len(x) // 2, len(x) - len(x) // 2]) if "accumulate" in WAYS else (x,)
             for i, half in enumerate(halves):
                 with state.model.no_sync() if i < len(halves) - 1 else contextlib.nullcontext():
-                    step.mean(state.model(half, extra)).backward()
+                    with mixed:
+                        loss = step.mean(state.model(half, extra))
+                    (scaler.scale(loss) if scaler else loss).backward()
+                if meant(".within"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            if scaler:
+                scaler.unscale_(opt)
             check(step, state, net)
             step.commit()
             tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
-        pause(begun)
+        pause(state, step, begun)
     if "buffers" in WAYS:
         assert net.norm.num_batches_tracked == state.step, (net.norm.num_batches_tracked, state.step)
     return sum(p.detach().double().sum().item() for p in net.parameters())

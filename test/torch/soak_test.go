@@ -27,45 +27,60 @@ type kill struct {
 	generation uint64
 }
 
-// TestSoak kills one of four workers of DistributedDataParallel that make a step in 50 ms, again
-// and again: a second after the last one, once its place is taken. It tells how long the survivors
-// need to the next step, and what the deaths cost. Nobody but the dead is started again, and each
-// sample is used once.
-func TestSoak(t *testing.T) {
-	by(t, []string{"gloo", "hvdrun"}, func(t *testing.T, connection string) {
-		e := startElastic(t, connection, nil, []string{"--blacklist-cooldown-range", "0.1,0.1"}, "paced")
-		const warm, measured = 40, 200 // steps
-		first := e.size(4).Step
-		e.committed(first + warm + measured)
-		begin := seconds(time.Now())
-		kills := e.killFor(*soak, rand.New(rand.NewPCG(*seed, 0)))
-		e.whole(kills)
-		end := seconds(time.Now())
-		started := e.finish()
+// pace is the time of a step of the way paced.
+const pace = 50 * time.Millisecond
 
-		if want := 4 + len(kills); started != want {
-			t.Errorf("%d workers were started, want %d", started, want)
+// TestSoak kills one of four workers that make a step in 50 ms, again and again: a second after the
+// last one, once its place is taken. They use DistributedDataParallel, or reduce one flat buffer.
+// It tells how much later the survivors have their next step than without the death, and what the
+// deaths cost. Nobody but the dead is started again, and each sample is used once.
+func TestSoak(t *testing.T) {
+	for _, way := range [][]string{{"paced"}, {"paced", "plain"}} {
+		t.Run(strings.Join(way, " "), func(t *testing.T) {
+			by(t, []string{"gloo", "hvdrun"}, func(t *testing.T, connection string) { soakWay(t, way, connection) })
+		})
+	}
+}
+
+func soakWay(t *testing.T, way []string, connection string) {
+	e := startElastic(t, connection, nil, []string{"--blacklist-cooldown-range", "0.1,0.1"}, way...)
+	const warm, measured = 40, 200 // steps
+	first := e.size(4).Step
+	e.committed(first + warm + measured)
+	begin := seconds(time.Now())
+	kills := e.killFor(*soak, rand.New(rand.NewPCG(*seed, 0)))
+	e.whole(kills)
+	end := seconds(time.Now())
+	started := e.finish()
+
+	if want := 4 + len(kills); started != want {
+		t.Errorf("%d workers were started, want %d", started, want)
+	}
+	for _, x := range e.Events {
+		if x.Name == events.WorkerExited && x.Code != 0 && !slices.ContainsFunc(kills, func(k kill) bool { return k.pid == x.PID }) {
+			t.Errorf("worker %d has failed, and was not killed", x.PID)
 		}
-		for _, x := range e.Events {
-			if x.Name == events.WorkerExited && x.Code != 0 && !slices.ContainsFunc(kills, func(k kill) bool { return k.pid == x.PID }) {
-				t.Errorf("worker %d has failed, and was not killed", x.PID)
-			}
+	}
+	made := e.made()
+	ordinary := (made[first+warm+measured] - made[first+warm]) / measured
+	steps := 0
+	for _, at := range made {
+		if begin < at && at <= end {
+			steps++
 		}
-		made := e.made()
-		undisturbed := measured / (made[first+warm+measured] - made[first+warm])
-		steps := 0
-		for _, at := range made {
-			if begin < at && at <= end {
-				steps++
-			}
-		}
-		load, _ := os.ReadFile("/proc/loadavg") // without it the figures say less
-		next := e.recoveries(kills)
-		t.Logf("%s: %d kills in %.0f s: the last survivor has its next step after %.0f ms (p50), %.0f (p99), %.0f (max), where a step takes 50; "+
-			"%.1f steps/s, undisturbed %.1f: %.0f %%; load %s", connection, len(kills), end-begin,
-			next[len(next)/2], next[len(next)*99/100], next[len(next)-1],
-			float64(steps)/(end-begin), undisturbed, float64(steps)/(end-begin)/undisturbed*100, strings.TrimSpace(string(load)))
-	})
+	}
+	load, _ := os.ReadFile("/proc/loadavg") // without it the figures say less
+	next, beyond := e.recoveries(kills, ordinary)
+	rate := float64(steps) / (end - begin)
+	t.Logf("%s: %d kills in %.0f s: the last survivor has its next step after %s, %s later than without the death; "+
+		"%.1f steps/s, undisturbed %.1f: %.0f %%; load %s", connection, len(kills), end-begin, spread(next), spread(beyond),
+		rate, 1/ordinary, rate*ordinary*100, strings.TrimSpace(string(load)))
+}
+
+// spread tells the quantiles of milliseconds.
+func spread(all []float64) string {
+	slices.Sort(all)
+	return fmt.Sprintf("%.0f ms (p50), %.0f (p99), %.0f (max)", all[len(all)/2], all[len(all)*99/100], all[len(all)-1])
 }
 
 // seconds is a time as the ledger has it.
@@ -98,6 +113,7 @@ func (e *ledgerJob) killFor(long time.Duration, random *rand.Rand) (kills []kill
 		if err := e.Look(); err != nil {
 			e.t.Fatal(err)
 		}
+		<-time.After(time.Duration(random.Int64N(int64(pace)))) // at any time of a step
 		k := kill{at: seconds(time.Now()), generation: whole.Generation}
 		for _, s := range e.World.Slots {
 			k.survivors = append(k.survivors, s.PID)
@@ -124,26 +140,46 @@ func (e *ledgerJob) made() map[int]float64 {
 	return at
 }
 
+// since returns the milliseconds from a kill to the event of its worker, or of a world after it.
+func (e *ledgerJob) since(k kill, name events.EventName) float64 {
+	for _, x := range e.Events {
+		if at := seconds(x.Time); x.Name == name && at > k.at && (x.PID == k.pid || name == events.WorldPublished) {
+			return (at - k.at) * 1e3
+		}
+	}
+	return 0
+}
+
 // recoveries returns the milliseconds from each kill until the last survivor has committed in a
-// newer world, in ascending order.
-func (e *ledgerJob) recoveries(kills []kill) (all []float64) {
+// newer world, and how much later that is than a step of ordinary seconds after its last commit.
+func (e *ledgerJob) recoveries(kills []kill, ordinary float64) (next, beyond []float64) {
 	e.t.Helper()
 	for _, k := range kills {
-		last := 0.0
+		last, late := 0.0, 0.0
 		for _, pid := range k.survivors {
-			i := slices.IndexFunc(e.entries, func(x entry) bool { return x.Event == "commit" && x.PID == pid && x.Generation > k.generation })
+			before := 0.0
+			i := slices.IndexFunc(e.entries, func(x entry) bool {
+				if x.Event != "commit" || x.PID != pid {
+					return false
+				}
+				if x.Generation <= k.generation {
+					before = x.Time
+				}
+				return x.Generation > k.generation
+			})
 			if i < 0 {
 				e.t.Errorf("process %d has made no step after the death of %d", pid, k.pid)
 				continue
 			}
 			last = max(last, e.entries[i].Time)
+			late = max(late, e.entries[i].Time-before-ordinary)
 		}
-		all = append(all, (last-k.at)*1e3)
-		e.t.Logf("world %d: %d killed, next step after %.0f ms", k.generation, k.pid, (last-k.at)*1e3)
+		next, beyond = append(next, (last-k.at)*1e3), append(beyond, late*1e3)
+		e.t.Logf("world %d: %d killed, its end noticed after %.0f ms, a world after %.0f, the next step after %.0f, %.0f later than without",
+			k.generation, k.pid, e.since(k, events.WorkerExited), e.since(k, events.WorldPublished), (last-k.at)*1e3, late*1e3)
 	}
-	slices.Sort(all)
-	if len(all) == 0 {
+	if len(kills) == 0 {
 		e.t.Fatal("nobody was killed")
 	}
-	return all
+	return next, beyond
 }
