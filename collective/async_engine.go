@@ -298,6 +298,9 @@ func (e *engine) connect() error {
 	}
 	e.mu.Lock()
 	e.agreed.Fusion = int(smallest[0])
+	if e.lane.inMemory() != nil {
+		e.agreed.Alone = agreement.AloneInMemory
+	}
 	e.mu.Unlock()
 	return nil
 }

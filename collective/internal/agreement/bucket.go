@@ -18,8 +18,8 @@ type Bucket struct {
 }
 
 // fits reports whether the tensors of a request may be in the bucket.
-func (b *Bucket) fits(r *Request, bytes, most int) bool {
-	return !b.full && !r.ownBucket(bytes) && b.Op != operation.Adasum && b.alike(r) && b.Bytes+bytes <= most
+func (b *Bucket) fits(r *Request, bytes, alone, most int) bool {
+	return !b.full && !r.ownBucket(bytes, alone) && b.Op != operation.Adasum && b.alike(r) && b.Bytes+bytes <= most
 }
 
 // alike reports whether the tensors of a request are reduced as those of the bucket.

@@ -105,11 +105,15 @@ func (r *Request) sound() bool {
 	return r.Op.Check(r.Type) == nil && r.Compression.Check(r.Type) == nil
 }
 
-// ownBucket reports whether a tensor, of so many bytes on the wire, has a bucket of its own.
-func (r *Request) ownBucket(bytes int) bool {
-	return r.Do != 0 || bytes >= large && r.Compression == operation.NotCompressed
+// ownBucket reports whether a tensor, of so many bytes on the wire, has a bucket of its own, where
+// those of alone bytes have.
+func (r *Request) ownBucket(bytes, alone int) bool {
+	return r.Do != 0 || bytes >= alone && r.Compression == operation.NotCompressed
 }
 
-// large is the size in bytes from which on a tensor is reduced where it lies: copying it into a
-// bucket and back costs more than the bucket saves.
-const large = 1 << 20
+// Sizes in bytes from which on a tensor is reduced where it lies: to copy it into a bucket and back
+// costs more than another operation does.
+const (
+	AloneInMemory = 64 << 10 // among ranks that share memory
+	AloneOnWire   = 1 << 20
+)

@@ -16,6 +16,7 @@ import (
 type Table[H comparable] struct {
 	rank, size int
 	Fusion     int // smallest threshold of all ranks, in bytes
+	Alone      int // from so many bytes on a tensor has a bucket of its own
 	ids        map[string]int
 	table      []Entry[H] // by id, equal on all ranks but for mine
 	Pending    int        // entries with mine
@@ -48,7 +49,7 @@ type unannounced[H comparable] struct {
 
 // NewTable is that of a rank before anything is submitted.
 func NewTable[H comparable](rank, size int) Table[H] {
-	return Table[H]{rank: rank, size: size, ids: map[string]int{}, joined: make([]bool, size), Contribute: size}
+	return Table[H]{rank: rank, size: size, Alone: AloneOnWire, ids: map[string]int{}, joined: make([]bool, size), Contribute: size}
 }
 
 // At is the entry of an id. It is valid until names are announced.
@@ -318,7 +319,7 @@ func (a *Table[H]) Elect(refused func(id int)) []Bucket {
 		bytes := int(r.Count) * r.wire().Size()
 		at := -1
 		for i := used - 1; i >= 0 && at < 0; i-- {
-			if b := &a.buckets[i]; b.fits(r, bytes, a.Fusion) {
+			if b := &a.buckets[i]; b.fits(r, bytes, a.Alone, a.Fusion) {
 				at = i
 			} else if b.alike(r) {
 				b.full = true // later tensors go into a later bucket, in their order
@@ -330,7 +331,7 @@ func (a *Table[H]) Elect(refused func(id int)) []Bucket {
 				a.buckets = append(a.buckets, Bucket{})
 			}
 			a.buckets[at] = Bucket{Do: r.Do, Wire: r.wire(), Op: r.Op, Compression: r.Compression, Elsewhere: r.Elsewhere,
-				IDs: a.buckets[at].IDs[:0], full: r.ownBucket(bytes)}
+				IDs: a.buckets[at].IDs[:0], full: r.ownBucket(bytes, a.Alone)}
 		}
 		b := &a.buckets[at]
 		b.IDs, b.Bytes = append(b.IDs, id), b.Bytes+bytes

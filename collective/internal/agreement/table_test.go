@@ -102,6 +102,20 @@ func TestElect(t *testing.T) {
 	}
 }
 
+// TestAlone: a tensor from so many bytes on has a bucket of its own, and smaller ones share one.
+func TestAlone(t *testing.T) {
+	w := newWorld(2)
+	for _, table := range w {
+		table.Alone = 400
+	}
+	w.submit("a", 10, 0, 1)
+	w.submit("b", 100, 0, 1)
+	w.submit("c", 99, 0, 1)
+	if got := w.cycle(t); len(got) != 2 || !slices.Equal(got[0].IDs, []int{0, 2}) || !slices.Equal(got[1].IDs, []int{1}) {
+		t.Errorf("buckets %+v", got)
+	}
+}
+
 // TestDiffering: ranks that submit different tensors under one name find the same fault.
 func TestDiffering(t *testing.T) {
 	w := newWorld(2)
