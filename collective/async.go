@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,10 +37,10 @@ type Handle struct {
 	result  []byte // of an operation that is not in place
 	work    Work   // instead of data, of what lies elsewhere
 	since   time.Time
-	watch   *watch         // of the context; nil where that cannot end
-	ending  sync.WaitGroup // until done
+	watch   *watch // of the context; nil where that cannot end
 	done    atomic.Bool
-	refusal error // why the request is refused
+	wake    atomic.Pointer[chan struct{}] // closed once it is done; nil: nobody sleeps until then
+	refusal error                         // why the request is refused
 	err     error
 }
 
@@ -65,7 +64,7 @@ func (h *Handle) Wait() error {
 			h.point.help(h)
 		}
 	}
-	h.ending.Wait()
+	h.sleep()
 	if h.engine != nil {
 		h.engine.g.exitIfKilled()
 	}
@@ -73,6 +72,20 @@ func (h *Handle) Wait() error {
 		h.point.g.exitIfKilled()
 	}
 	return h.err
+}
+
+// sleep blocks until the operation is done.
+func (h *Handle) sleep() {
+	if h.done.Load() {
+		return
+	}
+	wake := make(chan struct{})
+	if !h.wake.CompareAndSwap(nil, &wake) {
+		wake = *h.wake.Load()
+	}
+	if !h.done.Load() { // whoever ends it looks at wake after that
+		<-wake
+	}
 }
 
 // Done reports whether Wait would return at once.
@@ -166,7 +179,6 @@ func checkName(name string) error {
 func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	var invalid error
 	for _, h := range handles {
-		h.ending.Add(1)
 		if invalid == nil && h.err != nil {
 			invalid = h.request.Wrong(h.err)
 		}
@@ -199,7 +211,9 @@ func (h *Handle) finish(err error) {
 		h.work.Ended(err)
 	}
 	h.done.Store(true)
-	h.ending.Done()
+	if wake := h.wake.Load(); wake != nil {
+		close(*wake)
+	}
 }
 
 // asyncLane is the kind of the lane of a group's engine.
@@ -208,6 +222,9 @@ const asyncLane = 'a'
 // engine returns the group's engine, which starts with the first asynchronous operation of any
 // rank.
 func (g *Group) engine() (*engine, error) {
+	if e := g.async.Load(); e != nil && !g.closing.Load() {
+		return e, nil // it says itself that the group has failed
+	}
 	g.asyncMu.Lock()
 	defer g.asyncMu.Unlock()
 	if g.closing.Load() {
@@ -217,18 +234,20 @@ func (g *Group) engine() (*engine, error) {
 		<-g.call.Failed
 		return nil, err
 	}
-	if g.async == nil {
-		g.async = newEngine(g)
-		go g.async.run()
+	e := g.async.Load()
+	if e == nil {
+		e = newEngine(g)
+		g.async.Store(e)
+		go e.run()
 	}
-	return g.async, nil
+	return e, nil
 }
 
 // stopEngine ends the engine, if there is one, and waits for it. The group is closing or has
 // failed.
 func (g *Group) stopEngine() {
-	g.asyncMu.Lock()
-	e := g.async
+	g.asyncMu.Lock() // an engine that is about to start has started
+	e := g.async.Load()
 	g.asyncMu.Unlock()
 	if e != nil {
 		e.stop()

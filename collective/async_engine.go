@@ -189,14 +189,10 @@ func (e *engine) help(h *Handle) {
 		e.flushNow()
 		return
 	}
-	e.mu.Lock()
-	e.urgent = e.urgent || len(e.fresh) > 0
-	e.mu.Unlock()
-	for !h.done.Load() && e.halted == nil {
-		if !e.look() {
+	for urgent := true; !h.done.Load() && e.halted == nil; urgent = false {
+		if !e.cycleIfDue(urgent) {
 			break
 		}
-		e.halt(e.cycle())
 	}
 }
 
@@ -368,17 +364,35 @@ func (e *engine) work() (worked bool, err error) {
 	if e.halted != nil {
 		return true, e.halted
 	}
-	if worked = e.look(); worked {
-		e.halt(e.cycle())
+	return e.cycleIfDue(false), e.halted
+}
+
+// cycleIfDue does a cycle if there is a reason for one; urgent: that something has been submitted
+// is one.
+func (e *engine) cycleIfDue(urgent bool) (worked bool) {
+	e.mu.Lock()
+	e.urgent = e.urgent || urgent && len(e.fresh) > 0
+	join := false
+	if worked = e.reason(); worked {
+		join = e.collect()
 	}
-	return worked, e.halted
+	e.mu.Unlock()
+	if worked {
+		e.halt(e.cycle(join))
+	}
+	return worked
 }
 
 // look reports whether there is a reason for a cycle, and if not, has the engine's goroutine look
 // again in time.
-func (e *engine) look() (reason bool) {
+func (e *engine) look() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.reason()
+}
+
+// reason is look, where the caller holds e.mu.
+func (e *engine) reason() bool {
 	if e.stopping {
 		return false
 	}
@@ -447,12 +461,12 @@ func (e *engine) joins() bool {
 	return e.joining != nil && !e.agreed.JoinAnnounced && len(e.fresh) == 0 && !e.agreed.News() && e.agreed.Pending == 0
 }
 
-// cycle does one cycle, as all ranks do at the same time.
-func (e *engine) cycle() error {
+// cycle does one cycle, as all ranks do at the same time, of what has been collected; join: this
+// rank joins.
+func (e *engine) cycle(join bool) error {
 	e.number++
 	e.lane.begun.Store(e.number)
 	e.nudge()
-	join := e.collect()
 	if e.agreed.Expects() {
 		ready := !e.agreed.News() && !join && (e.warn.IsZero() || time.Until(e.warn) > 0)
 		right, err := e.tryGuess(ready)
@@ -508,10 +522,9 @@ func (e *engine) arrived() {
 	}
 }
 
-// collect takes what has been submitted.
+// collect takes what has been submitted, and reports whether this rank joins. The caller holds
+// e.mu.
 func (e *engine) collect() (join bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	for i, h := range e.fresh {
 		e.agreed.Submit(h.name, &h.request, h)
 		e.fresh[i] = nil

@@ -135,7 +135,7 @@ func Connected(g *Group) int { return g.call.TCP.Connected() }
 
 // Guesses is how many buckets a group's engine has reduced without a vote.
 func Guesses(g *Group) int {
-	e := g.async
+	e := g.async.Load()
 	e.turn.Lock()
 	defer e.turn.Unlock()
 	return e.agreed.Guess.Right

@@ -67,11 +67,11 @@ type subgroups struct {
 // background is what asynchronous operations need of a group, or of the engine's own one.
 type background struct {
 	asyncMu  sync.Mutex
-	async    *engine       // nil until the first operation
-	cycle    atomic.Uint64 // of an engine's own group: the highest one that this rank has been told of
-	begun    atomic.Uint64 // the one that this rank has begun last
-	peerLeft atomic.Bool   // a rank has left
-	changed  chan struct{} // one token: one of these has changed
+	async    atomic.Pointer[engine] // nil until the first operation
+	cycle    atomic.Uint64          // of an engine's own group: the highest one that this rank has been told of
+	begun    atomic.Uint64          // the one that this rank has begun last
+	peerLeft atomic.Bool            // a rank has left
+	changed  chan struct{}          // one token: one of these has changed
 }
 
 // newGroup returns the group of a lane, which is not connected.

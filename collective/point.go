@@ -96,7 +96,6 @@ func (g *Group) passAsync(ctx context.Context, m message) *Handle {
 // done is an operation that has ended.
 func done(err error) *Handle {
 	h := &Handle{}
-	h.ending.Add(1)
 	h.finish(err)
 	return h
 }

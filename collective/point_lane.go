@@ -309,7 +309,6 @@ func (p *point) sendAhead(m message) bool {
 	m.data = slices.Clone(m.data)
 	p.ahead += len(m.data)
 	h := &Handle{point: p, message: m, ahead: true}
-	h.ending.Add(1)
 	p.queue = append(p.queue, h)
 	p.kickLocked()
 	return true
@@ -324,7 +323,6 @@ func (p *point) submit(ctx context.Context, m message) (*Handle, error) {
 	}
 	p.start()
 	h := &Handle{point: p, message: m}
-	h.ending.Add(1)
 	h.watch = p.watches.begin(ctx, &p.mu)
 	p.queue = append(p.queue, h)
 	p.kickLocked()

@@ -41,10 +41,7 @@ func (g *Group) Progress() []Progress {
 	engines := map[uint64]operation.Action{}
 	for _, member := range groups {
 		all = append(all, member.progress())
-		member.asyncMu.Lock()
-		e := member.async
-		member.asyncMu.Unlock()
-		if e != nil {
+		if e := member.async.Load(); e != nil {
 			tensors, last := e.progress()
 			engines[laneID(member.lane, asyncLane, 0)] = last
 			all = append(all, tensors)

@@ -18,7 +18,8 @@ const (
 	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
 	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
 	napWithoutContext    = time.Second
-	movingTurns          = 32 // looks in vain before naps, while something else is to be moved
+	glances              = 100 // looks before what else is to be moved is looked for
+	movingTurns          = 32  // looks in vain before naps, while something else is to be moved
 )
 
 // publish stores a word of this member and wakes those that sleep until it has changed.
@@ -60,7 +61,9 @@ func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) e
 func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
 	before := m.in(Waiting)
 	done, err := false, error(nil)
-	if m.other != nil {
+	if m.other != nil && m.glance(word, value) {
+		done = true
+	} else if m.other != nil {
 		done, err = m.awaitMoving(ctx, of, word, value)
 	}
 	if !done && err == nil {
@@ -68,6 +71,19 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 	}
 	m.in(before)
 	return err
+}
+
+// glance waits for a word for about as long as it takes to find what else is to be moved.
+func (m *Member) glance(word *uint64, value uint64) bool {
+	if m.oversubscribed {
+		return false
+	}
+	for range glances {
+		if atomic.LoadUint64(word) >= value {
+			return true
+		}
+	}
+	return false
 }
 
 // awaitMoving waits as await does, and moves what Meanwhile was given. It is done where the word
