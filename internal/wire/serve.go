@@ -43,9 +43,14 @@ const (
 	answerAfter = 30 * time.Second
 	// stopGrace is how long a stopping server waits for its last answers to be sent.
 	stopGrace = 250 * time.Millisecond
-	// readBuffer is the size of an idle connection's read buffer in bytes: a driver has two for
-	// each worker.
-	readBuffer = 4 << 10
+	// readBuffer is the size of a connection's own read buffer: none, as TLS has one.
+	readBuffer = 0
+	// writeBuffer is the size of a buffer for what is written at once, in bytes: a record of TLS.
+	writeBuffer = 16 << 10
+	// window is how much may be under way to a reader, on a connection and in a call, in bytes. A
+	// fixed one costs no pings that measure the connection: a driver of thousands of workers has
+	// two calls of each at a time, of a few bytes, and answers with worlds of 100 KiB.
+	window = 1 << 20
 	// streams bounds the concurrent calls of a client; none needs more than four.
 	streams = 16
 )
@@ -150,6 +155,9 @@ func serve(
 		grpc.WaitForHandlers(true),
 		grpc.ForceServerCodecV2(newSharing()),
 		grpc.ReadBufferSize(readBuffer),
+		grpc.WriteBufferSize(writeBuffer),
+		grpc.StaticStreamWindowSize(window),
+		grpc.StaticConnWindowSize(window),
 	)
 	register(gs)
 	served := make(chan error, 1)
@@ -278,6 +286,9 @@ func NewClientBy(
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithReadBufferSize(readBuffer),
+		grpc.WithWriteBufferSize(writeBuffer),
+		grpc.WithStaticStreamWindowSize(window),
+		grpc.WithStaticConnWindowSize(window),
 		grpc.WithIdleTimeout(0), // a join needs an open connection to be fast
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
