@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -151,7 +152,7 @@ func newLoop(cfg Config) *loop {
 		stalls: newStalls(cfg.Timeouts),
 		locate: newLocator(),
 		traces: newTracer(),
-		inbox:  inbox{events: make(chan posted, 64), asks: make(chan func()), ended: make(chan struct{})},
+		inbox:  inbox{events: make(chan posted, 256), asks: make(chan func()), ended: make(chan struct{})},
 		crew:   crew{procs: make(map[string]*process)},
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
@@ -388,20 +389,32 @@ func (l *loop) run(ctx context.Context) error {
 	}
 }
 
-// mostAtOnce bounds the inputs of a step, and with them the time between two looks at the timer.
-const mostAtOnce = 1024
+const (
+	// mostAtOnce bounds the inputs of a step, and with them the time between two looks at the
+	// timer.
+	mostAtOnce = 1024
+	// crowded is how many inputs at once show that many workers have something to say.
+	crowded = 8
+)
 
 // gather appends in, and the events that have been posted already, as far as they can share a step
 // with it: when a thousand workers join, the machine need not look at all of them a thousand times.
+// Of many, it lets those who are about to post do that first.
 func gather(batch []posted, in posted, events <-chan posted) []posted {
 	batch = append(batch, in)
+	looked := 0 // at the channel, when the batch had so many
 	for in.ofWorker() && len(batch) < mostAtOnce {
 		select {
 		case in = <-events:
 			batch = append(batch, in) // the last may be of another kind
+			continue
 		default:
+		}
+		if len(batch) < crowded || len(batch) == looked {
 			return batch
 		}
+		looked = len(batch)
+		runtime.Gosched()
 	}
 	return batch
 }

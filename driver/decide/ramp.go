@@ -14,6 +14,7 @@ import (
 const (
 	defaultStarts = 32               // per host
 	rampOfAll     = 512              // of the job
+	rampLeast     = 32               // started at once, unless fewer are left: each look at the slots takes time
 	plainHold     = 5 * time.Second  // rampHold while no worker has joined
 	joiningHold   = 15 * time.Second // rampHold once one has, so that the others can be expected to
 )

@@ -395,7 +395,7 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 		return
 	}
 	room := m.room(now)
-	if room.all > 0 {
+	if room.all >= min(m.queued, rampLeast) {
 		m.queued = m.startIn(now, wanted, &room, false)
 	}
 	if m.queued > 0 {
