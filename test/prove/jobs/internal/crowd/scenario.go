@@ -45,8 +45,8 @@ const (
 	slotsPerHost = 8
 	// starting is the longest that the driver waits for workers.
 	starting = 2 * time.Minute
-	// descriptors are those of the driver for each worker, and spare is how many it has besides.
-	descriptors, spare = 2, 200
+	// spare is how many descriptors the driver has besides one for each worker.
+	spare = 500
 )
 
 // stage is a running job.
@@ -76,7 +76,7 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 		Scenario: sc, seen: make(map[job.EventName][]time.Time), more: make(chan struct{}, 1),
 		journal: filepath.Join(dir, "journal"), events: json.NewEncoder(events),
 	}
-	if err := permit(descriptors*uint64(sc.Workers) + spare); err != nil {
+	if err := permit(uint64(sc.Workers) + spare); err != nil {
 		return s, err
 	}
 	if st.workers, err = startRemote(context.WithoutCancel(ctx), (sc.Workers+sc.Each-1)/sc.Each); err != nil {
