@@ -448,12 +448,14 @@ func (w *ncclWorld) isGivenUp(t *testing.T) {
 
 // TestSlowShrink: so is one that is being made from another.
 func TestSlowShrink(t *testing.T) {
-	defer func(was time.Duration) { formLimit = was }(formLimit)
+	was := formLimit
+	defer func() { formLimit = was }()
 	w := newNCCLWorld(t, 3, Config{})
 	w.lose(t, "hangs 1", "init-hangs 1")
 	formLimit = 20 * time.Millisecond
 	w.enter(0, 2)
 	w.isGivenUp(t)
+	formLimit = was
 	fault(t, w.path, "")
 	w.enter(0, 2, 1)
 	w.ready(t)
