@@ -1,6 +1,7 @@
 package torch
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 // buildLibrary builds libhvdrun.so beside hvdrun, where that finds it.
@@ -36,6 +39,34 @@ func TestBackend(t *testing.T) { runTests(t, "test_backend.py") }
 
 // TestWorlds runs those of process groups that are reconfigured, gloo's and hvdrun's.
 func TestWorlds(t *testing.T) { runTests(t, "test_worlds.py") }
+
+// cases is PyTorch's own test of reconfigured process groups, where -python finds it: it is in
+// PyTorch's repository, at the tag of the torch that is tried.
+var cases = flag.String("cases", "", "`file` test/distributed/test_c10d_fault_tolerance.py of PyTorch, which TestCases runs")
+
+// TestCases runs it as it is, as a worker of hvdrun: by gloo with a store of torch and with the
+// job's, and by the backend hvdrun.
+func TestCases(t *testing.T) {
+	needTorch(t)
+	if *cases == "" || !version().reconfigures {
+		t.Skip("PyTorch's own cases are NOT run: there is no -cases, or torch is older than they are")
+	}
+	script, err := filepath.Abs("cases.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	library(t)
+	r := follow.Programs{Hvdrun: hvdrun}.Test(t, follow.Job{
+		Flags: []string{"-np", "1", "-H", "localhost:1"}, Command: []string{*python, script, *cases},
+		Env: []string{"XDG_CACHE_HOME=" + t.TempDir(), "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"},
+	})
+	res, err := r.Wait()
+	out := follow.Tail(r.OutputPath(), 20000)
+	t.Logf("%s", out)
+	if err != nil || res.Status != 0 {
+		t.Errorf("status %d, %v", res.Status, err)
+	}
+}
 
 func runTests(t *testing.T, file string) {
 	t.Helper()

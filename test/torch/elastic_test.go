@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -60,6 +62,12 @@ func by(t *testing.T, connections []string, test func(t *testing.T, connection s
 // Flags are added to hvdrun's.
 func startElastic(t *testing.T, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
 	t.Helper()
+	return startProgram(t, "elastic.py", connection, stages, flags, ways...)
+}
+
+// startProgram is startElastic for another program with such a ledger.
+func startProgram(t *testing.T, program, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
+	t.Helper()
 	var env []string
 	switch connection {
 	case "anew":
@@ -68,7 +76,7 @@ func startElastic(t *testing.T, connection string, stages []follow.Stage, flags 
 		library(t)
 		ways = append(slices.Clone(ways), "hvdrun")
 	}
-	script, err := filepath.Abs("elastic.py")
+	script, err := filepath.Abs(program)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,10 +84,15 @@ func startElastic(t *testing.T, connection string, stages []follow.Stage, flags 
 	if stages == nil {
 		stages = []follow.Stage{{Hosts: "localhost:4"}}
 	}
+	slots := 0
+	for host := range strings.FieldsSeq(stages[0].Hosts) {
+		_, n, _ := strings.Cut(host, ":")
+		slots += int(n[0] - '0')
+	}
 	e.Running = follow.Programs{Hvdrun: hvdrun}.Test(t, follow.Job{
 		Stages: stages,
 		// A replacement comes at once, and has the time that Python needs on a machine with others.
-		Flags: append([]string{"-np", strings.Split(stages[0].Hosts, ":")[1], "--min-np", "1", "--discovery-interval", "100ms",
+		Flags: append([]string{"-np", fmt.Sprint(slots), "--min-np", "1", "--discovery-interval", "100ms",
 			"--start-timeout", "10m", "--join-timeout", "5m", "--blacklist-cooldown-range", "1,2"}, flags...),
 		Command: append([]string{*python, script, e.ledger, "1000000"}, ways...),
 		// A Python in another root sees this folder.
@@ -226,8 +239,14 @@ func (e *ledgerJob) checkLedger() {
 
 // ways are the kinds of programs that the deaths are tried with.
 var ways = [][]string{
-	{"buffers", "adam"}, {"static"}, {"unused", "accumulate"}, {"loader"}, {"plain", "sendrecv"},
+	{"buffers", "adam"}, {"static"}, {"unused", "accumulate"}, {"loader"}, {"plain", "sendrecv"}, {"amp", "accumulate"}, {"compile"},
 }
+
+// compiles reports whether torch.compile works: it needs a C++ compiler, and headers of Python and
+// of torch.
+var compiles = sync.OnceValue(func() bool {
+	return exec.Command(*python, "-c", "import torch; torch.compile(lambda x: x.sin().cos())(torch.ones(9))").Run() == nil
+})
 
 // TestElasticDeaths: the last rank, the first and one between are killed, one after the other; the
 // others go on without a restart, in the next world, and a newcomer takes each place.
@@ -235,11 +254,22 @@ func TestElasticDeaths(t *testing.T) {
 	for _, way := range ways {
 		t.Run(strings.Join(way, " "), func(t *testing.T) {
 			by(t, connected, func(t *testing.T, connection string) {
+				switch {
+				case way[0] == "amp" && !version().scales:
+					t.Skip("this torch has no GradScaler for CPUs")
+				case way[0] == "compile" && !compiles():
+					t.Skip("torch.compile does not work here: NOT tried (it needs g++, python3-dev and libtorch-dev)")
+				}
 				e := startElastic(t, connection, nil, nil, append(way, "slow")...)
 				e.size(4)
 				for i, rank := range []int{3, 0, 1} {
 					at, n := seconds(time.Now()), len(e.look())
-					killed := e.send(rank, syscall.SIGKILL)
+					killed := e.World.Slots[rank].PID
+					if i == 2 && slices.Contains(way, "accumulate") {
+						e.write(".within", fmt.Sprint(killed)) // between two passes, the first of which is within no_sync
+					} else {
+						killed = e.send(rank, syscall.SIGKILL)
+					}
 					gen := e.World.Generation
 					next := e.until("the next step", n, func(x entry) bool {
 						return x.Event == "commit" && x.Generation > gen && x.PID != killed
@@ -355,6 +385,29 @@ func TestElasticHostsComeAndGo(t *testing.T) {
 		}
 		if left := e.Events; slices.ContainsFunc(left, func(x follow.Event) bool { return x.Name == events.WorkerExited && x.Code != 0 }) {
 			t.Errorf("a worker has failed: %v", left)
+		}
+	})
+}
+
+// TestElasticReplicas: a host of two, which have a model of FSDP2 together, is lost by the death of
+// one of them; the other host goes on, and a new one gets the shards.
+func TestElasticReplicas(t *testing.T) {
+	by(t, connected, func(t *testing.T, connection string) {
+		if !version().reconfigures {
+			t.Skip("this torch has no such FSDP on CPUs")
+		}
+		e := startProgram(t, "hsdp.py", connection, []follow.Stage{{Hosts: "localhost:2 127.0.0.2:2"}},
+			[]string{"--failure-policy", "host", "--drain-timeout", "100ms"})
+		e.size(4)
+		for _, rank := range []int{3, 0} {
+			at, n := seconds(time.Now()), len(e.look())
+			e.send(rank, syscall.SIGKILL)
+			next := e.until("the next step", n, func(x entry) bool { return x.Event == "commit" && x.Size == 2 })
+			t.Logf("rank %d was killed: the next step after %.0f ms", rank, (next.Time-at)*1e3)
+			e.size(4)
+		}
+		if started := e.finish(); started != 4+2+2 {
+			t.Errorf("%d workers were started for the loss of two hosts", started)
 		}
 	})
 }

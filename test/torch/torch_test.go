@@ -40,10 +40,13 @@ func TestMain(m *testing.M) {
 var version = sync.OnceValue(func() (v struct {
 	number       string
 	reconfigures bool // process groups
+	scales       bool // losses on CPUs
 }) {
-	out, _ := exec.Command(*python, "-c", `import torch, torch.distributed as d; print(torch.__version__, hasattr(d, "_reconfigure"))`).Output()
-	number, reconfigures, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
-	v.number, v.reconfigures = number, reconfigures == "True"
+	out, _ := exec.Command(*python, "-c", `import torch, torch.distributed as d
+print(torch.__version__, hasattr(d, "_reconfigure"), hasattr(torch.amp, "GradScaler"))`).Output()
+	if words := strings.Fields(string(out)); len(words) == 3 {
+		v.number, v.reconfigures, v.scales = words[0], words[1] == "True", words[2] == "True"
+	}
 	return v
 })
 
