@@ -18,7 +18,7 @@ const (
 	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
 	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
 	napWithoutContext    = time.Second
-	glances              = 100 // looks before what else is to be moved is looked for
+	glances              = 500 // looks before what else is to be moved is looked for
 	movingTurns          = 32  // looks in vain before naps, while something else is to be moved
 )
 
