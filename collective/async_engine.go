@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,7 +132,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 	case e.err != nil:
 		return e.err
 	case e.stopping:
-		return ErrClosed
+		return cmp.Or(e.g.err(), ErrClosed)
 	case e.joining != nil:
 		return errJoined
 	}

@@ -227,7 +227,7 @@ func TestGuessInPlace(t *testing.T) {
 	if testing.Short() {
 		lengths = []int{2100, 65_537}
 	}
-	for _, hosts := range []string{"aaa", "aabb", "aaabbb", "abab", "aabbcc", "aabbc", "ab"} {
+	for _, hosts := range []string{"aaa", "aabb", "aaabbb", "abab", "aabbcc", "aabbc", "ab", "abc"} {
 		n := len(hosts)
 		w := newWorkers(t, collective.Config{}, n)
 		w.hosts = hosts

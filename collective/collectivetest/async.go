@@ -159,10 +159,13 @@ func testAsyncNames(t *testing.T, newGroups NewGroups) {
 			return step(ctx, g, set, r)
 		}))
 	}
+	refused := make(chan struct{}) // until then the first one of rank 0 cannot end
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
 		if g.Rank() == 0 {
 			first := collective.AllReduceAsync(ctx, g, "twice", []int32{1}, collective.Sum)
-			if err := collective.AllReduceAsync(ctx, g, "twice", []int32{1}, collective.Sum).Wait(); err == nil ||
+			second := collective.AllReduceAsync(ctx, g, "twice", []int32{1}, collective.Sum)
+			close(refused)
+			if err := second.Wait(); err == nil ||
 				!strings.Contains(err.Error(), "twice") || errors.Is(err, collective.ErrAborted) {
 				return fmt.Errorf("a name that is taken: %v", err)
 			}
@@ -173,6 +176,7 @@ func testAsyncNames(t *testing.T, newGroups NewGroups) {
 			}
 			return first.Wait()
 		}
+		<-refused
 		return collective.AllReduceAsync(ctx, g, "twice", []int32{1}, collective.Sum).Wait()
 	}))
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {

@@ -293,6 +293,9 @@ type lateness struct {
 	cycle uint64        // to tell of; 0: none
 	since time.Time     // when it began to wait; zero: it has not waited
 	bound time.Duration // when it is time
+
+	inTime bool          // all have begun the cycle, and nobody had to be told …
+	waited time.Duration // … and so long this rank has waited for them
 }
 
 // start is when this process began; see instant.
@@ -373,17 +376,24 @@ func (c *Call) TellIfLate(cycle uint64, bound time.Duration) {
 	c.late = lateness{cycle: cycle, bound: bound}
 }
 
-// InTime ends what TellIfLate has begun, and reports how long ago the operation began to wait if
-// nobody had to be told.
+// Met ends what TellIfLate has begun: all ranks have begun the cycle.
+func (c *Call) Met() {
+	l := &c.late
+	if l.cycle == 0 {
+		return
+	}
+	if !l.since.IsZero() {
+		l.waited = time.Since(l.since)
+	}
+	l.cycle, l.inTime = 0, true
+}
+
+// InTime reports whether nobody had to be told of the cycle, whose first operation has ended, and
+// how long this rank has waited for the others.
 func (c *Call) InTime() (waited time.Duration, ok bool) {
-	if c.late.cycle == 0 {
-		return 0, false
-	}
-	if !c.late.since.IsZero() {
-		waited = time.Since(c.late.since)
-	}
-	c.late.cycle = 0
-	return waited, true
+	c.Met()
+	ok, c.late.inTime = c.late.inTime, false
+	return c.late.waited, ok
 }
 
 // By sets the method of the operation, unless it has one: an algorithm between hosts runs others

@@ -142,9 +142,12 @@ func (x *crossing) resultOf(place int) []byte { return kernel.Part(x.result, x.u
 
 // cross appends the parts of data, of units of so many bytes, that this rank owns: its own share
 // among the ranks of its host, cut where the owner on another host changes. The last unit may be
-// shorter.
+// shorter. Where no ranks share memory that is all of data, which all ranks own.
 func (c *Call) cross(to []crossing, data []byte, unit int) []crossing {
 	h := c.levels
+	if h == nil {
+		return append(to, crossing{Team: exchange.Team{Me: c.Rank, Size: c.Size}, data: data, result: data, unit: unit})
+	}
 	count := (len(data) + unit - 1) / unit
 	lo, hi := kernel.Split(count, len(h.ranks()), h.place)
 	between := func(t exchange.Team, lo, hi int) crossing {

@@ -11,21 +11,33 @@ func (c *Call) ReducesIfReady(n int) bool {
 	if h := c.host.Load(); h != nil && h.Whole() {
 		return c.Algorithm().Shares()
 	}
+	if n <= operation.Thresholds.ThroughOne || n > operation.Thresholds.LargestIfReady || c.Forced.Algorithm != operation.Auto {
+		return false
+	}
 	h := c.levels
-	return h != nil && c.Hierarchical() && n > operation.Thresholds.ThroughOne && n <= operation.Thresholds.LargestIfReady &&
-		(len(h.hosts) <= fewHosts || c.Strict) && c.waves(n) == 1
+	if h == nil {
+		return c.Strict && c.Size > 1
+	}
+	return (len(h.hosts) <= fewHosts || c.Strict) && c.waves(n) == 1
 }
 
 // AllReduceIfReady has the ranks of a host tell each other in memory whether they are ready, and
-// the hosts by the first frames that they send each other, which every rank receives from all: each
-// owns an element at least. The sums of a host lie beside the data until the rank has heard of all.
+// the hosts, or all ranks where none share memory, by the first frames that they send each other,
+// which every rank receives from all: each owns an element at least. The sums of a host lie beside
+// the data until the rank has heard of all.
 func (c *Call) AllReduceIfReady(data []byte, ready bool) (right bool, err error) {
-	h, size := c.levels, c.Desc.Type.Size()
+	size := c.Desc.Type.Size()
 	c.Suit(len(data) / c.Size)
-	sums, room := kernel.Part(data, size, len(h.ranks()), h.place), c.crossingRoom(data, size)
+	sums, room := data, c.crossingRoom(data, size)
+	h, on := c.levels, c.host.Load()
+	if h == nil {
+		on = nil // not all hosts have such a memory
+	} else {
+		sums = kernel.Part(data, size, len(h.ranks()), h.place)
+	}
 	memory := c.Scratch(room + len(sums))
 	c.Ready = ready
-	if on := c.host.Load(); on != nil {
+	if on != nil {
 		sums, memory = memory[:len(sums)], memory[len(sums):]
 		err = c.inMemory(func(m *shm.Member, call shm.Desc) (err error) {
 			c.Ready, err = m.ReduceSaying(c.Ctx, call, data, sums, ready, on.Reduction(c.Desc.Type, c.Desc.Op))
@@ -50,6 +62,9 @@ func (c *Call) AllReduceIfReady(data []byte, ready bool) (right bool, err error)
 	}
 	if err := c.gather(all); err != nil {
 		return false, err
+	}
+	if h == nil {
+		return true, nil
 	}
 	return true, c.spread(data, size)
 }

@@ -153,5 +153,8 @@ func (h *Host) meet(wanted bool) (err error) {
 		// for those of this one, while the rank that is waited for here waits for that one.
 		member.Meanwhile(c.Meanwhile)
 	}
+	if h.Whole() {
+		member.Met(c.Met)
+	}
 	return nil
 }

@@ -89,6 +89,7 @@ type Member struct {
 	position
 	wire  tripwire
 	other func() (moved, due bool, within time.Duration) // see Meanwhile; nil: none
+	met   func()                                         // see Met; nil: none
 	pace
 	stopwatch
 	progress
@@ -209,6 +210,10 @@ func (m *Member) Members() int { return m.members }
 // operation may be under way.
 func (m *Member) Meanwhile(move func() (moved, due bool, within time.Duration)) { m.other = move }
 
+// Met has the member call met whenever all members have called the operation under way. None may be
+// under way at the call of Met.
+func (m *Member) Met(met func()) { m.met = met }
+
 // Abort makes the operations under way and all later ones of every member return [ErrAborted]. It
 // may be called from any goroutine and more than once; after Close it does nothing.
 func (m *Member) Abort() {
@@ -322,6 +327,9 @@ func (m *Member) arrive(ctx context.Context, c *cell, d Desc) error {
 	}
 	if m.round == 0 {
 		m.meet()
+	}
+	if m.met != nil {
+		m.met()
 	}
 	return nil
 }
