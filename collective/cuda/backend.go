@@ -93,24 +93,32 @@ func (d *Device) backend(ctx context.Context, g *collective.Group) (backend, err
 	if err := d.shutAll(past); err != nil {
 		return nil, err
 	}
+	var addresses []uint64
 	if g.Size() == 1 {
 		b = &stagingBackend{d, g}
-	} else {
+	} else { // ranks of generations before may have it open until they have met again
+		d.mu.Lock()
+		addresses, d.deferredFrees = d.deferredFrees, nil
+		d.mu.Unlock()
 		var err error
 		if b, err = d.meet(ctx, g); err != nil {
+			d.mu.Lock()
+			d.deferredFrees = append(d.deferredFrees, addresses...)
+			d.mu.Unlock()
 			return nil, err
 		}
 	}
 	d.mu.Lock()
 	maps.DeleteFunc(d.backends, func(other *collective.Group, _ backend) bool { return other.Generation() < g.Generation() })
 	d.backends[g] = b
-	d.deferredFrees = append(d.deferredFrees, d.forgetFusions(g.Generation())...)
+	later := d.forgetFusions(g.Generation())
 	for _, of := range past {
-		d.deferredFrees = append(d.deferredFrees, of.takeDeferred()...)
+		later = append(later, of.takeDeferred()...)
 	}
-	var addresses []uint64
-	if g.Size() > 1 { // ranks of generations before may have it open until they have met again
-		addresses, d.deferredFrees = d.deferredFrees, nil
+	if g.Size() > 1 {
+		addresses = append(addresses, later...)
+	} else {
+		d.deferredFrees = append(d.deferredFrees, later...)
 	}
 	d.mu.Unlock()
 	return b, d.freeAll(addresses)
@@ -166,14 +174,13 @@ func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error)
 	if err = errors.Join(err, seen.closeAll()); err == nil {
 		err = collective.Barrier(ctx, g)
 	}
-	if err != nil { // others may be reading it
-		d.mu.Lock()
-		d.owned.remove(probe.address)
-		d.deferredFrees = append(d.deferredFrees, probe.address)
-		d.mu.Unlock()
-		return nil, err
-	}
-	if err := probe.Free(); err != nil {
+	// Others may be reading it after an error, and to free it now would wait for the device: the next
+	// meeting does.
+	d.mu.Lock()
+	d.owned.remove(probe.address)
+	d.deferredFrees = append(d.deferredFrees, probe.address)
+	d.mu.Unlock()
+	if err != nil {
 		return nil, err
 	}
 	name, why, err := choose(all)

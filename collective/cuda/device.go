@@ -197,7 +197,7 @@ type groupState struct {
 // allocations are memory of the device.
 type allocations struct {
 	owned         ranges          // what Alloc has returned
-	deferredFrees []uint64        // memory that others may have open after a meeting that failed
+	deferredFrees []uint64        // memory that others may have open, or whose freeing waits for the device
 	banks         map[uint64]bool // memory of tensors' snapshots
 }
 
