@@ -174,8 +174,8 @@ func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error)
 	if err = errors.Join(err, seen.closeAll()); err == nil {
 		err = collective.Barrier(ctx, g)
 	}
-	// Others may be reading it after an error, and to free it now would wait for the device: the next
-	// meeting does.
+	// The next meeting frees it: others may be reading it after an error, and to free it now would
+	// wait for the device.
 	d.mu.Lock()
 	d.owned.remove(probe.address)
 	d.deferredFrees = append(d.deferredFrees, probe.address)
