@@ -77,9 +77,10 @@ type Spec struct {
 	As     *User
 	Cgroup string
 	// Dying, if not nil, is called once, by the calling goroutine, when the process is lost but may
-	// remain for long: because it dumps its core or, after a value of Look, because the kernel
-	// still frees its memory. what completes a sentence. by is the signal that ends the process, or
-	// 0 if what says more than the signal. Run returns when the process has ended.
+	// remain for long: because it dumps its core or, after a value of Look or once it has closed
+	// the socket of Talk, because the kernel still frees its memory or its GPU. what completes a
+	// sentence. by is the signal that ends the process, or 0 if what says more than the signal. Run
+	// returns when the process has ended.
 	Dying func(what string, by syscall.Signal)
 	// Look, if not nil, requests with each value a check whether a signal is ending the process.
 	// Launchers that cannot check ignore it.

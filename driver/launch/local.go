@@ -57,6 +57,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	out.start()
 	status, ended := tree.Wait(ctx, proc.Stop{
 		Grace: s.Grace, Signal: s.Signal, Hurry: s.Hurry, More: s.More, Dying: s.Dying, Look: s.Look,
+		Closed: talk.closed(),
 	})
 	talk.end()
 	end := exitError(status)

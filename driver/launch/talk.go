@@ -20,10 +20,26 @@ import (
 
 // talk is the socket by which a process speaks with the launcher. A nil *talk has none.
 type talk struct {
-	ours  *net.UnixConn
+	ours  *end
 	with  func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
 	over  sync.WaitGroup // with runs
 	clean func()         // what it has returned; may be nil
+}
+
+// end is the launcher's end of the socket.
+type end struct {
+	*net.UnixConn
+	closed chan struct{} // closed when the process has closed its end
+	once   sync.Once
+}
+
+// Read implements net.Conn.
+func (e *end) Read(b []byte) (int, error) {
+	n, err := e.UnixConn.Read(b)
+	if err != nil {
+		e.once.Do(func() { close(e.closed) })
+	}
+	return n, err
 }
 
 // newTalk makes the socket of a process, where s asks for one, and appends the descriptor of the
@@ -52,7 +68,7 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 		return nil, nil, err
 	}
 	env = append(withPython(s, env), plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
-	return &talk{ours: conn.(*net.UnixConn), with: s.Talk}, env, nil
+	return &talk{ours: &end{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{})}, with: s.Talk}, env, nil
 }
 
 // withPython returns the environment with hvdrun's package for programs of PyTorch at the end of
@@ -98,6 +114,14 @@ func (t *talk) start(ctx context.Context, pid int) {
 			_ = t.ours.Close()
 		})
 	}
+}
+
+// closed is closed when the process has closed its end, or no more is read of it.
+func (t *talk) closed() <-chan struct{} {
+	if t == nil {
+		return nil
+	}
+	return t.ours.closed
 }
 
 // end blocks until what the process has said before its end has been heard.

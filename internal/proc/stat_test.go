@@ -76,20 +76,7 @@ func TestEndedBy(t *testing.T) {
 
 // A look that is demanded tells once of a process that is being killed, and of no other.
 func TestLook(t *testing.T) {
-	child, err := Start(exec.Command("sleep", "600"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer child.Reap()
-	there := &Child{PID: child.PID, ended: make(chan struct{})} // whose end is not known yet
-	tree := &Tree{Child: there, dump: watchDump(child.PID, 0)}
-	defer tree.dump.close()
-	look, told := make(chan struct{}), make(chan syscall.Signal, 2)
-	ctx, cancel := context.WithCancel(t.Context())
-	var waiting sync.WaitGroup
-	waiting.Go(func() {
-		tree.endsByItself(ctx, Stop{Look: look, Dying: func(_ string, by syscall.Signal) { told <- by }})
-	})
+	child, look, told := looksAt(t, nil)
 	look <- struct{}{}
 	look <- struct{}{}
 	if len(told) > 0 {
@@ -102,9 +89,45 @@ func TestLook(t *testing.T) {
 	if by := <-told; by != syscall.SIGKILL {
 		t.Errorf("it was told of %v", by)
 	}
-	cancel()
-	waiting.Wait()
-	if len(told) > 0 {
-		t.Error("it was told of twice")
+}
+
+// A process that is killed and has closed its descriptors is told of once, although it is there.
+func TestLookOnceClosed(t *testing.T) {
+	closed := make(chan struct{})
+	child, look, told := looksAt(t, closed)
+	child.Signal(syscall.SIGKILL)
+	close(closed)
+	if by := <-told; by != syscall.SIGKILL {
+		t.Errorf("it was told of %v", by)
 	}
+	look <- struct{}{}
+}
+
+// looksAt has a process looked at that sleeps, and whose end is not known: told gets what is told
+// of it. The test fails if that is more than one thing.
+func looksAt(t *testing.T, closed <-chan struct{}) (child *Child, look chan<- struct{}, told <-chan syscall.Signal) {
+	t.Helper()
+	child, err := Start(exec.Command("sleep", "600"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := &Child{PID: child.PID, ended: make(chan struct{})}
+	tree := &Tree{Child: there, dump: watchDump(child.PID, 0)}
+	looks, tells := make(chan struct{}), make(chan syscall.Signal, 2)
+	ctx, cancel := context.WithCancel(context.Background())
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		tree.endsByItself(ctx, Stop{Look: looks, Closed: closed, Dying: func(_ string, by syscall.Signal) { tells <- by }})
+	})
+	t.Cleanup(func() {
+		cancel()
+		waiting.Wait()
+		if len(tells) > 0 {
+			t.Error("it was told of twice")
+		}
+		tree.dump.close()
+		child.Signal(syscall.SIGKILL)
+		child.Reap()
+	})
+	return child, looks, tells
 }

@@ -47,7 +47,14 @@ type Stop struct {
 	Dying func(what string, by syscall.Signal)
 	// Look, if not nil, demands a look with each value.
 	Look <-chan struct{}
+	// Closed, if not nil, is closed when the process has closed a descriptor that it keeps as long
+	// as it lives. A look follows: a process that has been killed closes its descriptors one after
+	// the other, and those of a GPU take a tenth of a second.
+	Closed <-chan struct{}
 }
+
+// closedLook is how long a process that closes its descriptors has to end.
+const closedLook = 3 * time.Millisecond
 
 // Tree is a worker's process with everything that it starts. Where cgroups of version 2 can be
 // made, it has one of its own. It is for one goroutine.
@@ -161,9 +168,14 @@ func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 			return true
 		case <-ctx.Done():
 			return false
+		case <-stop.Closed:
+			stop.Closed = nil
+			look.Reset(closedLook)
+			continue
 		case <-stop.Look:
 			by = EndedBy(t.PID)
 		case <-look.C:
+			by = EndedBy(t.PID)
 		}
 		switch {
 		case told:

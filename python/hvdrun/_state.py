@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from hvdrun import _checkpoint
+from hvdrun._transport import Broken
 
 _BUCKET = 32 << 20  # bytes that are broadcast at a time
 _ALIGN = 16
@@ -71,8 +72,11 @@ def _buckets(sizes):
         yield begin, offsets, total
 
 
-def broadcast(values, root, rank, device):
-    """Sends values from the root to all ranks: collective. Returns the root's, whose tensors on other ranks are new, on device."""
+def broadcast(values, root, rank, device, arrived):
+    """Sends values from the root to all ranks: collective. Returns the root's, whose tensors on other ranks are new, on device.
+
+    arrived() is called by all ranks, and raises if what was sent has not arrived.
+    """
     text = torch.zeros(0, dtype=torch.uint8)
     tensors = []
     if rank == root:
@@ -82,8 +86,10 @@ def broadcast(values, root, rank, device):
         text, tensors = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8), pickler.tensors
     length = torch.tensor([text.numel()], dtype=torch.int64, device=device)
     dist.broadcast(length, src=root)
+    arrived()
     text = text.to(device) if rank == root else torch.empty(int(length), dtype=torch.uint8, device=device)
     dist.broadcast(text, src=root)
+    arrived()
     if rank == root:
         flat = [_bytes_of(t) for t in tensors]
         sizes = [f.numel() for f in flat]
@@ -104,6 +110,7 @@ def broadcast(values, root, rank, device):
             for i, offset in enumerate(offsets):
                 dtype, shape = found[begin + i]
                 received.append(bucket[offset:offset + sizes[begin + i]].view(dtype).reshape(shape))
+    arrived()
     return values if rank == root else _Unpickler(io.BytesIO(raw), received).load()
 
 
@@ -204,10 +211,15 @@ class State:
         Before anyone has trained, the furthest is the one that has restored the newest checkpoint.
         """
         job = self._job
-        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], self._torn], dtype=torch.int64, device=job.device)
-        all_of = [torch.empty_like(mine) for _ in range(job.size)]
+        mark = job._mark
+        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], self._torn, *mark], dtype=torch.int64, device=job.device)
+        all_of = [torch.zeros_like(mine) for _ in range(job.size)]
         dist.all_gather(all_of, mine)
         told = [tuple(t.tolist()) for t in all_of]
+        job._check()
+        if any(list(t[3:]) != mark for t in told):
+            raise Broken(f"hvdrun: not all ranks of world {job.generation} have told their steps")
+        told = [t[:3] for t in told]
         best = max(told)
         if not best[0] and any(torn for _, _, torn in told):
             raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it")
@@ -215,7 +227,7 @@ class State:
             root = told.index(best)
             mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
             # A rank that dies while it sends much leaves gloo waiting for the rest, which nothing ends: the thread is abandoned.
-            values = job._interruptible(lambda: broadcast(mine, root, job.rank, job.device))
+            values = job._interruptible(lambda: broadcast(mine, root, job.rank, job.device, job._arrived))
             if job.rank != root and (best[0] == 0 or told[job.rank] != best):
                 self._load(values)
         self.__dict__.update(_holds=True, _torn=False)

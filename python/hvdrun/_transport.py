@@ -25,6 +25,8 @@ class Transport:
     addresses = ()
     # Where the ranks exchange numbers.
     device = torch.device("cpu")
+    # Whether an operation that is cut ends without an error, and with any result.
+    silent = False
 
     def handle(self):
         """A text that all ranks of the next world are given."""
@@ -48,8 +50,11 @@ class Transport:
     def settle(self):
         """The world is complete: connections that appear from here on are the program's own."""
 
+    def finish(self):
+        """Blocks until the operations of the world that the program has begun have ended, also those of a device."""
+
     def cut(self, told=False):
-        """Ends all waits of the world with errors. told: hvdrun has all ranks do that."""
+        """Ends all waits of the world, with errors where the backend has them. told: hvdrun has all ranks do that."""
 
     def abandon(self):
         """A call for the ranks of the world has not ended after a cut, and may never do."""
@@ -127,7 +132,7 @@ class Anew(Transport):
         self._connections.settle()
         self._made = None
         if "nccl" in backend:
-            self.device = own_gpu()
+            self.device, self.silent = own_gpu(), True
 
     def leave(self):
         self._connections.cut()
@@ -168,12 +173,16 @@ class Anew(Transport):
     def settle(self):
         self._connections.settle()
 
+    def finish(self):
+        if self.silent:
+            torch.cuda.current_stream(self.device).synchronize()
+
     def _may_wait(self):
         """Whether this rank may wait in the store for a member that is gone."""
         return self._connections.forming or groups_made() != self._made
 
     def cut(self, told=False):
-        if "nccl" in self._backend:
+        if self.silent:
             _abort(self.device)
         if self._may_wait():
             self._meeting.cut()

@@ -295,12 +295,33 @@ class Job:
         return True
 
     def _agree(self, *flags):
-        """The greatest of each number on all ranks: collective."""
-        agreed = torch.tensor(flags, dtype=torch.int32, device=self.device)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-        if self._worker is not None and self._worker.lost(self.generation):
-            raise Broken(f"hvdrun: world {self.generation} has lost a rank")
-        return agreed.tolist()
+        """Whether any rank has each flag: collective. It raises if not all ranks are here, or what they have sent has not arrived."""
+        self._check()
+        counts = torch.tensor([*flags, *self._mark], dtype=torch.int64, device=self.device)
+        dist.all_reduce(counts)
+        counts = counts.tolist()
+        self._check()
+        # An operation of NCCL that is aborted ends without an error, and its result is anything.
+        if counts[len(flags):] != [self.size * n for n in self._mark]:
+            raise Broken(f"hvdrun: not all ranks of world {self.generation} have come to an agreement")
+        return [count > 0 for count in counts[:len(flags)]]
+
+    def _arrived(self):
+        """Raises if what the ranks have sent each other has not arrived, where an operation does not: collective."""
+        if self._transport.silent:
+            self._agree()
+
+    @property
+    def _mark(self):
+        """By which a rank knows what others have sent in this world from what an aborted operation leaves."""
+        return [1, (self.generation + 1) * 0x9E3779B1 % (1 << 40)]
+
+    def _check(self):
+        """Blocks until what this rank has asked for has ended, and raises if the world has lost a rank until then."""
+        if self._worker is not None:
+            self._transport.finish()
+            if self._worker.lost(self.generation):
+                raise Broken(f"hvdrun: world {self.generation} has lost a rank")
 
     def _end(self, state):
         """Reports that training is done, if all ranks of the world agree; else the next world goes on."""
@@ -308,7 +329,7 @@ class Job:
             return True
         self._trained = True
         try:
-            self._agree(0)
+            self._agree()
         except RuntimeError as err:
             if not self._broken(err):
                 raise
@@ -397,13 +418,13 @@ class Step:
         """
         job, state = self._job, self._state
         worker = job._worker
-        changed, stop = job._agree(int(worker is not None and worker.changed()), int(self._stop))
+        changed, stop = job._agree(worker is not None and worker.changed(), self._stop)
         state.__dict__["_torn"] = True
         (update or state._update)()
         state._parts["step"] = self.number + 1
         state.__dict__["_torn"] = False
-        self._done, self._changed = True, bool(changed)
-        job._stopped = bool(stop)
+        self._done, self._changed = True, changed
+        job._stopped = stop
         job._vain = 0
         if worker is not None:
             if job._committed != job.generation:

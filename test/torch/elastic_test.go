@@ -42,16 +42,20 @@ type ledgerJob struct {
 }
 
 // connected are the ways in which the ranks of a world are connected: by gloo's process group,
-// which is reconfigured where torch can, by one that is made anew, and by the backend hvdrun.
+// which is reconfigured where torch can, by one that is made anew, and by the backend hvdrun. There
+// are also gpu, which is gloo with tensors on the GPU, and nccl.
 var connected = []string{"gloo", "anew", "hvdrun"}
 
-// by runs a test for some of connected.
+// by runs a test for some of these.
 func by(t *testing.T, connections []string, test func(t *testing.T, connection string)) {
 	for _, connection := range connections {
 		t.Run(connection, func(t *testing.T) {
 			needTorch(t)
 			if connection == "anew" && !version().reconfigures {
 				t.Skip("this torch has no other way")
+			}
+			if (connection == "gpu" || connection == "nccl") && !version().gpu {
+				t.Skip("there is no GPU that this torch can use")
 			}
 			test(t, connection)
 		})
@@ -75,6 +79,11 @@ func startProgram(t *testing.T, program, connection string, stages []follow.Stag
 	case "hvdrun":
 		library(t)
 		ways = append(slices.Clone(ways), "hvdrun")
+	case "gpu":
+		ways = append(slices.Clone(ways), "gpu")
+	case "nccl":
+		ways = append(slices.Clone(ways), "nccl")
+		env = []string{"NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_MAX_CTAS=8"} // there may be fewer GPUs than ranks
 	}
 	script, err := filepath.Abs(program)
 	if err != nil {

@@ -37,7 +37,7 @@ const pace = 50 * time.Millisecond
 func TestSoak(t *testing.T) {
 	for _, way := range [][]string{{"paced"}, {"paced", "plain"}} {
 		t.Run(strings.Join(way, " "), func(t *testing.T) {
-			by(t, []string{"gloo", "hvdrun"}, func(t *testing.T, connection string) { soakWay(t, way, connection) })
+			by(t, []string{"gloo", "hvdrun", "gpu", "nccl"}, func(t *testing.T, connection string) { soakWay(t, way, connection) })
 		})
 	}
 }

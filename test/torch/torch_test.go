@@ -41,11 +41,12 @@ var version = sync.OnceValue(func() (v struct {
 	number       string
 	reconfigures bool // process groups
 	scales       bool // losses on CPUs
+	gpu          bool
 }) {
 	out, _ := exec.Command(*python, "-c", `import torch, torch.distributed as d
-print(torch.__version__, hasattr(d, "_reconfigure"), hasattr(torch.amp, "GradScaler"))`).Output()
-	if words := strings.Fields(string(out)); len(words) == 3 {
-		v.number, v.reconfigures, v.scales = words[0], words[1] == "True", words[2] == "True"
+print(torch.__version__, hasattr(d, "_reconfigure"), hasattr(torch.amp, "GradScaler"), torch.cuda.is_available())`).Output()
+	if words := strings.Fields(string(out)); len(words) == 4 {
+		v.number, v.reconfigures, v.scales, v.gpu = words[0], words[1] == "True", words[2] == "True", words[3] == "True"
 	}
 	return v
 })

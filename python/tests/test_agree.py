@@ -1,0 +1,94 @@
+"""A step is made only where all ranks agree on it: an operation of NCCL that is cut ends without an error, and with any result."""
+import os
+import sys
+import unittest
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import hvdrun.torch as hvd  # noqa: E402
+from hvdrun._state import broadcast  # noqa: E402
+from hvdrun._transport import Transport  # noqa: E402
+
+SIZE = 3
+
+
+class Silent(Transport):
+    silent = True
+
+    def __init__(self):
+        self.finished = 0
+
+    def finish(self):
+        self.finished += 1
+
+
+class Worker:
+    """What a Job asks of a worker here; lost_at is the call of lost from which on the world has lost a rank."""
+
+    def __init__(self, lost_at=None):
+        self.lost_at, self.calls, self.on_lost = lost_at, 0, None
+
+    def lost(self, generation, seconds=0.0):
+        self.calls += 1
+        return self.lost_at is not None and self.calls >= self.lost_at
+
+
+def job(lost_at=None):
+    made = hvd.Job(Worker(lost_at), Silent())
+    made._world = {"generation": 7, "rank": 0, "size": SIZE}
+    return made
+
+
+def all_reduce(left):
+    """In place of the operation: left(tensor) is what it leaves."""
+    return mock.patch.object(dist, "all_reduce", lambda t, op=None: t.copy_(left(t.clone())))
+
+
+class TestAgree(unittest.TestCase):
+    def test_all(self):
+        """Flags of others count, and one rank more has the flag than this one."""
+        with all_reduce(lambda t: t * SIZE + torch.tensor([0, 1] + [0] * (len(t) - 2))):
+            j = job()
+            self.assertEqual(j._agree(True, False), [True, True])
+            self.assertEqual(j._transport.finished, 2)
+
+    def test_cut(self):
+        """Nothing, a part or anything is in the result of an operation that was cut."""
+        for name, left in {
+            "untouched": lambda t: t,
+            "of two": lambda t: t * 2,
+            "zero": torch.zeros_like,
+            "anything": lambda t: torch.randint_like(t, 1 << 62),
+            "of another world": lambda t: t * SIZE + torch.tensor([0] * (len(t) - 1) + [SIZE]),
+        }.items():
+            with self.subTest(name), all_reduce(left), self.assertRaises(hvd.Broken):
+                job()._agree(True, False)
+
+    def test_lost(self):
+        """A rank that is lost before, or while the result is waited for, makes it none."""
+        for lost_at in (1, 2):
+            with all_reduce(lambda t: t * SIZE), self.assertRaises(hvd.Broken):
+                job(lost_at)._agree()
+
+    def test_steps(self):
+        """The numbers of steps that a cut operation leaves are not taken for those of others."""
+        def all_gather(all_of, mine):
+            all_of[0].copy_(mine)
+
+        with mock.patch.object(dist, "all_gather", all_gather), self.assertRaises(hvd.Broken):
+            job().state(step=0)._settle()
+
+    def test_state(self):
+        """A state that has not arrived is not looked at."""
+        def arrived():
+            raise hvd.Broken("it has not")
+
+        with mock.patch.object(dist, "broadcast", lambda t, src: t.fill_(-1)), self.assertRaises(hvd.Broken):
+            broadcast(None, 1, 0, torch.device("cpu"), arrived)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
