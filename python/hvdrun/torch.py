@@ -196,7 +196,7 @@ class Job:
             try:
                 self._next(state, cause)
                 return
-            except RuntimeError as err:
+            except Exception as err:
                 if isinstance(err, StateLost) or not self._broken(err):
                     raise
                 cause = _first_line(err)
@@ -279,7 +279,10 @@ class Job:
 
     def _broken(self, err):
         """Whether an error is that of a broken world, which the next one repairs."""
-        if self._worker is None or not isinstance(err, RuntimeError) or isinstance(err, _worker.Error):
+        if self._worker is None or isinstance(err, (_worker.Error, _Over)):
+            return False
+        # What trips over anything that an operation has left raises anything.
+        if not isinstance(err, RuntimeError) and not self._transport.silent:
             return False
         generation = self.generation
         told = self._worker.lost(generation)

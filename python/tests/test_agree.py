@@ -81,6 +81,15 @@ class TestAgree(unittest.TestCase):
         with mock.patch.object(dist, "all_gather", all_gather), self.assertRaises(hvd.Broken):
             job().state(step=0)._settle()
 
+    def test_errors(self):
+        """Whatever a program raises that has read such a result is of the broken world, and of no other."""
+        for lost_at, broken in ((1, True), (None, False)):
+            for err in (IndexError("received invalid bucket_size, was abort called?"), AssertionError()):
+                j = job(lost_at)
+                self.assertEqual(j._broken(err), broken)
+                j._transport.silent = False
+                self.assertFalse(j._broken(err))
+
     def test_state(self):
         """A state that has not arrived is not looked at."""
         def arrived():
