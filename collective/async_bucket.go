@@ -68,8 +68,8 @@ func (e *engine) mark(phase int) {
 
 // record tells the timeline of an operation that ends now, phase by phase.
 func (e *engine) record(h *Handle) {
-	if t := e.g.family.tally; t != nil {
-		t.note(h.request.Action(), h.request.Bytes(), h.since.Sub(t.origin), e.g.backend())
+	if t := e.g.tally; t != nil {
+		t.note(h.request.Action(), h.request.Bytes(), h.since.Sub(t.origin), e.lane.ran())
 	}
 	if e.g.family.timeline == nil {
 		return

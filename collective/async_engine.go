@@ -281,7 +281,7 @@ func (e *engine) run() {
 
 // connect makes the engine's lane with the other ranks' engines, which it starts.
 func (e *engine) connect() error {
-	l := lane{id: laneID(e.g.lane, asyncLane, 0), rank: e.g.rank, size: e.g.size, members: e.g.members, strict: true}
+	l := lane{id: laneID(e.g.lane, asyncLane, 0), rank: e.g.rank, size: e.g.size, members: e.g.members, strict: true, carries: true}
 	var err error
 	if e.lane, err = e.g.family.connect(context.Background(), l); err != nil {
 		return err

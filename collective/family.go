@@ -25,6 +25,7 @@ type lane struct {
 	members    []int // as in Group
 	strict     bool  // every AllReduce is Strict
 	oneWay     bool  // as in Group
+	carries    bool  // it does the operations of another group, which counts them
 }
 
 // laneID names child k of a group. Ids come from a hash: two equal ones in one generation are

@@ -44,6 +44,7 @@ type membership struct {
 	members    []int   // by rank: the ranks in the group of all; nil where these are the same
 	family     *family // the groups of the generation in this process
 	oneWay     bool    // rank Sender sends messages to the other one
+	tally      *tally  // counts its operations; nil: nobody does
 }
 
 // activity is what a group does.
@@ -77,8 +78,11 @@ type background struct {
 // newGroup returns the group of a lane, which is not connected.
 func newGroup(f *family, l lane) *Group {
 	g := &Group{
-		membership: membership{rank: l.rank, size: l.size, generation: f.Number, lane: l.id, members: l.members, family: f, oneWay: l.oneWay},
+		membership: membership{rank: l.rank, size: l.size, generation: f.Number, lane: l.id, members: l.members, family: f, oneWay: l.oneWay, tally: f.tally},
 		background: background{changed: make(chan struct{}, 1)},
+	}
+	if l.carries {
+		g.tally = nil
 	}
 	g.call.Place = exchange.Place{Rank: l.rank, Size: l.size, Generation: f.Number, Strict: l.strict, Forced: &f.forced}
 	g.call.Links = exchange.Links{Group: (*inner)(g), Boxes: frame.Inboxes((*inner)(g), f.Number, l.rank, l.size),
@@ -318,9 +322,9 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 	if g.family.timeline != nil {
 		defer func(begun time.Time) { g.record(d, begun, g.ran()) }(time.Now())
 	}
-	tally, begun := g.family.tally, time.Duration(0)
-	if tally != nil {
-		begun = tally.now()
+	begun := time.Duration(0)
+	if g.tally != nil {
+		begun = g.tally.now()
 	}
 	c := &g.call
 	if err := c.Begin(ctx, d); err != nil {
@@ -350,8 +354,8 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 	if err = c.End(err); err == nil && invalid != nil {
 		return d.Refuse(invalid)
 	}
-	if err == nil && tally != nil {
-		tally.note(g.noted(d.Action), d.Bytes(), begun, g.ran())
+	if err == nil && g.tally != nil {
+		g.tally.note(g.noted(d.Action), d.Bytes(), begun, g.ran())
 	}
 	return err
 }
@@ -429,14 +433,13 @@ func (g *Group) do(ctx context.Context, d operation.Descriptor, invalid error, b
 		}
 		return d.Refuse(invalid)
 	}
-	tally := g.family.tally
-	if tally == nil {
+	if g.tally == nil {
 		return h.Within(ctx, d, body)
 	}
-	begun := tally.now()
+	begun := g.tally.now()
 	err := h.Within(ctx, d, body)
 	if err == nil {
-		tally.note(g.noted(d.Action), d.Bytes(), begun, operation.InMemory)
+		g.tally.note(g.noted(d.Action), d.Bytes(), begun, operation.InMemory)
 	}
 	return err
 }

@@ -200,3 +200,29 @@ func TestAlgorithmIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// TestOperationsInBackground: operations in the background are counted once, and what the ranks say
+// to agree on them is not.
+func TestOperationsInBackground(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 2)
+	groups := w.connect(t, 2)
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			for range 5 {
+				if err := collective.AllReduceAsync(t.Context(), g, "a", make([]float32, 100), collective.Sum).Wait(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, g := range groups {
+		g.Close()
+	}
+	for _, e := range w.endpoints {
+		if all := e.Operations(); len(all) != 1 || all[0].Kind != "AllReduceAsync" || all[0].Count != 5 || all[0].Bytes != 2000 || all[0].Algorithm == "" {
+			t.Errorf("%+v", all)
+		}
+	}
+}
