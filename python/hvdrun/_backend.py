@@ -736,8 +736,7 @@ class Transport(_transport.Transport):
         options["run"] = welcome["run"]
         self._endpoint = lib.Endpoint(**options)
         self._meeting, self._timeout = _transport.Meeting(welcome.get("store"), timeout), timeout
-        self._group = self._made = None
-        self._forming = False
+        self._group = None
 
     @property
     def addresses(self):
@@ -750,11 +749,10 @@ class Transport(_transport.Transport):
         self._group = None
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._made = _transport.groups_made()
+        self._meeting.made()
 
     def prepare(self, world):
-        self._meeting.move(world.get("store"))
-        self._forming = True
+        self._meeting.prepare(world.get("store"))
 
     def connect(self, world):
         # The store is where the ranks of groups meet that the program makes besides.
@@ -766,14 +764,14 @@ class Transport(_transport.Transport):
         _connected.group = (self._group, world["generation"])
         _transport.initialize(backend=NAME, store=dist.PrefixStore(f"g{world['generation']}", store), rank=world["rank"],
                               world_size=world["size"], timeout=self._timeout)
-        self._made = _transport.groups_made()
+        self._meeting.made()
 
     def settle(self):
-        self._forming = False
+        self._meeting.settle()
 
     def cut(self, told=False):
         group = self._group
         if group is not None:
             group.abort("hvdrun says that a rank is lost")
-        if self._forming or _transport.groups_made() != self._made:
+        if self._meeting.waited_at:
             self._meeting.cut()

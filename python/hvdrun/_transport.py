@@ -100,9 +100,12 @@ class Meeting:
         self._where, self._timeout = where, timeout
         self._store = None
         self.sockets = set()
+        self.forming = False
+        self._made = None
 
-    def move(self, where):
-        """The store is there from now on."""
+    def prepare(self, where):
+        """A world begins, whose store is there."""
+        self.forming = True
         if where and where != self._where:
             self._where, self._store = where, None
 
@@ -114,6 +117,19 @@ class Meeting:
             store = open_store(self._where, self._timeout) if self._where else dist.HashStore()
             self._store, self.sockets = store, sockets() - before
         return store
+
+    def made(self):
+        """The process groups are those of the world; those that are made from here on are the program's own."""
+        self._made = groups_made()
+
+    def settle(self):
+        """All ranks of the world have met."""
+        self.forming = False
+
+    @property
+    def waited_at(self):
+        """Whether this rank may wait there for a rank that is lost."""
+        return self.forming or groups_made() != self._made
 
     def cut(self):
         """Ends what waits there for a rank that is lost."""
@@ -130,21 +146,20 @@ class Anew(Transport):
         self._meeting = Meeting(store, timeout)
         self._connections = Connections()
         self._connections.settle()
-        self._made = None
         if "nccl" in backend:
             self.device, self.silent = own_gpu(), True
 
     def leave(self):
         self._connections.cut()
         self._destroy()
-        self._made = groups_made()
+        self._meeting.made()
 
     def _destroy(self):
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def prepare(self, world):
-        self._meeting.move(world.get("store"))
+        self._meeting.prepare(world.get("store"))
         self._connections.release()
         self._connections = Connections()
 
@@ -168,18 +183,18 @@ class Anew(Transport):
         finally:
             if made is not None:
                 c10d.ProcessGroupGloo = made
-        self._made = groups_made()
+        self._meeting.made()
 
     def settle(self):
         self._connections.settle()
+        self._meeting.settle()
 
     def finish(self):
         if self.silent:
             torch.cuda.current_stream(self.device).synchronize()
 
     def _may_wait(self):
-        """Whether this rank may wait in the store for a member that is gone."""
-        return self._connections.forming or groups_made() != self._made
+        return self._meeting.waited_at
 
     def cut(self, told=False):
         if self.silent:
@@ -257,7 +272,7 @@ class Reconfigured(Anew):
         c10d._world.pg_group_ranks[c10d._get_default_group()] = {rank: rank for rank in range(world["size"])}
 
     def _may_wait(self):
-        return self._connections.forming
+        return self._meeting.forming
 
     def cut(self, told=False):
         if self._may_wait():
