@@ -20,9 +20,7 @@ func TestWatches(t *testing.T) {
 		{"under way", func(w *watches, mu *sync.Mutex, a, _ context.Context, end func()) {
 			one := w.begin(a, mu)
 			end()
-			mu.Unlock()
-			<-w.g.Failed()
-			mu.Lock()
+			failed(w, mu)
 			if err := w.end(one); !errors.Is(err, context.Canceled) {
 				t.Errorf("the operation ends with %v", err)
 			}
@@ -32,26 +30,20 @@ func TestWatches(t *testing.T) {
 			one := w.begin(a, mu)
 			w.end(w.begin(a, mu))
 			end()
-			mu.Unlock()
-			<-w.g.Failed()
-			mu.Lock()
+			failed(w, mu)
 			w.end(one)
 		}, true},
 		{"another since", func(w *watches, mu *sync.Mutex, a, b context.Context, end func()) {
 			one := w.begin(a, mu)
 			w.end(w.begin(b, mu))
 			end()
-			mu.Unlock()
-			<-w.g.Failed()
-			mu.Lock()
+			failed(w, mu)
 			w.end(one)
 		}, true},
 		{"before", func(w *watches, mu *sync.Mutex, a, _ context.Context, end func()) {
 			end()
 			one := w.begin(a, mu)
-			mu.Unlock()
-			<-w.g.Failed()
-			mu.Lock()
+			failed(w, mu)
 			w.end(one)
 		}, true},
 		{"after", func(w *watches, mu *sync.Mutex, a, _ context.Context, end func()) {
@@ -91,4 +83,11 @@ func TestWatches(t *testing.T) {
 			}
 		})
 	}
+}
+
+// failed blocks until the group has failed; the lock is held before and after.
+func failed(w *watches, mu *sync.Mutex) {
+	mu.Unlock()
+	defer mu.Lock()
+	<-w.g.Failed()
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Trains nothing of use under hvdrun, and checks each step: elastic.py LEDGER STEPS [WAY...]
 
-Appends a line of JSON for each event to LEDGER. The gradient of a step is the mean of 1 + index over the samples of the step, which
+Appends to LEDGER what ledger.py says. The gradient of a step is the mean of 1 + index over the samples of the step, which
 cannot vanish, and each rank compares it. WAY are any of:
 
   plain       no DistributedDataParallel: one flat buffer
@@ -26,7 +26,6 @@ It ends after STEPS, or sooner when a file LEDGER.stop is there. The process who
 that of LEDGER.within kills itself between the two passes.
 """
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -36,17 +35,12 @@ import time
 import hvdrun.torch as hvd
 import torch
 import torch.distributed as dist
+from ledger import SAMPLES, Steps, tell
 from torch import nn
 
 torch.set_num_threads(1)
-OUT = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 TOTAL, WAYS = int(sys.argv[2]), set(sys.argv[3:])
-BATCH, SAMPLES = 24, 1000
 SIDE = 256  # of the layers, so that a step sends a megabyte
-
-
-def tell(event, **more):
-    os.write(OUT, (json.dumps(dict(more, event=event, time=time.time(), pid=os.getpid())) + "\n").encode())
 
 
 class Net(nn.Module):
@@ -139,24 +133,9 @@ def pass_on():
     assert got.item() == (job.rank - 1) % job.size, got
 
 
-def check(step, got):
-    """The mean of the gradients is right in each step that is made. In one that fails it may be anything, with NCCL."""
-    want = 1 + sum(sum(PARTS.part(step.number, rank, job.size)) for rank in range(job.size)) / step.batch
-    if abs(got / want - 1) > 1e-5:
-        tell("wrong", step=step.number, generation=job.generation, got=got, want=want)
-        os._exit(3)
-
-
-def before_commit(step):
-    pass_on()
-    if os.path.exists(sys.argv[1] + ".stop"):
-        step.stop()
-    tell("part", step=step.number, generation=job.generation, rank=job.rank, size=job.size, indices=step.indices)
-
-
 job = hvd.init(*(WAYS & {"hvdrun", "nccl"} or {"gloo"}))
 DEVICE = "cuda" if WAYS & {"nccl", "gpu"} else "cpu"
-PARTS = hvd.Plan(BATCH, SAMPLES, True, 5, hvd._shuffled)
+STEPS = Steps(job)
 tell("start")
 
 
@@ -166,23 +145,23 @@ def on_reset():
         one = torch.ones(1)
         dist.all_reduce(one, group=dist.new_group())
         assert one.item() == job.size, one
-    tell("world", generation=job.generation, rank=job.rank, size=job.size)
+    STEPS.world()
 
 
 def plain():
     weights = torch.zeros(1 << 18, device=DEVICE)
     state = job.state(weights=weights, step=0, **({"large": Large()} if "large" in WAYS else {}))
-    for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=5):
+    for step in STEPS.begin(state, TOTAL):
         begun = time.monotonic()
         with step:
             stand_still()
             grad = torch.full_like(weights, sum(1.0 + i for i in step.indices) / step.batch)
             dist.all_reduce(grad)
-            before_commit(step)
+            pass_on()
+            STEPS.part(step)
             mean = grad[-1].item()
             step.commit(lambda: weights.add_(grad))
-            check(step, mean)
-            tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
+            STEPS.made(step, mean)
         pause(state, step, begun)
     return weights.double().sum().item()
 
@@ -202,7 +181,7 @@ def wrapped():
     ddp = {"bucket_cap_mb": 25 if "compile" in WAYS else 0.3, "static_graph": "static" in WAYS, "find_unused_parameters": "unused" in WAYS}
     state = job.state(model=net, optimizer=opt, step=0, ddp=ddp, **parts)
     data, loader = Numbers(), None
-    for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=5):
+    for step in STEPS.begin(state, TOTAL):
         begun = time.monotonic()
         with step:
             stand_still()
@@ -224,11 +203,11 @@ def wrapped():
                     os.kill(os.getpid(), signal.SIGKILL)
             if scaler:
                 scaler.unscale_(opt)
-            before_commit(step)
+            pass_on()
+            STEPS.part(step)
             mean = net.scale.grad.item()
             step.commit()
-            check(step, mean)
-            tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
+            STEPS.made(step, mean)
         pause(state, step, begun)
     if "buffers" in WAYS:
         assert net.norm.num_batches_tracked == state.step, (net.norm.num_batches_tracked, state.step)
@@ -236,5 +215,5 @@ def wrapped():
 
 
 total = plain() if "plain" in WAYS else wrapped()
-tell("end", rank=job.rank, size=job.size, sum=total)
+STEPS.end(total)
 print(f"rank {job.rank} of {job.size} has made its steps", flush=True)

@@ -2,28 +2,22 @@
 """Trains nothing of use under hvdrun, with a model that FSDP2 shards over the ranks of a host and replicates on each: hsdp.py LEDGER STEPS [hvdrun]
 
 The ranks of a host are lost together: hvdrun's --failure-policy host. Shards and what the optimizer keeps for them stay in their
-processes, and newcomers get them from a rank with the same local rank; the sharded model is made anew in each world. LEDGER is as
-that of elastic.py.
+processes, and newcomers get them from a rank with the same local rank; the sharded model is made anew in each world. It appends to
+LEDGER what ledger.py says.
 """
-import json
-import os
 import sys
 import time
 
 import hvdrun.torch as hvd
 import torch
 import torch.distributed as dist
+from ledger import Steps, tell
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 torch.set_num_threads(1)
-OUT = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-BATCH, SAMPLES, SIDE = 24, 1000, 256
-
-
-def tell(event, **more):
-    os.write(OUT, (json.dumps(dict(more, event=event, time=time.time(), pid=os.getpid())) + "\n").encode())
+SIDE = 256
 
 
 class Net(nn.Module):
@@ -40,7 +34,7 @@ class Net(nn.Module):
 
 
 job = hvd.init(sys.argv[3] if len(sys.argv) > 3 else "gloo")
-PLAN = hvd.Plan(BATCH, SAMPLES, True, 5, hvd._shuffled)
+steps = Steps(job)
 state = job.state(step=0, ddp=None)
 net = opt = None
 applied = -1  # the steps that this rank's shards have; -1: it has none
@@ -83,21 +77,15 @@ def anew():
         for t in (t for pair in pairs for t in pair):
             dist.broadcast(local(t), group_src=root, group=mesh["replica"].get_group())
     applied = state.step
-    tell("world", generation=job.generation, rank=job.rank, size=job.size)
+    steps.world()
 
 
-for step in job.steps(state, total=int(sys.argv[2]), batch=BATCH, samples=SAMPLES, seed=5):
+for step in steps.begin(state, int(sys.argv[2])):
     with step:
         opt.zero_grad()
         step.mean(net(torch.tensor([1.0 + i for i in step.indices]))).backward()
-        want = 1 + sum(sum(PLAN.part(step.number, rank, job.size)) for rank in range(job.size)) / step.batch
-        for got in local(opt.param_groups[0]["params"][0].grad).tolist():
-            if abs(got / want - 1) > 1e-5:
-                tell("wrong", step=step.number, generation=job.generation, got=got, want=want)
-                raise SystemExit(f"step {step.number}: the mean is {got}, not {want}")
-        if os.path.exists(sys.argv[1] + ".stop"):
-            step.stop()
-        tell("part", step=step.number, generation=job.generation, rank=job.rank, size=job.size, indices=step.indices)
+        steps.part(step)
+        means = local(opt.param_groups[0]["params"][0].grad).tolist()
 
         def update():
             global applied
@@ -105,7 +93,6 @@ for step in job.steps(state, total=int(sys.argv[2]), batch=BATCH, samples=SAMPLE
             applied += 1
 
         step.commit(update)
-        tell("commit", step=step.number, generation=job.generation, rank=job.rank, size=job.size)
+        steps.made(step, *means)
     time.sleep(0.01)
-whole = sum(local(p).double().sum().item() for p in opt.param_groups[0]["params"])
-tell("end", rank=job.rank, size=job.size, sum=whole)
+steps.end(sum(local(p).double().sum().item() for p in opt.param_groups[0]["params"]))
