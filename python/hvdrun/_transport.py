@@ -2,6 +2,7 @@
 import inspect
 import os
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
@@ -98,7 +99,9 @@ class Meeting:
 
     def __init__(self, where, timeout):
         self._where, self._timeout = where, timeout
+        self._lock = threading.Lock()
         self._store = None
+        self._turn = 0  # grows with each world and each cut
         self.sockets = set()
         self.forming = False
         self._made = None
@@ -106,16 +109,23 @@ class Meeting:
     def prepare(self, where):
         """A world begins, whose store is there."""
         self.forming = True
-        if where and where != self._where:
-            self._where, self._store = where, None
+        with self._lock:
+            self._turn += 1
+            if where and where != self._where:
+                self._where, self._store = where, None
 
     def open(self):
-        """The store, connected. It may be called in a thread that is abandoned."""
-        store = self._store
+        """The store, connected. It may be called in a thread that is abandoned, and raises if it ends in a later world."""
+        with self._lock:
+            store, turn, where = self._store, self._turn, self._where
         if store is None:
             before = sockets()
-            store = open_store(self._where, self._timeout) if self._where else dist.HashStore()
-            self._store, self.sockets = store, sockets() - before
+            store = open_store(where, self._timeout) if where else dist.HashStore()
+            with self._lock:
+                # Who waits in a store keeps all others from using it.
+                if turn != self._turn:
+                    raise Broken("hvdrun: the world was given up before this rank had reached the store")
+                self._store, self.sockets = store, sockets() - before
         return store
 
     def made(self):
@@ -133,8 +143,11 @@ class Meeting:
 
     def cut(self):
         """Ends what waits there for a rank that is lost."""
-        self._store = None
-        for fd, inode in self.sockets:
+        with self._lock:
+            self._turn += 1
+            self._store = None
+            found = self.sockets
+        for fd, inode in found:
             shut(fd, inode)
 
 

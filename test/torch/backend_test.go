@@ -40,8 +40,8 @@ func TestBackend(t *testing.T) { runTests(t, "test_backend.py") }
 // TestWorlds runs those of process groups that are reconfigured, gloo's and hvdrun's.
 func TestWorlds(t *testing.T) { runTests(t, "test_worlds.py") }
 
-// TestAgree runs those of what ranks agree on where operations end without an error.
-func TestAgree(t *testing.T) { runTests(t, "test_agree.py") }
+// TestJob runs those of a Job without other ranks.
+func TestJob(t *testing.T) { runTests(t, "test_job.py") }
 
 // cases is PyTorch's own test of reconfigured process groups, where -python finds it: it is in
 // PyTorch's repository, at the tag of the torch that is tried.

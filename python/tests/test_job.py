@@ -1,6 +1,7 @@
-"""A step is made only where all ranks agree on it: an operation of NCCL that is cut ends without an error, and with any result."""
+"""What a Job does with the outcomes of operations, and with a store that is reached late. No rank runs."""
 import os
 import sys
+import threading
 import unittest
 from unittest import mock
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import hvdrun.torch as hvd  # noqa: E402
 from hvdrun._state import broadcast  # noqa: E402
+from hvdrun import _transport  # noqa: E402
 from hvdrun._transport import Transport  # noqa: E402
 
 SIZE = 3
@@ -48,6 +50,8 @@ def all_reduce(left):
 
 
 class TestAgree(unittest.TestCase):
+    """A step is made only where all ranks agree on it: an operation of NCCL that is cut ends without an error, and with any result."""
+
     def test_all(self):
         """Flags of others count, and one rank more has the flag than this one."""
         with all_reduce(lambda t: t * SIZE + torch.tensor([0, 1] + [0] * (len(t) - 2))):
@@ -97,6 +101,38 @@ class TestAgree(unittest.TestCase):
 
         with mock.patch.object(dist, "broadcast", lambda t, src: t.fill_(-1)), self.assertRaises(hvd.Broken):
             broadcast(None, 1, 0, torch.device("cpu"), arrived)
+
+
+class TestMeeting(unittest.TestCase):
+    def test_late(self):
+        """A thread of a world that was given up does not leave the next one the store in which it waits itself."""
+        for give_up in (_transport.Meeting.cut, lambda meeting: meeting.prepare("store")):
+            meeting = _transport.Meeting("store", None)
+            meeting.prepare("store")
+            late, ends, outcome = threading.Event(), threading.Event(), []
+
+            def slow(where, timeout):
+                late.set()
+                ends.wait()
+                return "late"
+
+            def first():
+                try:
+                    outcome.append(meeting.open())
+                except hvd.Broken as err:
+                    outcome.append(err)
+
+            with mock.patch.object(_transport, "open_store", slow):
+                thread = threading.Thread(target=first)
+                thread.start()
+                late.wait()
+            give_up(meeting)
+            with mock.patch.object(_transport, "open_store", lambda where, timeout: "in time"):
+                self.assertEqual(meeting.open(), "in time")
+                ends.set()
+                thread.join()
+                self.assertIsInstance(outcome[0], hvd.Broken)
+                self.assertEqual(meeting.open(), "in time")
 
 
 if __name__ == "__main__":
