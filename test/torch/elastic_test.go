@@ -183,7 +183,7 @@ func (e *ledgerJob) finish() (started int) {
 	if err != nil || res.Status != 0 {
 		e.t.Fatalf("status %d, %v\n%s", res.Status, err, follow.Tail(e.OutputPath(), 4000))
 	}
-	e.checkLedger()
+	e.checkLedger(res.Events)
 	e.logExits(res.Events)
 	return follow.Count(res.Events, events.WorkerStarted)
 }
@@ -204,12 +204,20 @@ func (e *ledgerJob) logExits(all []follow.Event) {
 	e.t.Logf("the processes have ended %.1f s after their last step", gone-done)
 }
 
-func (e *ledgerJob) checkLedger() {
+// checkLedger checks that each step was made once, and each sample used once. What was made by
+// ranks that have all failed is made again.
+func (e *ledgerJob) checkLedger(all []follow.Event) {
 	type place struct {
 		step int
 		gen  uint64
 	}
-	parts, made := map[place]map[int][]int{}, map[int]uint64{}
+	failed := map[int]bool{}
+	for _, x := range all {
+		if x.Name == events.WorkerExited && x.Code != 0 {
+			failed[x.PID] = true
+		}
+	}
+	parts, made, kept := map[place]map[int][]int{}, map[int]uint64{}, map[place]bool{}
 	for _, x := range e.look() {
 		at := place{x.Step, x.Generation}
 		switch x.Event {
@@ -221,10 +229,11 @@ func (e *ledgerJob) checkLedger() {
 			}
 			parts[at][x.Rank] = x.Indices
 		case "commit":
-			if old, ok := made[x.Step]; ok && old != x.Generation {
+			if old, ok := made[x.Step]; ok && old != x.Generation && kept[place{x.Step, old}] {
 				e.t.Errorf("step %d was made in worlds %d and %d", x.Step, old, x.Generation)
 			}
 			made[x.Step] = x.Generation
+			kept[at] = kept[at] || !failed[x.PID]
 		}
 	}
 	const samples, batch = 1000, 24
