@@ -55,6 +55,8 @@ _POLL_KEPT = 64
 # the group keeps the newest works until somebody has waited for them.
 _HOLDS_WORKS = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2]) < (2, 7)
 _HELD = 256
+# Whether torch.distributed does without a work of an operation that is not asynchronous: where the options of each say which it is.
+_NO_WORK = hasattr(getattr(dist, "AllreduceOptions", None), "asyncOp")
 
 
 class Work(dist.Work):
@@ -371,7 +373,7 @@ class ProcessGroup(dist.ProcessGroup):
         group = self._group
         if group is None:
             raise lib.Error("the process group has no world yet")
-        if not getattr(opts, "asyncOp", True):
+        if _NO_WORK and not getattr(opts, "asyncOp", True):
             group.run(*call)
             if finish is not None:
                 finish()
