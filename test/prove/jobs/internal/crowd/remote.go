@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"sync"
 	"syscall"
@@ -132,19 +133,21 @@ func (r *remote) listen() error {
 	return errors.Join(errs...)
 }
 
-func (r *remote) listenTo(i int) error {
+// listenTo returns once the process has ended.
+func (r *remote) listenTo(i int) (err error) {
 	p := r.processes[i]
+	defer func() { err = errors.Join(err, p.cmd.Wait()) }()
 	dec := json.NewDecoder(bufio.NewReader(p.out))
 	for {
 		var n news
 		if err := dec.Decode(&n); err == io.EOF {
-			return p.cmd.Wait()
+			return nil
 		} else if err != nil {
 			return err
 		}
 		id := n.Forked + n.Ended
 		if id == "" {
-			if err := r.hear(i, n); err != nil {
+			if err := r.hear(i, n); err != nil && !errors.Is(err, os.ErrClosed) { // those that are told to end need no orders
 				return err
 			}
 			continue
