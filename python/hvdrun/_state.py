@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from hvdrun import _checkpoint
-from hvdrun._transport import Broken
 
 _BUCKET = 32 << 20  # bytes that are broadcast at a time
 _ALIGN = 16
@@ -211,15 +210,11 @@ class State:
         Before anyone has trained, the furthest is the one that has restored the newest checkpoint.
         """
         job = self._job
-        mark = job._mark
-        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], self._torn, *mark], dtype=torch.int64, device=job.device)
-        all_of = [torch.zeros_like(mine) for _ in range(job.size)]
+        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], self._torn], dtype=torch.int64, device=job.device)
+        all_of = [torch.empty_like(mine) for _ in range(job.size)]
         dist.all_gather(all_of, mine)
+        job._arrived()
         told = [tuple(t.tolist()) for t in all_of]
-        job._check()
-        if any(list(t[3:]) != mark for t in told):
-            raise Broken(f"hvdrun: not all ranks of world {job.generation} have told their steps")
-        told = [t[:3] for t in told]
         best = max(told)
         if not best[0] and any(torn for _, _, torn in told):
             raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it")

@@ -300,24 +300,20 @@ class Job:
     def _agree(self, *flags):
         """Whether any rank has each flag: collective. It raises if not all ranks are here, or what they have sent has not arrived."""
         self._check()
-        counts = torch.tensor([*flags, *self._mark], dtype=torch.int64, device=self.device)
-        dist.all_reduce(counts)
-        counts = counts.tolist()
+        # An operation of NCCL that is aborted ends without an error, and its result is anything: a number of the world tells.
+        number = (self.generation + 1) * 0x9E3779B1 % (1 << 40)
+        sums = torch.tensor([*flags, number], dtype=torch.int64, device=self.device)
+        dist.all_reduce(sums)
+        *counts, total = sums.tolist()
         self._check()
-        # An operation of NCCL that is aborted ends without an error, and its result is anything.
-        if counts[len(flags):] != [self.size * n for n in self._mark]:
+        if total != self.size * number:
             raise Broken(f"hvdrun: not all ranks of world {self.generation} have come to an agreement")
-        return [count > 0 for count in counts[:len(flags)]]
+        return [count > 0 for count in counts]
 
     def _arrived(self):
         """Raises if what the ranks have sent each other has not arrived, where an operation does not: collective."""
         if self._transport.silent:
             self._agree()
-
-    @property
-    def _mark(self):
-        """By which a rank knows what others have sent in this world from what an aborted operation leaves."""
-        return [1, (self.generation + 1) * 0x9E3779B1 % (1 << 40)]
 
     def _check(self):
         """Blocks until what this rank has asked for has ended, and raises if the world has lost a rank until then."""
