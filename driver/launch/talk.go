@@ -20,21 +20,21 @@ import (
 
 // talk is the socket by which a process speaks with the launcher. A nil *talk has none.
 type talk struct {
-	ours  *end
+	ours  *nearEnd
 	with  func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
 	over  sync.WaitGroup // with runs
 	clean func()         // what it has returned; may be nil
 }
 
-// end is the launcher's end of the socket.
-type end struct {
+// nearEnd is the launcher's end of the socket.
+type nearEnd struct {
 	*net.UnixConn
 	closed chan struct{} // closed when the process has closed its end
 	once   sync.Once
 }
 
 // Read implements net.Conn.
-func (e *end) Read(b []byte) (int, error) {
+func (e *nearEnd) Read(b []byte) (int, error) {
 	n, err := e.UnixConn.Read(b)
 	if err != nil {
 		e.once.Do(func() { close(e.closed) })
@@ -68,7 +68,7 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 		return nil, nil, err
 	}
 	env = append(withPython(s, env), plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
-	return &talk{ours: &end{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{})}, with: s.Talk}, env, nil
+	return &talk{ours: &nearEnd{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{})}, with: s.Talk}, env, nil
 }
 
 // withPython returns the environment with hvdrun's package for programs of PyTorch at the end of

@@ -162,7 +162,6 @@ func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 	defer look.Stop()
 	told := stop.Dying == nil
 	for {
-		by := syscall.Signal(0)
 		select {
 		case <-t.ended:
 			return true
@@ -173,10 +172,9 @@ func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 			look.Reset(closedLook)
 			continue
 		case <-stop.Look:
-			by = EndedBy(t.PID)
 		case <-look.C:
-			by = EndedBy(t.PID)
 		}
+		by := EndedBy(t.PID)
 		switch {
 		case told:
 		case t.dump.dumping():
