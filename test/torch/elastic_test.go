@@ -16,6 +16,7 @@ import (
 	"time"
 
 	events "github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
@@ -73,16 +74,15 @@ func startElastic(t *testing.T, connection string, stages []follow.Stage, flags 
 func startProgram(t *testing.T, program, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
 	t.Helper()
 	var env []string
+	if connection != "gloo" && connection != "anew" {
+		ways = append(slices.Clone(ways), connection)
+	}
 	switch connection {
 	case "anew":
 		env = []string{"HVD_TORCH_ANEW=1"}
 	case "hvdrun":
 		library(t)
-		ways = append(slices.Clone(ways), "hvdrun")
-	case "gpu":
-		ways = append(slices.Clone(ways), "gpu")
 	case "nccl":
-		ways = append(slices.Clone(ways), "nccl")
 		env = []string{"NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_MAX_CTAS=8"} // there may be fewer GPUs than ranks
 	}
 	script, err := filepath.Abs(program)
@@ -93,10 +93,13 @@ func startProgram(t *testing.T, program, connection string, stages []follow.Stag
 	if stages == nil {
 		stages = []follow.Stage{{Hosts: "localhost:4"}}
 	}
+	hosts, err := plan.ParseHostList(strings.ReplaceAll(stages[0].Hosts, " ", ","), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	slots := 0
-	for host := range strings.FieldsSeq(stages[0].Hosts) {
-		_, n, _ := strings.Cut(host, ":")
-		slots += int(n[0] - '0')
+	for _, host := range hosts {
+		slots += host.Slots
 	}
 	e.Running = follow.Programs{Hvdrun: hvdrun}.Test(t, follow.Job{
 		Stages: stages,

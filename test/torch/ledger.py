@@ -43,7 +43,7 @@ class Steps:
         self._tell("commit", step=step.number)
 
     def end(self, total):
-        tell("end", rank=self._job.rank, size=self._job.size, sum=total)
+        self._tell("end", sum=total)
 
     def _tell(self, event, **more):
         tell(event, generation=self._job.generation, rank=self._job.rank, size=self._job.size, **more)
