@@ -46,7 +46,7 @@ type setup struct {
 
 	Sizes   string `is:"numbers of simulated workers, as 100,1000"`
 	Rounds  int    `is:"how often each of those is measured"`
-	Each    int    `is:"how many of them a process has"`
+	Each    int    `is:"most of them on a host, which is a process"`
 	Profile string `is:"file for a profile of the driver of simulated workers, of the last job"`
 	Heap    string `is:"file for a profile of its memory, when it has formed three worlds"`
 	Verbose bool   `is:"print the log of that driver"`

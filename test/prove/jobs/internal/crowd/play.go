@@ -1,11 +1,13 @@
 // Package crowd measures a driver of many workers.
 //
-// The driver is real, with a journal on disk, in its own process. Its workers are goroutines of
-// other processes: they have credentials, join through the rendezvous client over TLS and receive
+// The driver is real, with a journal on disk, in its own process. Each host is a process with a
+// real job agent, at a loopback address of its own, which the driver reaches as it reaches those of
+// other machines. The workers are goroutines of that process, where the agent starts them: they
+// have credentials, join through the agent and the rendezvous client over TLS and receive
 // notifications as workers do, but compute nothing and are not connected to each other: all leave a
 // world together when each has received an update, or when some of them die. All processes run on
-// this machine, so times include the workers' share; the driver's memory and CPU time are reported
-// separately.
+// this machine, so times include the share of agents and workers; the driver's memory and CPU time
+// are reported separately.
 package crowd
 
 import (
@@ -14,6 +16,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"runtime/debug"
@@ -25,16 +28,16 @@ import (
 // The processes of a job run the program that starts it, which calls [Play] when it finds Role in
 // its environment.
 const (
-	Role    = "HVDRUN_CROWD_ROLE"
-	Driver  = "driver"  // with the arguments --events-file FILE --scenario JSON
-	workers = "workers" // with the bytes of its memory
+	Role   = "HVDRUN_CROWD_ROLE"
+	Driver = "driver" // with the arguments --events-file FILE --scenario JSON
+	host   = "host"   // with the bytes of its memory
 )
 
-// The heap size, in bytes, at which the workers' processes begin to collect garbage: of each, and
-// of all together.
+// The heap size, in bytes, at which the hosts' processes begin to collect garbage: of each, and of
+// all together.
 const (
-	workersMemory = 2 << 30
-	allMemory     = 12 << 30
+	hostMemory = 2 << 30
+	allMemory  = 12 << 30
 )
 
 // Play runs the role of a process of a job.
@@ -42,7 +45,7 @@ func Play(ctx context.Context, role string, args []string) error {
 	switch role {
 	case Driver:
 		return playDriver(ctx, args)
-	case workers:
+	case host:
 		// A real worker collects only its own garbage. The shared heap of all workers would be
 		// scanned again and again, at the expense of the driver's CPU time.
 		memory, err := strconv.ParseInt(strings.Join(args, " "), 10, 64)
@@ -51,7 +54,11 @@ func Play(ctx context.Context, role string, args []string) error {
 		}
 		debug.SetGCPercent(-1)
 		debug.SetMemoryLimit(memory)
-		return serveWorkers(ctx, os.Stdin, os.Stdout)
+		conn, err := net.FileConn(os.Stdin)
+		if err != nil {
+			return fmt.Errorf("crowd: %w", err)
+		}
+		return serveHost(ctx, conn)
 	}
 	return fmt.Errorf("crowd: the role %q is unknown", role)
 }
@@ -82,16 +89,16 @@ func playDriver(ctx context.Context, args []string) error {
 	return os.WriteFile(sc.Result, result, 0o666)
 }
 
-// self returns a command that runs this program as one of so many workers' processes; it ends with
-// ctx.
-func self(ctx context.Context, processes int) (*exec.Cmd, error) {
+// self returns a command that runs this program as one of so many hosts, with one end of a
+// connection; it ends with this process.
+func self(conn *os.File, hosts int) (*exec.Cmd, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, exe, strconv.Itoa(min(workersMemory, allMemory/processes)))
-	cmd.Env = append(os.Environ(), Role+"="+workers)
-	cmd.Stderr = os.Stderr
+	cmd := exec.Command(exe, strconv.Itoa(min(hostMemory, allMemory/hosts)))
+	cmd.Env = append(os.Environ(), Role+"="+host)
+	cmd.Stdin, cmd.Stderr = conn, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, nil
 }

@@ -41,7 +41,7 @@ var quantities = []quantity{
 	{"the driver's processor: start", "ms", func(s *Sample) *float64 { return &s.FormCPU }},
 	{"the driver's processor: two notifications, two worlds", "ms", func(s *Sample) *float64 { return &s.GrowCPU }},
 	{"the driver's processor: a tenth dies, and the next world", "ms", func(s *Sample) *float64 { return &s.DieCPU }},
-	{"the workers' processor, altogether", "ms", func(s *Sample) *float64 { return &s.WorkersCPU }},
+	{"the processor of hosts and workers, altogether", "ms", func(s *Sample) *float64 { return &s.WorkersCPU }},
 	{"the driver's memory: resident", "MiB", func(s *Sample) *float64 { return &s.RSS }},
 	{"the driver's memory: peak", "MiB", func(s *Sample) *float64 { return &s.Peak }},
 	{"the driver's memory: heap in use", "MiB", func(s *Sample) *float64 { return &s.Heap }},

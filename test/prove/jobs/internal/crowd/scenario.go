@@ -1,13 +1,11 @@
 package crowd
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -25,6 +23,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/report"
@@ -34,7 +34,7 @@ import (
 // one in a hundred of its workers at once, one in ten, and a third of its hosts, and is stopped.
 type Scenario struct {
 	Workers int
-	Each    int    // workers of a process
+	Each    int    // most workers of a host
 	Result  string // file for its [Sample]
 	Profile string // file for a profile of the driver's processor; empty: none
 	Heap    string // file for a profile of the driver's memory; empty: none
@@ -42,18 +42,24 @@ type Scenario struct {
 }
 
 const (
-	slotsPerHost = 8
-	// starting is the longest that the driver waits for workers.
+	// fewest is the number of hosts that even a small job has; added is the number of slots of the
+	// host by which a job grows.
+	fewest = 6
+	added  = 8
+	// starting is the longest that the driver waits for workers, and for their agents.
 	starting = 2 * time.Minute
-	// spare is how many descriptors the driver has besides one for each worker.
-	spare = 500
+	// spare is how many descriptors the driver has besides one for each worker, and perHost for
+	// each host.
+	spare, perHost = 500, 3
 )
 
 // stage is a running job.
 type stage struct {
 	Scenario
+	hosts   []plan.Host
 	source  source
-	workers *remote
+	fleet   *fleet
+	agents  *client.Agents
 	lines   atomic.Int64
 	journal string
 	events  *json.Encoder
@@ -76,15 +82,10 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 		Scenario: sc, seen: make(map[job.EventName][]time.Time), more: make(chan struct{}, 1),
 		journal: filepath.Join(dir, "journal"), events: json.NewEncoder(events),
 	}
-	if err := permit(uint64(sc.Workers) + spare); err != nil {
+	st.hosts = sc.hosts()
+	if err := permit(uint64(sc.Workers + perHost*len(st.hosts) + spare)); err != nil {
 		return s, err
 	}
-	if st.workers, err = startRemote(context.WithoutCancel(ctx), (sc.Workers+sc.Each-1)/sc.Each); err != nil {
-		return s, err
-	}
-	var listened error
-	var wg sync.WaitGroup
-	wg.Go(func() { listened = st.workers.listen() })
 	if sc.Profile != "" {
 		f, err := os.Create(sc.Profile)
 		if err != nil {
@@ -98,11 +99,7 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 			err = errors.Join(err, f.Close())
 		}()
 	}
-	s, err = st.play(ctx)
-	err = errors.Join(err, st.workers.close())
-	wg.Wait()
-	s.WorkersCPU = report.Milliseconds(st.workers.processor())
-	return s, errors.Join(err, listened)
+	return st.play(ctx)
 }
 
 // permit has this process open so many descriptors.
@@ -131,11 +128,17 @@ func journalSize(path string) (float64, error) {
 
 // play runs the driver and measures it.
 func (st *stage) play(ctx context.Context) (s Sample, err error) {
-	st.source.set(hosts(st.Workers))
+	runID := fmt.Sprint("crowd", os.Getpid())
+	authority, err := identity.NewAuthority(runID)
+	if err != nil {
+		return s, err
+	}
+	config := st.config(runID, authority)
+	st.source.set(st.hosts)
 	run, stop := context.WithCancelCause(ctx)
 	ended := make(chan error, 1)
 	cpu, began := processor(), time.Now()
-	go func() { ended <- driver.Run(run, st.config()) }()
+	go func() { ended <- driver.Run(run, config) }()
 	if err = st.acts(ctx, &s, began, cpu); err == nil {
 		s.Lines = float64(st.lines.Load())
 		s.Journal, err = journalSize(st.journal)
@@ -147,18 +150,27 @@ func (st *stage) play(ctx context.Context) (s Sample, err error) {
 	if !errors.Is(result, errStop) {
 		err = errors.Join(err, fmt.Errorf("the driver: %w", result))
 	}
+	err = errors.Join(err, st.agents.Close(), st.fleet.close())
+	s.WorkersCPU = report.Milliseconds(st.fleet.processor())
 	return s, err
 }
 
-func (st *stage) config() driver.Config {
+// config returns the driver's, and makes what starts its workers.
+func (st *stage) config(runID string, authority *identity.Authority) driver.Config {
 	log := logrus.New()
 	log.SetLevel(logrus.InfoLevel)
 	if !st.Verbose {
 		log.SetOutput(io.Discard)
 	}
 	log.AddHook(st)
+	st.fleet = newFleet(len(st.hosts) + 1)
+	st.agents = client.New(client.Config{
+		Authority: authority, Starter: st.fleet, LocalOnly: true, Keep: true, Lease: starting, Log: log,
+		Hello: client.Hello{LogLevel: log.GetLevel().String()},
+	})
 	return driver.Config{
-		Command: []string{"worker"}, Source: &st.source, Launcher: st.workers, Log: log, Journal: st.journal,
+		RunID: runID, Authority: authority,
+		Command: []string{"worker"}, Source: &st.source, Launcher: st.agents, Log: log, Journal: st.journal,
 		Output: &launch.Output{Stdout: io.Discard, Stderr: io.Discard},
 		Size:   job.Size{NP: st.Workers, Min: 1, Elastic: true},
 		// The slots of dead workers stay excluded.
@@ -191,13 +203,13 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 	s.FormCPU = report.Milliseconds(processor() - cpu)
 
 	cpu = processor()
-	if s.Acked, err = st.change(ctx, hosts(st.Workers+slotsPerHost), 2); err != nil {
+	if s.Acked, err = st.change(ctx, append(slices.Clip(st.hosts), plan.Host{Name: hostName(len(st.hosts)), Slots: added}), 2); err != nil {
 		return err
 	}
-	if s.AckedWarm, err = st.change(ctx, hosts(st.Workers), 3); err != nil {
+	if s.AckedWarm, err = st.change(ctx, st.hosts, 3); err != nil {
 		return err
 	}
-	if _, err = st.await(ctx, job.WorkerExited, slotsPerHost); err != nil {
+	if _, err = st.await(ctx, job.WorkerExited, added); err != nil {
 		return err
 	}
 	s.GrowCPU = report.Milliseconds(processor() - cpu)
@@ -221,20 +233,12 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 
 // lose kills one in so many workers, and returns the time until the others have the next world.
 func (st *stage) lose(ctx context.Context, one int) (ms float64, err error) {
-	slots := st.workers.running()
-	all := slices.SortedFunc(maps.Keys(slots), func(a, b string) int {
-		s, t := slots[a], slots[b]
-		return cmp.Or(cmp.Compare(s.Host, t.Host), cmp.Compare(s.Index, t.Index))
-	})
-	var victims []string
-	for i := 0; i < len(all); i += one {
-		victims = append(victims, all[i])
-	}
 	died := time.Now()
-	if err := st.workers.kill(victims); err != nil {
+	left, err := st.fleet.kill(one)
+	if err != nil {
 		return 0, err
 	}
-	next, err := st.hear(ctx, func(n news) bool { return n.World > 3 && n.Size == len(all)-len(victims) })
+	next, err := st.hear(ctx, func(n news) bool { return n.World > 3 && n.Size == left })
 	if err != nil {
 		return 0, err
 	}
@@ -244,14 +248,8 @@ func (st *stage) lose(ctx context.Context, one int) (ms float64, err error) {
 // shrink takes a third of the hosts away, and returns the time until the workers of the others have
 // the next world.
 func (st *stage) shrink(ctx context.Context) (ms float64, err error) {
-	left := hosts(st.Workers)
-	left = left[(len(left)+2)/3:]
-	rest := 0
-	for _, slot := range st.workers.running() {
-		if slot.Host >= left[0].Name {
-			rest++
-		}
-	}
+	left := st.hosts[(len(st.hosts)+2)/3:]
+	rest := st.fleet.members(left[0].Name)
 	began := time.Now()
 	st.source.set(left)
 	next, err := st.hear(ctx, func(n news) bool { return n.World > 3 && n.Size == rest })
@@ -317,7 +315,7 @@ func (st *stage) committed(ctx context.Context) error {
 func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, error) {
 	for {
 		select {
-		case n := <-st.workers.told:
+		case n := <-st.fleet.told:
 			if what(n) {
 				return time.Unix(0, n.At), nil
 			}
@@ -327,14 +325,16 @@ func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, err
 	}
 }
 
-// hosts returns as many hosts as have n slots.
-func hosts(n int) []plan.Host {
-	var list []plan.Host
-	for ; n > 0; n -= slotsPerHost {
-		list = append(list, plan.Host{Name: fmt.Sprintf("host%05d", len(list)), Slots: min(n, slotsPerHost)})
+// hosts returns the hosts of the first world: Each slots on each, or less, so that there are a few.
+func (sc Scenario) hosts() (list []plan.Host) {
+	slots := min(sc.Each, (sc.Workers+fewest-1)/fewest)
+	for n := sc.Workers; n > 0; n -= slots {
+		list = append(list, plan.Host{Name: hostName(len(list)), Slots: min(n, slots)})
 	}
 	return list
 }
+
+func hostName(i int) string { return fmt.Sprintf("host%05d", i) }
 
 // source is a changeable list of hosts.
 type source struct {

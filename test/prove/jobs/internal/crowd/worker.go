@@ -1,32 +1,37 @@
 package crowd
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/agent"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// crew is the workers of a process.
+// crew is the workers of a host: a launch.Launcher whose workers are goroutines.
 type crew struct {
 	tell    func(news)
 	changed chan struct{} // capacity 1: the newest world has
+	started atomic.Int64  // workers
 
-	mu      sync.Mutex
-	workers map[string]*worker
-	world   *world // the newest world that any worker has received
+	mu    sync.Mutex
+	world *world // the newest world that any worker has received
 }
 
 // world is a world that at least one member has received.
@@ -44,56 +49,68 @@ type world struct {
 
 // worker is one worker.
 type worker struct {
-	id     string
-	env    plan.Worker
-	notes  *notify.Service
-	ctx    context.Context
-	signal context.CancelCauseFunc // the cause is an exit
+	env   plan.Worker
+	notes *notify.Service
+	rank  int // in the last world that it has received; the crew's lock guards it
+	ctx   context.Context
+	kill  context.CancelCauseFunc // the cause is an *launch.ExitError
 }
 
-// exit is a worker's exit status.
-type exit syscall.Signal
-
-func (e exit) Error() string { return "ended by " + syscall.Signal(e).String() }
+// firstPID is greater than any id of a process in Linux: an agent signals the process groups of its
+// workers.
+const firstPID = 1 << 23
 
 // watchEvery is the interval at which workers check for updates, as training does in each step.
 const watchEvery = 2 * time.Millisecond
 
-// serveWorkers runs workers by orders until these or ctx end.
-func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
+// serveHost is a host: it runs the agent of a job, whose workers are a crew, until that has ended,
+// or orders or ctx end.
+func serveHost(ctx context.Context, conn net.Conn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer conn.Close()
 	defer cancel()
+	dec, enc := json.NewDecoder(conn), json.NewEncoder(conn)
+	var hello client.Hello
+	if err := dec.Decode(&hello); err != nil {
+		return err
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	var err error
+	if log.Level, err = logrus.ParseLevel(hello.LogLevel); err != nil {
+		return err
+	}
 	var mu sync.Mutex
-	enc := json.NewEncoder(out)
-	c := &crew{workers: make(map[string]*worker), changed: make(chan struct{}, 1), tell: func(n news) {
+	c := &crew{changed: make(chan struct{}, 1), tell: func(n news) {
 		mu.Lock()
 		defer mu.Unlock()
 		if enc.Encode(n) != nil {
 			cancel() // the driver's process has closed the connection
 		}
 	}}
-	wg.Go(func() { c.watch(ctx) })
-	wg.Go(func() { c.count(ctx) })
-	dec := json.NewDecoder(bufio.NewReader(orders))
+	return agent.RunJob(ctx, agent.JobConfig{
+		Hello: hello, Launcher: c, Log: log,
+		Ready: func(r client.Ready) error {
+			wg.Go(func() { c.watch(ctx) })
+			wg.Go(func() { c.count(ctx) })
+			wg.Go(func() {
+				defer cancel()
+				c.obey(dec)
+			})
+			return enc.Encode(r)
+		},
+	})
+}
+
+// obey does what the driver's process orders until that closes the connection.
+func (c *crew) obey(orders *json.Decoder) {
 	for {
 		var o order
-		if err := dec.Decode(&o); err == io.EOF || ctx.Err() != nil {
-			return nil
-		} else if err != nil {
-			return err
+		if orders.Decode(&o) != nil {
+			return
 		}
-		if o.Start != "" {
-			w, err := c.newWorker(ctx, o)
-			if err != nil {
-				return err
-			}
-			c.tell(news{Forked: w.id})
-			wg.Go(func() { c.live(w) })
-		}
-		c.end(o.Stop, exit(syscall.SIGTERM))
-		c.end(o.Kill, exit(syscall.SIGKILL))
 		if o.Whole > 0 {
 			runtime.GC() // now, before the workers report their commits, and not in what is measured next
 		}
@@ -101,43 +118,46 @@ func serveWorkers(ctx context.Context, orders io.Reader, out io.Writer) error {
 	}
 }
 
-func (c *crew) newWorker(ctx context.Context, o order) (*worker, error) {
-	vars := make(map[string]string, len(o.Env))
-	for _, v := range o.Env {
-		name, value, _ := strings.Cut(v, "=")
-		vars[name] = value
+// Run implements launch.Launcher.
+func (c *crew) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+	env, err := environment(s.Env)
+	if err != nil {
+		return launch.NewStartError(s, err)
 	}
-	env, started, err := plan.WorkerFromEnv(func(name string) (string, bool) { v, ok := vars[name]; return v, ok })
-	if err = cmp.Or(err, isStarted(started)); err != nil {
-		return nil, err
-	}
-	w := &worker{id: o.Start, env: env}
-	w.ctx, w.signal = context.WithCancelCause(ctx)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.workers[w.id] = w
-	return w, nil
-}
-
-func isStarted(started bool) error {
-	if !started {
-		return errors.New("a worker without the environment of one")
+	w := &worker{env: env}
+	w.ctx, w.kill = context.WithCancelCause(ctx)
+	defer w.kill(nil)
+	started(firstPID + int(c.started.Add(1)))
+	err = c.train(w)
+	var killed *launch.ExitError
+	switch {
+	case errors.As(context.Cause(w.ctx), &killed):
+		return killed
+	case ctx.Err() != nil:
+		return by(syscall.SIGTERM)
+	case err != nil:
+		return by(syscall.SIGABRT)
 	}
 	return nil
 }
 
-// end ends workers by a signal.
-func (c *crew) end(ids []string, with exit) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, id := range ids {
-		if w := c.workers[id]; w != nil {
-			w.signal(with)
-		}
+func environment(entries []string) (plan.Worker, error) {
+	vars := make(map[string]string, len(entries))
+	for _, v := range entries {
+		name, value, _ := strings.Cut(v, "=")
+		vars[name] = value
 	}
+	env, started, err := plan.WorkerFromEnv(func(name string) (string, bool) { v, ok := vars[name]; return v, ok })
+	if err == nil && !started {
+		err = errors.New("a worker without the environment of one")
+	}
+	return env, err
 }
 
-// turn does what an order says of a world: all have it, or all leave it.
+// by is the end of a worker by a signal.
+func by(s syscall.Signal) *launch.ExitError { return &launch.ExitError{Code: 128 + int(s), Signal: s} }
+
+// turn does what an order says of a world: all have it, or some die, or all leave it.
 func (c *crew) turn(o order) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,34 +168,26 @@ func (c *crew) turn(o order) {
 		close(c.world.whole)
 	}
 	if o.Over == c.world.generation {
-		c.world.leave(o.Dead)
+		c.world.end(o.Kill)
 	}
 }
 
-func (w *world) leave(dead bool) {
+// end kills one in so many members, unless that is 0, and has the others leave.
+func (w *world) end(one int) {
 	select {
 	case <-w.over:
+		return
 	default:
-		w.dead = dead
-		close(w.over)
 	}
-}
-
-// live runs a worker until its end.
-func (c *crew) live(w *worker) {
-	err := c.train(w)
-	c.mu.Lock()
-	delete(c.workers, w.id)
-	c.mu.Unlock()
-	n := news{Ended: w.id}
-	var by exit
-	switch {
-	case errors.As(context.Cause(w.ctx), &by):
-		n.Signal = syscall.Signal(by)
-	case err != nil:
-		n.Signal = syscall.SIGABRT
+	if one > 0 {
+		for _, m := range w.members {
+			if m.rank%one == 0 {
+				m.kill(by(syscall.SIGKILL))
+			}
+		}
 	}
-	c.tell(n)
+	w.dead = one > 0
+	close(w.over)
 }
 
 // train joins world after world until the driver dismisses the worker.
@@ -184,7 +196,11 @@ func (c *crew) train(w *worker) error {
 	if err != nil {
 		return err
 	}
-	lis, err := identity.Notify.Listen("127.0.0.1:0")
+	host, _, err := net.SplitHostPort(w.env.DriverAddr) // the agent's
+	if err != nil {
+		return err
+	}
+	lis, err := identity.Notify.Listen(net.JoinHostPort(host, "0"))
 	if err != nil {
 		return err
 	}
@@ -201,7 +217,7 @@ func (c *crew) train(w *worker) error {
 	defer client.Close()
 	wg.Go(func() { w.notes.Hear(served, client.Call) })
 	addr := lis.Addr().String()
-	j := rendezvous.Joining{NotifyAddr: addr, DataAddrs: []string{addr, strings.Replace(addr, "127.0.0.1", "10.11.12.13", 1)}}
+	j := rendezvous.Joining{NotifyAddr: addr, DataAddrs: []string{addr, strings.Replace(addr, "127.", "10.", 1)}}
 	for {
 		got, err := client.Join(w.ctx, j)
 		switch {
@@ -266,6 +282,7 @@ func (c *crew) arrive(w *worker, got rendezvous.Place) *world {
 		close(in.over)
 		return in
 	}
+	w.rank = got.Rank
 	in.members, in.at = append(in.members, w), time.Now()
 	c.changes()
 	return in

@@ -1,0 +1,277 @@
+package crowd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+)
+
+// A connection between the driver's process and that of a host carries JSON objects: a client.Hello
+// and a client.Ready first, then orders and news.
+
+// order is a message from the driver's process to that of a host.
+type order struct {
+	// Whole is the generation of a world that all members have received; Over is one that all have
+	// to leave, because some have died or because of an update.
+	Whole uint64 `json:",omitempty"`
+	Over  uint64 `json:",omitempty"`
+	// Kill, if not 0, has each worker die at once whose rank in the world Over it divides.
+	Kill int `json:",omitempty"`
+}
+
+// news is a message from a host's process. World is the generation of a world of Size members, of
+// which Members of the host have received it, the last At nanoseconds since 1970, and Committed
+// have reported a commit; or all of them have received an update, Heard.
+type news struct {
+	World                    uint64
+	Size, Members, Committed int
+	Heard                    uint64
+	At                       int64
+}
+
+// fleet is the processes of all hosts: a client.Starter.
+type fleet struct {
+	hosts int // that there will be
+
+	// told receives what is true of all hosts together: all members have received World, or have
+	// committed in it, or have received the update Heard.
+	told chan news
+
+	mu        sync.Mutex
+	begun     int // processes that were started
+	processes []*process
+	muster    muster
+	listening sync.WaitGroup
+}
+
+// process is that of a host.
+type process struct {
+	host string
+	cmd  *exec.Cmd
+	conn net.Conn
+	dec  *json.Decoder
+	err  error // why nothing more was heard of it; nil: it has ended
+
+	sending sync.Mutex
+	enc     *json.Encoder
+}
+
+// muster is what the hosts have told of the newest world.
+type muster struct {
+	world     uint64
+	size      int
+	whole     bool              // all members have received it
+	committed bool              // and reported a commit
+	of        map[*process]news // the last of each
+	heard     map[*process]news // the same of those with Heard
+}
+
+func newFleet(hosts int) *fleet { return &fleet{hosts: hosts, told: make(chan news, 64)} }
+
+// Start implements client.Starter.
+func (f *fleet) Start(ctx context.Context, host string, hello client.Hello) (ready client.Ready, err error) {
+	p, at, err := f.start(host)
+	if err != nil {
+		return ready, err
+	}
+	defer context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })()
+	hello.Version, hello.Listen = client.HelloVersion, at.String()
+	if err = p.enc.Encode(hello); err == nil {
+		err = p.dec.Decode(&ready)
+	}
+	if err != nil {
+		_ = p.cmd.Process.Kill()
+		return ready, fmt.Errorf("the process of %s: %w", host, errors.Join(err, p.cmd.Wait(), p.conn.Close()))
+	}
+	ready.Addresses = []string{hello.Listen}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.processes = append(f.processes, p)
+	f.listening.Go(func() { p.err = errors.Join(f.listen(p), p.cmd.Wait()) })
+	return ready, nil
+}
+
+// start starts the process of a host, which has that address.
+func (f *fleet) start(host string) (p *process, at netip.Addr, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	near, far, err := pair()
+	if err != nil {
+		return nil, at, err
+	}
+	defer far.Close()
+	p = &process{host: host, conn: near, dec: json.NewDecoder(near), enc: json.NewEncoder(near)}
+	if p.cmd, err = self(far, f.hosts); err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		return nil, at, errors.Join(err, near.Close())
+	}
+	f.begun++
+	return p, netip.AddrFrom4([4]byte{127, 1, byte(f.begun >> 8), byte(f.begun)}), nil
+}
+
+// pair returns the ends of a connection: of this process, and for a process to start.
+func pair() (near net.Conn, far *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	file := os.NewFile(uintptr(fds[0]), "host")
+	defer file.Close() // FileConn has its own descriptor
+	far = os.NewFile(uintptr(fds[1]), "driver")
+	if near, err = net.FileConn(file); err != nil {
+		far.Close()
+		return nil, nil, err
+	}
+	return near, far, nil
+}
+
+// close waits until the processes have ended, once their agents' sessions have. It tells those to
+// end that have none.
+func (f *fleet) close() error {
+	var all []error
+	for _, p := range f.processes {
+		all = append(all, p.conn.(*net.UnixConn).CloseWrite())
+	}
+	f.listening.Wait()
+	for _, p := range f.processes {
+		all = append(all, p.err, p.conn.Close())
+	}
+	return errors.Join(all...)
+}
+
+// processor returns the CPU time of the processes, which have ended.
+func (f *fleet) processor() (sum time.Duration) {
+	for _, p := range f.processes {
+		sum += p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
+	}
+	return sum
+}
+
+// listen hears the news of a host until its process has closed the connection.
+func (f *fleet) listen(p *process) error {
+	for {
+		var n news
+		if err := p.dec.Decode(&n); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := f.hear(p, n); err != nil {
+			return err
+		}
+	}
+}
+
+// hear takes what a host has told of a world, gives the order that follows, and tells what is true
+// of all hosts.
+func (f *fleet) hear(p *process, n news) error {
+	f.mu.Lock()
+	all, o := f.muster.take(p, n)
+	f.mu.Unlock()
+	if all == (news{}) {
+		return nil
+	}
+	if o != (order{}) {
+		if err := f.sendAll(o); err != nil {
+			return err
+		}
+	}
+	f.told <- all
+	return nil
+}
+
+// take returns what all hosts have told, with the order that follows from it; the zero news if some
+// have not.
+func (m *muster) take(p *process, n news) (all news, o order) {
+	if n.World > m.world {
+		*m = muster{world: n.World, size: n.Size, of: make(map[*process]news), heard: make(map[*process]news)}
+	}
+	switch {
+	case n.World < m.world:
+		return news{}, o
+	case n.Heard > 0:
+		return m.takeHeard(p, n)
+	}
+	m.of[p] = n
+	for _, of := range m.of {
+		all.Members += of.Members
+		all.Committed += of.Committed
+		all.At = max(all.At, of.At)
+	}
+	all.World, all.Size = n.World, n.Size
+	switch {
+	case !m.whole && all.Members == n.Size:
+		m.whole = true
+		return all, order{Whole: n.World}
+	case !m.committed && all.Committed == n.Size:
+		m.committed = true
+		return all, o
+	}
+	return news{}, o
+}
+
+func (m *muster) takeHeard(p *process, n news) (all news, o order) {
+	m.heard[p], all.Heard = n, n.Heard
+	for member := range m.of {
+		h := m.heard[member]
+		if h.Heard == 0 {
+			return news{}, o
+		}
+		all.Heard, all.At = min(all.Heard, h.Heard), max(all.At, h.At)
+	}
+	return all, order{Over: n.World}
+}
+
+func (p *process) send(o order) error {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	return p.enc.Encode(o)
+}
+
+func (f *fleet) sendAll(o order) error {
+	f.mu.Lock()
+	all := f.processes[:len(f.processes):len(f.processes)]
+	f.mu.Unlock()
+	for _, p := range all {
+		if err := p.send(o); err != nil {
+			return fmt.Errorf("the process of %s: %w", p.host, err)
+		}
+	}
+	return nil
+}
+
+// kill ends one in so many workers as if killed, and returns how many are left; these notice it at
+// once, as peers in training do.
+func (f *fleet) kill(one int) (left int, err error) {
+	f.mu.Lock()
+	world, size := f.muster.world, f.muster.size
+	f.mu.Unlock()
+	return size - (size+one-1)/one, f.sendAll(order{Over: world, Kill: one})
+}
+
+// members returns how many members of the newest world are on hosts whose names do not come before
+// first.
+func (f *fleet) members(first string) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for p, of := range f.muster.of {
+		if p.host >= first {
+			n += of.Members
+		}
+	}
+	return n
+}
