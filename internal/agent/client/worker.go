@@ -433,7 +433,9 @@ func (s *session) hear(m *agentpb.FromAgent) error {
 	}
 	switch w := s.workers[incarnation]; {
 	case w != nil:
-		w.known = true
+		if !w.known {
+			w.known, w.start = true, &agentpb.Start{Incarnation: incarnation} // command and environment are sent no more
+		}
 		w.queue = append(w.queue, event)
 		w.reportEnd(s, event)
 		poke(w.wake)
