@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 
@@ -171,14 +170,9 @@ func (w *worker) reportEnd(s *session, e *event) {
 // hurry ends a worker's grace, once ctx has ended, when Hurry is closed, and has it begin anew with
 // each value of More; release waits for that to be over.
 func (s *session) hurry(ctx context.Context, w *worker, spec launch.Spec) (release func()) {
-	done := make(chan struct{})
-	var waiting sync.WaitGroup
-	waiting.Go(func() {
-		select {
-		case <-ctx.Done():
-		case <-done:
-			return
-		}
+	done, over := make(chan struct{}), make(chan struct{})
+	unwatch := context.AfterFunc(ctx, func() {
+		defer close(over)
 		for {
 			select {
 			case <-spec.Hurry:
@@ -192,8 +186,9 @@ func (s *session) hurry(ctx context.Context, w *worker, spec launch.Spec) (relea
 		}
 	})
 	return func() {
-		close(done)
-		waiting.Wait()
+		if close(done); !unwatch() {
+			<-over
+		}
 	}
 }
 
