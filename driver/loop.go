@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
@@ -113,7 +114,8 @@ type (
 	meeting interface {
 		Publish(w plan.World, members []rendezvous.Member, root int, seq uint64)
 		Dismiss(incarnation string, why error)
-		Admit(incarnation string)
+		Admit(worker identity.Subject)
+		ServeSocket(conn net.Conn, worker identity.Subject)
 		Expel(incarnation string)
 	}
 	pusher interface {
@@ -243,8 +245,8 @@ func (l *loop) serve(ctx context.Context) error {
 		Also:  push.Register,
 	})
 	l.meet, l.push = server, push
-	for _, id := range l.m.Incarnations() { // the previous driver's
-		server.Admit(id)
+	for id, slot := range l.m.Incarnations() { // the previous driver's
+		server.Admit(l.subjectOf(id, slot))
 	}
 	l.route(lis, server)
 
@@ -336,7 +338,7 @@ func (l *loop) run(ctx context.Context) error {
 	interrupt := ctx.Done()
 	if l.resumes {
 		if l.keeper != nil {
-			l.keeper.Adopt(l.m.Incarnations(), l.m.Term()+1)
+			l.keeper.Adopt(slices.Collect(maps.Keys(l.m.Incarnations())), l.m.Term()+1)
 		}
 		if end := l.feed([]posted{{input: decide.Resumed{}}}); end != nil {
 			return end.Err
@@ -634,6 +636,11 @@ func (l *loop) finishOutput() {
 	l.cfg.Output.Finish(done)
 }
 
+// subjectOf returns whom a worker's credentials name.
+func (l *loop) subjectOf(incarnation string, slot plan.SlotID) identity.Subject {
+	return identity.Subject{RunID: l.cfg.RunID, Role: identity.Worker, Host: slot.Host, Index: slot.Index, Incarnation: incarnation}
+}
+
 // outputGrace is how long the end of a worker is delayed so that its last output can be written
 // first.
 const outputGrace = 500 * time.Millisecond
@@ -643,14 +650,12 @@ const outputGrace = 500 * time.Millisecond
 func (l *loop) start(a decide.StartWorker) {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{
-		subject: identity.Subject{
-			RunID: l.cfg.RunID, Role: identity.Worker, Host: a.Slot.Host, Index: a.Slot.Index, Incarnation: a.ID,
-		},
-		stop: stop, more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
+		subject: l.subjectOf(a.ID, a.Slot.SlotID),
+		stop:    stop, more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
 	}
 	p.rank.Store(int64(a.Slot.Rank))
 	l.procs[a.ID] = p
-	l.meet.Admit(a.ID)
+	l.meet.Admit(p.subject)
 	l.stalls.expect(a.ID)
 	l.wg.Go(func() {
 		ended, all := make(chan job.Exit, 1), make(chan job.Exit, 1)
@@ -706,6 +711,7 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 		Stdout:      stdout,
 		Stderr:      stderr,
 		Talk:        proxy.Config{Env: env, Log: l.cfg.Log}.Talk,
+		Calls:       func(_ context.Context, conn net.Conn) { l.meet.ServeSocket(conn, p.subject) },
 		Grace:       l.cfg.Timeouts.Drain,
 		More:        p.more,
 		CoreLimit:   l.cfg.CoreLimit,

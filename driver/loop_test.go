@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -100,7 +101,8 @@ func (j *testJob) Dismiss(id string, _ error) {
 	j.dismissed = append(j.dismissed, id)
 }
 
-func (*testJob) Admit(string) {}
+func (*testJob) Admit(identity.Subject)                     {}
+func (*testJob) ServeSocket(c net.Conn, _ identity.Subject) { c.Close() }
 
 func (*testJob) Expel(string) {}
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -57,10 +58,10 @@ const (
 // Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
 // program starts afterwards cannot take part in the job.
 func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
-	own, network := plan.OwnWorker, identity.Network{}
+	own, network, inherited := plan.OwnWorker, identity.Network{}, member.InheritedSocket
 	if l := fakeproc.From(ctx); l != nil {
 		own = func() (plan.Worker, bool, error) { return plan.WorkerFromEnv(l.Lookup) }
-		network = l.Network
+		network, inherited = l.Network, func() net.Conn { return nil }
 	}
 	env, started, err := own()
 	if err != nil {
@@ -71,7 +72,7 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 		if w := initialized.Load(); w != nil && fakeproc.From(ctx) == nil && !w.isClosed() {
 			return nil, errors.New("elastic: Init was called before in this process: a process is one worker")
 		}
-		if m, err = newDriven(env, network); err != nil {
+		if m, err = newDriven(env, network, inherited()); err != nil {
 			return nil, err
 		}
 	}
@@ -367,15 +368,15 @@ type driven struct {
 }
 
 // newDriven opens the worker's two listeners, for notifications and for its peers. join sends their
-// addresses to the driver.
-func newDriven(env plan.Worker, network identity.Network) (_ *driven, err error) {
+// addresses to the driver. The socket is as in member.Config.
+func newDriven(env plan.Worker, network identity.Network, socket net.Conn) (_ *driven, err error) {
 	algorithm, err := collective.ParseAlgorithm(env.Algorithm)
 	if err != nil {
 		return nil, fmt.Errorf("elastic: %s: %w", plan.EnvAlgorithm, err)
 	}
 	d := &driven{warning: env.StallWarning}
 	d.Member, err = member.New(member.Config{
-		Worker: env, Network: network, Widen: func() ([]string, error) { return d.endpoint.Widen() },
+		Worker: env, Network: network, Widen: func() ([]string, error) { return d.endpoint.Widen() }, Socket: socket,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)

@@ -89,7 +89,7 @@ func (d *testDriver) env(incarnation string, index int) plan.Worker {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	d.server.Admit(incarnation)
+	d.server.Admit(creds.Subject())
 	slot := plan.Slot{SlotID: plan.SlotID{Host: "h", Index: index}, LocalSize: 1, CrossSize: 1}
 	return plan.Worker{RunID: "run", Incarnation: incarnation, Slot: slot, Size: 1, Elastic: true,
 		DriverAddr: d.addr, Credentials: creds.Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
@@ -168,7 +168,7 @@ func TestDrivenJob(t *testing.T) {
 	var mu sync.Mutex
 	var run func(name string, index int)
 	run = func(name string, index int) {
-		m, err := newDriven(d.env(name, index), identity.Network{})
+		m, err := newDriven(d.env(name, index), identity.Network{}, nil)
 		if err != nil {
 			t.Error(err)
 			return
@@ -267,7 +267,7 @@ func TestLossIsTold(t *testing.T) {
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index), identity.Network{})
+			m, err := newDriven(d.env(name, index), identity.Network{}, nil)
 			if err == nil {
 				workers[index], err = newWorker(context.Background(), m).arrive(context.Background())
 			}
@@ -299,14 +299,14 @@ func TestLossIsTold(t *testing.T) {
 // a worker often gets the report in the next one only.
 func TestLossWhileConnecting(t *testing.T) {
 	d := newTestDriver(t, "a", "b", "c")
-	silent, err := newDriven(d.env("c", 2), identity.Network{})
+	silent, err := newDriven(d.env("c", 2), identity.Network{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index), identity.Network{})
+			m, err := newDriven(d.env(name, index), identity.Network{}, nil)
 			if err != nil {
 				t.Error(err)
 				return
@@ -346,7 +346,7 @@ func TestDeathBeforeConnect(t *testing.T) {
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index), identity.Network{})
+			m, err := newDriven(d.env(name, index), identity.Network{}, nil)
 			if err != nil {
 				t.Error(err)
 				return
@@ -365,7 +365,7 @@ func TestDeathBeforeConnect(t *testing.T) {
 			}
 		})
 	}
-	m, err := newDriven(d.env("c", 2), identity.Network{})
+	m, err := newDriven(d.env("c", 2), identity.Network{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,7 +429,7 @@ func TestInitRefusesABadEnvironment(t *testing.T) {
 	} {
 		env := d.env("a", 0)
 		change(&env)
-		if _, err := newDriven(env, identity.Network{}); err == nil || !strings.HasPrefix(err.Error(), name) {
+		if _, err := newDriven(env, identity.Network{}, nil); err == nil || !strings.HasPrefix(err.Error(), name) {
 			t.Errorf("%s…: %v", name, err)
 		}
 	}

@@ -54,7 +54,7 @@ func TestAskedToLeave(t *testing.T) {
 			t.Fatal("the program does not get its signal")
 		}
 	}
-	m, err := newDriven(d.env("a", 0), identity.Network{})
+	m, err := newDriven(d.env("a", 0), identity.Network{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

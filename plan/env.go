@@ -126,6 +126,10 @@ const (
 	// with the launcher: see docs/reference/worker-protocol.md. The launcher sets it.
 	EnvWorkerSocket = "HVD_WORKER_SOCKET"
 
+	// EnvWorkerCalls is the inode of that socket, if the launcher also takes calls for the driver
+	// there: a program of package elastic makes them so. The launcher sets it.
+	EnvWorkerCalls = "HVD_WORKER_CALLS"
+
 	// EnvNoPythonPath, if it is 1, keeps hvdrun's package for Python out of PYTHONPATH.
 	EnvNoPythonPath = "HVD_NO_PYTHON_PATH"
 
@@ -411,4 +415,19 @@ func flag(set bool) string {
 		return "1"
 	}
 	return "0"
+}
+
+// OwnSocket returns the descriptor and the inode of the socket by which this process's launcher
+// takes calls for the driver; an inode of 0: the launcher takes none. It removes both from the
+// environment: one process uses the socket. Whether this process has inherited it shows the inode.
+func OwnSocket() (fd int, inode uint64) {
+	inode, err := strconv.ParseUint(os.Getenv(EnvWorkerCalls), 10, 64)
+	if err != nil {
+		return 0, 0
+	}
+	fd, err = strconv.Atoi(os.Getenv(EnvWorkerSocket))
+	if err := errors.Join(err, os.Unsetenv(EnvWorkerCalls), os.Unsetenv(EnvWorkerSocket)); err != nil {
+		return 0, 0
+	}
+	return fd, inode
 }

@@ -202,6 +202,27 @@ func TestOwnWorker(t *testing.T) {
 	}
 }
 
+// TestOwnSocket: the socket is told once, and only where calls are taken.
+func TestOwnSocket(t *testing.T) {
+	t.Setenv("HVD_WORKER_SOCKET", "5")
+	t.Setenv("HVD_WORKER_CALLS", "")
+	if fd, inode := plan.OwnSocket(); inode != 0 || os.Getenv("HVD_WORKER_SOCKET") != "5" {
+		t.Errorf("without calls: %d, %d", fd, inode)
+	}
+	t.Setenv("HVD_WORKER_CALLS", "77")
+	if fd, inode := plan.OwnSocket(); fd != 5 || inode != 77 {
+		t.Errorf("%d, %d", fd, inode)
+	}
+	for _, name := range []string{"HVD_WORKER_SOCKET", "HVD_WORKER_CALLS"} {
+		if value, is := os.LookupEnv(name); is {
+			t.Errorf("%s is %q", name, value)
+		}
+	}
+	if _, inode := plan.OwnSocket(); inode != 0 {
+		t.Errorf("again: %d", inode)
+	}
+}
+
 func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 	env := variables(t, worker())
 	for _, name := range []string{"GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",

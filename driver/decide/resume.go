@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // resume continues the machine under another driver, which has replayed all inputs and performed no
@@ -64,11 +65,11 @@ func (m *Machine) resume(now time.Time) {
 // each that has taken over.
 func (m *Machine) Term() uint64 { return m.term }
 
-// Incarnations returns the incarnations of all workers that have not exited.
-func (m *Machine) Incarnations() []string {
-	ids := make([]string, len(m.workers))
-	for i, w := range m.workers {
-		ids[i] = w.id
+// Incarnations returns the slots of all workers that have not exited, by incarnation.
+func (m *Machine) Incarnations() map[string]plan.SlotID {
+	slots := make(map[string]plan.SlotID, len(m.workers))
+	for _, w := range m.workers {
+		slots[w.id] = w.slot
 	}
-	return ids
+	return slots
 }

@@ -59,6 +59,10 @@ type Spec struct {
 	// can still be read, and the end is reported when Talk has returned. Run calls cleanup, which
 	// may be nil, before it returns. ctx ends with Run's. Only Local uses it.
 	Talk func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
+	// Calls, if not nil, serves gRPC on conn, the launcher's end of that socket, if the first byte
+	// from the process is not that of a line for Talk: a process that finds HVD_WORKER_CALLS calls
+	// the driver so. It closes conn and returns once conn is closed. Only Local uses it, with Talk.
+	Calls func(ctx context.Context, conn net.Conn)
 	// Stdout and Stderr receive the output as it comes; nil drops it. Each is written by one
 	// goroutine at a time, but both may be written at the same time. Run waits for a Write that
 	// blocks. After a failed Write the rest is dropped.

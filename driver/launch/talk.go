@@ -22,19 +22,26 @@ import (
 type talk struct {
 	ours  *nearEnd
 	with  func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
-	over  sync.WaitGroup // with runs
-	clean func()         // what it has returned; may be nil
+	calls func(ctx context.Context, conn net.Conn) // nil: none are served
+	over  sync.WaitGroup                           // with runs
+	clean func()                                   // what it has returned; may be nil
 }
 
 // nearEnd is the launcher's end of the socket.
 type nearEnd struct {
 	*net.UnixConn
+	first  []byte        // has been read ahead
 	closed chan struct{} // closed when the process has closed its end
 	once   sync.Once
 }
 
 // Read implements net.Conn.
 func (e *nearEnd) Read(b []byte) (int, error) {
+	if len(e.first) > 0 && len(b) > 0 {
+		n := copy(b, e.first)
+		e.first = e.first[n:]
+		return n, nil
+	}
 	n, err := e.UnixConn.Read(b)
 	if err != nil {
 		e.once.Do(func() { close(e.closed) })
@@ -42,12 +49,20 @@ func (e *nearEnd) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// isHTTP2 waits for the first byte from the process, and returns whether HTTP/2 begins with it.
+func (e *nearEnd) isHTTP2() bool {
+	first := make([]byte, 1)
+	n, err := e.Read(first)
+	e.first = first[:n]
+	return err == nil && first[0] == 'P'
+}
+
 // newTalk makes the socket of a process, where s asks for one, and appends the descriptor of the
 // process's end to files, which become its descriptors. It returns the process's environment. There
 // is no socket where the kernel permits none.
 func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	env := slices.DeleteFunc(lastOfEach(s.Env), func(entry string) bool { // that of this process
-		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=")
+		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=") || strings.HasPrefix(entry, plan.EnvWorkerCalls+"=")
 	})
 	if s.Talk == nil {
 		return nil, env, nil
@@ -68,7 +83,14 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 		return nil, nil, err
 	}
 	env = append(withPython(s, env), plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
-	return &talk{ours: &nearEnd{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{})}, with: s.Talk}, env, nil
+	if s.Calls != nil {
+		var is unix.Stat_t
+		if err := unix.Fstat(ends[1], &is); err != nil {
+			return nil, nil, os.NewSyscallError("fstat", err)
+		}
+		env = append(env, plan.EnvWorkerCalls+"="+strconv.FormatUint(is.Ino, 10))
+	}
+	return &talk{ours: &nearEnd{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{})}, with: s.Talk, calls: s.Calls}, env, nil
 }
 
 // withPython returns the environment with hvdrun's package for programs of PyTorch at the end of
@@ -110,7 +132,11 @@ func withPython(s *Spec, env []string) []string {
 func (t *talk) start(ctx context.Context, pid int) {
 	if t != nil {
 		t.over.Go(func() {
-			t.clean = t.with(ctx, pid, t.ours)
+			if t.calls != nil && t.ours.isHTTP2() {
+				t.calls(ctx, t.ours)
+			} else {
+				t.clean = t.with(ctx, pid, t.ours)
+			}
 			_ = t.ours.Close()
 		})
 	}

@@ -75,3 +75,45 @@ func TestTalkOfNobody(t *testing.T) {
 		t.Error("it was started")
 	}
 }
+
+// TestCalls: a process whose first byte is that of HTTP/2 speaks with Calls, and another with Talk.
+// Both find the inode of their socket; a process finds none where no calls are taken.
+func TestCalls(t *testing.T) {
+	for _, tt := range []struct {
+		says, want, prints string
+		calls              bool
+	}{
+		{"PRI", "calls: PRI", "the same\n", true},
+		{"{}", "talk: {}", "the same\n", true},
+		{"PRI", "talk: PRI", "none\n", false},
+		{"", "talk: ", "the same\n", true},
+	} {
+		var heard string
+		var out bytes.Buffer
+		all := func(by string, conn net.Conn) {
+			text, err := io.ReadAll(conn)
+			if err != nil {
+				t.Error(err)
+			}
+			heard = by + string(text)
+		}
+		spec := launch.Spec{
+			Command: []string{"sh", "-c", `printf "$1" >&3
+				case ${HVD_WORKER_CALLS-none} in none) echo none;; $(stat -Lc %i /proc/self/fd/3)) echo the same;; *) echo another;; esac`, "sh", tt.says},
+			Env: []string{"PATH=/usr/bin:/bin", plan.EnvWorkerCalls + "=7"}, Stdout: &out,
+			Talk: func(_ context.Context, _ int, conn net.Conn) func() {
+				all("talk: ", conn)
+				return nil
+			},
+		}
+		if tt.calls {
+			spec.Calls = func(_ context.Context, conn net.Conn) { all("calls: ", conn) }
+		}
+		if err := (launch.Local{}).Run(t.Context(), spec, nil); err != nil {
+			t.Fatal(err)
+		}
+		if heard != tt.want || out.String() != tt.prints {
+			t.Errorf("%q with calls %v: %q, and it prints %q", tt.says, tt.calls, heard, out.String())
+		}
+	}
+}

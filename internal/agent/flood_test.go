@@ -38,7 +38,7 @@ func TestFloodOfForwarder(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := rendezvous.NewServer(rendezvous.ServerConfig{Credentials: issue(identity.Subject{Role: identity.Driver}), Log: quiet()})
-	server.Admit("i")
+	server.Admit(identity.Subject{Incarnation: "i"})
 	var serving sync.WaitGroup
 	serving.Go(func() { server.Serve(t.Context(), ln) })
 	defer serving.Wait()

@@ -18,10 +18,11 @@ import (
 // dialTimeout bounds the connection to a driver. An agent with many workers may be starved by them.
 const dialTimeout = 20 * time.Second
 
-// forwarder carries the connections of a session's workers to the driver, wherever that is now.
-// It cannot read them: TLS goes from end to end.
+// forwarder carries the calls and connections of a session's workers to the driver, wherever that
+// is now. It cannot read the connections: TLS goes from end to end.
 type forwarder struct {
 	ln     *identity.Listener
+	calls  calls
 	log    logrus.FieldLogger
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -52,10 +53,11 @@ func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: listening for workers: %w", err)
 	}
-	f := &forwarder{ln: ln, log: log, conns: make(map[net.Conn]bool)}
+	f := &forwarder{ln: ln, calls: calls{sockets: wire.NewKnown()}, log: log, conns: make(map[net.Conn]bool)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.while, f.leave = context.WithCancel(f.ctx)
 	f.wg.Go(func() { ln.Serve(log, "agent: workers", f.carry) })
+	f.wg.Go(func() { f.calls.carry(f.ctx) })
 	return f, nil
 }
 
@@ -182,6 +184,19 @@ func (t *turns) driver() bool {
 	return t.n.CompareAndSwap(2, 3)
 }
 
+// dialForCalls connects to the driver at addr.
+func (f *forwarder) dialForCalls(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := wire.Dial(ctx, addr)
+	if err != nil {
+		f.failed(netip.MustParseAddrPort(addr), time.Now(), err) // it is one
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unreached = unreached{}
+	return conn, nil
+}
+
 // failed notes that a connection to the driver could not be made.
 func (f *forwarder) failed(to netip.AddrPort, now time.Time, err error) {
 	f.mu.Lock()
@@ -225,9 +240,9 @@ func (f *forwarder) forget(conns ...net.Conn) {
 	}
 }
 
-// towards sends workers' connections to the driver whose stream joins those addresses; the lock is
-// held.
-func (s *session) towards(near, far netip.Addr, port uint32) error {
+// towards sends workers' connections to the driver whose stream joins those addresses, and their
+// calls, where it has sent credentials for them; the lock is held.
+func (s *session) towards(near, far netip.Addr, port uint32, credentials string) error {
 	if port == 0 || port > 65535 || !near.IsValid() || !far.IsValid() {
 		return nil
 	}
@@ -237,6 +252,7 @@ func (s *session) towards(near, far netip.Addr, port uint32) error {
 			return err
 		}
 	}
-	s.forward.aim(netip.AddrPortFrom(far, uint16(port)))
-	return nil
+	to := netip.AddrPortFrom(far, uint16(port))
+	s.forward.aim(to)
+	return s.forward.calls.aim(to, credentials, s.forward.dialForCalls)
 }

@@ -272,7 +272,7 @@ func (srv *server) attach(
 	if heard > s.sent {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}
-	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
+	if err := s.towards(near, far, m.GetDriverPort(), m.GetCredentials()); err != nil {
 		return nil, nil, cannot(err)
 	}
 	s.knowsDying = m.GetKnowsDying()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"syscall"
 	"time"
@@ -447,6 +448,10 @@ func (s *session) start(m *agentpb.Start) error {
 		as := s.as.As
 		spec.As, spec.Cgroup = &as, s.as.Cgroup
 		spec.Env = append(spec.Env, "HOME="+as.Home, "USER="+as.Name, "LOGNAME="+as.Name)
+	}
+	if s.forward != nil && s.forward.calls.taken() {
+		sockets := s.forward.calls.sockets
+		spec.Calls = func(_ context.Context, conn net.Conn) { sockets.Take(conn, inc) }
 	}
 	spec.Talk = proxy.Config{Env: spec.Env, Program: s.srv.program, Log: s.log}.Talk
 	s.running.Go(func() {

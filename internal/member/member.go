@@ -33,6 +33,8 @@ type Config struct {
 	Network identity.Network
 	// Widen is as in rendezvous.ClientConfig.
 	Widen func() ([]string, error)
+	// Socket is as in rendezvous.ClientConfig.
+	Socket net.Conn
 	// Stacks is as in notify.Service. Nil: the worker is this process.
 	Stacks func(ctx context.Context, mostBytes int) ([]byte, error)
 }
@@ -71,7 +73,7 @@ func New(cfg Config) (*Member, error) {
 	m.Service = notify.NewService(m.Credentials)
 	m.Service.Stacks = cfg.Stacks
 	m.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{
-		Addr: cfg.Worker.DriverAddr, Credentials: m.Credentials, Network: cfg.Network, Widen: cfg.Widen,
+		Addr: cfg.Worker.DriverAddr, Credentials: m.Credentials, Network: cfg.Network, Widen: cfg.Widen, Socket: cfg.Socket,
 	})
 	if err != nil {
 		return nil, err

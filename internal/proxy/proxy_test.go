@@ -128,7 +128,7 @@ func (j *job) start(inc string, index int) *worker {
 	if err != nil {
 		j.t.Fatal(err)
 	}
-	j.server.Admit(inc)
+	j.server.Admit(identity.Subject{Incarnation: inc})
 	env := plan.Worker{
 		RunID: "run", Incarnation: inc, Slot: plan.Slot{SlotID: plan.SlotID{Host: "h", Index: index}, LocalSize: 1, CrossSize: 1},
 		Size: 1, DriverAddr: j.addr, Credentials: creds.Encode(),
@@ -439,7 +439,7 @@ func TestStore(t *testing.T) {
 	}
 	j.end()
 	j.serve(j.addr)
-	j.server.Admit("a")
+	j.server.Admit(identity.Subject{Incarnation: "a"})
 	a.do(`{"do":"join"}`)
 	<-j.joins
 	j.publish(2, "a")

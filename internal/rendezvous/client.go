@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -54,6 +55,9 @@ type ClientConfig struct {
 	Widen func() ([]string, error)
 	// Network is where the driver is. The zero value is the kernel's.
 	Network identity.Network
+	// Socket, if not nil, is the worker's end of the socket by which its launcher takes calls for
+	// the driver, without TLS. The client closes it. Once it is broken, the client calls at Addr.
+	Socket net.Conn
 }
 
 // Client is a worker's connection to the driver. It stays open between calls. Its methods are safe
@@ -85,7 +89,13 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		cfg.Patience = defaultPatience
 	}
 	tlsConf := cfg.Credentials.ClientTLS(identity.Subject{Role: identity.Driver})
-	conn, err := wire.NewClientBy(cfg.Network.Dial, cfg.Addr, tlsConf, maxPause)
+	var conn *grpc.ClientConn
+	var err error
+	if cfg.Socket != nil {
+		conn, err = wire.NewClientOver(cfg.Socket, cfg.Addr, tlsConf, maxPause)
+	} else {
+		conn, err = wire.NewClientBy(cfg.Network.Dial, cfg.Addr, tlsConf, maxPause)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}

@@ -107,7 +107,7 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 	}
 	if s.Role == identity.Worker {
 		j.admitted = append(j.admitted, s.Incarnation)
-		j.server.Admit(s.Incarnation)
+		j.server.Admit(s)
 	}
 	return c
 }
@@ -117,7 +117,7 @@ func (j *job) serve(ln *identity.Listener) {
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Log: quiet()})
 	for _, inc := range j.admitted {
-		j.server.Admit(inc)
+		j.server.Admit(identity.Subject{Incarnation: inc})
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -16,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -97,11 +98,17 @@ type Server struct {
 	current   *published
 	waiting   map[string]*waiter // by incarnation
 	dismissed map[string]*rendezvouspb.JoinReply
-	admitted  map[string]bool // by incarnation
+	admitted  map[string]identity.Subject // by incarnation
 	handles   handles
 	stores    stores
 	widening
+
+	sockets *wire.Known // of workers
+	agents  *wire.Known // each carries the calls of its host's workers
 }
+
+// agentCalls bounds the concurrent calls that an agent carries.
+const agentCalls = 4 * plan.MaxSlots
 
 // handles counts the bytes of the handles of all workers.
 type handles struct {
@@ -181,16 +188,17 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.DataKey = func(uint64) identity.DataKey { return identity.NewDataKey() }
 	}
 	return &Server{
-		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*rendezvouspb.JoinReply), admitted: make(map[string]bool),
+		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*rendezvouspb.JoinReply), admitted: make(map[string]identity.Subject),
+		sockets: wire.NewKnown(), agents: wire.NewKnown(),
 		stores: newStores(), widening: widening{asked: make(map[string][]string)}, handles: handles{of: make(map[string]int)},
 	}
 }
 
-// Admit lets a worker call the server, until Expel.
-func (s *Server) Admit(incarnation string) {
+// Admit lets a worker call the server, until Expel. It needs the subject's incarnation and host.
+func (s *Server) Admit(worker identity.Subject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.admitted[incarnation] = true
+	s.admitted[worker.Incarnation] = worker
 }
 
 // Expel refuses a worker from now on, whatever its credentials: its process has ended, or counts as
@@ -215,26 +223,52 @@ var errExpelled = status.Error(codes.PermissionDenied, "this worker does not bel
 
 // caller returns the worker that makes a call, or an error for one that may not.
 func (s *Server) caller(ctx context.Context) (identity.Subject, error) {
-	from, err := wire.Caller(ctx, identity.SubjectOf)
-	if err != nil {
-		return from, err
+	from, known := wire.KnownCaller(ctx).(identity.Subject)
+	if !known {
+		var err error
+		if from, err = wire.Caller(ctx, identity.SubjectOf); err != nil {
+			return from, err
+		}
+	}
+	if from.Role == identity.Agent {
+		return s.carried(ctx, from)
 	}
 	return s.belongs(from)
+}
+
+// carried returns the worker whose call an agent carries. An agent speaks for workers of its own
+// host only.
+func (s *Server) carried(ctx context.Context, agent identity.Subject) (identity.Subject, error) {
+	names := metadata.ValueFromIncomingContext(ctx, wire.WorkerKey)
+	if len(names) != 1 {
+		return agent, status.Error(codes.Unauthenticated, "an agent names the worker whose call it carries")
+	}
+	s.mu.Lock()
+	worker, ok := s.admitted[names[0]]
+	s.mu.Unlock()
+	if !ok || worker.Host != agent.Host {
+		return agent, errExpelled
+	}
+	return worker, nil
 }
 
 // belongs returns an error for a worker that does not belong to the job, or not any more.
 func (s *Server) belongs(from identity.Subject) (identity.Subject, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.admitted[from.Incarnation] {
+	if _, ok := s.admitted[from.Incarnation]; !ok {
 		return from, errExpelled
 	}
 	return from, nil
 }
 
-// Serve serves workers of the job on ln until ctx ends; it closes ln and must be called once. Then
-// it fails every waiting join as unavailable, and returns nil once all handlers have returned. It
-// returns an error if ln fails.
+// ServeSocket serves a worker of this machine over the launcher's end of its socket, and closes
+// that. It blocks until the socket is closed, and until Serve has begun.
+func (s *Server) ServeSocket(conn net.Conn, worker identity.Subject) { s.sockets.Take(conn, worker) }
+
+// Serve serves workers of the job, and agents that carry their calls, on ln until ctx ends; it
+// closes ln and must be called once. Then it fails every waiting join as unavailable, and returns
+// nil once all handlers have returned. It returns an error if ln fails.
 func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	register := func(r grpc.ServiceRegistrar) {
 		rendezvouspb.RegisterRendezvousServer(r, service{s: s})
@@ -242,14 +276,29 @@ func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 			s.cfg.Also(r, s.caller)
 		}
 	}
-	var raw []wire.Raw
+	raw := []wire.Raw{{
+		Of: func(peer tls.ConnectionState) bool {
+			who, err := identity.SubjectOf(peer)
+			return err == nil && who.Role == identity.Agent
+		},
+		Handle: func(_ context.Context, conn net.Conn, peer tls.ConnectionState) {
+			who, _ := identity.SubjectOf(peer) // Of has read it
+			s.agents.Take(conn, who)
+		},
+	}}
 	if s.cfg.Tasks != nil {
 		raw = append(raw, wire.Raw{Protocol: wire.TasksProtocol, Handle: s.tasks})
 	}
 	if s.cfg.Store != nil {
 		raw = append(raw, wire.Raw{Protocol: wire.StoreProtocol, Handle: s.store})
 	}
-	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker), register, s.release, raw...); err != nil {
+	var known sync.WaitGroup
+	defer known.Wait()
+	side, cancel := context.WithCancel(ctx)
+	defer cancel()
+	known.Go(func() { _ = s.sockets.Serve(side, wire.CallsOfWorker, register, s.release) })
+	known.Go(func() { _ = s.agents.Serve(side, agentCalls, register, s.release) })
+	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker, identity.Agent), register, s.release, raw...); err != nil {
 		return fmt.Errorf("rendezvous: %w", err)
 	}
 	return nil

@@ -54,7 +54,7 @@ func (s *Server) enterStore(incarnation string, conn net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	of := s.stores.of[incarnation]
-	if len(of) >= mostStores || !s.admitted[incarnation] {
+	if _, ok := s.admitted[incarnation]; !ok || len(of) >= mostStores {
 		return false
 	}
 	if of == nil {

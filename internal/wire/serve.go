@@ -51,9 +51,10 @@ const (
 	// fixed one costs no pings that measure the connection: a driver of thousands of workers has
 	// two calls of each at a time, of a few bytes, and answers with worlds of 100 KiB.
 	window = 1 << 20
-	// streams bounds the concurrent calls of a client; none needs more than four.
-	streams = 16
 )
+
+// CallsOfWorker bounds the concurrent calls of a client; none needs more than four.
+const CallsOfWorker = 16
 
 // gRPC's own log is discarded: packages that make connections report errors to their callers.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
@@ -73,10 +74,12 @@ type Refuser interface {
 }
 
 // Raw takes connections whose clients want another protocol than gRPC, as they say in the
-// handshake.
+// handshake, or that another server serves.
 type Raw struct {
-	// Protocol is its name for ALPN.
+	// Protocol is its name for ALPN. Empty: Of decides.
 	Protocol string
+	// Of returns whether the connection is one.
+	Of func(peer tls.ConnectionState) bool
 	// Handle serves a connection until it ends, or ctx does; it closes it.
 	Handle func(ctx context.Context, conn net.Conn, peer tls.ConnectionState)
 }
@@ -98,7 +101,9 @@ func ServeUpTo(
 ) error {
 	tlsConf = tlsConf.Clone()
 	for _, r := range raw {
-		tlsConf.NextProtos = append(tlsConf.NextProtos, r.Protocol)
+		if r.Protocol != "" {
+			tlsConf.NextProtos = append(tlsConf.NextProtos, r.Protocol)
+		}
 	}
 	who := &dispatching{TransportCredentials: proving{credentials.NewTLS(tlsConf), ln}, ctx: ctx, raw: raw}
 	defer who.running.Wait()
@@ -120,7 +125,7 @@ func (d *dispatching) ServerHandshake(conn net.Conn) (net.Conn, credentials.Auth
 	}
 	t, _ := info.(credentials.TLSInfo)
 	for _, r := range d.raw {
-		if r.Protocol == t.State.NegotiatedProtocol {
+		if r.Protocol == t.State.NegotiatedProtocol || r.Protocol == "" && r.Of(t.State) {
 			d.running.Go(func() { r.Handle(d.ctx, layered{secured, conn}, t.State) })
 			return nil, nil, credentials.ErrConnDispatched
 		}
@@ -139,16 +144,16 @@ func (l layered) NetConn() net.Conn { return l.below }
 
 func (d *dispatching) Clone() credentials.TransportCredentials { return d }
 
-// serve serves peers accepted by the credentials.
+// serve serves peers accepted by the credentials. More options replace those of all servers.
 func serve(
-	ctx context.Context, most int, ln Listener, who credentials.TransportCredentials,
-	register func(grpc.ServiceRegistrar), release func(),
+	ctx context.Context, most int, ln net.Listener, who credentials.TransportCredentials,
+	register func(grpc.ServiceRegistrar), release func(), more ...grpc.ServerOption,
 ) error {
-	gs := grpc.NewServer(
+	gs := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.Creds(who),
 		grpc.MaxRecvMsgSize(most),
-		grpc.MaxConcurrentStreams(streams),
-		grpc.MaxHeaderListSize(16<<10),
+		grpc.MaxConcurrentStreams(CallsOfWorker),
+		grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: answerAfter}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
@@ -158,7 +163,7 @@ func serve(
 		grpc.WriteBufferSize(writeBuffer),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-	)
+	}, more...)...)
 	register(gs)
 	served := make(chan error, 1)
 	go func() { served <- gs.Serve(watching{ln}) }()
@@ -256,8 +261,8 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 	return NewClientBy(nil, addr, tlsConf, maxPause)
 }
 
-// dial connects to a TCP address, and has the kernel watch the connection.
-func dial(ctx context.Context, addr string) (net.Conn, error) {
+// Dial connects to a TCP address, and has the kernel watch the connection.
+func Dial(ctx context.Context, addr string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -272,10 +277,16 @@ func NewClientBy(
 	by func(ctx context.Context, addr string) (net.Conn, error), addr string, tlsConf *tls.Config, maxPause time.Duration,
 ) (*grpc.ClientConn, error) {
 	if by == nil {
-		by = dial
+		by = Dial
 	}
+	return newClient(by, addr, credentials.NewTLS(tlsConf), maxPause)
+}
+
+func newClient(
+	by func(ctx context.Context, addr string) (net.Conn, error), addr string, who credentials.TransportCredentials, maxPause time.Duration,
+) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(credentials.NewTLS(tlsConf)),
+		grpc.WithTransportCredentials(who),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxPause},
 			MinConnectTimeout: handshakeTimeout,

@@ -94,6 +94,7 @@ type carried struct {
 	contact   time.Time     // when the agent last sent something
 	looks     int           // how often the stream was found silent since
 	knowsLook bool          // the agent understands the message
+	callsAs   string        // the agent's credentials for its workers' calls, encoded; empty: none
 }
 
 // ending is what becomes of a session at the agent.
@@ -397,9 +398,18 @@ func (s *session) attach() *agentpb.Attach {
 	}
 	s.told = s.settled() // events that are not settled come again, and are known then
 	s.port = s.driverPort()
+	if s.callsAs == "" && s.a.cfg.Authority != nil {
+		own, err := s.a.cfg.Authority.Issue(identity.Subject{Role: identity.Agent, Host: s.host})
+		if err != nil { // the host's name is too long for a certificate
+			s.log.Warnf("agent: its workers call the driver by connections of their own: %v", err)
+		} else {
+			s.callsAs = own.Encode()
+		}
+	}
 	return &agentpb.Attach{
 		Session: s.id, Resume: s.attached, TakeOver: s.takesOver(), Heard: s.told,
 		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true, Term: s.term,
+		Credentials: s.callsAs,
 	}
 }
 

@@ -310,7 +310,9 @@ type Attach struct {
 	KnowsDying bool `protobuf:"varint,7,opt,name=knows_dying,json=knowsDying,proto3" json:"knows_dying,omitempty"`
 	// The number of the driver among those of its run: 0 for the one that began it, and one more for each that took over.
 	// Nobody attaches to the session of a driver with a greater number.
-	Term          uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
+	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
+	// The agent's credentials in the job, encoded: with them it makes its workers' calls at driver_port. Empty: it makes none.
+	Credentials   string `protobuf:"bytes,9,opt,name=credentials,proto3" json:"credentials,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -399,6 +401,13 @@ func (x *Attach) GetTerm() uint64 {
 		return x.Term
 	}
 	return 0
+}
+
+func (x *Attach) GetCredentials() string {
+	if x != nil {
+		return x.Credentials
+	}
+	return ""
 }
 
 // Start starts a worker, unless one of that incarnation has been started before. It is answered with a Started or an
@@ -1769,7 +1778,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03end\x12%\n" +
 	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04lookB\x06\n" +
-	"\x04what\"\xde\x01\n" +
+	"\x04what\"\x80\x02\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
@@ -1780,7 +1789,8 @@ const file_agent_proto_rawDesc = "" +
 	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x1f\n" +
 	"\vknows_dying\x18\a \x01(\bR\n" +
 	"knowsDying\x12\x12\n" +
-	"\x04term\x18\b \x01(\x04R\x04term\"\xd1\x01\n" +
+	"\x04term\x18\b \x01(\x04R\x04term\x12 \n" +
+	"\vcredentials\x18\t \x01(\tR\vcredentials\"\xd1\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12\x18\n" +
