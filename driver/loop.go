@@ -702,6 +702,7 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 	before := l.outputs.of(a.ID)
 	stdout.Hold(before.Out)
 	stderr.Hold(before.Err)
+	calls := func(_ context.Context, conn net.Conn) { l.meet.ServeSocket(conn, p.subject) }
 	err = l.cfg.Launcher.Run(ctx, launch.Spec{
 		Incarnation: a.ID,
 		Slot:        a.Slot.SlotID,
@@ -710,8 +711,8 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 		Dir:         l.cfg.Dir,
 		Stdout:      stdout,
 		Stderr:      stderr,
-		Talk:        proxy.Config{Env: env, Log: l.cfg.Log}.Talk,
-		Calls:       func(_ context.Context, conn net.Conn) { l.meet.ServeSocket(conn, p.subject) },
+		Talk:        proxy.Config{Env: env, Calls: calls, Log: l.cfg.Log}.Talk,
+		Calls:       calls,
 		Grace:       l.cfg.Timeouts.Drain,
 		More:        p.more,
 		CoreLimit:   l.cfg.CoreLimit,

@@ -453,7 +453,7 @@ func (s *session) start(m *agentpb.Start) error {
 		sockets := s.forward.calls.sockets
 		spec.Calls = func(_ context.Context, conn net.Conn) { sockets.Take(conn, inc) }
 	}
-	spec.Talk = proxy.Config{Env: spec.Env, Program: s.srv.program, Log: s.log}.Talk
+	spec.Talk = proxy.Config{Env: spec.Env, Program: s.srv.program, Calls: spec.Calls, Log: s.log}.Talk
 	s.running.Go(func() {
 		defer cancel(nil)
 		w.ended(s.srv.launcher.Run(ctx, spec, w.started))

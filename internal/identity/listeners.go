@@ -45,10 +45,11 @@ const (
 
 // The listeners of a job and of a cluster.
 var (
-	// Rendezvous has one connection for each worker. Hundreds may arrive at once.
+	// Rendezvous has one connection for each agent, and for each worker without a socket of its
+	// launcher. Hundreds may arrive at once.
 	Rendezvous = Bounds{
 		Name: "rendezvous", Process: "driver", Address: "loopback; other addresses once a host is another machine",
-		Admits: "workers of the job: TLS 1.3, certificate of the job's authority", Unproven: 384, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "workers of the job, and agents that carry calls of theirs: TLS 1.3, certificate of the job's authority", Unproven: 384, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 	// Notify has one connection: the driver's.
 	Notify = Bounds{

@@ -30,6 +30,9 @@ type Config struct {
 	// Program is the path of hvdrun; the library for collectives may be in the same folder. Empty:
 	// unknown.
 	Program string
+	// Calls is that of the worker's launch.Spec: the proxy calls the driver so. Nil: it connects to
+	// the driver.
+	Calls func(ctx context.Context, conn net.Conn)
 	// Log receives errors. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -61,6 +64,7 @@ type proxy struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // what hello has started
+	calls  sync.WaitGroup // serves the member's; ends with it
 
 	writing sync.Mutex
 	reports chan request
@@ -178,8 +182,17 @@ func (p *proxy) hello(ctx context.Context, r request) error {
 	if p.program == "" {
 		p.program = "unnamed"
 	}
-	p.member, err = member.New(member.Config{Worker: p.env, Widen: p.askToWiden, Stacks: p.askForStacks})
+	own := member.Config{Worker: p.env, Widen: p.askToWiden, Stacks: p.askForStacks}
+	if p.cfg.Calls != nil {
+		near, far := net.Pipe()
+		own.Socket = near
+		p.calls.Go(func() { p.cfg.Calls(p.ctx, far) })
+	}
+	p.member, err = member.New(own)
 	if err != nil {
+		if own.Socket != nil {
+			_ = own.Socket.Close()
+		}
 		return err
 	}
 	p.news, p.last = make(chan struct{}, 1), make(chan struct{})
@@ -261,6 +274,7 @@ func (p *proxy) close() {
 	if p.member != nil {
 		_ = p.member.Close() // of no interest: the worker has ended
 	}
+	p.calls.Wait()
 }
 
 // Until the first join the driver is told that the worker gets ready, as elastic.Init does.

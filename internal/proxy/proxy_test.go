@@ -138,8 +138,12 @@ func (j *job) start(inc string, index int) *worker {
 	w.lines.Buffer(nil, 1<<24)
 	ctx, cancel := context.WithCancel(context.Background())
 	w.ask = cancel
+	cfg := Config{Env: append(env.Environ(), "OTHER=1"), Log: j.log}
+	if server := j.server; index%2 == 0 {
+		cfg.Calls = func(_ context.Context, conn net.Conn) { server.ServeSocket(conn, subject(inc, index)) }
+	}
 	go func() {
-		cleanup := Config{Env: append(env.Environ(), "OTHER=1"), Log: j.log}.Talk(ctx, os.Getpid(), far)
+		cleanup := cfg.Talk(ctx, os.Getpid(), far)
 		far.Close()
 		w.talked <- cleanup
 	}()
