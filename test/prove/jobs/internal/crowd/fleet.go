@@ -107,36 +107,39 @@ func (f *fleet) Start(ctx context.Context, host string, hello client.Hello) (rea
 func (f *fleet) start(host string) (p *process, at netip.Addr, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	near, far, err := pair()
+	near, far, err := ends()
 	if err != nil {
 		return nil, at, err
 	}
 	defer far.Close()
-	p = &process{host: host, conn: near, dec: json.NewDecoder(near), enc: json.NewEncoder(near)}
+	conn, err := connOf(near)
+	if err != nil {
+		return nil, at, err
+	}
+	p = &process{host: host, conn: conn, dec: json.NewDecoder(conn), enc: json.NewEncoder(conn)}
 	if p.cmd, err = self(far, f.hosts); err == nil {
 		err = p.cmd.Start()
 	}
 	if err != nil {
-		return nil, at, errors.Join(err, near.Close())
+		return nil, at, errors.Join(err, conn.Close())
 	}
 	f.begun++
 	return p, netip.AddrFrom4([4]byte{127, 1, byte(f.begun >> 8), byte(f.begun)}), nil
 }
 
-// pair returns the ends of a connection: of this process, and for a process to start.
-func pair() (near net.Conn, far *os.File, err error) {
+// ends returns the ends of a connection.
+func ends() (near, far *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
-	file := os.NewFile(uintptr(fds[0]), "host")
-	defer file.Close() // FileConn has its own descriptor
-	far = os.NewFile(uintptr(fds[1]), "driver")
-	if near, err = net.FileConn(file); err != nil {
-		far.Close()
-		return nil, nil, err
-	}
-	return near, far, nil
+	return os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far"), nil
+}
+
+// connOf returns the connection whose end is f, which it closes.
+func connOf(f *os.File) (net.Conn, error) {
+	defer f.Close() // FileConn has its own descriptor
+	return net.FileConn(f)
 }
 
 // close waits until the processes have ended, once their agents' sessions have. It tells those to

@@ -3,11 +3,11 @@
 // The driver is real, with a journal on disk, in its own process. Each host is a process with a
 // real job agent, at a loopback address of its own, which the driver reaches as it reaches those of
 // other machines. The workers are goroutines of that process, where the agent starts them: they
-// have credentials, join through the agent and the rendezvous client over TLS and receive
-// notifications as workers do, but compute nothing and are not connected to each other: all leave a
-// world together when each has received an update, or when some of them die. All processes run on
-// this machine, so times include the share of agents and workers; the driver's memory and CPU time
-// are reported separately.
+// have credentials, call the driver through the agent by their sockets and receive notifications as
+// workers do, but compute nothing and are not connected to each other: all leave a world together
+// when each has received an update, or when some of them die. All processes run on this machine, so
+// times include the share of agents and workers; the driver's memory and CPU time are reported
+// separately.
 package crowd
 
 import (
@@ -16,7 +16,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"runtime/debug"
@@ -54,7 +53,7 @@ func Play(ctx context.Context, role string, args []string) error {
 		}
 		debug.SetGCPercent(-1)
 		debug.SetMemoryLimit(memory)
-		conn, err := net.FileConn(os.Stdin)
+		conn, err := connOf(os.Stdin)
 		if err != nil {
 			return fmt.Errorf("crowd: %w", err)
 		}

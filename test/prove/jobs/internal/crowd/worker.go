@@ -50,6 +50,7 @@ type world struct {
 // worker is one worker.
 type worker struct {
 	env   plan.Worker
+	calls net.Conn // its end of its socket; nil: it calls the driver by a connection of its own
 	notes *notify.Service
 	rank  int // in the last world that it has received; the crew's lock guards it
 	ctx   context.Context
@@ -127,6 +128,11 @@ func (c *crew) Run(ctx context.Context, s launch.Spec, started func(int)) error 
 	w := &worker{env: env}
 	w.ctx, w.kill = context.WithCancelCause(ctx)
 	defer w.kill(nil)
+	release, err := w.connect(s.Calls)
+	if err != nil {
+		return launch.NewStartError(s, err)
+	}
+	defer release()
 	started(firstPID + int(c.started.Add(1)))
 	err = c.train(w)
 	var killed *launch.ExitError
@@ -139,6 +145,30 @@ func (c *crew) Run(ctx context.Context, s launch.Spec, started func(int)) error 
 		return by(syscall.SIGABRT)
 	}
 	return nil
+}
+
+// connect gives the worker its socket, and has the launcher's end served until release.
+func (w *worker) connect(serve func(context.Context, net.Conn)) (release func(), err error) {
+	if serve == nil {
+		return func() {}, nil
+	}
+	near, far, err := ends()
+	if err != nil {
+		return nil, err
+	}
+	ours, err := connOf(far)
+	if err == nil {
+		w.calls, err = connOf(near)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() { serve(w.ctx, ours) })
+	return func() {
+		_ = w.calls.Close() // the client has closed it, if there was one
+		serving.Wait()
+	}, nil
 }
 
 func environment(entries []string) (plan.Worker, error) {
@@ -210,7 +240,7 @@ func (c *crew) train(w *worker) error {
 	defer cancel()
 	w.notes = notify.NewService(credentials)
 	wg.Go(func() { _ = w.notes.Serve(served, lis) })
-	client, err := rendezvous.NewClient(rendezvous.ClientConfig{Addr: w.env.DriverAddr, Credentials: credentials})
+	client, err := rendezvous.NewClient(rendezvous.ClientConfig{Addr: w.env.DriverAddr, Credentials: credentials, Socket: w.calls})
 	if err != nil {
 		return err
 	}
