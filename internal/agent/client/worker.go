@@ -18,7 +18,7 @@ import (
 
 // worker is one worker: what is wanted of it, and what of that has been sent on this stream.
 type worker struct {
-	spec  launch.Spec
+	spec  *launch.Spec
 	start *agentpb.Start
 	known bool   // the agent has answered the start
 	stop  int    // 1: it shall end, 2: at once
@@ -83,7 +83,7 @@ func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) 
 		case err != nil:
 			return launch.NewStartError(s, err)
 		}
-		err = session.run(ctx, s, started)
+		err = session.run(ctx, &s, started)
 		if !errors.Is(err, errStale) {
 			return err
 		}
@@ -102,19 +102,16 @@ func (a *Agents) mayBeFound(begun time.Time) bool {
 }
 
 // run is Agents.Run, in this session.
-func (s *session) run(ctx context.Context, spec launch.Spec, started func(pid int)) error {
+func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid int)) error {
 	w, err := newWorker(spec)
 	if err != nil {
-		return launch.NewStartError(spec, err)
+		return launch.NewStartError(*spec, err)
 	}
 	if !s.add(w) {
 		return errStale
 	}
 	defer s.remove(w)
-	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
-	if spec.Hurry != nil || spec.More != nil {
-		defer s.hurry(ctx, w, spec)()
-	}
+	defer s.stopAfter(ctx, w, spec.Hurry, spec.More)()
 	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
 	for {
 		events, at, lost := s.take(w)
@@ -146,7 +143,7 @@ func (s *session) run(ctx context.Context, spec launch.Spec, started func(pid in
 		case lost != nil:
 			return s.lostError(ctx, spec, w, lost)
 		case s.withdraw(ctx, w):
-			return launch.NewStartError(spec, context.Cause(ctx))
+			return launch.NewStartError(*spec, context.Cause(ctx))
 		}
 		select {
 		case <-w.wake:
@@ -167,18 +164,19 @@ func (w *worker) reportEnd(s *session, e *event) {
 	w.ended = nil
 }
 
-// hurry ends a worker's grace, once ctx has ended, when Hurry is closed, and has it begin anew with
-// each value of More; release waits for that to be over.
-func (s *session) hurry(ctx context.Context, w *worker, spec launch.Spec) (release func()) {
+// stopAfter has a worker end once ctx has ended. Then its grace ends when hurry is closed, and
+// begins anew with each value of more; release waits for that to be over.
+func (s *session) stopAfter(ctx context.Context, w *worker, hurry, more <-chan struct{}) (release func()) {
 	done, over := make(chan struct{}), make(chan struct{})
 	unwatch := context.AfterFunc(ctx, func() {
 		defer close(over)
+		s.stop(w, 1)
 		for {
 			select {
-			case <-spec.Hurry:
+			case <-hurry:
 				s.stop(w, 2)
 				return
-			case <-spec.More:
+			case <-more:
 				s.extend(w)
 			case <-done:
 				return
@@ -195,7 +193,7 @@ func (s *session) hurry(ctx context.Context, w *worker, spec launch.Spec) (relea
 // passOn passes on text before which there were so many bytes of output. Passed is called after
 // each line: a driver that is killed, and another that goes on after the last call, repeat no more
 // than one line.
-func passOn(spec launch.Spec, w *io.Writer, text []byte, at uint64) {
+func passOn(spec *launch.Spec, w *io.Writer, text []byte, at uint64) {
 	old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
 	at, text = at+old, text[old:]
 	for len(text) > 0 {
@@ -221,7 +219,7 @@ func pass(w *io.Writer, text []byte) {
 	}
 }
 
-func newWorker(s launch.Spec) (*worker, error) {
+func newWorker(s *launch.Spec) (*worker, error) {
 	dir := s.Dir
 	if dir == "" {
 		var err error
@@ -255,10 +253,10 @@ func newWorker(s launch.Spec) (*worker, error) {
 	}, nil
 }
 
-func exitOfEvent(spec launch.Spec, e *agentpb.Exited) error {
+func exitOfEvent(spec *launch.Spec, e *agentpb.Exited) error {
 	switch {
 	case e.GetStartError() != "":
-		err := launch.NewStartError(spec, errors.New(e.GetStartError()))
+		err := launch.NewStartError(*spec, errors.New(e.GetStartError()))
 		err.Evicted = e.GetEvicted()
 		return err
 	case e.GetStuckPid() != 0:
@@ -276,7 +274,7 @@ func exitOfSignal(sig syscall.Signal) error {
 	return &launch.ExitError{Code: 128 + int(sig), Signal: sig}
 }
 
-func (s *session) lostError(ctx context.Context, spec launch.Spec, w *worker, why error) error {
+func (s *session) lostError(ctx context.Context, spec *launch.Spec, w *worker, why error) error {
 	s.mu.Lock()
 	attached, said := s.attached, w.everSent
 	s.mu.Unlock()
@@ -284,14 +282,14 @@ func (s *session) lostError(ctx context.Context, spec launch.Spec, w *worker, wh
 	case said:
 		return &LostError{Host: s.host, Addr: s.addr, Err: why}
 	case ctx.Err() != nil:
-		return launch.NewStartError(spec, context.Cause(ctx))
+		return launch.NewStartError(*spec, context.Cause(ctx))
 	case attached:
 		return errStale
 	}
 	if _, answers := why.(*refusal); answers {
-		return launch.NewStartError(spec, fmt.Errorf("the agent at %s: %w", s.addr, why))
+		return launch.NewStartError(*spec, fmt.Errorf("the agent at %s: %w", s.addr, why))
 	}
-	return launch.NewStartError(spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
+	return launch.NewStartError(*spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
 }
 
 // add takes a worker in, unless the session is over.
@@ -447,6 +445,9 @@ func (s *session) hear(m *agentpb.FromAgent) error {
 func (s *session) take(w *worker) (events []*event, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if w.known { // the agent has them: they hold the worker's environment
+		w.spec.Env, w.spec.Talk, w.spec.Calls = nil, nil, nil
+	}
 	events = w.queue
 	w.queue = nil
 	return events, w.taken, w.lost

@@ -62,8 +62,8 @@ func TestNoLineIsLostWithTheDriver(t *testing.T) {
 				told, held = at, append([]byte(nil), line.Held()...)
 			}
 			var w io.Writer = line
-			passOn(spec, &w, []byte(text), 0)
-			passOn(spec, &w, []byte(rest), uint64(len(text)))
+			passOn(&spec, &w, []byte(text), 0)
+			passOn(&spec, &w, []byte(rest), uint64(len(text)))
 			return line.Close() != nil
 		}
 		if !play() {
@@ -92,7 +92,7 @@ func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
 	log.SetOutput(io.Discard)
 	for _, knows := range []bool{false, true} {
 		s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
-		w, err := newWorker(launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
+		w, err := newWorker(&launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
 		if err != nil || !s.add(w) {
 			t.Fatal(err)
 		}
@@ -118,7 +118,7 @@ func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
 func TestLargeEnvironments(t *testing.T) {
 	for size, fits := range map[int]bool{1 << 20: true, 2 << 20: true, 6<<20 - 4096: true, 7 << 20: false} {
 		spec := launch.Spec{Incarnation: "i", Command: []string{"/bin/true"}, Env: []string{"A=" + strings.Repeat("x", size)}}
-		w, err := newWorker(spec)
+		w, err := newWorker(&spec)
 		if (err == nil) != fits || err != nil && !strings.Contains(err.Error(), "enableServiceLinks") {
 			t.Errorf("%d bytes: %v", size, err)
 		}
