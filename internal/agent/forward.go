@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -22,7 +23,7 @@ const dialTimeout = 20 * time.Second
 // is now. It cannot read the connections: TLS goes from end to end.
 type forwarder struct {
 	ln     *identity.Listener
-	calls  calls
+	calls  *rendezvous.Carrier
 	log    logrus.FieldLogger
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -53,11 +54,11 @@ func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: listening for workers: %w", err)
 	}
-	f := &forwarder{ln: ln, calls: calls{sockets: wire.NewKnown()}, log: log, conns: make(map[net.Conn]bool)}
+	f := &forwarder{ln: ln, calls: rendezvous.NewCarrier(), log: log, conns: make(map[net.Conn]bool)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.while, f.leave = context.WithCancel(f.ctx)
 	f.wg.Go(func() { ln.Serve(log, "agent: workers", f.carry) })
-	f.wg.Go(func() { f.calls.carry(f.ctx) })
+	f.wg.Go(func() { f.calls.Run(f.ctx) })
 	return f, nil
 }
 
@@ -254,5 +255,5 @@ func (s *session) towards(near, far netip.Addr, port uint32, credentials string)
 	}
 	to := netip.AddrPortFrom(far, uint16(port))
 	s.forward.aim(to)
-	return s.forward.calls.aim(to, credentials, s.forward.dialForCalls)
+	return s.forward.calls.Aim(to.String(), credentials, s.forward.dialForCalls)
 }

@@ -449,9 +449,9 @@ func (s *session) start(m *agentpb.Start) error {
 		spec.As, spec.Cgroup = &as, s.as.Cgroup
 		spec.Env = append(spec.Env, "HOME="+as.Home, "USER="+as.Name, "LOGNAME="+as.Name)
 	}
-	if s.forward != nil && s.forward.calls.taken() {
-		sockets := s.forward.calls.sockets
-		spec.Calls = func(_ context.Context, conn net.Conn) { sockets.Take(conn, inc) }
+	if s.forward != nil && s.forward.calls.Aimed() {
+		calls := s.forward.calls
+		spec.Calls = func(_ context.Context, conn net.Conn) { calls.Take(conn, inc) }
 	}
 	spec.Talk = proxy.Config{Env: spec.Env, Program: s.srv.program, Calls: spec.Calls, Log: s.log}.Talk
 	s.running.Go(func() {

@@ -445,7 +445,7 @@ func TestStopReleasesWaiters(t *testing.T) {
 	if e := take(t, "released", err); status.Code(e) != codes.Unavailable {
 		t.Errorf("got %v", e)
 	}
-	if _, w, e := j.server.arrive("b", &rendezvouspb.JoinRequest{}); w != nil || status.Code(e) != codes.Unavailable {
+	if _, w, e := j.server.arrive("b", &rendezvouspb.JoinRequest{}, false); w != nil || status.Code(e) != codes.Unavailable {
 		t.Errorf("a join after the end: %v, %v", w, e)
 	}
 }

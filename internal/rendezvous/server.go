@@ -16,7 +16,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -168,10 +167,16 @@ type published struct {
 // waiter is a Join that waits. Removing it from Server.waiting obliges the remover to answer it,
 // once.
 type waiter struct {
-	after  uint64
-	has    uint64      // number of the members that its worker has; 0: none
+	after uint64
+	asker
 	narrow bool        // its worker listens on loopback alone, and need not
 	answer chan answer // capacity 1
+}
+
+// asker is what the answer to a join depends on.
+type asker struct {
+	has     uint64 // number of the members that the worker has; 0: none
+	carried bool   // an agent carries the call
 }
 
 type answer struct {
@@ -234,22 +239,6 @@ func (s *Server) caller(ctx context.Context) (identity.Subject, error) {
 		return s.carried(ctx, from)
 	}
 	return s.belongs(from)
-}
-
-// carried returns the worker whose call an agent carries. An agent speaks for workers of its own
-// host only.
-func (s *Server) carried(ctx context.Context, agent identity.Subject) (identity.Subject, error) {
-	names := metadata.ValueFromIncomingContext(ctx, wire.WorkerKey)
-	if len(names) != 1 {
-		return agent, status.Error(codes.Unauthenticated, "an agent names the worker whose call it carries")
-	}
-	s.mu.Lock()
-	worker, ok := s.admitted[names[0]]
-	s.mu.Unlock()
-	if !ok || worker.Host != agent.Host {
-		return agent, errExpelled
-	}
-	return worker, nil
 }
 
 // belongs returns an error for a worker that does not belong to the job, or not any more.
@@ -433,7 +422,7 @@ func (s *Server) publish(next world) {
 	}
 	for inc := range p.ranks {
 		if waiting, ok := s.waiting[inc]; ok {
-			if reply := p.reply(inc, waiting.after, waiting.has); reply != nil {
+			if reply := p.reply(inc, waiting.after, waiting.asker); reply != nil {
 				delete(s.waiting, inc)
 				waiting.answer <- answer{reply: reply}
 			}
@@ -453,8 +442,8 @@ func (p *published) differ(before *published) {
 }
 
 // reply returns the answer to a join of inc after that generation, or nil if the world does not
-// answer it. Its worker has the members with that number; 0: none.
-func (p *published) reply(inc string, after, has uint64) *rendezvouspb.JoinReply {
+// answer it.
+func (p *published) reply(inc string, after uint64, by asker) *rendezvouspb.JoinReply {
 	if p == nil || p.generation <= after {
 		return nil
 	}
@@ -463,9 +452,11 @@ func (p *published) reply(inc string, after, has uint64) *rendezvouspb.JoinReply
 		return nil
 	}
 	w := p.world(rank, p.key)
-	w.MembersNumber = p.number
-	if p.difference != nil && has == p.base {
+	switch {
+	case p.difference != nil && by.has == p.base:
 		w.Members, w.Difference = nil, p.difference
+	case by.carried && len(p.members) > manyMembers:
+		w.Members = nil // the agent looks once for all its workers
 	}
 	return &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_World{World: w}}
 }
@@ -473,7 +464,7 @@ func (p *published) reply(inc string, after, has uint64) *rendezvouspb.JoinReply
 func (p *published) world(rank uint32, key identity.DataKey) *rendezvouspb.World {
 	return &rendezvouspb.World{
 		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Size: uint32(len(p.ranks)), Members: p.members,
-		DataKey: key.Bytes(), Store: p.store,
+		DataKey: key.Bytes(), Store: p.store, MembersNumber: p.number,
 	}
 }
 
@@ -501,7 +492,7 @@ func (s *Server) Dismiss(incarnation string, why error) {
 }
 
 // arrive returns the answer to a join, or the waiter that will receive it.
-func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest) (*rendezvouspb.JoinReply, *waiter, error) {
+func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest, carried bool) (*rendezvouspb.JoinReply, *waiter, error) {
 	after, narrow := req.GetAfterGeneration(), isNarrow(req)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -522,10 +513,11 @@ func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest) (*rendezvousp
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "join: %v", err)
 	}
 	s.widened(inc, req.GetDataAddresses())
-	if reply := s.current.reply(inc, after, req.GetHasMembers()); reply != nil {
+	by := asker{has: req.GetHasMembers(), carried: carried}
+	if reply := s.current.reply(inc, after, by); reply != nil {
 		return reply, nil, nil
 	}
-	w := &waiter{after: after, has: req.GetHasMembers(), narrow: narrow, answer: make(chan answer, 1)}
+	w := &waiter{after: after, asker: by, narrow: narrow, answer: make(chan answer, 1)}
 	s.waiting[inc] = w
 	return nil, w, nil
 }
@@ -554,7 +546,7 @@ func (v service) Join(ctx context.Context, req *rendezvouspb.JoinRequest) (*rend
 	if err := validate(req); err != nil {
 		return nil, s.invalid(from, "join", err)
 	}
-	reply, w, err := s.arrive(from.Incarnation, req)
+	reply, w, err := s.arrive(from.Incarnation, req, isCarried(ctx))
 	if w == nil {
 		return reply, err
 	}

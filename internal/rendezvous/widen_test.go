@@ -61,7 +61,7 @@ func TestWorldWaitsForWideMembers(t *testing.T) {
 		t.Helper()
 		reply, w, err := j.server.arrive(inc, &rendezvouspb.JoinRequest{
 			AfterGeneration: after, DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: can,
-		})
+		}, false)
 		if err != nil {
 			t.Fatal(err)
 		}

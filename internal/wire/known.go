@@ -162,14 +162,14 @@ func (o overInherited) Clone() credentials.TransportCredentials {
 	return overInherited{o.TransportCredentials.Clone()}
 }
 
-// WorkerKey is the key of gRPC's metadata with which an agent names, by its incarnation, the worker
-// whose call it carries.
-const WorkerKey = "hvdrun-worker"
-
 // CarryCalls returns the options of a server that implements no service. It makes every call, of
 // one request and one reply, at the connection that to returns, with the context that to returns,
-// and answers with what that answers. A call waits for that connection as long as its client does.
-func CarryCalls(to func(ctx context.Context) (context.Context, grpc.ClientConnInterface)) []grpc.ServerOption {
+// and answers with what complete returns for the answer; complete takes that over. A call waits for
+// the connection as long as its client does.
+func CarryCalls(
+	to func(ctx context.Context) (context.Context, grpc.ClientConnInterface),
+	complete func(ctx context.Context, method string, reply mem.BufferSlice) (mem.BufferSlice, error),
+) []grpc.ServerOption {
 	carry := func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream) // there is one: this is a handler
 		var request, reply message
@@ -178,6 +178,9 @@ func CarryCalls(to func(ctx context.Context) (context.Context, grpc.ClientConnIn
 		}
 		ctx, conn := to(stream.Context())
 		err := conn.Invoke(ctx, method, &request, &reply, grpc.ForceCodecV2(unread{}), grpc.WaitForReady(true))
+		if err == nil {
+			reply.BufferSlice, err = complete(stream.Context(), method, reply.BufferSlice)
+		}
 		switch {
 		case err == nil:
 			return stream.SendMsg(&reply)

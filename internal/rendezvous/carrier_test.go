@@ -1,11 +1,13 @@
-package agent
+package rendezvous
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -21,7 +22,7 @@ import (
 type meetings struct {
 	t         *testing.T
 	authority *identity.Authority
-	joins     chan rendezvous.Joining
+	joins     chan Joining
 }
 
 func newMeetings(t *testing.T) *meetings {
@@ -29,14 +30,14 @@ func newMeetings(t *testing.T) *meetings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &meetings{t, authority, make(chan rendezvous.Joining, 16)}
+	return &meetings{t, authority, make(chan Joining, 16)}
 }
 
-// Joined implements rendezvous.Handler.
-func (m *meetings) Joined(_ identity.Subject, j rendezvous.Joining) { m.joins <- j }
+// Joined implements Handler.
+func (m *meetings) Joined(_ identity.Subject, j Joining) { m.joins <- j }
 
-// Reported implements rendezvous.Handler.
-func (m *meetings) Reported(identity.Subject, rendezvous.Report, uint64, uint64) {}
+// Reported implements Handler.
+func (m *meetings) Reported(identity.Subject, Report, uint64, uint64) {}
 
 func (m *meetings) issue(s identity.Subject) *identity.Credentials {
 	m.t.Helper()
@@ -48,13 +49,13 @@ func (m *meetings) issue(s identity.Subject) *identity.Credentials {
 }
 
 // begin serves another driver's rendezvous until end is called.
-func (m *meetings) begin() (server *rendezvous.Server, at netip.AddrPort, end func()) {
+func (m *meetings) begin() (server *Server, at netip.AddrPort, end func()) {
 	m.t.Helper()
 	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	server = rendezvous.NewServer(rendezvous.ServerConfig{Credentials: m.issue(identity.Subject{Role: identity.Driver}), Handler: m, Log: quiet()})
+	server = NewServer(ServerConfig{Credentials: m.issue(identity.Subject{Role: identity.Driver}), Handler: m, Log: quiet()})
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -70,31 +71,33 @@ func (m *meetings) begin() (server *rendezvous.Server, at netip.AddrPort, end fu
 	return server, netip.MustParseAddrPort(ln.Addr().String()), end
 }
 
-// forwarder returns that of the agent of host a.
-func (m *meetings) forwarder() *forwarder {
-	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"), quiet())
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	m.t.Cleanup(f.close)
-	return f
+// carrier returns that of the agent of host a.
+func (m *meetings) carrier() *Carrier {
+	c := NewCarrier()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	m.t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return c
 }
 
-func (m *meetings) aim(f *forwarder, to netip.AddrPort) {
+func (m *meetings) aim(c *Carrier, to netip.AddrPort) {
 	m.t.Helper()
-	f.aim(to)
-	if err := f.calls.aim(to, m.issue(identity.Subject{Role: identity.Agent, Host: "a"}).Encode(), f.dialForCalls); err != nil {
+	if err := c.Aim(to.String(), m.issue(identity.Subject{Role: identity.Agent, Host: "a"}).Encode(), nil); err != nil {
 		m.t.Fatal(err)
 	}
 }
 
 // worker returns the client of a worker of the agent, which has only its socket.
-func (m *meetings) worker(f *forwarder, incarnation string) *rendezvous.Client {
+func (m *meetings) worker(f *Carrier, incarnation string) *Client {
 	m.t.Helper()
 	near, far := sockets(m.t)
 	var taken sync.WaitGroup
-	taken.Go(func() { f.calls.sockets.Take(far, incarnation) })
-	c, err := rendezvous.NewClient(rendezvous.ClientConfig{
+	taken.Go(func() { f.Take(far, incarnation) })
+	c, err := NewClient(ClientConfig{
 		Addr: "127.0.0.1:1", Socket: near, Credentials: m.issue(identity.Subject{Role: identity.Worker, Host: "a", Incarnation: incarnation}),
 	})
 	if err != nil {
@@ -135,12 +138,12 @@ func worldOf(generation uint64) plan.World {
 func TestCalls(t *testing.T) {
 	m := newMeetings(t)
 	server, to, _ := m.begin()
-	f := m.forwarder()
+	f := m.carrier()
 	m.aim(f, to)
 	server.Admit(identity.Subject{Host: "a", Incarnation: "one"})
 	server.Admit(identity.Subject{Host: "b", Incarnation: "elsewhere"})
 	one := m.worker(f, "one")
-	for name, c := range map[string]*rendezvous.Client{"of another host": m.worker(f, "elsewhere"), "not admitted": m.worker(f, "stranger")} {
+	for name, c := range map[string]*Client{"of another host": m.worker(f, "elsewhere"), "not admitted": m.worker(f, "stranger")} {
 		if _, err := c.Look(t.Context()); err == nil || !strings.Contains(err.Error(), "does not belong to the job") {
 			t.Errorf("a worker %s: %v", name, err)
 		}
@@ -148,7 +151,7 @@ func TestCalls(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	joined := make(chan error, 1)
 	go func() {
-		_, err := one.Join(ctx, rendezvous.Joining{Commits: 5})
+		_, err := one.Join(ctx, Joining{Commits: 5})
 		joined <- err
 	}()
 	if j := <-m.joins; j.Commits != 5 {
@@ -159,14 +162,14 @@ func TestCalls(t *testing.T) {
 		t.Error(err)
 	}
 	go func() {
-		place, err := one.Join(t.Context(), rendezvous.Joining{Commits: 6})
+		place, err := one.Join(t.Context(), Joining{Commits: 6})
 		if err == nil && place.Generation != 1 {
 			err = errors.New("another world")
 		}
 		joined <- err
 	}()
 	<-m.joins
-	server.Publish(worldOf(1), []rendezvous.Member{{Incarnation: "one"}}, 0, 0)
+	server.Publish(worldOf(1), []Member{{Incarnation: "one"}}, 0, 0)
 	if err := <-joined; err != nil {
 		t.Error(err)
 	}
@@ -177,13 +180,13 @@ func TestCalls(t *testing.T) {
 func TestCallsOfTheNextDriver(t *testing.T) {
 	m := newMeetings(t)
 	first, to, end := m.begin()
-	f := m.forwarder()
+	f := m.carrier()
 	m.aim(f, to)
 	first.Admit(identity.Subject{Host: "a", Incarnation: "one"})
 	one := m.worker(f, "one")
 	joined := make(chan error, 1)
 	go func() {
-		_, err := one.Join(t.Context(), rendezvous.Joining{})
+		_, err := one.Join(t.Context(), Joining{})
 		joined <- err
 	}()
 	<-m.joins
@@ -192,7 +195,7 @@ func TestCallsOfTheNextDriver(t *testing.T) {
 	second.Admit(identity.Subject{Host: "a", Incarnation: "one"})
 	m.aim(f, to)
 	<-m.joins
-	second.Publish(worldOf(2), []rendezvous.Member{{Incarnation: "one"}}, 0, 0)
+	second.Publish(worldOf(2), []Member{{Incarnation: "one"}}, 0, 0)
 	if err := <-joined; err != nil {
 		t.Error(err)
 	}
@@ -205,7 +208,7 @@ func TestCallsWithoutSocket(t *testing.T) {
 	server.Admit(identity.Subject{Host: "a", Incarnation: "one"})
 	near, far := sockets(t)
 	far.Close()
-	c, err := rendezvous.NewClient(rendezvous.ClientConfig{
+	c, err := NewClient(ClientConfig{
 		Addr: to.String(), Socket: near, Credentials: m.issue(identity.Subject{Role: identity.Worker, Host: "a", Incarnation: "one"}),
 	})
 	if err != nil {
@@ -214,5 +217,54 @@ func TestCallsWithoutSocket(t *testing.T) {
 	defer c.Close()
 	if _, err := c.Look(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCallsOfMany: workers of an agent that carries their calls have all members of a large world,
+// and of the next one, which the driver tells as a difference.
+func TestCallsOfMany(t *testing.T) {
+	m := newMeetings(t)
+	server, to, _ := m.begin()
+	f := m.carrier()
+	m.aim(f, to)
+	const size = 2000
+	var w plan.World
+	var members []Member
+	for r := range size {
+		w.Slots = append(w.Slots, plan.Slot{SlotID: plan.SlotID{Host: "a", Index: r}, Rank: r, LocalRank: r, LocalSize: size, CrossSize: 1})
+		members = append(members, Member{Incarnation: fmt.Sprint("worker-", r), DataAddrs: []string{fmt.Sprint("10.0.0.1:", 1000+r), fmt.Sprint("10.0.", r/250, ".2:", 1000+r)}})
+	}
+	workers := make([]*Client, 4)
+	for r := range workers {
+		server.Admit(identity.Subject{Host: "a", Incarnation: members[r].Incarnation})
+		workers[r] = m.worker(f, members[r].Incarnation)
+	}
+	for generation := uint64(1); generation <= 3; generation++ {
+		if generation == 3 {
+			members[size-1].DataAddrs = []string{"10.9.9.9:1"}
+		}
+		w.Generation = generation
+		var joined sync.WaitGroup
+		for r, c := range workers {
+			joined.Go(func() {
+				place, err := c.Join(t.Context(), Joining{After: generation - 1, HoldsState: true})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				world, err := place.World()
+				if err != nil || world.Rank != r || world.Size() != size || !slices.Equal(world.DataAddrs()[size-1], members[size-1].DataAddrs) {
+					t.Errorf("world %d of worker %d: rank %d of %d, %v", generation, r, world.Rank, world.Size(), err)
+				}
+			})
+			if generation < 3 { // the others come when there is the world
+				<-m.joins
+			}
+		}
+		server.Publish(w, members, 0, 0)
+		joined.Wait()
+	}
+	if f.number == 0 || len(f.members) < manyMembers {
+		t.Errorf("%d bytes of members were left to the agent", len(f.members))
 	}
 }
