@@ -48,9 +48,8 @@ const (
 	added  = 8
 	// starting is the longest that the driver waits for workers, and for their agents.
 	starting = 2 * time.Minute
-	// spare is how many descriptors the driver has besides one for each worker, and perHost for
-	// each host.
-	spare, perHost = 500, 3
+	// spare is how many descriptors the driver has besides those of each host.
+	spare, perHost = 500, 4
 )
 
 // stage is a running job.
@@ -83,7 +82,7 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 		journal: filepath.Join(dir, "journal"), events: json.NewEncoder(events),
 	}
 	st.hosts = sc.hosts()
-	if err := permit(uint64(sc.Workers + perHost*len(st.hosts) + spare)); err != nil {
+	if err := permit(uint64(perHost*len(st.hosts) + spare)); err != nil {
 		return s, err
 	}
 	if sc.Profile != "" {
