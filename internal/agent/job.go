@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -47,6 +48,10 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	}
 	if cfg.Launcher == nil {
 		cfg.Launcher = launch.Local{}
+	}
+	if cfg.Log == nil {
+		cfg.Log = logrus.New()
+		cfg.Log.SetOutput(io.Discard)
 	}
 	listen, err := listenFor(cfg.Hello)
 	if err != nil {

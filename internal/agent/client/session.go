@@ -25,7 +25,9 @@ import (
 const (
 	// endPatience is how long the end of a session may take.
 	endPatience = 2 * time.Second
-	// attachTimeout is how long one try to attach may take.
+	// attachTimeout is how long a first try to attach may take; each later one may take twice as
+	// long as the one before. An agent that lacks processor time answers late, and a try that was
+	// given up costs it as much as one that is answered.
 	attachTimeout = 2 * time.Second
 	// attachPatience is the same for an agent whose process is known to be there.
 	attachPatience = 30 * time.Second
@@ -93,6 +95,7 @@ type carried struct {
 	port      int64         // where the driver listens, as the other end knows it
 	contact   time.Time     // when the agent last sent something
 	looks     int           // how often the stream was found silent since
+	tries     int           // to attach, since one succeeded
 	knowsLook bool          // the agent understands the message
 	callsAs   string        // the agent's credentials for its workers' calls, encoded; empty: none
 }
@@ -374,15 +377,16 @@ func (s *session) stream(ctx context.Context) error {
 	return err
 }
 
-// attachLimit is how long a try to attach may take: no longer than the agent is waited for. Where
-// only the end of its process is an end, another try would find it no faster.
+// attachLimit counts a try to attach, and returns how long it may take: no longer than the agent is
+// waited for. Where only the end of its process is an end, another try would find it no faster.
 func (s *session) attachLimit() time.Duration {
 	if s.process != nil {
 		return attachPatience
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	limit := min(attachTimeout, s.a.cfg.Lease)
+	limit := min(attachTimeout<<min(s.tries, 4), s.a.cfg.Lease)
+	s.tries++
 	if left := s.a.cfg.Lease - time.Since(s.contact); left > 0 {
 		limit = min(limit, left)
 	}
@@ -416,7 +420,7 @@ func (s *session) attach() *agentpb.Attach {
 func (s *session) heardFrom(answer *agentpb.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.attached, s.contact, s.looks = true, time.Now(), 0
+	s.attached, s.contact, s.looks, s.tries = true, time.Now(), 0, 0
 	s.decide()
 	s.knowsLook = answer.GetKnowsLook()
 	if s.takesOver() {

@@ -47,3 +47,19 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 		t.Errorf("one look more: %v", err)
 	}
 }
+
+// Tries to attach take longer and longer, as long as the agent is waited for, until one succeeds.
+func TestTriesToAttach(t *testing.T) {
+	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a"})
+	for i, want := range []time.Duration{2, 4, 8, 10, 10} {
+		s.contact = time.Now().Add(time.Hour) // the lease has not begun
+		if got := s.attachLimit(); got != want*time.Second {
+			t.Errorf("try %d: %v, want %v s", i, got, int(want))
+		}
+	}
+	s.heardFrom(&agentpb.Attached{})
+	s.contact = time.Now().Add(time.Hour)
+	if got := s.attachLimit(); got != attachTimeout {
+		t.Errorf("after one that succeeded: %v", got)
+	}
+}
