@@ -21,6 +21,7 @@ VERSION = 1
 MOST_LINE = 1 << 20
 BEAT = 0.1  # seconds between two beats, at least
 QUIET = 1.0  # seconds after which the thread looks where the program is, and sends a beat that was held back
+REST = 1.0  # seconds that the end of a program waits at most for its threads
 STUCK = 10  # looks, a QUIET apart, that find the program in the same world, lost, waiting for others: nothing will end that
 
 # Modules in whose functions a rank waits for others, unless they compute.
@@ -60,6 +61,32 @@ def keep_garbage_of_parent():
         parent()
 
     os.register_at_fork(before=before, after_in_parent=parent, after_in_child=child)
+
+
+def rest(seconds=REST):
+    """Blocks until no other thread of this process runs, or so many seconds; an atexit handler, by which they have the interpreter.
+
+    A thread of gloo that is the last to let go of a tensor, just after its operation, needs the interpreter for the tensor's Python
+    object. Up to Python 3.13, who asks for it once it ends is ended by it, within a destructor of C++: that aborts the process.
+    """
+    own, still, end = threading.get_native_id(), 0, time.monotonic() + seconds
+    # A thread that waits for the interpreter seems to sleep in the first look; it has it during the next pause.
+    while still < 2 and time.monotonic() < end:
+        time.sleep(0.001)
+        still = 0 if _running(own) else still + 1
+
+
+def _running(own):
+    """Whether a thread other than own runs, or would if there were a processor."""
+    for number in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{number}/stat") as f:
+                state = f.read().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # it has ended
+        if int(number) != own and state in "RD":
+            return True
+    return False
 
 
 class Lines:

@@ -14,6 +14,7 @@
 Under hvdrun the step is repeated in the next world when a rank is lost. Under torchrun, or alone, the same program runs in the one
 world that there is. docs/pytorch.md is the guide.
 """
+import atexit
 import os
 import re
 import threading
@@ -47,6 +48,7 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
     it prepares. Under torchrun, or alone, there is a process group when init returns. timeout is that of collectives, for ranks
     that are silent and that nobody reports lost.
     """
+    atexit.register(_worker.rest)
     worker = _worker.Worker.from_environment(f"torch {torch.__version__}")
     if backend == "hvdrun":
         from hvdrun import _backend

@@ -11,7 +11,7 @@ import torch.distributed as dist
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import hvdrun.torch as hvd  # noqa: E402
 from hvdrun._state import broadcast  # noqa: E402
-from hvdrun import _transport  # noqa: E402
+from hvdrun import _transport, _worker  # noqa: E402
 from hvdrun._transport import Transport  # noqa: E402
 
 SIZE = 3
@@ -47,6 +47,15 @@ def job(lost_at=None):
 def all_reduce(left):
     """In place of the operation: left(tensor) is what it leaves."""
     return mock.patch.object(dist, "all_reduce", lambda t, op=None: t.copy_(left(t.clone())))
+
+
+class TestInit(unittest.TestCase):
+    def test_end(self):
+        """Threads of torch let go of tensors before the interpreter ends."""
+        self.addCleanup(dist.destroy_process_group)
+        with mock.patch("atexit.register") as register:
+            hvd.init("gloo")
+        register.assert_any_call(_worker.rest)
 
 
 class TestAgree(unittest.TestCase):

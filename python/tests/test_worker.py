@@ -71,6 +71,42 @@ gc.collect()
         self.assertEqual(out, b"collected by the parent\n")
 
 
+class Rest(unittest.TestCase):
+    def test_waits(self):
+        """A thread that computes without the interpreter, and needs it then, has it before the interpreter ends."""
+        program = """
+import atexit, hashlib, os, threading
+from hvdrun import _worker
+
+def compute():
+    begun.set()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 100000)
+    os.write(1, b"it has the interpreter")
+
+atexit.register(_worker.rest, 600)
+begun = threading.Event()
+threading.Thread(target=compute, daemon=True).start()
+begun.wait()
+"""
+        out = subprocess.run([sys.executable, "-c", program], cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+                             stdout=subprocess.PIPE, check=True).stdout
+        self.assertEqual(out, b"it has the interpreter")
+
+    def test_gives_up(self):
+        """A thread that runs for ever does not keep a program from its end."""
+        stop = threading.Event()
+
+        def run():
+            while not stop.is_set():
+                pass
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        _worker.rest(0.01)
+        stop.set()
+        thread.join()
+
+
 class TestWorker(unittest.TestCase):
     def setUp(self):
         self.peer = Peer()
