@@ -750,7 +750,7 @@ class Transport(_transport.Transport):
     def leave(self):
         self._group = None
         if dist.is_initialized():
-            dist.destroy_process_group()
+            _transport.destroy()
         self._meeting.made()
 
     def prepare(self, world):

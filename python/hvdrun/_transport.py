@@ -88,6 +88,27 @@ def initialize(**arguments):
         sys.excepthook.hvdrun_before = before
 
 
+def destroy(*groups):
+    """destroy_process_group of the groups, or of all."""
+    kept = _backends()
+    for group in groups or [None]:
+        dist.destroy_process_group(group)
+    # ProcessGroup's destructor waits for gloo's threads, and keeps the interpreter, which such a thread may need to let go of a
+    # tensor: torch 2.6 then waits for ever. That of a backend gives the interpreter away.
+    kept.clear()
+
+
+def _backends():
+    """The backends of all groups for tensors of CPUs, where torch tells them: from 2.0 on."""
+    kept = []
+    for group in getattr(getattr(c10d, "_world", None), "pg_map", ()):
+        try:
+            kept.append(group._get_backend(torch.device("cpu")))
+        except (AttributeError, RuntimeError):
+            pass  # it has none
+    return kept
+
+
 def groups_made():
     """What changes when the program makes a process group."""
     names = getattr(c10d, "_world", None)
@@ -169,7 +190,7 @@ class Anew(Transport):
 
     def _destroy(self):
         if dist.is_initialized():
-            dist.destroy_process_group()
+            destroy()
 
     def prepare(self, world):
         self._meeting.prepare(world.get("store"))
@@ -260,8 +281,9 @@ class Reconfigured(Anew):
     def leave(self):
         self._connections.cut()
         if dist.is_initialized():
-            for group in [g for g in c10d._world.pg_map if g is not c10d._get_default_group()]:
-                dist.destroy_process_group(group)  # the program makes its own anew
+            own = [g for g in c10d._world.pg_map if g is not c10d._get_default_group()]
+            if own:
+                destroy(*own)  # the program makes them anew
 
     def connect(self, world):
         if "" in world["handles"]:

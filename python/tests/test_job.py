@@ -3,6 +3,8 @@ import os
 import sys
 import threading
 import unittest
+import weakref
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -56,6 +58,31 @@ class TestInit(unittest.TestCase):
         with mock.patch("atexit.register") as register:
             hvd.init("gloo")
         register.assert_any_call(_worker.rest)
+
+
+class TestDestroy(unittest.TestCase):
+    """A backend ends after its process group, by a destructor of its own."""
+
+    class Backend:
+        pass
+
+    def test_order(self):
+        backend = self.Backend()
+        ends = weakref.ref(backend)
+        groups = [mock.Mock(**{"_get_backend.side_effect": RuntimeError}), SimpleNamespace(_get_backend=lambda device: owned.pop())]
+        owned, seen = [backend], []
+        del backend
+        world = SimpleNamespace(pg_map=groups)
+        destroyed = mock.patch.object(dist, "destroy_process_group", lambda group: seen.append((group, ends() is not None)))
+        with mock.patch.object(_transport.c10d, "_world", world, create=True), destroyed:
+            _transport.destroy()
+        self.assertEqual(seen, [(None, True)])
+        self.assertIsNone(ends())
+
+    def test_some(self):
+        with mock.patch.object(dist, "destroy_process_group") as destroyed:
+            _transport.destroy("one", "two")
+        self.assertEqual(destroyed.call_args_list, [mock.call("one"), mock.call("two")])
 
 
 class TestAgree(unittest.TestCase):
