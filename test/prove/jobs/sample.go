@@ -29,10 +29,12 @@ type sample struct {
 	entered time.Duration // all of its workers have connected and synchronised
 	stepped time.Duration // all have completed a step
 
-	pause time.Duration // growth: longest between two steps of an old worker, less a median step
-	usual time.Duration // growth: median step of the old workers before
-	step  time.Duration // growth: median step of the old workers while newcomers prepare
-	still time.Duration // growth: longest time of an old worker outside its training function, from its last step to the next world
+	pause  time.Duration // growth: longest between two steps of an old worker, less a median step
+	usual  time.Duration // growth: median step of the old workers before
+	step   time.Duration // growth: median step of the old workers while newcomers prepare
+	beside time.Duration // growth: like pause, but only within the old world
+	across time.Duration // growth: like pause, but only from one world to the next
+	still  time.Duration // growth: longest time of an old worker outside its training function, from its last step to the next world
 }
 
 // observe records the times of the driver's events up to the next world.
@@ -105,7 +107,7 @@ func (s *sample) growth(j *job) {
 	last := make(map[int]int64) // time of the last step of each old worker
 	var gaps, meanwhile report.Spread
 	longest := make(map[int]time.Duration)
-	ended := make(map[int]bool)
+	ended, crossed := make(map[int]bool), make(map[int]bool)
 	for _, l := range j.Lines {
 		if at, known := last[l.PID]; known && l.Event == steplog.Enter && l.Generation == s.generation+1 {
 			s.still = max(s.still, time.Duration(l.Time-at))
@@ -126,11 +128,18 @@ func (s *sample) growth(j *job) {
 		if l.Generation == s.generation && l.Time < s.at.Add(s.told).UnixNano() {
 			meanwhile = append(meanwhile, time.Duration(l.Time-before))
 		}
-		longest[l.PID] = max(longest[l.PID], time.Duration(l.Time-before))
+		gap := time.Duration(l.Time - before)
+		longest[l.PID] = max(longest[l.PID], gap)
+		if l.Generation == s.generation {
+			s.beside = max(s.beside, gap)
+		} else if !crossed[l.PID] {
+			crossed[l.PID], s.across = true, max(s.across, gap)
+		}
 		ended[l.PID] = l.Time >= to && l.Generation > s.generation
 	}
 	s.usual, s.step = gaps.Quantile(0.5), meanwhile.Quantile(0.5)
-	s.pause = slices.Max(append(slices.Collect(maps.Values(longest)), 0)) - gaps.Quantile(0.5)
+	s.pause = slices.Max(append(slices.Collect(maps.Values(longest)), 0)) - s.usual
+	s.beside, s.across = max(0, s.beside-s.usual), max(0, s.across-s.usual)
 }
 
 // hear computes when the last worker of the disturbed world received the update.
@@ -196,6 +205,8 @@ func (t *trial) tellGrowths(from int, samples []sample) {
 		{"pause outside of training", func(s sample) time.Duration { return s.still }},
 		{"median step before", func(s sample) time.Duration { return s.usual }},
 		{"median step while newcomers prepare", func(s sample) time.Duration { return s.step }},
+		{"longest step before, beyond a median", func(s sample) time.Duration { return s.beside }},
+		{"step into the world, beyond a median", func(s sample) time.Duration { return s.across }},
 		{"pause of the old workers", func(s sample) time.Duration { return s.pause }},
 	})...).targets = []report.Target{{Name: "median", Quantile: 0.5, Limit: 20 * time.Millisecond}}
 }
