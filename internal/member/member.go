@@ -33,7 +33,7 @@ type Config struct {
 	Network identity.Network
 	// Widen is as in rendezvous.ClientConfig.
 	Widen func() ([]string, error)
-	// Socket is as in rendezvous.ClientConfig.
+	// Socket is as in rendezvous.ClientConfig. New closes it if it fails.
 	Socket net.Conn
 	// Stacks is as in notify.Service. Nil: the worker is this process.
 	Stacks func(ctx context.Context, mostBytes int) ([]byte, error)
@@ -59,11 +59,15 @@ type Member struct {
 }
 
 // New opens the notification service, and does no other I/O. The caller must close the member.
-func New(cfg Config) (*Member, error) {
+func New(cfg Config) (_ *Member, err error) {
+	defer func() {
+		if err != nil && cfg.Socket != nil {
+			_ = cfg.Socket.Close()
+		}
+	}()
 	m := &Member{driver: identity.DriverAddrs{
 		Direct: cfg.Worker.DriverDirect, DirectTimeout: directTimeout, Addr: cfg.Worker.DriverAddr, Timeout: dialTimeout,
 	}}
-	var err error
 	if m.Credentials, err = identity.Decode(cfg.Worker.Credentials); err != nil {
 		return nil, fmt.Errorf("credentials: %w", err)
 	}

@@ -190,9 +190,6 @@ func (p *proxy) hello(ctx context.Context, r request) error {
 	}
 	p.member, err = member.New(own)
 	if err != nil {
-		if own.Socket != nil {
-			_ = own.Socket.Close()
-		}
 		return err
 	}
 	p.news, p.last = make(chan struct{}, 1), make(chan struct{})

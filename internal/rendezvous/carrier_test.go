@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -266,5 +267,22 @@ func TestCallsOfMany(t *testing.T) {
 	}
 	if f.number == 0 || len(f.members) < manyMembers {
 		t.Errorf("%d bytes of members were left to the agent", len(f.members))
+	}
+}
+
+// TestUnusedSocket: a client that is closed before its first call closes its socket, for which the
+// launcher waits.
+func TestUnusedSocket(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	c, err := NewClient(ClientConfig{Addr: "127.0.0.1:1", Socket: near, Credentials: newJob(t).credentials(slotOf("a"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if n, err := far.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("%d bytes, %v", n, err)
 	}
 }

@@ -103,7 +103,13 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 }
 
 // Close closes the connection; current calls fail.
-func (c *Client) Close() error { return c.conn.Close() }
+func (c *Client) Close() error {
+	err := c.conn.Close()
+	if c.cfg.Socket != nil {
+		_ = c.cfg.Socket.Close() // the connection has closed it, if there was a call
+	}
+	return err
+}
 
 // Join asks for a world newer than j.After of which this worker is a member, and blocks until there
 // is one, possibly for ever. It repeats the request when the connection breaks. It returns
