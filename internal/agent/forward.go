@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -185,16 +186,20 @@ func (t *turns) driver() bool {
 	return t.n.CompareAndSwap(2, 3)
 }
 
+var errElsewhere = errors.New("the driver is elsewhere")
+
 // dialForCalls connects to the driver at addr.
 func (f *forwarder) dialForCalls(ctx context.Context, addr string) (net.Conn, error) {
+	to := netip.MustParseAddrPort(addr) // it is one
 	conn, err := wire.Dial(ctx, addr)
 	if err != nil {
-		f.failed(netip.MustParseAddrPort(addr), time.Now(), err) // it is one
+		f.failed(to, time.Now(), err)
 		return nil, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.unreached = unreached{}
+	if !f.keep(to) {
+		conn.Close()
+		return nil, errElsewhere
+	}
 	return conn, nil
 }
 
