@@ -74,8 +74,8 @@ type job struct {
 	heard     recorder
 	server    *Server
 	addr      string
-	stop      func()   // ends Serve and waits for it
-	admitted  []string // workers
+	stop      func()             // ends Serve and waits for it
+	admitted  []identity.Subject // workers
 }
 
 func quiet() logrus.FieldLogger {
@@ -106,7 +106,7 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 		j.t.Fatal(err)
 	}
 	if s.Role == identity.Worker {
-		j.admitted = append(j.admitted, s.Incarnation)
+		j.admitted = append(j.admitted, s)
 		j.server.Admit(s)
 	}
 	return c
@@ -116,8 +116,8 @@ func (j *job) serve(ln *identity.Listener) {
 	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Log: quiet()})
-	for _, inc := range j.admitted {
-		j.server.Admit(identity.Subject{Incarnation: inc})
+	for _, s := range j.admitted {
+		j.server.Admit(s)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
