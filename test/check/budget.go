@@ -175,13 +175,31 @@ func (b budget) dearest(all []usage, n int) string {
 	return text.String()
 }
 
-// exceeded says which packages took more than they may.
-func (b budget) exceeded(all []usage) (over []string) {
+// exceeded says which packages took more than they may. A slow machine is no fault of theirs:
+// where all other packages took more than half of what they may, which is more than they take
+// elsewhere, a package is not judged, and slow has it.
+func (b budget) exceeded(all []usage) (over, slow []string) {
+	took, may := 0.0, 0.0
 	for _, u := range all {
-		if l := b.of(u.Dir); u.Seconds > l.seconds {
-			over = append(over, fmt.Sprintf("%s took %.1f s of processor time, and has %.0f s in test/check/budget.txt: "+
-				"make its tests cheaper, or raise the line and say why", u.Dir, u.Seconds, l.seconds))
+		if l, is := b.lines[u.Dir]; is {
+			took, may = took+u.Seconds, may+l.seconds
 		}
 	}
-	return over
+	for _, u := range all {
+		l := b.of(u.Dir)
+		if u.Seconds <= l.seconds {
+			continue
+		}
+		othersTook, othersMay := took, may
+		if _, is := b.lines[u.Dir]; is {
+			othersTook, othersMay = took-u.Seconds, may-l.seconds
+		}
+		text := fmt.Sprintf("%s took %.1f s of processor time, and has %.0f s in test/check/budget.txt", u.Dir, u.Seconds, l.seconds)
+		if 2*othersTook > othersMay {
+			slow = append(slow, fmt.Sprintf("%s; all others took %.0f s of %.0f s: the machine is slow", text, othersTook, othersMay))
+		} else {
+			over = append(over, text+": make its tests cheaper, or raise the line and say why")
+		}
+	}
+	return over, slow
 }

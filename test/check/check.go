@@ -75,7 +75,10 @@ func check(ctx context.Context) error {
 	c.out.failures(c.tests.failures)
 	all, readErr := readUsage(c.usageFile(), c.root)
 	c.out.line("\nThe dearest packages:\n%s", c.budget.dearest(all, 20))
-	over := c.budget.exceeded(all)
+	over, slow := c.budget.exceeded(all)
+	for _, text := range slow {
+		c.out.line("not judged: %s", text)
+	}
 	for _, text := range over {
 		c.out.line("OVER BUDGET: %s", text)
 	}

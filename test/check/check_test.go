@@ -33,9 +33,13 @@ func TestParseBudget(t *testing.T) {
 	if !slices.Equal(byKind[plain], []string{"plan"}) || !slices.Equal(byKind[race], []string{"collective"}) {
 		t.Errorf("%v", byKind)
 	}
-	over := b.exceeded([]usage{{Dir: "plan", Seconds: 3.9}, {Dir: "collective", Seconds: 9.6}})
-	if len(over) != 1 || !strings.HasPrefix(over[0], "collective took 9.6 s") {
-		t.Errorf("%q", over)
+	over, slow := b.exceeded([]usage{{Dir: "plan", Seconds: 3.9}, {Dir: "collective", Seconds: 9.6}, {Dir: "test/e2e", Seconds: 40}})
+	if len(over) != 1 || len(slow) != 0 || !strings.HasPrefix(over[0], "collective took 9.6 s") {
+		t.Errorf("%q, %q", over, slow)
+	}
+	over, slow = b.exceeded([]usage{{Dir: "collective", Seconds: 9.6}, {Dir: "test/e2e", Seconds: 40.1}})
+	if len(over) != 0 || len(slow) != 1 || !strings.Contains(slow[0], "all others took 40 s of 80 s") {
+		t.Errorf("%q, %q on a slow machine", over, slow)
 	}
 	for text, want := range map[string]string{
 		"":                              "no line for *",
@@ -82,7 +86,8 @@ func TestDivided(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if all, err := readUsage(file, "/module"); err != nil || len(b.exceeded(all)) != 1 || all[0].Wall != 2 {
+	all, err := readUsage(file, "/module")
+	if over, _ := b.exceeded(all); err != nil || len(over) != 1 || all[0].Wall != 2 {
 		t.Errorf("two runs of 5 s are %+v, %v", all, err)
 	}
 }

@@ -10,7 +10,7 @@
 // process behind.
 //
 // Nothing is decided by the clock: a package fails when it takes more processor time than its line
-// in budget.txt allows, a quantity that other load of the machine changes little.
+// in budget.txt allows, unless all others are slow too.
 package main
 
 import (
