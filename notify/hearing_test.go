@@ -14,14 +14,27 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 )
 
+// callers are all workers, and agents that speak for all but the stranger.
+type callers struct{}
+
+func (callers) Worker(ctx context.Context) (identity.Subject, error) {
+	return wire.Caller(ctx, identity.SubjectOf)
+}
+
+func (callers) Speaks(ctx context.Context, incarnation string) (identity.Subject, error) {
+	from, err := wire.Caller(ctx, identity.SubjectOf)
+	if err != nil || from.Role != identity.Agent || incarnation == "stranger" {
+		return from, status.Error(codes.PermissionDenied, "")
+	}
+	return subject(incarnation), nil
+}
+
 // driver serves Hear, and returns its address. The returned function ends that.
 func (j *job) driver() (addr string, stop func()) {
 	j.t.Helper()
 	ln := listen(j.t, "127.0.0.1:0")
-	conf := j.pusher.cfg.Credentials.ServerTLS(identity.Worker)
-	register := func(r grpc.ServiceRegistrar) {
-		j.pusher.Register(r, func(ctx context.Context) (identity.Subject, error) { return wire.Caller(ctx, identity.SubjectOf) })
-	}
+	conf := j.pusher.cfg.Credentials.ServerTLS(identity.Worker, identity.Agent)
+	register := func(r grpc.ServiceRegistrar) { j.pusher.Register(r, callers{}) }
 	stop = j.start("Serve", func(ctx context.Context) error { return wire.Serve(ctx, ln, conf, register, func() {}) })
 	return ln.Addr().String(), stop
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -84,7 +83,7 @@ type target struct {
 	supersede context.CancelFunc // ends the current attempt
 	dialed    bool               // it has a goroutine, or is to have one
 	hears     bool               // it has called Hear
-	call      chan state         // answers its Hear, which waits; capacity 1; nil: none does
+	call      *waitingCall       // that waits; nil: none does
 	late      *time.Timer        // dials a target that hears and has not called again; nil: it need not
 }
 
@@ -185,7 +184,7 @@ func (p *Pusher) set(targets []Target, change func(*state) bool) {
 		case ok && t.Addr == "": // it has called Hear before
 			t.Target = to
 		case ok && t.Target != to:
-			t.forget()
+			t.end()
 			ok = false
 		}
 		if !ok {
@@ -227,8 +226,16 @@ func (p *Pusher) Forget(incarnation string) {
 	defer p.mu.Unlock()
 	if t, ok := p.targets[incarnation]; ok {
 		delete(p.targets, incarnation)
-		t.forget()
+		t.end()
 	}
+}
+
+// end forgets the target, and ends its call.
+func (t *target) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.endCall()
+	t.forget()
 }
 
 // set applies change to what the target must know, and answers its call with it. It reports whether
@@ -243,7 +250,7 @@ func (t *target) set(change func(*state) bool, p *Pusher) bool {
 	t.supersede()
 	signal(t.wake)
 	if t.call != nil {
-		t.call <- t.want
+		t.call.answer(t.want)
 		t.call = nil
 	}
 	if t.hears {
@@ -383,99 +390,4 @@ func (p *Pusher) attempt(t *target, rpc notifypb.NotificationClient) (w state, d
 		_, err = rpc.HostsUpdated(ctx, w.request(), grpc.WaitForReady(true))
 	}
 	return w, due, err
-}
-
-// Register adds the service by which targets hear from the pusher to a server of the driver. caller
-// returns the worker that makes a call, or an error for one that may not.
-func (p *Pusher) Register(r grpc.ServiceRegistrar, caller func(context.Context) (identity.Subject, error)) {
-	notifypb.RegisterHearingServer(r, hearing{p: p, caller: caller})
-}
-
-type hearing struct {
-	notifypb.UnimplementedHearingServer
-	p      *Pusher
-	caller func(context.Context) (identity.Subject, error)
-}
-
-func (h hearing) Hear(ctx context.Context, req *notifypb.HearRequest) (*notifypb.HostsUpdatedRequest, error) {
-	from, err := h.caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	t := h.p.hearer(from)
-	w, known, call := h.p.hear(t, req)
-	if known {
-		h.p.acknowledge(t, w)
-	}
-	if call == nil {
-		return w.request(), nil
-	}
-	if h.p.waits != nil {
-		h.p.waits(from.Incarnation)
-	}
-	select {
-	case w, ok := <-call:
-		if !ok {
-			return nil, status.Error(codes.Aborted, "superseded by another call of the same worker")
-		}
-		return w.request(), nil
-	case <-ctx.Done():
-		h.p.hangUp(t, call)
-		return nil, status.FromContextError(ctx.Err()).Err()
-	case <-t.ctx.Done():
-		return nil, status.Error(codes.Aborted, "the worker has joined with another address, or has ended")
-	case <-h.p.done:
-		return nil, status.Error(codes.Unavailable, "the driver is stopping")
-	}
-}
-
-// hearer returns the target that calls, which may be new.
-func (p *Pusher) hearer(from identity.Subject) *target {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if t := p.targets[from.Incarnation]; t != nil {
-		return t
-	}
-	return p.add(Target{Subject: from})
-}
-
-// hear takes the place of the target's last call. It returns what the target must know, and whether
-// it knows that; then call answers, once there is something else.
-func (p *Pusher) hear(t *target, req *notifypb.HearRequest) (w state, known bool, call chan state) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.call != nil {
-		close(t.call)
-		t.call = nil
-	}
-	t.hears = true
-	if w = t.want; !w.knownTo(req) {
-		p.expect(t)
-		return w, false, nil
-	}
-	t.call = make(chan state, 1)
-	return w, true, t.call
-}
-
-// knownTo reports whether a worker knows all of w, by what it says.
-func (w state) knownTo(req *notifypb.HearRequest) bool {
-	lost := w.loss.Generation > req.GetLostGeneration() ||
-		w.loss.Generation == req.GetLostGeneration() && uint64(len(w.loss.Ranks)) > uint64(req.GetLostRanks())
-	return w.update.Seq <= req.GetSeq() && !lost
-}
-
-// hangUp ends a call that waits. A target that has only ever called is forgotten.
-func (p *Pusher) hangUp(t *target, call chan state) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.call != call {
-		return
-	}
-	t.call = nil
-	if id := t.Subject.Incarnation; t.Addr == "" && p.targets[id] == t {
-		delete(p.targets, id)
-		t.forget()
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -14,7 +15,9 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
+	"github.com/hvdrun/hvdrun/notify"
 )
 
 // workerKey is the key of gRPC's metadata with which a Carrier names, by its incarnation, the
@@ -31,9 +34,13 @@ const manyMembers = 16 << 10
 type Carrier struct {
 	sockets *wire.Known // whose clients are incarnations
 
-	mu   sync.Mutex
-	to   string
-	conn *grpc.ClientConn // nil: no driver was set
+	hears *notify.Relay
+
+	mu    sync.Mutex
+	to    string
+	conn  *grpc.ClientConn // nil: no driver was set
+	aimed chan struct{}    // closed and replaced by Aim
+	each  bool             // the driver cannot hear for all
 
 	fetching sync.Mutex
 	number   uint64 // of members; 0: none
@@ -41,7 +48,9 @@ type Carrier struct {
 }
 
 // NewCarrier returns a Carrier of no driver. It starts nothing.
-func NewCarrier() *Carrier { return &Carrier{sockets: wire.NewKnown()} }
+func NewCarrier() *Carrier {
+	return &Carrier{sockets: wire.NewKnown(), hears: notify.NewRelay(), aimed: make(chan struct{})}
+}
 
 // Take takes the calls of a worker by the launcher's end of its socket, and closes that. It blocks
 // until the socket is closed, and until Run has begun.
@@ -49,8 +58,60 @@ func (c *Carrier) Take(conn net.Conn, incarnation string) { c.sockets.Take(conn,
 
 // Run carries calls until ctx ends; it must be called once.
 func (c *Carrier) Run(ctx context.Context) {
+	var hearing sync.WaitGroup
+	defer hearing.Wait()
+	hearing.Go(func() { c.hear(ctx) })
+	carry := wire.CarryCalls(wire.Carrying{To: c.at, Instead: c.relay, Complete: c.complete})
 	nothing := func(grpc.ServiceRegistrar) {}
-	_ = c.sockets.Serve(ctx, wire.CallsOfWorker, nothing, c.release, wire.CarryCalls(c.at, c.complete)...) // nil: ctx has ended
+	_ = c.sockets.Serve(ctx, wire.CallsOfWorker, nothing, c.release, carry...) // nil: ctx has ended
+}
+
+// hear hears for all workers until ctx ends.
+func (c *Carrier) hear(ctx context.Context) {
+	for ctx.Err() == nil {
+		c.mu.Lock()
+		conn, aimed := c.conn, c.aimed
+		c.mu.Unlock()
+		var err error
+		if conn != nil {
+			err = c.hears.Run(ctx, conn)
+		}
+		each := status.Code(err) == codes.Unimplemented
+		if conn == nil || each {
+			c.mu.Lock()
+			c.each = each && c.conn == conn
+			c.mu.Unlock()
+			select {
+			case <-aimed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		timer := time.NewTimer(retryPause)
+		select {
+		case <-timer.C:
+		case <-aimed: // the connection was given up
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// relay answers the Hear of a worker, unless the driver is to.
+func (c *Carrier) relay(ctx context.Context, method string, request mem.BufferSlice) (reply []byte, done bool, err error) {
+	if method != notifypb.Hearing_Hear_FullMethodName {
+		return nil, false, nil
+	}
+	c.mu.Lock()
+	each := c.each
+	c.mu.Unlock()
+	var knows notifypb.HearRequest
+	if each || proto.Unmarshal(request.Materialize(), &knows) != nil {
+		return nil, false, nil
+	}
+	incarnation, _ := wire.KnownCaller(ctx).(string)
+	reply, err = c.hears.Hear(ctx, incarnation, &knows)
+	return reply, true, err
 }
 
 func (c *Carrier) release() {
@@ -81,7 +142,9 @@ func (c *Carrier) Aim(to, credentials string, dial func(ctx context.Context, add
 	if c.conn != nil {
 		_ = c.conn.Close()
 	}
-	c.to, c.conn = to, conn
+	c.to, c.conn, c.each = to, conn, false
+	close(c.aimed)
+	c.aimed = make(chan struct{})
 	conn.Connect() // before the first worker calls
 	return nil
 }
@@ -149,20 +212,40 @@ func (c *Carrier) fetch(ctx context.Context, number uint64) ([]byte, error) {
 	return c.members, nil
 }
 
-// carried returns the worker whose call an agent carries. An agent speaks for workers of its own
-// host only.
+// carried returns the worker whose call an agent carries.
 func (s *Server) carried(ctx context.Context, agent identity.Subject) (identity.Subject, error) {
 	names := metadata.ValueFromIncomingContext(ctx, workerKey)
 	if len(names) != 1 {
 		return agent, status.Error(codes.Unauthenticated, "an agent names the worker whose call it carries")
 	}
+	return s.of(agent, names[0])
+}
+
+// of returns the worker with that incarnation, if an agent speaks for it, as for those of its own
+// host only.
+func (s *Server) of(agent identity.Subject, incarnation string) (identity.Subject, error) {
 	s.mu.Lock()
-	worker, ok := s.admitted[names[0]]
+	worker, ok := s.admitted[incarnation]
 	s.mu.Unlock()
 	if !ok || worker.Host != agent.Host {
 		return agent, errExpelled
 	}
 	return worker, nil
+}
+
+// callers are a Server's.
+type callers struct{ s *Server }
+
+// Worker implements notify.Callers.
+func (c callers) Worker(ctx context.Context) (identity.Subject, error) { return c.s.caller(ctx) }
+
+// Speaks implements notify.Callers.
+func (c callers) Speaks(ctx context.Context, incarnation string) (identity.Subject, error) {
+	from, _ := wire.KnownCaller(ctx).(identity.Subject)
+	if from.Role != identity.Agent {
+		return from, status.Error(codes.PermissionDenied, "only an agent speaks for workers")
+	}
+	return c.s.of(from, incarnation)
 }
 
 // isCarried returns whether an agent carries a call.

@@ -11,7 +11,12 @@ import (
 	"sync"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
+	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -99,6 +104,51 @@ func TestCallsOfTheNextDriver(t *testing.T) {
 	<-j.heard.joins
 	j.publish(2, 0, 0, "a")
 	j.world("a", joined, 2, 0)
+}
+
+// TestCarrierHears: workers hear from the driver by their agent's one call, also from a driver that
+// takes over. A worker of another host hears nothing.
+func TestCarrierHears(t *testing.T) {
+	j := newJob(t)
+	c := j.carrier()
+	ctx, cancel := context.WithCancel(t.Context())
+	var hearing sync.WaitGroup
+	defer hearing.Wait()
+	defer cancel()
+	services := map[string]*notify.Service{"a": notify.NewService(nil), "a2": notify.NewService(nil)}
+	second := slotOf("a")
+	second.Incarnation = "a2"
+	j.credentials(second)
+	targets := []notify.Target{{Subject: slotOf("a"), Addr: "127.0.0.1:1"}, {Subject: second, Addr: "127.0.0.1:1"}}
+	for inc, s := range services {
+		client := j.carried(c, inc)
+		hearing.Go(func() { s.Hear(ctx, client.Call) })
+	}
+	told := func(seq uint64) {
+		t.Helper()
+		j.pusher.Push(targets, notify.Update{Seq: seq, Generation: 1})
+		for _, s := range services {
+			for _, news := s.Loss(); s.Latest().Seq < seq; _, news = s.Loss() {
+				<-news
+			}
+		}
+	}
+	told(1)
+	told(2)
+	j.credentials(slotOf("b"))
+	other := j.carried(c, "b")
+	if _, err := notifypb.NewHearingClient(other.conn).Hear(ctx, &notifypb.HearRequest{}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a worker of another host: %v", err)
+	}
+	j.stop()
+	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.addr = ln.Addr().String()
+	j.serve(ln)
+	j.aim(c)
+	told(3)
 }
 
 // TestCallsWithoutSocket: a worker whose socket is broken calls by a connection of its own.

@@ -28,6 +28,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
+	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
@@ -73,6 +74,7 @@ type job struct {
 	authority *identity.Authority
 	heard     recorder
 	server    *Server
+	pusher    *notify.Pusher
 	addr      string
 	stop      func()             // ends Serve and waits for it
 	admitted  []identity.Subject // workers
@@ -115,13 +117,15 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 func (j *job) serve(ln *identity.Listener) {
 	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
-	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Log: quiet()})
+	j.pusher = notify.NewPusher(notify.PusherConfig{Credentials: driver, Log: quiet()})
+	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Also: j.pusher.Register, Log: quiet()})
 	for _, s := range j.admitted {
 		j.server.Admit(s)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
 	go func() { done <- j.server.Serve(ctx, ln) }()
+	go func() { done <- j.pusher.Run(ctx) }()
 	stopped := false
 	j.stop = func() {
 		if stopped {
@@ -129,7 +133,7 @@ func (j *job) serve(ln *identity.Listener) {
 		}
 		stopped = true
 		cancel()
-		if err := <-done; err != nil {
+		if err := errors.Join(<-done, <-done); err != nil {
 			j.t.Errorf("Serve: %v", err)
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
+	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -62,9 +63,8 @@ type ServerConfig struct {
 	DataKey func(generation uint64) identity.DataKey
 	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
 	Tasks Tasks
-	// Also adds other services for the same workers. caller returns the worker that makes a call,
-	// or an error for one that may not. Nil: there are none.
-	Also func(r grpc.ServiceRegistrar, caller func(context.Context) (identity.Subject, error))
+	// Also adds other services for the same workers. Nil: there are none.
+	Also func(r grpc.ServiceRegistrar, who notify.Callers)
 	// Store serves a connection of a worker to a store for programs in other languages, until the
 	// worker closes it. Nil: they are refused.
 	Store func(conn net.Conn) error
@@ -262,7 +262,7 @@ func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	register := func(r grpc.ServiceRegistrar) {
 		rendezvouspb.RegisterRendezvousServer(r, service{s: s})
 		if s.cfg.Also != nil {
-			s.cfg.Also(r, s.caller)
+			s.cfg.Also(r, callers{s})
 		}
 	}
 	raw := []wire.Raw{{

@@ -162,24 +162,36 @@ func (o overInherited) Clone() credentials.TransportCredentials {
 	return overInherited{o.TransportCredentials.Clone()}
 }
 
+// Carrying are the functions of a server that carries calls.
+type Carrying struct {
+	// To returns the connection at which to make a call, and the context.
+	To func(ctx context.Context) (context.Context, grpc.ClientConnInterface)
+	// Instead returns the encoded reply to a call that is not to be made there.
+	Instead func(ctx context.Context, method string, request mem.BufferSlice) (reply []byte, done bool, err error)
+	// Complete returns the reply to a call for the one that was made there, which it takes over.
+	Complete func(ctx context.Context, method string, reply mem.BufferSlice) (mem.BufferSlice, error)
+}
+
 // CarryCalls returns the options of a server that implements no service. It makes every call, of
-// one request and one reply, at the connection that to returns, with the context that to returns,
-// and answers with what complete returns for the answer; complete takes that over. A call waits for
-// the connection as long as its client does.
-func CarryCalls(
-	to func(ctx context.Context) (context.Context, grpc.ClientConnInterface),
-	complete func(ctx context.Context, method string, reply mem.BufferSlice) (mem.BufferSlice, error),
-) []grpc.ServerOption {
+// one request and one reply, at another connection. A call waits for the connection as long as its
+// client does.
+func CarryCalls(by Carrying) []grpc.ServerOption {
 	carry := func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream) // there is one: this is a handler
 		var request, reply message
 		if err := stream.RecvMsg(&request); err != nil {
 			return err
 		}
-		ctx, conn := to(stream.Context())
+		if own, done, err := by.Instead(stream.Context(), method, request.BufferSlice); done {
+			if err == nil {
+				err = stream.SendMsg(&message{mem.BufferSlice{mem.SliceBuffer(own)}})
+			}
+			return err
+		}
+		ctx, conn := by.To(stream.Context())
 		err := conn.Invoke(ctx, method, &request, &reply, grpc.ForceCodecV2(unread{}), grpc.WaitForReady(true))
 		if err == nil {
-			reply.BufferSlice, err = complete(stream.Context(), method, reply.BufferSlice)
+			reply.BufferSlice, err = by.Complete(stream.Context(), method, reply.BufferSlice)
 		}
 		switch {
 		case err == nil:
