@@ -657,37 +657,14 @@ func (l *loop) start(a decide.StartWorker) {
 	l.procs[a.ID] = p
 	l.meet.Admit(p.subject)
 	l.stalls.expect(a.ID)
-	l.wg.Go(func() {
-		ended, all := make(chan job.Exit, 1), make(chan job.Exit, 1)
-		l.output.Go(func() {
-			defer stop()
-			all <- l.runWorker(ctx, a, p, func(err error) { ended <- exitOf(err) })
-			if p.over.Load() {
-				l.outputs.note(outputNote{Worker: a.ID, Ended: true}) // again: notes may have followed the first one
-			}
-		})
-		var exit job.Exit
-		var ran []string
-		ask := func() {
-			if l.cfg.Tasks != nil && !exit.Unkillable && exit.Err == nil {
-				ran = l.cfg.Tasks.Ended(a.ID, p.stopped.Load())
-			}
+	l.wg.Add(1) // until its end is posted
+	l.output.Go(func() {
+		defer stop()
+		e := &workerEnd{loop: l, process: p, slot: a.Slot.SlotID, written: make(chan job.Exit, 1)}
+		e.outputWritten(l.runWorker(ctx, a, p, func(err error) { e.processEnded(exitOf(err)) }))
+		if p.over.Load() {
+			l.outputs.note(outputNote{Worker: a.ID, Ended: true}) // again: notes may have followed the first one
 		}
-		select {
-		case exit = <-all:
-			ask()
-		case exit = <-ended:
-			ask()
-			late := time.NewTimer(outputGrace)
-			defer late.Stop()
-			select {
-			case exit = <-all:
-			case <-late.C:
-				p.over.Store(true)
-				l.cfg.Log.Debugf("%v has ended; its output is still being written", a.Slot.SlotID)
-			}
-		}
-		l.post(decide.WorkerEnded{ID: a.ID, Exit: exit, Ran: ran})
 	})
 }
 
