@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -20,6 +21,7 @@ type Relay struct {
 	wake chan struct{} // capacity 1: there is something to tell the driver
 
 	mu      sync.Mutex
+	over    error               // what each call is answered with at once; nil: it waits
 	waiting map[string]*relayed // by incarnation
 	begun   []string            // of waiting, of which the driver was not told
 	ended   []string            // of which the driver was told, and which wait no longer
@@ -42,11 +44,18 @@ func NewRelay() *Relay {
 	return &Relay{wake: make(chan struct{}, 1), waiting: make(map[string]*relayed)}
 }
 
-// Hear is the call Hear of a worker. It returns an encoded HostsUpdatedRequest, or a status of
-// gRPC.
+// ErrEach: the driver cannot hear for all, as one of an older version. It is to be called for each.
+var ErrEach = errors.New("notify: the driver does not hear for all workers of an agent")
+
+// Hear is the call Hear of a worker. It returns an encoded HostsUpdatedRequest, ErrEach, or a
+// status of gRPC.
 func (r *Relay) Hear(ctx context.Context, incarnation string, knows *notifypb.HearRequest) ([]byte, error) {
 	h := &relayed{knows: knows, answer: make(chan answer, 1)}
 	r.mu.Lock()
+	if err := r.over; err != nil {
+		r.mu.Unlock()
+		return nil, err
+	}
 	if before := r.waiting[incarnation]; before != nil {
 		before.answer <- answer{err: errCalledAgain}
 	}
@@ -62,6 +71,8 @@ func (r *Relay) Hear(ctx context.Context, incarnation string, knows *notifypb.He
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 }
+
+var errClosed = status.Error(codes.Unavailable, "the agent's session is over")
 
 var errCalledAgain = status.Error(codes.Aborted, "the worker has called again, has joined with another address, or has ended")
 
@@ -80,8 +91,7 @@ func (r *Relay) hangUp(incarnation string, h *relayed) {
 }
 
 // Run hears from the driver by a connection until ctx or the call ends, and returns why. Calls of
-// workers wait for the next Run then, unless the driver cannot hear for all, as one of an older
-// version: each of them is answered with that.
+// workers wait for the next Run then, unless it returns ErrEach.
 func (r *Relay) Run(ctx context.Context, conn grpc.ClientConnInterface) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var telling sync.WaitGroup
@@ -96,7 +106,8 @@ func (r *Relay) Run(ctx context.Context, conn grpc.ClientConnInterface) error {
 	for {
 		n, err := stream.Recv()
 		if status.Code(err) == codes.Unimplemented {
-			r.giveUp(err)
+			r.giveUp(ErrEach)
+			return ErrEach
 		}
 		if err != nil {
 			return err
@@ -109,6 +120,9 @@ func (r *Relay) Run(ctx context.Context, conn grpc.ClientConnInterface) error {
 func (r *Relay) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.over == ErrEach {
+		r.over = nil
+	}
 	r.begun, r.ended = nil, nil
 	for incarnation, h := range r.waiting {
 		h.told = false
@@ -176,10 +190,16 @@ func (r *Relay) pass(n *notifypb.News) {
 	}
 }
 
-// giveUp answers all calls with an error.
+// Close answers all calls, and those that come, as unavailable.
+func (r *Relay) Close() { r.giveUp(errClosed) }
+
+// giveUp answers all calls, and those that come, with an error.
 func (r *Relay) giveUp(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.over != errClosed {
+		r.over = err
+	}
 	for incarnation, h := range r.waiting {
 		delete(r.waiting, incarnation)
 		h.answer <- answer{err: err}

@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"testing"
@@ -146,7 +147,7 @@ func TestRelayAnswers(t *testing.T) {
 }
 
 // TestRelayOfTheNextDriver: calls that wait wait at the next driver, and there is nothing left of
-// them at the last. A driver that cannot hear for all has each worker call it.
+// them at the last. For a driver that cannot hear for all, each call is answered with that.
 func TestRelayOfTheNextDriver(t *testing.T) {
 	j := newJob(t)
 	stopPusher := j.run()
@@ -186,8 +187,29 @@ func TestRelayOfTheNextDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer old.Close()
-	if err := r.Run(t.Context(), old); status.Code(err) != codes.Unimplemented {
+	if err := r.Run(t.Context(), old); !errors.Is(err, ErrEach) {
 		t.Error(err)
+	}
+	if _, err := r.Hear(t.Context(), "b", &notifypb.HearRequest{}); !errors.Is(err, ErrEach) {
+		t.Error(err)
+	}
+}
+
+// TestRelayCloses: Close ends calls that wait, and those that come later.
+func TestRelayCloses(t *testing.T) {
+	r := NewRelay()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.Hear(t.Context(), "a", &notifypb.HearRequest{})
+		ended <- err
+	}()
+	<-r.wake
+	r.Close()
+	_, err := r.Hear(t.Context(), "a", &notifypb.HearRequest{})
+	for _, err := range []error{err, take(t, "call that waits", ended)} {
+		if status.Code(err) != codes.Unavailable {
+			t.Error(err)
+		}
 	}
 }
 

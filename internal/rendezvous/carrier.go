@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"time"
@@ -40,7 +41,6 @@ type Carrier struct {
 	to    string
 	conn  *grpc.ClientConn // nil: no driver was set
 	aimed chan struct{}    // closed and replaced by Aim
-	each  bool             // the driver cannot hear for all
 
 	fetching sync.Mutex
 	number   uint64 // of members; 0: none
@@ -76,11 +76,7 @@ func (c *Carrier) hear(ctx context.Context) {
 		if conn != nil {
 			err = c.hears.Run(ctx, conn)
 		}
-		each := status.Code(err) == codes.Unimplemented
-		if conn == nil || each {
-			c.mu.Lock()
-			c.each = each && c.conn == conn
-			c.mu.Unlock()
+		if conn == nil || errors.Is(err, notify.ErrEach) {
 			select {
 			case <-aimed:
 			case <-ctx.Done():
@@ -102,19 +98,17 @@ func (c *Carrier) relay(ctx context.Context, method string, request mem.BufferSl
 	if method != notifypb.Hearing_Hear_FullMethodName {
 		return nil, false, nil
 	}
-	c.mu.Lock()
-	each := c.each
-	c.mu.Unlock()
 	var knows notifypb.HearRequest
-	if each || proto.Unmarshal(request.Materialize(), &knows) != nil {
-		return nil, false, nil
+	if proto.Unmarshal(request.Materialize(), &knows) != nil {
+		return nil, false, nil // the driver says what is wrong
 	}
 	incarnation, _ := wire.KnownCaller(ctx).(string)
 	reply, err = c.hears.Hear(ctx, incarnation, &knows)
-	return reply, true, err
+	return reply, !errors.Is(err, notify.ErrEach), err
 }
 
 func (c *Carrier) release() {
+	c.hears.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conn != nil {
@@ -142,7 +136,7 @@ func (c *Carrier) Aim(to, credentials string, dial func(ctx context.Context, add
 	if c.conn != nil {
 		_ = c.conn.Close()
 	}
-	c.to, c.conn, c.each = to, conn, false
+	c.to, c.conn = to, conn
 	close(c.aimed)
 	c.aimed = make(chan struct{})
 	conn.Connect() // before the first worker calls

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -149,6 +150,35 @@ func TestCarrierHears(t *testing.T) {
 	j.serve(ln)
 	j.aim(c)
 	told(3)
+}
+
+// older is the hearing of a driver that cannot hear for all workers of an agent.
+type older struct {
+	notifypb.UnimplementedHearingServer
+}
+
+func (older) Hear(context.Context, *notifypb.HearRequest) (*notifypb.HostsUpdatedRequest, error) {
+	return &notifypb.HostsUpdatedRequest{Seq: 7}, nil
+}
+
+// TestCarrierOfOlderDriver: a driver that cannot hear for all is called for each worker.
+func TestCarrierOfOlderDriver(t *testing.T) {
+	j := newJob(t)
+	j.stop()
+	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.addr = ln.Addr().String()
+	j.also = func(r grpc.ServiceRegistrar, _ notify.Callers) { notifypb.RegisterHearingServer(r, older{}) }
+	j.serve(ln)
+	a := j.carried(j.carrier(), "a")
+	for range 2 {
+		news, err := notifypb.NewHearingClient(a.conn).Hear(t.Context(), &notifypb.HearRequest{})
+		if err != nil || news.GetSeq() != 7 {
+			t.Errorf("%v, %v", news, err)
+		}
+	}
 }
 
 // TestCallsWithoutSocket: a worker whose socket is broken calls by a connection of its own.

@@ -75,6 +75,7 @@ type job struct {
 	heard     recorder
 	server    *Server
 	pusher    *notify.Pusher
+	also      func(grpc.ServiceRegistrar, notify.Callers) // nil: the pusher's
 	addr      string
 	stop      func()             // ends Serve and waits for it
 	admitted  []identity.Subject // workers
@@ -118,7 +119,11 @@ func (j *job) serve(ln *identity.Listener) {
 	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.pusher = notify.NewPusher(notify.PusherConfig{Credentials: driver, Log: quiet()})
-	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Also: j.pusher.Register, Log: quiet()})
+	also := j.also
+	if also == nil {
+		also = j.pusher.Register
+	}
+	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Also: also, Log: quiet()})
 	for _, s := range j.admitted {
 		j.server.Admit(s)
 	}
