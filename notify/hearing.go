@@ -255,10 +255,12 @@ func (t *target) hear(p *Pusher, req *notifypb.HearRequest, c *waitingCall) (w s
 	defer t.mu.Unlock()
 	t.endCall()
 	t.hears = true
-	if w, known = t.want, t.want.knownTo(req); known {
-		t.call = c
-	} else {
+	switch w = t.want; {
+	case t.ctx.Err() != nil: // it was forgotten meanwhile: what is told now has the worker call again
+	case !w.knownTo(req):
 		p.expect(t)
+	default:
+		t.call, known = c, true
 	}
 	return w, known
 }

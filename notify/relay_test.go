@@ -195,6 +195,23 @@ func TestRelayOfTheNextDriver(t *testing.T) {
 	}
 }
 
+// TestForgottenMeanwhile: a call of a target that is forgotten as it begins does not wait.
+func TestForgottenMeanwhile(t *testing.T) {
+	p := newJob(t).pusher
+	of := p.hearer(subject("a"))
+	p.Forget("a")
+	a := newAgentCall()
+	c := a.add("a")
+	w, known := of.hear(p, &notifypb.HearRequest{}, c)
+	if known {
+		t.Fatal("it waits")
+	}
+	c.answer(w)
+	if n := a.take(); len(n) != 1 || len(n[0].GetWhat()) > 0 || n[0].GetRefused() {
+		t.Errorf("%v", n)
+	}
+}
+
 // TestRelayCloses: Close ends calls that wait, and those that come later.
 func TestRelayCloses(t *testing.T) {
 	r := NewRelay()
