@@ -21,7 +21,8 @@ type workerEnd struct {
 	ended, all bool // processEnded, outputWritten was called
 }
 
-// processEnded takes that the process has ended. Its output may still be written. It does not block.
+// processEnded takes that the process has ended. Its output may still be written. It does not
+// block.
 func (e *workerEnd) processEnded(exit job.Exit) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
