@@ -177,7 +177,7 @@ func (b budget) dearest(all []usage, n int) string {
 
 // exceeded says which packages took more than they may. A slow machine is no fault of theirs:
 // where all other packages took more than half of what they may, which is more than they take
-// elsewhere, a package is not judged, and slow has it.
+// elsewhere, a package is not judged, and slow names it.
 func (b budget) exceeded(all []usage) (over, slow []string) {
 	took, may := 0.0, 0.0
 	for _, u := range all {
@@ -194,11 +194,11 @@ func (b budget) exceeded(all []usage) (over, slow []string) {
 		if _, is := b.lines[u.Dir]; is {
 			othersTook, othersMay = took-u.Seconds, may-l.seconds
 		}
-		text := fmt.Sprintf("%s took %.1f s of processor time, and has %.0f s in test/check/budget.txt", u.Dir, u.Seconds, l.seconds)
 		if 2*othersTook > othersMay {
-			slow = append(slow, fmt.Sprintf("%s; all others took %.0f s of %.0f s: the machine is slow", text, othersTook, othersMay))
+			slow = append(slow, fmt.Sprintf("%s %.0f s of %.0f s", u.Dir, u.Seconds, l.seconds))
 		} else {
-			over = append(over, text+": make its tests cheaper, or raise the line and say why")
+			over = append(over, fmt.Sprintf("%s took %.1f s of processor time, and has %.0f s in test/check/budget.txt: "+
+				"make its tests cheaper, or raise the line and say why", u.Dir, u.Seconds, l.seconds))
 		}
 	}
 	return over, slow

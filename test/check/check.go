@@ -76,8 +76,8 @@ func check(ctx context.Context) error {
 	all, readErr := readUsage(c.usageFile(), c.root)
 	c.out.line("\nThe dearest packages:\n%s", c.budget.dearest(all, 20))
 	over, slow := c.budget.exceeded(all)
-	for _, text := range slow {
-		c.out.line("not judged: %s", text)
+	if len(slow) > 0 {
+		c.out.line("over budget, but not judged, since this machine is slow for all packages: %s", strings.Join(slow, ", "))
 	}
 	for _, text := range over {
 		c.out.line("OVER BUDGET: %s", text)
