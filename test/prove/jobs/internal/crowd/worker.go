@@ -28,6 +28,7 @@ import (
 type crew struct {
 	tell    func(news)
 	changed chan struct{} // capacity 1: the newest world has
+	whole   chan struct{} // capacity 1: all have received the newest world
 	started atomic.Int64  // workers
 
 	mu    sync.Mutex
@@ -61,9 +62,6 @@ type worker struct {
 // workers.
 const firstPID = 1 << 23
 
-// watchEvery is the interval at which workers check for updates, as training does in each step.
-const watchEvery = 2 * time.Millisecond
-
 // serveHost is a host: it runs the agent of a job, whose workers are a crew, until that has ended,
 // or orders or ctx end.
 func serveHost(ctx context.Context, conn net.Conn) error {
@@ -84,7 +82,7 @@ func serveHost(ctx context.Context, conn net.Conn) error {
 		return err
 	}
 	var mu sync.Mutex
-	c := &crew{changed: make(chan struct{}, 1), tell: func(n news) {
+	c := &crew{changed: make(chan struct{}, 1), whole: make(chan struct{}, 1), tell: func(n news) {
 		mu.Lock()
 		defer mu.Unlock()
 		if enc.Encode(n) != nil {
@@ -196,6 +194,10 @@ func (c *crew) turn(o order) {
 	}
 	if o.Whole == c.world.generation {
 		close(c.world.whole)
+		select {
+		case c.whole <- struct{}{}:
+		default:
+		}
 	}
 	if o.Over == c.world.generation {
 		c.world.end(o.Kill)
@@ -336,45 +338,48 @@ func (c *crew) count(ctx context.Context) {
 
 // watch tells when all members have received an update.
 func (c *crew) watch(ctx context.Context) {
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
 	for {
+		c.mu.Lock()
+		seq, wait := c.heard()
+		n := news{Heard: seq, At: time.Now().UnixNano()}
+		if seq > 0 {
+			c.world.heard, n.World = true, c.world.generation
+		}
+		c.mu.Unlock()
+		if seq > 0 {
+			c.tell(n)
+			continue
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
-			c.mu.Lock()
-			n := news{Heard: c.heard(), At: time.Now().UnixNano()}
-			if n.Heard > 0 {
-				c.world.heard, n.World = true, c.world.generation
-			}
-			c.mu.Unlock()
-			if n.Heard > 0 {
-				c.tell(n)
-			}
+		case <-wait:
+		case <-c.whole:
 		}
 	}
 }
 
 // heard returns the number of the last update of the current world that all its members of this
-// process have received; 0: none, or told.
-func (c *crew) heard() (seq uint64) {
+// process have received; 0: one of them has not, until wait is closed. Without wait, that does not
+// change in this world.
+func (c *crew) heard() (seq uint64, wait <-chan struct{}) {
 	if c.world == nil || c.world.heard || len(c.world.members) == 0 {
-		return 0
+		return 0, nil
 	}
 	select {
 	case <-c.world.whole:
 	default:
-		return 0
+		return 0, nil
 	}
 	for i, w := range c.world.members {
+		_, news := w.notes.Loss()
 		u := w.notes.Latest()
 		if u.Generation != c.world.generation || u.Change == 0 {
-			return 0
+			return 0, news
 		}
 		if i == 0 || u.Seq < seq {
 			seq = u.Seq
 		}
 	}
-	return seq
+	return seq, nil
 }
