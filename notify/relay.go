@@ -90,13 +90,26 @@ func (r *Relay) hangUp(incarnation string, h *relayed) {
 	}
 }
 
-// Run hears from the driver by a connection until ctx or the call ends, and returns why. Calls of
-// workers wait for the next Run then, unless it returns ErrEach.
+// Run hears from the driver by a connection until ctx or the call ends, and returns why. It uses
+// the connection once a worker waits. Calls of workers wait for the next Run then, unless it
+// returns ErrEach.
 func (r *Relay) Run(ctx context.Context, conn grpc.ClientConnInterface) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var telling sync.WaitGroup
 	defer telling.Wait()
 	defer cancel()
+	r.mu.Lock()
+	if r.over == ErrEach {
+		r.over = nil
+	}
+	r.mu.Unlock()
+	for !r.waits() {
+		select {
+		case <-r.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	stream, err := notifypb.NewHearingClient(conn).HearForAll(ctx, grpc.WaitForReady(true))
 	if err != nil {
 		return err
@@ -116,13 +129,17 @@ func (r *Relay) Run(ctx context.Context, conn grpc.ClientConnInterface) error {
 	}
 }
 
+// waits returns whether a worker waits.
+func (r *Relay) waits() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.waiting) > 0
+}
+
 // begin has all calls that wait be told to another driver.
 func (r *Relay) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.over == ErrEach {
-		r.over = nil
-	}
 	r.begun, r.ended = nil, nil
 	for incarnation, h := range r.waiting {
 		h.told = false

@@ -62,6 +62,26 @@ func (j *job) hearsBy(r *Relay, inc string) (s *Service, stop func()) {
 	})
 }
 
+// hearsUntilWaiting has a worker hear by a relay that may not be hearing yet.
+func (j *job) hearsUntilWaiting(r *Relay, inc string) {
+	j.t.Helper()
+	for {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.Hear(j.t.Context(), inc, &notifypb.HearRequest{})
+			ended <- err
+		}()
+		select {
+		case <-j.calls:
+			return
+		case err := <-ended:
+			if !errors.Is(err, ErrEach) {
+				j.t.Fatal(err)
+			}
+		}
+	}
+}
+
 // await waits until so many workers do what the channel tells.
 func await[T any](t *testing.T, what string, c <-chan T, count int) {
 	t.Helper()
@@ -187,12 +207,23 @@ func TestRelayOfTheNextDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer old.Close()
+	waits := make(chan error, 1)
+	go func() {
+		_, err := r.Hear(t.Context(), "c", &notifypb.HearRequest{})
+		waits <- err
+	}()
 	if err := r.Run(t.Context(), old); !errors.Is(err, ErrEach) {
+		t.Error(err)
+	}
+	if err := take(t, "call that waits", waits); !errors.Is(err, ErrEach) {
 		t.Error(err)
 	}
 	if _, err := r.Hear(t.Context(), "b", &notifypb.HearRequest{}); !errors.Is(err, ErrEach) {
 		t.Error(err)
 	}
+	driver, _ = next.driver()
+	next.relay(r, driver)
+	next.hearsUntilWaiting(r, "d")
 }
 
 // TestForgottenMeanwhile: a call of a target that is forgotten as it begins does not wait.
@@ -209,6 +240,24 @@ func TestForgottenMeanwhile(t *testing.T) {
 	c.answer(w)
 	if n := a.take(); len(n) != 1 || len(n[0].GetWhat()) > 0 || n[0].GetRefused() {
 		t.Errorf("%v", n)
+	}
+}
+
+// TestRelayOfNobody: where no worker waits, as when all have ended before their driver, the driver
+// is not called.
+func TestRelayOfNobody(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	r := NewRelay()
+	cancelled, end := context.WithCancel(t.Context())
+	end()
+	if _, err := r.Hear(cancelled, "a", &notifypb.HearRequest{}); status.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx, nil) }() // a call would panic
+	cancel()
+	if err := take(t, "end of Run", ended); !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }
 
