@@ -83,7 +83,7 @@ func TestDeafClient(t *testing.T) {
 		futures = append(futures, f)
 	}
 	other := p.connect(ConnectConfig{})
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		s, err := other.Status(ctx)
 		if err != nil {
 			t.Fatal(err)

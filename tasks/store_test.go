@@ -191,7 +191,7 @@ func TestRef(t *testing.T) {
 func (p *place) awaitEmpty(t *testing.T) {
 	t.Helper()
 	var left []string
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		left = nil
 		runtime.GC()
 		for _, pattern := range []string{"[0-9a-f]*", ".new-*"} {
@@ -371,7 +371,7 @@ func TestManySources(t *testing.T) {
 // awaitWorkers waits until so many workers have joined.
 func awaitWorkers(t *testing.T, pool *Pool, n int) {
 	t.Helper()
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		s, err := pool.Status(t.Context())
 		return err == nil && len(s.Workers) == n
 	}) {

@@ -83,12 +83,12 @@ func TestToldAndForgotten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !follow.Poll(func() bool { return obeyed.Load() == 1 }) {
+	if !follow.Await(t, func() bool { return obeyed.Load() == 1 }) {
 		t.Fatal("the first task does not begin")
 	}
 	conn.deaf.Lock()
 	first.Cancel()
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		s, err := other.Status(ctx)
 		return err == nil && s.Waiting+s.Ready+s.Running == 0
 	}) {
@@ -126,7 +126,7 @@ func TestCancelUnheard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !follow.Poll(func() bool { return waiting.Load() == 1 }) {
+	if !follow.Await(t, func() bool { return waiting.Load() == 1 }) {
 		t.Fatal("the task does not begin")
 	}
 	conn.mute.Store(true)

@@ -136,7 +136,7 @@ func stop(t *testing.T, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		all, err := Probe(pid)
 		return err == nil && !slices.ContainsFunc(all[0].Threads, func(t stacks.Thread) bool { return t.State != "T" })
 	}) {

@@ -105,7 +105,7 @@ func TestProbe(t *testing.T) {
 	defer func() { _ = cmd.Wait() }()
 	defer func() { _ = cmd.Process.Kill() }()
 	var w stacks.Worker
-	follow.Poll(func() bool {
+	follow.Await(t, func() bool {
 		w.Processes, err = Probe(cmd.Process.Pid)
 		return err != nil || strings.Contains(w.Text(), "read of")
 	})

@@ -190,7 +190,7 @@ func TestJournal(t *testing.T) {
 	}
 	c.say(func(m *taskspb.ToTasks) { m.Left = true })
 	c.end()
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		again.mu.Lock()
 		defer again.mu.Unlock()
 		return again.peers[aClient.GetSession()] == nil && len(again.q.Tasks(aClient.GetSession())) == 0
@@ -227,7 +227,7 @@ func TestJournalIsBounded(t *testing.T) {
 		c.until(func(m *taskspb.FromTasks) bool { return len(m.GetTold()) > 0 })
 		c.say(func(m *taskspb.ToTasks) { m.Releases = append(m.Releases, i+1) })
 	}
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		f, err := os.Open(path)
 		if err != nil {
 			return false
@@ -273,7 +273,7 @@ func TestDiskFull(t *testing.T) {
 		sub := &taskspb.SubmitTask{N: i + 2, Args: args}
 		_ = c.l.Send(sub, func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, sub) })
 	}
-	if !follow.Poll(func() bool {
+	if !follow.Await(t, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.recorder.lost && s.recorder.why != nil
