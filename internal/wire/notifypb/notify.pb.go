@@ -29,7 +29,7 @@ type WaitingWorkers struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Workers that wait for what they do not know yet. Each waits until it is told, once.
 	Begin []*WaitingWorker `protobuf:"bytes,1,rep,name=begin,proto3" json:"begin,omitempty"`
-	// Incarnations of workers that wait no longer.
+	// Incarnations of workers that wait no longer, if they have not begun again.
 	End           []string `protobuf:"bytes,2,rep,name=end,proto3" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
