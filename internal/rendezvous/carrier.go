@@ -76,20 +76,15 @@ func (c *Carrier) hear(ctx context.Context) {
 		if conn != nil {
 			err = c.hears.Run(ctx, conn)
 		}
-		if conn == nil || errors.Is(err, notify.ErrEach) {
-			select {
-			case <-aimed:
-			case <-ctx.Done():
-			}
-			continue
+		var again <-chan time.Time // nil: only another driver helps
+		if conn != nil && !errors.Is(err, notify.ErrEach) {
+			again = time.After(retryPause)
 		}
-		timer := time.NewTimer(retryPause)
 		select {
-		case <-timer.C:
-		case <-aimed: // the connection was given up
+		case <-again:
+		case <-aimed:
 		case <-ctx.Done():
 		}
-		timer.Stop()
 	}
 }
 

@@ -43,6 +43,18 @@ func (j *job) aim(c *Carrier) {
 	}
 }
 
+// move ends the driver; another one begins elsewhere.
+func (j *job) move() {
+	j.t.Helper()
+	j.stop()
+	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.addr = ln.Addr().String()
+	j.serve(ln)
+}
+
 // carried returns the client of a worker of the agent, which has only its socket.
 func (j *job) carried(by *Carrier, inc string) *Client {
 	j.t.Helper()
@@ -94,13 +106,7 @@ func TestCallsOfTheNextDriver(t *testing.T) {
 	c := j.carrier()
 	joined := join(j.carried(c, "a"), Joining{})
 	<-j.heard.joins
-	j.stop()
-	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	j.addr = ln.Addr().String()
-	j.serve(ln)
+	j.move()
 	j.aim(c)
 	<-j.heard.joins
 	j.publish(2, 0, 0, "a")
@@ -141,13 +147,7 @@ func TestCarrierHears(t *testing.T) {
 	if _, err := notifypb.NewHearingClient(other.conn).Hear(ctx, &notifypb.HearRequest{}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a worker of another host: %v", err)
 	}
-	j.stop()
-	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	j.addr = ln.Addr().String()
-	j.serve(ln)
+	j.move()
 	j.aim(c)
 	told(3)
 }
@@ -164,14 +164,8 @@ func (older) Hear(context.Context, *notifypb.HearRequest) (*notifypb.HostsUpdate
 // TestCarrierOfOlderDriver: a driver that cannot hear for all is called for each worker.
 func TestCarrierOfOlderDriver(t *testing.T) {
 	j := newJob(t)
-	j.stop()
-	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	j.addr = ln.Addr().String()
 	j.also = func(r grpc.ServiceRegistrar, _ notify.Callers) { notifypb.RegisterHearingServer(r, older{}) }
-	j.serve(ln)
+	j.move()
 	a := j.carried(j.carrier(), "a")
 	for range 2 {
 		news, err := notifypb.NewHearingClient(a.conn).Hear(t.Context(), &notifypb.HearRequest{})
