@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // Callers says who makes a call of a service of the driver. Its methods return an error, a status
@@ -55,7 +56,7 @@ func (h hearing) Hear(ctx context.Context, req *notifypb.HearRequest) (*notifypb
 	select {
 	case w, ok := <-answer:
 		if !ok {
-			return nil, status.Error(codes.Aborted, "the worker has called again, has joined with another address, or has ended")
+			return nil, errCalledAgain
 		}
 		return w.request(), nil
 	case <-ctx.Done():
@@ -105,6 +106,9 @@ func (h hearing) listen(stream grpc.BidiStreamingServer[notifypb.WaitingWorkers,
 				h.p.hangUp(incarnation, c)
 			}
 		}
+		if a.isFull() {
+			return status.Error(codes.ResourceExhausted, "the agent does not read what its workers are told")
+		}
 		for _, w := range said.GetBegin() {
 			from, err := h.who.Speaks(stream.Context(), w.GetIncarnation())
 			if err != nil {
@@ -124,6 +128,16 @@ type agentCall struct {
 	ended   bool
 	waiting map[string]*waitingCall    // by incarnation
 	news    map[newsKey]*notifypb.News // not sent yet
+	unsent  int                        // workers of news
+}
+
+// mostUnsent bounds the workers that an agent is to be told of. Each waits again once it was told.
+const mostUnsent = 4 * plan.MaxSlots
+
+func (a *agentCall) isFull() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.unsent > mostUnsent
 }
 
 func newAgentCall() *agentCall {
@@ -199,6 +213,7 @@ func (a *agentCall) say(key newsKey, incarnation string, what *state) {
 		a.news[key] = n
 	}
 	n.Incarnations = append(n.Incarnations, incarnation)
+	a.unsent++
 	signal(a.wake)
 }
 
@@ -208,6 +223,7 @@ func (a *agentCall) take() (all []*notifypb.News) {
 	defer a.mu.Unlock()
 	all = slices.Collect(maps.Values(a.news))
 	clear(a.news)
+	a.unsent = 0
 	return all
 }
 

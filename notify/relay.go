@@ -23,14 +23,13 @@ type Relay struct {
 	mu      sync.Mutex
 	over    error               // what each call is answered with at once; nil: it waits
 	waiting map[string]*relayed // by incarnation
-	begun   []string            // of waiting, of which the driver was not told
+	begun   map[string]bool     // of those, the ones of which the driver was not told
 	ended   []string            // of which the driver was told, and which wait no longer
 }
 
 // relayed is a Hear that waits.
 type relayed struct {
 	knows  *notifypb.HearRequest
-	told   bool        // the driver was
 	answer chan answer // capacity 1
 }
 
@@ -41,7 +40,7 @@ type answer struct {
 
 // NewRelay returns a relay of no workers. It starts nothing.
 func NewRelay() *Relay {
-	return &Relay{wake: make(chan struct{}, 1), waiting: make(map[string]*relayed)}
+	return &Relay{wake: make(chan struct{}, 1), waiting: make(map[string]*relayed), begun: make(map[string]bool)}
 }
 
 // ErrEach: the driver cannot hear for all, as one of an older version. It is to be called for each.
@@ -60,7 +59,7 @@ func (r *Relay) Hear(ctx context.Context, incarnation string, knows *notifypb.He
 		before.answer <- answer{err: errCalledAgain}
 	}
 	r.waiting[incarnation] = h
-	r.begun = append(r.begun, incarnation)
+	r.begun[incarnation] = true
 	r.mu.Unlock()
 	signal(r.wake)
 	select {
@@ -83,11 +82,17 @@ func (r *Relay) hangUp(incarnation string, h *relayed) {
 	if r.waiting[incarnation] != h {
 		return
 	}
-	delete(r.waiting, incarnation)
-	if h.told {
+	if !r.begun[incarnation] {
 		r.ended = append(r.ended, incarnation)
 		signal(r.wake)
 	}
+	r.remove(incarnation)
+}
+
+// remove removes the call of a worker; the lock is held.
+func (r *Relay) remove(incarnation string) {
+	delete(r.waiting, incarnation)
+	delete(r.begun, incarnation)
 }
 
 // Run hears from the driver by a connection until ctx or the call ends, and returns why. It uses
@@ -140,10 +145,9 @@ func (r *Relay) waits() bool {
 func (r *Relay) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.begun, r.ended = nil, nil
-	for incarnation, h := range r.waiting {
-		h.told = false
-		r.begun = append(r.begun, incarnation)
+	r.ended = nil
+	for incarnation := range r.waiting {
+		r.begun[incarnation] = true
 	}
 	signal(r.wake)
 }
@@ -174,15 +178,14 @@ func (r *Relay) take() *notifypb.WaitingWorkers {
 	defer r.mu.Unlock()
 	var w notifypb.WaitingWorkers
 	w.End, r.ended = r.ended, nil
-	now := r.begun[:min(len(r.begun), mostBegun)]
-	r.begun = r.begun[len(now):]
-	for _, incarnation := range now {
-		if h := r.waiting[incarnation]; h != nil && !h.told {
-			h.told = true
-			w.Begin = append(w.Begin, &notifypb.WaitingWorker{Incarnation: incarnation, Knows: h.knows})
+	for incarnation := range r.begun {
+		if len(w.Begin) == mostBegun {
+			break
 		}
+		delete(r.begun, incarnation)
+		w.Begin = append(w.Begin, &notifypb.WaitingWorker{Incarnation: incarnation, Knows: r.waiting[incarnation].knows})
 	}
-	if len(w.Begin)+len(w.End)+len(now) == 0 {
+	if len(w.Begin)+len(w.End) == 0 {
 		return nil
 	}
 	return &w
@@ -201,7 +204,7 @@ func (r *Relay) pass(n *notifypb.News) {
 	defer r.mu.Unlock()
 	for _, incarnation := range n.GetIncarnations() {
 		if h := r.waiting[incarnation]; h != nil {
-			delete(r.waiting, incarnation)
+			r.remove(incarnation)
 			h.answer <- a
 		}
 	}
@@ -218,7 +221,7 @@ func (r *Relay) giveUp(err error) {
 		r.over = err
 	}
 	for incarnation, h := range r.waiting {
-		delete(r.waiting, incarnation)
+		r.remove(incarnation)
 		h.answer <- answer{err: err}
 	}
 }

@@ -279,6 +279,33 @@ func TestRelayCloses(t *testing.T) {
 	}
 }
 
+// deaf is an agent, or a worker that plays one, that says much and reads nothing.
+type deaf struct {
+	grpc.BidiStreamingServer[notifypb.WaitingWorkers, notifypb.News]
+	ctx  context.Context
+	said *notifypb.WaitingWorkers
+}
+
+func (d deaf) Context() context.Context                { return d.ctx }
+func (d deaf) Recv() (*notifypb.WaitingWorkers, error) { return d.said, nil }
+
+// TestDeafAgent: what an agent is told and does not read takes a bounded amount of memory.
+func TestDeafAgent(t *testing.T) {
+	d := deaf{ctx: t.Context(), said: &notifypb.WaitingWorkers{}}
+	for range 1000 {
+		d.said.Begin = append(d.said.Begin, &notifypb.WaitingWorker{Incarnation: "stranger"})
+	}
+	a := newAgentCall()
+	err := hearing{p: newJob(t).pusher, who: callers{}}.listen(d, a)
+	if status.Code(err) != codes.ResourceExhausted || a.unsent > mostUnsent+len(d.said.Begin) {
+		t.Errorf("%v, with %d that are not told", err, a.unsent)
+	}
+	a.take()
+	if a.isFull() {
+		t.Error("it is full after all is sent")
+	}
+}
+
 // TestNews: workers that are told the same at about the same time are told by one message.
 func TestNews(t *testing.T) {
 	a := newAgentCall()
