@@ -242,7 +242,7 @@ func (l *loop) serve(ctx context.Context) error {
 	server := rendezvous.NewServer(rendezvous.ServerConfig{
 		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
 		Store: func(conn net.Conn) error { return tcpstore.Serve(conn, &l.store) },
-		Also:  push.Register,
+		Also:  push,
 	})
 	l.meet, l.push = server, push
 	for id, slot := range l.m.Incarnations() { // the previous driver's

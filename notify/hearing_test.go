@@ -8,33 +8,25 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/internal/carry"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 )
 
-// callers are all workers, and agents that speak for all but the stranger.
-type callers struct{}
-
-func (callers) Worker(ctx context.Context) (identity.Subject, error) {
+// caller returns who makes a call of the driver.
+func caller(ctx context.Context) (identity.Subject, error) {
 	return wire.Caller(ctx, identity.SubjectOf)
-}
-
-func (callers) Speaks(ctx context.Context, incarnation string) (identity.Subject, error) {
-	from, err := wire.Caller(ctx, identity.SubjectOf)
-	if err != nil || from.Role != identity.Agent || incarnation == "stranger" {
-		return from, status.Error(codes.PermissionDenied, "")
-	}
-	return subject(incarnation), nil
 }
 
 // driver serves Hear, and returns its address. The returned function ends that.
 func (j *job) driver() (addr string, stop func()) {
 	j.t.Helper()
 	ln := listen(j.t, "127.0.0.1:0")
-	conf := j.pusher.cfg.Credentials.ServerTLS(identity.Worker, identity.Agent)
-	register := func(r grpc.ServiceRegistrar) { j.pusher.Register(r, callers{}) }
+	conf := j.pusher.cfg.Credentials.ServerTLS(identity.Worker)
+	register := func(r grpc.ServiceRegistrar) { j.pusher.Register(r, caller) }
 	stop = j.start("Serve", func(ctx context.Context) error { return wire.Serve(ctx, ln, conf, register, func() {}) })
 	return ln.Addr().String(), stop
 }
@@ -178,6 +170,56 @@ func TestStrangerHears(t *testing.T) {
 	stopDriver()
 	if len(j.pusher.targets) > 0 {
 		t.Error("the target stays")
+	}
+}
+
+// TestHearCarried: a worker whose calls its agent carries is told what those are told that call by
+// themselves, and the bytes of what is the same for many are shared. A call is answered once.
+func TestHearCarried(t *testing.T) {
+	j := newJob(t)
+	j.run()
+	j.acks, j.calls = make(chan ack, 10), make(chan string, 10)
+	hear := j.pusher.Carried()[notifypb.Hearing_Hear_FullMethodName]
+	answers := make(chan carry.Reply, 10)
+	call := func(inc string, knows *notifypb.HearRequest) func() {
+		req, err := proto.Marshal(knows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return hear(subject(inc), req, func(r carry.Reply) { answers <- r })
+	}
+	call("a", &notifypb.HearRequest{})
+	call("b", &notifypb.HearRequest{})
+	j.pusher.Push([]Target{{subject("a"), ""}, {subject("b"), ""}}, update(1))
+	first, second := take(t, "answer", answers), take(t, "answer", answers)
+	var told notifypb.HostsUpdatedRequest
+	if err := proto.Unmarshal(first.Shared, &told); err != nil || told.GetSeq() != 1 || &first.Shared[0] != &second.Shared[0] {
+		t.Errorf("%v, %v; %v", &told, err, second)
+	}
+	call("a", &notifypb.HearRequest{Seq: 1})
+	giveUp := call("a", &notifypb.HearRequest{Seq: 1}) // takes the place of the other
+	if r := take(t, "answer", answers); status.Code(r.Err) != codes.Aborted {
+		t.Errorf("%v", r)
+	}
+	giveUp()
+	call("b", &notifypb.HearRequest{Seq: 1})
+	j.pusher.Push([]Target{{subject("b"), ""}}, update(2))
+	if r := take(t, "answer", answers); r.Err != nil || &r.Shared[0] == &first.Shared[0] {
+		t.Errorf("%v", r)
+	}
+	j.pusher.Forget("b")
+	if len(answers) > 0 || len(j.pusher.targets) > 0 {
+		t.Errorf("%d more answers, %d targets", len(answers), len(j.pusher.targets))
+	}
+}
+
+// TestForgottenMeanwhile: a call of a target that is forgotten as it begins does not wait.
+func TestForgottenMeanwhile(t *testing.T) {
+	p := newJob(t).pusher
+	of := p.hearer(subject("a"))
+	p.Forget("a")
+	if _, known := of.hear(p, &notifypb.HearRequest{}, &waitingCall{}); known {
+		t.Fatal("it waits")
 	}
 }
 

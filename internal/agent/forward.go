@@ -12,8 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/carry"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -24,7 +24,7 @@ const dialTimeout = 20 * time.Second
 // is now. It cannot read the connections: TLS goes from end to end.
 type forwarder struct {
 	ln     *identity.Listener
-	calls  *rendezvous.Carrier
+	calls  *carry.Carrier
 	log    logrus.FieldLogger
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -55,7 +55,7 @@ func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: listening for workers: %w", err)
 	}
-	f := &forwarder{ln: ln, calls: rendezvous.NewCarrier(), log: log, conns: make(map[net.Conn]bool)}
+	f := &forwarder{ln: ln, calls: carry.NewCarrier(), log: log, conns: make(map[net.Conn]bool)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.while, f.leave = context.WithCancel(f.ctx)
 	f.wg.Go(func() { ln.Serve(log, "agent: workers", f.carry) })

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/connectivity"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
@@ -337,16 +338,12 @@ func validPhase(p rendezvouspb.Phase) bool {
 	return p >= rendezvouspb.Phase_PHASE_JOINING && p <= rendezvouspb.Phase_PHASE_FETCHING
 }
 
-func (v service) Beat(ctx context.Context, req *rendezvouspb.BeatRequest) (*rendezvouspb.BeatReply, error) {
-	from, err := v.s.caller(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (s *Server) beat(from identity.Subject, req *rendezvouspb.BeatRequest) (*rendezvouspb.BeatReply, error) {
 	b, err := beatFromWire(req)
 	if err != nil {
-		return nil, v.s.invalid(from, "beat", err)
+		return nil, s.invalid(from, "beat", err)
 	}
-	if h, ok := v.s.cfg.Handler.(BeatHandler); ok {
+	if h, ok := s.cfg.Handler.(BeatHandler); ok {
 		h.Beaten(from, b)
 	}
 	return &rendezvouspb.BeatReply{}, nil

@@ -75,7 +75,6 @@ type job struct {
 	heard     recorder
 	server    *Server
 	pusher    *notify.Pusher
-	also      func(grpc.ServiceRegistrar, notify.Callers) // nil: the pusher's
 	addr      string
 	stop      func()             // ends Serve and waits for it
 	admitted  []identity.Subject // workers
@@ -119,11 +118,7 @@ func (j *job) serve(ln *identity.Listener) {
 	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.pusher = notify.NewPusher(notify.PusherConfig{Credentials: driver, Log: quiet()})
-	also := j.also
-	if also == nil {
-		also = j.pusher.Register
-	}
-	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Also: also, Log: quiet()})
+	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Also: j.pusher, Log: quiet()})
 	for _, s := range j.admitted {
 		j.server.Admit(s)
 	}
@@ -170,6 +165,13 @@ func (j *job) publish(generation uint64, root int, seq uint64, incs ...string) {
 		members = append(members, Member{Incarnation: inc, DataAddrs: []string{inc + ":1", inc + ":2"}})
 	}
 	j.server.Publish(w, members, root, seq)
+}
+
+// arrive makes the call Join of a worker.
+func (j *job) arrive(inc string, req *rendezvouspb.JoinRequest) <-chan answer {
+	answered := make(chan answer, 1)
+	j.server.join(slotOf(inc), req, func(reply *rendezvouspb.JoinReply, err error) { answered <- answer{reply, err} })
+	return answered
 }
 
 type result struct {
@@ -454,8 +456,8 @@ func TestStopReleasesWaiters(t *testing.T) {
 	if e := take(t, "released", err); status.Code(e) != codes.Unavailable {
 		t.Errorf("got %v", e)
 	}
-	if _, w, e := j.server.arrive("b", &rendezvouspb.JoinRequest{}, false); w != nil || status.Code(e) != codes.Unavailable {
-		t.Errorf("a join after the end: %v, %v", w, e)
+	if e := take(t, "answer", j.arrive("b", &rendezvouspb.JoinRequest{})).err; status.Code(e) != codes.Unavailable {
+		t.Errorf("a join after the end: %v", e)
 	}
 }
 

@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/internal/carry"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
-	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -63,13 +63,22 @@ type ServerConfig struct {
 	DataKey func(generation uint64) identity.DataKey
 	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
 	Tasks Tasks
-	// Also adds other services for the same workers. Nil: there are none.
-	Also func(r grpc.ServiceRegistrar, who notify.Callers)
+	// Also is another service for the same workers. Nil: there is none.
+	Also Service
 	// Store serves a connection of a worker to a store for programs in other languages, until the
 	// worker closes it. Nil: they are refused.
 	Store func(conn net.Conn) error
 	// Log receives refused requests. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
+}
+
+// Service is a service of the driver for workers.
+type Service interface {
+	// Register adds it to a server. caller returns the worker that makes a call, or a status of
+	// gRPC for one that may not.
+	Register(r grpc.ServiceRegistrar, caller func(context.Context) (identity.Subject, error))
+	// Carried returns its methods for workers whose calls their agent carries.
+	Carried() map[string]carry.Method
 }
 
 // Tasks is a scheduler of tasks.
@@ -102,12 +111,10 @@ type Server struct {
 	stores    stores
 	widening
 
-	sockets *wire.Known // of workers
-	agents  *wire.Known // each carries the calls of its host's workers
+	sockets *wire.Known   // of workers
+	agents  *wire.Known   // each carries the calls of its host's workers
+	done    chan struct{} // closed when the server stops
 }
-
-// agentCalls bounds the concurrent calls that an agent carries.
-const agentCalls = 4 * plan.MaxSlots
 
 // handles counts the bytes of the handles of all workers.
 type handles struct {
@@ -167,16 +174,10 @@ type published struct {
 // waiter is a Join that waits. Removing it from Server.waiting obliges the remover to answer it,
 // once.
 type waiter struct {
-	after uint64
-	asker
-	narrow bool        // its worker listens on loopback alone, and need not
-	answer chan answer // capacity 1
-}
-
-// asker is what the answer to a join depends on.
-type asker struct {
-	has     uint64 // number of the members that the worker has; 0: none
-	carried bool   // an agent carries the call
+	after  uint64
+	has    uint64                               // number of the members that the worker has; 0: none
+	narrow bool                                 // its worker listens on loopback alone, and need not
+	answer func(*rendezvouspb.JoinReply, error) // must not block
 }
 
 type answer struct {
@@ -194,7 +195,7 @@ func NewServer(cfg ServerConfig) *Server {
 	}
 	return &Server{
 		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*rendezvouspb.JoinReply), admitted: make(map[string]identity.Subject),
-		sockets: wire.NewKnown(), agents: wire.NewKnown(),
+		sockets: wire.NewKnown(), agents: wire.NewKnown(), done: make(chan struct{}),
 		stores: newStores(), widening: widening{asked: make(map[string][]string)}, handles: handles{of: make(map[string]int)},
 	}
 }
@@ -220,7 +221,7 @@ func (s *Server) Expel(incarnation string) {
 	}
 	if w, ok := s.waiting[incarnation]; ok {
 		delete(s.waiting, incarnation)
-		w.answer <- answer{err: errExpelled}
+		w.answer(nil, errExpelled)
 	}
 }
 
@@ -235,10 +236,19 @@ func (s *Server) caller(ctx context.Context) (identity.Subject, error) {
 			return from, err
 		}
 	}
-	if from.Role == identity.Agent {
-		return s.carried(ctx, from)
-	}
 	return s.belongs(from)
+}
+
+// of returns the worker with that incarnation, if the agent speaks for it, as for those of its own
+// host only.
+func (s *Server) of(agent identity.Subject, incarnation string) (identity.Subject, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	worker, ok := s.admitted[incarnation]
+	if !ok || worker.Host != agent.Host {
+		return agent, errExpelled
+	}
+	return worker, nil
 }
 
 // belongs returns an error for a worker that does not belong to the job, or not any more.
@@ -262,8 +272,11 @@ func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	register := func(r grpc.ServiceRegistrar) {
 		rendezvouspb.RegisterRendezvousServer(r, service{s: s})
 		if s.cfg.Also != nil {
-			s.cfg.Also(r, callers{s})
+			s.cfg.Also.Register(r, s.caller)
 		}
+	}
+	registerAgents := func(r grpc.ServiceRegistrar) {
+		carry.Register(r, carry.ServerConfig{Worker: s.of, Methods: s.carried(), Done: s.done})
 	}
 	raw := []wire.Raw{{
 		Of: func(peer tls.ConnectionState) bool {
@@ -286,7 +299,7 @@ func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	side, cancel := context.WithCancel(ctx)
 	defer cancel()
 	known.Go(func() { _ = s.sockets.Serve(side, wire.CallsOfWorker, register, s.release) })
-	known.Go(func() { _ = s.agents.Serve(side, agentCalls, register, s.release) })
+	known.Go(func() { _ = s.agents.Serve(side, wire.CallsOfWorker, registerAgents, s.release) })
 	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker, identity.Agent), register, s.release, raw...); err != nil {
 		return fmt.Errorf("rendezvous: %w", err)
 	}
@@ -314,10 +327,13 @@ var errStopping = status.Error(codes.Unavailable, "the driver is stopping")
 func (s *Server) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed = true
+	if !s.closed {
+		s.closed = true
+		defer close(s.done) // after the answers
+	}
 	for inc, w := range s.waiting {
 		delete(s.waiting, inc)
-		w.answer <- answer{err: errStopping}
+		w.answer(nil, errStopping)
 	}
 }
 
@@ -347,7 +363,7 @@ func (s *Server) Widen() {
 	for inc, w := range s.waiting {
 		if w.narrow {
 			delete(s.waiting, inc)
-			w.answer <- answer{reply: s.askToWiden(inc)}
+			w.answer(s.askToWiden(inc), nil)
 		}
 	}
 }
@@ -422,9 +438,9 @@ func (s *Server) publish(next world) {
 	}
 	for inc := range p.ranks {
 		if waiting, ok := s.waiting[inc]; ok {
-			if reply := p.reply(inc, waiting.after, waiting.asker); reply != nil {
+			if reply := p.reply(inc, waiting.after, waiting.has); reply != nil {
 				delete(s.waiting, inc)
-				waiting.answer <- answer{reply: reply}
+				waiting.answer(reply, nil)
 			}
 		}
 	}
@@ -441,9 +457,9 @@ func (p *published) differ(before *published) {
 	}
 }
 
-// reply returns the answer to a join of inc after that generation, or nil if the world does not
-// answer it.
-func (p *published) reply(inc string, after uint64, by asker) *rendezvouspb.JoinReply {
+// reply returns the answer to a join of inc after that generation, by a worker that has the members
+// of that number; nil: the world does not answer it.
+func (p *published) reply(inc string, after, has uint64) *rendezvouspb.JoinReply {
 	if p == nil || p.generation <= after {
 		return nil
 	}
@@ -452,11 +468,8 @@ func (p *published) reply(inc string, after uint64, by asker) *rendezvouspb.Join
 		return nil
 	}
 	w := p.world(rank, p.key)
-	switch {
-	case p.difference != nil && by.has == p.base:
+	if p.difference != nil && has == p.base {
 		w.Members, w.Difference = nil, p.difference
-	case by.carried && len(p.members) > manyMembers:
-		w.Members = nil // the agent looks once for all its workers
 	}
 	return &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_World{World: w}}
 }
@@ -487,48 +500,95 @@ func (s *Server) Dismiss(incarnation string, why error) {
 	s.dismissed[incarnation] = reply
 	if w, ok := s.waiting[incarnation]; ok {
 		delete(s.waiting, incarnation)
-		w.answer <- answer{reply: reply}
+		w.answer(reply, nil)
 	}
 }
 
-// arrive returns the answer to a join, or the waiter that will receive it.
-func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest, carried bool) (*rendezvouspb.JoinReply, *waiter, error) {
-	after, narrow := req.GetAfterGeneration(), isNarrow(req)
+// arrive answers a join, or has it wait and returns true.
+func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest, w *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, nil, errStopping
+		w.answer(nil, errStopping)
+		return false
 	}
 	if old, ok := s.waiting[inc]; ok {
 		delete(s.waiting, inc)
-		old.answer <- answer{err: status.Error(codes.Aborted, "superseded by another join of the same worker")}
+		old.answer(nil, status.Error(codes.Aborted, "superseded by another join of the same worker"))
 	}
 	if reply, ok := s.dismissed[inc]; ok {
-		return reply, nil, nil
+		w.answer(reply, nil)
+		return false
 	}
-	if s.wide && narrow {
-		return s.askToWiden(inc), nil, nil
+	if s.wide && w.narrow {
+		w.answer(s.askToWiden(inc), nil)
+		return false
 	}
 	if err := s.handles.take(inc, len(req.GetHandle())); err != nil {
-		return nil, nil, status.Errorf(codes.ResourceExhausted, "join: %v", err)
+		w.answer(nil, status.Errorf(codes.ResourceExhausted, "join: %v", err))
+		return false
 	}
 	s.widened(inc, req.GetDataAddresses())
-	by := asker{has: req.GetHasMembers(), carried: carried}
-	if reply := s.current.reply(inc, after, by); reply != nil {
-		return reply, nil, nil
+	if reply := s.current.reply(inc, w.after, w.has); reply != nil {
+		w.answer(reply, nil)
+		return false
 	}
-	w := &waiter{after: after, asker: by, narrow: narrow, answer: make(chan answer, 1)}
 	s.waiting[inc] = w
-	return nil, w, nil
+	return true
 }
 
-// leave removes the waiter of a call that has ended.
+// leave removes the waiter of a call that was given up.
 func (s *Server) leave(inc string, w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiting[inc] == w {
 		delete(s.waiting, inc)
 	}
+}
+
+// join begins the call Join of a worker. It calls answer once, at once or later, unless what it
+// returns is called.
+func (s *Server) join(from identity.Subject, req *rendezvouspb.JoinRequest, answer func(*rendezvouspb.JoinReply, error)) (leave func()) {
+	if err := validate(req); err != nil {
+		answer(nil, s.invalid(from, "join", err))
+		return nil
+	}
+	w := &waiter{after: req.GetAfterGeneration(), has: req.GetHasMembers(), narrow: isNarrow(req), answer: answer}
+	if !s.arrive(from.Incarnation, req, w) {
+		return nil
+	}
+	if s.cfg.Handler != nil {
+		s.cfg.Handler.Joined(from, joiningFromWire(req))
+	}
+	return func() { s.leave(from.Incarnation, w) }
+}
+
+func (s *Server) look(from identity.Subject, _ *rendezvouspb.LookRequest) (*rendezvouspb.World, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.dismissed[from.Incarnation] != nil:
+		return nil, status.Error(codes.PermissionDenied, "this worker was dismissed")
+	case s.current == nil:
+		return &rendezvouspb.World{}, nil
+	}
+	return s.current.world(0, s.current.key.ForVisits()), nil
+}
+
+// carried returns the methods for workers whose calls their agent carries.
+func (s *Server) carried() map[string]carry.Method {
+	methods := map[string]carry.Method{
+		rendezvouspb.Rendezvous_Join_FullMethodName: carry.Later(func(from identity.Subject, req *rendezvouspb.JoinRequest, answer func(carry.Reply)) func() {
+			return s.join(from, req, func(reply *rendezvouspb.JoinReply, err error) { answer(carry.NewReply(reply, err)) })
+		}),
+		rendezvouspb.Rendezvous_Look_FullMethodName:   carry.AtOnce(s.look),
+		rendezvouspb.Rendezvous_Report_FullMethodName: carry.AtOnce(s.report),
+		rendezvouspb.Rendezvous_Beat_FullMethodName:   carry.AtOnce(s.beat),
+	}
+	if s.cfg.Also != nil {
+		maps.Copy(methods, s.cfg.Also.Carried())
+	}
+	return methods
 }
 
 // service implements the gRPC service, apart from Server's own methods.
@@ -538,44 +598,42 @@ type service struct {
 }
 
 func (v service) Join(ctx context.Context, req *rendezvouspb.JoinRequest) (*rendezvouspb.JoinReply, error) {
-	s := v.s
-	from, err := s.caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := validate(req); err != nil {
-		return nil, s.invalid(from, "join", err)
-	}
-	reply, w, err := s.arrive(from.Incarnation, req, isCarried(ctx))
-	if w == nil {
-		return reply, err
-	}
-	if s.cfg.Handler != nil {
-		s.cfg.Handler.Joined(from, joiningFromWire(req))
-	}
-	select {
-	case a := <-w.answer:
-		return a.reply, a.err
-	case <-ctx.Done():
-		s.leave(from.Incarnation, w)
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}
-}
-
-func (v service) Look(ctx context.Context, _ *rendezvouspb.LookRequest) (*rendezvouspb.World, error) {
 	from, err := v.s.caller(ctx)
 	if err != nil {
 		return nil, err
 	}
-	v.s.mu.Lock()
-	defer v.s.mu.Unlock()
-	switch {
-	case v.s.dismissed[from.Incarnation] != nil:
-		return nil, status.Error(codes.PermissionDenied, "this worker was dismissed")
-	case v.s.current == nil:
-		return &rendezvouspb.World{}, nil
+	answered := make(chan answer, 1)
+	leave := v.s.join(from, req, func(reply *rendezvouspb.JoinReply, err error) { answered <- answer{reply, err} })
+	select {
+	case a := <-answered:
+		return a.reply, a.err
+	case <-ctx.Done():
+		if leave != nil {
+			leave()
+		}
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	return v.s.current.world(0, v.s.current.key.ForVisits()), nil
+}
+
+func (v service) Look(ctx context.Context, req *rendezvouspb.LookRequest) (*rendezvouspb.World, error) {
+	return as(ctx, v.s, req, v.s.look)
+}
+
+func (v service) Report(ctx context.Context, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
+	return as(ctx, v.s, req, v.s.report)
+}
+
+func (v service) Beat(ctx context.Context, req *rendezvouspb.BeatRequest) (*rendezvouspb.BeatReply, error) {
+	return as(ctx, v.s, req, v.s.beat)
+}
+
+// as answers a call for the worker that makes it.
+func as[Q, R any](ctx context.Context, s *Server, req Q, answer func(identity.Subject, Q) (*R, error)) (*R, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return answer(from, req)
 }
 
 var reportsFromWire = map[rendezvouspb.Report]Report{
@@ -584,29 +642,25 @@ var reportsFromWire = map[rendezvouspb.Report]Report{
 	rendezvouspb.Report_REPORT_WRITING: Writing, rendezvouspb.Report_REPORT_WRITTEN: Written, rendezvouspb.Report_REPORT_NOT_WRITTEN: NotWritten,
 }
 
-func (v service) Report(ctx context.Context, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
-	from, err := v.s.caller(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (s *Server) report(from identity.Subject, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
 	if req.GetReport() == rendezvouspb.Report_REPORT_BACKEND {
-		return v.reportBackend(from, req)
+		return s.reportBackend(from, req)
 	}
 	r, ok := reportsFromWire[req.GetReport()]
 	if !ok {
-		return nil, v.s.invalid(from, "report", fmt.Errorf("%d is not a report", req.GetReport()))
+		return nil, s.invalid(from, "report", fmt.Errorf("%d is not a report", req.GetReport()))
 	}
-	if v.s.cfg.Handler != nil {
-		v.s.cfg.Handler.Reported(from, r, req.GetGeneration(), req.GetCommits())
+	if s.cfg.Handler != nil {
+		s.cfg.Handler.Reported(from, r, req.GetGeneration(), req.GetCommits())
 	}
 	return &rendezvouspb.ReportReply{}, nil
 }
 
-func (v service) reportBackend(from identity.Subject, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
+func (s *Server) reportBackend(from identity.Subject, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
 	if err := checkBackend(req.GetBackend()); err != nil {
-		return nil, v.s.invalid(from, "report", err)
+		return nil, s.invalid(from, "report", err)
 	}
-	if h, ok := v.s.cfg.Handler.(BackendHandler); ok {
+	if h, ok := s.cfg.Handler.(BackendHandler); ok {
 		h.BackendReported(from, req.GetGeneration(), req.GetBackend())
 	}
 	return &rendezvouspb.ReportReply{}, nil

@@ -57,33 +57,25 @@ func TestWiden(t *testing.T) {
 // published when that has joined again, with what it says then; a newer world takes its place.
 func TestWorldWaitsForWideMembers(t *testing.T) {
 	j := newJob(t)
-	arrive := func(inc string, after uint64, addr string, can bool) (*rendezvouspb.JoinReply, *waiter) {
-		t.Helper()
-		reply, w, err := j.server.arrive(inc, &rendezvouspb.JoinRequest{
-			AfterGeneration: after, DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: can,
-		}, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return reply, w
+	arrive := func(inc, addr string, can bool) <-chan answer {
+		return j.arrive(inc, &rendezvouspb.JoinRequest{DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: can})
 	}
 	j.server.Widen()
-	_, far := arrive("far", 0, "10.0.0.2:1", true)
-	if reply, w := arrive("near", 0, "[::1]:1", true); w != nil || !reply.GetWiden() {
-		t.Fatalf("near is told %v", reply)
+	far := arrive("far", "10.0.0.2:1", true)
+	if a := take(t, "answer", arrive("near", "[::1]:1", true)); !a.reply.GetWiden() {
+		t.Fatalf("near is told %v", a)
 	}
 	j.publish(1, 0, 0, "far", "near")
 	select {
-	case a := <-far.answer:
+	case a := <-far:
 		t.Fatalf("far has a world of which a member is not ready: %v", a.reply)
 	default:
 	}
 	j.publish(2, 0, 0, "far", "near")
-	reply, w := arrive("near", 0, "10.0.0.1:1", false)
-	if w != nil || reply.GetWorld().GetGeneration() != 2 {
-		t.Fatalf("near is told %v", reply)
+	if a := take(t, "answer", arrive("near", "10.0.0.1:1", false)); a.reply.GetWorld().GetGeneration() != 2 {
+		t.Fatalf("near is told %v", a)
 	}
-	a := <-far.answer
+	a := take(t, "answer", far)
 	place, err := placeFromWire(a.reply.GetWorld(), 0, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -9,12 +9,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 )
 
 // Known takes connections whose client is known before it has said anything, and serves gRPC on
@@ -162,46 +160,24 @@ func (o overInherited) Clone() credentials.TransportCredentials {
 	return overInherited{o.TransportCredentials.Clone()}
 }
 
-// Carrying are the functions of a server that carries calls.
-type Carrying struct {
-	// To returns the connection at which to make a call, and the context.
-	To func(ctx context.Context) (context.Context, grpc.ClientConnInterface)
-	// Instead returns the encoded reply to a call that is not to be made there.
-	Instead func(ctx context.Context, method string, request mem.BufferSlice) (reply []byte, done bool, err error)
-	// Complete returns the reply to a call for the one that was made there, which it takes over.
-	Complete func(ctx context.Context, method string, reply mem.BufferSlice) (mem.BufferSlice, error)
-}
-
-// CarryCalls returns the options of a server that implements no service. It makes every call, of
-// one request and one reply, at another connection. A call waits for the connection as long as its
-// client does.
-func CarryCalls(by Carrying) []grpc.ServerOption {
-	carry := func(_ any, stream grpc.ServerStream) error {
+// TakeCalls returns the options of a server that implements no service: take answers every call, of
+// one encoded request and one encoded reply.
+func TakeCalls(take func(ctx context.Context, method string, request []byte) (mem.BufferSlice, error)) []grpc.ServerOption {
+	handle := func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream) // there is one: this is a handler
-		var request, reply message
+		var request message
 		if err := stream.RecvMsg(&request); err != nil {
 			return err
 		}
-		if own, done, err := by.Instead(stream.Context(), method, request.BufferSlice); done {
-			if err == nil {
-				err = stream.SendMsg(&message{mem.BufferSlice{mem.SliceBuffer(own)}})
-			}
+		encoded := request.Materialize()
+		request.Free()
+		reply, err := take(stream.Context(), method, encoded)
+		if err != nil {
 			return err
 		}
-		ctx, conn := by.To(stream.Context())
-		err := conn.Invoke(ctx, method, &request, &reply, grpc.ForceCodecV2(unread{}), grpc.WaitForReady(true))
-		if err == nil {
-			reply.BufferSlice, err = by.Complete(stream.Context(), method, reply.BufferSlice)
-		}
-		switch {
-		case err == nil:
-			return stream.SendMsg(&reply)
-		case status.Code(err) == codes.Canceled && ctx.Err() == nil: // that connection was given up
-			return status.Error(codes.Unavailable, "the connection to the driver was given up")
-		}
-		return err
+		return stream.SendMsg(&message{reply})
 	}
-	return []grpc.ServerOption{grpc.UnknownServiceHandler(carry), grpc.ForceServerCodecV2(unread{})}
+	return []grpc.ServerOption{grpc.UnknownServiceHandler(handle), grpc.ForceServerCodecV2(unread{})}
 }
 
 // message is an encoded message.

@@ -13,4 +13,4 @@ const StoreProtocol = "hvdrun-store"
 // ValuesProtocol is the ALPN protocol of connections that carry stored values of tasks from a host.
 const ValuesProtocol = "hvdrun-values"
 
-//go:generate sh -c "protoc --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$(go tool -n protoc-gen-go-grpc) --go_out=. --go_opt=module=github.com/hvdrun/hvdrun/internal/wire --go-grpc_out=. --go-grpc_opt=module=github.com/hvdrun/hvdrun/internal/wire rendezvous.proto notify.proto discovery.proto agent.proto control.proto enroll.proto tasks.proto"
+//go:generate sh -c "protoc --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$(go tool -n protoc-gen-go-grpc) --go_out=. --go_opt=module=github.com/hvdrun/hvdrun/internal/wire --go-grpc_out=. --go-grpc_opt=module=github.com/hvdrun/hvdrun/internal/wire rendezvous.proto notify.proto discovery.proto agent.proto control.proto enroll.proto tasks.proto carry.proto"

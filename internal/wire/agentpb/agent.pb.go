@@ -311,8 +311,9 @@ type Attach struct {
 	// The number of the driver among those of its run: 0 for the one that began it, and one more for each that took over.
 	// Nobody attaches to the session of a driver with a greater number.
 	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
-	// The agent's credentials in the job, encoded: with them it makes its workers' calls at driver_port. Empty: it makes none.
-	Credentials   string `protobuf:"bytes,9,opt,name=credentials,proto3" json:"credentials,omitempty"`
+	// The agent's credentials in the job, encoded: with them it carries its workers' calls to driver_port. Empty: it carries
+	// none.
+	Credentials   string `protobuf:"bytes,10,opt,name=credentials,proto3" json:"credentials,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1778,7 +1779,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03end\x12%\n" +
 	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04lookB\x06\n" +
-	"\x04what\"\x80\x02\n" +
+	"\x04what\"\x86\x02\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
@@ -1790,7 +1791,9 @@ const file_agent_proto_rawDesc = "" +
 	"\vknows_dying\x18\a \x01(\bR\n" +
 	"knowsDying\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12 \n" +
-	"\vcredentials\x18\t \x01(\tR\vcredentials\"\xd1\x01\n" +
+	"\vcredentials\x18\n" +
+	" \x01(\tR\vcredentialsJ\x04\b\t\x10\n" +
+	"\"\xd1\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12\x18\n" +

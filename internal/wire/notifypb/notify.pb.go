@@ -24,176 +24,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// WaitingWorkers is what has changed on the agent's side.
-type WaitingWorkers struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Workers that wait for what they do not know yet. Each waits until it is told, once.
-	Begin []*WaitingWorker `protobuf:"bytes,1,rep,name=begin,proto3" json:"begin,omitempty"`
-	// Incarnations of workers that wait no longer, if they have not begun again.
-	End           []string `protobuf:"bytes,2,rep,name=end,proto3" json:"end,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WaitingWorkers) Reset() {
-	*x = WaitingWorkers{}
-	mi := &file_notify_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WaitingWorkers) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WaitingWorkers) ProtoMessage() {}
-
-func (x *WaitingWorkers) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WaitingWorkers.ProtoReflect.Descriptor instead.
-func (*WaitingWorkers) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{0}
-}
-
-func (x *WaitingWorkers) GetBegin() []*WaitingWorker {
-	if x != nil {
-		return x.Begin
-	}
-	return nil
-}
-
-func (x *WaitingWorkers) GetEnd() []string {
-	if x != nil {
-		return x.End
-	}
-	return nil
-}
-
-type WaitingWorker struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Knows         *HearRequest           `protobuf:"bytes,2,opt,name=knows,proto3" json:"knows,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WaitingWorker) Reset() {
-	*x = WaitingWorker{}
-	mi := &file_notify_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WaitingWorker) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WaitingWorker) ProtoMessage() {}
-
-func (x *WaitingWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WaitingWorker.ProtoReflect.Descriptor instead.
-func (*WaitingWorker) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *WaitingWorker) GetIncarnation() string {
-	if x != nil {
-		return x.Incarnation
-	}
-	return ""
-}
-
-func (x *WaitingWorker) GetKnows() *HearRequest {
-	if x != nil {
-		return x.Knows
-	}
-	return nil
-}
-
-// News is for some workers that wait, which wait no longer.
-type News struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// What they do not know yet: a HostsUpdatedRequest, encoded. Empty: they have to call again.
-	What         []byte   `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`
-	Incarnations []string `protobuf:"bytes,2,rep,name=incarnations,proto3" json:"incarnations,omitempty"`
-	// They do not belong to the job, or not to the agent.
-	Refused       bool `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *News) Reset() {
-	*x = News{}
-	mi := &file_notify_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *News) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*News) ProtoMessage() {}
-
-func (x *News) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use News.ProtoReflect.Descriptor instead.
-func (*News) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *News) GetWhat() []byte {
-	if x != nil {
-		return x.What
-	}
-	return nil
-}
-
-func (x *News) GetIncarnations() []string {
-	if x != nil {
-		return x.Incarnations
-	}
-	return nil
-}
-
-func (x *News) GetRefused() bool {
-	if x != nil {
-		return x.Refused
-	}
-	return false
-}
-
 // HearRequest is what the worker knows, from HostsUpdatedRequest.
 type HearRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -207,7 +37,7 @@ type HearRequest struct {
 
 func (x *HearRequest) Reset() {
 	*x = HearRequest{}
-	mi := &file_notify_proto_msgTypes[3]
+	mi := &file_notify_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -219,7 +49,7 @@ func (x *HearRequest) String() string {
 func (*HearRequest) ProtoMessage() {}
 
 func (x *HearRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[3]
+	mi := &file_notify_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -232,7 +62,7 @@ func (x *HearRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HearRequest.ProtoReflect.Descriptor instead.
 func (*HearRequest) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{3}
+	return file_notify_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *HearRequest) GetSeq() uint64 {
@@ -266,7 +96,7 @@ type WorkerStacksRequest struct {
 
 func (x *WorkerStacksRequest) Reset() {
 	*x = WorkerStacksRequest{}
-	mi := &file_notify_proto_msgTypes[4]
+	mi := &file_notify_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -278,7 +108,7 @@ func (x *WorkerStacksRequest) String() string {
 func (*WorkerStacksRequest) ProtoMessage() {}
 
 func (x *WorkerStacksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[4]
+	mi := &file_notify_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -291,7 +121,7 @@ func (x *WorkerStacksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStacksRequest.ProtoReflect.Descriptor instead.
 func (*WorkerStacksRequest) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{4}
+	return file_notify_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *WorkerStacksRequest) GetMostBytes() uint32 {
@@ -311,7 +141,7 @@ type WorkerStacksReply struct {
 
 func (x *WorkerStacksReply) Reset() {
 	*x = WorkerStacksReply{}
-	mi := &file_notify_proto_msgTypes[5]
+	mi := &file_notify_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -323,7 +153,7 @@ func (x *WorkerStacksReply) String() string {
 func (*WorkerStacksReply) ProtoMessage() {}
 
 func (x *WorkerStacksReply) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[5]
+	mi := &file_notify_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -336,7 +166,7 @@ func (x *WorkerStacksReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStacksReply.ProtoReflect.Descriptor instead.
 func (*WorkerStacksReply) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{5}
+	return file_notify_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *WorkerStacksReply) GetWorker() []byte {
@@ -365,7 +195,7 @@ type HostsUpdatedRequest struct {
 
 func (x *HostsUpdatedRequest) Reset() {
 	*x = HostsUpdatedRequest{}
-	mi := &file_notify_proto_msgTypes[6]
+	mi := &file_notify_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -377,7 +207,7 @@ func (x *HostsUpdatedRequest) String() string {
 func (*HostsUpdatedRequest) ProtoMessage() {}
 
 func (x *HostsUpdatedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[6]
+	mi := &file_notify_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -390,7 +220,7 @@ func (x *HostsUpdatedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsUpdatedRequest.ProtoReflect.Descriptor instead.
 func (*HostsUpdatedRequest) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{6}
+	return file_notify_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *HostsUpdatedRequest) GetSeq() uint64 {
@@ -436,7 +266,7 @@ type HostsUpdatedReply struct {
 
 func (x *HostsUpdatedReply) Reset() {
 	*x = HostsUpdatedReply{}
-	mi := &file_notify_proto_msgTypes[7]
+	mi := &file_notify_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -448,7 +278,7 @@ func (x *HostsUpdatedReply) String() string {
 func (*HostsUpdatedReply) ProtoMessage() {}
 
 func (x *HostsUpdatedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[7]
+	mi := &file_notify_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -461,24 +291,14 @@ func (x *HostsUpdatedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsUpdatedReply.ProtoReflect.Descriptor instead.
 func (*HostsUpdatedReply) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{7}
+	return file_notify_proto_rawDescGZIP(), []int{4}
 }
 
 var File_notify_proto protoreflect.FileDescriptor
 
 const file_notify_proto_rawDesc = "" +
 	"\n" +
-	"\fnotify.proto\x12\thvdrun.v1\"R\n" +
-	"\x0eWaitingWorkers\x12.\n" +
-	"\x05begin\x18\x01 \x03(\v2\x18.hvdrun.v1.WaitingWorkerR\x05begin\x12\x10\n" +
-	"\x03end\x18\x02 \x03(\tR\x03end\"_\n" +
-	"\rWaitingWorker\x12 \n" +
-	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12,\n" +
-	"\x05knows\x18\x02 \x01(\v2\x16.hvdrun.v1.HearRequestR\x05knows\"X\n" +
-	"\x04News\x12\x12\n" +
-	"\x04what\x18\x01 \x01(\fR\x04what\x12\"\n" +
-	"\fincarnations\x18\x02 \x03(\tR\fincarnations\x12\x18\n" +
-	"\arefused\x18\x03 \x01(\bR\arefused\"g\n" +
+	"\fnotify.proto\x12\thvdrun.v1\"g\n" +
 	"\vHearRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12'\n" +
 	"\x0flost_generation\x18\x02 \x01(\x04R\x0elostGeneration\x12\x1d\n" +
@@ -501,11 +321,9 @@ const file_notify_proto_rawDesc = "" +
 	"\x11HostsUpdatedReply2\xaa\x01\n" +
 	"\fNotification\x12L\n" +
 	"\fHostsUpdated\x12\x1e.hvdrun.v1.HostsUpdatedRequest\x1a\x1c.hvdrun.v1.HostsUpdatedReply\x12L\n" +
-	"\fWorkerStacks\x12\x1e.hvdrun.v1.WorkerStacksRequest\x1a\x1c.hvdrun.v1.WorkerStacksReply2\x87\x01\n" +
+	"\fWorkerStacks\x12\x1e.hvdrun.v1.WorkerStacksRequest\x1a\x1c.hvdrun.v1.WorkerStacksReply2I\n" +
 	"\aHearing\x12>\n" +
-	"\x04Hear\x12\x16.hvdrun.v1.HearRequest\x1a\x1e.hvdrun.v1.HostsUpdatedRequest\x12<\n" +
-	"\n" +
-	"HearForAll\x12\x19.hvdrun.v1.WaitingWorkers\x1a\x0f.hvdrun.v1.News(\x010\x01B1Z/github.com/hvdrun/hvdrun/internal/wire/notifypbb\x06proto3"
+	"\x04Hear\x12\x16.hvdrun.v1.HearRequest\x1a\x1e.hvdrun.v1.HostsUpdatedRequestB1Z/github.com/hvdrun/hvdrun/internal/wire/notifypbb\x06proto3"
 
 var (
 	file_notify_proto_rawDescOnce sync.Once
@@ -519,33 +337,26 @@ func file_notify_proto_rawDescGZIP() []byte {
 	return file_notify_proto_rawDescData
 }
 
-var file_notify_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_notify_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_notify_proto_goTypes = []any{
-	(*WaitingWorkers)(nil),      // 0: hvdrun.v1.WaitingWorkers
-	(*WaitingWorker)(nil),       // 1: hvdrun.v1.WaitingWorker
-	(*News)(nil),                // 2: hvdrun.v1.News
-	(*HearRequest)(nil),         // 3: hvdrun.v1.HearRequest
-	(*WorkerStacksRequest)(nil), // 4: hvdrun.v1.WorkerStacksRequest
-	(*WorkerStacksReply)(nil),   // 5: hvdrun.v1.WorkerStacksReply
-	(*HostsUpdatedRequest)(nil), // 6: hvdrun.v1.HostsUpdatedRequest
-	(*HostsUpdatedReply)(nil),   // 7: hvdrun.v1.HostsUpdatedReply
+	(*HearRequest)(nil),         // 0: hvdrun.v1.HearRequest
+	(*WorkerStacksRequest)(nil), // 1: hvdrun.v1.WorkerStacksRequest
+	(*WorkerStacksReply)(nil),   // 2: hvdrun.v1.WorkerStacksReply
+	(*HostsUpdatedRequest)(nil), // 3: hvdrun.v1.HostsUpdatedRequest
+	(*HostsUpdatedReply)(nil),   // 4: hvdrun.v1.HostsUpdatedReply
 }
 var file_notify_proto_depIdxs = []int32{
-	1, // 0: hvdrun.v1.WaitingWorkers.begin:type_name -> hvdrun.v1.WaitingWorker
-	3, // 1: hvdrun.v1.WaitingWorker.knows:type_name -> hvdrun.v1.HearRequest
-	6, // 2: hvdrun.v1.Notification.HostsUpdated:input_type -> hvdrun.v1.HostsUpdatedRequest
-	4, // 3: hvdrun.v1.Notification.WorkerStacks:input_type -> hvdrun.v1.WorkerStacksRequest
-	3, // 4: hvdrun.v1.Hearing.Hear:input_type -> hvdrun.v1.HearRequest
-	0, // 5: hvdrun.v1.Hearing.HearForAll:input_type -> hvdrun.v1.WaitingWorkers
-	7, // 6: hvdrun.v1.Notification.HostsUpdated:output_type -> hvdrun.v1.HostsUpdatedReply
-	5, // 7: hvdrun.v1.Notification.WorkerStacks:output_type -> hvdrun.v1.WorkerStacksReply
-	6, // 8: hvdrun.v1.Hearing.Hear:output_type -> hvdrun.v1.HostsUpdatedRequest
-	2, // 9: hvdrun.v1.Hearing.HearForAll:output_type -> hvdrun.v1.News
-	6, // [6:10] is the sub-list for method output_type
-	2, // [2:6] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	3, // 0: hvdrun.v1.Notification.HostsUpdated:input_type -> hvdrun.v1.HostsUpdatedRequest
+	1, // 1: hvdrun.v1.Notification.WorkerStacks:input_type -> hvdrun.v1.WorkerStacksRequest
+	0, // 2: hvdrun.v1.Hearing.Hear:input_type -> hvdrun.v1.HearRequest
+	4, // 3: hvdrun.v1.Notification.HostsUpdated:output_type -> hvdrun.v1.HostsUpdatedReply
+	2, // 4: hvdrun.v1.Notification.WorkerStacks:output_type -> hvdrun.v1.WorkerStacksReply
+	3, // 5: hvdrun.v1.Hearing.Hear:output_type -> hvdrun.v1.HostsUpdatedRequest
+	3, // [3:6] is the sub-list for method output_type
+	0, // [0:3] is the sub-list for method input_type
+	0, // [0:0] is the sub-list for extension type_name
+	0, // [0:0] is the sub-list for extension extendee
+	0, // [0:0] is the sub-list for field type_name
 }
 
 func init() { file_notify_proto_init() }
@@ -559,7 +370,7 @@ func file_notify_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_notify_proto_rawDesc), len(file_notify_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

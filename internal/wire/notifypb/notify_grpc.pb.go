@@ -168,8 +168,7 @@ var Notification_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Hearing_Hear_FullMethodName       = "/hvdrun.v1.Hearing/Hear"
-	Hearing_HearForAll_FullMethodName = "/hvdrun.v1.Hearing/HearForAll"
+	Hearing_Hear_FullMethodName = "/hvdrun.v1.Hearing/Hear"
 )
 
 // HearingClient is the client API for Hearing service.
@@ -181,8 +180,6 @@ type HearingClient interface {
 	// Hear blocks until there is something that the worker does not know yet. A second Hear of the same worker takes the
 	// place of its first.
 	Hear(ctx context.Context, in *HearRequest, opts ...grpc.CallOption) (*HostsUpdatedRequest, error)
-	// HearForAll is Hear for the workers of an agent, which makes one call for all of them.
-	HearForAll(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WaitingWorkers, News], error)
 }
 
 type hearingClient struct {
@@ -203,19 +200,6 @@ func (c *hearingClient) Hear(ctx context.Context, in *HearRequest, opts ...grpc.
 	return out, nil
 }
 
-func (c *hearingClient) HearForAll(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WaitingWorkers, News], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Hearing_ServiceDesc.Streams[0], Hearing_HearForAll_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[WaitingWorkers, News]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Hearing_HearForAllClient = grpc.BidiStreamingClient[WaitingWorkers, News]
-
 // HearingServer is the server API for Hearing service.
 // All implementations must embed UnimplementedHearingServer
 // for forward compatibility.
@@ -225,8 +209,6 @@ type HearingServer interface {
 	// Hear blocks until there is something that the worker does not know yet. A second Hear of the same worker takes the
 	// place of its first.
 	Hear(context.Context, *HearRequest) (*HostsUpdatedRequest, error)
-	// HearForAll is Hear for the workers of an agent, which makes one call for all of them.
-	HearForAll(grpc.BidiStreamingServer[WaitingWorkers, News]) error
 	mustEmbedUnimplementedHearingServer()
 }
 
@@ -239,9 +221,6 @@ type UnimplementedHearingServer struct{}
 
 func (UnimplementedHearingServer) Hear(context.Context, *HearRequest) (*HostsUpdatedRequest, error) {
 	return nil, status.Error(codes.Unimplemented, "method Hear not implemented")
-}
-func (UnimplementedHearingServer) HearForAll(grpc.BidiStreamingServer[WaitingWorkers, News]) error {
-	return status.Error(codes.Unimplemented, "method HearForAll not implemented")
 }
 func (UnimplementedHearingServer) mustEmbedUnimplementedHearingServer() {}
 func (UnimplementedHearingServer) testEmbeddedByValue()                 {}
@@ -282,13 +261,6 @@ func _Hearing_Hear_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Hearing_HearForAll_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(HearingServer).HearForAll(&grpc.GenericServerStream[WaitingWorkers, News]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Hearing_HearForAllServer = grpc.BidiStreamingServer[WaitingWorkers, News]
-
 // Hearing_ServiceDesc is the grpc.ServiceDesc for Hearing service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -301,13 +273,6 @@ var Hearing_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Hearing_Hear_Handler,
 		},
 	},
-	Streams: []grpc.StreamDesc{
-		{
-			StreamName:    "HearForAll",
-			Handler:       _Hearing_HearForAll_Handler,
-			ServerStreams: true,
-			ClientStreams: true,
-		},
-	},
+	Streams:  []grpc.StreamDesc{},
 	Metadata: "notify.proto",
 }

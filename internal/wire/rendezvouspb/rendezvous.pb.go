@@ -502,8 +502,7 @@ type World struct {
 	DataKey []byte `protobuf:"bytes,7,opt,name=data_key,json=dataKey,proto3" json:"data_key,omitempty"`
 	// Names the driver's store for programs in other languages. Another driver of the job has another, which is empty.
 	Store uint64 `protobuf:"varint,8,opt,name=store,proto3" json:"store,omitempty"`
-	// Names the members, for JoinRequest.has_members. Without members and difference: there are many members, an agent
-	// carries the call, and has to look for them, once for all its workers.
+	// Names the members, for JoinRequest.has_members.
 	MembersNumber uint64 `protobuf:"varint,9,opt,name=members_number,json=membersNumber,proto3" json:"members_number,omitempty"`
 	// In place of members: how they differ from those of JoinRequest.has_members, an encoded MembersDifference.
 	Difference    []byte `protobuf:"bytes,10,opt,name=difference,proto3" json:"difference,omitempty"`

@@ -11,10 +11,10 @@ import (
 	"sync"
 	"testing"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/internal/carry"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 	"github.com/hvdrun/hvdrun/notify"
@@ -22,9 +22,9 @@ import (
 )
 
 // carrier returns that of the agent of the host of a, for the driver.
-func (j *job) carrier() *Carrier {
+func (j *job) carrier() *carry.Carrier {
 	j.t.Helper()
-	c := NewCarrier()
+	c := carry.NewCarrier()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { c.Run(ctx) })
@@ -36,7 +36,7 @@ func (j *job) carrier() *Carrier {
 	return c
 }
 
-func (j *job) aim(c *Carrier) {
+func (j *job) aim(c *carry.Carrier) {
 	j.t.Helper()
 	if err := c.Aim(j.addr, j.credentials(identity.Subject{Role: identity.Agent, Host: slotOf("a").Host}).Encode(), nil); err != nil {
 		j.t.Fatal(err)
@@ -56,7 +56,7 @@ func (j *job) move() {
 }
 
 // carried returns the client of a worker of the agent, which has only its socket.
-func (j *job) carried(by *Carrier, inc string) *Client {
+func (j *job) carried(by *carry.Carrier, inc string) *Client {
 	j.t.Helper()
 	near, far := net.Pipe()
 	var taken sync.WaitGroup
@@ -113,9 +113,9 @@ func TestCallsOfTheNextDriver(t *testing.T) {
 	j.world("a", joined, 2, 0)
 }
 
-// TestCarrierHears: workers hear from the driver by their agent's one call, also from a driver that
-// takes over. A worker of another host hears nothing.
-func TestCarrierHears(t *testing.T) {
+// TestCarriedHears: workers hear from the driver by their agent, also from one that takes over. A
+// worker of another host hears nothing.
+func TestCarriedHears(t *testing.T) {
 	j := newJob(t)
 	c := j.carrier()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -150,29 +150,6 @@ func TestCarrierHears(t *testing.T) {
 	j.move()
 	j.aim(c)
 	told(3)
-}
-
-// older is the hearing of a driver that cannot hear for all workers of an agent.
-type older struct {
-	notifypb.UnimplementedHearingServer
-}
-
-func (older) Hear(context.Context, *notifypb.HearRequest) (*notifypb.HostsUpdatedRequest, error) {
-	return &notifypb.HostsUpdatedRequest{Seq: 7}, nil
-}
-
-// TestCarrierOfOlderDriver: a driver that cannot hear for all is called for each worker.
-func TestCarrierOfOlderDriver(t *testing.T) {
-	j := newJob(t)
-	j.also = func(r grpc.ServiceRegistrar, _ notify.Callers) { notifypb.RegisterHearingServer(r, older{}) }
-	j.move()
-	a := j.carried(j.carrier(), "a")
-	for range 2 {
-		news, err := notifypb.NewHearingClient(a.conn).Hear(t.Context(), &notifypb.HearRequest{})
-		if err != nil || news.GetSeq() != 7 {
-			t.Errorf("%v, %v", news, err)
-		}
-	}
 }
 
 // TestCallsWithoutSocket: a worker whose socket is broken calls by a connection of its own.
@@ -231,9 +208,6 @@ func TestCallsOfMany(t *testing.T) {
 		}
 		j.server.Publish(w, members, 0, 0)
 		joined.Wait()
-	}
-	if carrier.number == 0 || len(carrier.members) < manyMembers {
-		t.Errorf("%d bytes of members were left to the agent", len(carrier.members))
 	}
 }
 

@@ -1,0 +1,307 @@
+// Package carry carries the calls that the workers of a host make to the driver: the agent of the
+// host takes them by the workers' sockets, and makes all of them by one stream to the driver, which
+// answers there. So the driver has one connection and one stream for each host, and sends once what
+// is the same for many workers.
+package carry
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/carrypb"
+)
+
+const (
+	// maxPause bounds the pause between two attempts to connect, so that a new driver is found
+	// soon.
+	maxPause = 500 * time.Millisecond
+	// retryPause is the pause before a stream is opened again that has broken.
+	retryPause = 20 * time.Millisecond
+	// mostCalls bounds the calls of one message to the driver, in bytes.
+	mostCalls = wire.MaxMessage / 2
+	// callSize is what a call takes besides its request.
+	callSize = 256
+	// mostGivenUp bounds the numbers of one message.
+	mostGivenUp = 10000
+)
+
+// Carrier is the agent's end. A call waits until the driver has answered it, which may be one that
+// takes over from the one that it was made at. Its methods are safe for concurrent use.
+type Carrier struct {
+	sockets *wire.Known   // whose clients are incarnations
+	wake    chan struct{} // capacity 1: there is something to tell the driver
+
+	mu      sync.Mutex
+	closed  bool
+	to      string
+	conn    *grpc.ClientConn // nil: no driver was set
+	aimed   chan struct{}    // closed and replaced by Aim
+	last    uint64           // number of a call
+	waiting map[uint64]*call
+	untold  map[uint64]bool // of those, the ones of which the driver was not told
+	givenUp []uint64        // of which the driver was told, and which wait no longer
+}
+
+// call is a call of a worker that waits.
+type call struct {
+	carried *carrypb.CarriedCall
+	reply   chan reply // capacity 1
+}
+
+type reply struct {
+	encoded mem.BufferSlice
+	err     error
+}
+
+// NewCarrier returns a Carrier of no driver. It starts nothing.
+func NewCarrier() *Carrier {
+	return &Carrier{
+		sockets: wire.NewKnown(), wake: make(chan struct{}, 1), aimed: make(chan struct{}),
+		waiting: make(map[uint64]*call), untold: make(map[uint64]bool),
+	}
+}
+
+// Take takes the calls of a worker by the launcher's end of its socket, and closes that. It blocks
+// until the socket is closed, and until Run has begun.
+func (c *Carrier) Take(conn net.Conn, incarnation string) { c.sockets.Take(conn, incarnation) }
+
+// Run carries calls until ctx ends, and then fails all as unavailable; it must be called once.
+func (c *Carrier) Run(ctx context.Context) {
+	var carrying sync.WaitGroup
+	defer carrying.Wait()
+	carrying.Go(func() { c.carry(ctx) })
+	nothing := func(grpc.ServiceRegistrar) {}
+	_ = c.sockets.Serve(ctx, wire.CallsOfWorker, nothing, c.close, wire.TakeCalls(c.call)...) // nil: ctx has ended
+}
+
+// Aim has calls made at the driver at that address, with the credentials, encoded, of the agent of
+// the workers' host in the job, and connects to it by dial. Without credentials, Aim does nothing.
+func (c *Carrier) Aim(to, credentials string, dial func(ctx context.Context, addr string) (net.Conn, error)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if credentials == "" || c.closed || c.conn != nil && c.to == to {
+		return nil
+	}
+	own, err := identity.Decode(credentials)
+	if err != nil {
+		return err
+	}
+	conn, err := wire.NewClientBy(dial, to, own.ClientTLS(identity.Subject{Role: identity.Driver}), maxPause)
+	if err != nil {
+		return err
+	}
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+	c.to, c.conn = to, conn
+	close(c.aimed)
+	c.aimed = make(chan struct{})
+	conn.Connect() // before the first worker calls
+	return nil
+}
+
+// Aimed returns whether Aim has set a driver.
+func (c *Carrier) Aimed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.conn != nil
+}
+
+// call makes the call of a worker.
+func (c *Carrier) call(ctx context.Context, method string, request []byte) (mem.BufferSlice, error) {
+	if most := mostCalls - callSize; len(request) > most {
+		return nil, status.Errorf(codes.ResourceExhausted, "a request of %d bytes; at most %d", len(request), most)
+	}
+	incarnation, _ := wire.KnownCaller(ctx).(string)
+	k := &call{
+		carried: &carrypb.CarriedCall{Incarnation: incarnation, Method: method, Request: request},
+		reply:   make(chan reply, 1),
+	}
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil, errClosed
+	}
+	c.last++
+	k.carried.Number = c.last
+	c.waiting[c.last] = k
+	c.untold[c.last] = true
+	c.mu.Unlock()
+	signal(c.wake)
+	select {
+	case r := <-k.reply:
+		return r.encoded, r.err
+	case <-ctx.Done():
+		c.giveUp(k.carried.Number)
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+var errClosed = status.Error(codes.Unavailable, "the agent's session is over")
+
+// giveUp takes that a worker has given up a call.
+func (c *Carrier) giveUp(number uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting[number] == nil {
+		return // it was answered at the same time
+	}
+	if !c.untold[number] {
+		c.givenUp = append(c.givenUp, number)
+		signal(c.wake)
+	}
+	c.remove(number)
+}
+
+// remove removes a call, and returns it; nil: it was given up. The lock is held.
+func (c *Carrier) remove(number uint64) *call {
+	k := c.waiting[number]
+	delete(c.waiting, number)
+	delete(c.untold, number)
+	return k
+}
+
+// close fails all calls, and those that come.
+func (c *Carrier) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for number := range c.waiting {
+		c.remove(number).reply <- reply{err: errClosed}
+	}
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+}
+
+// carry makes calls, at one driver after another, until ctx ends.
+func (c *Carrier) carry(ctx context.Context) {
+	for ctx.Err() == nil {
+		c.mu.Lock()
+		conn, aimed := c.conn, c.aimed
+		c.mu.Unlock()
+		var again <-chan time.Time // nil: only another driver helps
+		if conn != nil {
+			c.carryTo(ctx, conn, aimed)
+			again = time.After(retryPause)
+		}
+		select {
+		case <-again:
+		case <-aimed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// carryTo makes calls by a connection until the stream breaks, or ctx ends, or the driver moves.
+// It opens the stream once there is a call: an agent whose workers have ended says nothing to a
+// driver that is ending. Calls that are not answered then remain for the next stream.
+func (c *Carrier) carryTo(ctx context.Context, conn *grpc.ClientConn, aimed <-chan struct{}) {
+	for !c.waits() {
+		select {
+		case <-c.wake:
+		case <-aimed:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	defer cancel()
+	stream, err := carrypb.NewCarryingClient(conn).Carry(ctx, grpc.WaitForReady(true))
+	if err != nil {
+		return // there is no connection any more
+	}
+	c.begin()
+	telling.Go(func() { c.tell(ctx, stream) })
+	for {
+		replies, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		c.answer(replies)
+	}
+}
+
+func (c *Carrier) waits() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.waiting) > 0
+}
+
+// begin has all calls that wait told by another stream.
+func (c *Carrier) begin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.givenUp = nil
+	for number := range c.waiting {
+		c.untold[number] = true
+	}
+	signal(c.wake)
+}
+
+// tell tells the driver of calls, until ctx or the stream ends.
+func (c *Carrier) tell(ctx context.Context, stream grpc.BidiStreamingClient[carrypb.CarriedCalls, carrypb.CarriedReplies]) {
+	for {
+		select {
+		case <-c.wake:
+		case <-ctx.Done():
+			return
+		}
+		for calls := c.take(); calls != nil; calls = c.take() {
+			if stream.Send(calls) != nil {
+				return // Recv says why
+			}
+		}
+	}
+}
+
+// take returns what the driver is to be told next; nil: nothing.
+func (c *Carrier) take() *carrypb.CarriedCalls {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	most := min(len(c.givenUp), mostGivenUp)
+	told := &carrypb.CarriedCalls{GivenUp: c.givenUp[:most:most]}
+	c.givenUp = c.givenUp[most:]
+	size := 0
+	for number := range c.untold {
+		k := c.waiting[number].carried
+		if size += len(k.GetRequest()) + callSize; size > mostCalls && len(told.Calls) > 0 {
+			break
+		}
+		delete(c.untold, number)
+		told.Calls = append(told.Calls, k)
+	}
+	if len(told.Calls)+most == 0 {
+		return nil
+	}
+	return told
+}
+
+// answer answers calls of workers.
+func (c *Carrier) answer(replies *carrypb.CarriedReplies) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range replies.GetReplies() {
+		k := c.remove(r.GetNumber())
+		if k == nil {
+			continue
+		}
+		of := reply{err: status.Error(codes.Code(r.GetCode()), r.GetError())} // nil: OK
+		if of.err == nil {
+			of.encoded = mem.BufferSlice{mem.SliceBuffer(r.GetOwn()), mem.SliceBuffer(replies.GetShared())}
+		}
+		k.reply <- of
+	}
+}
