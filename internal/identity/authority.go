@@ -103,7 +103,7 @@ func Assemble(key *ecdsa.PrivateKey, certificate, authority []byte) (*Credential
 	if err != nil || !ca.IsCA {
 		return nil, errors.New("identity: the certificate of the authority is malformed")
 	}
-	return newCredentials(ca, certificate, key)
+	return checkedCredentials(ca, certificate, key)
 }
 
 // PEM returns the key, the certificate and the authority's certificate as text, for ParsePEM.

@@ -185,6 +185,15 @@ type own struct {
 	key  *ecdsa.PrivateKey
 }
 
+// checkedCredentials is newCredentials, of a certificate that the authority may not have issued.
+func checkedCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey) (*Credentials, error) {
+	c, err := newCredentials(ca, leafDER, key)
+	if err == nil && c.own.Load().leaf.CheckSignatureFrom(ca) != nil {
+		return nil, errors.New("identity: the certificate in the credentials is not of their authority")
+	}
+	return c, err
+}
+
 // newCredentials combines the parts and checks that they match.
 func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey) (*Credentials, error) {
 	leaf, err := x509.ParseCertificate(leafDER)
@@ -193,9 +202,6 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey)
 	}
 	if !key.PublicKey.Equal(leaf.PublicKey) {
 		return nil, errors.New("identity: the key in the credentials is not that of their certificate")
-	}
-	if err := leaf.CheckSignatureFrom(ca); err != nil {
-		return nil, errors.New("identity: the certificate in the credentials is not of their authority")
 	}
 	if len(leaf.URIs) != 1 {
 		return nil, errors.New("identity: the certificate in the credentials names no subject")
@@ -287,5 +293,5 @@ func Decode(text string) (*Credentials, error) {
 	if err != nil {
 		return nil, errors.New("identity: credentials contain no valid key")
 	}
-	return newCredentials(ca, parts[1], key)
+	return checkedCredentials(ca, parts[1], key)
 }
