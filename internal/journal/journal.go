@@ -207,10 +207,14 @@ func (j *Journal) Append(payload []byte) error {
 
 // appendRecord appends the encoded record to b.
 func appendRecord(b, payload []byte, seed uint32) []byte {
+	return append(appendFrame(b, payload, seed), payload...)
+}
+
+// appendFrame appends what comes before a payload.
+func appendFrame(b, payload []byte, seed uint32) []byte {
 	at := len(b)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
-	b = binary.LittleEndian.AppendUint32(b, sum(seed, b[at:], payload))
-	return append(b, payload...)
+	return binary.LittleEndian.AppendUint32(b, sum(seed, b[at:], payload))
 }
 
 // Sync blocks until all records are on disk.

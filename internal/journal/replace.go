@@ -54,9 +54,10 @@ func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err e
 		if len(payload) == 0 || len(payload) > maxRecord {
 			return 0, 0, fmt.Errorf("a record of %d bytes", len(payload))
 		}
-		j.buf = appendRecord(j.buf[:0], payload, seed)
+		j.buf = appendFrame(j.buf[:0], payload, seed)
 		_, _ = w.Write(j.buf)
-		end += int64(len(j.buf))
+		_, _ = w.Write(payload) // it may be large
+		end += int64(len(j.buf) + len(payload))
 	}
 	return end, seed, w.Flush()
 }
