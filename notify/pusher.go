@@ -72,7 +72,7 @@ type Pusher struct {
 // target is a worker with what it must be sent.
 type target struct {
 	Target
-	wake chan struct{} // capacity 1: want has changed
+	wake chan struct{} // capacity 1: want has changed; nil: it is not dialed
 	// ctx ends with Forget and with Run.
 	ctx    context.Context
 	forget context.CancelFunc
@@ -191,16 +191,14 @@ func (p *Pusher) set(targets []Target, change func(*state) bool) {
 		if !ok {
 			t = p.add(to)
 		}
-		if t.set(change, p) {
-			p.fresh = append(p.fresh, t)
-		}
+		t.set(change, p)
 	}
 	signal(p.wake)
 }
 
 // add adds a target; the lock is held.
 func (p *Pusher) add(to Target) *target {
-	t := &target{Target: to, wake: make(chan struct{}, 1)}
+	t := &target{Target: to}
 	t.ctx, t.forget = context.WithCancel(context.Background())
 	t.supersede = func() {}
 	p.targets[to.Subject.Incarnation] = t
@@ -213,10 +211,17 @@ func (p *Pusher) dial(t *target) {
 	defer p.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version && !t.dialed {
-		t.dialed = true
-		p.fresh = append(p.fresh, t)
+	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version {
+		p.startDialing(t)
 		signal(p.wake)
+	}
+}
+
+// startDialing gives a target a goroutine, unless it has one; the locks are held.
+func (p *Pusher) startDialing(t *target) {
+	if !t.dialed {
+		t.dialed, t.wake = true, make(chan struct{}, 1)
+		p.fresh = append(p.fresh, t)
 	}
 }
 
@@ -239,13 +244,13 @@ func (t *target) end() {
 	t.forget()
 }
 
-// set applies change to what the target must know, and answers its call with it. It reports whether
-// the target is to be dialed. One that hears is dialed later, if it has not called again.
-func (t *target) set(change func(*state) bool, p *Pusher) bool {
+// set applies change to what the target must know, and answers its call with it, or has it dialed.
+// One that hears is dialed later, if it has not called again. The pusher's lock is held.
+func (t *target) set(change func(*state) bool, p *Pusher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !change(&t.want) {
-		return false
+		return
 	}
 	t.want.version++
 	t.supersede()
@@ -256,11 +261,9 @@ func (t *target) set(change func(*state) bool, p *Pusher) bool {
 	}
 	if t.hears {
 		p.expect(t)
-		return false
+	} else {
+		p.startDialing(t)
 	}
-	fresh := !t.dialed
-	t.dialed = true
-	return fresh
 }
 
 // expect sets the time for a target to call again; the target's lock is held.
