@@ -38,7 +38,7 @@ const (
 // takes over from the one that it was made at. Its methods are safe for concurrent use.
 type Carrier struct {
 	sockets *wire.Known   // whose clients are incarnations
-	wake    chan struct{} // capacity 1: there is something to tell the driver
+	wake    chan struct{} // capacity 1: there is something to send
 
 	mu      sync.Mutex
 	closed  bool
@@ -47,8 +47,8 @@ type Carrier struct {
 	aimed   chan struct{}    // closed and replaced by Aim
 	last    uint64           // number of a call
 	waiting map[uint64]*call
-	untold  map[uint64]bool // of those, the ones of which the driver was not told
-	givenUp []uint64        // of which the driver was told, and which wait no longer
+	unsent  map[uint64]bool // of those, the ones that this stream has not sent
+	givenUp []uint64        // of those that this stream has sent; not sent yet
 }
 
 // call is a call of a worker that waits.
@@ -66,7 +66,7 @@ type reply struct {
 func NewCarrier() *Carrier {
 	return &Carrier{
 		sockets: wire.NewKnown(), wake: make(chan struct{}, 1), aimed: make(chan struct{}),
-		waiting: make(map[uint64]*call), untold: make(map[uint64]bool),
+		waiting: make(map[uint64]*call), unsent: make(map[uint64]bool),
 	}
 }
 
@@ -134,7 +134,7 @@ func (c *Carrier) call(ctx context.Context, method string, request []byte) (mem.
 	c.last++
 	k.carried.Number = c.last
 	c.waiting[c.last] = k
-	c.untold[c.last] = true
+	c.unsent[c.last] = true
 	c.mu.Unlock()
 	signal(c.wake)
 	select {
@@ -155,7 +155,7 @@ func (c *Carrier) giveUp(number uint64) {
 	if c.waiting[number] == nil {
 		return // it was answered at the same time
 	}
-	if !c.untold[number] {
+	if !c.unsent[number] {
 		c.givenUp = append(c.givenUp, number)
 		signal(c.wake)
 	}
@@ -166,7 +166,7 @@ func (c *Carrier) giveUp(number uint64) {
 func (c *Carrier) remove(number uint64) *call {
 	k := c.waiting[number]
 	delete(c.waiting, number)
-	delete(c.untold, number)
+	delete(c.unsent, number)
 	return k
 }
 
@@ -216,15 +216,15 @@ func (c *Carrier) carryTo(ctx context.Context, conn *grpc.ClientConn, aimed <-ch
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	var telling sync.WaitGroup
-	defer telling.Wait()
+	var sending sync.WaitGroup
+	defer sending.Wait()
 	defer cancel()
 	stream, err := carrypb.NewCarryingClient(conn).Carry(ctx, grpc.WaitForReady(true))
 	if err != nil {
 		return // there is no connection any more
 	}
-	c.begin()
-	telling.Go(func() { c.tell(ctx, stream) })
+	c.restart()
+	sending.Go(func() { c.send(ctx, stream) })
 	for {
 		replies, err := stream.Recv()
 		if err != nil {
@@ -240,19 +240,19 @@ func (c *Carrier) waits() bool {
 	return len(c.waiting) > 0
 }
 
-// begin has all calls that wait told by another stream.
-func (c *Carrier) begin() {
+// restart has all calls that wait sent by another stream.
+func (c *Carrier) restart() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.givenUp = nil
 	for number := range c.waiting {
-		c.untold[number] = true
+		c.unsent[number] = true
 	}
 	signal(c.wake)
 }
 
-// tell tells the driver of calls, until ctx or the stream ends.
-func (c *Carrier) tell(ctx context.Context, stream grpc.BidiStreamingClient[carrypb.CarriedCalls, carrypb.CarriedReplies]) {
+// send sends calls until ctx or the stream ends.
+func (c *Carrier) send(ctx context.Context, stream grpc.BidiStreamingClient[carrypb.CarriedCalls, carrypb.CarriedReplies]) {
 	for {
 		select {
 		case <-c.wake:
@@ -267,26 +267,26 @@ func (c *Carrier) tell(ctx context.Context, stream grpc.BidiStreamingClient[carr
 	}
 }
 
-// take returns what the driver is to be told next; nil: nothing.
+// take returns what is to be sent next; nil: nothing.
 func (c *Carrier) take() *carrypb.CarriedCalls {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	most := min(len(c.givenUp), mostGivenUp)
-	told := &carrypb.CarriedCalls{GivenUp: c.givenUp[:most:most]}
+	next := &carrypb.CarriedCalls{GivenUp: c.givenUp[:most:most]}
 	c.givenUp = c.givenUp[most:]
 	size := 0
-	for number := range c.untold {
+	for number := range c.unsent {
 		k := c.waiting[number].carried
-		if size += len(k.GetRequest()) + callSize; size > mostCalls && len(told.Calls) > 0 {
+		if size += len(k.GetRequest()) + callSize; size > mostCalls && len(next.Calls) > 0 {
 			break
 		}
-		delete(c.untold, number)
-		told.Calls = append(told.Calls, k)
+		delete(c.unsent, number)
+		next.Calls = append(next.Calls, k)
 	}
-	if len(told.Calls)+most == 0 {
+	if len(next.Calls)+most == 0 {
 		return nil
 	}
-	return told
+	return next
 }
 
 // answer answers calls of workers.

@@ -51,9 +51,9 @@ func TestCarrier(t *testing.T) {
 	if len(first.GetCalls()) != 2 || c.take() != nil {
 		t.Fatalf("%v", first)
 	}
-	untold := c.makes(ctx, "given up before it was told")
+	unsent := c.makes(ctx, "given up before it was sent")
 	cancel()
-	for _, of := range []<-chan made{told, untold} {
+	for _, of := range []<-chan made{told, unsent} {
 		if m := <-of; status.Code(m.err) != codes.Canceled {
 			t.Error(m.err)
 		}
@@ -62,7 +62,7 @@ func TestCarrier(t *testing.T) {
 	if len(second.GetCalls()) > 0 || len(second.GetGivenUp()) != 1 {
 		t.Errorf("%v", second)
 	}
-	c.begin() // another stream
+	c.restart() // by another stream
 	third := c.take()
 	if len(third.GetCalls()) != 1 || string(third.GetCalls()[0].GetRequest()) != "kept" || len(third.GetGivenUp()) > 0 {
 		t.Fatalf("%v", third)
@@ -79,8 +79,8 @@ func TestCarrier(t *testing.T) {
 	if m := <-failed; status.Code(m.err) != codes.Aborted || !strings.Contains(m.err.Error(), "why") {
 		t.Error(m.err)
 	}
-	if len(c.waiting)+len(c.untold)+len(c.givenUp) > 0 {
-		t.Errorf("%v, %v and %v remain", c.waiting, c.untold, c.givenUp)
+	if len(c.waiting)+len(c.unsent)+len(c.givenUp) > 0 {
+		t.Errorf("%v, %v and %v remain", c.waiting, c.unsent, c.givenUp)
 	}
 }
 

@@ -102,7 +102,7 @@ func (s service) Carry(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, car
 	if agent.Role != identity.Agent {
 		return status.Error(codes.PermissionDenied, "only an agent carries calls of workers")
 	}
-	a := newDesk(s.cfg, agent)
+	a := newAgentCalls(s.cfg, agent)
 	defer a.end()
 	ended := make(chan error, 1)
 	go func() { ended <- a.listen(stream) }() // until this returns, which ends the stream
@@ -125,7 +125,7 @@ func (s service) Carry(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, car
 	}
 }
 
-// What a desk has not sent is bounded: then it takes no more calls.
+// Replies that are not sent yet are bounded: then no more calls are taken.
 const (
 	mostUnsent      = 1 << 16 // replies
 	mostUnsentBytes = 16 << 20
@@ -135,9 +135,9 @@ const (
 	replySize = 64
 )
 
-// desk takes the calls of one agent's workers. Its lock is taken while those of methods are held,
-// and not the other way round.
-type desk struct {
+// agentCalls are the calls of one stream. Its lock is taken while locks of methods are held, never
+// the other way round.
+type agentCalls struct {
 	cfg   ServerConfig
 	agent identity.Subject
 	wake  chan struct{} // capacity 1: there are replies
@@ -157,15 +157,15 @@ type batch struct {
 	bytes   int
 }
 
-func newDesk(cfg ServerConfig, agent identity.Subject) *desk {
-	return &desk{
+func newAgentCalls(cfg ServerConfig, agent identity.Subject) *agentCalls {
+	return &agentCalls{
 		cfg: cfg, agent: agent, wake: make(chan struct{}, 1), room: make(chan struct{}, 1),
 		waiting: make(map[uint64]func()), open: make(map[*byte]*batch),
 	}
 }
 
 // listen takes what the agent says until the stream ends.
-func (d *desk) listen(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, carrypb.CarriedReplies]) error {
+func (a *agentCalls) listen(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, carrypb.CarriedReplies]) error {
 	for {
 		said, err := stream.Recv()
 		if err == io.EOF {
@@ -175,44 +175,44 @@ func (d *desk) listen(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, carr
 			return err
 		}
 		for _, number := range said.GetGivenUp() {
-			d.giveUp(number)
+			a.giveUp(number)
 		}
 		for _, c := range said.GetCalls() {
-			for d.isFull() {
+			for a.isFull() {
 				select {
-				case <-d.room:
+				case <-a.room:
 				case <-stream.Context().Done():
 					return status.FromContextError(stream.Context().Err()).Err()
 				}
 			}
-			if !d.begin(c) {
+			if !a.begin(c) {
 				return status.Errorf(codes.InvalidArgument, "there is a call %d already", c.GetNumber())
 			}
 		}
 	}
 }
 
-func (d *desk) isFull() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.count > mostUnsent || d.bytes > mostUnsentBytes
+func (a *agentCalls) isFull() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.count > mostUnsent || a.bytes > mostUnsentBytes
 }
 
 // begin begins a call. It returns false where there is one of that number.
-func (d *desk) begin(c *carrypb.CarriedCall) bool {
+func (a *agentCalls) begin(c *carrypb.CarriedCall) bool {
 	number := c.GetNumber()
-	d.mu.Lock()
-	_, exists := d.waiting[number]
-	if !exists && !d.ended {
-		d.waiting[number] = nil
+	a.mu.Lock()
+	_, exists := a.waiting[number]
+	if !exists && !a.ended {
+		a.waiting[number] = nil
 	}
-	d.mu.Unlock()
+	a.mu.Unlock()
 	if exists {
 		return false
 	}
-	answer := func(r Reply) { d.answer(number, r) }
-	method, known := d.cfg.Methods[c.GetMethod()]
-	from, err := d.cfg.Worker(d.agent, c.GetIncarnation())
+	answer := func(r Reply) { a.answer(number, r) }
+	method, known := a.cfg.Methods[c.GetMethod()]
+	from, err := a.cfg.Worker(a.agent, c.GetIncarnation())
 	switch {
 	case err != nil:
 		answer(Reply{Err: err})
@@ -222,13 +222,13 @@ func (d *desk) begin(c *carrypb.CarriedCall) bool {
 		return true
 	}
 	giveUp := method(from, c.GetRequest(), answer)
-	d.mu.Lock()
-	_, waits := d.waiting[number]
+	a.mu.Lock()
+	_, waits := a.waiting[number]
 	if waits {
-		d.waiting[number] = giveUp
+		a.waiting[number] = giveUp
 	}
-	ended := d.ended
-	d.mu.Unlock()
+	ended := a.ended
+	a.mu.Unlock()
 	if ended && giveUp != nil {
 		giveUp()
 	}
@@ -236,24 +236,24 @@ func (d *desk) begin(c *carrypb.CarriedCall) bool {
 }
 
 // giveUp ends a call without an answer, if it waits.
-func (d *desk) giveUp(number uint64) {
-	d.mu.Lock()
-	giveUp := d.waiting[number]
-	delete(d.waiting, number)
-	d.mu.Unlock()
+func (a *agentCalls) giveUp(number uint64) {
+	a.mu.Lock()
+	giveUp := a.waiting[number]
+	delete(a.waiting, number)
+	a.mu.Unlock()
 	if giveUp != nil {
 		giveUp()
 	}
 }
 
 // answer has a reply sent, unless the call was given up.
-func (d *desk) answer(number uint64, r Reply) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, waits := d.waiting[number]; !waits {
+func (a *agentCalls) answer(number uint64, r Reply) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, waits := a.waiting[number]; !waits {
 		return
 	}
-	delete(d.waiting, number)
+	delete(a.waiting, number)
 	reply := &carrypb.CarriedReply{Number: number, Own: r.Own}
 	if r.Err != nil {
 		s := status.Convert(r.Err)
@@ -263,40 +263,40 @@ func (d *desk) answer(number uint64, r Reply) {
 	if len(r.Shared) > 0 {
 		key = &r.Shared[0]
 	}
-	b := d.open[key]
+	b := a.open[key]
 	if b == nil {
 		b = &batch{replies: &carrypb.CarriedReplies{Shared: r.Shared}}
-		d.open[key] = b
-		d.unsent = append(d.unsent, b.replies)
+		a.open[key] = b
+		a.unsent = append(a.unsent, b.replies)
 	}
 	size := len(reply.Own) + len(reply.Error) + replySize
 	b.replies.Replies = append(b.replies.Replies, reply)
 	if b.bytes += size; b.bytes >= mostReplies {
-		delete(d.open, key)
+		delete(a.open, key)
 	}
-	d.count++
-	d.bytes += size
-	signal(d.wake)
+	a.count++
+	a.bytes += size
+	signal(a.wake)
 }
 
 // take returns what is to be sent.
-func (d *desk) take() []*carrypb.CarriedReplies {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	unsent := d.unsent
-	d.unsent, d.count, d.bytes = nil, 0, 0
-	clear(d.open)
-	signal(d.room)
+func (a *agentCalls) take() []*carrypb.CarriedReplies {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	unsent := a.unsent
+	a.unsent, a.count, a.bytes = nil, 0, 0
+	clear(a.open)
+	signal(a.room)
 	return unsent
 }
 
 // end gives all calls up.
-func (d *desk) end() {
-	d.mu.Lock()
-	d.ended = true
-	waiting := d.waiting
-	d.waiting = nil
-	d.mu.Unlock()
+func (a *agentCalls) end() {
+	a.mu.Lock()
+	a.ended = true
+	waiting := a.waiting
+	a.waiting = nil
+	a.mu.Unlock()
 	for _, giveUp := range waiting {
 		if giveUp != nil {
 			giveUp()

@@ -28,9 +28,9 @@ func (w *waits) begin(_ identity.Subject, _ []byte, answer func(Reply)) func() {
 	return func() { w.givenUp++ }
 }
 
-// newTestDesk returns the desk of an agent whose workers are all but the stranger.
-func newTestDesk(methods map[string]Method) *desk {
-	return newDesk(ServerConfig{
+// newTestCalls returns the desk of an agent whose workers are all but the stranger.
+func newTestCalls(methods map[string]Method) *agentCalls {
+	return newAgentCalls(ServerConfig{
 		Worker: func(agent identity.Subject, inc string) (identity.Subject, error) {
 			if inc == "stranger" {
 				return agent, status.Error(codes.PermissionDenied, "no worker")
@@ -43,10 +43,10 @@ func newTestDesk(methods map[string]Method) *desk {
 
 func text(s string) Reply { return Reply{Own: []byte(s)} }
 
-// sent returns what a desk sends next: by number, the reply or its status.
-func (d *desk) sent() map[uint64]string {
+// sent returns what is sent next: by number, the reply or its status.
+func (a *agentCalls) sent() map[uint64]string {
 	all := make(map[uint64]string)
-	for _, m := range d.take() {
+	for _, m := range a.take() {
 		for _, r := range m.GetReplies() {
 			all[r.GetNumber()] = string(r.GetOwn()) + string(m.GetShared())
 			if r.GetCode() != 0 {
@@ -57,10 +57,10 @@ func (d *desk) sent() map[uint64]string {
 	return all
 }
 
-// TestDesk: each call is answered once, at once or later, and not once it was given up.
-func TestDesk(t *testing.T) {
+// TestCalls: each call is answered once, at once or later, and not once it was given up.
+func TestCalls(t *testing.T) {
 	w := &waits{}
-	d := newTestDesk(map[string]Method{
+	a := newTestCalls(map[string]Method{
 		"/wait": w.begin,
 		"/echo": func(from identity.Subject, request []byte, answer func(Reply)) func() {
 			answer(text(from.Incarnation + " on " + from.Host + " says " + string(request)))
@@ -69,7 +69,7 @@ func TestDesk(t *testing.T) {
 	})
 	begin := func(number uint64, inc, method, request string) {
 		t.Helper()
-		if !d.begin(&carrypb.CarriedCall{Number: number, Incarnation: inc, Method: method, Request: []byte(request)}) {
+		if !a.begin(&carrypb.CarriedCall{Number: number, Incarnation: inc, Method: method, Request: []byte(request)}) {
 			t.Errorf("call %d exists", number)
 		}
 	}
@@ -79,26 +79,26 @@ func TestDesk(t *testing.T) {
 	begin(4, "a", "/other", "")
 	begin(5, "a", "/wait", "")
 	begin(6, "a", "/wait", "")
-	if d.begin(&carrypb.CarriedCall{Number: 1, Incarnation: "b", Method: "/wait"}) {
+	if a.begin(&carrypb.CarriedCall{Number: 1, Incarnation: "b", Method: "/wait"}) {
 		t.Error("a second call 1 has begun")
 	}
-	d.giveUp(5)
-	d.giveUp(99)
+	a.giveUp(5)
+	a.giveUp(99)
 	for i, answer := range w.answers {
 		answer(text(fmt.Sprint("answer ", i)))
 	}
 	w.answers[0](text("again"))
 	want := map[uint64]string{1: "answer 0", 2: "b on h says x", 3: "PermissionDenied", 4: "Unimplemented", 6: "answer 2"}
-	if got := d.sent(); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got := a.sent(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
 	begin(7, "a", "/wait", "")
-	d.end()
+	a.end()
 	begin(8, "a", "/wait", "")
 	for _, answer := range w.answers {
 		answer(text("late"))
 	}
-	if got := d.sent(); len(got) > 0 || w.givenUp != 3 {
+	if got := a.sent(); len(got) > 0 || w.givenUp != 3 {
 		t.Errorf("%v, and %d calls were given up", got, w.givenUp)
 	}
 }
@@ -106,10 +106,10 @@ func TestDesk(t *testing.T) {
 // TestShared: what is the same for many is sent once in a message, and a message is not too long.
 func TestShared(t *testing.T) {
 	w := &waits{}
-	d := newTestDesk(map[string]Method{"/wait": w.begin})
+	a := newTestCalls(map[string]Method{"/wait": w.begin})
 	const count = 3 * mostReplies / (1000 + replySize)
 	for i := range count {
-		d.begin(&carrypb.CarriedCall{Number: uint64(i), Method: "/wait"})
+		a.begin(&carrypb.CarriedCall{Number: uint64(i), Method: "/wait"})
 	}
 	world, other, own := make([]byte, 1<<20), []byte("other"), make([]byte, 1000)
 	w.answers[0](Reply{Shared: other})
@@ -117,7 +117,7 @@ func TestShared(t *testing.T) {
 	for _, answer := range w.answers[2:] {
 		answer(Reply{Own: own, Shared: world})
 	}
-	messages, replies := d.take(), 0
+	messages, replies := a.take(), 0
 	for _, m := range messages {
 		replies += len(m.GetReplies())
 		if size := proto.Size(m); size > mostReplies+len(world)+1<<16 {
@@ -150,24 +150,24 @@ func (d *deaf) Recv() (*carrypb.CarriedCalls, error) {
 // TestDeafAgent: what an agent is answered and does not read takes a bounded amount of memory.
 func TestDeafAgent(t *testing.T) {
 	for name, size := range map[string]int{"many": 0, "long": 1 << 20} {
-		d := newTestDesk(map[string]Method{"/big": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
+		a := newTestCalls(map[string]Method{"/big": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
 			answer(Reply{Own: make([]byte, size)})
 			return nil
 		}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- d.listen(&deaf{ctx: ctx}) }()
+		go func() { ended <- a.listen(&deaf{ctx: ctx}) }()
 		for range 3 { // it goes on once there is room
-			for !d.isFull() {
-				<-d.wake
+			for !a.isFull() {
+				<-a.wake
 			}
-			d.mu.Lock()
-			count, bytes := d.count, d.bytes
-			d.mu.Unlock()
+			a.mu.Lock()
+			count, bytes := a.count, a.bytes
+			a.mu.Unlock()
 			if count > mostUnsent+1 || bytes > mostUnsentBytes+size+replySize {
 				t.Errorf("%s: %d replies of %d bytes are not sent", name, count, bytes)
 			}
-			d.take()
+			a.take()
 		}
 		cancel()
 		if err := <-ended; status.Code(err) != codes.Canceled {
