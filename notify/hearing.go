@@ -27,16 +27,16 @@ func (p *Pusher) Carried() map[string]carry.Method {
 
 func (p *Pusher) hearCarried(from identity.Subject, req *notifypb.HearRequest, answer func(carry.Reply)) (giveUp func()) {
 	c := &waitingCall{
-		answer: func(w state) { answer(carry.Reply{Shared: p.encoded.of(w)}) },
+		answer: func(w state) { answer(carry.Reply{Shared: p.last.of(w)}) },
 		end:    func() { answer(carry.Reply{Err: errCalledAgain}) },
 	}
 	p.hear(from, req, c)
 	return func() { p.hangUp(from.Incarnation, c) }
 }
 
-// encoded is the last state that targets were told, encoded. Those that are told the same at about
-// the same time share its bytes.
-type encoded struct {
+// encodedState is the last state that a target was told, encoded. Targets that are told the same at
+// about the same time share its bytes.
+type encodedState struct {
 	mu   sync.Mutex
 	what told
 	as   []byte
@@ -51,7 +51,7 @@ type told struct {
 }
 
 // of returns w, encoded.
-func (e *encoded) of(w state) []byte {
+func (e *encodedState) of(w state) []byte {
 	what := told{update: w.update, lost: w.loss.Generation, ranks: len(w.loss.Ranks)}
 	if what.ranks > 0 {
 		what.first = &w.loss.Ranks[0]

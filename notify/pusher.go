@@ -62,7 +62,7 @@ type Pusher struct {
 	wake  chan struct{} // of capacity 1: there are targets to start
 	lines retry.Gate    // of what targets have not acknowledged
 	done  chan struct{} // closed when Run ends
-	encoded
+	last  encodedState
 
 	mu      sync.Mutex
 	targets map[string]*target // by incarnation

@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -21,15 +22,16 @@ import (
 )
 
 const (
-	// maxPause bounds the pause between two attempts to connect, so that a new driver is found
-	// soon.
+	// maxPause bounds the pause between two attempts, so that a new driver is found soon.
 	maxPause = 500 * time.Millisecond
-	// retryPause is the pause before a stream is opened again that has broken.
+	// retryPause is the pause before a stream is opened again that has broken. It doubles up to
+	// maxPause as long as streams break before a reply.
 	retryPause = 20 * time.Millisecond
 	// mostCalls bounds the calls of one message to the driver, in bytes.
 	mostCalls = wire.MaxMessage / 2
-	// callSize is what a call takes besides its request.
-	callSize = 256
+	// callSize is what a call takes besides its request, with a method of maxMethod bytes at most.
+	callSize  = 256
+	maxMethod = 128
 	// mostGivenUp bounds the numbers of one message.
 	mostGivenUp = 10000
 )
@@ -48,7 +50,7 @@ type Carrier struct {
 	last    uint64           // number of a call
 	waiting map[uint64]*call
 	unsent  map[uint64]bool // of those, the ones that this stream has not sent
-	givenUp []uint64        // of those that this stream has sent; not sent yet
+	givenUp []uint64        // calls that this stream has sent, and that were given up: not sent yet
 }
 
 // call is a call of a worker that waits.
@@ -80,7 +82,7 @@ func (c *Carrier) Run(ctx context.Context) {
 	defer carrying.Wait()
 	carrying.Go(func() { c.carry(ctx) })
 	nothing := func(grpc.ServiceRegistrar) {}
-	_ = c.sockets.Serve(ctx, wire.CallsOfWorker, nothing, c.close, wire.TakeCalls(c.call)...) // nil: ctx has ended
+	_ = c.sockets.Serve(ctx, nothing, c.close, wire.TakeCalls(c.call)...) // nil: ctx has ended
 }
 
 // Aim has calls made at the driver at that address, with the credentials, encoded, of the agent of
@@ -120,6 +122,9 @@ func (c *Carrier) Aimed() bool {
 func (c *Carrier) call(ctx context.Context, method string, request []byte) (mem.BufferSlice, error) {
 	if most := mostCalls - callSize; len(request) > most {
 		return nil, status.Errorf(codes.ResourceExhausted, "a request of %d bytes; at most %d", len(request), most)
+	}
+	if len(method) > maxMethod || !utf8.ValidString(method) { // it must not break the stream
+		return nil, status.Errorf(codes.Unimplemented, "the driver does not know the method %.64q", method)
 	}
 	incarnation, _ := wire.KnownCaller(ctx).(string)
 	k := &call{
@@ -185,18 +190,23 @@ func (c *Carrier) close() {
 
 // carry makes calls, at one driver after another, until ctx ends.
 func (c *Carrier) carry(ctx context.Context) {
+	pause := retryPause
 	for ctx.Err() == nil {
 		c.mu.Lock()
 		conn, aimed := c.conn, c.aimed
 		c.mu.Unlock()
 		var again <-chan time.Time // nil: only another driver helps
 		if conn != nil {
-			c.carryTo(ctx, conn, aimed)
-			again = time.After(retryPause)
+			if c.carryTo(ctx, conn, aimed) {
+				pause = retryPause
+			}
+			again = time.After(pause)
+			pause = min(2*pause, maxPause)
 		}
 		select {
 		case <-again:
 		case <-aimed:
+			pause = retryPause
 		case <-ctx.Done():
 		}
 	}
@@ -204,15 +214,16 @@ func (c *Carrier) carry(ctx context.Context) {
 
 // carryTo makes calls by a connection until the stream breaks, or ctx ends, or the driver moves.
 // It opens the stream once there is a call: an agent whose workers have ended says nothing to a
-// driver that is ending. Calls that are not answered then remain for the next stream.
-func (c *Carrier) carryTo(ctx context.Context, conn *grpc.ClientConn, aimed <-chan struct{}) {
+// driver that is ending. Calls that are not answered then remain for the next stream. It returns
+// whether there was a reply.
+func (c *Carrier) carryTo(ctx context.Context, conn *grpc.ClientConn, aimed <-chan struct{}) (replied bool) {
 	for !c.waits() {
 		select {
 		case <-c.wake:
 		case <-aimed:
-			return
+			return false
 		case <-ctx.Done():
-			return
+			return false
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -221,16 +232,17 @@ func (c *Carrier) carryTo(ctx context.Context, conn *grpc.ClientConn, aimed <-ch
 	defer cancel()
 	stream, err := carrypb.NewCarryingClient(conn).Carry(ctx, grpc.WaitForReady(true))
 	if err != nil {
-		return // there is no connection any more
+		return false // there is no connection any more
 	}
 	c.restart()
 	sending.Go(func() { c.send(ctx, stream) })
 	for {
 		replies, err := stream.Recv()
 		if err != nil {
-			return
+			return replied
 		}
 		c.answer(replies)
+		replied = true
 	}
 }
 
@@ -259,7 +271,7 @@ func (c *Carrier) send(ctx context.Context, stream grpc.BidiStreamingClient[carr
 		case <-ctx.Done():
 			return
 		}
-		for calls := c.take(); calls != nil; calls = c.take() {
+		for calls := c.next(); calls != nil; calls = c.next() {
 			if stream.Send(calls) != nil {
 				return // Recv says why
 			}
@@ -267,26 +279,26 @@ func (c *Carrier) send(ctx context.Context, stream grpc.BidiStreamingClient[carr
 	}
 }
 
-// take returns what is to be sent next; nil: nothing.
-func (c *Carrier) take() *carrypb.CarriedCalls {
+// next returns what is to be sent next; nil: nothing.
+func (c *Carrier) next() *carrypb.CarriedCalls {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	most := min(len(c.givenUp), mostGivenUp)
-	next := &carrypb.CarriedCalls{GivenUp: c.givenUp[:most:most]}
+	m := &carrypb.CarriedCalls{GivenUp: c.givenUp[:most:most]}
 	c.givenUp = c.givenUp[most:]
 	size := 0
 	for number := range c.unsent {
 		k := c.waiting[number].carried
-		if size += len(k.GetRequest()) + callSize; size > mostCalls && len(next.Calls) > 0 {
+		if size += len(k.GetRequest()) + callSize; size > mostCalls && len(m.Calls) > 0 {
 			break
 		}
 		delete(c.unsent, number)
-		next.Calls = append(next.Calls, k)
+		m.Calls = append(m.Calls, k)
 	}
-	if len(next.Calls)+most == 0 {
+	if len(m.Calls)+most == 0 {
 		return nil
 	}
-	return next
+	return m
 }
 
 // answer answers calls of workers.

@@ -47,8 +47,8 @@ func TestCarrier(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	kept := c.makes(t.Context(), "kept")
 	told := c.makes(ctx, "given up")
-	first := c.take()
-	if len(first.GetCalls()) != 2 || c.take() != nil {
+	first := c.next()
+	if len(first.GetCalls()) != 2 || c.next() != nil {
 		t.Fatalf("%v", first)
 	}
 	unsent := c.makes(ctx, "given up before it was sent")
@@ -58,12 +58,12 @@ func TestCarrier(t *testing.T) {
 			t.Error(m.err)
 		}
 	}
-	second := c.take()
+	second := c.next()
 	if len(second.GetCalls()) > 0 || len(second.GetGivenUp()) != 1 {
 		t.Errorf("%v", second)
 	}
 	c.restart() // by another stream
-	third := c.take()
+	third := c.next()
 	if len(third.GetCalls()) != 1 || string(third.GetCalls()[0].GetRequest()) != "kept" || len(third.GetGivenUp()) > 0 {
 		t.Fatalf("%v", third)
 	}
@@ -98,7 +98,7 @@ func TestMessages(t *testing.T) {
 		calls = append(calls, c.makes(ctx, request))
 	}
 	messages, told := 0, 0
-	for m := c.take(); m != nil; m = c.take() {
+	for m := c.next(); m != nil; m = c.next() {
 		messages++
 		told += len(m.GetCalls())
 		if size := proto.Size(m); size > wire.MaxMessage {
@@ -114,7 +114,7 @@ func TestMessages(t *testing.T) {
 	}
 	c.givenUp = make([]uint64, 2*mostGivenUp+1)
 	for _, want := range []int{mostGivenUp, mostGivenUp, 1} {
-		if m := c.take(); len(m.GetGivenUp()) != want {
+		if m := c.next(); len(m.GetGivenUp()) != want {
 			t.Errorf("%d numbers, not %d", len(m.GetGivenUp()), want)
 		}
 	}

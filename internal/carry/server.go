@@ -2,6 +2,7 @@ package carry
 
 import (
 	"io"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -14,10 +15,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/carrypb"
 )
 
-// Method begins a call of a worker. It must not block. It calls answer once, at once or later; then
-// it returns what gives the call up, which may be called once answer was, or at the same time. Of
-// the calls of a worker at a method, only the last one waits: it has the method answer those before
-// it.
+// Method begins a call of a worker. It calls answer exactly once, before or after it returns,
+// unless giveUp is called; that may happen even after answer was called, or concurrently. A call
+// that waits must be answered when the same worker calls the method again.
 type Method func(from identity.Subject, request []byte, answer func(Reply)) (giveUp func())
 
 // Reply is the answer to a call.
@@ -85,8 +85,8 @@ type ServerConfig struct {
 	Done <-chan struct{}
 }
 
-// Register adds the service by which agents carry calls to a server of wire.Known, which knows
-// agents by identity.Subject.
+// Register adds, to a server of wire.Known, the service by which agents carry calls. That server
+// must know agents by identity.Subject.
 func Register(r grpc.ServiceRegistrar, cfg ServerConfig) {
 	carrypb.RegisterCarryingServer(r, service{cfg: cfg})
 }
@@ -104,31 +104,33 @@ func (s service) Carry(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, car
 	}
 	a := newAgentCalls(s.cfg, agent)
 	defer a.end()
-	ended := make(chan error, 1)
-	go func() { ended <- a.listen(stream) }() // until this returns, which ends the stream
-	for stopping := false; ; {
-		for _, r := range a.take() {
-			if err := stream.Send(r); err != nil {
-				return err
-			}
+	said, ended := make(chan *carrypb.CarriedCalls), make(chan error, 1)
+	go func() { ended <- receive(stream, said) }() // until this returns, which ends the stream
+	return a.serve(stream.Send, said, ended)
+}
+
+// receive hands on what the agent says until the stream ends.
+func receive(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, carrypb.CarriedReplies], said chan<- *carrypb.CarriedCalls) error {
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			return nil
 		}
-		if stopping {
-			return status.Error(codes.Unavailable, "the driver is stopping")
+		if err != nil {
+			return err
 		}
 		select {
-		case <-a.wake:
-		case err := <-ended:
-			return err
-		case <-s.cfg.Done:
-			stopping = true // and the last answers are sent
+		case said <- m:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
 		}
 	}
 }
 
-// Replies that are not sent yet are bounded: then no more calls are taken.
 const (
-	mostUnsent      = 1 << 16 // replies
-	mostUnsentBytes = 16 << 20
+	// mostBeginning bounds the calls whose methods have not returned. Before replies are sent, no
+	// more than twice as many calls are answered at once.
+	mostBeginning = 1 << 10
 	// mostReplies bounds the replies of one message, in bytes without what is shared.
 	mostReplies = 1 << 20
 	// replySize is what a reply takes besides its own bytes.
@@ -138,18 +140,16 @@ const (
 // agentCalls are the calls of one stream. Its lock is taken while locks of methods are held, never
 // the other way round.
 type agentCalls struct {
-	cfg   ServerConfig
-	agent identity.Subject
-	wake  chan struct{} // capacity 1: there are replies
-	room  chan struct{} // capacity 1: replies were taken, or the stream has ended
+	cfg     ServerConfig
+	agent   identity.Subject
+	wake    chan struct{} // capacity 1: there are replies, or a method has returned
+	running sync.WaitGroup
 
-	mu      sync.Mutex
-	ended   bool
-	waiting map[uint64]func() // what gives each call up; nil: it is beginning
-	unsent  []*carrypb.CarriedReplies
-	open    map[*byte]*batch // of unsent, those that take more replies, by what is shared
-	count   int              // of unsent replies
-	bytes   int
+	mu        sync.Mutex
+	beginning int
+	waiting   map[uint64]func() // what gives each call up; nil: it is beginning
+	unsent    []*carrypb.CarriedReplies
+	open      map[*byte]*batch // of unsent, those that take more replies, by what is shared
 }
 
 type batch struct {
@@ -159,80 +159,99 @@ type batch struct {
 
 func newAgentCalls(cfg ServerConfig, agent identity.Subject) *agentCalls {
 	return &agentCalls{
-		cfg: cfg, agent: agent, wake: make(chan struct{}, 1), room: make(chan struct{}, 1),
-		waiting: make(map[uint64]func()), open: make(map[*byte]*batch),
+		cfg: cfg, agent: agent, wake: make(chan struct{}, 1), waiting: make(map[uint64]func()), open: make(map[*byte]*batch),
 	}
 }
 
-// listen takes what the agent says until the stream ends.
-func (a *agentCalls) listen(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, carrypb.CarriedReplies]) error {
-	for {
-		said, err := stream.Recv()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for _, number := range said.GetGivenUp() {
-			a.giveUp(number)
-		}
-		for _, c := range said.GetCalls() {
-			for a.isFull() {
-				select {
-				case <-a.room:
-				case <-stream.Context().Done():
-					return status.FromContextError(stream.Context().Err()).Err()
-				}
+// serve begins the calls of what the agent says, which run concurrently, and sends their replies,
+// until the stream has ended.
+func (a *agentCalls) serve(
+	send func(*carrypb.CarriedReplies) error, said <-chan *carrypb.CarriedCalls, ended <-chan error,
+) error {
+	var calls []*carrypb.CarriedCall // that have not begun
+	for stopping := false; ; {
+		for _, r := range a.take() {
+			if err := send(r); err != nil {
+				return err
 			}
+		}
+		if stopping {
+			return status.Error(codes.Unavailable, "the driver is stopping")
+		}
+		now := min(len(calls), a.room())
+		for _, c := range calls[:now] {
 			if !a.begin(c) {
 				return status.Errorf(codes.InvalidArgument, "there is a call %d already", c.GetNumber())
 			}
 		}
+		calls = calls[now:]
+		next := said
+		if len(calls) > 0 {
+			next = nil // until methods have returned
+		}
+		select {
+		case m := <-next:
+			for _, number := range m.GetGivenUp() {
+				a.giveUp(number)
+			}
+			calls = m.GetCalls()
+		case <-a.wake:
+		case err := <-ended:
+			return err
+		case <-a.cfg.Done:
+			stopping = true // and the last answers are sent
+		}
 	}
 }
 
-func (a *agentCalls) isFull() bool {
+// room returns how many more calls may begin.
+func (a *agentCalls) room() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.count > mostUnsent || a.bytes > mostUnsentBytes
+	return mostBeginning - a.beginning
 }
 
 // begin begins a call. It returns false where there is one of that number.
 func (a *agentCalls) begin(c *carrypb.CarriedCall) bool {
-	number := c.GetNumber()
 	a.mu.Lock()
-	_, exists := a.waiting[number]
-	if !exists && !a.ended {
-		a.waiting[number] = nil
-	}
-	a.mu.Unlock()
-	if exists {
+	defer a.mu.Unlock()
+	if _, exists := a.waiting[c.GetNumber()]; exists {
 		return false
 	}
-	answer := func(r Reply) { a.answer(number, r) }
+	a.waiting[c.GetNumber()] = nil
+	a.beginning++
+	a.running.Go(func() { a.run(c) })
+	return true
+}
+
+// run makes a call, and returns when it is answered or waits.
+func (a *agentCalls) run(c *carrypb.CarriedCall) {
+	giveUp := a.call(c, func(r Reply) { a.answer(c.GetNumber(), r) })
+	a.mu.Lock()
+	_, waits := a.waiting[c.GetNumber()]
+	if waits {
+		a.waiting[c.GetNumber()] = giveUp
+	}
+	a.beginning--
+	a.mu.Unlock()
+	signal(a.wake)
+	if !waits && giveUp != nil { // it was given up meanwhile, or answered
+		giveUp()
+	}
+}
+
+func (a *agentCalls) call(c *carrypb.CarriedCall, answer func(Reply)) (giveUp func()) {
 	method, known := a.cfg.Methods[c.GetMethod()]
 	from, err := a.cfg.Worker(a.agent, c.GetIncarnation())
 	switch {
 	case err != nil:
 		answer(Reply{Err: err})
-		return true
+		return nil
 	case !known:
-		answer(Reply{Err: status.Errorf(codes.Unimplemented, "this driver does not know the method %.64q", c.GetMethod())})
-		return true
+		answer(Reply{Err: status.Errorf(codes.Unimplemented, "this driver does not know the method %q", c.GetMethod())})
+		return nil
 	}
-	giveUp := method(from, c.GetRequest(), answer)
-	a.mu.Lock()
-	_, waits := a.waiting[number]
-	if waits {
-		a.waiting[number] = giveUp
-	}
-	ended := a.ended
-	a.mu.Unlock()
-	if ended && giveUp != nil {
-		giveUp()
-	}
-	return true
+	return method(from, c.GetRequest(), answer)
 }
 
 // giveUp ends a call without an answer, if it waits.
@@ -257,26 +276,28 @@ func (a *agentCalls) answer(number uint64, r Reply) {
 	reply := &carrypb.CarriedReply{Number: number, Own: r.Own}
 	if r.Err != nil {
 		s := status.Convert(r.Err)
-		reply.Own, reply.Code, reply.Error, r.Shared = nil, uint32(s.Code()), s.Message(), nil
+		reply.Own, r.Shared = nil, nil
+		reply.Code, reply.Error = uint32(s.Code()), strings.ToValidUTF8(s.Message(), "?")
 	}
+	b := a.batch(r.Shared)
+	b.replies.Replies = append(b.replies.Replies, reply)
+	b.bytes += len(reply.Own) + len(reply.Error) + replySize
+	signal(a.wake)
+}
+
+// batch returns the replies to which one with that end is added; the lock is held.
+func (a *agentCalls) batch(shared []byte) *batch {
 	var key *byte
-	if len(r.Shared) > 0 {
-		key = &r.Shared[0]
+	if len(shared) > 0 {
+		key = &shared[0]
 	}
 	b := a.open[key]
-	if b == nil {
-		b = &batch{replies: &carrypb.CarriedReplies{Shared: r.Shared}}
+	if b == nil || b.bytes >= mostReplies {
+		b = &batch{replies: &carrypb.CarriedReplies{Shared: shared}}
 		a.open[key] = b
 		a.unsent = append(a.unsent, b.replies)
 	}
-	size := len(reply.Own) + len(reply.Error) + replySize
-	b.replies.Replies = append(b.replies.Replies, reply)
-	if b.bytes += size; b.bytes >= mostReplies {
-		delete(a.open, key)
-	}
-	a.count++
-	a.bytes += size
-	signal(a.wake)
+	return b
 }
 
 // take returns what is to be sent.
@@ -284,16 +305,14 @@ func (a *agentCalls) take() []*carrypb.CarriedReplies {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	unsent := a.unsent
-	a.unsent, a.count, a.bytes = nil, 0, 0
+	a.unsent = nil
 	clear(a.open)
-	signal(a.room)
 	return unsent
 }
 
-// end gives all calls up.
+// end gives all calls up, and waits for methods that have not returned.
 func (a *agentCalls) end() {
 	a.mu.Lock()
-	a.ended = true
 	waiting := a.waiting
 	a.waiting = nil
 	a.mu.Unlock()
@@ -302,6 +321,7 @@ func (a *agentCalls) end() {
 			giveUp()
 		}
 	}
+	a.running.Wait()
 }
 
 // signal says on a channel of capacity 1 that something has changed.

@@ -1,13 +1,13 @@
 package carry
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -19,16 +19,23 @@ import (
 
 // waits is a method of which the test answers the calls.
 type waits struct {
+	mu      sync.Mutex
 	answers []func(Reply)
 	givenUp int
 }
 
 func (w *waits) begin(_ identity.Subject, _ []byte, answer func(Reply)) func() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.answers = append(w.answers, answer)
-	return func() { w.givenUp++ }
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.givenUp++
+	}
 }
 
-// newTestCalls returns the desk of an agent whose workers are all but the stranger.
+// newTestCalls returns the calls of an agent whose workers are all but the stranger.
 func newTestCalls(methods map[string]Method) *agentCalls {
 	return newAgentCalls(ServerConfig{
 		Worker: func(agent identity.Subject, inc string) (identity.Subject, error) {
@@ -72,6 +79,7 @@ func TestCalls(t *testing.T) {
 		if !a.begin(&carrypb.CarriedCall{Number: number, Incarnation: inc, Method: method, Request: []byte(request)}) {
 			t.Errorf("call %d exists", number)
 		}
+		a.running.Wait()
 	}
 	begin(1, "a", "/wait", "")
 	begin(2, "b", "/echo", "x")
@@ -94,11 +102,10 @@ func TestCalls(t *testing.T) {
 	}
 	begin(7, "a", "/wait", "")
 	a.end()
-	begin(8, "a", "/wait", "")
 	for _, answer := range w.answers {
 		answer(text("late"))
 	}
-	if got := a.sent(); len(got) > 0 || w.givenUp != 3 {
+	if got := a.sent(); len(got) > 0 || w.givenUp != 2 {
 		t.Errorf("%v, and %d calls were given up", got, w.givenUp)
 	}
 }
@@ -111,6 +118,7 @@ func TestShared(t *testing.T) {
 	for i := range count {
 		a.begin(&carrypb.CarriedCall{Number: uint64(i), Method: "/wait"})
 	}
+	a.running.Wait()
 	world, other, own := make([]byte, 1<<20), []byte("other"), make([]byte, 1000)
 	w.answers[0](Reply{Shared: other})
 	w.answers[1](Reply{Err: errors.New("failed"), Shared: other})
@@ -129,49 +137,125 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// deaf is an agent that calls much and reads nothing.
-type deaf struct {
-	grpc.BidiStreamingServer[carrypb.CarriedCalls, carrypb.CarriedReplies]
-	ctx    context.Context
-	number uint64
-}
-
-func (d *deaf) Context() context.Context { return d.ctx }
-
-func (d *deaf) Recv() (*carrypb.CarriedCalls, error) {
-	said := &carrypb.CarriedCalls{}
-	for range 1000 {
-		d.number++
-		said.Calls = append(said.Calls, &carrypb.CarriedCall{Number: d.number, Method: "/big"})
-	}
-	return said, nil
-}
-
-// TestDeafAgent: what an agent is answered and does not read takes a bounded amount of memory.
-func TestDeafAgent(t *testing.T) {
-	for name, size := range map[string]int{"many": 0, "long": 1 << 20} {
-		a := newTestCalls(map[string]Method{"/big": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
-			answer(Reply{Own: make([]byte, size)})
-			return nil
+// TestGivenUpMeanwhile: a call that is given up, or whose stream ends, while its method begins is
+// given up once that has returned.
+func TestGivenUpMeanwhile(t *testing.T) {
+	for name, give := range map[string]func(*agentCalls){
+		"given up": func(a *agentCalls) { a.giveUp(1) },
+		"ended":    func(a *agentCalls) { a.end() },
+	} {
+		begun, begins, given := make(chan bool), make(chan bool), 0
+		a := newTestCalls(map[string]Method{"/slow": func(identity.Subject, []byte, func(Reply)) func() {
+			begins <- true
+			<-begun
+			return func() { given++ }
 		}})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- a.listen(&deaf{ctx: ctx}) }()
-		for range 3 { // it goes on once there is room
-			for !a.isFull() {
-				<-a.wake
-			}
+		a.begin(&carrypb.CarriedCall{Number: 1, Method: "/slow"})
+		<-begins
+		ended := make(chan bool)
+		go func() {
+			defer close(ended)
+			give(a)
+			a.running.Wait()
+		}()
+		for waits := true; waits; {
 			a.mu.Lock()
-			count, bytes := a.count, a.bytes
+			_, waits = a.waiting[1]
 			a.mu.Unlock()
-			if count > mostUnsent+1 || bytes > mostUnsentBytes+size+replySize {
-				t.Errorf("%s: %d replies of %d bytes are not sent", name, count, bytes)
-			}
-			a.take()
+			runtime.Gosched()
 		}
-		cancel()
-		if err := <-ended; status.Code(err) != codes.Canceled {
-			t.Errorf("%s: %v", name, err)
+		close(begun)
+		<-ended
+		if given != 1 {
+			t.Errorf("%s: given up %d times", name, given)
+		}
+	}
+}
+
+// agentOf serves an agent that reads what send gets, and says what the test sends.
+func (a *agentCalls) agentOf(t *testing.T, send func(*carrypb.CarriedReplies) error) (said chan *carrypb.CarriedCalls) {
+	said = make(chan *carrypb.CarriedCalls)
+	ended, served := make(chan error), make(chan error)
+	go func() { served <- a.serve(send, said, ended) }()
+	t.Cleanup(func() {
+		ended <- nil
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		a.end()
+	})
+	return said
+}
+
+// TestSlowMethod: a call whose method blocks holds up no other, and the number of such calls is
+// bounded.
+func TestSlowMethod(t *testing.T) {
+	begins, release := make(chan bool, 2*mostBeginning), make(chan bool)
+	a := newTestCalls(map[string]Method{
+		"/slow": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
+			begins <- true
+			<-release
+			answer(text("late"))
+			return nil
+		},
+		"/fast": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
+			answer(text("soon"))
+			return nil
+		},
+	})
+	replies := make(chan string, 4*mostBeginning)
+	said := a.agentOf(t, func(m *carrypb.CarriedReplies) error {
+		for _, r := range m.GetReplies() {
+			replies <- string(r.GetOwn())
+		}
+		return nil
+	})
+	said <- &carrypb.CarriedCalls{Calls: []*carrypb.CarriedCall{{Number: 1, Method: "/slow"}, {Number: 2, Method: "/fast"}}}
+	if got := <-replies; got != "soon" {
+		t.Errorf("%q", got)
+	}
+	many := &carrypb.CarriedCalls{}
+	for i := range 2 * mostBeginning {
+		many.Calls = append(many.Calls, &carrypb.CarriedCall{Number: uint64(3 + i), Method: "/slow"})
+	}
+	said <- many
+	for range mostBeginning {
+		<-begins
+	}
+	a.mu.Lock()
+	beginning := a.beginning
+	a.mu.Unlock()
+	if beginning > mostBeginning || len(begins) > 0 {
+		t.Errorf("%d calls begin, and %d more", beginning, len(begins))
+	}
+	close(release)
+	for range 2*mostBeginning + 1 {
+		<-replies
+	}
+}
+
+// TestDeafAgent: while an agent does not read, the replies to no more calls accumulate than are
+// bounded.
+func TestDeafAgent(t *testing.T) {
+	a := newTestCalls(map[string]Method{"/echo": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
+		answer(text("here"))
+		return nil
+	}})
+	reads := make(chan int)
+	said := a.agentOf(t, func(m *carrypb.CarriedReplies) error {
+		reads <- len(m.GetReplies())
+		return nil
+	})
+	const count = 20 * mostBeginning
+	calls := &carrypb.CarriedCalls{}
+	for i := range count {
+		calls.Calls = append(calls.Calls, &carrypb.CarriedCall{Number: uint64(i), Method: "/echo"})
+	}
+	said <- calls
+	for read := 0; read < count; {
+		now := <-reads
+		if read += now; now > 2*mostBeginning {
+			t.Errorf("%d replies at a time", now)
 		}
 	}
 }

@@ -64,7 +64,7 @@ type ServerConfig struct {
 	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
 	Tasks Tasks
 	// Also is another service for the same workers. Nil: there is none.
-	Also Service
+	Also OtherService
 	// Store serves a connection of a worker to a store for programs in other languages, until the
 	// worker closes it. Nil: they are refused.
 	Store func(conn net.Conn) error
@@ -72,8 +72,8 @@ type ServerConfig struct {
 	Log logrus.FieldLogger
 }
 
-// Service is a service of the driver for workers.
-type Service interface {
+// OtherService is another service of the driver for workers.
+type OtherService interface {
 	// Register adds it to a server. caller returns the worker that makes a call, or a status of
 	// gRPC for one that may not.
 	Register(r grpc.ServiceRegistrar, caller func(context.Context) (identity.Subject, error))
@@ -298,8 +298,8 @@ func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	defer known.Wait()
 	side, cancel := context.WithCancel(ctx)
 	defer cancel()
-	known.Go(func() { _ = s.sockets.Serve(side, wire.CallsOfWorker, register, s.release) })
-	known.Go(func() { _ = s.agents.Serve(side, wire.CallsOfWorker, registerAgents, s.release) })
+	known.Go(func() { _ = s.sockets.Serve(side, register, s.release) })
+	known.Go(func() { _ = s.agents.Serve(side, registerAgents, s.release) })
 	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker, identity.Agent), register, s.release, raw...); err != nil {
 		return fmt.Errorf("rendezvous: %w", err)
 	}
@@ -616,19 +616,19 @@ func (v service) Join(ctx context.Context, req *rendezvouspb.JoinRequest) (*rend
 }
 
 func (v service) Look(ctx context.Context, req *rendezvouspb.LookRequest) (*rendezvouspb.World, error) {
-	return as(ctx, v.s, req, v.s.look)
+	return answerCaller(ctx, v.s, req, v.s.look)
 }
 
 func (v service) Report(ctx context.Context, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
-	return as(ctx, v.s, req, v.s.report)
+	return answerCaller(ctx, v.s, req, v.s.report)
 }
 
 func (v service) Beat(ctx context.Context, req *rendezvouspb.BeatRequest) (*rendezvouspb.BeatReply, error) {
-	return as(ctx, v.s, req, v.s.beat)
+	return answerCaller(ctx, v.s, req, v.s.beat)
 }
 
-// as answers a call for the worker that makes it.
-func as[Q, R any](ctx context.Context, s *Server, req Q, answer func(identity.Subject, Q) (*R, error)) (*R, error) {
+// answerCaller has a call answered for the worker that makes it.
+func answerCaller[Q, R any](ctx context.Context, s *Server, req Q, answer func(identity.Subject, Q) (*R, error)) (*R, error) {
 	from, err := s.caller(ctx)
 	if err != nil {
 		return nil, err

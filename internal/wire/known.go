@@ -40,12 +40,10 @@ func (k *Known) Take(conn net.Conn, who any) {
 	}
 }
 
-// Serve serves the connections until ctx ends, as the function Serve does. Each may have so many
-// calls at a time. A handler learns by KnownCaller whose it is.
-func (k *Known) Serve(
-	ctx context.Context, calls int, register func(grpc.ServiceRegistrar), release func(), more ...grpc.ServerOption,
-) error {
-	return serve(ctx, MaxMessage, k, knowing{}, register, release, append(more, grpc.MaxConcurrentStreams(uint32(calls)))...)
+// Serve serves the connections until ctx ends, as the function Serve does. A handler learns by
+// KnownCaller whose it is.
+func (k *Known) Serve(ctx context.Context, register func(grpc.ServiceRegistrar), release func(), more ...grpc.ServerOption) error {
+	return serve(ctx, MaxMessage, k, knowing{}, register, release, more...)
 }
 
 // Accept implements net.Listener.

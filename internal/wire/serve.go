@@ -53,8 +53,8 @@ const (
 	window = 1 << 20
 )
 
-// CallsOfWorker bounds the concurrent calls of a client; none needs more than four.
-const CallsOfWorker = 16
+// callsOfClient bounds the concurrent calls of a client; none needs more than four.
+const callsOfClient = 16
 
 // gRPC's own log is discarded: packages that make connections report errors to their callers.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
@@ -152,7 +152,7 @@ func serve(
 	gs := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.Creds(who),
 		grpc.MaxRecvMsgSize(most),
-		grpc.MaxConcurrentStreams(CallsOfWorker),
+		grpc.MaxConcurrentStreams(callsOfClient),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: answerAfter}),

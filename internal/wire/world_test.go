@@ -18,9 +18,12 @@ func TestSharedMembersArrive(t *testing.T) {
 			t.Errorf("the test leaves %s out", fields.Get(i).Name())
 		}
 	}
+	change := &rendezvouspb.World{Generation: 8, Difference: []byte("change")}
 	codec := newSharing()
 	for name, sent := range map[string]*rendezvouspb.JoinReply{
 		"shared":    {Outcome: &rendezvouspb.JoinReply_World{World: world}},
+		"change":    {Outcome: &rendezvouspb.JoinReply_World{World: change}},
+		"last":      {Outcome: &rendezvouspb.JoinReply_World{World: world}, Last: true},
 		"lonely":    {Outcome: &rendezvouspb.JoinReply_World{World: &rendezvouspb.World{Generation: 7}}},
 		"dismissal": {Outcome: &rendezvouspb.JoinReply_Dismissal{Dismissal: 2}},
 		"nothing":   {},
@@ -36,5 +39,13 @@ func TestSharedMembersArrive(t *testing.T) {
 		if name == "shared" && (len(data) != 2 || &data[1].ReadOnlyData()[0] != &members[0]) {
 			t.Errorf("the members have been copied")
 		}
+	}
+	data, err := codec.Marshal(world)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got rendezvouspb.World
+	if err := codec.Unmarshal(data, &got); err != nil || !proto.Equal(&got, world) || len(data) != 2 {
+		t.Errorf("%v, %v", &got, err)
 	}
 }

@@ -29,7 +29,7 @@ const (
 // CarriedCalls is what has changed since the last message.
 type CarriedCalls struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The numbers of calls that their workers have given up. They come before calls.
+	// The numbers of calls that their workers have given up. They are handled before calls.
 	GivenUp []uint64 `protobuf:"varint,1,rep,packed,name=given_up,json=givenUp,proto3" json:"given_up,omitempty"`
 	// Calls that workers have made. Each is answered once, unless it is given up.
 	Calls         []*CarriedCall `protobuf:"bytes,2,rep,name=calls,proto3" json:"calls,omitempty"`

@@ -14,25 +14,37 @@ const (
 
 // MarshalShared makes the encoding of the members, or of their difference, that which all answers
 // share, see wire.Sharer.
-func (x *JoinReply) MarshalShared() (own, shared []byte, err error) {
-	w := x.GetWorld()
-	field, shared := membersOfWorld, w.GetMembers()
-	if len(shared) == 0 {
-		field, shared = differenceOfWorld, w.GetDifference()
+func (x *World) MarshalShared() (own, shared []byte, err error) {
+	rest := &World{
+		Generation: x.GetGeneration(), Rank: x.GetRank(), SyncRoot: x.GetSyncRoot(), Seq: x.GetSeq(), Size: x.GetSize(),
+		DataKey: x.GetDataKey(), Store: x.GetStore(), MembersNumber: x.GetMembersNumber(),
+	}
+	field, shared := membersOfWorld, x.GetMembers()
+	if len(shared) > 0 {
+		rest.Difference = x.GetDifference()
+	} else {
+		field, shared = differenceOfWorld, x.GetDifference()
 	}
 	if len(shared) == 0 {
 		return nil, nil, nil
 	}
-	own, err = proto.Marshal(&World{
-		Generation: w.GetGeneration(), Rank: w.GetRank(), SyncRoot: w.GetSyncRoot(), Seq: w.GetSeq(), Size: w.GetSize(),
-		DataKey: w.GetDataKey(), Store: w.GetStore(), MembersNumber: w.GetMembersNumber(),
-	})
-	if err != nil {
+	if own, err = proto.Marshal(rest); err != nil {
 		return nil, nil, err
 	}
 	own = protowire.AppendTag(own, field, protowire.BytesType)
-	own = protowire.AppendVarint(own, uint64(len(shared)))
-	head := protowire.AppendTag(nil, worldOfJoinReply, protowire.BytesType)
-	head = protowire.AppendVarint(head, uint64(len(own)+len(shared)))
-	return append(head, own...), shared, nil
+	return protowire.AppendVarint(own, uint64(len(shared))), shared, nil
+}
+
+// MarshalShared is that of the world, if that is all.
+func (x *JoinReply) MarshalShared() (own, shared []byte, err error) {
+	if x.GetLast() || x.GetWiden() {
+		return nil, nil, nil
+	}
+	world, shared, err := x.GetWorld().MarshalShared()
+	if err != nil || len(shared) == 0 {
+		return nil, nil, err
+	}
+	own = protowire.AppendTag(nil, worldOfJoinReply, protowire.BytesType)
+	own = protowire.AppendVarint(own, uint64(len(world)+len(shared)))
+	return append(own, world...), shared, nil
 }
