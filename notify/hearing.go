@@ -135,7 +135,7 @@ func (t *target) hear(p *Pusher, req *notifypb.HearRequest, c *waitingCall) (w s
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.endCall()
-	t.hears = true
+	t.silent = false
 	switch w = t.want; {
 	case t.ctx.Err() != nil: // it was forgotten meanwhile: what is told now has the worker call again
 	case !w.knownTo(req):

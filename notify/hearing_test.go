@@ -21,9 +21,13 @@ func caller(ctx context.Context) (identity.Subject, error) {
 	return wire.Caller(ctx, identity.SubjectOf)
 }
 
-// driver serves Hear, and returns its address. The returned function ends that.
+// driver serves Hear, and returns its address. Workers are not dialed from now on, unless the test
+// has set for how long they may be silent. The returned function ends that.
 func (j *job) driver() (addr string, stop func()) {
 	j.t.Helper()
+	if j.pusher.patience == 0 {
+		j.pusher.patience = time.Hour
+	}
 	ln := listen(j.t, "127.0.0.1:0")
 	conf := j.pusher.cfg.Credentials.ServerTLS(identity.Worker)
 	register := func(r grpc.ServiceRegistrar) { j.pusher.Register(r, caller) }
@@ -90,6 +94,21 @@ func TestHear(t *testing.T) {
 	j.pusher.Push([]Target{to}, update(3))
 	j.hears(s, j.dial("a", driver))
 	j.acked("a", 3)
+}
+
+// TestFirstCall: a worker that has never called this driver, which may have taken over, has time to
+// call before it is dialed.
+func TestFirstCall(t *testing.T) {
+	j := newJob(t)
+	driver, _ := j.driver()
+	j.run()
+	j.pusher.Push([]Target{{subject("a"), "127.0.0.1:1"}}, update(1)) // nobody is there
+	s := NewService(j.credentials(subject("a")))
+	j.hears(s, j.dial("a", driver))
+	j.acked("a", 1)
+	if got := s.Latest(); got != update(1) || len(j.failures) > 0 || j.pusher.targets["a"].dialed {
+		t.Errorf("got %+v, or was dialed", got)
+	}
 }
 
 // TestHearAfterDialing: a worker that is dialed, in vain, is told by its first call.

@@ -67,7 +67,7 @@ func newJob(t testing.TB) *job {
 		Log:         log,
 		Timeout:     time.Minute, // impatient shortens it
 	})
-	j.pusher.retry = time.Millisecond
+	j.pusher.retry, j.pusher.patience = time.Millisecond, 0
 	j.pusher.acked = func(incarnation string, seq uint64) { j.acks <- ack{incarnation, seq} }
 	j.pusher.waits = func(incarnation string) { j.calls <- incarnation }
 	return j

@@ -46,13 +46,12 @@ type Target struct {
 }
 
 // Pusher delivers to every target its latest update and its latest loss: as the answer to the
-// target's Hear, or, to one that does not call, by a goroutine and a connection of its own, so that
-// a target that hangs delays no other. Its methods are safe for concurrent use.
+// target's Hear, or, to one that does not call for 5 s, by a goroutine and a connection of its own,
+// so that a target that hangs delays no other. Its methods are safe for concurrent use.
 type Pusher struct {
 	cfg   PusherConfig
 	retry time.Duration // the pause after a first failed attempt; it doubles up to maxRetry
-	// patience is how long a target that hears by its own connection has to call again. Then it is
-	// dialed too.
+	// patience is how long a target has to call. Then it is dialed.
 	patience time.Duration
 	// acked, if not nil, is called when a target has acknowledged an update or a loss, with the
 	// number of the latest update that it knows.
@@ -83,9 +82,9 @@ type target struct {
 	seq       uint64             // number of the update that it knows
 	supersede context.CancelFunc // ends the current attempt
 	dialed    bool               // it has a goroutine, or is to have one
-	hears     bool               // it has called Hear
+	silent    bool               // it has not called in time: it is dialed at once until it calls
 	call      *waitingCall       // that waits; nil: none does
-	late      *time.Timer        // dials a target that hears and has not called again; nil: it need not
+	late      *time.Timer        // dials the target if it does not call; nil: it need not call, or is silent
 }
 
 // state is everything that a target must know.
@@ -205,13 +204,14 @@ func (p *Pusher) add(to Target) *target {
 	return t
 }
 
-// dial has a goroutine deliver to a target that does not know all and has none.
+// dial has a goroutine deliver to a target that has not called in time.
 func (p *Pusher) dial(t *target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version {
+		t.silent = true
 		p.startDialing(t)
 		signal(p.wake)
 	}
@@ -244,8 +244,8 @@ func (t *target) end() {
 	t.forget()
 }
 
-// set applies change to what the target must know, and answers its call with it, or has it dialed.
-// One that hears is dialed later, if it has not called again. The pusher's lock is held.
+// set applies change to what the target must know, and answers its call with it. The pusher's lock
+// is held.
 func (t *target) set(change func(*state) bool, p *Pusher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -259,14 +259,14 @@ func (t *target) set(change func(*state) bool, p *Pusher) {
 		t.call.answer(t.want)
 		t.call = nil
 	}
-	if t.hears {
-		p.expect(t)
-	} else {
+	if t.silent {
 		p.startDialing(t)
+	} else {
+		p.expect(t)
 	}
 }
 
-// expect sets the time for a target to call again; the target's lock is held.
+// expect sets the time for a target to call; the target's lock is held.
 func (p *Pusher) expect(t *target) {
 	if t.late == nil {
 		t.late = time.AfterFunc(p.patience, func() { p.dial(t) })
@@ -287,11 +287,11 @@ func (t *target) begin(timeout time.Duration) (ctx context.Context, cancel conte
 	return ctx, cancel, t.want, t.want.version > t.acked
 }
 
-// rests reports whether the target's goroutine ends, because the target hears and knows all.
+// rests reports whether the target's goroutine ends, because the target calls and knows all.
 func (t *target) rests() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.hears && t.acked == t.want.version {
+	if !t.silent && t.acked == t.want.version {
 		t.dialed = false
 	}
 	return !t.dialed
