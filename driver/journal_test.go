@@ -212,7 +212,7 @@ func TestLoopIsResumed(t *testing.T) {
 			t.Errorf("%d starts, in a:1 there is %+v", k.starts, k.in(t, "a:1").spec)
 		}
 		w := k.in(t, "a:0") // the one in a:1 has not joined, and is stopped in the end
-		second.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 2, 3)
+		second.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 2, 3, func() {})
 		w.exit <- nil
 		if err := <-second.result; err != nil {
 			t.Errorf("the job ended with %v", err)
@@ -285,7 +285,7 @@ func TestMirror(t *testing.T) {
 		check("when the world is published")
 		for _, slot := range []string{"a:0", "a:1"} {
 			w := k.in(t, slot)
-			d.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 1, 3)
+			d.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
 			synctest.Wait()
 			w.exit <- nil
 		}

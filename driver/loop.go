@@ -93,6 +93,10 @@ type services struct {
 	store       tcpstore.Store // for programs that speak by their workers' sockets
 }
 
+// inboxRoom is how many events may wait. A worker posts few at a time, and is not to wait, nor to
+// have others of its host wait, while the loop writes to a slow disk.
+const inboxRoom = 1 << 14
+
 // inbox is open until run returns.
 type inbox struct {
 	events chan posted
@@ -142,7 +146,7 @@ type process struct {
 // posted is an event for the loop.
 type posted struct {
 	input decide.Input
-	noted chan<- struct{} // closed when the event is in the journal; may be nil
+	noted func() // called when the event is in the journal; may be nil
 	// answer receives the answer to a command, without blocking; nil if the event is not a command.
 	answer chan<- decide.Answer
 }
@@ -154,7 +158,7 @@ func newLoop(cfg Config) *loop {
 		stalls: newStalls(cfg.Timeouts),
 		locate: newLocator(),
 		traces: newTracer(),
-		inbox:  inbox{events: make(chan posted, 256), asks: make(chan func()), ended: make(chan struct{})},
+		inbox:  inbox{events: make(chan posted, inboxRoom), asks: make(chan func()), ended: make(chan struct{})},
 		crew:   crew{procs: make(map[string]*process)},
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
@@ -329,6 +333,7 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 
 // run is the loop: only it waits for events and uses the machine.
 func (l *loop) run(ctx context.Context) error {
+	defer l.drop()
 	defer close(l.ended)
 	if l.cfg.Meter != nil {
 		l.cfg.Meter.loop.Store(l)
@@ -484,7 +489,7 @@ func (l *loop) feed(batch []posted) *decide.FinishJob {
 	l.writer.note(now, inputs, actions)
 	for _, in := range batch {
 		if in.noted != nil {
-			close(in.noted)
+			in.noted()
 		}
 		if e, ok := in.input.(decide.WorkerEnded); ok && l.keeper != nil {
 			l.keeper.Settle(e.ID)
@@ -774,22 +779,50 @@ func exitOf(err error) job.Exit {
 }
 
 // post sends an event to the loop; after the loop's end it is dropped.
-func (b *inbox) post(in decide.Input) {
+func (b *inbox) post(in decide.Input) { b.send(posted{input: in}) }
+
+// send is post with all of an event. It returns false after the loop's end.
+func (b *inbox) send(in posted) bool {
 	select {
-	case b.events <- posted{input: in}:
+	case b.events <- in:
+		return true
 	case <-b.ended:
+		return false
 	}
 }
 
-// postNoted also blocks until the event is in the journal, so that its sender need not repeat it to
-// another driver.
-func (b *inbox) postNoted(in decide.Input) {
-	noted := make(chan struct{})
-	select {
-	case b.events <- posted{input: in, noted: noted}:
-	case <-b.ended:
+// postThen also has noted called when the event is in the journal, so that its sender need not
+// repeat it to another driver, or after the loop's end.
+func (b *inbox) postThen(in decide.Input, noted func()) {
+	if !b.send(posted{input: in, noted: noted}) {
+		noted()
 		return
 	}
+	select {
+	case <-b.ended:
+		b.drop()
+	default:
+	}
+}
+
+// drop drops the events that wait, after the loop's end.
+func (b *inbox) drop() {
+	for {
+		select {
+		case in := <-b.events:
+			if in.noted != nil {
+				in.noted()
+			}
+		default:
+			return
+		}
+	}
+}
+
+// postNoted is post, and blocks until the event is in the journal, or the loop has ended.
+func (b *inbox) postNoted(in decide.Input) {
+	noted := make(chan struct{})
+	b.postThen(in, func() { close(noted) })
 	select {
 	case <-noted:
 	case <-b.ended:
@@ -802,15 +835,15 @@ func (l *loop) Joined(from identity.Subject, j rendezvous.Joining) {
 }
 
 // Reported is called by the rendezvous with a worker's report.
-func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64) {
-	l.postNoted(decide.WorkerReported{
+func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64, noted func()) {
+	l.postThen(decide.WorkerReported{
 		ID: from.Incarnation, Report: decide.Report(r), Generation: generation, Commits: commits,
-	})
+	}, noted)
 }
 
 // BackendReported is called by the rendezvous with the collective backend of a world's GPUs.
-func (l *loop) BackendReported(from identity.Subject, generation uint64, backend string) {
-	l.postNoted(decide.BackendTold{ID: from.Incarnation, Generation: generation, Backend: backend})
+func (l *loop) BackendReported(from identity.Subject, generation uint64, backend string, noted func()) {
+	l.postThen(decide.BackendTold{ID: from.Incarnation, Generation: generation, Backend: backend}, noted)
 }
 
 // Beaten is called by the rendezvous with a worker's heartbeat. The machine gets an input only if

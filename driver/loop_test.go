@@ -231,7 +231,7 @@ func TestLoopRunsAJob(t *testing.T) {
 			}
 		}
 		for _, slot := range []string{"a:0", "a:1"} {
-			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 1, 3)
+			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
 			j.worker(t, slot).exit <- nil
 		}
 		if err := <-j.result; err != nil {
@@ -316,7 +316,7 @@ func TestLoopGivesTimeToWrite(t *testing.T) {
 		from := identity.Subject{Incarnation: w.spec.Incarnation}
 		cancel()
 		synctest.Wait()
-		j.Reported(from, rendezvous.Writing, 1, 7)
+		j.Reported(from, rendezvous.Writing, 1, 7, func() {})
 		grew := func(written uint64) int {
 			j.Beaten(from, rendezvous.Beat{Generation: 1, Phase: rendezvous.Saving, Written: written})
 			synctest.Wait()
@@ -447,7 +447,7 @@ func TestFrozenOutput(t *testing.T) {
 			t.Error("no other worker was started in a:1")
 		}
 		for _, slot := range []string{"a:0", "a:2"} {
-			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 2, 3)
+			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 2, 3, func() {})
 			j.worker(t, slot).exit <- nil
 		}
 		<-time.After(time.Second)

@@ -113,7 +113,8 @@ func (d *testDriver) Joined(from identity.Subject, j rendezvous.Joining) {
 	d.publish()
 }
 
-func (d *testDriver) Reported(_ identity.Subject, r rendezvous.Report, generation, commits uint64) {
+func (d *testDriver) Reported(_ identity.Subject, r rendezvous.Report, generation, commits uint64, noted func()) {
+	defer noted()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if new := (report{r, generation, commits}); !slices.Contains(d.reports, new) {
@@ -121,7 +122,8 @@ func (d *testDriver) Reported(_ identity.Subject, r rendezvous.Report, generatio
 	}
 }
 
-func (d *testDriver) BackendReported(_ identity.Subject, generation uint64, backend string) {
+func (d *testDriver) BackendReported(_ identity.Subject, generation uint64, backend string, noted func()) {
+	defer noted()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if new := fmt.Sprint(generation, " ", backend); !slices.Contains(d.over, new) {

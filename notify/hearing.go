@@ -22,7 +22,7 @@ func (p *Pusher) Register(r grpc.ServiceRegistrar, caller func(context.Context) 
 
 // Carried returns the methods of that service for workers whose calls their agent carries.
 func (p *Pusher) Carried() map[string]carry.Method {
-	return map[string]carry.Method{notifypb.Hearing_Hear_FullMethodName: carry.Later(p.hearCarried)}
+	return map[string]carry.Method{notifypb.Hearing_Hear_FullMethodName: carry.Encoded(p.hearCarried)}
 }
 
 func (p *Pusher) hearCarried(from identity.Subject, req *notifypb.HearRequest, answer func(carry.Reply)) (giveUp func()) {

@@ -2,6 +2,7 @@ package carry
 
 import (
 	"io"
+	"slices"
 	"strings"
 	"sync"
 
@@ -15,9 +16,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/carrypb"
 )
 
-// Method begins a call of a worker. It calls answer exactly once, before or after it returns,
-// unless giveUp is called; that may happen even after answer was called, or concurrently. A call
-// that waits must be answered when the same worker calls the method again.
+// Method begins a call of a worker. It must not block. It calls answer exactly once, before or
+// after it returns, unless giveUp is called; that may happen even after answer was called, or
+// concurrently.
 type Method func(from identity.Subject, request []byte, answer func(Reply)) (giveUp func())
 
 // Reply is the answer to a call.
@@ -47,8 +48,8 @@ func NewReply(m proto.Message, err error) Reply {
 	return r
 }
 
-// Later returns a Method whose requests are messages Q.
-func Later[Q any, M interface {
+// Encoded returns a Method whose requests are messages Q.
+func Encoded[Q any, M interface {
 	*Q
 	proto.Message
 }](begin func(from identity.Subject, request M, answer func(Reply)) (giveUp func())) Method {
@@ -62,12 +63,22 @@ func Later[Q any, M interface {
 	}
 }
 
+// Later returns a Method that answers with messages, at once or later.
+func Later[Q any, M interface {
+	*Q
+	proto.Message
+}, R proto.Message](begin func(from identity.Subject, request M, answer func(R, error)) (giveUp func())) Method {
+	return Encoded(func(from identity.Subject, request M, answer func(Reply)) func() {
+		return begin(from, request, func(reply R, err error) { answer(NewReply(reply, err)) })
+	})
+}
+
 // AtOnce returns a Method that answers at once.
 func AtOnce[Q any, M interface {
 	*Q
 	proto.Message
 }, R proto.Message](do func(from identity.Subject, request M) (R, error)) Method {
-	return Later(func(from identity.Subject, request M, answer func(Reply)) func() {
+	return Encoded(func(from identity.Subject, request M, answer func(Reply)) func() {
 		reply, err := do(from, request)
 		answer(NewReply(reply, err))
 		return nil
@@ -128,9 +139,9 @@ func receive(stream grpc.BidiStreamingServer[carrypb.CarriedCalls, carrypb.Carri
 }
 
 const (
-	// mostBeginning bounds the calls whose methods have not returned. Before replies are sent, no
-	// more than twice as many calls are answered at once.
-	mostBeginning = 1 << 10
+	// mostAtOnce bounds the calls that begin before replies are sent: an agent that does not read
+	// has no more of them answered at once.
+	mostAtOnce = 1 << 10
 	// mostReplies bounds the replies of one message, in bytes without what is shared.
 	mostReplies = 1 << 20
 	// replySize is what a reply takes besides its own bytes.
@@ -140,16 +151,14 @@ const (
 // agentCalls are the calls of one stream. Its lock is taken while locks of methods are held, never
 // the other way round.
 type agentCalls struct {
-	cfg     ServerConfig
-	agent   identity.Subject
-	wake    chan struct{} // capacity 1: there are replies, or a method has returned
-	running sync.WaitGroup
+	cfg   ServerConfig
+	agent identity.Subject
+	wake  chan struct{} // capacity 1: there are replies
 
-	mu        sync.Mutex
-	beginning int
-	waiting   map[uint64]func() // what gives each call up; nil: it is beginning
-	unsent    []*carrypb.CarriedReplies
-	open      map[*byte]*batch // of unsent, those that take more replies, by what is shared
+	mu      sync.Mutex
+	waiting map[uint64]func() // what gives each call up; nil: it is beginning
+	unsent  []*carrypb.CarriedReplies
+	open    map[*byte]*batch // of unsent, those that take more replies, by what is shared
 }
 
 type batch struct {
@@ -163,38 +172,31 @@ func newAgentCalls(cfg ServerConfig, agent identity.Subject) *agentCalls {
 	}
 }
 
-// serve begins the calls of what the agent says, which run concurrently, and sends their replies,
-// until the stream has ended.
+// serve begins the calls of what the agent says, and sends their replies, until the stream has
+// ended.
 func (a *agentCalls) serve(
 	send func(*carrypb.CarriedReplies) error, said <-chan *carrypb.CarriedCalls, ended <-chan error,
 ) error {
-	var calls []*carrypb.CarriedCall // that have not begun
 	for stopping := false; ; {
-		for _, r := range a.take() {
-			if err := send(r); err != nil {
-				return err
-			}
+		if err := a.send(send); err != nil {
+			return err
 		}
 		if stopping {
 			return status.Error(codes.Unavailable, "the driver is stopping")
 		}
-		now := min(len(calls), a.room())
-		for _, c := range calls[:now] {
-			if !a.begin(c) {
-				return status.Errorf(codes.InvalidArgument, "there is a call %d already", c.GetNumber())
-			}
-		}
-		calls = calls[now:]
-		next := said
-		if len(calls) > 0 {
-			next = nil // until methods have returned
-		}
 		select {
-		case m := <-next:
+		case m := <-said:
 			for _, number := range m.GetGivenUp() {
 				a.giveUp(number)
 			}
-			calls = m.GetCalls()
+			for calls := range slices.Chunk(m.GetCalls(), mostAtOnce) {
+				if err := a.begin(calls); err != nil {
+					return err
+				}
+				if err := a.send(send); err != nil {
+					return err
+				}
+			}
 		case <-a.wake:
 		case err := <-ended:
 			return err
@@ -204,40 +206,37 @@ func (a *agentCalls) serve(
 	}
 }
 
-// room returns how many more calls may begin.
-func (a *agentCalls) room() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return mostBeginning - a.beginning
+// send sends the replies that there are.
+func (a *agentCalls) send(send func(*carrypb.CarriedReplies) error) error {
+	for _, r := range a.take() {
+		if err := send(r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// begin begins a call. It returns false where there is one of that number.
-func (a *agentCalls) begin(c *carrypb.CarriedCall) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, exists := a.waiting[c.GetNumber()]; exists {
-		return false
+// begin begins calls. It returns an error where there is one of the same number.
+func (a *agentCalls) begin(calls []*carrypb.CarriedCall) error {
+	for _, c := range calls {
+		number := c.GetNumber()
+		a.mu.Lock()
+		_, exists := a.waiting[number]
+		if !exists {
+			a.waiting[number] = nil
+		}
+		a.mu.Unlock()
+		if exists {
+			return status.Errorf(codes.InvalidArgument, "there is a call %d already", number)
+		}
+		giveUp := a.call(c, func(r Reply) { a.answer(number, r) })
+		a.mu.Lock()
+		if _, waits := a.waiting[number]; waits {
+			a.waiting[number] = giveUp
+		}
+		a.mu.Unlock()
 	}
-	a.waiting[c.GetNumber()] = nil
-	a.beginning++
-	a.running.Go(func() { a.run(c) })
-	return true
-}
-
-// run makes a call, and returns when it is answered or waits.
-func (a *agentCalls) run(c *carrypb.CarriedCall) {
-	giveUp := a.call(c, func(r Reply) { a.answer(c.GetNumber(), r) })
-	a.mu.Lock()
-	_, waits := a.waiting[c.GetNumber()]
-	if waits {
-		a.waiting[c.GetNumber()] = giveUp
-	}
-	a.beginning--
-	a.mu.Unlock()
-	signal(a.wake)
-	if !waits && giveUp != nil { // it was given up meanwhile, or answered
-		giveUp()
-	}
+	return nil
 }
 
 func (a *agentCalls) call(c *carrypb.CarriedCall, answer func(Reply)) (giveUp func()) {
@@ -310,7 +309,7 @@ func (a *agentCalls) take() []*carrypb.CarriedReplies {
 	return unsent
 }
 
-// end gives all calls up, and waits for methods that have not returned.
+// end gives all calls up.
 func (a *agentCalls) end() {
 	a.mu.Lock()
 	waiting := a.waiting
@@ -321,7 +320,6 @@ func (a *agentCalls) end() {
 			giveUp()
 		}
 	}
-	a.running.Wait()
 }
 
 // signal says on a channel of capacity 1 that something has changed.

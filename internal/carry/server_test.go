@@ -3,9 +3,7 @@ package carry
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -19,20 +17,13 @@ import (
 
 // waits is a method of which the test answers the calls.
 type waits struct {
-	mu      sync.Mutex
 	answers []func(Reply)
 	givenUp int
 }
 
 func (w *waits) begin(_ identity.Subject, _ []byte, answer func(Reply)) func() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.answers = append(w.answers, answer)
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.givenUp++
-	}
+	return func() { w.givenUp++ }
 }
 
 // newTestCalls returns the calls of an agent whose workers are all but the stranger.
@@ -76,10 +67,9 @@ func TestCalls(t *testing.T) {
 	})
 	begin := func(number uint64, inc, method, request string) {
 		t.Helper()
-		if !a.begin(&carrypb.CarriedCall{Number: number, Incarnation: inc, Method: method, Request: []byte(request)}) {
-			t.Errorf("call %d exists", number)
+		if err := a.begin([]*carrypb.CarriedCall{{Number: number, Incarnation: inc, Method: method, Request: []byte(request)}}); err != nil {
+			t.Error(err)
 		}
-		a.running.Wait()
 	}
 	begin(1, "a", "/wait", "")
 	begin(2, "b", "/echo", "x")
@@ -87,8 +77,8 @@ func TestCalls(t *testing.T) {
 	begin(4, "a", "/other", "")
 	begin(5, "a", "/wait", "")
 	begin(6, "a", "/wait", "")
-	if a.begin(&carrypb.CarriedCall{Number: 1, Incarnation: "b", Method: "/wait"}) {
-		t.Error("a second call 1 has begun")
+	if err := a.begin([]*carrypb.CarriedCall{{Number: 1, Incarnation: "b", Method: "/wait"}}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a second call 1: %v", err)
 	}
 	a.giveUp(5)
 	a.giveUp(99)
@@ -116,9 +106,10 @@ func TestShared(t *testing.T) {
 	a := newTestCalls(map[string]Method{"/wait": w.begin})
 	const count = 3 * mostReplies / (1000 + replySize)
 	for i := range count {
-		a.begin(&carrypb.CarriedCall{Number: uint64(i), Method: "/wait"})
+		if err := a.begin([]*carrypb.CarriedCall{{Number: uint64(i), Method: "/wait"}}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	a.running.Wait()
 	world, other, own := make([]byte, 1<<20), []byte("other"), make([]byte, 1000)
 	w.answers[0](Reply{Shared: other})
 	w.answers[1](Reply{Err: errors.New("failed"), Shared: other})
@@ -137,41 +128,6 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestGivenUpMeanwhile: a call that is given up, or whose stream ends, while its method begins is
-// given up once that has returned.
-func TestGivenUpMeanwhile(t *testing.T) {
-	for name, give := range map[string]func(*agentCalls){
-		"given up": func(a *agentCalls) { a.giveUp(1) },
-		"ended":    func(a *agentCalls) { a.end() },
-	} {
-		begun, begins, given := make(chan bool), make(chan bool), 0
-		a := newTestCalls(map[string]Method{"/slow": func(identity.Subject, []byte, func(Reply)) func() {
-			begins <- true
-			<-begun
-			return func() { given++ }
-		}})
-		a.begin(&carrypb.CarriedCall{Number: 1, Method: "/slow"})
-		<-begins
-		ended := make(chan bool)
-		go func() {
-			defer close(ended)
-			give(a)
-			a.running.Wait()
-		}()
-		for waits := true; waits; {
-			a.mu.Lock()
-			_, waits = a.waiting[1]
-			a.mu.Unlock()
-			runtime.Gosched()
-		}
-		close(begun)
-		<-ended
-		if given != 1 {
-			t.Errorf("%s: given up %d times", name, given)
-		}
-	}
-}
-
 // agentOf serves an agent that reads what send gets, and says what the test sends.
 func (a *agentCalls) agentOf(t *testing.T, send func(*carrypb.CarriedReplies) error) (said chan *carrypb.CarriedCalls) {
 	said = make(chan *carrypb.CarriedCalls)
@@ -187,55 +143,7 @@ func (a *agentCalls) agentOf(t *testing.T, send func(*carrypb.CarriedReplies) er
 	return said
 }
 
-// TestSlowMethod: a call whose method blocks holds up no other, and the number of such calls is
-// bounded.
-func TestSlowMethod(t *testing.T) {
-	begins, release := make(chan bool, 2*mostBeginning), make(chan bool)
-	a := newTestCalls(map[string]Method{
-		"/slow": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
-			begins <- true
-			<-release
-			answer(text("late"))
-			return nil
-		},
-		"/fast": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
-			answer(text("soon"))
-			return nil
-		},
-	})
-	replies := make(chan string, 4*mostBeginning)
-	said := a.agentOf(t, func(m *carrypb.CarriedReplies) error {
-		for _, r := range m.GetReplies() {
-			replies <- string(r.GetOwn())
-		}
-		return nil
-	})
-	said <- &carrypb.CarriedCalls{Calls: []*carrypb.CarriedCall{{Number: 1, Method: "/slow"}, {Number: 2, Method: "/fast"}}}
-	if got := <-replies; got != "soon" {
-		t.Errorf("%q", got)
-	}
-	many := &carrypb.CarriedCalls{}
-	for i := range 2 * mostBeginning {
-		many.Calls = append(many.Calls, &carrypb.CarriedCall{Number: uint64(3 + i), Method: "/slow"})
-	}
-	said <- many
-	for range mostBeginning {
-		<-begins
-	}
-	a.mu.Lock()
-	beginning := a.beginning
-	a.mu.Unlock()
-	if beginning > mostBeginning || len(begins) > 0 {
-		t.Errorf("%d calls begin, and %d more", beginning, len(begins))
-	}
-	close(release)
-	for range 2*mostBeginning + 1 {
-		<-replies
-	}
-}
-
-// TestDeafAgent: while an agent does not read, the replies to no more calls accumulate than are
-// bounded.
+// TestDeafAgent: while an agent does not read, no more than a bounded number of its calls begin.
 func TestDeafAgent(t *testing.T) {
 	a := newTestCalls(map[string]Method{"/echo": func(_ identity.Subject, _ []byte, answer func(Reply)) func() {
 		answer(text("here"))
@@ -246,7 +154,7 @@ func TestDeafAgent(t *testing.T) {
 		reads <- len(m.GetReplies())
 		return nil
 	})
-	const count = 20 * mostBeginning
+	const count = 20 * mostAtOnce
 	calls := &carrypb.CarriedCalls{}
 	for i := range count {
 		calls.Calls = append(calls.Calls, &carrypb.CarriedCall{Number: uint64(i), Method: "/echo"})
@@ -254,7 +162,7 @@ func TestDeafAgent(t *testing.T) {
 	said <- calls
 	for read := 0; read < count; {
 		now := <-reads
-		if read += now; now > 2*mostBeginning {
+		if read += now; now > mostAtOnce {
 			t.Errorf("%d replies at a time", now)
 		}
 	}

@@ -57,7 +57,8 @@ func (j *job) Joined(from identity.Subject, r rendezvous.Joining) {
 	j.joins <- joined{from.Incarnation, r}
 }
 
-func (j *job) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64) {
+func (j *job) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64, noted func()) {
+	defer noted()
 	if r != rendezvous.Fetching {
 		j.reports <- reported{from.Incarnation, r, generation, commits}
 	}

@@ -60,11 +60,13 @@ type chosen struct {
 }
 
 func (r recorder) Joined(from identity.Subject, j Joining) { r.joins <- joined{from, j} }
-func (r recorder) Reported(from identity.Subject, rep Report, generation, commits uint64) {
+func (r recorder) Reported(from identity.Subject, rep Report, generation, commits uint64, noted func()) {
+	defer noted()
 	r.reports <- reported{from, rep, generation, commits}
 }
 
-func (r recorder) BackendReported(from identity.Subject, generation uint64, backend string) {
+func (r recorder) BackendReported(from identity.Subject, generation uint64, backend string, noted func()) {
+	defer noted()
 	r.over <- chosen{from, generation, backend}
 }
 
@@ -165,6 +167,11 @@ func (j *job) publish(generation uint64, root int, seq uint64, incs ...string) {
 		members = append(members, Member{Incarnation: inc, DataAddrs: []string{inc + ":1", inc + ":2"}})
 	}
 	j.server.Publish(w, members, root, seq)
+}
+
+type answer struct {
+	reply *rendezvouspb.JoinReply
+	err   error
 }
 
 // arrive makes the call Join of a worker.

@@ -152,11 +152,9 @@ func (s *Server) look(from identity.Subject, _ *rendezvouspb.LookRequest) (*rend
 // carried returns the methods for workers whose calls their agent carries.
 func (s *Server) carried() map[string]carry.Method {
 	methods := map[string]carry.Method{
-		rendezvouspb.Rendezvous_Join_FullMethodName: carry.Later(func(from identity.Subject, req *rendezvouspb.JoinRequest, answer func(carry.Reply)) func() {
-			return s.join(from, req, func(reply *rendezvouspb.JoinReply, err error) { answer(carry.NewReply(reply, err)) })
-		}),
+		rendezvouspb.Rendezvous_Join_FullMethodName:   carry.Later(s.join),
+		rendezvouspb.Rendezvous_Report_FullMethodName: carry.Later(s.report),
 		rendezvouspb.Rendezvous_Look_FullMethodName:   carry.AtOnce(s.look),
-		rendezvouspb.Rendezvous_Report_FullMethodName: carry.AtOnce(s.report),
 		rendezvouspb.Rendezvous_Beat_FullMethodName:   carry.AtOnce(s.beat),
 	}
 	if s.cfg.Also != nil {
@@ -172,29 +170,15 @@ type service struct {
 }
 
 func (v service) Join(ctx context.Context, req *rendezvouspb.JoinRequest) (*rendezvouspb.JoinReply, error) {
-	from, err := v.s.caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	answered := make(chan answer, 1)
-	leave := v.s.join(from, req, func(reply *rendezvouspb.JoinReply, err error) { answered <- answer{reply, err} })
-	select {
-	case a := <-answered:
-		return a.reply, a.err
-	case <-ctx.Done():
-		if leave != nil {
-			leave()
-		}
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}
+	return answerCallerLater(ctx, v.s, req, v.s.join)
+}
+
+func (v service) Report(ctx context.Context, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
+	return answerCallerLater(ctx, v.s, req, v.s.report)
 }
 
 func (v service) Look(ctx context.Context, req *rendezvouspb.LookRequest) (*rendezvouspb.World, error) {
 	return answerCaller(ctx, v.s, req, v.s.look)
-}
-
-func (v service) Report(ctx context.Context, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
-	return answerCaller(ctx, v.s, req, v.s.report)
 }
 
 func (v service) Beat(ctx context.Context, req *rendezvouspb.BeatRequest) (*rendezvouspb.BeatReply, error) {
@@ -210,34 +194,63 @@ func answerCaller[Q, R any](ctx context.Context, s *Server, req Q, answer func(i
 	return answer(from, req)
 }
 
+// answerCallerLater is answerCaller for a call that may wait for its answer.
+func answerCallerLater[Q, R any](
+	ctx context.Context, s *Server, req Q, begin func(identity.Subject, Q, func(*R, error)) (giveUp func()),
+) (*R, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	type answer struct {
+		reply *R
+		err   error
+	}
+	answered := make(chan answer, 1)
+	giveUp := begin(from, req, func(reply *R, err error) { answered <- answer{reply, err} })
+	select {
+	case a := <-answered:
+		return a.reply, a.err
+	case <-ctx.Done():
+		if giveUp != nil {
+			giveUp()
+		}
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
 var reportsFromWire = map[rendezvouspb.Report]Report{
 	rendezvouspb.Report_REPORT_DONE: Done, rendezvouspb.Report_REPORT_LEAVING: Leaving, rendezvouspb.Report_REPORT_COMMITTED: Committed,
 	rendezvouspb.Report_REPORT_DRAINING: Draining, rendezvouspb.Report_REPORT_FETCHING: Fetching,
 	rendezvouspb.Report_REPORT_WRITING: Writing, rendezvouspb.Report_REPORT_WRITTEN: Written, rendezvouspb.Report_REPORT_NOT_WRITTEN: NotWritten,
 }
 
-func (s *Server) report(from identity.Subject, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
-	if req.GetReport() == rendezvouspb.Report_REPORT_BACKEND {
-		return s.reportBackend(from, req)
+// report begins the call Report of a worker, as join does. It waits for the Handler.
+func (s *Server) report(from identity.Subject, req *rendezvouspb.ReportRequest, answer func(*rendezvouspb.ReportReply, error)) (giveUp func()) {
+	noted := func() { answer(&rendezvouspb.ReportReply{}, nil) }
+	backend := req.GetReport() == rendezvouspb.Report_REPORT_BACKEND
+	r, known := reportsFromWire[req.GetReport()]
+	var err error
+	switch {
+	case backend:
+		err = checkBackend(req.GetBackend())
+	case !known:
+		err = fmt.Errorf("%d is not a report", req.GetReport())
 	}
-	r, ok := reportsFromWire[req.GetReport()]
-	if !ok {
-		return nil, s.invalid(from, "report", fmt.Errorf("%d is not a report", req.GetReport()))
+	if err != nil {
+		answer(nil, s.invalid(from, "report", err))
+		return nil
 	}
-	if s.cfg.Handler != nil {
-		s.cfg.Handler.Reported(from, r, req.GetGeneration(), req.GetCommits())
+	h, takesBackends := s.cfg.Handler.(BackendHandler)
+	switch {
+	case backend && takesBackends:
+		h.BackendReported(from, req.GetGeneration(), req.GetBackend(), noted)
+	case !backend && s.cfg.Handler != nil:
+		s.cfg.Handler.Reported(from, r, req.GetGeneration(), req.GetCommits(), noted)
+	default:
+		noted()
 	}
-	return &rendezvouspb.ReportReply{}, nil
-}
-
-func (s *Server) reportBackend(from identity.Subject, req *rendezvouspb.ReportRequest) (*rendezvouspb.ReportReply, error) {
-	if err := checkBackend(req.GetBackend()); err != nil {
-		return nil, s.invalid(from, "report", err)
-	}
-	if h, ok := s.cfg.Handler.(BackendHandler); ok {
-		h.BackendReported(from, req.GetGeneration(), req.GetBackend())
-	}
-	return &rendezvouspb.ReportReply{}, nil
+	return nil
 }
 
 func (s *Server) invalid(from identity.Subject, what string, err error) error {

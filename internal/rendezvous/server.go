@@ -24,14 +24,16 @@ import (
 )
 
 // Handler receives the workers' calls. Its methods are called concurrently from the goroutines of
-// connections and must not block for long; they may call the Server's methods.
+// connections and must not block, since one of those may have the calls of many workers; they may
+// call the Server's methods.
 type Handler interface {
 	// Joined is called for a join that has to wait because no published world and no dismissal
 	// answers it. A repeated join calls it again. A world that is published concurrently may answer
 	// the join before the call; j.After is below its generation then, and there is nothing to do.
 	Joined(from identity.Subject, j Joining)
-	// Reported is called for a report, twice if the report was repeated.
-	Reported(from identity.Subject, r Report, generation, commits uint64)
+	// Reported is called for a report, twice if the report was repeated. It has noted called once
+	// the worker need not repeat the report to another driver.
+	Reported(from identity.Subject, r Report, generation, commits uint64, noted func())
 }
 
 // BeatHandler is a Handler that also receives heartbeats.
@@ -45,9 +47,8 @@ type BeatHandler interface {
 type BackendHandler interface {
 	Handler
 	// BackendReported is called with the collective backend of the devices of a generation: a name
-	// of 1 to 32 of the characters a-z, 0-9, '+', '-', '.' and '_'. It is called twice if the
-	// report was repeated.
-	BackendReported(from identity.Subject, generation uint64, backend string)
+	// of 1 to 32 of the characters a-z, 0-9, '+', '-', '.' and '_'. It is called as Reported is.
+	BackendReported(from identity.Subject, generation uint64, backend string, noted func())
 }
 
 // ServerConfig configures a Server.
@@ -166,11 +167,6 @@ type waiter struct {
 	has    uint64                               // number of the members that the worker has; 0: none
 	narrow bool                                 // its worker listens on loopback alone, and need not
 	answer func(*rendezvouspb.JoinReply, error) // must not block
-}
-
-type answer struct {
-	reply *rendezvouspb.JoinReply
-	err   error
 }
 
 // NewServer returns a server without a world. It starts nothing.
