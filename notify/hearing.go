@@ -135,7 +135,10 @@ func (t *target) hear(p *Pusher, req *notifypb.HearRequest, c *waitingCall) (w s
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.endCall()
-	t.silent = false
+	if t.silent {
+		t.silent = false
+		signal(t.wake) // its goroutine may end
+	}
 	switch w = t.want; {
 	case t.ctx.Err() != nil: // it was forgotten meanwhile: what is told now has the worker call again
 	case !w.knownTo(req):

@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"runtime"
 	"testing"
 	"time"
 
@@ -125,7 +126,8 @@ func TestHearAfterDialing(t *testing.T) {
 	}
 }
 
-// TestSilentHearer: a worker that has called and does not call again is dialed after a while.
+// TestSilentHearer: a worker that has called and does not call again is dialed after a while, until
+// it calls.
 func TestSilentHearer(t *testing.T) {
 	j := newJob(t)
 	j.pusher.patience = time.Millisecond
@@ -142,6 +144,17 @@ func TestSilentHearer(t *testing.T) {
 	j.acked("a", 2)
 	if got := s.Latest(); got != update(2) {
 		t.Errorf("got %+v", got)
+	}
+	j.hears(s, j.dial("a", driver))
+	j.waits("a")
+	dialed := func() bool {
+		target := j.pusher.targets["a"]
+		target.mu.Lock()
+		defer target.mu.Unlock()
+		return target.dialed
+	}
+	for dialed() {
+		runtime.Gosched()
 	}
 }
 

@@ -20,8 +20,9 @@ const (
 	defaultRetry   = 50 * time.Millisecond
 	maxRetry       = time.Second
 	defaultTimeout = 2 * time.Second
-	// callPatience exceeds the time in which the kernel gives up a dead connection.
-	callPatience = 5 * time.Second
+	// callPatience exceeds the time in which the kernel gives up a dead connection, and the time in
+	// which ten thousand workers on two cores call again: to dial those would delay them further.
+	callPatience = 30 * time.Second
 )
 
 // PusherConfig configures a Pusher.
@@ -46,8 +47,8 @@ type Target struct {
 }
 
 // Pusher delivers to every target its latest update and its latest loss: as the answer to the
-// target's Hear, or, to one that does not call for 5 s, by a goroutine and a connection of its own,
-// so that a target that hangs delays no other. Its methods are safe for concurrent use.
+// target's Hear, or, to one that does not call for 30 s, by a goroutine and a connection of its
+// own, so that a target that hangs delays no other. Its methods are safe for concurrent use.
 type Pusher struct {
 	cfg   PusherConfig
 	retry time.Duration // the pause after a first failed attempt; it doubles up to maxRetry
@@ -210,7 +211,7 @@ func (p *Pusher) dial(t *target) {
 	defer p.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version {
+	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version && t.Addr != "" {
 		t.silent = true
 		p.startDialing(t)
 		signal(p.wake)
