@@ -358,6 +358,9 @@ func (l *loop) run(ctx context.Context) error {
 			if interrupt != nil && ctx.Err() != nil { // the workers may have ended because of it
 				interrupt = nil
 				if end := l.admit([]posted{{input: decide.Interrupted{Cause: context.Cause(ctx)}}}); end != nil {
+					if in.noted != nil {
+						in.noted()
+					}
 					return end.Err
 				}
 			}

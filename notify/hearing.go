@@ -135,6 +135,7 @@ func (t *target) hear(p *Pusher, req *notifypb.HearRequest, c *waitingCall) (w s
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.endCall()
+	t.expectNothing()
 	if t.silent {
 		t.silent = false
 		signal(t.wake) // its goroutine may end

@@ -72,8 +72,8 @@ type Pusher struct {
 // target is a worker with what it must be sent.
 type target struct {
 	Target
-	wake chan struct{} // capacity 1: want has changed; nil: it is not dialed
-	// ctx ends with Forget and with Run.
+	wake chan struct{} // capacity 1: want has changed; nil: it was never dialed
+	// ctx ends with Forget, and with Run if it is dialed.
 	ctx    context.Context
 	forget context.CancelFunc
 
@@ -211,7 +211,7 @@ func (p *Pusher) dial(t *target) {
 	defer p.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version && t.Addr != "" {
+	if t.late = nil; t.ctx.Err() == nil && t.acked < t.want.version && t.call == nil && t.Addr != "" {
 		t.silent = true
 		p.startDialing(t)
 		signal(p.wake)
@@ -242,6 +242,7 @@ func (t *target) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.endCall()
+	t.expectNothing()
 	t.forget()
 }
 
@@ -271,6 +272,14 @@ func (t *target) set(change func(*state) bool, p *Pusher) {
 func (p *Pusher) expect(t *target) {
 	if t.late == nil {
 		t.late = time.AfterFunc(p.patience, func() { p.dial(t) })
+	}
+}
+
+// expectNothing has the target not be dialed; its lock is held.
+func (t *target) expectNothing() {
+	if t.late != nil {
+		t.late.Stop()
+		t.late = nil
 	}
 }
 
@@ -306,9 +315,8 @@ func (p *Pusher) acknowledge(t *target, w state) {
 		t.acked, t.seq = w.version, max(t.seq, w.update.Seq)
 		t.supersede()
 		signal(t.wake)
-		if t.late != nil && t.acked == t.want.version {
-			t.late.Stop()
-			t.late = nil
+		if t.acked == t.want.version {
+			t.expectNothing()
 		}
 	}
 	t.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/carrypb"
 )
 
-// Method begins a call of a worker. It must not block. It calls answer exactly once, before or
-// after it returns, unless giveUp is called; that may happen even after answer was called, or
-// concurrently.
+// Method begins a call of a worker. It must not block for long. It calls answer exactly once,
+// before or after it returns, unless giveUp is called; that may happen even after answer was
+// called, or concurrently. A nil giveUp stands for one that does nothing.
 type Method func(from identity.Subject, request []byte, answer func(Reply)) (giveUp func())
 
 // Reply is the answer to a call.
@@ -156,7 +156,7 @@ type agentCalls struct {
 	wake  chan struct{} // capacity 1: there are replies
 
 	mu      sync.Mutex
-	waiting map[uint64]func() // what gives each call up; nil: it is beginning
+	waiting map[uint64]func() // what gives each call up; nil: nothing
 	unsent  []*carrypb.CarriedReplies
 	open    map[*byte]*batch // of unsent, those that take more replies, by what is shared
 }

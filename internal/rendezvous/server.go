@@ -24,8 +24,8 @@ import (
 )
 
 // Handler receives the workers' calls. Its methods are called concurrently from the goroutines of
-// connections and must not block, since one of those may have the calls of many workers; they may
-// call the Server's methods.
+// connections and must not block for long, since one of those may have the calls of many workers;
+// they may call the Server's methods.
 type Handler interface {
 	// Joined is called for a join that has to wait because no published world and no dismissal
 	// answers it. A repeated join calls it again. A world that is published concurrently may answer

@@ -49,7 +49,7 @@ const (
 	writeBuffer = 16 << 10
 	// window is how much may be under way to a reader, on a connection and in a call, in bytes. A
 	// fixed one costs no pings that measure the connection: a driver of thousands of workers has
-	// two calls of each at a time, of a few bytes, and answers with worlds of 100 KiB.
+	// few calls of each host at a time, and answers with worlds of 100 KiB.
 	window = 1 << 20
 )
 
