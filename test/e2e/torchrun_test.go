@@ -55,7 +55,7 @@ func torchNodes(t *testing.T, backend, endpoint string, trainer ...string) *node
 			_ = syscall.Kill(-one.cmd.Process.Pid, syscall.SIGKILL)
 			<-one.done
 		}
-		left := func() []int { return follow.Processes(n.dir) }
+		left := func() []int { return follow.Processes(n.dir, "XDG_RUNTIME_DIR="+n.dir) } // drivers have only the variable
 		if !follow.Await(t, func() bool { return len(left()) == 0 }) {
 			t.Errorf("left behind: %v", left())
 		}
