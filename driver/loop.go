@@ -151,6 +151,13 @@ type posted struct {
 	answer chan<- decide.Answer
 }
 
+// tellSender tells the sender of an event that it need not repeat it.
+func (in posted) tellSender() {
+	if in.noted != nil {
+		in.noted()
+	}
+}
+
 func newLoop(cfg Config) *loop {
 	l := &loop{
 		cfg:    cfg,
@@ -358,9 +365,7 @@ func (l *loop) run(ctx context.Context) error {
 			if interrupt != nil && ctx.Err() != nil { // the workers may have ended because of it
 				interrupt = nil
 				if end := l.admit([]posted{{input: decide.Interrupted{Cause: context.Cause(ctx)}}}); end != nil {
-					if in.noted != nil {
-						in.noted()
-					}
+					in.tellSender()
 					return end.Err
 				}
 			}
@@ -491,9 +496,7 @@ func (l *loop) feed(batch []posted) *decide.FinishJob {
 	l.traces.step(now, l.clock.now(), inputs, actions)
 	l.writer.note(now, inputs, actions)
 	for _, in := range batch {
-		if in.noted != nil {
-			in.noted()
-		}
+		in.tellSender()
 		if e, ok := in.input.(decide.WorkerEnded); ok && l.keeper != nil {
 			l.keeper.Settle(e.ID)
 			l.outputs.note(outputNote{Worker: e.ID, Ended: true})
@@ -813,9 +816,7 @@ func (b *inbox) drop() {
 	for {
 		select {
 		case in := <-b.events:
-			if in.noted != nil {
-				in.noted()
-			}
+			in.tellSender()
 		default:
 			return
 		}

@@ -30,22 +30,19 @@ type Reply struct {
 	Err error
 }
 
-// NewReply returns the reply that is a message, or an error.
-func NewReply(m proto.Message, err error) Reply {
+// newReply returns the reply that is a message, or an error.
+func newReply(m proto.Message, err error) Reply {
 	if err != nil {
 		return Reply{Err: err}
 	}
-	var r Reply
-	if s, is := m.(wire.Sharer); is {
-		r.Own, r.Shared, err = s.MarshalShared()
-	}
-	if err == nil && len(r.Shared) == 0 {
-		r.Own, err = proto.Marshal(m)
+	own, shared, err := wire.MarshalShared(m)
+	if err == nil && len(shared) == 0 {
+		own, err = proto.Marshal(m)
 	}
 	if err != nil {
 		return Reply{Err: status.Error(codes.Internal, err.Error())}
 	}
-	return r
+	return Reply{Own: own, Shared: shared}
 }
 
 // Encoded returns a Method whose requests are messages Q.
@@ -69,7 +66,7 @@ func Later[Q any, M interface {
 	proto.Message
 }, R proto.Message](begin func(from identity.Subject, request M, answer func(R, error)) (giveUp func())) Method {
 	return Encoded(func(from identity.Subject, request M, answer func(Reply)) func() {
-		return begin(from, request, func(reply R, err error) { answer(NewReply(reply, err)) })
+		return begin(from, request, func(reply R, err error) { answer(newReply(reply, err)) })
 	})
 }
 
@@ -78,14 +75,13 @@ func AtOnce[Q any, M interface {
 	*Q
 	proto.Message
 }, R proto.Message](do func(from identity.Subject, request M) (R, error)) Method {
-	return Encoded(func(from identity.Subject, request M, answer func(Reply)) func() {
-		reply, err := do(from, request)
-		answer(NewReply(reply, err))
+	return Later(func(from identity.Subject, request M, answer func(R, error)) func() {
+		answer(do(from, request))
 		return nil
 	})
 }
 
-// ServerConfig configures a Server.
+// ServerConfig configures the driver's end.
 type ServerConfig struct {
 	// Worker returns the worker with that incarnation, or a status of gRPC where the agent does not
 	// speak for it.

@@ -18,16 +18,20 @@ type Sharer interface {
 	MarshalShared() (own, shared []byte, err error)
 }
 
-func (s sharing) Marshal(v any) (mem.BufferSlice, error) {
-	sharer, is := v.(Sharer)
-	if !is {
-		return s.CodecV2.Marshal(v)
+// MarshalShared returns the encoding of a Sharer in two parts, and nothing for other messages.
+func MarshalShared(m any) (own, shared []byte, err error) {
+	if s, is := m.(Sharer); is {
+		return s.MarshalShared()
 	}
-	own, shared, err := sharer.MarshalShared()
-	if err != nil || len(shared) == 0 {
-		if err != nil {
-			return nil, err
-		}
+	return nil, nil, nil
+}
+
+func (s sharing) Marshal(v any) (mem.BufferSlice, error) {
+	own, shared, err := MarshalShared(v)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(shared) == 0:
 		return s.CodecV2.Marshal(v)
 	}
 	return mem.BufferSlice{mem.SliceBuffer(own), mem.SliceBuffer(shared)}, nil
