@@ -474,7 +474,7 @@ func (s *seat) Report(_ context.Context, r rendezvous.Report, generation, commit
 }
 
 // Ranks see the latest update in different steps.
-func (s *seat) Connected() bool { return true }
+func (s *seat) Connected(context.Context) bool { return true }
 func (s *seat) Latest() notify.Update {
 	s.p.mayDie()
 	s.p.job.mu.Lock()

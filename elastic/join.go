@@ -320,8 +320,8 @@ type meeting interface {
 	connect(ctx context.Context, w rendezvous.World) (*collective.Group, error)
 	// Report tells the driver about this worker.
 	Report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error
-	// Connected reports whether the driver is connected. It does not block.
-	Connected() bool
+	// Connected reports whether the driver is connected. It blocks for a second at most.
+	Connected(ctx context.Context) bool
 	// Latest returns the newest notification; it does not block.
 	Latest() notify.Update
 	// Loss returns the ranks that the driver reports as lost, and a channel that is closed at its
@@ -351,7 +351,7 @@ func (solo) connect(context.Context, rendezvous.World) (*collective.Group, error
 }
 
 func (solo) Report(context.Context, rendezvous.Report, uint64, uint64) error { return nil }
-func (solo) Connected() bool                                                 { return true }
+func (solo) Connected(context.Context) bool                                  { return true }
 func (solo) Latest() notify.Update                                           { return notify.Update{} }
 func (solo) Loss() (notify.Loss, <-chan struct{})                            { return notify.Loss{}, nil }
 func (solo) close() error                                                    { return nil }

@@ -78,8 +78,8 @@ type seated struct {
 	update notify.Update
 }
 
-func (s *seated) Connected() bool       { return true }
-func (s *seated) Latest() notify.Update { return s.update }
+func (s *seated) Connected(context.Context) bool { return true }
+func (s *seated) Latest() notify.Update          { return s.update }
 
 // world puts members into a new world on the given hosts and synchronises them.
 func (c *crew) world(root int, hosts []string, members ...*crewMember) {

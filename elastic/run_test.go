@@ -72,7 +72,7 @@ func (m *script) Report(_ context.Context, r rendezvous.Report, generation, comm
 	return nil
 }
 
-func (m *script) Connected() bool                      { return true }
+func (m *script) Connected(context.Context) bool       { return true }
 func (m *script) Latest() notify.Update                { return m.update }
 func (m *script) Loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
 

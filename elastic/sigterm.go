@@ -78,8 +78,8 @@ func (h *termHandler) stays() bool { return h != nil && passed(&h.first, staysAf
 const aloneAfter = time.Second
 
 // alone reports whether the worker was asked to leave and the driver is unreachable. h may be nil.
-func (h *termHandler) alone() bool {
-	return h != nil && passed(&h.latest, aloneAfter) && h.acknowledged.Load() == nil && !h.worker.meeting.Connected()
+func (h *termHandler) alone(ctx context.Context) bool {
+	return h != nil && passed(&h.latest, aloneAfter) && h.acknowledged.Load() == nil && !h.worker.meeting.Connected(ctx)
 }
 
 // committed records a commit after which the worker stays in its world. h may be nil.

@@ -325,7 +325,7 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 		latest = notify.Update{Seq: p.world.Seq}
 	}
 	s.word[0] = (latest.Seq<<changeBits | uint64(latest.Change)&changeMask) << flagBits
-	if !commit || !s.term.alone() {
+	if !commit || !s.term.alone(s.ctx) {
 		s.word[0] |= staysBit
 	}
 	if s.feed != nil && s.feed.Followed() {

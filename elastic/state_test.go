@@ -34,8 +34,8 @@ func (m *still) connect(context.Context, rendezvous.World) (*collective.Group, e
 	return m.group, nil
 }
 
-func (m *still) Connected() bool       { return true }
-func (m *still) Latest() notify.Update { return m.update }
+func (m *still) Connected(context.Context) bool { return true }
+func (m *still) Latest() notify.Update          { return m.update }
 
 // stillWorld returns the workers of a world of n that does not change, with the given root.
 func stillWorld(t *testing.T, n, root int) []*Worker {

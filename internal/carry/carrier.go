@@ -13,8 +13,11 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -37,7 +40,8 @@ const (
 )
 
 // Carrier is the agent's end. A call waits until the driver has answered it, which may be one that
-// takes over from the one that it was made at. Its methods are safe for concurrent use.
+// takes over from the one that it was made at; only a check of gRPC's health service is answered by
+// the agent itself. Its methods are safe for concurrent use.
 type Carrier struct {
 	sockets *wire.Known   // whose clients are incarnations
 	wake    chan struct{} // capacity 1: there is something to send
@@ -118,8 +122,23 @@ func (c *Carrier) Aimed() bool {
 	return c.conn != nil
 }
 
+// health answers a check of health: the agent serves where it is connected to the driver.
+func (c *Carrier) health() (mem.BufferSlice, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is := grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	if c.conn != nil && c.conn.GetState() == connectivity.Ready {
+		is = grpc_health_v1.HealthCheckResponse_SERVING
+	}
+	encoded, err := proto.Marshal(&grpc_health_v1.HealthCheckResponse{Status: is})
+	return mem.BufferSlice{mem.SliceBuffer(encoded)}, err
+}
+
 // call makes the call of a worker.
 func (c *Carrier) call(ctx context.Context, method string, request []byte) (mem.BufferSlice, error) {
+	if method == grpc_health_v1.Health_Check_FullMethodName {
+		return c.health()
+	}
 	if most := mostCalls - callSize; len(request) > most {
 		return nil, status.Errorf(codes.ResourceExhausted, "a request of %d bytes; at most %d", len(request), most)
 	}

@@ -8,7 +8,10 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
@@ -230,8 +233,25 @@ type Entered struct {
 // ErrNotConnected is returned by Client.Beat if there is no connection.
 var ErrNotConnected = errors.New("rendezvous: the driver is not connected")
 
-// Connected reports whether there is a connection to the driver now. It does not block.
-func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
+// Connected reports whether there is a connection to the driver now: the worker's, or that of the
+// agent which carries its calls. It blocks until the agent answers, a second at most; an agent that
+// does not is taken to be connected.
+func (c *Client) Connected(ctx context.Context) bool {
+	if c.conn.GetState() != connectivity.Ready {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, beatBound)
+	defer cancel()
+	r, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	switch status.Code(err) {
+	case codes.OK:
+		return r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING
+	case codes.Unavailable:
+		return false
+	default: // Unimplemented: a driver has answered
+		return true
+	}
+}
 
 // Beat sends a heartbeat. Unlike other calls it is not repeated and takes at most a second. Without
 // a connection it starts connecting and returns ErrNotConnected at once.

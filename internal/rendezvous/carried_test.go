@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // carrier returns that of the agent of the host of a, for the driver.
@@ -111,6 +112,41 @@ func TestCallsOfTheNextDriver(t *testing.T) {
 	<-j.heard.joins
 	j.publish(2, 0, 0, "a")
 	j.world("a", joined, 2, 0)
+}
+
+// TestConnected: a worker with a socket is connected while its agent is, and one with a connection
+// of its own while it has that.
+func TestConnected(t *testing.T) {
+	j := newJob(t)
+	by := j.carrier()
+	c, own := j.carried(by, "a"), j.client("b")
+	await := func(c *Client, want bool) {
+		t.Helper()
+		for c.Connected(t.Context()) != want {
+			select {
+			case <-sandbox.Expired():
+				t.Fatalf("connected is not %t in time", want)
+			default:
+			}
+		}
+	}
+	for _, c := range []*Client{c, own} {
+		if err := c.Report(t.Context(), Draining, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		await(c, true)
+	}
+	joined := join(c, Joining{}) // without a call that waits an agent does not look for the driver
+	<-j.heard.joins
+	j.stop()
+	await(c, false)
+	await(own, false)
+	j.move()
+	j.aim(by)
+	await(c, true)
+	<-j.heard.joins
+	j.publish(1, 0, 0, "a")
+	j.world("a", joined, 1, 0)
 }
 
 // TestCarriedHears: workers hear from the driver by their agent, also from one that takes over. A
