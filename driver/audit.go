@@ -19,7 +19,7 @@ func (l *loop) noteAudit() {
 }
 
 // recordStart records the start of a worker, of this driver and not of one before.
-func (l *loop) recordStart(a decide.StartWorker, pid int, err error) {
+func (l *loop) recordStart(a *decide.StartWorker, pid int, err error) {
 	if a.Forked {
 		return
 	}

@@ -41,12 +41,12 @@ type kept struct {
 var _ launch.Keeper = (*kept)(nil)
 
 type keptWorker struct {
-	spec  launch.Spec
+	spec  *launch.Spec
 	exit  chan error
 	taken chan struct{} // closed when another driver's Run has taken the place of this one's
 }
 
-func (k *kept) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+func (k *kept) Run(ctx context.Context, s *launch.Spec, started func(int)) error {
 	k.mu.Lock()
 	w := k.workers[s.Incarnation]
 	fresh := w == nil

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/discovery"
@@ -24,7 +23,6 @@ import (
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/notify"
@@ -650,138 +648,6 @@ func (l *loop) finishOutput() {
 // subjectOf returns whom a worker's credentials name.
 func (l *loop) subjectOf(incarnation string, slot plan.SlotID) identity.Subject {
 	return identity.Subject{RunID: l.cfg.RunID, Role: identity.Worker, Host: slot.Host, Index: slot.Index, Incarnation: incarnation}
-}
-
-// outputGrace is how long the end of a worker is delayed so that its last output can be written
-// first.
-const outputGrace = 500 * time.Millisecond
-
-// start runs a worker in its own goroutines, which post its start and its end. The end is posted
-// after the worker's output is written, or after outputGrace if the reader is slow.
-func (l *loop) start(a decide.StartWorker) {
-	ctx, stop := context.WithCancel(context.Background())
-	p := &process{
-		subject: l.subjectOf(a.ID, a.Slot.SlotID),
-		stop:    stop, more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
-	}
-	p.rank.Store(int64(a.Slot.Rank))
-	l.procs[a.ID] = p
-	l.meet.Admit(p.subject)
-	l.stalls.expect(a.ID)
-	l.wg.Add(1) // until its end is posted
-	l.output.Go(func() {
-		defer stop()
-		e := &workerEnd{loop: l, process: p, slot: a.Slot.SlotID, written: make(chan job.Exit, 1)}
-		e.outputWritten(l.runWorker(ctx, a, p, func(err error) { e.processEnded(exitOf(err)) }))
-		if p.over.Load() {
-			l.outputs.note(outputNote{Worker: a.ID, Ended: true}) // again: notes may have followed the first one
-		}
-	})
-}
-
-// runWorker runs a worker until its output is written; ended is called when its process ends,
-// before that.
-func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, ended func(error)) job.Exit {
-	env, err := l.environ(a, p)
-	if err != nil {
-		return job.Exit{Err: err}
-	}
-	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
-	before := l.outputs.of(a.ID)
-	stdout.Hold(before.Out)
-	stderr.Hold(before.Err)
-	calls := func(_ context.Context, conn net.Conn) { l.meet.ServeSocket(conn, p.subject) }
-	err = l.cfg.Launcher.Run(ctx, launch.Spec{
-		Incarnation: a.ID,
-		Slot:        a.Slot.SlotID,
-		Command:     l.cfg.Command,
-		Env:         env,
-		Dir:         l.cfg.Dir,
-		Stdout:      stdout,
-		Stderr:      stderr,
-		Talk:        proxy.Config{Env: env, Calls: calls, Log: l.cfg.Log}.Talk,
-		Calls:       calls,
-		Grace:       l.cfg.Timeouts.Drain,
-		More:        p.more,
-		CoreLimit:   l.cfg.CoreLimit,
-		Look:        p.look,
-		Dying: func(what string, by syscall.Signal) {
-			l.postNoted(decide.WorkerDying{ID: a.ID, What: what, Signal: by})
-		},
-		Resumed: a.Forked,
-		Passed: func(bytes uint64) {
-			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
-		},
-		PassedBefore: before.Bytes,
-		Ended:        ended,
-	}, func(pid int) {
-		l.recordStart(a, pid, nil)
-		l.postNoted(decide.WorkerForked{ID: a.ID, PID: pid})
-	})
-	var start *launch.StartError
-	if errors.As(err, &start) {
-		l.recordStart(a, 0, start.Err)
-	}
-	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
-		l.cfg.Log.Warnf("the output of %v is incomplete: %v", a.Slot.SlotID, cerr)
-	}
-	return exitOf(err)
-}
-
-// environ returns the environment of a worker to be started; nil if it already runs.
-func (l *loop) environ(a decide.StartWorker, p *process) ([]string, error) {
-	if a.Forked {
-		return nil, nil
-	}
-	credentials, err := l.credentials.Issue(p.subject)
-	if err != nil {
-		return nil, err
-	}
-	masterAddr, err := l.masterAddr(a)
-	if err != nil {
-		return nil, err
-	}
-	env := plan.Worker{
-		RunID: l.cfg.RunID, Incarnation: a.ID, Elastic: l.cfg.Size.Elastic,
-		Slot: a.Slot, Size: a.Trial.Size, GroupRank: a.Trial.GroupRank, GroupSize: a.Trial.GroupSize,
-		DriverAddr:  l.listen.String(), // agents replace it by their own address
-		Credentials: credentials.Encode(),
-		Restarts:    a.Resets, MaxRestarts: l.maxResets(),
-		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
-		StallWarning: l.cfg.Timeouts.StallWarning, Tuning: l.cfg.Tuning,
-	}
-	return append(slices.Clip(l.cfg.Env), env.Environ()...), nil
-}
-
-// masterAddr returns the MASTER_ADDR of workers that use one.
-func (l *loop) masterAddr(a decide.StartWorker) (string, error) {
-	if router, ok := l.cfg.Launcher.(launch.Router); ok {
-		return router.HostAddr(a.Trial.First)
-	}
-	return a.Trial.First, nil
-}
-
-// maxResets returns the reset limit for torchrun's variables, which cannot express the lack of one.
-func (l *loop) maxResets() int {
-	if limit := l.cfg.Blame.ResetLimit; limit != nil {
-		return *limit
-	}
-	return math.MaxInt32
-}
-
-func exitOf(err error) job.Exit {
-	var exit *launch.ExitError
-	var start *launch.StartError
-	var unkillable *launch.UnkillableError
-	switch {
-	case err == nil:
-		return job.Exit{}
-	case errors.As(err, &unkillable):
-		return job.Exit{Code: 137, Err: err, Unkillable: true}
-	case errors.As(err, &exit):
-		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
-	}
-	return job.Exit{Code: 127, Err: err, Evicted: errors.As(err, &start) && start.Evicted}
 }
 
 // post sends an event to the loop; after the loop's end it is dropped.

@@ -44,14 +44,14 @@ type testJob struct {
 }
 
 type fakeWorker struct {
-	spec launch.Spec
+	spec *launch.Spec
 	exit chan error
 	says chan string // what it prints before anything else happens to it
 }
 
 // Run is the job's launcher: its worker ends when the test requests it, or 1 s after it was asked
 // to.
-func (j *testJob) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+func (j *testJob) Run(ctx context.Context, s *launch.Spec, started func(int)) error {
 	w := &fakeWorker{spec: s, exit: make(chan error, 1), says: make(chan string, 1)}
 	j.mu.Lock()
 	j.running[s.Slot.String()] = w

@@ -17,9 +17,9 @@ import (
 )
 
 // asked is a launcher that only records what it has to start.
-type asked struct{ spec func(launch.Spec) }
+type asked struct{ spec func(*launch.Spec) }
 
-func (a asked) Run(_ context.Context, s launch.Spec, started func(int)) error {
+func (a asked) Run(_ context.Context, s *launch.Spec, started func(int)) error {
 	started(42)
 	a.spec(s)
 	return nil
@@ -41,7 +41,7 @@ func TestRouter(t *testing.T) {
 	log.SetOutput(io.Discard)
 	for _, remote := range []bool{false, true} {
 		told := 0
-		seen := asked{func(s launch.Spec) {
+		seen := asked{func(s *launch.Spec) {
 			env := map[string]string{}
 			for _, e := range s.Env {
 				name, value, _ := strings.Cut(e, "=")
@@ -98,7 +98,7 @@ func TestWidener(t *testing.T) {
 		}
 		return err == nil
 	}
-	seen := asked{func(launch.Spec) {
+	seen := asked{func(*launch.Spec) {
 		if !reaches("127.0.0.1", near) || reaches("127.0.0.2", near) {
 			t.Error("the driver does not listen on loopback alone")
 		}

@@ -175,7 +175,7 @@ func sigint(error) syscall.Signal { return syscall.SIGINT }
 func TestScenarioA8(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorded{}
-		f := &fake{life: func(ctx context.Context, s launch.Spec) error {
+		f := &fake{life: func(ctx context.Context, s *launch.Spec) error {
 			<-ctx.Done()
 			return &launch.ExitError{Code: 128 + int(s.Signal()), Signal: s.Signal()}
 		}}
@@ -244,7 +244,7 @@ func TestScenarioA11(t *testing.T) {
 func TestScenarioA13(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorded{}
-		f := &fake{life: func(ctx context.Context, s launch.Spec) error {
+		f := &fake{life: func(ctx context.Context, s *launch.Spec) error {
 			if s.Slot.Index%2 == 0 {
 				return &launch.ExitError{Code: 1}
 			}
@@ -272,7 +272,7 @@ func TestMembershipChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorded{changesWanted: 2}
 		f := &fake{}
-		f.life = func(ctx context.Context, s launch.Spec) error {
+		f.life = func(ctx context.Context, s *launch.Spec) error {
 			if v, _ := lookup(s.Env, "TORCHELASTIC_RESTART_COUNT"); v != "0" {
 				t.Errorf("restart count %s", v)
 			}
@@ -294,7 +294,7 @@ func TestMembershipChanges(t *testing.T) {
 // late is no failure.
 func TestScenarioA16(t *testing.T) {
 	late := make(chan struct{})
-	f := &fake{life: func(ctx context.Context, s launch.Spec) error {
+	f := &fake{life: func(ctx context.Context, s *launch.Spec) error {
 		if v, _ := lookup(s.Env, "GROUP_RANK"); v == "1" {
 			<-late
 		}
@@ -361,15 +361,15 @@ func newAgent(t *testing.T, cfg Config) *Agent {
 
 // fake starts no processes: workers are calls of life; nil: they succeed.
 type fake struct {
-	life func(ctx context.Context, s launch.Spec) error
+	life func(ctx context.Context, s *launch.Spec) error
 
 	mu    sync.Mutex
-	specs []launch.Spec
+	specs []*launch.Spec
 	ends  []error
 	cond  *sync.Cond
 }
 
-func (f *fake) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+func (f *fake) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	f.mu.Lock()
 	f.specs = append(f.specs, s)
 	pid := len(f.specs)

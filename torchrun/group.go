@@ -57,7 +57,7 @@ func (a *Agent) startWorkers(ctx context.Context, s roundStore) (*group, error) 
 			w.incarnation = w.warm.incarnation
 		}
 		g.workers = append(g.workers, w)
-		var spec launch.Spec
+		var spec *launch.Spec
 		var closeLogs func() error
 		if err == nil {
 			spec = g.spec(w)
@@ -84,9 +84,9 @@ func (a *Agent) startWorkers(ctx context.Context, s roundStore) (*group, error) 
 	return g, nil
 }
 
-func (g *group) spec(w *worker) launch.Spec {
+func (g *group) spec(w *worker) *launch.Spec {
 	a := g.agent
-	return launch.Spec{
+	return &launch.Spec{
 		Incarnation: w.incarnation,
 		Slot:        plan.SlotID{Host: a.cfg.Host, Index: w.local},
 		Command:     arguments(a.cfg.Command, w.local),
@@ -100,7 +100,7 @@ func (g *group) spec(w *worker) launch.Spec {
 }
 
 // run runs one worker, and tells of its end as soon as that is known.
-func (g *group) run(ctx context.Context, w *worker, spec launch.Spec, closeLogs func() error, started chan<- struct{}) {
+func (g *group) run(ctx context.Context, w *worker, spec *launch.Spec, closeLogs func() error, started chan<- struct{}) {
 	begun := sync.OnceFunc(func() { started <- struct{}{} })
 	ended := sync.OnceFunc(func() { g.exits <- w })
 	spec.Ended = func(err error) {
@@ -120,7 +120,7 @@ func (g *group) run(ctx context.Context, w *worker, spec launch.Spec, closeLogs 
 }
 
 // launch runs a worker to its end, by the interpreter that waits for it if there is one.
-func (g *group) launch(ctx context.Context, w *worker, spec launch.Spec, started func(pid int)) error {
+func (g *group) launch(ctx context.Context, w *worker, spec *launch.Spec, started func(pid int)) error {
 	if w.warm != nil {
 		used, err := w.warm.become(ctx, spec, arguments(g.agent.program.Args, w.local), started)
 		if used {

@@ -76,7 +76,7 @@ func TestStoreAddrs(t *testing.T) {
 	}
 	at := net.JoinHostPort(network+"1", strconv.Itoa(port))
 	f := &fake{}
-	f.life = func(ctx context.Context, s launch.Spec) error {
+	f.life = func(ctx context.Context, s *launch.Spec) error {
 		host, _ := lookup(s.Env, "MASTER_ADDR")
 		if port, _ := lookup(s.Env, "MASTER_PORT"); net.JoinHostPort(host, port) != at {
 			t.Errorf("the worker is told %s:%s", host, port)

@@ -76,7 +76,7 @@ func (a *Agent) startWarm(ctx context.Context, local int) (*warm, error) {
 	w.stdout.set(stdout)
 	w.stderr.set(stderr)
 	ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx)) // what ends it says so
-	spec := launch.Spec{
+	spec := &launch.Spec{
 		Incarnation: w.incarnation,
 		Slot:        plan.SlotID{Host: a.cfg.Host, Index: local},
 		Command:     waiting.Command(),
@@ -126,8 +126,8 @@ func (w *warm) tell(err error) {
 
 // become has the interpreter run a worker, until that ends or ctx does. used: it did; false: it was
 // not fit for that, and is gone.
-func (w *warm) become(ctx context.Context, spec launch.Spec, args []string, started func(pid int)) (used bool, err error) {
-	if !w.adopt(&spec) {
+func (w *warm) become(ctx context.Context, spec *launch.Spec, args []string, started func(pid int)) (used bool, err error) {
+	if !w.adopt(spec) {
 		w.end()
 		return false, errors.New("the interpreter has ended")
 	}

@@ -195,8 +195,8 @@ func TestScenarioA9(t *testing.T) {
 }
 
 // stopper is a worker that ends when it is told to, or all are done.
-func stopper(done <-chan struct{}) func(context.Context, launch.Spec) error {
-	return func(ctx context.Context, _ launch.Spec) error {
+func stopper(done <-chan struct{}) func(context.Context, *launch.Spec) error {
+	return func(ctx context.Context, _ *launch.Spec) error {
 		select {
 		case <-ctx.Done():
 			return &launch.ExitError{Code: 143, Signal: syscall.SIGTERM}
@@ -311,7 +311,7 @@ func TestWorkersStores(t *testing.T) {
 	addrs := map[string]string{}
 	f := &fake{}
 	both := make(chan struct{})
-	f.life = func(ctx context.Context, s launch.Spec) error {
+	f.life = func(ctx context.Context, s *launch.Spec) error {
 		host, _ := lookup(s.Env, "MASTER_ADDR")
 		port, _ := lookup(s.Env, "MASTER_PORT")
 		rank, _ := lookup(s.Env, "RANK")

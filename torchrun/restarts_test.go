@@ -22,7 +22,7 @@ type lives struct {
 }
 
 // begin returns the rank of a worker, and how many lives it has had before.
-func (l *lives) begin(t *testing.T, s launch.Spec) (rank string, before int) {
+func (l *lives) begin(t *testing.T, s *launch.Spec) (rank string, before int) {
 	rank, _ = lookup(s.Env, "RANK")
 	text, _ := lookup(s.Env, "TORCHELASTIC_RESTART_COUNT")
 	n, err := strconv.Atoi(text)
@@ -49,7 +49,7 @@ func TestOneRestartCount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := &lives{of: map[string]int{}, told: map[int]int{}, places: map[string]bool{}}
 			f := &fake{}
-			f.life = func(ctx context.Context, s launch.Spec) error {
+			f.life = func(ctx context.Context, s *launch.Spec) error {
 				switch rank, before := l.begin(t, s); {
 				case before == 0 && rank == "3" || before == 1:
 					return &launch.ExitError{Code: 1}
@@ -85,7 +85,7 @@ func TestOneRestartCount(t *testing.T) {
 func TestOneBudget(t *testing.T) {
 	l := &lives{of: map[string]int{}, told: map[int]int{}, places: map[string]bool{}}
 	f := &fake{}
-	f.life = func(ctx context.Context, s launch.Spec) error {
+	f.life = func(ctx context.Context, s *launch.Spec) error {
 		// The nodes fail in turns.
 		if rank, before := l.begin(t, s); before%2 == 0 && rank == "0" || before%2 == 1 && rank == "2" {
 			return &launch.ExitError{Code: 1}

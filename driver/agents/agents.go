@@ -118,7 +118,7 @@ func (l *Launcher) Close() error {
 func (l *Launcher) Kill() { l.agents.Kill() }
 
 // Run implements launch.Launcher.
-func (l *Launcher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+func (l *Launcher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	return l.agents.Run(ctx, s, started)
 }
 

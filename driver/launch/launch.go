@@ -111,9 +111,10 @@ type Spec struct {
 // Launcher starts workers. Its methods may be called by many goroutines.
 type Launcher interface {
 	// Run starts the process. It blocks until the process has ended, the rest of its process group
-	// has been killed, and its output has been drained. started, if not nil, is called once with
-	// the process's id, by the calling goroutine, as soon as the process runs: the driver admits
-	// the worker to a world only after that. The standard input of the process is empty.
+	// has been killed, and its output has been drained. Run owns s, and may change it. started, if
+	// not nil, is called once with the process's id, by the calling goroutine, as soon as the
+	// process runs: the driver admits the worker to a world only after that. The standard input of
+	// the process is empty.
 	//
 	// When ctx ends, the process group gets SIGTERM. After s.Grace, or as soon as the process has
 	// ended, everything that the process started is killed: its group, its descendants, and all
@@ -123,7 +124,7 @@ type Launcher interface {
 	// ctx ended or not, and *StartError if there never was a process, for instance because ctx had
 	// already ended. If a process still exists 10 seconds after SIGKILL, Run waits no longer and
 	// returns *UnkillableError.
-	Run(ctx context.Context, s Spec, started func(pid int)) error
+	Run(ctx context.Context, s *Spec, started func(pid int)) error
 }
 
 // ExitError is the end of a process other than exit 0. Its text has no package prefix: it completes
@@ -173,7 +174,7 @@ func (e *StartError) Error() string {
 func (e *StartError) Unwrap() error { return e.Err }
 
 // NewStartError returns the StartError of the spec's command.
-func NewStartError(s Spec, err error) *StartError {
+func NewStartError(s *Spec, err error) *StartError {
 	e := &StartError{Err: err}
 	if len(s.Command) > 0 {
 		e.Command = s.Command[0]

@@ -26,7 +26,7 @@ type Local struct{}
 var _ Launcher = Local{}
 
 // Run implements Launcher.
-func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
+func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 	if err := context.Cause(ctx); err != nil {
 		return NewStartError(s, err)
 	}
@@ -38,7 +38,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if err != nil {
 		return NewStartError(s, err)
 	}
-	talk, env, err := newTalk(&s, &out.child)
+	talk, env, err := newTalk(s, &out.child)
 	defer talk.close()
 	var tree *proc.Tree
 	if err == nil {
@@ -75,7 +75,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	return end
 }
 
-func fork(path string, s Spec, env []string, files []uintptr) (*proc.Tree, error) {
+func fork(path string, s *Spec, env []string, files []uintptr) (*proc.Tree, error) {
 	c := proc.Command{
 		Path: path, Args: s.Command, Env: env, Dir: s.Dir, Files: files, CoreLimit: s.CoreLimit,
 		User: (*proc.User)(s.As), Cgroup: s.Cgroup,
@@ -89,7 +89,7 @@ func fork(path string, s Spec, env []string, files []uintptr) (*proc.Tree, error
 
 // lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it,
 // as mpirun does, in the working directory.
-func lookUp(s Spec) (string, error) {
+func lookUp(s *Spec) (string, error) {
 	if len(s.Command) == 0 || s.Command[0] == "" {
 		return "", errors.New("no command")
 	}

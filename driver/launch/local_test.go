@@ -47,20 +47,20 @@ func TestStartErrorText(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
-		spec launch.Spec
+		spec *launch.Spec
 		want string
 	}{
-		{launch.Spec{Command: []string{"no-such"}}, `launch: cannot start "no-such": neither found in PATH nor in its working directory`},
-		{launch.Spec{Command: []string{"/no/such"}}, `launch: cannot start "/no/such": no such file or directory`},
-		{launch.Spec{}, `launch: cannot start "": no command`},
-		{launch.Spec{Command: []string{"data"}, Env: []string{"PATH=" + dir}},
+		{&launch.Spec{Command: []string{"no-such"}}, `launch: cannot start "no-such": neither found in PATH nor in its working directory`},
+		{&launch.Spec{Command: []string{"/no/such"}}, `launch: cannot start "/no/such": no such file or directory`},
+		{&launch.Spec{}, `launch: cannot start "": no command`},
+		{&launch.Spec{Command: []string{"data"}, Env: []string{"PATH=" + dir}},
 			fmt.Sprintf(`launch: cannot start "data": %s: permission denied`, filepath.Join(dir, "data"))},
-		{launch.Spec{Command: []string{"true"}, Dir: "/no/such"},
+		{&launch.Spec{Command: []string{"true"}, Dir: "/no/such"},
 			`launch: cannot start "true": working directory: stat /no/such: no such file or directory: it must be on every host; ` +
 				"hvdrun has been started there, or it is dir of the job's file"},
-		{launch.Spec{Command: []string{noInterpreter}},
+		{&launch.Spec{Command: []string{noInterpreter}},
 			fmt.Sprintf(`launch: cannot start %q: its interpreter /no/such/interpreter is missing: no such file or directory`, noInterpreter)},
-		{launch.Spec{Command: []string{"true", "a\x00b"}}, `launch: cannot start "true": invalid argument`},
+		{&launch.Spec{Command: []string{"true", "a\x00b"}}, `launch: cannot start "true": invalid argument`},
 	} {
 		err := launch.Local{}.Run(t.Context(), test.spec, nil)
 		if err == nil || err.Error() != test.want {
@@ -80,7 +80,7 @@ func TestLocalLooksInPathOfWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/none:" + filepath.Join(dir, "tools"), "tools"} {
-		s := launch.Spec{Command: []string{"prog"}, Dir: dir, Env: []string{"PATH=" + path}}
+		s := &launch.Spec{Command: []string{"prog"}, Dir: dir, Env: []string{"PATH=" + path}}
 		err := launch.Local{}.Run(t.Context(), s, nil)
 		var exit *launch.ExitError
 		if !errors.As(err, &exit) || exit.Code != 9 {
@@ -98,7 +98,7 @@ func TestLocalInheritsNothing(t *testing.T) {
 	}
 	defer guard.Close()
 	var out strings.Builder
-	err = launch.Local{}.Run(t.Context(), launch.Spec{
+	err = launch.Local{}.Run(t.Context(), &launch.Spec{
 		Command: []string{"/bin/sh", "-c", "echo /proc/$$/fd/*"}, Stdout: &out,
 	}, nil)
 	if err != nil {
@@ -133,7 +133,7 @@ func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	incarnation := rand.Text()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- launch.Local{}.Run(t.Context(), launch.Spec{
+		ended <- launch.Local{}.Run(t.Context(), &launch.Spec{
 			Incarnation: incarnation,
 			Command: []string{"/bin/sh", "-c", `
 				exec 9>"$1"
@@ -164,7 +164,7 @@ func BenchmarkLocalExit(b *testing.B) {
 		var pid int
 		started := make(chan struct{})
 		go func() {
-			_ = launch.Local{}.Run(context.Background(), launch.Spec{
+			_ = launch.Local{}.Run(context.Background(), &launch.Spec{
 				Command: []string{"/bin/sh", "-c", "sleep 1000 & echo ready; wait"}, Stdout: ready,
 			}, func(p int) { pid = p; close(started) })
 			ended <- time.Now()

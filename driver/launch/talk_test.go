@@ -16,7 +16,7 @@ import (
 // holds the socket open; cleanup is called before Run returns.
 func TestTalk(t *testing.T) {
 	var heard, steps []string
-	spec := launch.Spec{
+	spec := &launch.Spec{
 		Incarnation: "talks",
 		Command:     []string{"sh", "-c", `read answer <&3; sleep 1000 <&3 >/dev/null 2>&1 & echo "$answer, $HVD_WORKER_SOCKET" >&3; kill -9 $$`},
 		Env:         []string{"PATH=/usr/bin:/bin", "HVD_INCARNATION=talks", plan.EnvWorkerSocket + "=7"},
@@ -54,7 +54,7 @@ func TestTalk(t *testing.T) {
 // TestNoTalk: a process that is given no socket inherits none, and no variable of one.
 func TestNoTalk(t *testing.T) {
 	var out bytes.Buffer
-	err := launch.Local{}.Run(t.Context(), launch.Spec{
+	err := launch.Local{}.Run(t.Context(), &launch.Spec{
 		Command: []string{"sh", "-c", `echo "${HVD_WORKER_SOCKET-none}"; : 2>/dev/null >&3 && echo open`},
 		Env:     []string{"PATH=/usr/bin:/bin", plan.EnvWorkerSocket + "=3"}, Stdout: &out,
 	}, nil)
@@ -65,7 +65,7 @@ func TestNoTalk(t *testing.T) {
 
 // TestTalkOfNobody: a process that could not be started has nobody to talk with.
 func TestTalkOfNobody(t *testing.T) {
-	err := launch.Local{}.Run(t.Context(), launch.Spec{
+	err := launch.Local{}.Run(t.Context(), &launch.Spec{
 		Command: []string{"/no/such"}, Talk: func(context.Context, int, net.Conn) func() {
 			t.Error("Talk was called")
 			return nil
@@ -97,7 +97,7 @@ func TestCalls(t *testing.T) {
 			}
 			heard = by + string(text)
 		}
-		spec := launch.Spec{
+		spec := &launch.Spec{
 			Command: []string{"sh", "-c", `printf "$1" >&3
 				case ${HVD_WORKER_CALLS-none} in none) echo none;; $(stat -Lc %i /proc/self/fd/3)) echo the same;; *) echo another;; esac`, "sh", tt.says},
 			Env: []string{"PATH=/usr/bin:/bin", plan.EnvWorkerCalls + "=7"}, Stdout: &out,

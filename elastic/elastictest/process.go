@@ -46,7 +46,7 @@ func (j *Job) networkOf(slot plan.SlotID) identity.Network {
 
 // Run implements launch.Launcher. It returns when the worker has ended for the others; its
 // goroutine may still run.
-func (l launcher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+func (l launcher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	if ctx.Err() != nil {
 		return &launch.StartError{Command: s.Command[0], Err: ctx.Err()}
 	}
@@ -93,7 +93,7 @@ type process struct {
 	err    error          // result of its function
 }
 
-func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
+func (j *Job) spawn(s *launch.Spec, log logrus.FieldLogger) *process {
 	env := make(map[string]string)
 	for _, pair := range s.Env {
 		name, value, _ := strings.Cut(pair, "=")

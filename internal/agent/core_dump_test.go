@@ -13,7 +13,7 @@ import (
 // wedged is a launcher whose workers dump their cores, and cannot be killed.
 type wedged struct{ told chan struct{} }
 
-func (w wedged) Run(_ context.Context, s launch.Spec, started func(int)) error {
+func (w wedged) Run(_ context.Context, s *launch.Spec, started func(int)) error {
 	started(1 << 30)
 	s.Dying("was killed by signal 6 (aborted) and dumps its core", 0)
 	<-w.told
@@ -43,7 +43,7 @@ func TestDyingAndUnkillable(t *testing.T) {
 // doomed is a launcher whose workers are being killed once a look is demanded.
 type doomed struct{ told chan struct{} }
 
-func (d doomed) Run(_ context.Context, s launch.Spec, started func(int)) error {
+func (d doomed) Run(_ context.Context, s *launch.Spec, started func(int)) error {
 	started(1 << 30)
 	<-s.Look
 	s.Dying("was killed by signal 9 (killed)", syscall.SIGKILL)

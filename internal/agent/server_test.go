@@ -127,7 +127,7 @@ func newAnySlot(l launch.Launcher, slots int) anySlot {
 	return a
 }
 
-func (a anySlot) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+func (a anySlot) Run(ctx context.Context, s *launch.Spec, started func(int)) error {
 	i := <-a.free
 	defer func() { a.free <- i }()
 	s.Slot = plan.SlotID{Host: "a", Index: i}
@@ -143,7 +143,7 @@ func TestKit(t *testing.T) {
 
 // script returns what runs a shell script in slot i of host a; $1 is a pipe that its processes may
 // hold open.
-func script(t *testing.T, i int, text string) (launch.Spec, *os.File) {
+func script(t *testing.T, i int, text string) (*launch.Spec, *os.File) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "held")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -155,7 +155,7 @@ func script(t *testing.T, i int, text string) (launch.Spec, *os.File) {
 	}
 	t.Cleanup(func() { pipe.Close() })
 	incarnation := rand.Text() // no other copy of these tests may have processes of the name
-	return launch.Spec{
+	return &launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "a", Index: i},
 		Command:     []string{"sh", "-c", text, "sh", path},
@@ -207,15 +207,17 @@ func (w *watched) String() string {
 	return w.text.String()
 }
 
-func start(t *testing.T, l launch.Launcher, s launch.Spec) *running {
+// start runs a worker. s remains the caller's.
+func start(t *testing.T, l launch.Launcher, s *launch.Spec) *running {
 	t.Helper()
+	spec := *s
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{
 		t: t, cancel: cancel, pid: make(chan int, 1), ended: make(chan error, 1),
 		stdout: &watched{news: make(chan struct{}, 1)},
 	}
-	s.Stdout = r.stdout
-	go func() { r.ended <- l.Run(ctx, s, func(pid int) { r.pid <- pid }) }()
+	spec.Stdout = r.stdout
+	go func() { r.ended <- l.Run(ctx, &spec, func(pid int) { r.pid <- pid }) }()
 	t.Cleanup(cancel)
 	return r
 }

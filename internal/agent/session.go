@@ -423,7 +423,7 @@ func (s *session) start(m *agentpb.Start) error {
 		s.emit(exited(&agentpb.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}))
 		return nil
 	}
-	spec := launch.Spec{
+	spec := &launch.Spec{
 		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
 		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, More: w.more, Dying: w.dying, Look: w.look,
 		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead,

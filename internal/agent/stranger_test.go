@@ -327,7 +327,7 @@ func FuzzStranger(f *testing.F) {
 // fakeLauncher runs nothing.
 type fakeLauncher struct{}
 
-func (fakeLauncher) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+func (fakeLauncher) Run(ctx context.Context, s *launch.Spec, started func(int)) error {
 	started(1 << 30) // no process
 	io.WriteString(s.Stdout, s.Incarnation)
 	<-ctx.Done()

@@ -68,7 +68,7 @@ func TestTakeOver(t *testing.T) {
 	start(t, driver, later).awaitOutput("ready")
 	unsettled, _ := script(t, 2, `echo early; exit 3`)
 	settled, _ := script(t, 3, `exit 4`)
-	for _, s := range []launch.Spec{unsettled, settled} {
+	for _, s := range []*launch.Spec{unsettled, settled} {
 		var exit *launch.ExitError
 		if err := driver.Run(t.Context(), s, nil); !errors.As(err, &exit) {
 			t.Fatalf("Run returned %v", err)
@@ -84,30 +84,30 @@ func TestTakeOver(t *testing.T) {
 	l := heir(living.Incarnation, later.Incarnation, unsettled.Incarnation, "stranger")
 	resumed := func(s launch.Spec) *running {
 		s.Command, s.Env, s.Resumed = nil, nil, true
-		return start(t, l, s)
+		return start(t, l, &s)
 	}
 	var exit *launch.ExitError
 	for _, c := range []struct {
-		spec launch.Spec
+		spec *launch.Spec
 		code int
 		says string
 	}{{later, 5, "after\n"}, {unsettled, 3, ""}} {
-		r := resumed(c.spec)
+		r := resumed(*c.spec)
 		if err := r.wait(); !errors.As(err, &exit) || exit.Code != c.code || !strings.HasSuffix(r.stdout.String(), c.says) {
 			t.Errorf("%s ended with %v, and said %q", c.spec.Incarnation, err, r.stdout)
 		}
 	}
-	stranger := living
+	stranger := *living
 	stranger.Incarnation = "stranger"
 	wantLost(t, resumed(stranger).wait(), "does not know the worker")
 
-	r := resumed(living)
+	r := resumed(*living)
 	r.cancel()
 	if err := r.wait(); !errors.As(err, &exit) || exit.Code != 7 || !strings.HasSuffix(r.stdout.String(), "obeyed\n") {
 		t.Errorf("the one that lives ended with %v, and said %q", err, r.stdout)
 	}
 	gone(t, pipe)
-	for _, s := range []launch.Spec{living, later, unsettled} {
+	for _, s := range []*launch.Spec{living, later, unsettled} {
 		l.Settle(s.Incarnation)
 	}
 	next, _ := script(t, 4, "exit 9")
@@ -130,9 +130,9 @@ func TestReplacedDriverReturns(t *testing.T) {
 
 	l := keepingAgents(t, driverOf(t, "replaced"), h.addr, client.Config{Lease: longLease, Keep: true})
 	l.Adopt([]string{s.Incarnation}, 1)
-	mine := s
+	mine := *s
 	mine.Command, mine.Env, mine.Resumed = nil, nil, true
-	r := start(t, l, mine)
+	r := start(t, l, &mine)
 	other, _ := script(t, 1, `exit 9`)
 	var exit *launch.ExitError
 	if err := l.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 {
@@ -281,7 +281,7 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 	h.unattached(t)
 	l := agents(t, driverOf(t, "broken"), h.addr, longLease)
 	l.Adopt([]string{s.Incarnation, other.Incarnation}, 1)
-	for code, spec := range map[int]launch.Spec{3: s, 4: other} {
+	for code, spec := range map[int]*launch.Spec{3: s, 4: other} {
 		spec.Resumed = true
 		if err := start(t, l, spec).wait(); !errors.As(err, &exit) || exit.Code != code {
 			t.Errorf("%s ended with %v", spec.Incarnation, err)

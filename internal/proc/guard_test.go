@@ -65,7 +65,7 @@ func runWorkers(ctx context.Context, scripts []string, runID, pipe string) {
 	for i, text := range scripts {
 		wg.Go(func() {
 			incarnation := fmt.Sprintf("%s-%d", runID, i)
-			_ = launch.Local{}.Run(ctx, launch.Spec{
+			_ = launch.Local{}.Run(ctx, &launch.Spec{
 				Incarnation: incarnation,
 				Command:     []string{"/bin/sh", "-c", text, "sh", pipe},
 				Env:         []string{"PATH=" + os.Getenv("PATH"), "HVD_RUN_ID=" + runID, "HVD_INCARNATION=" + incarnation},
@@ -179,7 +179,7 @@ func TestGuardSparesOthers(t *testing.T) {
 	died := make(chan error, 1)
 	const script = `exec 9>"$1"; trap 'exit 5' TERM; echo ready >&9; while :; do sleep 0.01; done`
 	go func() {
-		died <- launch.Local{}.Run(ctx, launch.Spec{
+		died <- launch.Local{}.Run(ctx, &launch.Spec{
 			Command: []string{"/bin/sh", "-c", script, "sh", pipe},
 			Env:     []string{"PATH=" + os.Getenv("PATH"), "HVD_RUN_ID=" + runID + "0", "X=HVD_RUN_ID=" + runID},
 			Grace:   time.Hour,

@@ -56,7 +56,7 @@ func run(t *testing.T, p Program, code string, args, env []string) string {
 		}
 	}()
 	var out, errs bytes.Buffer
-	err = launch.Local{}.Run(context.Background(), launch.Spec{
+	err = launch.Local{}.Run(context.Background(), &launch.Spec{
 		Command: i.Command(), Env: os.Environ(), Dir: t.TempDir(), Stdout: &out, Stderr: &errs,
 	}, func(int) {
 		if err := i.Run(args, env); err != nil {

@@ -346,7 +346,7 @@ func (r *runner) fork(command, env []string) *process {
 	go func() {
 		defer close(p.ended)
 		// Its descendants carry this worker's incarnation: the worker's own end sweeps them.
-		p.err = launch.Local{}.Run(ctx, launch.Spec{
+		p.err = launch.Local{}.Run(ctx, &launch.Spec{
 			Slot: r.own.Slot.SlotID, Command: command, Env: env, Dir: dir,
 			Stdout: r.cfg.Stdout, Stderr: r.cfg.Stderr, Grace: r.cfg.Grace, CoreLimit: launch.UnlimitedCore,
 		}, nil)

@@ -70,9 +70,9 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 }
 
 // script returns the Spec of a shell script with the arguments $1, $2, ….
-func script(text string, args ...string) launch.Spec {
+func script(text string, args ...string) *launch.Spec {
 	incarnation := rand.Text()
-	return launch.Spec{
+	return &launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "localhost"},
 		Command:     append([]string{"sh", "-c", text, "sh"}, args...),
@@ -81,7 +81,7 @@ func script(text string, args ...string) launch.Spec {
 }
 
 // runShort runs what ends by itself.
-func runShort(t *testing.T, l launch.Launcher, s launch.Spec) (stdout, stderr string, err error) {
+func runShort(t *testing.T, l launch.Launcher, s *launch.Spec) (stdout, stderr string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -143,7 +143,7 @@ func startErrors(t *testing.T, l launch.Launcher) {
 	nothing.Command = nil
 	badDir := script("")
 	badDir.Dir = filepath.Join(dir, "none")
-	for name, s := range map[string]launch.Spec{
+	for name, s := range map[string]*launch.Spec{
 		"missing": missing, "not executable": notExecutable, "nothing": nothing, "directory": badDir,
 	} {
 		err := l.Run(t.Context(), s, func(int) { t.Errorf("%s: was started", name) })

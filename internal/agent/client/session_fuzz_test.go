@@ -39,8 +39,8 @@ func FuzzAgentEvents(f *testing.F) {
 	log.SetOutput(io.Discard)
 	f.Fuzz(func(t *testing.T, said []byte) {
 		s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
-		spec := launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}}
-		w, err := newWorker(&spec)
+		spec := &launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}}
+		w, err := newWorker(spec)
 		if err != nil || !s.add(w) {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func FuzzAgentEvents(f *testing.F) {
 			switch {
 			case e.GetStarted() != nil, e.GetDying() != nil, e.GetOutput().GetStream() == 1, e.GetOutput().GetStream() == 2:
 			case e.GetExited() != nil:
-				_ = exitOfEvent(&spec, e.GetExited())
+				_ = exitOfEvent(spec, e.GetExited())
 			default:
 				t.Errorf("an event that nobody understands: %v", e)
 			}

@@ -64,7 +64,7 @@ func (e *LostError) Unwrap() []error {
 // Run implements launch.Launcher. It also returns *LostError, and start errors that are a
 // *HostError. If an agent of the cluster cannot be reached it tries for the time of a lease. An
 // empty Dir is the driver's working directory, which must also exist on the host.
-func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+func (a *Agents) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	if err := context.Cause(ctx); err != nil && !s.Resumed {
 		return launch.NewStartError(s, err)
 	}
@@ -83,7 +83,7 @@ func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) 
 		case err != nil:
 			return launch.NewStartError(s, err)
 		}
-		err = session.run(ctx, &s, started)
+		err = session.run(ctx, s, started)
 		if !errors.Is(err, errStale) {
 			return err
 		}
@@ -105,14 +105,30 @@ func (a *Agents) mayBeFound(begun time.Time) bool {
 func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid int)) error {
 	w, err := newWorker(spec)
 	if err != nil {
-		return launch.NewStartError(*spec, err)
+		return launch.NewStartError(spec, err)
 	}
 	if !s.add(w) {
 		return errStale
 	}
 	defer s.remove(w)
 	defer s.stopAfter(ctx, w, spec.Hurry, spec.More)()
-	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
+	for {
+		over, err := s.handle(ctx, w, started)
+		if over {
+			return err
+		}
+		select {
+		case <-w.wake:
+		case <-spec.Look:
+			s.look(w)
+		}
+	}
+}
+
+// handle handles what has come for a worker. It returns whether the worker is over, and with which
+// result of Run. It has a frame of its own, which run has not while it waits.
+func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) (over bool, err error) {
+	spec := w.spec
 	for {
 		events, at, lost := s.take(w)
 		for _, e := range events {
@@ -127,28 +143,28 @@ func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid i
 				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
-				passOn(spec, &outs[o.GetStream()-stdoutStream], o.GetText(), at)
+				out := &spec.Stdout
+				if o.GetStream() != stdoutStream {
+					out = &spec.Stderr
+				}
+				passOn(spec, out, o.GetText(), at)
 				at = s.passed(w, len(o.GetText()))
 			default:
 				if !s.a.cfg.Keep { // else Settle settles it
 					s.settle(e)
 				}
-				return exitOfEvent(spec, e.GetExited())
+				return true, exitOfEvent(spec, e.GetExited())
 			}
 			s.settle(e)
 		}
 		switch {
 		case len(events) > 0:
-			continue
 		case lost != nil:
-			return s.lostError(ctx, spec, w, lost)
+			return true, s.lostError(ctx, spec, w, lost)
 		case s.withdraw(ctx, w):
-			return launch.NewStartError(*spec, context.Cause(ctx))
-		}
-		select {
-		case <-w.wake:
-		case <-spec.Look:
-			s.look(w)
+			return true, launch.NewStartError(spec, context.Cause(ctx))
+		default:
+			return false, nil
 		}
 	}
 }
@@ -256,7 +272,7 @@ func newWorker(s *launch.Spec) (*worker, error) {
 func exitOfEvent(spec *launch.Spec, e *agentpb.Exited) error {
 	switch {
 	case e.GetStartError() != "":
-		err := launch.NewStartError(*spec, errors.New(e.GetStartError()))
+		err := launch.NewStartError(spec, errors.New(e.GetStartError()))
 		err.Evicted = e.GetEvicted()
 		return err
 	case e.GetStuckPid() != 0:
@@ -282,14 +298,14 @@ func (s *session) lostError(ctx context.Context, spec *launch.Spec, w *worker, w
 	case said:
 		return &LostError{Host: s.host, Addr: s.addr, Err: why}
 	case ctx.Err() != nil:
-		return launch.NewStartError(*spec, context.Cause(ctx))
+		return launch.NewStartError(spec, context.Cause(ctx))
 	case attached:
 		return errStale
 	}
 	if _, answers := why.(*refusal); answers {
-		return launch.NewStartError(*spec, fmt.Errorf("the agent at %s: %w", s.addr, why))
+		return launch.NewStartError(spec, fmt.Errorf("the agent at %s: %w", s.addr, why))
 	}
-	return launch.NewStartError(*spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
+	return launch.NewStartError(spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
 }
 
 // add takes a worker in, unless the session is over.

@@ -56,14 +56,14 @@ func TestNoLineIsLostWithTheDriver(t *testing.T) {
 			}()
 			line, _ := (&launch.Output{Stdout: k}).Worker(nil)
 			line.Hold(held)
-			spec := launch.Spec{PassedBefore: told}
+			spec := &launch.Spec{PassedBefore: told}
 			spec.Passed = func(at uint64) {
 				k.deed()
 				told, held = at, append([]byte(nil), line.Held()...)
 			}
 			var w io.Writer = line
-			passOn(&spec, &w, []byte(text), 0)
-			passOn(&spec, &w, []byte(rest), uint64(len(text)))
+			passOn(spec, &w, []byte(text), 0)
+			passOn(spec, &w, []byte(rest), uint64(len(text)))
 			return line.Close() != nil
 		}
 		if !play() {
@@ -117,8 +117,8 @@ func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
 // Environments are taken up to what Linux takes, and what is larger is refused with the remedy.
 func TestLargeEnvironments(t *testing.T) {
 	for size, fits := range map[int]bool{1 << 20: true, 2 << 20: true, 6<<20 - 4096: true, 7 << 20: false} {
-		spec := launch.Spec{Incarnation: "i", Command: []string{"/bin/true"}, Env: []string{"A=" + strings.Repeat("x", size)}}
-		w, err := newWorker(&spec)
+		spec := &launch.Spec{Incarnation: "i", Command: []string{"/bin/true"}, Env: []string{"A=" + strings.Repeat("x", size)}}
+		w, err := newWorker(spec)
 		if (err == nil) != fits || err != nil && !strings.Contains(err.Error(), "enableServiceLinks") {
 			t.Errorf("%d bytes: %v", size, err)
 		}

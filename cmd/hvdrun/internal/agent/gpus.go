@@ -73,8 +73,8 @@ type boundLauncher struct {
 }
 
 // Run runs the worker.
-func (l boundLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
-	if err := l.gpus.bind(&s); err != nil {
+func (l boundLauncher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
+	if err := l.gpus.bind(s); err != nil {
 		return err
 	}
 	return l.Launcher.Run(ctx, s, started)

@@ -27,8 +27,8 @@ func fails(number int, uuid string, critical bool) gpu.Event {
 }
 
 // spec runs a command in a slot of this machine.
-func spec(slot int, stdout io.Writer, command ...string) launch.Spec {
-	return launch.Spec{Incarnation: rand.Text(), Slot: plan.SlotID{Host: "localhost", Index: slot}, Command: command,
+func spec(slot int, stdout io.Writer, command ...string) *launch.Spec {
+	return &launch.Spec{Incarnation: rand.Text(), Slot: plan.SlotID{Host: "localhost", Index: slot}, Command: command,
 		Env: []string{"PATH=/usr/bin:/bin", "CUDA_VISIBLE_DEVICES=all"}, Stdout: stdout, Stderr: io.Discard}
 }
 

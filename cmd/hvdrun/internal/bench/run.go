@@ -167,7 +167,7 @@ type benchLauncher struct {
 }
 
 // Run is that of launch.Local.
-func (l *benchLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+func (l *benchLauncher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	group := 0
 	defer func() {
 		l.mu.Lock()
@@ -263,7 +263,7 @@ func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buf
 	defer jobrun.WatchStop(ctx, r.Program, r.log, r.launcher.kill, benchGrace)()
 	incarnation := driver.NewRunID()
 	var out, errs bytes.Buffer
-	err = r.launcher.Run(ctx, launch.Spec{
+	err = r.launcher.Run(ctx, &launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "localhost"},
 		Command:     command,

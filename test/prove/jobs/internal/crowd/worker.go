@@ -118,7 +118,7 @@ func (c *crew) obey(orders *json.Decoder) {
 }
 
 // Run implements launch.Launcher.
-func (c *crew) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+func (c *crew) Run(ctx context.Context, s *launch.Spec, started func(int)) error {
 	env, err := environment(s.Env)
 	if err != nil {
 		return launch.NewStartError(s, err)

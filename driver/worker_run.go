@@ -1,0 +1,181 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/internal/proxy"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// outputGrace is how long the end of a worker is delayed so that its last output can be written
+// first.
+const outputGrace = 500 * time.Millisecond
+
+// start runs a worker in its own goroutines, which post its start and its end. The end is posted
+// after the worker's output is written, or after outputGrace if the reader is slow.
+func (l *loop) start(a decide.StartWorker) {
+	ctx, stop := context.WithCancel(context.Background())
+	p := &process{
+		subject: l.subjectOf(a.ID, a.Slot.SlotID),
+		stop:    stop, more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
+	}
+	p.rank.Store(int64(a.Slot.Rank))
+	l.procs[a.ID] = p
+	l.meet.Admit(p.subject)
+	l.stalls.expect(a.ID)
+	l.wg.Add(1) // until its end is posted
+	r := &workerRun{
+		loop: l, worker: a, process: p,
+		end: workerEnd{loop: l, process: p, slot: a.Slot.SlotID, written: make(chan job.Exit, 1)},
+	}
+	l.output.Go(func() {
+		defer stop()
+		r.run(ctx)
+	})
+}
+
+// workerRun is one run of a worker. Its goroutine waits with small frames: a job can have thousands
+// of workers.
+type workerRun struct {
+	loop           *loop
+	worker         decide.StartWorker
+	process        *process
+	spec           launch.Spec
+	stdout, stderr *launch.LineWriter
+	end            workerEnd
+}
+
+// run runs the worker until its output is written.
+func (r *workerRun) run(ctx context.Context) {
+	if err := r.prepare(); err != nil {
+		r.end.outputWritten(job.Exit{Err: err})
+		return
+	}
+	r.finish(r.loop.cfg.Launcher.Run(ctx, &r.spec, r.started))
+}
+
+// prepare sets what is launched.
+func (r *workerRun) prepare() error {
+	l, a, p := r.loop, &r.worker, r.process
+	env, err := l.environ(a, p)
+	if err != nil {
+		return err
+	}
+	r.stdout, r.stderr = l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
+	before := l.outputs.of(a.ID)
+	r.stdout.Hold(before.Out)
+	r.stderr.Hold(before.Err)
+	calls := func(_ context.Context, conn net.Conn) { l.meet.ServeSocket(conn, p.subject) }
+	r.spec = launch.Spec{
+		Incarnation: a.ID,
+		Slot:        a.Slot.SlotID,
+		Command:     l.cfg.Command,
+		Env:         env,
+		Dir:         l.cfg.Dir,
+		Stdout:      r.stdout,
+		Stderr:      r.stderr,
+		Talk:        proxy.Config{Env: env, Calls: calls, Log: l.cfg.Log}.Talk,
+		Calls:       calls,
+		Grace:       l.cfg.Timeouts.Drain,
+		More:        p.more,
+		CoreLimit:   l.cfg.CoreLimit,
+		Look:        p.look,
+		Dying: func(what string, by syscall.Signal) {
+			l.postNoted(decide.WorkerDying{ID: a.ID, What: what, Signal: by})
+		},
+		Resumed: a.Forked,
+		Passed: func(bytes uint64) {
+			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: r.stdout.Held(), Err: r.stderr.Held()})
+		},
+		PassedBefore: before.Bytes,
+		Ended:        func(err error) { r.end.processEnded(exitOf(err)) },
+	}
+	return nil
+}
+
+// started takes that the process runs.
+func (r *workerRun) started(pid int) {
+	r.loop.recordStart(&r.worker, pid, nil)
+	r.loop.postNoted(decide.WorkerForked{ID: r.worker.ID, PID: pid})
+}
+
+// finish takes what the launcher's Run has returned.
+func (r *workerRun) finish(err error) {
+	l := r.loop
+	var start *launch.StartError
+	if errors.As(err, &start) {
+		l.recordStart(&r.worker, 0, start.Err)
+	}
+	if cerr := errors.Join(r.stdout.Close(), r.stderr.Close()); cerr != nil {
+		l.cfg.Log.Warnf("the output of %v is incomplete: %v", r.worker.Slot.SlotID, cerr)
+	}
+	r.end.outputWritten(exitOf(err))
+	if r.process.over.Load() {
+		l.outputs.note(outputNote{Worker: r.worker.ID, Ended: true}) // again: notes may have followed the first one
+	}
+}
+
+// environ returns the environment of a worker to be started; nil if it already runs.
+func (l *loop) environ(a *decide.StartWorker, p *process) ([]string, error) {
+	if a.Forked {
+		return nil, nil
+	}
+	credentials, err := l.credentials.Issue(p.subject)
+	if err != nil {
+		return nil, err
+	}
+	masterAddr, err := l.masterAddr(a)
+	if err != nil {
+		return nil, err
+	}
+	env := plan.Worker{
+		RunID: l.cfg.RunID, Incarnation: a.ID, Elastic: l.cfg.Size.Elastic,
+		Slot: a.Slot, Size: a.Trial.Size, GroupRank: a.Trial.GroupRank, GroupSize: a.Trial.GroupSize,
+		DriverAddr:  l.listen.String(), // agents replace it by their own address
+		Credentials: credentials.Encode(),
+		Restarts:    a.Resets, MaxRestarts: l.maxResets(),
+		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
+		StallWarning: l.cfg.Timeouts.StallWarning, Tuning: l.cfg.Tuning,
+	}
+	return append(slices.Clip(l.cfg.Env), env.Environ()...), nil
+}
+
+// masterAddr returns the MASTER_ADDR of workers that use one.
+func (l *loop) masterAddr(a *decide.StartWorker) (string, error) {
+	if router, ok := l.cfg.Launcher.(launch.Router); ok {
+		return router.HostAddr(a.Trial.First)
+	}
+	return a.Trial.First, nil
+}
+
+// maxResets returns the reset limit for torchrun's variables, which cannot express the lack of one.
+func (l *loop) maxResets() int {
+	if limit := l.cfg.Blame.ResetLimit; limit != nil {
+		return *limit
+	}
+	return math.MaxInt32
+}
+
+func exitOf(err error) job.Exit {
+	var exit *launch.ExitError
+	var start *launch.StartError
+	var unkillable *launch.UnkillableError
+	switch {
+	case err == nil:
+		return job.Exit{}
+	case errors.As(err, &unkillable):
+		return job.Exit{Code: 137, Err: err, Unkillable: true}
+	case errors.As(err, &exit):
+		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
+	}
+	return job.Exit{Code: 127, Err: err, Evicted: errors.As(err, &start) && start.Evicted}
+}
