@@ -137,8 +137,8 @@ type process struct {
 	more    chan struct{} // restarts its grace; capacity 1
 	look    chan struct{} // demands a look whether a signal is ending it; capacity 1
 
-	known bool                // its PID is; the loop's goroutine alone uses it, and early
-	early decide.WorkerJoined // came before the PID; empty: none
+	known bool         // its PID is; the loop's goroutine alone uses it, and early
+	early decide.Input // the WorkerJoined that came before the PID; nil: none
 }
 
 // posted is an event for the loop.
@@ -460,7 +460,7 @@ func (l *loop) admit(batch []posted) *decide.FinishJob {
 			if p == nil || p.known {
 				break
 			}
-			if p.known = true; p.early.ID != "" {
+			if p.known = true; p.early != nil {
 				admitted = append(admitted, in)
 				in = posted{input: p.early}
 			}
