@@ -56,6 +56,17 @@ func Force(groups []*Group, a Algorithm, segment int) []*Group {
 	return groups
 }
 
+// Divide gives the hosts of a world shares of waves: the units before each host's, then all.
+func Divide(groups []*Group, shares ...int) []*Group {
+	for _, g := range groups {
+		g.family.forced = exchange.Forced{Shares: shares}
+	}
+	return groups
+}
+
+// SharesAgreed reports whether the hosts of a group have agreed on shares of waves.
+func SharesAgreed(g *Group) bool { return g.call.SharesAgreed() }
+
 // ShareFrom has the connections of the groups' data channels share frames from so many bytes on.
 func ShareFrom(groups []*Group, least int) []*Group {
 	for _, g := range groups {

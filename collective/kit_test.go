@@ -91,21 +91,23 @@ func TestShared(t *testing.T) {
 
 // TestHosts has ranks of several hosts.
 func TestHosts(t *testing.T) {
-	for _, c := range []struct {
-		hosts string
-		run   func(*testing.T, collectivetest.NewGroups)
+	for name, c := range map[string]struct {
+		hosts  string
+		shares []int
+		run    func(*testing.T, collectivetest.NewGroups)
 	}{
-		{"aabbccdd", collectivetest.RunBrief},
-		{"aaabaaac", collectivetest.RunOps},
-		{"abababab", collectivetest.RunOps},
-		{"abbbbbbb", collectivetest.RunOps},
+		"aabbccdd":         {"aabbccdd", nil, collectivetest.RunBrief},
+		"aabbccdd unequal": {"aabbccdd", unequal, collectivetest.RunOps},
+		"aaabaaac":         {"aaabaaac", nil, collectivetest.RunOps},
+		"abababab":         {"abababab", nil, collectivetest.RunOps},
+		"abbbbbbb":         {"abbbbbbb", nil, collectivetest.RunOps},
 	} {
-		t.Run(c.hosts, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			if c.hosts == "abababab" && testing.Short() {
 				t.Skip("the proving ground makes such worlds; make test runs this one")
 			}
 			w := newWorkers(t, collective.Config{}, 8)
-			w.hosts = c.hosts
+			w.hosts, w.shares = c.hosts, c.shares
 			c.run(t, w.connect)
 		})
 	}
@@ -116,6 +118,7 @@ type workers struct {
 	endpoints  []*collective.Endpoint
 	addrs      [][]string
 	hosts      string // a letter for the host of each rank; empty: each has its own
+	shares     []int  // of waves, where all the hosts are there; nil: by speed
 	generation atomic.Uint64
 }
 
@@ -156,8 +159,15 @@ func newWorkers(t testing.TB, cfg collective.Config, n int) *workers {
 
 func (w *workers) connect(t *testing.T, n int) []*collective.Group {
 	t.Helper()
-	return w.meet(t, n)
+	groups := w.meet(t, n)
+	if w.shares != nil && n == len(w.endpoints) {
+		collective.Divide(groups, w.shares...)
+	}
+	return groups
 }
+
+// unequal are shares of four hosts, one of which combines nothing.
+var unequal = []int{0, 3, 128, 128, 256}
 
 func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 	t.Helper()
@@ -188,7 +198,43 @@ func TestFusedBits(t *testing.T) {
 		w.hosts = hosts
 		ways = append(ways, collectivetest.Way{NewGroups: w.connect, Hosts: hosts})
 	}
+	w := newWorkers(t, collective.Config{}, 8)
+	w.hosts, w.shares = "aabbccdd", unequal
+	ways = append(ways, collectivetest.Way{NewGroups: w.connect, Hosts: w.hosts})
 	collectivetest.CheckFusedBits(t, ways...)
+}
+
+// TestSharesAreAgreedOn: hosts tell each other the speeds of their links, between operations that
+// go on with the same shares.
+func TestSharesAreAgreedOn(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 6)
+	w.hosts = "aabbcc"
+	groups := w.connect(t, 6)
+	err := collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		data := make([]float32, 9<<18) // 9 MiB
+		for k := range 4 {
+			for i := range data {
+				data[i] = float32(i%1000 + g.Rank() + k)
+			}
+			if err := collective.AllReduce(ctx, g, data, collective.Sum); err != nil {
+				return err
+			}
+			for i := range data {
+				if want := float32(6*(i%1000+k) + 15); data[i] != want {
+					return fmt.Errorf("rank %d, operation %d, element %d: %v, want %v", g.Rank(), k, i, data[i], want)
+				}
+			}
+		}
+		if !collective.SharesAgreed(g) {
+			return fmt.Errorf("rank %d has agreed on no shares", g.Rank())
+		}
+		return nil
+	})
+	for _, err := range err {
+		if err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // TestAdasumBits: neither hosts nor transports change a bit.

@@ -27,6 +27,7 @@ type Place struct {
 type Forced struct {
 	Algorithm operation.Algorithm // of AllReduce
 	Segment   int                 // most bytes of a frame, for tests; 0: as is best
+	Shares    []int               // of waves between hosts, for tests: the units before each host's; nil: by speed
 }
 
 // Algorithm is that of every AllReduce of the group.
@@ -402,4 +403,16 @@ func (c *Call) By(m operation.Method) {
 	if c.Method == operation.AloneOnly {
 		c.Method = m
 	}
+}
+
+// Sent is what a connection has sent.
+type Sent = sockets.Sent
+
+// SentTo returns what each connection of the data channel to another rank has sent; none where the
+// group has no sockets.
+func (c *Call) SentTo(rank int) []Sent {
+	if c.TCP == nil {
+		return nil
+	}
+	return c.TCP.Sent(rank)
 }

@@ -112,6 +112,7 @@ type Call struct {
 	adasum    *adasumTree          // nil where ranks of a host share no memory
 	crossings [2][]crossing        // of the two latest waves
 	folding   folder               // of a ReduceTree
+	shares    hostShares           // of waves
 }
 
 // Here is the ranks that share memory with this one; nil: there are none.
@@ -128,6 +129,7 @@ type crossing struct {
 	result []byte // where the result goes: data, or as much elsewhere
 	unit   int    // bytes that stay together: data is cut between units alone
 	first  int    // number of its first unit in the whole
+	cuts   []int  // as in hostShares
 
 	step          uint32
 	sent, sentEnd int // number of the first send of this rank's data, and of the first one after it
@@ -135,10 +137,30 @@ type crossing struct {
 }
 
 // piece is the part of the crossing's data that the owner at a place combines.
-func (x *crossing) piece(place int) []byte { return kernel.Part(x.data, x.unit, x.Size, place) }
+func (x *crossing) piece(place int) []byte { return x.part(x.data, place) }
 
 // resultOf is where the result of that piece goes.
-func (x *crossing) resultOf(place int) []byte { return kernel.Part(x.result, x.unit, x.Size, place) }
+func (x *crossing) resultOf(place int) []byte { return x.part(x.result, place) }
+
+func (x *crossing) part(data []byte, place int) []byte {
+	if x.cuts == nil {
+		return kernel.Part(data, x.unit, x.Size, place)
+	}
+	count, all := (len(data)+x.unit-1)/x.unit, x.cuts[x.Size]
+	at := func(place int) int { return min(count*x.cuts[place]/all*x.unit, len(data)) }
+	return data[at(place):at(place+1)]
+}
+
+// longest is the length of the longest piece.
+func (x *crossing) longest() (n int) {
+	if x.cuts == nil {
+		return len(x.piece(0))
+	}
+	for place := range x.Size {
+		n = max(n, len(x.piece(place)))
+	}
+	return n
+}
 
 // cross appends the parts of data, of units of so many bytes, that this rank owns: its own share
 // among the ranks of its host, cut where the owner on another host changes. The last unit may be

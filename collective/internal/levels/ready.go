@@ -28,7 +28,7 @@ func (c *Call) ReducesIfReady(n int) bool {
 func (c *Call) AllReduceIfReady(data []byte, ready bool) (right bool, err error) {
 	size := c.Desc.Type.Size()
 	c.Suit(len(data) / c.Size)
-	sums, room := data, c.crossingRoom(data, size)
+	sums, room := data, c.crossingRoom(data, size, nil)
 	h, on := c.levels, c.host.Load()
 	if h == nil {
 		on = nil // not all hosts have such a memory

@@ -94,9 +94,13 @@ func (c *Call) allReduceRings(data []byte) error {
 // combined within them, and the result of the one before is spread: what the links have to send is
 // never less than a wave, whatever time the ranks of a host take among themselves.
 func (c *Call) allReduceWaves(data []byte) error {
+	if err := c.agreeOnShares(c.levels.column, len(data)); err != nil {
+		return err
+	}
 	size, waves := c.Desc.Type.Size(), c.waves(len(data))
 	c.Suit(len(data) / waves / c.Size)
-	room := c.crossingRoom(wave(data, size, waves, 0), size)
+	cuts := c.shares.cuts
+	room := c.crossingRoom(wave(data, size, waves, 0), size, cuts)
 	memory := c.Scratch(2 * room)
 	var first, end [2]int // receives of the results of the two latest waves
 	for w := range waves + 2 {
@@ -105,7 +109,7 @@ func (c *Call) allReduceWaves(data []byte) error {
 			if err := c.reduceHere(part); err != nil {
 				return err
 			}
-			c.crossings[w%2] = c.cross(c.crossings[w%2][:0], part, size)
+			c.crossings[w%2] = c.crossIn(c.crossings[w%2][:0], part, size, cuts)
 			c.scatter(c.crossings[w%2], memory[w%2*room:][:room], uint32(2*w))
 		}
 		if last := w - 1; last >= 0 && last < waves {
@@ -127,12 +131,22 @@ func (c *Call) allReduceWaves(data []byte) error {
 	return nil
 }
 
-// crossingRoom is how many bytes the other hosts send for this rank to combine, of data.
-func (c *Call) crossingRoom(data []byte, size int) (room int) {
-	c.crossings[0] = c.cross(c.crossings[0][:0], data, size)
+// crossIn is cross, with the cuts of hostShares.
+func (c *Call) crossIn(to []crossing, data []byte, size int, cuts []int) []crossing {
+	to = c.cross(to, data, size)
+	for i := range to {
+		to[i].cuts = cuts
+	}
+	return to
+}
+
+// crossingRoom is how many bytes the other hosts send for this rank to combine, of data or of less:
+// by cuts, a piece of less may have one unit more.
+func (c *Call) crossingRoom(data []byte, size int, cuts []int) (room int) {
+	c.crossings[0] = c.crossIn(c.crossings[0][:0], data, size, cuts)
 	for i := range c.crossings[0] {
 		x := &c.crossings[0][i]
-		room += (x.Size - 1) * len(x.piece(x.Me))
+		room += (x.Size - 1) * (len(x.piece(x.Me)) + size)
 	}
 	return room
 }
@@ -143,7 +157,7 @@ func (c *Call) scatter(all []crossing, memory []byte, step uint32) {
 	for i := range all {
 		x := &all[i]
 		x.step, x.Team, x.sent = step, c.Dividing(x.Team), c.Sends()
-		longest := c.Frames(len(x.piece(0))) // the first piece is a longest one
+		longest := c.Frames(x.longest())
 		for s := range longest {
 			for d := 1; d < x.Size; d++ { // each to another one first
 				to := (x.Me + d) % x.Size
@@ -194,7 +208,7 @@ func (c *Call) exchangeResults(all []crossing) error {
 func (c *Call) postResults(all []crossing) {
 	for i := range all {
 		x := &all[i]
-		for s := range c.Frames(len(x.piece(0))) {
+		for s := range c.Frames(x.longest()) {
 			for d := 1; d < x.Size; d++ {
 				from := (x.Me + d) % x.Size
 				if p := x.resultOf(from); s < c.Frames(len(p)) {

@@ -75,6 +75,28 @@ type tcpState struct {
 	ended   bool          // by an error: the peer has not closed it
 	unacked bool          // something that was sent is not acknowledged
 	heard   time.Duration // since the last acknowledgement
+	sent    Sent
+}
+
+// Sent is what a connection has sent: how many bytes the peer has acknowledged, and for how long
+// there were some to send that the peer had room for.
+type Sent struct {
+	Bytes uint64
+	Busy  time.Duration
+}
+
+// Sent returns what each connection of the data channel to a peer has sent, as the kernel counts
+// it: none where there is no connection, or the kernel does not say.
+func (p *Path) Sent(peer int) (all []Sent) {
+	p.links[peer].sockets(func(index int, _ *conn, state func() (tcpState, bool)) {
+		if index < 0 {
+			return
+		}
+		if s, ok := state(); ok {
+			all = append(all, s.sent)
+		}
+	})
+	return all
 }
 
 func stateOf(fd int) (tcpState, bool) {
@@ -83,7 +105,10 @@ func stateOf(fd int) (tcpState, bool) {
 		return tcpState{}, false
 	}
 	const closed = 7 // TCP_CLOSE
-	return tcpState{info.State == closed, info.Unacked > 0, time.Duration(info.Last_ack_recv) * time.Millisecond}, true
+	return tcpState{
+		ended: info.State == closed, unacked: info.Unacked > 0, heard: time.Duration(info.Last_ack_recv) * time.Millisecond,
+		sent: Sent{info.Bytes_acked, time.Duration(info.Busy_time-info.Rwnd_limited) * time.Microsecond},
+	}, true
 }
 
 // sockets calls each for every connection of a link: those of the data channel from 0, the control

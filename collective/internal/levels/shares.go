@@ -1,0 +1,188 @@
+package levels
+
+import (
+	"encoding/binary"
+	"math"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/exchange"
+)
+
+const (
+	// firstShares is after how many bytes of waves the hosts divide them by the speeds of their
+	// links, laterShares after how many more they do so again.
+	firstShares = 16 << 20
+	laterShares = 64 << 20
+	// shareUnits is an equal share, leastShare the smallest one: what little a slow host combines
+	// shows whether its link is still slow.
+	shareUnits = 64
+	leastShare = 2
+	// leastBusy is how long a connection has sent where its speed is known. Those of links of more
+	// than about 500 MB/s have not.
+	leastBusy = 20 * time.Millisecond
+	// fasterBy is by how many percent other shares must be faster: speeds are measured.
+	fasterBy = 7
+	// sharesStep is the step in which hosts tell each other the speeds.
+	sharesStep = 1 << 30
+)
+
+// hostShares is how waves are divided among the hosts. The owner of a share s of one among n hosts
+// sends, and receives, 1 + (n−2)·s times the wave: what others combine of its own data, and what it
+// has combined. So a host with a slow link combines less, and one that combines nothing sends its
+// data once. Elements are combined in the order of the hosts, so the shares change no bit.
+type hostShares struct {
+	cuts  []int             // by host, the units before its share; then all units. nil: equal shares
+	due   int               // bytes of waves until the hosts agree
+	bytes int               // of waves since they have
+	sent  [][]exchange.Sent // by host, what had been sent there then; nil: there was no wave yet
+}
+
+// SharesAgreed reports, to tests, whether the hosts have agreed on shares.
+func (c *Call) SharesAgreed() bool { return c.shares.due == laterShares }
+
+// sharing reports whether the hosts, of which t has one rank each, divide waves by their speeds.
+func (c *Call) sharing(t exchange.Team) bool {
+	return c.TCP != nil && t.Size > 2 && t.Size <= fewHosts // two hosts send the same, whatever their shares
+}
+
+// agreeOnShares divides the next n bytes of waves, and those after them, among the hosts by the
+// speeds of their links, if it is time for that. All ranks call it at the same places of their
+// operations.
+func (c *Call) agreeOnShares(t exchange.Team, n int) error {
+	s := &c.shares
+	if c.Forced.Shares != nil {
+		s.cuts = c.Forced.Shares
+		return nil
+	}
+	if !c.sharing(t) {
+		return nil
+	}
+	if s.sent != nil && s.bytes < s.due {
+		s.bytes += n
+		return nil
+	}
+	first := s.sent == nil
+	speeds := make([]uint32, t.Size*t.Size) // by the host that sends, then the one that receives
+	c.measureSpeeds(t, speeds[t.Me*t.Size:][:t.Size])
+	s.bytes, s.due = n, firstShares
+	if first {
+		return nil
+	}
+	if err := c.exchangeRows(t, speeds); err != nil {
+		return err
+	}
+	s.cuts, s.due = divide(speeds, t.Size, s.cuts), laterShares
+	return nil
+}
+
+// measureSpeeds sets the speeds, in KiB/s, at which this rank has sent to the others of a team
+// since the call before; 0: unknown.
+func (c *Call) measureSpeeds(t exchange.Team, speeds []uint32) {
+	s := &c.shares
+	if s.sent == nil {
+		s.sent = make([][]exchange.Sent, t.Size)
+	}
+	for place := range t.Size {
+		if place == t.Me {
+			continue
+		}
+		now := c.SentTo(t.Rank(place))
+		before := s.sent[place]
+		s.sent[place] = now
+		var speed float64
+		for i, is := range now {
+			if i < len(before) {
+				is.Bytes -= before[i].Bytes
+				is.Busy -= before[i].Busy
+			}
+			if is.Busy >= leastBusy {
+				speed += float64(is.Bytes) / 1024 / is.Busy.Seconds()
+			}
+		}
+		speeds[place] = uint32(min(speed, math.MaxUint32))
+	}
+}
+
+// exchangeRows has every rank of a team know the rows of all.
+func (c *Call) exchangeRows(t exchange.Team, all []uint32) error {
+	each := 4 * t.Size
+	memory := make([]byte, each*t.Size)
+	row := func(place int) []byte { return memory[place*each:][:each] }
+	for i := range t.Size {
+		binary.LittleEndian.PutUint32(row(t.Me)[4*i:], all[t.Me*t.Size+i])
+	}
+	sent, received := c.Sends(), c.Receives()
+	for d := 1; d < t.Size; d++ {
+		c.Send(t.Rank((t.Me+d)%t.Size), sharesStep, row(t.Me))
+		from := (t.Me - d + t.Size) % t.Size
+		c.Post(t.Rank(from), sharesStep, row(from))
+	}
+	if err := c.WaitFor(received, c.Receives()); err != nil {
+		return err
+	}
+	for i := range all {
+		all[i] = binary.LittleEndian.Uint32(memory[4*i:])
+	}
+	return c.WaitSent(sent, c.Sends())
+}
+
+// divide returns the cuts of the fastest shares for n hosts: nil where equal ones are hardly
+// slower, and cuts, those that they have, where those are, or where a speed is unknown. The speed
+// of a host is the sum of those of its connections, in the slower direction: while all of them
+// send, they share its link. Integers give all hosts the same.
+func divide(speeds []uint32, n int, cuts []int) []int {
+	speed := make([]uint64, n)
+	for i := range n {
+		var out, in uint64
+		for j := range n {
+			if i != j && (speeds[i*n+j] == 0 || speeds[j*n+i] == 0) {
+				return cuts
+			}
+			out += uint64(speeds[i*n+j])
+			in += uint64(speeds[j*n+i])
+		}
+		speed[i] = min(out, in)
+	}
+	all := n * shareUnits
+	// at is when a host is done with a share: as a fraction, so that no bit is lost.
+	type at struct{ cost, speed uint64 }
+	done := func(host, share int) at { return at{uint64(all + (n-2)*share), speed[host]} }
+	// later reports whether a is later than so many percent of b; no product exceeds 2^55.
+	later := func(a, b at, percent uint64) bool { return a.cost*b.speed*100 > b.cost*a.speed*percent }
+	last := func(share func(host int) int) at {
+		end := done(0, share(0))
+		for i := 1; i < n; i++ {
+			if d := done(i, share(i)); later(d, end, 100) {
+				end = d
+			}
+		}
+		return end
+	}
+	units := make([]int, n)
+	for i := range units {
+		units[i] = leastShare
+	}
+	for range all - n*leastShare { // each to the host that is done with it first
+		first := 0
+		for i := 1; i < n; i++ {
+			if later(done(first, units[first]+1), done(i, units[i]+1), 100) {
+				first = i
+			}
+		}
+		units[first]++
+	}
+	best := last(func(host int) int { return units[host] })
+	switch {
+	case later(best, last(func(int) int { return shareUnits }), 100-fasterBy/2):
+		return nil
+	case cuts != nil && later(best, last(func(host int) int { return cuts[host+1] - cuts[host] }), 100-fasterBy):
+		return cuts
+	case cuts == nil && later(best, last(func(int) int { return shareUnits }), 100-fasterBy):
+		return nil
+	}
+	cuts = make([]int, n+1)
+	for i, u := range units {
+		cuts[i+1] = cuts[i] + u
+	}
+	return cuts
+}
