@@ -209,8 +209,7 @@ func TestFusedBits(t *testing.T) {
 func TestSharesAreAgreedOn(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 6)
 	w.hosts = "aabbcc"
-	groups := w.connect(t, 6)
-	err := collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+	errs := collectivetest.Each(t, w.connect(t, 6), func(ctx context.Context, g *collective.Group) error {
 		data := make([]float32, 9<<18) // 9 MiB
 		for k := range 4 {
 			for i := range data {
@@ -230,7 +229,7 @@ func TestSharesAreAgreedOn(t *testing.T) {
 		}
 		return nil
 	})
-	for _, err := range err {
+	for _, err := range errs {
 		if err != nil {
 			t.Error(err)
 		}

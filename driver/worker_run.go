@@ -34,8 +34,8 @@ func (l *loop) start(a decide.StartWorker) {
 	l.stalls.expect(a.ID)
 	l.wg.Add(1) // until its end is posted
 	r := &workerRun{
-		loop: l, worker: a, process: p,
-		end: workerEnd{loop: l, process: p, slot: a.Slot.SlotID, written: make(chan job.Exit, 1)},
+		workerEnd: workerEnd{loop: l, process: p, slot: a.Slot.SlotID, written: make(chan job.Exit, 1)},
+		worker:    a,
 	}
 	l.output.Go(func() {
 		defer stop()
@@ -46,18 +46,16 @@ func (l *loop) start(a decide.StartWorker) {
 // workerRun is one run of a worker. Its goroutine waits with small frames: a job can have thousands
 // of workers.
 type workerRun struct {
-	loop           *loop
+	workerEnd
 	worker         decide.StartWorker
-	process        *process
 	spec           launch.Spec
 	stdout, stderr *launch.LineWriter
-	end            workerEnd
 }
 
 // run runs the worker until its output is written.
 func (r *workerRun) run(ctx context.Context) {
 	if err := r.prepare(); err != nil {
-		r.end.outputWritten(job.Exit{Err: err})
+		r.outputWritten(job.Exit{Err: err})
 		return
 	}
 	r.finish(r.loop.cfg.Launcher.Run(ctx, &r.spec, r.started))
@@ -97,7 +95,7 @@ func (r *workerRun) prepare() error {
 			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: r.stdout.Held(), Err: r.stderr.Held()})
 		},
 		PassedBefore: before.Bytes,
-		Ended:        func(err error) { r.end.processEnded(exitOf(err)) },
+		Ended:        func(err error) { r.processEnded(exitOf(err)) },
 	}
 	return nil
 }
@@ -116,9 +114,9 @@ func (r *workerRun) finish(err error) {
 		l.recordStart(&r.worker, 0, start.Err)
 	}
 	if cerr := errors.Join(r.stdout.Close(), r.stderr.Close()); cerr != nil {
-		l.cfg.Log.Warnf("the output of %v is incomplete: %v", r.worker.Slot.SlotID, cerr)
+		l.cfg.Log.Warnf("the output of %v is incomplete: %v", r.slot, cerr)
 	}
-	r.end.outputWritten(exitOf(err))
+	r.outputWritten(exitOf(err))
 	if r.process.over.Load() {
 		l.outputs.note(outputNote{Worker: r.worker.ID, Ended: true}) // again: notes may have followed the first one
 	}

@@ -27,7 +27,7 @@ const (
 
 const (
 	maxWhat   = 256         // bytes of an operation's name
-	beatBound = time.Second // timeout of a heartbeat's reply
+	beatBound = time.Second // timeout of the reply to a heartbeat or a check of health
 )
 
 // Phase is a worker's current activity.

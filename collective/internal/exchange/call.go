@@ -407,12 +407,3 @@ func (c *Call) By(m operation.Method) {
 
 // Sent is what a connection has sent.
 type Sent = sockets.Sent
-
-// SentTo returns what each connection of the data channel to another rank has sent; none where the
-// group has no sockets.
-func (c *Call) SentTo(rank int) []Sent {
-	if c.TCP == nil {
-		return nil
-	}
-	return c.TCP.Sent(rank)
-}

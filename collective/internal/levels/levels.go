@@ -153,9 +153,6 @@ func (x *crossing) part(data []byte, place int) []byte {
 
 // longest is the length of the longest piece.
 func (x *crossing) longest() (n int) {
-	if x.cuts == nil {
-		return len(x.piece(0))
-	}
 	for place := range x.Size {
 		n = max(n, len(x.piece(place)))
 	}

@@ -94,7 +94,7 @@ func (c *Call) allReduceRings(data []byte) error {
 // combined within them, and the result of the one before is spread: what the links have to send is
 // never less than a wave, whatever time the ranks of a host take among themselves.
 func (c *Call) allReduceWaves(data []byte) error {
-	if err := c.agreeOnShares(c.levels.column, len(data)); err != nil {
+	if err := c.agreeOnShares(len(data)); err != nil {
 		return err
 	}
 	size, waves := c.Desc.Type.Size(), c.waves(len(data))

@@ -22,8 +22,6 @@ const (
 	leastBusy = 20 * time.Millisecond
 	// fasterBy is by how many percent other shares must be faster: speeds are measured.
 	fasterBy = 7
-	// sharesStep is the step in which hosts tell each other the speeds.
-	sharesStep = 1 << 30
 )
 
 // hostShares is how waves are divided among the hosts. The owner of a share s of one among n hosts
@@ -40,55 +38,47 @@ type hostShares struct {
 // SharesAgreed reports, to tests, whether the hosts have agreed on shares.
 func (c *Call) SharesAgreed() bool { return c.shares.due == laterShares }
 
-// sharing reports whether the hosts, of which t has one rank each, divide waves by their speeds.
-func (c *Call) sharing(t exchange.Team) bool {
-	return c.TCP != nil && t.Size > 2 && t.Size <= fewHosts // two hosts send the same, whatever their shares
-}
-
 // agreeOnShares divides the next n bytes of waves, and those after them, among the hosts by the
 // speeds of their links, if it is time for that. All ranks call it at the same places of their
 // operations.
-func (c *Call) agreeOnShares(t exchange.Team, n int) error {
-	s := &c.shares
-	if c.Forced.Shares != nil {
+func (c *Call) agreeOnShares(n int) error {
+	s, t := &c.shares, c.levels.column
+	switch {
+	case c.Forced.Shares != nil:
 		s.cuts = c.Forced.Shares
 		return nil
-	}
-	if !c.sharing(t) {
+	case c.TCP == nil || t.Size < 3 || t.Size > fewHosts: // two hosts send the same, whatever their shares
 		return nil
-	}
-	if s.sent != nil && s.bytes < s.due {
+	case s.sent != nil && s.bytes < s.due:
 		s.bytes += n
 		return nil
 	}
 	first := s.sent == nil
-	speeds := make([]uint32, t.Size*t.Size) // by the host that sends, then the one that receives
-	c.measureSpeeds(t, speeds[t.Me*t.Size:][:t.Size])
+	speeds := c.measureSpeeds()
 	s.bytes, s.due = n, firstShares
 	if first {
 		return nil
 	}
-	if err := c.exchangeRows(t, speeds); err != nil {
+	all, err := c.exchangeSpeeds(speeds)
+	if err != nil {
 		return err
 	}
-	s.cuts, s.due = divide(speeds, t.Size, s.cuts), laterShares
+	s.cuts, s.due = divide(all, t.Size, s.cuts), laterShares
 	return nil
 }
 
-// measureSpeeds sets the speeds, in KiB/s, at which this rank has sent to the others of a team
-// since the call before; 0: unknown.
-func (c *Call) measureSpeeds(t exchange.Team, speeds []uint32) {
-	s := &c.shares
+// measureSpeeds returns the speeds, in KiB/s, at which this rank has sent to those of its column
+// since the call before, by host; 0: unknown.
+func (c *Call) measureSpeeds() []uint32 {
+	s, t := &c.shares, c.levels.column
 	if s.sent == nil {
 		s.sent = make([][]exchange.Sent, t.Size)
 	}
-	for place := range t.Size {
-		if place == t.Me {
-			continue
-		}
-		now := c.SentTo(t.Rank(place))
-		before := s.sent[place]
-		s.sent[place] = now
+	speeds := make([]uint32, t.Size)
+	for _, host := range c.levels.others() {
+		now := c.TCP.Sent(t.Rank(host))
+		before := s.sent[host]
+		s.sent[host] = now
 		var speed float64
 		for i, is := range now {
 			if i < len(before) {
@@ -99,31 +89,34 @@ func (c *Call) measureSpeeds(t exchange.Team, speeds []uint32) {
 				speed += float64(is.Bytes) / 1024 / is.Busy.Seconds()
 			}
 		}
-		speeds[place] = uint32(min(speed, math.MaxUint32))
+		speeds[host] = uint32(min(speed, math.MaxUint32))
 	}
+	return speeds
 }
 
-// exchangeRows has every rank of a team know the rows of all.
-func (c *Call) exchangeRows(t exchange.Team, all []uint32) error {
-	each := 4 * t.Size
-	memory := make([]byte, each*t.Size)
-	row := func(place int) []byte { return memory[place*each:][:each] }
-	for i := range t.Size {
-		binary.LittleEndian.PutUint32(row(t.Me)[4*i:], all[t.Me*t.Size+i])
+// exchangeSpeeds returns the speeds of all ranks of this one's column: by the host that sends, then
+// the one that receives.
+func (c *Call) exchangeSpeeds(own []uint32) (all []uint32, err error) {
+	t := c.levels.column
+	var with []int
+	for _, host := range c.levels.others() {
+		with = append(with, t.Rank(host))
 	}
-	sent, received := c.Sends(), c.Receives()
-	for d := 1; d < t.Size; d++ {
-		c.Send(t.Rank((t.Me+d)%t.Size), sharesStep, row(t.Me))
-		from := (t.Me - d + t.Size) % t.Size
-		c.Post(t.Rank(from), sharesStep, row(from))
+	into := exchange.Into{Memory: make([]byte, c.Size*4*t.Size), Each: 4 * t.Size}
+	row := into.Of(c.Rank)
+	for i, speed := range own {
+		binary.LittleEndian.PutUint32(row[4*i:], speed)
 	}
-	if err := c.WaitFor(received, c.Receives()); err != nil {
-		return err
+	if err := c.ExchangeInto(with, func(int) []byte { return row }, into); err != nil {
+		return nil, err
 	}
-	for i := range all {
-		all[i] = binary.LittleEndian.Uint32(memory[4*i:])
+	for host := range t.Size {
+		row := into.Of(t.Rank(host))
+		for i := range t.Size {
+			all = append(all, binary.LittleEndian.Uint32(row[4*i:]))
+		}
 	}
-	return c.WaitSent(sent, c.Sends())
+	return all, nil
 }
 
 // divide returns the cuts of the fastest shares for n hosts: nil where equal ones are hardly
@@ -158,6 +151,11 @@ func divide(speeds []uint32, n int, cuts []int) []int {
 		}
 		return end
 	}
+	equal := func(int) int { return shareUnits }
+	now := equal
+	if cuts != nil {
+		now = func(host int) int { return cuts[host+1] - cuts[host] }
+	}
 	units := make([]int, n)
 	for i := range units {
 		units[i] = leastShare
@@ -173,12 +171,10 @@ func divide(speeds []uint32, n int, cuts []int) []int {
 	}
 	best := last(func(host int) int { return units[host] })
 	switch {
-	case later(best, last(func(int) int { return shareUnits }), 100-fasterBy/2):
+	case later(best, last(equal), 100-fasterBy/2):
 		return nil
-	case cuts != nil && later(best, last(func(host int) int { return cuts[host+1] - cuts[host] }), 100-fasterBy):
+	case later(best, last(now), 100-fasterBy):
 		return cuts
-	case cuts == nil && later(best, last(func(int) int { return shareUnits }), 100-fasterBy):
-		return nil
 	}
 	cuts = make([]int, n+1)
 	for i, u := range units {
