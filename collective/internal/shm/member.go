@@ -123,10 +123,12 @@ type position struct {
 
 // pace is how a member waits for others.
 type pace struct {
-	oversubscribed bool // more members than cores
-	sleepFactor    int  // factor of the length of a sleep, see sleep
-	relaxed        bool // see publish
-	spin           int  // see budget
+	oversubscribed bool          // more members than cores
+	sleepFactor    int           // factor of the length of a sleep, see sleep
+	relaxed        bool          // see publish
+	spin           int           // see budget
+	lead           int           // see beforeLook
+	waited         time.Duration // see Waited
 	waits          uint
 	moved          uint // waits when moveApart moved this member
 	far            bool // moveApart is to move it to any memory node the next time
@@ -209,6 +211,14 @@ func (m *Member) Members() int { return m.members }
 // at any moment, and within what time it is to be called again: 0 where nothing is left. No
 // operation may be under way.
 func (m *Member) Meanwhile(move func() (moved, due bool, within time.Duration)) { m.other = move }
+
+// Waited returns for how long the member has waited since the last call of Waited, in waits that
+// took longer than looks for which the clock need not be read. No operation may be under way.
+func (m *Member) Waited() time.Duration {
+	waited := m.waited
+	m.waited = 0
+	return waited
+}
 
 // Met has the member call met whenever all members have called the operation under way. None may be
 // under way at the call of Met.
@@ -313,18 +323,24 @@ func (m *Member) begin(ctx context.Context) (*cell, error) {
 func (m *Member) arrive(ctx context.Context, c *cell, d Desc) error {
 	c.desc = d
 	m.publish(&c.seq, m.op)
+	m.beforeLook()
+	early := false
 	for i := range m.areas {
 		if i == m.index {
 			continue
 		}
 		p := m.cellOf(i)
-		if err := m.wait(ctx, i, &p.seq, m.op); err != nil {
-			return err
+		if atomic.LoadUint64(&p.seq) < m.op {
+			early = true
+			if err := m.waitLong(ctx, i, &p.seq, m.op); err != nil {
+				return err
+			}
 		}
 		if p.desc != d {
 			return &MismatchError{Member: i, Desc: p.desc}
 		}
 	}
+	m.looked(early)
 	if m.round == 0 {
 		m.meet()
 	}

@@ -11,6 +11,8 @@ import (
 )
 
 const (
+	leadStep             = 8   // turns of beforeLook: one look of so many and one may be too early
+	mostLead             = 400 // about 100 ns
 	tryAll               = 64  // of so many waits one spins as long as it may
 	betweenMoves         = 512 // waits from one change of core to the next
 	yields               = 20
@@ -18,8 +20,9 @@ const (
 	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
 	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
 	napWithoutContext    = time.Second
-	glances              = 500 // looks before what else is to be moved is looked for
-	movingTurns          = 32  // looks in vain before naps, while something else is to be moved
+	looksElsewhere       = 8000 // about as long as a change of threads takes
+	glances              = 500  // looks before what else is to be moved is looked for
+	movingTurns          = 32   // looks in vain before naps, while something else is to be moved
 )
 
 // publish stores a word of this member and wakes those that sleep until it has changed.
@@ -58,29 +61,83 @@ func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) e
 	return m.waitLong(ctx, of, word, value)
 }
 
-func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
-	before := m.in(Waiting)
-	done, err := false, error(nil)
-	if m.other != nil && m.glance(word, value) {
-		done = true
-	} else if m.other != nil {
-		done, err = m.awaitMoving(ctx, of, word, value)
+// beforeLook lets some ten nanoseconds pass between this member's arrival and its first look at the
+// others' cells. A look takes the line from the core that is about to write it, and the write then
+// waits for the line to come back: a member that looks too early learns of the other's arrival a
+// whole transfer later, and is late itself the next time. So two members of equal pace would look
+// too early in turns for ever. The time grows with looks that were too early, and shrinks with
+// others, see looked.
+func (m *Member) beforeLook() {
+	for range m.lead {
 	}
-	if !done && err == nil {
-		_, err = m.await(ctx, of, word, value, 0)
+}
+
+// looked adapts the time of beforeLook.
+func (m *Member) looked(early bool) {
+	switch {
+	case !early:
+		m.lead = max(0, m.lead-1)
+	case !m.oversubscribed:
+		m.lead = min(m.lead+leadStep, mostLead)
+	}
+}
+
+// waitLong waits until a word has a value that it did not have at the first look.
+func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) (err error) {
+	before := m.in(Waiting)
+	if !m.spinsUntil(word, value) {
+		begun := time.Now()
+		if m.other == nil {
+			_, err = m.idle(ctx, of, word, value, 0)
+		} else {
+			err = m.waitMoving(ctx, of, word, value)
+		}
+		m.waited += time.Since(begun)
 	}
 	m.in(before)
 	return err
 }
 
-// glance waits for a word for about as long as it takes to find what else is to be moved.
-func (m *Member) glance(word *uint64, value uint64) bool {
+// waitMoving waits, and moves what Meanwhile was given.
+func (m *Member) waitMoving(ctx context.Context, of int, word *uint64, value uint64) error {
+	done, err := m.awaitMoving(ctx, of, word, value)
+	if !done && err == nil {
+		_, err = m.await(ctx, of, word, value, 0)
+	}
+	return err
+}
+
+// spinsUntil looks at a word for as long as it may without giving its core away: where something is
+// to be moved meanwhile, for about as long as it takes to find what. It reports whether the word
+// has its value.
+func (m *Member) spinsUntil(word *uint64, value uint64) bool {
+	if m.other == nil {
+		return m.spins(word, value)
+	}
 	if m.oversubscribed {
 		return false
 	}
 	for range glances {
 		if atomic.LoadUint64(word) >= value {
 			return true
+		}
+	}
+	return false
+}
+
+// spins looks at a word for as long as the budget says, where every member has a core.
+func (m *Member) spins(word *uint64, value uint64) bool {
+	if m.oversubscribed {
+		return false
+	}
+	budget := m.budget()
+	for range budget {
+		if atomic.LoadUint64(word) >= value {
+			m.spin = min(2*budget, spins)
+			return true
+		}
+		if m.aborted() {
+			return false
 		}
 	}
 	return false
@@ -123,22 +180,21 @@ func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value ui
 // await waits until the word has its value, or, if within is not 0, no longer than that once it
 // sleeps.
 func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
-	abort := &m.header.abort
-	turns := oversubscribedYields
+	if m.spins(word, value) {
+		return true, nil
+	}
+	return m.idle(ctx, of, word, value, within)
+}
+
+// idle is await without looks that keep the core.
+func (m *Member) idle(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
+	turns := yields
 	if m.oversubscribed {
+		turns = oversubscribedYields
 		m.spreadOut()
 		m.shortenSlices()
-	} else {
-		turns = yields
-		budget := m.budget()
-		for range budget {
-			if atomic.LoadUint64(word) >= value {
-				m.spin = min(2*budget, spins)
-				return true, nil
-			}
-			if atomic.LoadUint32(abort) != 0 {
-				return false, ErrAborted
-			}
+		if m.spinsForCore(of, word, value) {
+			return true, nil
 		}
 	}
 	for i := range turns {
@@ -157,11 +213,34 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, 
 			}
 			return true, nil
 		}
-		if atomic.LoadUint32(abort) != 0 {
+		if m.aborted() {
 			return false, ErrAborted
 		}
 	}
 	return m.sleepUntil(ctx, of, word, value, within)
+}
+
+// spinsForCore looks at the word of a member that runs on another core, for about as long as a
+// change of threads takes, if no member that shares this one's core has to be waited for: those
+// would look in vain. It reports whether the word has its value.
+func (m *Member) spinsForCore(of int, word *uint64, value uint64) bool {
+	here := atomic.LoadUint32(&m.own.core)
+	if here == 0 || atomic.LoadUint32(&m.areas[of].core) == here {
+		return false
+	}
+	at := uintptr(unsafe.Pointer(word)) - uintptr(unsafe.Pointer(m.areas[of].control))
+	for i := range m.areas {
+		other := m.areas[i].control
+		if i != m.index && atomic.LoadUint32(&other.core) == here && atomic.LoadUint64((*uint64)(unsafe.Add(unsafe.Pointer(other), at))) < value {
+			return false
+		}
+	}
+	for range looksElsewhere {
+		if atomic.LoadUint64(word) >= value {
+			return true
+		}
+	}
+	return false
 }
 
 // shortenSlices gives this thread short time slices, where there are more members than cores. Since
