@@ -386,11 +386,13 @@ func (g *Group) enter(a operation.Action) error {
 		}
 		return ErrBusy
 	}
-	if g.err() != nil {
+	select {
+	case <-g.call.Failed:
 		g.free()
 		return g.lost()
+	default:
+		return nil
 	}
-	return nil
 }
 
 // lost is the error of an operation whose group has failed.
@@ -436,10 +438,23 @@ func (g *Group) do(ctx context.Context, d operation.Descriptor, invalid error, b
 	if g.tally == nil {
 		return h.Within(ctx, d, body)
 	}
-	begun := g.tally.now()
-	err := h.Within(ctx, d, body)
-	if err == nil {
-		g.tally.note(g.noted(d.Action), d.Bytes(), begun, operation.InMemory)
+	cell := g.tally.cell(g.noted(d.Action), d.Bytes(), operation.InMemory)
+	timed := d.Action != operation.AllReduce || d.Bytes() >= leastTimed || cell.usual.Load() == 0 || g.state.Load()/entered%timedOf == 0
+	begun := time.Duration(0)
+	if timed {
+		begun = g.tally.now()
 	}
-	return err
+	if err := h.Within(ctx, d, body); err != nil {
+		return err
+	}
+	took := h.Waited()
+	if timed {
+		whole := g.tally.now() - begun
+		cell.usual.Store(int64(whole - took))
+		took = whole
+	} else {
+		took += time.Duration(cell.usual.Load())
+	}
+	cell.note(d.Bytes(), took)
+	return nil
 }

@@ -201,6 +201,33 @@ func TestAlgorithmIsNamed(t *testing.T) {
 	}
 }
 
+// TestSmallOperations: all small AllReduces in memory are counted, though few are timed.
+func TestSmallOperations(t *testing.T) {
+	const count = 50
+	w := newWorkers(t, collective.Config{}, 2)
+	w.hosts = "aa"
+	groups := w.connect(t, 2)
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			for range count {
+				if err := collective.AllReduce(t.Context(), g, make([]float32, 1), collective.Sum); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, g := range groups {
+		g.Close()
+	}
+	for _, e := range w.endpoints {
+		if all := e.Operations(); len(all) == 0 || all[0].Backend != collective.BackendMemory || all[0].Count != count || all[0].Bytes != 4*count || all[0].Duration < count*time.Nanosecond {
+			t.Errorf("%+v", all)
+		}
+	}
+}
+
 // TestOperationsInBackground: operations in the background are counted once, and what the ranks say
 // to agree on them is not.
 func TestOperationsInBackground(t *testing.T) {

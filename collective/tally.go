@@ -51,11 +51,21 @@ type Operations struct {
 	// in each host, or as adasum. Empty: the backend has one algorithm for the kind.
 	Algorithm string
 	// Count is how many there were, Duration is how long they took together, waits for other ranks
-	// included, and Bytes is the size of this rank's tensors, where known beforehand.
+	// included, and Bytes is the size of this rank's tensors, where known beforehand. Of the
+	// AllReduces in memory of less than 1 KiB one of 16 is timed, and counts for those after it;
+	// long waits always count.
 	Count    uint64
 	Duration time.Duration
 	Bytes    uint64
 }
+
+const (
+	// leastTimed is the least size of an AllReduce in memory that is always timed, in bytes. Two
+	// looks at the clock are a fifth of the time of the smallest ones, so one of timedOf is timed.
+	// Others count as long as that one, and as long as they have slept.
+	leastTimed = 1 << 10
+	timedOf    = 16
+)
 
 // tally counts operations. It costs an operation two looks at the clock and three additions.
 type tally struct {
@@ -63,7 +73,10 @@ type tally struct {
 	cells  [operation.Actions][SizeClasses][operation.Methods]tallied
 }
 
-type tallied struct{ count, nanoseconds, bytes atomic.Uint64 }
+type tallied struct {
+	count, nanoseconds, bytes atomic.Uint64
+	usual                     atomic.Int64 // nanoseconds of the last one that was timed, less what it waited; 0: none was
+}
 
 func newTally() *tally { return &tally{origin: time.Now()} }
 
@@ -72,9 +85,16 @@ func (t *tally) now() time.Duration { return time.Since(t.origin) }
 
 // note counts an operation that began then and has ended.
 func (t *tally) note(a operation.Action, bytes int, begun time.Duration, by operation.Method) {
-	cell := &t.cells[a][SizeClass(bytes)][by]
+	t.cell(a, bytes, by).note(bytes, t.now()-begun)
+}
+
+func (t *tally) cell(a operation.Action, bytes int, by operation.Method) *tallied {
+	return &t.cells[a][SizeClass(bytes)][by]
+}
+
+func (cell *tallied) note(bytes int, took time.Duration) {
 	cell.count.Add(1)
-	cell.nanoseconds.Add(uint64(max(0, t.now()-begun)))
+	cell.nanoseconds.Add(uint64(max(0, took)))
 	cell.bytes.Add(uint64(max(0, bytes)))
 }
 

@@ -156,7 +156,7 @@ var (
 	operations = define(Metric{Name: "hvdrun_collective_operations_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "ops",
 		Help: "Collective operations, those of each worker counted; the size is the upper bound of the class of the worker's tensor"})
 	operationSeconds = define(Metric{Name: "hvdrun_collective_seconds_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "percentunit",
-		Help: "Time that workers spent in collective operations, waits for other ranks included"})
+		Help: "Time that workers spent in collective operations, waits for other ranks included; of AllReduces of less than 1 KiB within a host one of 16 is timed, and counts for all"})
 	operationBytes = define(Metric{Name: "hvdrun_collective_bytes_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "Bps",
 		Help: "Bytes of the workers' tensors in collective operations"})
 	beatAgeMax = define(Metric{Name: "hvdrun_worker_beat_age_max_seconds", Of: OfWorkers, Unit: "s",
