@@ -563,6 +563,25 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// TestNoTimersAfterRun: no target is to be dialed once Run has ended, also one that is pushed to
+// later.
+func TestNoTimersAfterRun(t *testing.T) {
+	j := newJob(t)
+	stopRun := j.run()
+	j.pusher.Push([]Target{{subject("a"), "127.0.0.1:1"}}, update(1))
+	stopRun()
+	j.pusher.Push([]Target{{subject("b"), "127.0.0.1:1"}}, update(1))
+	j.pusher.mu.Lock()
+	defer j.pusher.mu.Unlock()
+	for _, to := range j.pusher.targets {
+		to.mu.Lock()
+		if to.late != nil {
+			t.Errorf("%v has a timer", to.Subject)
+		}
+		to.mu.Unlock()
+	}
+}
+
 // BenchmarkPush measures from Push to the acknowledgements of four workers.
 func BenchmarkPush(b *testing.B) {
 	j := newJob(b)

@@ -132,6 +132,7 @@ func NewPusher(cfg PusherConfig) *Pusher {
 func (p *Pusher) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer p.expectNothing()
 	defer close(p.done)
 	for {
 		select {
@@ -268,10 +269,26 @@ func (t *target) set(change func(*state) bool, p *Pusher) {
 	}
 }
 
-// expect sets the time for a target to call; the target's lock is held.
+// expect sets the time for a target to call, until Run ends; the target's lock is held.
 func (p *Pusher) expect(t *target) {
+	select {
+	case <-p.done:
+		return
+	default:
+	}
 	if t.late == nil {
 		t.late = time.AfterFunc(p.patience, func() { p.dial(t) })
+	}
+}
+
+// expectNothing has no target be dialed.
+func (p *Pusher) expectNothing() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.targets {
+		t.mu.Lock()
+		t.expectNothing()
+		t.mu.Unlock()
 	}
 }
 
