@@ -67,7 +67,8 @@ const (
 	timedOf    = 16
 )
 
-// tally counts operations. It costs an operation two looks at the clock and three additions.
+// tally counts operations. It costs an operation two looks at the clock, at most, and three
+// additions.
 type tally struct {
 	origin time.Time
 	cells  [operation.Actions][SizeClasses][operation.Methods]tallied
