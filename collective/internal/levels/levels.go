@@ -223,14 +223,22 @@ func (c *Call) spread(data []byte, size int) error {
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.
 func (c *Call) waves(n int) int {
-	size := operation.Thresholds.Wave
-	if c.levels.crowded {
-		size = operation.Thresholds.CrowdedWave
-	}
-	if s := c.Forced.Segment; s > 0 { // a test's
-		size = 64 * s
+	size := c.longestWave()
+	if least := operation.Thresholds.LeastOfWave * c.Size; !c.levels.crowded && c.Forced.Segment == 0 {
+		size = min(size, max(least, n/operation.Thresholds.FewWaves))
 	}
 	return max(1, (n+size-1)/size)
+}
+
+// longestWave is the most bytes of a wave.
+func (c *Call) longestWave() int {
+	switch s := c.Forced.Segment; {
+	case s > 0: // a test's
+		return 64 * s
+	case c.levels.crowded:
+		return operation.Thresholds.CrowdedWave
+	}
+	return operation.Thresholds.Wave
 }
 
 // wave is one of the waves of data.
