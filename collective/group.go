@@ -439,7 +439,8 @@ func (g *Group) do(ctx context.Context, d operation.Descriptor, invalid error, b
 		return h.Within(ctx, d, body)
 	}
 	cell := g.tally.cell(g.noted(d.Action), d.Bytes(), operation.InMemory)
-	timed := d.Action != operation.AllReduce || d.Bytes() >= leastTimed || cell.usual.Load() == 0 || g.state.Load()/entered%timedOf == 0
+	timed := cell.due(d, g.state.Load()/entered)
+	h.Waited() // in operations that are not counted here
 	begun := time.Duration(0)
 	if timed {
 		begun = g.tally.now()

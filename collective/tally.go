@@ -93,6 +93,11 @@ func (t *tally) cell(a operation.Action, bytes int, by operation.Method) *tallie
 	return &t.cells[a][SizeClass(bytes)][by]
 }
 
+// due reports whether the nth operation of a group is timed, which is done in memory.
+func (cell *tallied) due(d operation.Descriptor, n uint64) bool {
+	return d.Action != operation.AllReduce || d.Bytes() >= leastTimed || n%timedOf == 0 || cell.usual.Load() == 0
+}
+
 func (cell *tallied) note(bytes int, took time.Duration) {
 	cell.count.Add(1)
 	cell.nanoseconds.Add(uint64(max(0, took)))

@@ -223,22 +223,15 @@ func (c *Call) spread(data []byte, size int) error {
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.
 func (c *Call) waves(n int) int {
-	size := c.longestWave()
-	if least := operation.Thresholds.LeastOfWave * c.Size; !c.levels.crowded && c.Forced.Segment == 0 {
-		size = min(size, max(least, n/operation.Thresholds.FewWaves))
+	t := &operation.Thresholds
+	size := min(t.Wave, max(t.LeastOfWave*c.Size, n/t.FewWaves))
+	if c.levels.crowded {
+		size = t.CrowdedWave
+	}
+	if s := c.Forced.Segment; s > 0 { // a test's
+		size = 64 * s
 	}
 	return max(1, (n+size-1)/size)
-}
-
-// longestWave is the most bytes of a wave.
-func (c *Call) longestWave() int {
-	switch s := c.Forced.Segment; {
-	case s > 0: // a test's
-		return 64 * s
-	case c.levels.crowded:
-		return operation.Thresholds.CrowdedWave
-	}
-	return operation.Thresholds.Wave
 }
 
 // wave is one of the waves of data.

@@ -223,8 +223,7 @@ func (h *Host) Watched() shm.Times {
 	return h.phases
 }
 
-// Waited returns for how long this rank has waited in the memory since the last call, in waits that
-// took longer than a look. No operation may be under way.
+// Waited is [shm.Member.Waited].
 func (h *Host) Waited() time.Duration { return h.member.Waited() }
 
 // Posts reports whether a message of n bytes can be left where its receiver finds it.

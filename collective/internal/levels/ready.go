@@ -18,7 +18,7 @@ func (c *Call) ReducesIfReady(n int) bool {
 	if h == nil {
 		return c.Strict && c.Size > 1
 	}
-	return (len(h.hosts) <= fewHosts || c.Strict) && n <= c.longestWave()
+	return len(h.hosts) <= fewHosts || c.Strict
 }
 
 // AllReduceIfReady has the ranks of a host tell each other in memory whether they are ready, and

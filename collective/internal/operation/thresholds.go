@@ -19,9 +19,9 @@ var Thresholds = struct {
 
 	ThroughOne     int // up to here one rank of each host brings all to the other hosts
 	Wave           int // most bytes of a wave between hosts: while one is on its way, the next is combined …
-	FewWaves       int // less data than so many of them is cut into so many waves …
-	LeastOfWave    int // … if each has so many bytes for each rank …
 	CrowdedWave    int // … and where ranks of a host share cores, so that little overlaps
+	FewWaves       int // less data than so many of Wave is cut into so many shorter ones …
+	LeastOfWave    int // … if each has so many bytes for each rank
 	LargestIfReady int // most bytes that are reduced before it is known that all ranks are ready
 
 	AdasumAlone      int // up to here all ranks of a host combine whole vectors, since parts take more messages …
@@ -40,9 +40,9 @@ var Thresholds = struct {
 
 	ThroughOne:     8 << 10,
 	Wave:           2 << 20,
+	CrowdedWave:    32 << 20,
 	FewWaves:       16,
 	LeastOfWave:    64 << 10,
-	CrowdedWave:    32 << 20,
 	LargestIfReady: 1 << 20,
 
 	AdasumAlone:      16 << 10,

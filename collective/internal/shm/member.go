@@ -212,8 +212,8 @@ func (m *Member) Members() int { return m.members }
 // operation may be under way.
 func (m *Member) Meanwhile(move func() (moved, due bool, within time.Duration)) { m.other = move }
 
-// Waited returns for how long the member has waited since the last call of Waited, in waits that
-// took longer than looks for which the clock need not be read. No operation may be under way.
+// Waited returns for how long the member has waited since the last call of Waited, in waits in
+// which it gave its core away and moved nothing. No operation may be under way.
 func (m *Member) Waited() time.Duration {
 	waited := m.waited
 	m.waited = 0

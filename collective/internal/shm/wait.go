@@ -83,37 +83,23 @@ func (m *Member) looked(early bool) {
 }
 
 // waitLong waits until a word has a value that it did not have at the first look.
-func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) (err error) {
+func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
 	before := m.in(Waiting)
-	if !m.spinsUntil(word, value) {
-		begun := time.Now()
-		if m.other == nil {
-			_, err = m.idle(ctx, of, word, value, 0)
-		} else {
-			err = m.waitMoving(ctx, of, word, value)
-		}
-		m.waited += time.Since(begun)
+	done, err := false, error(nil)
+	if m.other != nil && m.glance(word, value) {
+		done = true
+	} else if m.other != nil {
+		done, err = m.awaitMoving(ctx, of, word, value)
+	}
+	if !done && err == nil {
+		_, err = m.await(ctx, of, word, value, 0)
 	}
 	m.in(before)
 	return err
 }
 
-// waitMoving waits, and moves what Meanwhile was given.
-func (m *Member) waitMoving(ctx context.Context, of int, word *uint64, value uint64) error {
-	done, err := m.awaitMoving(ctx, of, word, value)
-	if !done && err == nil {
-		_, err = m.await(ctx, of, word, value, 0)
-	}
-	return err
-}
-
-// spinsUntil looks at a word for as long as it may without giving its core away: where something is
-// to be moved meanwhile, for about as long as it takes to find what. It reports whether the word
-// has its value.
-func (m *Member) spinsUntil(word *uint64, value uint64) bool {
-	if m.other == nil {
-		return m.spins(word, value)
-	}
+// glance waits for a word for about as long as it takes to find what else is to be moved.
+func (m *Member) glance(word *uint64, value uint64) bool {
 	if m.oversubscribed {
 		return false
 	}
@@ -183,7 +169,10 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, 
 	if m.spins(word, value) {
 		return true, nil
 	}
-	return m.idle(ctx, of, word, value, within)
+	begun := time.Now()
+	done, err = m.idle(ctx, of, word, value, within)
+	m.waited += time.Since(begun)
+	return done, err
 }
 
 // idle is await without looks that keep the core.
