@@ -369,7 +369,11 @@ func (r *rowReader) complete(spec bench.Spec) ([]bench.Row, error) {
 // peer runs a peer's program to its end.
 func (r *benchRun) peer(ctx context.Context, peer bench.Peer) ([]bench.Row, error) {
 	limit := r.m.spec.Patience()
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it has not ended in %v", limit))
+	late := fmt.Errorf("it has not ended in %v", limit)
+	if len(r.at.Hosts) > 0 && len(r.at.Interfaces) == 0 {
+		late = fmt.Errorf("%w; if its hosts have several networks, name one that they share with --network-interfaces", late)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, late)
 	defer cancel()
 	out, said, err := r.output(ctx, peer)
 	if ctx.Err() != nil {
