@@ -45,8 +45,8 @@ type Merged struct {
 //     last list, while the others go on.
 //   - Each source is watched if it can push, and polled otherwise; its list takes effect at once.
 //
-// A Poll applies its Interval, RemovalAfter, Failed and Log to each source: a failure is reported
-// with the source's name and the age of its list. Without one, sources are polled every second and
+// A Poll applies its Interval, RemovalAfter, Known, Failed and Log to each source: a failure is
+// reported with the source's name and the age of its list. Without one, sources are polled every second and
 // failures go to the standard log.
 func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
 
@@ -109,16 +109,26 @@ func (m *Merged) watch(ctx context.Context, like *Poll, found func([]plan.Host))
 	if len(m.sources) == 0 {
 		found(nil)
 	}
-	var failing sync.Mutex
+	var mu sync.Mutex // guards failed, and keeps the calls of like's functions apart
+	failed := make([]bool, len(m.sources))
 	var all sync.WaitGroup
 	for i, source := range m.sources {
-		p := Poll{Source: source.Source, Interval: like.Interval, RemovalAfter: like.RemovalAfter,
+		p := Poll{Source: source.Source, Interval: like.Interval, RemovalAfter: like.RemovalAfter, Known: like.Known,
 			Log: like.log().WithField("source", source.Name)}
-		if like.Failed != nil {
-			p.Failed = func(err error, age time.Duration) {
-				failing.Lock()
-				defer failing.Unlock()
+		p.Failed = func(err error, age time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			failed[i] = true
+			if like.Failed != nil {
 				like.Failed(source.named(err), age)
+			}
+		}
+		p.Stands = func() {
+			mu.Lock()
+			defer mu.Unlock()
+			failed[i] = false
+			if like.Stands != nil && !slices.Contains(failed, true) {
+				like.Stands()
 			}
 		}
 		all.Go(func() {

@@ -28,15 +28,18 @@ type Poll struct {
 	// Watcher counts once when it is pushed, and once more for each Interval in which the source
 	// pushes nothing else; each source of a Merged has its own count. 0: 1.
 	RemovalAfter int
-	// Known are the hosts that an earlier Run has reported; the first list is compared with them.
-	// Nil: none.
+	// Known are the hosts that an earlier Run has reported. The first list is compared with them,
+	// and they stand until then, so no failure is one before the first list. Nil: there was no
+	// earlier Run.
 	Known []plan.Host
 	// Failed is called with each failure after the first list, and with the time since the source
-	// last confirmed its list. It is called from one goroutine at a time and must not block for
-	// long. Nil: it is not called.
+	// last confirmed its list, or since Run was called. It is called from one goroutine at a time
+	// and must not block for long. Nil: it is not called.
 	Failed func(err error, age time.Duration)
-	// Stands is called whenever the source gives or confirms a list, before the list is passed on.
-	// It is called from one goroutine at a time and must not block. Nil: it is not called.
+	// Stands is called whenever the source gives or confirms a list, before the list is passed on;
+	// for a Merged, whenever one of its sources does so and none of the others has failed since its
+	// own last list. It is called from one goroutine at a time and must not block. Nil: it is not
+	// called.
 	Stands func()
 	// Log takes failures and recoveries. Of consecutive failures it takes those that differ from
 	// the previous one, and otherwise the first, second, fourth, eighth and so on. Nil:
@@ -65,8 +68,8 @@ var (
 // order differs. found owns the list. It is called by one goroutine at a time and not after Run has
 // returned; the next question waits for it.
 //
-// A failure before the first list is returned at once, as a *FirstError. A later failure is logged
-// and passed to Failed, the last list stays, and the source is asked again after Interval. A list
+// Without Known, a failure before the first list is returned at once, as a *FirstError. Any other
+// failure is logged and passed to Failed, the last list stays, and the source is asked again after Interval. A list
 // that plan.CheckHosts refuses is a failure. Run waits for the source, so it ends only as promptly
 // as the source does.
 func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
@@ -74,11 +77,12 @@ func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	if interval <= 0 {
 		interval = defaultInterval
 	}
-	k := &keeper{found: found, stands: p.Stands, log: p.log(), settle: &settle{after: p.RemovalAfter, stands: slices.Clone(p.Known)}}
+	k := &keeper{found: found, stands: p.Stands, log: p.log(), confirmed: time.Now(),
+		settle: &settle{after: p.RemovalAfter, stands: slices.Clone(p.Known)}}
 	ask := p.discover
 	switch source := p.Source.(type) {
 	case *Merged:
-		k.settle = nil // each of the sources has its own
+		k.settle, k.stands = nil, nil // each of the sources has its own
 		ask = func(ctx context.Context, k *keeper) error {
 			return watch(ctx, k, interval, func(ctx context.Context, found func([]plan.Host)) error {
 				return source.watch(ctx, p, found)
@@ -99,7 +103,7 @@ func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			if !k.known {
+			if !k.known && p.Known == nil {
 				return &FirstError{err}
 			}
 			age := k.failed(err)
@@ -191,7 +195,7 @@ type keeper struct {
 	log       logrus.FieldLogger
 	known     bool
 	last      []plan.Host
-	confirmed time.Time // when the source last stood by the list
+	confirmed time.Time // when the source last stood by the list, or Run was called
 	failures  retry.Row // since then
 	settle    *settle   // nil: every list counts as it is
 	kept      int       // hosts that still count, though the list lacks them

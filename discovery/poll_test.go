@@ -75,6 +75,7 @@ type heard struct {
 	ages     []time.Duration
 	result   error
 	ended    time.Duration
+	stale    bool // the last call was Failed, not Stands
 	log      *logtest.Hook
 }
 
@@ -98,7 +99,9 @@ func poll(p Poll, length time.Duration) *heard {
 	p.Log = log
 	p.Failed = func(err error, age time.Duration) {
 		h.failures, h.ages = append(h.failures, err), append(h.ages, age)
+		h.stale = true
 	}
+	p.Stands = func() { h.stale = false }
 	ctx, cancel := context.WithTimeoutCause(context.Background(), length, errStop)
 	defer cancel()
 	h.result = p.Run(ctx, func(hosts list) {

@@ -91,12 +91,57 @@ func TestPollRemovalsOfMerged(t *testing.T) {
 	})
 }
 
-// TestPollKnowsHosts: what a Poll before this one has told counts like a list.
+// TestPollKnowsHosts: what a Poll before this one has told counts like a list, for one source and
+// for several.
 func TestPollKnowsHosts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		source := &asked{started: time.Now(), answers: []answer{{}, {hosts: "a:1"}}}
-		poll(Poll{Source: source, Known: hostList("a:1")}, 5*time.Second).checkTold(t, "0 a:1")
-	})
+	for _, c := range []struct {
+		name     string
+		first    answer
+		failures int
+	}{
+		{"the first list is empty", answer{}, 0},
+		{"the first question fails", answer{err: errDown}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				source := func() Discoverer {
+					return &asked{started: time.Now(), answers: []answer{c.first, {hosts: "a:1"}}}
+				}
+				one := poll(Poll{Source: source(), Known: hostList("a:1")}, 5*time.Second)
+				several := poll(Poll{Source: Merge(Named{"--first", source()}, Named{"--fixed", Fixed(hostList("b:1"))}),
+					Known: hostList("a:1,b:1")}, 5*time.Second)
+				for _, h := range []*heard{one, several} {
+					if len(h.failures) != c.failures || h.result != errStop || h.stale {
+						t.Errorf("failures %v, ended with %v, stale: %v", h.failures, h.result, h.stale)
+					}
+				}
+				one.checkTold(t, fmt.Sprintf("%d a:1", c.failures))
+				several.checkTold(t, fmt.Sprintf("%d a:1 b:1", c.failures))
+			})
+		})
+	}
+}
+
+// TestPollStale: a list of several sources is confirmed once each that has failed has given its own
+// again, also if that is the same list.
+func TestPollStale(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		first, second []answer
+		stale         bool
+	}{
+		{"one failure passes", []answer{{hosts: "a:1"}, {err: errDown}, {hosts: "a:1"}}, []answer{{hosts: "b:1"}}, false},
+		{"another source goes on", []answer{{hosts: "a:1"}, {err: errDown}}, []answer{{hosts: "b:1"}, {hosts: "b:1"}, {hosts: "c:1"}}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := poll(Poll{Source: Merge(Named{"--first", &asked{answers: c.first}}, Named{"--second", &asked{answers: c.second}})}, time.Minute)
+				if h.stale != c.stale {
+					t.Errorf("stale: %v after %d failures", h.stale, len(h.failures))
+				}
+			})
+		})
+	}
 }
 
 // checkTold compares what was told, and in which second.

@@ -274,7 +274,10 @@ func (l *loop) serve(ctx context.Context) error {
 			l.post(decide.Interrupted{Cause: fmt.Errorf("driver: notifying workers: %w", err)})
 		}
 	})
-	known := l.m.Hosts() // to the previous driver
+	var known []plan.Host // to the previous driver; nil: there is none
+	if l.resumes {
+		known = append([]plan.Host{}, l.m.Hosts()...)
+	}
 	l.wg.Go(func() { l.discover(side, known) })
 	l.wg.Go(func() { l.watchStalls(side.Done()) })
 	l.locate.own = own
@@ -302,7 +305,7 @@ func (l *loop) route(lis *identity.Listener, server *rendezvous.Server) {
 }
 
 // discover posts the results of discovery until ctx ends. known are the hosts of the previous
-// driver.
+// driver; nil: there is none.
 func (l *loop) discover(ctx context.Context, known []plan.Host) {
 	poll := &discovery.Poll{
 		Source:   l.cfg.Source,
@@ -314,25 +317,9 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 		},
 		Stands: l.source.stands,
 	}
-	for {
-		err := poll.Run(ctx, func(hosts []plan.Host) { l.post(decide.HostsFound{Hosts: slices.Clone(hosts)}) })
-		var first *discovery.FirstError
-		switch {
-		case !errors.As(err, &first) || ctx.Err() != nil:
-			return
-		case !l.resumes:
-			l.post(decide.SourceFailed{Err: first.Err})
-			return
-		}
-		// The previous driver's hosts remain valid.
-		l.post(decide.SourceStale{Err: first.Err})
-		pause := time.NewTimer(l.cfg.Timeouts.DiscoveryInterval)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-			return
-		}
+	err := poll.Run(ctx, func(hosts []plan.Host) { l.post(decide.HostsFound{Hosts: slices.Clone(hosts)}) })
+	if first, ok := errors.AsType[*discovery.FirstError](err); ok && ctx.Err() == nil {
+		l.post(decide.SourceFailed{Err: first.Err})
 	}
 }
 
