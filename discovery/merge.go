@@ -46,8 +46,8 @@ type Merged struct {
 //   - Each source is watched if it can push, and polled otherwise; its list takes effect at once.
 //
 // A Poll applies its Interval, RemovalAfter, Known, Failed and Log to each source: a failure is
-// reported with the source's name and the age of its list. Without one, sources are polled every second and
-// failures go to the standard log.
+// reported with the source's name and the age of its list. Without one, sources are polled every
+// second and failures go to the standard log.
 func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
 
 // Discover asks all sources at once. If one fails there is no complete list, but an error that

@@ -69,9 +69,9 @@ var (
 // returned; the next question waits for it.
 //
 // Without Known, a failure before the first list is returned at once, as a *FirstError. Any other
-// failure is logged and passed to Failed, the last list stays, and the source is asked again after Interval. A list
-// that plan.CheckHosts refuses is a failure. Run waits for the source, so it ends only as promptly
-// as the source does.
+// failure is logged and passed to Failed, the last list stays, and the source is asked again after
+// Interval. A list that plan.CheckHosts refuses is a failure. Run waits for the source, so it ends
+// only as promptly as the source does.
 func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	interval := p.Interval
 	if interval <= 0 {
