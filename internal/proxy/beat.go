@@ -36,7 +36,7 @@ func (p *proxy) hearBeat(r request) {
 func (p *proxy) setBeat(r request) {
 	was := p.state.beat
 	entered := was.Phase != r.Phase
-	if entered || (was.Operation == nil) != (r.Operation == nil) || r.Operation != nil && *was.Operation != *r.Operation {
+	if entered || was.Written != r.Written || (was.Operation == nil) != (r.Operation == nil) || r.Operation != nil && *was.Operation != *r.Operation {
 		p.changed = time.Now()
 	}
 	p.state.beat = r
@@ -104,6 +104,9 @@ func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
 	}
 	if b.Phase != rendezvous.Joins {
 		b.Commits = was.Commits
+	}
+	if b.Phase == rendezvous.Saving {
+		b.Written = was.Written
 	}
 	if o := was.Operation; o != nil && b.Phase != rendezvous.Joins {
 		b.Lanes = []rendezvous.Lane{{Operation: o.Number, Waiting: o.Waiting, For: b.Quiet, What: o.What}}

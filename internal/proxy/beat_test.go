@@ -30,6 +30,7 @@ func TestQuiet(t *testing.T) {
 			{request{Phase: "training", Commits: 2, Operation: op(1, false)}, rendezvous.Training, 2 * time.Second, false},
 			{request{Phase: "training", Commits: 2, Operation: op(1, true)}, rendezvous.Training, time.Second, false},
 			{request{Phase: "saving", Commits: 3}, rendezvous.Saving, time.Second, true},
+			{request{Phase: "saving", Commits: 3, Written: 7}, rendezvous.Saving, time.Second, false},
 		} {
 			p.hearBeat(step.beat)
 			news := len(p.news) > 0
@@ -38,7 +39,7 @@ func TestQuiet(t *testing.T) {
 			}
 			<-time.After(time.Second)
 			b, size := p.nextBeat(time.Now())
-			if b.Phase != step.phase || b.Quiet != step.quiet || news != step.news || b.Generation != 3 || b.Commits != step.beat.Commits || size != 1 {
+			if b.Phase != step.phase || b.Quiet != step.quiet || news != step.news || b.Generation != 3 || b.Commits != step.beat.Commits || b.Written != step.beat.Written || size != 1 {
 				t.Errorf("%d: %+v, news %v", i, b, news)
 			}
 			if o := step.beat.Operation; o != nil && (len(b.Lanes) != 1 || b.Lanes[0].For != step.quiet || b.Lanes[0].Waiting != o.Waiting) {

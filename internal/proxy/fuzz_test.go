@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,6 +60,17 @@ func FuzzStacks(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestManyLost: more lost ranks than are kept are no mistake, as a rack may fail at once.
+func TestManyLost(t *testing.T) {
+	lost, err := json.Marshal(slices.Repeat([]int{7}, 3*maxStrings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := parse(append(append([]byte(`{"do":"join","lost":`), lost...), '}')); err != nil || len(r.Lost) != maxStrings {
+		t.Errorf("%d are kept, %v", len(r.Lost), err)
+	}
 }
 
 // TestReadLine: lines of any length up to the bound arrive whole, and one that is cut is none.

@@ -18,7 +18,7 @@ const Version = 1
 const (
 	// maxLine bounds a line of a worker, in bytes.
 	maxLine    = 1 << 20
-	maxStrings = 64       // addresses or lost ranks of a line
+	maxStrings = 64       // addresses of a line; lost ranks that are kept of one
 	maxWord    = 256      // bytes of an address or a name
 	maxCause   = 4 << 10  // bytes
 	maxStacks  = 64 << 10 // bytes of an answer with stacks
@@ -28,9 +28,7 @@ const (
 // request is a line of a worker. Do says which of the other fields have a meaning.
 type request struct {
 	Do string `json:"do"`
-	// hello
-	Version int    `json:"version,omitempty"`
-	Program string `json:"program,omitempty"`
+	hello
 	// join
 	Handle     string   `json:"handle,omitempty"`
 	Addresses  []string `json:"addresses,omitempty"`
@@ -45,10 +43,17 @@ type request struct {
 	Backend string `json:"backend,omitempty"`
 	// beat
 	Phase     string     `json:"phase,omitempty"`
+	Written   uint64     `json:"written,omitempty"`
 	Operation *operation `json:"operation,omitempty"`
 	// stacks
 	ID   uint64 `json:"id,omitempty"`
 	Text string `json:"text,omitempty"`
+}
+
+// hello is the first line.
+type hello struct {
+	Version int    `json:"version,omitempty"`
+	Program string `json:"program,omitempty"`
 }
 
 // operation is the collective operation in which a worker is, or was last.
@@ -72,8 +77,8 @@ func parse(line []byte) (request, error) {
 		return r, fmt.Errorf("a word of more than %d bytes", maxWord)
 	case len(r.Handle) > rendezvous.MaxHandle:
 		return r, fmt.Errorf("a handle of %d bytes; at most %d", len(r.Handle), rendezvous.MaxHandle)
-	case len(r.Addresses) > maxStrings || len(r.Lost) > maxStrings:
-		return r, fmt.Errorf("%d addresses and %d lost ranks; at most %d", len(r.Addresses), len(r.Lost), maxStrings)
+	case len(r.Addresses) > maxStrings:
+		return r, fmt.Errorf("%d addresses; at most %d", len(r.Addresses), maxStrings)
 	case len(r.Cause) > maxCause:
 		return r, fmt.Errorf("a cause of %d bytes; at most %d", len(r.Cause), maxCause)
 	case r.Operation != nil && len(r.Operation.What) > maxWord:
@@ -89,6 +94,7 @@ func parse(line []byte) (request, error) {
 			return r, fmt.Errorf("rank %d is lost; there is none", rank)
 		}
 	}
+	r.Lost = r.Lost[:min(len(r.Lost), maxStrings)]
 	return r, nil
 }
 

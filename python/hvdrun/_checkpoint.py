@@ -1,20 +1,25 @@
 """Checkpoints as files: safetensors with the metadata of Go's elastic/checkpoint, which reads them and is read. It needs no torch."""
 import datetime
+import fcntl
 import json
 import mmap
 import os
 import re
 import secrets
+import stat
 import struct
+import sys
 
 CHUNK = 1 << 20
 VERSION = 1
+_SETTLE = 64 << 20  # bytes that are written before they are waited for
 _SEAL = "hvdrun.seal"
 _MAGIC = b"hvdrseal"
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
           "BOOL": 1}
 _MOST_HEADER = 256 << 20
 _NAME = re.compile(r"commit-(\d{20})\.safetensors")
+_TEMPORARY = re.compile(r"\.commit-[^/]*\.tmp")
 
 
 class Damaged(ValueError):
@@ -74,9 +79,32 @@ def listed(folder):
     return sorted((int(m[1]) for m in map(_NAME.fullmatch, names) if m), reverse=True)
 
 
-def write(folder, commits, size, parts, sums=sums):
-    """Writes a checkpoint, which gets its name after all of it is on disk, and returns its path. sums(bytes) are the checksums."""
+def _sweep(folder):
+    """Removes incomplete files whose writer has ended: one that writes holds a lock."""
+    for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
+        try:
+            fd = os.open(os.path.join(folder, name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            info = os.fstat(fd)
+            if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(os.path.join(folder, name))
+        except OSError:
+            pass  # it is being written, or has been removed, or its file system has no locks
+        finally:
+            os.close(fd)
+
+
+def write(folder, commits, size, parts, sums=sums, progress=lambda written: None):
+    """Writes a checkpoint, which gets its name after all of it is on disk, and returns its path.
+
+    sums(bytes) are the checksums. progress(bytes) is told how much of it is on disk. Incomplete files of writers that have ended are
+    removed.
+    """
     os.makedirs(folder, mode=0o700, exist_ok=True)
+    _sweep(folder)
     own = {"version": VERSION, "commits": commits, "size": size,
            "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"), "parts": []}
     for part in parts:
@@ -100,12 +128,21 @@ def write(folder, commits, size, parts, sums=sums):
     temporary = os.path.join(folder, f".commit-{secrets.token_hex(12)}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with open(fd, "wb") as f:
-            f.write(head)
-            for t in tensors:
-                f.write(t.data)
-            f.write(_MAGIC + struct.pack("<I", crc32c(head)))
-            f.flush()
+        with open(fd, "wb", buffering=0) as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pass  # a file system without locks, where nothing is swept
+            written = begun = 0
+            for piece in (head, *(t.data for t in tensors), _MAGIC + struct.pack("<I", crc32c(head))):
+                rest = memoryview(piece)
+                while len(rest):
+                    n = f.write(rest[:_SETTLE])
+                    rest, written = rest[n:], written + n
+                    if written - begun >= _SETTLE:
+                        os.fdatasync(f.fileno())
+                        begun = written
+                        progress(written)
             os.fsync(f.fileno())
         os.rename(temporary, path(folder, commits))
     except BaseException:
@@ -119,13 +156,40 @@ def write(folder, commits, size, parts, sums=sums):
     return path(folder, commits)
 
 
-def prune(folder, keep):
-    """Removes all checkpoints except the newest."""
-    for commits in listed(folder)[keep:]:
+def prune(folder, keep, written):
+    """Removes the checkpoints that are older than the one of commit written, except the newest keep-1.
+
+    Those with a higher number stay: they are damaged, or another training's.
+    """
+    for commits in [n for n in listed(folder) if n <= written][max(keep, 1):]:
         try:
             os.unlink(path(folder, commits))
         except FileNotFoundError:
             pass
+
+
+def restore(folder, load):
+    """Calls load(File) with the newest checkpoint that is whole, and returns whether there is one.
+
+    Newer ones, which are damaged, get another name then, and are no checkpoints any more. Where all are damaged, Damaged is raised.
+    """
+    damaged = []
+    for commits in listed(folder):
+        try:
+            load(File(path(folder, commits)))
+        except Damaged as err:
+            print(err, file=sys.stderr, flush=True)
+            damaged.append((commits, err))
+            continue
+        for newer, _ in damaged:
+            try:
+                os.rename(path(folder, newer), path(folder, newer) + ".damaged")
+            except OSError:
+                pass  # another rank has done it, or the folder cannot be written to
+        return True
+    if damaged:
+        raise damaged[0][1]
+    return False
 
 
 class File:

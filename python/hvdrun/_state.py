@@ -210,11 +210,13 @@ class State:
         Before anyone has trained, the furthest is the one that has restored the newest checkpoint.
         """
         job = self._job
-        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], self._torn], dtype=torch.int64, device=job.device)
+        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], self._torn, job._stopped], dtype=torch.int64,
+                            device=job.device)
         all_of = [torch.empty_like(mine) for _ in range(job.size)]
         dist.all_gather(all_of, mine)
         job._arrived()
-        told = [tuple(t.tolist()) for t in all_of]
+        *told, stopped = zip(*(t.tolist() for t in all_of))
+        told = list(zip(*told))
         best = max(told)
         if not best[0] and any(torn for _, _, torn in told):
             raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it")
@@ -225,6 +227,8 @@ class State:
             values = job._interruptible(lambda: broadcast(mine, root, job.rank, job.device, job._arrived))
             if job.rank != root and (best[0] == 0 or told[job.rank] != best):
                 self._load(values)
+        # Of ranks that have made the last step, some may have lost the world before they could agree that it was the last one.
+        job._stopped = any(stop for at, stop in zip(told, stopped) if at == best)
         self.__dict__.update(_holds=True, _torn=False)
 
     def _load(self, values):
@@ -270,40 +274,27 @@ class State:
     # Checkpoints.
 
     def save(self, folder, keep=3):
-        """Writes the state into a folder, and removes all checkpoints there but the newest; returns the path.
+        """Writes the state into a folder, and removes older checkpoints there but for keep-1; returns the path.
 
-        One rank calls it, after a commit, where all would write the same. The file is the safetensors file of package
+        One rank calls it, after a commit, where all would write the same. The others go on: it holds them up only as long as it
+        does not come to its next step. The file is the safetensors file of package
         elastic/checkpoint. A part that is neither tensors nor values of JSON is a TypeError.
         """
         parts = []
         for name, value in self._parts.items():
             parts += _encode(name, _snapshot(value))
-        self._job._report("writing", self.step)
-        try:
-            path = _checkpoint.write(folder, self.step, self._job.size, parts, sums)
-        except BaseException:
-            self._job._report("not_written", self.step)
-            raise
-        self._job._report("written", self.step)
-        _checkpoint.prune(folder, keep)
+        with self._job._saving(self.step) as progress:
+            path = _checkpoint.write(folder, self.step, self._job.size, parts, sums, progress)
+        _checkpoint.prune(folder, keep, self.step)
         return path
 
     def restore(self, folder):
         """Loads the newest checkpoint of a folder that is whole, before the loop; returns whether there was one.
 
-        Every rank may call it, or rank 0 alone: the others get its state.
+        Every rank may call it, or rank 0 alone: the others get its state. Newer checkpoints that are damaged get another name. If
+        all are damaged, that is an error.
         """
-        damaged = None
-        for commits in _checkpoint.listed(folder):
-            try:
-                self._load(_decode(_checkpoint.File(_checkpoint.path(folder, commits)), self._parts))
-                return True
-            except _checkpoint.Damaged as err:
-                print(err, flush=True)
-                damaged = err
-        if damaged:
-            raise damaged
-        return False
+        return _checkpoint.restore(folder, lambda file: self._load(_decode(file, self._parts)))
 
 
 class StateLost(RuntimeError):

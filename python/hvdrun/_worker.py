@@ -18,7 +18,10 @@ import time
 VARIABLE = "HVD_WORKER_SOCKET"
 CREDENTIALS = "HVD_CREDENTIALS"
 VERSION = 1
-MOST_LINE = 1 << 20
+MOST_LINE = 1 << 20  # bytes of a line to hvdrun
+MOST_READ = 16 << 20  # bytes of one from it, which may have the members of a large world
+MOST_LOST = 64  # ranks of a join
+SAME_REQUEST = 1.0  # seconds in which a second SIGTERM is the first one, by another way
 BEAT = 0.1  # seconds between two beats, at least
 QUIET = 1.0  # seconds after which the thread looks where the program is, and sends a beat that was held back
 REST = 1.0  # seconds that the end of a program waits at most for its threads
@@ -90,16 +93,21 @@ def _running(own):
 
 
 class Lines:
-    """The lines that arrive in pieces. A line that is longer than MOST_LINE is an Error."""
+    """The lines that arrive in pieces. A line that is longer than MOST_READ is an Error."""
 
     def __init__(self):
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data):
         """Returns the objects of the lines that data completes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MOST_LINE or any(len(line) > MOST_LINE for line in lines):
-            raise Error(f"hvdrun: a line of more than {MOST_LINE} bytes")
+        first, *others = data.split(b"\n")
+        self._rest += first
+        lines = []
+        for piece in others:
+            lines.append(bytes(self._rest))
+            self._rest = bytearray(piece)
+        if any(len(line) > MOST_READ for line in (*lines, self._rest)):
+            raise Error(f"hvdrun: a line of more than {MOST_READ} bytes")
         messages = []
         for line in lines:
             try:
@@ -205,11 +213,14 @@ class Worker:
     def report(self, what, commits=0, **more):
         self.send(do="report", what=what, commits=commits, **more)
 
-    def beat(self, phase, commits):
-        """Tells what the main thread, which calls it, does. At most ten a second are sent, and the last one always."""
+    def beat(self, phase, commits, written=0):
+        """Tells what the main thread, which calls it, does. At most ten a second are sent, and the last one always.
+
+        written are the bytes of the last checkpoint that are on disk.
+        """
         now = time.monotonic()
         with self._state:
-            self._beat = (phase, commits)
+            self._beat = (phase, commits, written)
             if now - self._beat_at < BEAT:
                 return
         self._send_beat(now, None)
@@ -221,8 +232,8 @@ class Worker:
             if beat is None or beat == self._beaten:
                 return
             self._beaten, self._beat_at = beat, now
-            phase, commits, _ = beat
-        more = {}
+            phase, commits, written, _ = beat
+        more = {"written": written} if written else {}
         if phase in ("syncing", "training"):
             # What is between two commits is one operation, so that operations have the same numbers on all ranks.
             done = commits + 1 if phase == "training" else 0
@@ -251,8 +262,9 @@ class Worker:
             return generation in self._lost
 
     def lost_ranks(self, generation):
+        """Ranks with which that world cannot go on, of which a join may have MOST_LOST."""
         with self._state:
-            return self._lost.get(generation, [])
+            return self._lost.get(generation, [])[:MOST_LOST]
 
     def close(self):
         try:
@@ -348,24 +360,43 @@ class Waits:
 
 
 def stacks():
-    """The stacks of all threads, as faulthandler writes them."""
-    with tempfile.TemporaryFile() as f:
-        faulthandler.dump_traceback(f, all_threads=True)
-        f.seek(0)
-        return f.read().decode(errors="replace")
+    """The stacks of all threads, as faulthandler writes them, or why there are none."""
+    try:
+        # A file in memory: there may be no folder that this process can write to.
+        in_memory = hasattr(os, "memfd_create")
+        with open(os.memfd_create("hvdrun-stacks"), "w+b") if in_memory else tempfile.TemporaryFile() as f:
+            faulthandler.dump_traceback(f, all_threads=True)
+            f.seek(0)
+            return f.read().decode(errors="replace")
+    except OSError as err:
+        return f"no stacks: {err}"
 
 
 def on_sigterm(worker):
-    """Makes the first SIGTERM a request to leave, unless the program has a handler of its own."""
+    """Makes SIGTERM a request to leave, unless the program has a handler of its own.
+
+    Another one ends the process, but for those of the first second: who signals all processes of a job signals hvdrun too, which
+    passes the signal on.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
 
+    first = None
+
     def handle(number, frame):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        nonlocal first
+        now = time.monotonic()
+        if first is not None:
+            if now - first >= SAME_REQUEST:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return
+        first = now
         try:
             # The handler may interrupt a send of the main thread, whose lock is held: another thread sends.
             threading.Thread(target=worker.leave, daemon=True).start()
         except RuntimeError:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, handle)

@@ -15,6 +15,7 @@ Under hvdrun the step is repeated in the next world when a rank is lost. Under t
 world that there is. docs/pytorch.md is the guide.
 """
 import atexit
+import contextlib
 import os
 import re
 import threading
@@ -38,7 +39,14 @@ _NETWORK = tuple(getattr(dist, name) for name in ("DistBackendError", "DistNetwo
 
 
 class Removed(SystemExit):
-    """This process is in no further world. It ends the program with status 0 where nobody catches it."""
+    """This process is in no further world. It ends the program with status 0 where nobody catches it.
+
+    last says that the job ends, and that this rank is the one to save the state, which hvdrun waits for.
+    """
+
+    def __init__(self, last=False):
+        super().__init__(0)
+        self.last = last
 
 
 def init(backend="gloo", timeout=timedelta(minutes=30)):
@@ -115,6 +123,7 @@ class Job:
         self._stopped = False  # all ranks have agreed that no step follows
         self._trained = False  # this rank has made its last step
         self._over = False  # all have
+        self._last = False  # the job ends, and this rank saves the state
         self._vain = 0
         if worker is not None:
             worker.on_lost = self._lose
@@ -232,8 +241,10 @@ class Job:
     def _dismissed(self, state, dismissed):
         if self._trained and dismissed.why == "finished":
             raise _Over
-        self._worker.report("leaving", state.step)
-        raise Removed(0)
+        self._last = dismissed.last
+        if not self._last:
+            self._worker.report("leaving", state.step)
+        raise Removed(self._last)
 
     def _reset(self, state):
         for call in self._resets:
@@ -346,9 +357,20 @@ class Job:
         self._worker.beat("outside", state.step)
         return True
 
-    def _report(self, what, commits):
-        if self._worker is not None:
-            self._worker.report(what, commits)
+    @contextlib.contextmanager
+    def _saving(self, commits):
+        """Tells hvdrun of a checkpoint that is written within it, if that is the job's last one; its value is called with the bytes
+        that are on disk."""
+        if self._worker is None or not self._last and not (self._over and self.rank == 0):
+            yield lambda written: None
+            return
+        self._worker.report("writing", commits)
+        try:
+            yield lambda written: self._worker.beat("saving", commits, written)
+        except BaseException:
+            self._worker.report("not_written", commits)
+            raise
+        self._worker.report("written", commits)
 
 
 def _first_line(err):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import hvdrun.torch as hvd  # noqa: E402
 from hvdrun._state import broadcast  # noqa: E402
-from hvdrun import _transport, _worker  # noqa: E402
+from hvdrun import _state, _transport, _worker  # noqa: E402
 from hvdrun._transport import Transport  # noqa: E402
 
 SIZE = 3
@@ -118,6 +118,19 @@ class TestAgree(unittest.TestCase):
         with mock.patch.object(dist, "all_gather", lambda all_of, mine: all_of[0].copy_(mine)), all_reduce(lambda t: t), \
                 self.assertRaises(hvd.Broken):
             job().state(step=0)._settle()
+
+    def test_stopped(self):
+        """That no step follows is known to all who get the state of a rank that knows it, and to no others."""
+        for others, stopped in (((1, 5, 0, 1), True), ((1, 5, 0, 0), False), ((1, 4, 0, 1), False)):
+            with self.subTest(others), mock.patch.object(_state, "broadcast", lambda values, *_: values), \
+                    mock.patch.object(dist, "all_gather", lambda all_of, mine: [t.copy_(v) for t, v in zip(
+                        all_of, (mine, torch.tensor(others), torch.tensor(others)))]):
+                j = job()
+                j._arrived = lambda: None
+                state = j.state(step=5)
+                state.__dict__["_holds"] = True
+                state._settle()
+                self.assertEqual(j._stopped, stopped)
 
     def test_errors(self):
         """Whatever a program raises that has read such a result is of the broken world, and of no other."""

@@ -1,4 +1,7 @@
 """What needs no torch: which samples a rank takes, the files of checkpoints, and the cut of sockets."""
+import contextlib
+import fcntl
+import io
 import os
 import socket
 import stat
@@ -6,6 +9,7 @@ import sys
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from hvdrun import _checkpoint, _cut  # noqa: E402
@@ -91,9 +95,63 @@ class TestCheckpoint(unittest.TestCase):
         for commits in (3, 20, 100):
             _checkpoint.write(self.folder, commits, 1, [])
         self.assertEqual(_checkpoint.listed(self.folder), [100, 20, 3])
-        _checkpoint.prune(self.folder, 2)
+        _checkpoint.prune(self.folder, 2, 100)
         self.assertEqual(_checkpoint.listed(self.folder), [100, 20])
         self.assertEqual(_checkpoint.listed(self.folder + "/none"), [])
+
+    def test_prune_keeps_what_was_written(self):
+        """Those with higher numbers, of another training or damaged, take no place of it."""
+        for commits in (800, 900, 5, 10):
+            _checkpoint.write(self.folder, commits, 1, [])
+        _checkpoint.prune(self.folder, 1, 10)
+        self.assertEqual(_checkpoint.listed(self.folder), [900, 800, 10])
+
+    def test_sweep(self):
+        """An incomplete file goes once its writer has ended."""
+        os.makedirs(self.folder)
+        ended, writing = (os.path.join(self.folder, f".commit-{name}.tmp") for name in ("ended", "writing"))
+        for name in (ended, writing):
+            with open(name, "wb") as f:
+                f.write(b"half")
+        os.symlink(ended, os.path.join(self.folder, ".commit-link.tmp"))
+        with open(writing, "rb") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            _checkpoint.write(self.folder, 1, 1, [])
+        self.assertEqual(sorted(os.listdir(self.folder)),
+                         [".commit-link.tmp", ".commit-writing.tmp", os.path.basename(_checkpoint.path(self.folder, 1))])
+
+    def test_restore(self):
+        """A damaged checkpoint is no checkpoint any more once an older one is loaded, and an error where there is no other."""
+        self.assertFalse(_checkpoint.restore(self.folder, self.fail))
+        for commits in (1, 2, 3):
+            _checkpoint.write(self.folder, commits, 1, self.parts)
+        loaded = []
+
+        def load(file):
+            for name in file.tensors():
+                file.read(name)
+            loaded.append(file.commits)
+
+        def damage(commits):
+            with open(_checkpoint.path(self.folder, commits), "r+b") as f:
+                f.truncate(1000)
+
+        damage(3)
+        with contextlib.redirect_stderr(io.StringIO()):
+            self.assertTrue(_checkpoint.restore(self.folder, load))
+            self.assertEqual((loaded, _checkpoint.listed(self.folder)), ([2], [2, 1]))
+            damage(1)
+            damage(2)
+            with self.assertRaisesRegex(_checkpoint.Damaged, "0002.safetensors"):
+                _checkpoint.restore(self.folder, load)
+        self.assertEqual(_checkpoint.listed(self.folder), [2, 1])
+
+    def test_progress(self):
+        told = []
+        with mock.patch.object(_checkpoint, "_SETTLE", 500000):
+            path = _checkpoint.write(self.folder, 1, 1, self.parts, progress=told.append)
+        self.assertEqual(len(told), 2)
+        self.assertTrue(1000000 <= told[1] <= os.path.getsize(path))
 
     def test_names(self):
         with self.assertRaisesRegex(ValueError, "two tensors"):

@@ -1,11 +1,14 @@
 """The protocol of the socket, without torch: the test is the other end."""
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import types
 import unittest
+from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from hvdrun import _worker  # noqa: E402
@@ -176,6 +179,23 @@ class TestWorker(unittest.TestCase):
         self.assertRegex(answer["text"], "(?i)^(current )?thread 0x")
         self.assertLessEqual(len(answer["text"]), 200)
 
+    def test_no_stacks(self):
+        """Where they cannot be written to a file, the connection stays."""
+        refused = OSError("no memory")
+        with mock.patch.object(_worker.os, "memfd_create", side_effect=refused):
+            self.peer.send(**{"is": "stacks", "id": 3})
+            self.assertEqual(self.peer.next()["text"], "no stacks: no memory")
+        self.test_stacks()
+
+    def test_many_lost(self):
+        self.peer.send(**{"is": "lost", "generation": 4, "ranks": list(range(80))})
+        self.assertTrue(self.worker.lost(4, 60))
+        self.assertEqual(self.worker.lost_ranks(4), list(range(64)))
+
+    def test_written(self):
+        self.worker.beat("saving", 3, 1 << 20)
+        self.assertEqual(self.peer.next(), {"do": "beat", "phase": "saving", "commits": 3, "written": 1 << 20})
+
     def test_beats(self):
         """The last of many is sent in the end, and few before."""
         for i in range(1000):
@@ -278,6 +298,29 @@ class TestWorker(unittest.TestCase):
         os.waitpid(pid, 0)
 
 
+class TestSigterm(unittest.TestCase):
+    def test_again(self):
+        """Another signal within a second is the first one, by way of hvdrun; a later one ends the process."""
+        left = threading.Semaphore(0)
+        worker = types.SimpleNamespace(leave=left.release)
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+        _worker.on_sigterm(worker)
+        handle = signal.getsignal(signal.SIGTERM)
+        now, ended = [5.0], []
+        clock = mock.patch.object(_worker.time, "monotonic", lambda: now[0])
+        with clock, mock.patch.object(_worker.os, "kill", lambda *killed: ended.append(killed)):
+            handle(signal.SIGTERM, None)
+            left.acquire()
+            now[0] = 5.9
+            handle(signal.SIGTERM, None)
+            self.assertEqual(ended, [])
+            now[0] = 6.1
+            handle(signal.SIGTERM, None)
+        self.assertEqual(ended, [(os.getpid(), signal.SIGTERM)])
+        self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+        self.assertFalse(left.acquire(blocking=False))
+
+
 class TestLines(unittest.TestCase):
     def test_pieces(self):
         text = b'{"is":"hello"}\n{"is":"lost","ranks":[1]}\n'
@@ -285,8 +328,15 @@ class TestLines(unittest.TestCase):
             lines = _worker.Lines()
             self.assertEqual(lines.feed(text[:cut]) + lines.feed(text[cut:]), [{"is": "hello"}, {"is": "lost", "ranks": [1]}])
 
+    def test_long(self):
+        text = json.dumps({"is": "world", "handles": ["x" * (_worker.MOST_LINE + 1)]}).encode() + b"\n"
+        lines, read = _worker.Lines(), []
+        for at in range(0, len(text), 1 << 16):
+            read += lines.feed(text[at:at + (1 << 16)])
+        self.assertEqual([len(message["handles"][0]) for message in read], [_worker.MOST_LINE + 1])
+
     def test_bad(self):
-        for bad in (b"nonsense\n", b"[]\n", b"1\n", b"\xff\n", b"x" * (_worker.MOST_LINE + 1), b'"' + b"x" * _worker.MOST_LINE + b'"\n'):
+        for bad in (b"nonsense\n", b"[]\n", b"1\n", b"\xff\n", b"x" * (_worker.MOST_READ + 1), b'"' + b"x" * _worker.MOST_READ + b'"\n'):
             with self.assertRaises((_worker.Error, ValueError)):
                 _worker.Lines().feed(bad)
 
