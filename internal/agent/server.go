@@ -272,6 +272,7 @@ func (srv *server) attach(
 	if heard > s.sent {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}
+	heard = max(heard, s.acknowledged()) // a late attach knows less than was acknowledged since
 	if err := s.towards(near, far, m.GetDriverPort(), m.GetCredentials()); err != nil {
 		return nil, nil, cannot(err)
 	}

@@ -272,6 +272,9 @@ func (s *session) detach(l *link) {
 	}
 }
 
+// acknowledged returns the number of the last event that the driver has handled; the lock is held.
+func (o *outbox) acknowledged() uint64 { return o.last - uint64(len(o.events)) }
+
 // acknowledge forgets the events that the driver has handled; the lock is held.
 func (s *session) acknowledge(heard uint64) {
 	i := 0
@@ -290,7 +293,7 @@ func (s *session) acknowledge(heard uint64) {
 // handOver returns what a driver must know that takes the session over, and the number of the last
 // event that the one before has acknowledged; the lock is held.
 func (s *session) handOver() (heard uint64, a *agentpb.Attached) {
-	heard = s.last - uint64(len(s.events))
+	heard = s.acknowledged()
 	a = &agentpb.Attached{Session: []byte(s.id), First: heard + 1}
 	untold := make(map[string]int)
 	for _, e := range s.events {

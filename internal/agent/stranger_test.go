@@ -349,12 +349,18 @@ func FuzzDriver(f *testing.F) {
 	start := func(inc string, slot uint32) *agentpb.ToAgent {
 		return &agentpb.ToAgent{What: &agentpb.ToAgent_Start{Start: &agentpb.Start{Incarnation: inc, Slot: slot}}}
 	}
-	beat := &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: 1}}}
+	beatOf := func(heard uint64) *agentpb.ToAgent {
+		return &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: heard}}}
+	}
+	beat := beatOf(1)
 	f.Add(words(attach(), start("i", 0), start("i", 0), start("j", 0), start("k", 7), beat, beat))
 	f.Add(words(attach(), start("i", 1), &agentpb.ToAgent{What: &agentpb.ToAgent_Stop{Stop: &agentpb.Stop{Incarnation: "i"}}}, beat,
 		&agentpb.ToAgent{What: &agentpb.ToAgent_Taken{Taken: &agentpb.Taken{Incarnation: "i", Bytes: 1}}},
 		&agentpb.ToAgent{What: &agentpb.ToAgent_End{End: &agentpb.End{}}}))
 	f.Add(words(attach(), attach()))
+	late := attach() // of a stream that another has overtaken
+	late.GetAttach().Resume, late.GetAttach().Heard = true, 1
+	f.Add(words(attach(), start("i", 7), start("j", 7), start("k", 7), beatOf(2), late))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		srv := newServer("a", 2, quiet())
 		srv.launcher = fakeLauncher{}
