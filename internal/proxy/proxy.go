@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +44,7 @@ func (cfg Config) Talk(ctx context.Context, pid int, conn net.Conn) (cleanup fun
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	p := &proxy{cfg: cfg, process: process{pid: pid, conn: conn}, reports: make(chan request, mostReports)}
+	p := &proxy{cfg: cfg, process: process{pid: pid, conn: conn}, waiting: make(chan struct{}, 1)}
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has its grace
 	err := p.listen(ctx)
 	p.finish(ctx)
@@ -52,9 +53,6 @@ func (cfg Config) Talk(ctx context.Context, pid int, conn net.Conn) (cleanup fun
 	}
 	return p.close
 }
-
-// mostReports is how many reports may wait for the driver; after that the program waits.
-const mostReports = 16
 
 // proxy speaks for one worker.
 type proxy struct {
@@ -67,7 +65,7 @@ type proxy struct {
 	calls  sync.WaitGroup // serves the member's; ends with it
 
 	writing sync.Mutex
-	reports chan request
+	waiting chan struct{} // of capacity 1: there are reports; closed when no more come
 	last    chan struct{} // closed when the reports have been made; nil: there are none
 	news    chan struct{} // of capacity 1: beat at once
 
@@ -92,6 +90,7 @@ type state struct {
 	widen     chan []string    // the addresses of a join that answers widen; nil: none was asked for
 	world     rendezvous.World // the newest that it was told; generation 0: none
 	committed uint64           // the last generation whose first commit was reported
+	reports   []request        // that wait for the driver, the oldest first, one of each kind
 	lastWords int              // reports that hold up the news of its end
 	seq       uint64           // of the newest update that it was told
 	beat      request          // its newest
@@ -242,7 +241,7 @@ func (p *proxy) finish(ctx context.Context) {
 	if p.member == nil {
 		return
 	}
-	close(p.reports)
+	close(p.waiting)
 	p.mu.Lock()
 	holds := p.lastWords > 0
 	p.mu.Unlock()
@@ -415,60 +414,80 @@ type toldLoss struct {
 	ranks      int
 }
 
-// reports are the words for them.
-var reports = map[string]rendezvous.Report{
+// reportWords are the words for reports.
+var reportWords = map[string]rendezvous.Report{
 	"committed": rendezvous.Committed, "done": rendezvous.Done, "leaving": rendezvous.Leaving, "draining": rendezvous.Draining,
 	"writing": rendezvous.Writing, "written": rendezvous.Written, "not_written": rendezvous.NotWritten,
 }
 
 // isLastWord: the driver must know of the report before it learns that the process has ended.
 func isLastWord(what string) bool {
-	switch reports[what] {
+	switch reportWords[what] {
 	case rendezvous.Done, rendezvous.Leaving, rendezvous.Written, rendezvous.NotWritten:
 		return true
 	}
 	return false
 }
 
-// report has the report made after those before it.
+// report has the report made after those before it. It does not wait for the driver: of each kind
+// the newest alone waits.
 func (p *proxy) report(r request) {
-	if _, is := reports[r.What]; !is && r.What != "backend" {
+	if _, is := reportWords[r.What]; !is && r.What != "backend" {
 		p.complain(fmt.Sprintf("%q is no report", r.What))
 		return
 	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	r.ID = p.world.Generation
 	if isLastWord(r.What) {
 		p.lastWords++
 	}
-	told := r.What == "committed" && p.committed == r.ID
 	if r.What == "committed" {
+		told := p.committed == r.ID
 		p.committed = r.ID
 		p.trace.Enter(rendezvous.Saving, time.Now())
 		p.beat.Commits = r.Commits
+		if told {
+			return // beats tell the following ones
+		}
 	}
-	p.mu.Unlock()
-	if told {
-		return // beats tell the following ones
-	}
+	p.reports = append(slices.DeleteFunc(p.reports, func(old request) bool { return old.What == r.What }), r)
 	select {
-	case p.reports <- r:
-	case <-p.ctx.Done():
+	case p.waiting <- struct{}{}:
+	default: // those that wait are about to be made
 	}
+}
+
+// nextReport returns the oldest report that waits.
+func (p *proxy) nextReport() (r request, is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.reports) == 0 {
+		return r, false
+	}
+	r, p.reports = p.reports[0], p.reports[1:]
+	return r, true
 }
 
 // makeReports makes the reports, one after the other.
 func (p *proxy) makeReports() {
 	defer close(p.last)
-	for r := range p.reports {
-		var err error
-		if r.What == "backend" {
-			err = p.member.ReportBackend(p.ctx, r.ID, r.Backend)
-		} else {
-			err = p.member.Report(p.ctx, reports[r.What], r.ID, r.Commits)
+	for more := true; more; {
+		_, more = <-p.waiting
+		for r, is := p.nextReport(); is; r, is = p.nextReport() {
+			p.makeReport(r)
 		}
-		if err != nil && p.ctx.Err() == nil {
-			p.say(errorLine{"error", err.Error(), false})
-		}
+	}
+}
+
+func (p *proxy) makeReport(r request) {
+	var err error
+	if r.What == "backend" {
+		err = p.member.ReportBackend(p.ctx, r.ID, r.Backend)
+	} else {
+		err = p.member.Report(p.ctx, reportWords[r.What], r.ID, r.Commits)
+	}
+	if err != nil && p.ctx.Err() == nil {
+		p.say(errorLine{"error", err.Error(), false})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -86,8 +87,8 @@ func newJob(t *testing.T) *job {
 	return j
 }
 
-// serve begins a driver of the job.
-func (j *job) serve(addr string) {
+// serve begins a driver of the job that has those workers.
+func (j *job) serve(addr string, incs ...string) {
 	ln, err := identity.Rendezvous.Listen(addr)
 	if err != nil {
 		j.t.Fatal(err)
@@ -97,6 +98,9 @@ func (j *job) serve(addr string) {
 	j.server = rendezvous.NewServer(rendezvous.ServerConfig{
 		Credentials: j.own, Handler: j, Log: j.log, Store: func(conn net.Conn) error { return tcpstore.Serve(conn, store) },
 	})
+	for _, inc := range incs {
+		j.server.Admit(identity.Subject{Incarnation: inc})
+	}
 	j.push = notify.NewPusher(notify.PusherConfig{Credentials: j.own, Log: j.log})
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
@@ -393,6 +397,40 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
+// TestReportsWithoutDriver: however many reports wait for a driver that is away, the program's
+// lines are read; of each kind the newest is made for the next driver, and the rest end with the
+// program.
+func TestReportsWithoutDriver(t *testing.T) {
+	j := newJob(t)
+	a := j.speaks("a", 1)
+	a.do(`{"do":"join"}`)
+	<-j.joins
+	j.publish(1, "a")
+	a.is("world")
+	tell := func() {
+		for i := range 40 {
+			a.do(fmt.Sprintf(`{"do":"report","what":"writing","commits":%d}`, i))
+			a.do(fmt.Sprintf(`{"do":"report","what":"draining","commits":%d}`, i))
+		}
+		a.do(`{"do":"dance"}`)
+		a.is("error")
+	}
+	j.end()
+	tell()
+	j.serve(j.addr, "a")
+	made := map[rendezvous.Report]int{}
+	for last := (reported{}); last.what != rendezvous.Draining || last.commits != 39; {
+		last = <-j.reports
+		made[last.what]++
+	}
+	if made[rendezvous.Writing] > 2 || made[rendezvous.Draining] > 2 {
+		t.Errorf("%v were made; of each kind one may be under way, and one wait", made)
+	}
+	j.end()
+	tell()
+	a.end()
+}
+
 // TestSilence: for a worker that says nothing, nothing is done.
 func TestSilence(t *testing.T) {
 	j := newJob(t)
@@ -443,8 +481,7 @@ func TestStore(t *testing.T) {
 		t.Error("a worker that is gone still has the store")
 	}
 	j.end()
-	j.serve(j.addr)
-	j.server.Admit(identity.Subject{Incarnation: "a"})
+	j.serve(j.addr, "a")
 	a.do(`{"do":"join"}`)
 	<-j.joins
 	j.publish(2, "a")
