@@ -241,7 +241,8 @@ func (srv *server) attach(
 	if s != nil && (s.driver.User != driver.User || s.driver.UID != driver.UID) {
 		return nil, nil, status.Errorf(codes.PermissionDenied, "the run is of user %q, and not of %q", s.driver.User, driver.User)
 	}
-	if s != nil && m.GetTerm() < s.term {
+	ends := m.GetTakeOver() && m.GetTerm() == 0 // it is no driver: see client.EndRun
+	if s != nil && m.GetTerm() < s.term && !ends {
 		return nil, nil, status.Error(codes.PermissionDenied, "another driver has taken over the run")
 	}
 	taken := m.GetTakeOver() && s != nil && s.why == nil
@@ -280,7 +281,7 @@ func (srv *server) attach(
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}
-	s.by, s.term = by, m.GetTerm()
+	s.by, s.term = by, max(s.term, m.GetTerm())
 	s.attach(l, heard)
 	return s, answer, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -152,6 +153,32 @@ func TestReplacedDriverReturns(t *testing.T) {
 		t.Errorf("the worker ended with %v, and said %q", err, r.stdout)
 	}
 	gone(t, pipe)
+}
+
+// Whoever ends a run without a driver has no number among its drivers, and is let in all the same,
+// also where a driver had taken over.
+func TestEndRunAfterTakeOver(t *testing.T) {
+	var authority *identity.Authority
+	var c *cable
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		authority, cfg.Lease, cfg.Orphan = cfg.Authority, longLease, time.Hour
+		in.behind = func(addr string) string {
+			c = newCable(t, addr)
+			return c.addr
+		}
+	})
+	l.Adopt(nil, 1)
+	s, pipe := script(t, 0, sleeper)
+	start(t, l, s).awaitOutput("ready")
+	c.sever()
+	n, err := client.EndRun(t.Context(), authority, client.KnownAgent{Host: "a", Addr: c.to}, true)
+	if n != 1 || err != nil {
+		t.Errorf("%d workers were ended, %v; want 1", n, err)
+	}
+	gone(t, pipe)
+	if err := in.over(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A worker prints more than anybody takes while there is no driver, and is not kept waiting; the

@@ -309,7 +309,8 @@ type Attach struct {
 	// The driver understands dying.
 	KnowsDying bool `protobuf:"varint,7,opt,name=knows_dying,json=knowsDying,proto3" json:"knows_dying,omitempty"`
 	// The number of the driver among those of its run: 0 for the one that began it, and one more for each that took over.
-	// Nobody attaches to the session of a driver with a greater number.
+	// Nobody attaches to the session of a driver with a greater number, except with take_over
+	// and 0: to end the run.
 	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
 	// The agent's credentials in the job, encoded: with them it carries its workers' calls to driver_port. Empty: it carries
 	// none.
