@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -141,6 +142,34 @@ func TestRunAsRefuses(t *testing.T) {
 		"user nobody may not enter the working directory "+closed, "because of the mode of /")
 	s, _ = script(t, 0, "exit 0")
 	wantRefused(t, agents(t, driverNamed(t, "cgroup", "bob"), h.addr, time.Second).Run(t.Context(), s, nil), "/nowhere")
+}
+
+// slowNames is a policy that asks a directory service, which gives no answer about the run slow.
+type slowNames struct{ asked, answer chan struct{} }
+
+func (n slowNames) For(driver identity.Subject) (runas.Rule, error) {
+	if driver.RunID == "slow" {
+		select {
+		case n.asked <- struct{}{}:
+			<-n.answer
+		case <-n.answer:
+		}
+	}
+	return runas.Rule{}, errors.New("no user of that name")
+}
+
+// While a directory service gives no answer about one driver, the agent serves the others.
+func TestSlowNamesHoldUpOneDriver(t *testing.T) {
+	h := newHost(t, 2)
+	names := slowNames{make(chan struct{}), make(chan struct{})}
+	h.runAs = names
+	slow, _ := script(t, 0, "exit 0")
+	r := start(t, agents(t, driverOf(t, "slow"), h.addr, longLease), slow)
+	<-names.asked
+	other, _ := script(t, 1, "exit 0")
+	wantRefused(t, agents(t, driverOf(t, "other"), h.addr, longLease).Run(t.Context(), other, nil), "no user of that name")
+	close(names.answer)
+	wantRefused(t, r.wait(), "no user of that name")
 }
 
 // The run of one user is not another's to take.

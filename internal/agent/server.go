@@ -226,10 +226,26 @@ func (srv *server) free(w *worker) {
 	srv.changed()
 }
 
+// grantTo returns what a driver may do with the session that m begins. It may wait for a directory
+// service, so the lock is not held. A driver that resumes begins none.
+func (srv *server) grantTo(driver identity.Subject, m *agentpb.Attach) grant {
+	g := grant{driver: driver}
+	if srv.runAs == nil || m.GetResume() {
+		return g
+	}
+	rule, err := srv.runAs.For(driver)
+	if err == nil {
+		g.as = &rule
+	}
+	g.refusal = err
+	return g
+}
+
 // attach finds the session of the driver's run that it means, or begins it, and makes l its stream.
 func (srv *server) attach(
-	driver identity.Subject, by audit.Who, m *agentpb.Attach, l *link, near, far netip.Addr,
+	g grant, by audit.Who, m *agentpb.Attach, l *link, near, far netip.Addr,
 ) (*session, *agentpb.Attached, error) {
+	driver := g.driver
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
 	if len(id) != sessionLen || lease < client.MinLease || lease > client.MaxOrphan {
@@ -261,7 +277,7 @@ func (srv *server) attach(
 		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
 	case !known:
 		var err error
-		if s, err = srv.begin(driver, id, lease); err != nil {
+		if s, err = srv.begin(g, id, lease); err != nil {
 			return nil, nil, cannot(err)
 		}
 	}
@@ -298,9 +314,10 @@ func cannot(err error) error {
 }
 
 // begin begins a session; the lock is held.
-func (srv *server) begin(driver identity.Subject, id string, lease time.Duration) (*session, error) {
+func (srv *server) begin(g grant, id string, lease time.Duration) (*session, error) {
+	driver := g.driver
 	s := &session{
-		srv: srv, id: id, run: driver.RunID, lease: lease, grant: grant{driver: driver},
+		srv: srv, id: id, run: driver.RunID, lease: lease, grant: g,
 		log:        srv.log.WithFields(logrus.Fields{"run": driver.RunID, "session": hex.EncodeToString([]byte(id[:4]))}),
 		attachment: attachment{contact: time.Now()},
 		workers:    make(map[string]*worker),
@@ -311,13 +328,9 @@ func (srv *server) begin(driver identity.Subject, id string, lease time.Duration
 		s.log = s.log.WithFields(logrus.Fields{"user": driver.User, "uid": driver.UID})
 	}
 	cgroups := ""
-	if srv.runAs != nil {
-		rule, err := srv.runAs.For(driver)
-		if err == nil {
-			s.as, cgroups = &rule, rule.Cgroup
-			s.log.Infof("agent: workers run as user %s", rule.As.Name)
-		}
-		s.refusal = err
+	if s.as != nil {
+		cgroups = s.as.Cgroup
+		s.log.Infof("agent: workers run as user %s", s.as.As.Name)
 	}
 	var err error
 	if s.guard, err = srv.guard(hex.EncodeToString([]byte(id)), cgroups); err != nil {
@@ -362,7 +375,11 @@ func (v service) Session(stream grpc.BidiStreamingServer[agentpb.ToAgent, agentp
 	}
 	near, far := wire.PeerAddrs(stream.Context())
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-	s, answer, err := v.srv.attach(from, by, first.GetAttach(), l, near, far)
+	g := v.srv.grantTo(from, first.GetAttach())
+	if err := stream.Context().Err(); err != nil {
+		return status.FromContextError(err).Err() // the driver has given the stream up meanwhile
+	}
+	s, answer, err := v.srv.attach(g, by, first.GetAttach(), l, near, far)
 	v.srv.recordAttach(by, first.GetAttach(), err)
 	if err != nil {
 		return err

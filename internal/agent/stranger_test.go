@@ -373,7 +373,7 @@ func FuzzDriver(f *testing.F) {
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
 					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-					if got, _, err := srv.attach(identity.Subject{RunID: "run", Role: identity.Driver}, audit.Who{}, m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
+					if got, _, err := srv.attach(grant{driver: identity.Subject{RunID: "run", Role: identity.Driver}}, audit.Who{}, m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
 						s, l = got, next
 					}
 				} else {
