@@ -410,8 +410,9 @@ func (s *session) attach() *agentpb.Attach {
 			s.callsAs = own.Encode()
 		}
 	}
+	begun := s.attached || s.end == fenced && !s.takesOver() // a fence begins no session in the place of the next
 	return &agentpb.Attach{
-		Session: s.id, Resume: s.attached, TakeOver: s.takesOver(), Heard: s.told,
+		Session: s.id, Resume: begun, TakeOver: s.takesOver(), Heard: s.told,
 		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true, Term: s.term,
 		Credentials: s.callsAs,
 	}

@@ -63,3 +63,20 @@ func TestTriesToAttach(t *testing.T) {
 		t.Errorf("after one that succeeded: %v", got)
 	}
 }
+
+// The fence of a session that no stream has reached resumes: the agent that does not know it begins
+// none, and ends none that has begun since. One that takes over ends what the driver before left.
+func TestFenceBeginsNothing(t *testing.T) {
+	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a"})
+	if s.attach().GetResume() {
+		t.Error("a new session resumes")
+	}
+	s.end = fenced
+	if m := s.attach(); !m.GetResume() || m.GetTakeOver() {
+		t.Errorf("the fence attaches with %v", m)
+	}
+	s.before = &predecessor{}
+	if m := s.attach(); m.GetResume() || !m.GetTakeOver() {
+		t.Errorf("the fence of what the driver before left attaches with %v", m)
+	}
+}
