@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/agent/client"
@@ -10,10 +11,10 @@ import (
 )
 
 const (
-	// reachTimeout bounds the search for an address of another agent, maxTargets how many are asked
-	// for at a time.
+	// reachTimeout bounds the search for an address of another agent, and reachAtOnce how many
+	// agents are looked for at the same time.
 	reachTimeout = 5 * time.Second
-	maxTargets   = 256
+	reachAtOnce  = 16
 	maxAddresses = 64
 )
 
@@ -33,19 +34,32 @@ func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *age
 		if len(targets) == 0 {
 			f.describe(reply)
 		}
-		ctx, cancel := context.WithTimeout(ctx, reachTimeout)
-		defer cancel()
-		for _, t := range targets[:min(len(targets), maxTargets)] {
-			addrs, why := t.GetAddresses(), ""
-			addrs = addrs[:min(len(addrs), maxAddresses)]
-			if _, err := client.Reach(ctx, creds, t.GetHost(), addrs); err != nil {
-				why = err.Error()
-			}
-			reply.Failures = append(reply.Failures, why)
-			reply.Routes = append(reply.Routes, &agentpb.Routes{Routes: client.Routes(ctx, addrs)})
+		targets = targets[:min(len(targets), client.MaxTargets)]
+		reply.Failures, reply.Routes = make([]string, len(targets)), make([]*agentpb.Routes, len(targets))
+		var trying sync.WaitGroup
+		room := make(chan struct{}, reachAtOnce)
+		for i, t := range targets {
+			room <- struct{}{}
+			trying.Go(func() {
+				reply.Failures[i], reply.Routes[i] = reach(ctx, creds, t)
+				<-room
+			})
 		}
+		trying.Wait()
 		return reply
 	}
+}
+
+// reach returns why another agent is not reached, or an empty text, and the routes to it.
+func reach(ctx context.Context, creds *identity.Credentials, t *agentpb.Target) (why string, routes *agentpb.Routes) {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	addrs := t.GetAddresses()
+	addrs = addrs[:min(len(addrs), maxAddresses)]
+	if _, err := client.Reach(ctx, creds, t.GetHost(), addrs); err != nil {
+		why = err.Error()
+	}
+	return why, &agentpb.Routes{Routes: client.Routes(ctx, addrs)}
 }
 
 // describe says what the host has.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/launch/launchtest"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -411,13 +413,52 @@ func TestInspect(t *testing.T) {
 	nobody, other := b, b
 	nobody.Endpoints = []string{ln.Addr().String()}
 	other.Host = "c"
-	failures, _, err := l.Reachable(t.Context(), "a", []client.Inspection{b, nobody, other, {Host: "none"}})
-	if err != nil || len(failures) != 4 {
-		t.Fatalf("%q, %v", failures, err)
+	others := append([]client.Inspection{b, nobody, other}, slices.Repeat([]client.Inspection{{Host: "none"}}, client.MaxTargets)...)
+	failures, routes, err := l.Reachable(t.Context(), "a", others)
+	if err != nil || len(failures) != len(others) || len(routes) != len(others) {
+		t.Fatalf("%q, %d routes, %v", failures, len(routes), err)
 	}
 	for i, want := range []string{"", ln.Addr().String() + ": connect: connection refused", "the peer is the agent of b, not of c", "names no address"} {
 		if want == "" && failures[i] != "" || !strings.Contains(failures[i], want) {
 			t.Errorf("%d: %q; want %q", i, failures[i], want)
+		}
+	}
+}
+
+// An agent that gives no answer takes nothing of the time in which another is looked for.
+func TestSilentTargetHoldsUpNoOther(t *testing.T) {
+	another := make(chan struct{}) // closed when the second agent is looked for
+	listen := func(take func()) string {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var serving sync.WaitGroup
+		serving.Go(func() {
+			for {
+				conn, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				take()
+				conn.Close()
+			}
+		})
+		t.Cleanup(func() {
+			ln.Close()
+			serving.Wait()
+		})
+		return ln.Addr().String()
+	}
+	second := listen(sync.OnceFunc(func() { close(another) }))
+	first := listen(func() { <-another })
+	inspect := Facts{}.inspector(driverOf(t, "r"))
+	reply := inspect(t.Context(), &agentpb.InspectRequest{Targets: []*agentpb.Target{
+		{Host: "b", Addresses: []string{first}}, {Host: "c", Addresses: []string{second}},
+	}})
+	for i, why := range reply.GetFailures() {
+		if why == "" || strings.Contains(why, "no answer") {
+			t.Errorf("target %d: %q; want that it hangs up", i, why)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/status"
@@ -18,6 +19,9 @@ import (
 // inspectRounds is how often the clock of a host is asked for: the fastest answer is the most
 // exact.
 const inspectRounds = 5
+
+// MaxTargets is for how many other agents an agent looks in answer to one request.
+const MaxTargets = 256
 
 // Inspection describes a host, as its agent reports it.
 type Inspection struct {
@@ -95,18 +99,24 @@ func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection
 	if err != nil {
 		return nil, nil, err
 	}
-	routes = make([][]Route, len(others))
-	request := &agentpb.InspectRequest{}
-	for _, o := range others {
-		request.Targets = append(request.Targets, &agentpb.Target{Host: o.Host, Addresses: o.Endpoints})
-	}
 	err = s.ask(ctx, func(ctx context.Context, agent agentpb.AgentClient) error {
-		reply, err := agent.Inspect(ctx, request)
-		failures = reply.GetFailures()
-		for i, to := range reply.GetRoutes()[:min(len(reply.GetRoutes()), len(others))] {
-			routes[i] = routesFromWire(to, others[i])
+		for some := range slices.Chunk(others, MaxTargets) {
+			request := &agentpb.InspectRequest{}
+			for _, o := range some {
+				request.Targets = append(request.Targets, &agentpb.Target{Host: o.Host, Addresses: o.Endpoints})
+			}
+			reply, err := agent.Inspect(ctx, request)
+			if err != nil {
+				return err
+			}
+			failures = append(failures, reply.GetFailures()...)
+			ways := make([][]Route, len(some))
+			for i, to := range reply.GetRoutes()[:min(len(reply.GetRoutes()), len(some))] {
+				ways[i] = routesFromWire(to, some[i])
+			}
+			routes = append(routes, ways...)
 		}
-		return err
+		return nil
 	})
 	if err == nil && len(failures) != len(others) {
 		err = errors.New("the agent did not answer what it was asked")
