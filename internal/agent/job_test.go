@@ -141,6 +141,39 @@ func TestJobAgent(t *testing.T) {
 	}
 }
 
+// An agent ends with the job though another is still being started.
+func TestJobEndsWhileAnAgentStarts(t *testing.T) {
+	slow, release := make(chan struct{}), make(chan struct{})
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Lease, cfg.Orphan = longLease, time.Hour
+		in.before = func() {
+			if in.starts == 2 {
+				close(slow)
+				<-release
+			}
+		}
+	})
+	s, _ := script(t, 0, "exit 0")
+	if err := l.Run(t.Context(), s, nil); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := script(t, 0, "exit 0")
+	other.Slot.Host = "b"
+	r := start(t, l, other)
+	<-slow
+	r.cancel()
+	_ = r.wait()
+	closed := make(chan error, 1)
+	go func() { closed <- l.Close() }()
+	if err := in.over(); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
 // An agent that is asked to stop lets its workers end, and the next worker gets another agent.
 func TestJobAgentStops(t *testing.T) {
 	var stop context.CancelFunc

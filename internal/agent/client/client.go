@@ -59,8 +59,8 @@ type hosts struct {
 	mu       sync.Mutex
 	ctx      context.Context // of the sessions
 	cancel   context.CancelFunc
-	fences   context.Context // of sessions that are lost
-	unfence  context.CancelFunc
+	open     context.Context // of what Close ends first: starts of agents, and fences of sessions that are lost
+	shut     context.CancelFunc
 	closed   bool
 	own      *identity.Credentials // the driver's, towards job agents
 	sessions map[string]*session   // by host
@@ -109,7 +109,7 @@ func (a *Agents) begin() error {
 		}
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
-	a.fences, a.unfence = context.WithCancel(a.ctx)
+	a.open, a.shut = context.WithCancel(a.ctx)
 	a.sessions, a.jobs = make(map[string]*session), make(map[string]*jobAgent)
 	for _, k := range a.cfg.Known {
 		a.jobs[k.Host] = knownAgent(k)
@@ -249,9 +249,7 @@ func (a *Agents) Close() error {
 	for _, s := range a.sessions {
 		s.finish()
 	}
-	starting := false
 	for _, j := range a.jobs {
-		starting = starting || !j.started()
 		if j.started() && a.sessions[j.host] == nil && j.ready.kill != nil {
 			j.ready.kill() // it runs nothing
 		}
@@ -260,12 +258,9 @@ func (a *Agents) Close() error {
 	if cancel == nil {
 		return nil
 	}
-	a.unfence()
+	a.shut()
 	late := time.AfterFunc(endPatience, cancel)
 	defer late.Stop()
-	if starting {
-		cancel()
-	}
 	a.wg.Wait()
 	cancel()
 	for _, j := range a.children { // complete by now

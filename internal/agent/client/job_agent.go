@@ -117,7 +117,7 @@ func (a *Agents) startAgent(j *jobAgent) {
 			What: "start agent", Host: j.host, PID: j.ready.PID, Outcome: audit.Of(j.err),
 		})
 		<-a.starting
-	case <-a.ctx.Done():
+	case <-a.open.Done():
 		j.err = errors.New("the launcher was closed")
 	}
 	a.mu.Lock()
@@ -142,7 +142,7 @@ func (a *Agents) startNow(j *jobAgent) error {
 	if hello.Patience <= 0 {
 		hello.Patience = min(firstContact, a.cfg.Orphan) // this driver may die before others know of the agent
 	}
-	if j.ready, err = a.cfg.Starter.Start(a.ctx, j.host, hello); err != nil {
+	if j.ready, err = a.cfg.Starter.Start(a.open, j.host, hello); err != nil {
 		return err
 	}
 	if j.ready.gone != nil {
@@ -174,7 +174,7 @@ func (a *Agents) startNow(j *jobAgent) error {
 
 // reach returns the first address that leads to the agent.
 func (a *Agents) reach(j *jobAgent) (string, error) {
-	ctx, cancel := context.WithTimeout(a.ctx, reachTimeout)
+	ctx, cancel := context.WithTimeout(a.open, reachTimeout)
 	defer cancel()
 	return Reach(ctx, a.own, j.host, j.candidates(a.cfg.Listen))
 }

@@ -208,7 +208,7 @@ func (s *session) serve(ctx context.Context) {
 			case s.kill != nil:
 				s.kill()
 			case !over:
-				s.fence(s.a.fences)
+				s.fence(s.a.open)
 			}
 			return
 		}
