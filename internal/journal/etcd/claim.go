@@ -51,7 +51,7 @@ type backlog struct {
 	work    []task
 	queued  uint64        // tasks so far
 	written uint64        // tasks done
-	failing bool          // the last attempt has failed
+	failure error         // of the last attempt; nil: it has succeeded
 	change  chan struct{} // closed at the next change of work or written
 }
 
@@ -131,16 +131,20 @@ func (c *Claim) begin(r *clientv3.TxnResponse) error {
 }
 
 // Lost is closed when the claim has ended, or may have because etcd was not reached for four fifths
-// of the lease. The driver must decide nothing any more then.
+// of the lease, or when etcd has not taken a write for so long. The driver must decide nothing any
+// more then.
 func (c *Claim) Lost() <-chan struct{} { return c.lost }
 
 func (c *Claim) lose() { c.once.Do(func() { close(c.lost) }) }
 
+// bound is how long the claim goes on after the last renewal, and after a write that etcd does not
+// take.
+func (c *Claim) bound() time.Duration { return c.store.cfg.Lease * 4 / 5 }
+
 // renew renews the lease. A renewal counts from when it was sent.
 func (c *Claim) renew(last time.Time) {
-	lease := c.store.cfg.Lease
-	bound := lease * 4 / 5
-	ticker := time.NewTicker(lease / renewals)
+	bound := c.bound()
+	ticker := time.NewTicker(c.store.cfg.Lease / renewals)
 	defer ticker.Stop()
 	failures := retry.Row{Least: tellEvery}
 	for {
@@ -175,7 +179,7 @@ func (c *Claim) add(t task) {
 	if last := len(c.work) - 1; last >= 0 && t.replace {
 		// What is replaced need not be written; files keep their places.
 		for i := range c.work {
-			c.work[i].records, c.work[i].behind = nil, false
+			c.work[i].records, c.work[i].replace, c.work[i].behind = nil, false, false
 		}
 	}
 	c.work = append(c.work, t)
@@ -229,10 +233,10 @@ func (c *Claim) Sync() error {
 func (c *Claim) State() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.failing || c.queued == c.written {
+	if c.failure == nil || c.queued == c.written {
 		return ""
 	}
-	return fmt.Sprintf("etcd is not reached and lacks %d records", c.queued-c.written)
+	return fmt.Sprintf("etcd lacks %d records: %v", c.queued-c.written, c.failure)
 }
 
 // write writes what is queued until the claim ends.
@@ -329,30 +333,38 @@ func (c *Claim) replace(records [][]byte) bool {
 		c.commit(clientv3.OpDelete(c.names.journals(), clientv3.WithRange(end)))
 }
 
-// commit does operations under the claim, again and again until etcd has answered. It returns false
-// when the claim has ended.
+// commit does operations under the claim, again and again until etcd has done them. It returns
+// false when the claim has ended, and ends it where etcd has not done them for the time of bound:
+// an etcd without space renews a lease, but refuses all writes.
 func (c *Claim) commit(ops ...clientv3.Op) bool {
+	began := time.Now()
+	failures := retry.Row{Least: tellEvery}
 	for {
-		call, cancel := context.WithTimeout(c.ctx, callBound)
+		call, cancel := context.WithTimeout(c.ctx, min(callBound, c.bound()))
 		r, err := c.store.client.Txn(call).
 			If(clientv3.Compare(clientv3.CreateRevision(c.names.driver()), "=", c.revision)).Then(ops...).Commit()
 		cancel()
-		if err == nil && !r.Succeeded {
-			c.lose()
+		if c.ctx.Err() != nil {
+			return false
 		}
 		c.mu.Lock()
-		was := c.failing
-		c.failing = err != nil
+		c.failure = err
 		c.mu.Unlock()
-		switch {
-		case err == nil && was:
-			c.store.cfg.Log.Warn("etcd is reached again")
-		case err != nil && !was && c.ctx.Err() == nil:
-			c.store.cfg.Log.WithError(err).Warn("etcd is not reached; trying again until the lease ends")
-		}
 		if err == nil {
+			if failures.Ended() > 0 {
+				c.store.cfg.Log.Warn("etcd takes the copy of the journal again")
+			}
+			if !r.Succeeded {
+				c.lose()
+			}
 			return r.Succeeded
 		}
+		if since := time.Since(began); since >= c.bound() {
+			c.store.cfg.Log.WithError(err).Errorf("etcd has not taken a write for %v, and the claim to the job is given up", since.Round(time.Second))
+			c.lose()
+			return false
+		}
+		failures.Warn(c.store.cfg.Log, time.Now(), fmt.Sprintf("etcd does not take the copy of the journal, and the claim to the job ends after %v of this", c.bound()), err)
 		if retry.Pause(c.ctx, attemptPause) != nil {
 			return false
 		}

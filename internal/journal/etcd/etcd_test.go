@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hvdrun/hvdrun/test/etcdserver"
@@ -251,17 +254,23 @@ func (w warned) Fire(e *logrus.Entry) error {
 	return nil
 }
 
+// warned has the store's warnings received.
+func (s *Store) warned() warned {
+	w := make(warned, 1)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	log.AddHook(w)
+	s.cfg.Log = log
+	return w
+}
+
 // TestEtcdIsAway: what is written while etcd is down is there once it is up again, and the claim
 // stays.
 func TestEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	store := s.open("k", 0)
-	noticed := make(warned, 1)
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	log.AddHook(noticed)
-	store.cfg.Log = log
+	noticed := store.warned()
 	c := s.claim(store)
 	c.Replace(nil)
 	if err := c.Sync(); err != nil {
@@ -313,6 +322,72 @@ func TestEtcdIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Release(false) // the lease may be gone
+}
+
+// TestEtcdIsFull: a driver whose records etcd refuses for good says why and stops, although etcd
+// renews its lease.
+func TestEtcdIsFull(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	store := s.open("k", LeastLease)
+	log, hook := logtest.NewNullLogger()
+	store.cfg.Log = log
+	c := s.claim(store)
+	full := &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: pb.AlarmType_NOSPACE}
+	if _, err := pb.NewMaintenanceClient(store.client.ActiveConnection()).Alarm(t.Context(), full); err != nil {
+		t.Fatal(err)
+	}
+	c.Append([]byte("x"))
+	if err := c.Sync(); !errors.Is(err, ErrLost) {
+		t.Errorf("what etcd has refused is written: %v", err)
+	}
+	<-c.Lost()
+	last := hook.LastEntry()
+	if why, _ := last.Data[logrus.ErrorKey].(error); !errors.Is(why, rpctypes.ErrNoSpace) || !strings.Contains(last.Message, "has not taken a write") {
+		t.Errorf("the log ends with %q: %v", last.Message, why)
+	}
+	if state := c.State(); !strings.Contains(state, rpctypes.ErrNoSpace.Error()) {
+		t.Errorf("the state is %q", state)
+	}
+	if err := c.Release(false); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReplacedTwice: of replacements that wait for etcd only the last one is written, so that a
+// driver which dies meanwhile does not leave an empty journal that counts.
+func TestReplacedTwice(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	store := s.open("k", 0)
+	noticed := store.warned()
+	c := s.claim(store)
+	c.Replace([][]byte{[]byte("kept")})
+	if err := c.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
+	c.Append([]byte("is being written"))
+	<-noticed
+	c.Replace([][]byte{[]byte("first")})
+	c.Put("file", nil)
+	c.Replace([][]byte{[]byte("second")})
+	if err := s.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := store.Read(t.Context(), "run")
+	if err != nil || len(got.Records) != 1 || string(got.Records[0]) != "second" || len(got.Files) != 1 {
+		t.Errorf("read %q and %d files, %v", got.Records, len(got.Files), err)
+	}
+	if c.number != 2 {
+		t.Errorf("journal %d is the last of two that were to be written", c.number)
+	}
+	if err := c.Release(true); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestOpenFails(t *testing.T) {

@@ -106,8 +106,8 @@ func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string
 	if err != nil {
 		return nil, "", err
 	}
-	c = Holds(p, claim, "etcd was not reached for the time of --journal-lease: another hvdrun may go on with the job, so this one "+
-		"ends; the workers train on. hvdrun resume --journal takes the job over", log)
+	c = Holds(p, claim, "etcd was not reached, or took no record, for four fifths of --journal-lease, or another hvdrun has the "+
+		"job: this one ends, and the workers train on. hvdrun resume --journal takes the job over", log)
 	c.id, c.close = claim.ID, store.Close
 	return c, claim.Previous, nil
 }
