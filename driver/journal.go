@@ -34,8 +34,8 @@ func newClock(then time.Time) clock {
 
 func (c clock) now() time.Time { return time.Unix(0, c.wall+int64(time.Since(c.start))).UTC() }
 
-// Mirror keeps a copy of the journal where other machines read it. Its methods are called by one
-// goroutine, with the records in their order.
+// Mirror keeps a copy of the journal where other machines read it. Its methods are called one after
+// the other, with the records in their order; only State may be called while Sync blocks.
 type Mirror interface {
 	// Append adds a record, and Replace replaces all records. SetBehind marks the copy as
 	// incomplete, until Replace. They do not block, and keep no argument that changes later.
@@ -55,6 +55,7 @@ type journalWriter struct {
 	k      *journal.Keeper // nil: nothing is written
 	mirror Mirror          // nil: there is none
 	meter  *Meter          // nil: there is none
+	asks   <-chan func()   // what others ask of the loop
 	ids    []string        // of workers named since the last record
 	log    logrus.FieldLogger
 	retry  <-chan time.Time // when the next snapshot is due that has failed; nil: none has
@@ -137,11 +138,29 @@ func (w *journalWriter) write(record any, sync bool) {
 	}
 	if err == nil && sync {
 		if err = w.synced(); w.mirror != nil {
-			w.mirror.Sync()
+			w.awaitMirror()
 		}
 	}
 	if err != nil && w.mirror != nil {
 		w.mirror.SetBehind()
+	}
+}
+
+// awaitMirror blocks until the mirror has all records. What others ask of the loop is answered
+// meanwhile: the status and the metrics tell of a mirror that cannot be written.
+func (w *journalWriter) awaitMirror() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.mirror.Sync()
+	}()
+	for {
+		select {
+		case ask := <-w.asks:
+			ask()
+		case <-done:
+			return
+		}
 	}
 }
 

@@ -297,6 +297,62 @@ func TestMirror(t *testing.T) {
 	})
 }
 
+// away is a mirror that cannot be written until back is closed.
+type away struct {
+	copied
+	back chan struct{}
+}
+
+func (a *away) Sync() { <-a.back }
+
+func (a *away) State() string {
+	select {
+	case <-a.back:
+		return ""
+	default:
+		return "the mirror is away"
+	}
+}
+
+// While a world waits for the mirror, the status and the metrics say what it waits for.
+func TestMirrorIsAway(t *testing.T) {
+	k := &kept{workers: map[string]*keptWorker{}}
+	synctest.Test(t, func(t *testing.T) {
+		m := &away{back: make(chan struct{})}
+		cfg := k.config(t, func(job.Event) {})
+		cfg.Mirror, cfg.Meter = m, &Meter{}
+		l := newLoop(cfg)
+		l.writer.keep(cfg)
+		if err := l.writer.k.Create(); err != nil {
+			t.Fatal(err)
+		}
+		d := k.drive(t, t.Context(), l)
+		d.joined(k, t, "a:0", 0)
+		d.joined(k, t, "a:1", 0)
+		text, err := (*controlled)(l).Status(t.Context())
+		var s job.Status
+		if err == nil {
+			err = json.Unmarshal(text, &s)
+		}
+		if err != nil || s.Journal != m.State() {
+			t.Errorf("the status of the journal is %q, %v", s.Journal, err)
+		}
+		if measured, err := cfg.Meter.Read(t.Context()); err != nil || !measured.Journal.Behind {
+			t.Errorf("the metrics: %+v, %v", measured.Journal, err)
+		}
+		if len(d.published) != 0 {
+			t.Error("a world is published that the mirror does not have")
+		}
+		close(m.back)
+		synctest.Wait()
+		if len(d.published) != 1 {
+			t.Errorf("%d worlds are published, want 1", len(d.published))
+		}
+		k.finish(t, d)
+		l.closeJournal()
+	})
+}
+
 // A journal that cannot be written is given up, and the job continues.
 func TestJournalFails(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}

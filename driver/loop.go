@@ -167,7 +167,7 @@ func newLoop(cfg Config) *loop {
 		crew:   crew{procs: make(map[string]*process)},
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
-	l.writer.log, l.writer.mirror, l.writer.meter = cfg.Log, cfg.Mirror, cfg.Meter
+	l.writer.log, l.writer.mirror, l.writer.meter, l.writer.asks = cfg.Log, cfg.Mirror, cfg.Meter, l.asks
 	l.m = decide.New(decide.Config{Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}, l.writer.newID)
 	return l
 }
