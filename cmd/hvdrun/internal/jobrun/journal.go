@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/sirupsen/logrus"
@@ -77,7 +78,7 @@ type Claimed struct {
 	die   func() // ends this process at once; its workers stay
 
 	mu     sync.Mutex
-	agents []byte // what is copied of the job's agents, a line each
+	agents []client.KnownAgent // that are copied: the last one of each host
 
 	done     chan struct{}
 	watching sync.WaitGroup
@@ -163,10 +164,8 @@ func (c *Claimed) copy(d *jobdir.Dir, known []client.KnownAgent) error {
 		c.claim.Put(name, text)
 	}
 	c.claim.Put(jobdir.CopiedKey, []byte(d.Secrets.Authority))
-	for _, k := range known {
-		if err := c.begun(k); err != nil {
-			return err
-		}
+	if err := c.putAgents(known...); err != nil {
+		return err
 	}
 	c.Sync()
 	return nil
@@ -174,15 +173,28 @@ func (c *Claimed) copy(d *jobdir.Dir, known []client.KnownAgent) error {
 
 // begun puts an agent of the job into etcd, before it is used.
 func (c *Claimed) begun(k client.KnownAgent) error {
-	text, err := json.Marshal(k)
-	if err != nil {
+	if err := c.putAgents(k); err != nil {
 		return err
 	}
+	c.Sync()
+	return nil
+}
+
+// putAgents queues the list of the job's agents with those that have begun, a line each. Of two on
+// one host the later counts, and the list has no other.
+func (c *Claimed) putAgents(begun ...client.KnownAgent) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.agents = append(append(c.agents, text...), '\n')
-	c.claim.Put(jobdir.CopiedAgents, bytes.Clone(c.agents))
-	c.Sync()
+	for _, k := range begun {
+		c.agents = append(slices.DeleteFunc(c.agents, func(a client.KnownAgent) bool { return a.Host == k.Host }), k)
+	}
+	var lines bytes.Buffer
+	for _, k := range c.agents {
+		if err := json.NewEncoder(&lines).Encode(k); err != nil {
+			return err
+		}
+	}
+	c.claim.Put(jobdir.CopiedAgents, lines.Bytes())
 	return nil
 }
 
