@@ -22,7 +22,7 @@ func FuzzFrames(f *testing.F) {
 	h.Call, h.Length, h.Seq = frame.Call{What: 1}, frame.MaxPayload, 2
 	f.Add(h.Append(nil))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		p := alone()
+		p := alone(0)
 		p.stopOnce.Do(func() { close(p.stop) }) // no frame is requested: those that would wait are skipped
 		l := p.links[1]
 		for _, oneByte := range []bool{false, true} {
@@ -55,7 +55,7 @@ func FuzzDriven(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := alone()
+		p := alone(0)
 		l := p.links[1]
 		l.wire.fd, l.wire.in = fds[0], frame.NewReader(nil)
 		defer unix.Close(fds[0])
@@ -74,11 +74,12 @@ func FuzzDriven(f *testing.F) {
 
 // group is one of which nothing is asked.
 type group struct {
+	fails  []frame.Notice
 	failed chan struct{}
 	wake   chan struct{}
 }
 
-func (g *group) Fail(frame.Notice)             {}
+func (g *group) Fail(n frame.Notice)           { g.fails = append(g.fails, n) }
 func (g *group) FailAll(frame.Notice)          {}
 func (g *group) Poke()                         {}
 func (g *group) Departed()                     {}
@@ -92,9 +93,9 @@ func (g *group) Closing() bool                 { return false }
 func (g *group) Left(int)                      {}
 func (g *group) Nudged(uint64)                 {}
 
-// alone is the path of rank 0 of two, to which nothing is connected.
-func alone() *Path {
+// alone is the path of a rank of two, to which nothing is connected.
+func alone(rank int) *Path {
 	g := &group{failed: make(chan struct{}), wake: make(chan struct{}, 1)}
 	gen := &Generation{Peers: Peers{Number: 1, Size: 2}, conns: 1}
-	return newPath(gen, Lane{Size: 2}, g, frame.Inboxes(g, 1, 0, 2), 64<<10)
+	return newPath(gen, Lane{Rank: rank, Size: 2}, g, frame.Inboxes(g, 1, rank, 2), 64<<10)
 }

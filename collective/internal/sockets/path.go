@@ -704,14 +704,15 @@ func (l *link) heard(f *frame.Reader, h *frame.Header) error {
 
 // judge decides what the end of the control channel means. A lower rank whose Connect fails may
 // break off its dial of this channel without a notice, but then says why on the data channel, on
-// which nothing else has come.
+// which nothing else has come. A host that does not answer ends the channel in other ways.
 func (l *link) judge(err error) {
 	l.mu.Lock()
 	goodbye, data := l.goodbye, l.ending
 	if data == nil {
 		data = l.suspect
 	}
-	unsaid := !goodbye && !l.began && data == nil && l.rank < l.path.Rank
+	brokenOff := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+	unsaid := brokenOff && !goodbye && !l.began && data == nil && l.rank < l.path.Rank
 	if unsaid {
 		l.silent = err
 		if l.verdict == nil {
@@ -721,7 +722,7 @@ func (l *link) judge(err error) {
 	l.mu.Unlock()
 	switch {
 	case goodbye || errors.Is(err, frame.ErrShut) || l.path.over():
-	case unsaid && !errors.Is(err, frame.Err):
+	case unsaid:
 	case errors.Is(err, os.ErrDeadlineExceeded) && data != nil:
 		l.lost(data)
 	case errors.Is(err, io.EOF):

@@ -1,0 +1,46 @@
+package sockets
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
+)
+
+// TestJudge: before the first operation, the end of a control channel is not decided on where a
+// lower rank may have broken off its dial, and ends the group where its host does not answer.
+func TestJudge(t *testing.T) {
+	for _, test := range []struct {
+		rank int // of this side
+		err  error
+		lost bool
+	}{
+		{1, io.EOF, false},
+		{1, io.ErrUnexpectedEOF, false},
+		{1, syscall.ECONNRESET, false},
+		{1, syscall.ETIMEDOUT, true},
+		{1, syscall.EHOSTUNREACH, true},
+		{1, frame.Err, true},
+		{0, io.EOF, true}, // a higher rank does not dial this channel
+	} {
+		t.Run(fmt.Sprint("rank ", test.rank, " ", test.err), func(t *testing.T) {
+			p := alone(test.rank)
+			peer := 1 - test.rank
+			p.links[peer].judge(fmt.Errorf("read: %w", test.err))
+			fails := p.group.(*group).fails
+			if (len(fails) > 0) != test.lost {
+				t.Fatalf("the group has failed with %v", fails)
+			}
+			if test.lost && (len(fails[0].Dead) != 1 || fails[0].Dead[0] != peer) {
+				t.Errorf("%v is named", fails[0].Dead)
+			}
+			p.Release() // and the timer
+			if got := p.links[peer].silent; !test.lost && !errors.Is(got, test.err) {
+				t.Errorf("%v is kept for the verdict", got)
+			}
+		})
+	}
+}
