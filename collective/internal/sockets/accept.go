@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -146,19 +147,19 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.DataKey, error) {
 	for {
 		e.mu.Lock()
-		families, turned := e.past, e.turned
-		newest := uint64(0)
-		if e.current != nil {
-			families, newest = append([]*Generation{e.current}, e.past...), e.current.Number
-		}
+		keys, turned := slices.Clone(e.keys), e.turned
 		e.mu.Unlock()
+		newest := uint64(0)
+		if len(keys) > 0 {
+			newest = keys[0].number
+		}
 		if h.Generation <= newest {
-			for _, f := range families {
-				if f.Number == h.Generation && h == visit(h.Generation) {
-					return f.Key.ForVisits(), nil
+			for _, k := range keys {
+				if k.number == h.Generation && h == visit(h.Generation) {
+					return k.key.ForVisits(), nil
 				}
-				if f.Number == h.Generation {
-					return f.Key, nil
+				if k.number == h.Generation {
+					return k.key, nil
 				}
 			}
 			return identity.DataKey{}, fmt.Errorf("collective: generation %d is long over, this is generation %d", h.Generation, newest)

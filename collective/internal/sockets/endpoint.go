@@ -78,10 +78,16 @@ type Endpoint struct {
 
 // generations are those that Connect was called for.
 type generations struct {
-	current *Generation   // of the newest
-	past    []*Generation // of those before, for as many as mostPast, newest first
-	turned  chan struct{} // closed and replaced when current is
-	largest int           // ranks of the largest
+	current *Generation     // of the newest
+	keys    []generationKey // of current and of those before, for as many as mostPast, newest first
+	turned  chan struct{}   // closed and replaced when current is
+	largest int             // ranks of the largest
+}
+
+// generationKey is what the dialers of a generation are known by.
+type generationKey struct {
+	number uint64
+	key    identity.DataKey
 }
 
 // arrivals are connections that were accepted and not handed over.
@@ -354,10 +360,8 @@ func (e *Endpoint) admitGroup(path *Path) error {
 	if !path.group.Enroll() {
 		return fmt.Errorf("collective: generation %d has lane %x already", gen.Number, path.ID)
 	}
-	if e.current != nil && e.current != gen {
-		e.past = slices.Insert(e.past, 0, e.current)[:min(len(e.past)+1, mostPast)]
-	}
 	if e.current != gen {
+		e.keys = slices.Insert(e.keys, 0, generationKey{gen.Number, gen.Key})[:min(len(e.keys)+1, 1+mostPast)]
 		close(e.turned)
 		e.turned = make(chan struct{})
 	}
