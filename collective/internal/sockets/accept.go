@@ -20,21 +20,13 @@ type awaitedGroup struct {
 	waiting int
 }
 
-// accept is the loop of the listener.
+// accept proves what the listener accepts, until it is closed.
 func (e *Endpoint) accept() {
-	for {
-		accepted, err := e.listener.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			e.cfg.Log.WithError(err).Warn("collective: accept") // mostly for lack of descriptors
-			continue
+	e.listener.Serve(e.cfg.Log, "collective", func(c *identity.Conn) {
+		if e.admit(c) {
+			e.prove(c)
 		}
-		if c := accepted.(*identity.Conn); e.admit(c) {
-			e.running.Go(func() { e.prove(c) })
-		}
-	}
+	})
 }
 
 // bound is how many accepted connections may be in one state: at least few, and twice those of the

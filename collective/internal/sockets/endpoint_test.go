@@ -1,9 +1,14 @@
 package sockets
 
 import (
+	"net"
 	"runtime"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"weak"
+
+	"github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
@@ -43,4 +48,42 @@ func admitAlone(t *testing.T, e *Endpoint, number uint64, key identity.DataKey) 
 		t.Fatal(err)
 	}
 	return weak.Make(p.gen)
+}
+
+// deaf is a listener that fails so many times, and then says so and waits for its end.
+type deaf struct {
+	left         int
+	done, closed chan struct{}
+}
+
+func (d *deaf) Accept() (net.Conn, error) {
+	if d.left--; d.left >= 0 {
+		return nil, syscall.EMFILE
+	}
+	close(d.done)
+	<-d.closed
+	return nil, net.ErrClosed
+}
+
+func (d *deaf) Close() error   { close(d.closed); return nil }
+func (d *deaf) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+// TestNoDescriptors: an endpoint that cannot take connections says so now and then, not each time.
+func TestNoDescriptors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &deaf{left: 500, done: make(chan struct{}), closed: make(chan struct{})} // 5 s
+		log, said := test.NewNullLogger()
+		e, err := Listen(Config{ListenAddr: "127.0.0.1:1", Connections: 1, Log: log,
+			Network: identity.Network{Listen: func(string) (net.Listener, error) { return d, nil }}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-d.done
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		if lines := said.AllEntries(); len(lines) != 1 {
+			t.Errorf("%d lines of 500 failures", len(lines))
+		}
+	})
 }
