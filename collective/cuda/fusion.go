@@ -25,7 +25,7 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 		n += v.n
 	}
 	fits := false
-	if len(all) > 1 && lane.Size() > 1 {
+	if len(all) > 1 && n > 0 && lane.Size() > 1 {
 		var err error
 		if fits, err = d.fit(ctx, lane, n*first.kind.Size()); err != nil {
 			return err

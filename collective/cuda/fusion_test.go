@@ -106,6 +106,15 @@ func TestGrouped(t *testing.T) {
 	}
 }
 
+// TestFuseEmpty: slices that are all empty need no bucket.
+func TestFuseEmpty(t *testing.T) {
+	w := newWorld(t, 2, 2, Config{})
+	w.must(t, func(rank int, d *Device, g *collective.Group) error {
+		empty := func() *Slice[int64] { return vector(t, d, []int64{int64(rank)}).Slice(0, 0) }
+		return GroupedAllReduce(t.Context(), g, "gradients", []*Slice[int64]{empty(), empty(), empty()}, collective.Sum, Options{})
+	})
+}
+
 // TestNoRoomToFuse: where one rank has no memory for a bucket all reduce slices one by one.
 func TestNoRoomToFuse(t *testing.T) {
 	w := newWorld(t, 3, 3, Config{})
