@@ -220,7 +220,10 @@ func (p *point) pass(ctx context.Context, m message) error {
 	case idle && (!small || p.awaited()):
 		err = p.perform(ctx, &m)
 	case small && p.sendAhead(m):
-	default: // others are under way
+	default: // others are under way, or have come since
+		if idle {
+			p.release()
+		}
 		h, err := p.submit(ctx, m)
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package collective
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
@@ -25,4 +26,30 @@ func TestAheadOfOneReceived(t *testing.T) {
 	if p.sendAhead(message{do: operation.Send, data: make([]byte, 1)}) {
 		t.Error("the bound is exceeded")
 	}
+}
+
+// TestAheadIsFullMeanwhile: a message that began on an idle lane, for whose copy others have left no
+// room since, waits for the receiver.
+func TestAheadIsFullMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		groups := Local(2)
+		p, err := groups[0].point(pointKey{peer: 1, out: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.ahead = mostAhead
+		received := make(chan error)
+		got := []byte{0}
+		go func() { received <- Recv(t.Context(), groups[1], got, 0) }()
+		if err := Send(t.Context(), groups[0], []byte{7}, 1); err != nil {
+			t.Error(err)
+		}
+		if err := <-received; err != nil || got[0] != 7 {
+			t.Errorf("%v, %v", got, err)
+		}
+		go groups[1].Close()
+		if err := groups[0].Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
