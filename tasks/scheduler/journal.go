@@ -302,13 +302,16 @@ func (b *recorder) append(now time.Time, records []*taskspb.TasksRecord, lost bo
 	return b.k.Sync(now)
 }
 
-// snapshot yields records of all that is known.
+// snapshot yields records of all that is known. Releases come last: a task that was released is
+// kept for those that need it, and these may be in other records. A release that is noted meanwhile
+// is not part of the snapshot, because tasks may have been submitted before it.
 func (b *recorder) snapshot(yield func([]byte) bool) {
 	s := b.s
 	var all pages
 	s.mu.Lock()
 	s.firstPages(&all)
 	ids := s.q.All()
+	released := s.q.Released(ids)
 	s.mu.Unlock()
 	for {
 		for _, r := range all.records {
@@ -317,17 +320,37 @@ func (b *recorder) snapshot(yield func([]byte) bool) {
 				return
 			}
 		}
-		if len(ids) == 0 {
+		all = pages{}
+		switch {
+		case len(ids) > 0:
+			ids = s.taskPages(&all, ids)
+		case len(released) > 0:
+			released = releasePages(&all, released)
+		default:
 			return
 		}
-		all = pages{}
-		s.mu.Lock()
-		for i := 0; i < slice && len(ids) > 0 && len(all.records) < 2; i++ {
-			s.noteAll(&all, ids[0])
-			ids = ids[1:]
-		}
-		s.mu.Unlock()
 	}
+}
+
+// taskPages adds the first of the tasks, and returns the others.
+func (s *Scheduler) taskPages(to *pages, ids []queue.ID) []queue.ID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := 0; i < slice && len(ids) > 0 && len(to.records) < 2; i++ {
+		s.noteAll(to, ids[0])
+		ids = ids[1:]
+	}
+	return ids
+}
+
+// releasePages adds that the first of the tasks were released, and returns the others.
+func releasePages(to *pages, ids []queue.ID) []queue.ID {
+	for len(ids) > 0 && len(to.records) < 2 {
+		name := &taskspb.TaskName{Client: ids[0].Client, N: ids[0].N}
+		to.add(nil, func(r *taskspb.TasksRecord) { r.Releases = append(r.Releases, name) })
+		ids = ids[1:]
+	}
+	return ids
 }
 
 // pages are records of which none is larger than recordAt, unless it has a single part.
@@ -366,7 +389,7 @@ func (s *Scheduler) firstPages(to *pages) {
 	}
 }
 
-// noteAll adds all that is to be known of a task; the lock is held.
+// noteAll adds all that is to be known of a task, except its release; the lock is held.
 func (s *Scheduler) noteAll(to *pages, id queue.ID) {
 	t, ok := s.q.Saved(id)
 	if !ok {
@@ -381,11 +404,6 @@ func (s *Scheduler) noteAll(to *pages, id queue.ID) {
 	if t.Result.State.Over() {
 		over := &taskspb.TaskOver{Client: id.Client, N: id.N, Result: wireResult(t.Result)}
 		to.add(over, func(r *taskspb.TasksRecord) { r.Overs = append(r.Overs, over) })
-	}
-	if t.Released {
-		to.add(nil, func(r *taskspb.TasksRecord) {
-			r.Releases = append(r.Releases, &taskspb.TaskName{Client: id.Client, N: id.N})
-		})
 	}
 }
 

@@ -38,13 +38,12 @@ func (e *earlier) settle(t *task) {
 // Suspended returns how many tasks wait for Resume.
 func (e *earlier) Suspended() int { return e.suspended }
 
-// Saved is what must be known of a task to go on with it in another queue.
+// Saved is what must be known of a task to go on with it in another queue, besides Released.
 type Saved struct {
 	Task
-	Result   Result // its State is the task's
-	Tries    int
-	Killers  []string
-	Released bool
+	Result  Result // its State is the task's
+	Tries   int
+	Killers []string
 }
 
 // Saved returns what must be known of a task.
@@ -53,7 +52,7 @@ func (q *Queue) Saved(id ID) (Saved, bool) {
 	if t == nil {
 		return Saved{}, false
 	}
-	s := Saved{Task: t.Task, Tries: int(t.tries), Released: t.released}
+	s := Saved{Task: t.Task, Tries: int(t.tries)}
 	if t.more != nil {
 		s.Killers = t.killers
 		if t.state.Over() {
@@ -86,6 +85,16 @@ func (q *Queue) All() []ID {
 		ids[i] = p.ID
 	}
 	return ids
+}
+
+// Released returns those of the tasks whose results their clients need no more.
+func (q *Queue) Released(ids []ID) (all []ID) {
+	for _, id := range ids {
+		if t := q.tasks[id]; t != nil && t.released {
+			all = append(all, id)
+		}
+	}
+	return all
 }
 
 // Objects returns all stored values that are needed, in no order.
