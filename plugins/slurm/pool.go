@@ -152,6 +152,12 @@ func (j *poolJob) leaves(now time.Time, notice time.Duration) bool {
 	return j.phase == ending || j.preempted || j.phase == running && !j.end.IsZero() && !j.end.After(now.Add(notice))
 }
 
+// drained reports whether the job runs, and only on nodes that take no other job, as an
+// administrator drains them.
+func (j *poolJob) drained(nodes map[string]node) bool {
+	return j.phase == running && !slices.ContainsFunc(j.nodes, func(name string) bool { return nodes[name].health != leaving })
+}
+
 // poolHosts returns the hosts that are about to end, as draining: those of jobs that end, and those
 // on nodes that are drained.
 func (s *source) poolHosts(ctx context.Context) ([]plan.Host, error) {
@@ -201,9 +207,9 @@ func (s *source) healthOf(ctx context.Context, jobs []poolJob) (map[string]node,
 
 // Scale submits jobs of the script, of a node each, until so many slots are there or asked for, and
 // gives back what is beyond: jobs that wait are cancelled, then the agents of the youngest are
-// asked to end, which drain. Jobs of the name that a person has submitted count too, and are never
-// cancelled. Nodes that Slurm is about to take away do not count, so that others are asked for in
-// time.
+// asked to end, which drain. A job whose node is drained is given back too. Jobs of the name that a
+// person has submitted count too, and are never cancelled. Nodes that Slurm is about to take away
+// do not count, so that others are asked for in time.
 func (s *source) Scale(ctx context.Context, _, most int) error {
 	switch {
 	case s.run == nil:
@@ -269,8 +275,9 @@ func (s *source) end(ctx context.Context, j *poolJob) error {
 }
 
 // judgeJobs returns the jobs whose nodes are there to stay, or to come, with the number of these;
-// those submitted here whose time ends, and whose agents are to be asked to end; those that were
-// asked to end and have not in time; and those that nobody was seen to end, soon after their start.
+// those submitted here whose time ends or whose node is drained, and whose agents are to be asked
+// to end; those that were asked to end and have not in time; and those that nobody was seen to end,
+// soon after their start.
 func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken []poolJob, overdue, vanished []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,6 +305,11 @@ func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken [
 				log.Infof("slurm: the job ends at %s: its node is drained", j.end.Format(time.TimeOnly))
 			}
 			s.pool.doomed[j.id] = true
+			continue
+		}
+		if j.ours && j.drained(nodes) {
+			taken = append(taken, j)
+			s.log.WithField("job", j.id).Infof("slurm: its node %s is to be drained: the job is given back", strings.Join(j.nodes, ", "))
 			continue
 		}
 		if j.phase == running {

@@ -22,6 +22,7 @@ type queue struct {
 	acts  []string                 // commands that change something, since the last look
 	fail  string                   // this program fails
 	own   *queued                  // the job that job_id names
+	drain []string                 // nodes that are drained
 	steps map[string]chan struct{} // by their nodes; closed: it has ended
 }
 
@@ -51,7 +52,11 @@ func (q *queue) run(_ context.Context, program string, args ...string) (string, 
 		}
 	case program == "scontrol" && args[1] == "node":
 		for name := range strings.SplitSeq(last, ",") {
-			fmt.Fprintf(&out, "NodeName=%s NodeAddr=%[1]s NodeHostName=%[1]s State=MIXED\n", name)
+			state := "MIXED"
+			if slices.Contains(q.drain, name) {
+				state += "+DRAIN"
+			}
+			fmt.Fprintf(&out, "NodeName=%s NodeAddr=%[1]s NodeHostName=%[1]s State=%s\n", name, state)
 		}
 	case program == "scontrol":
 		if q.ended[last] == "" {
@@ -179,6 +184,28 @@ func TestPool(t *testing.T) {
 		p.scale(3, "", sbatch)
 		if err := p.Scale(t.Context(), 0, 0); err != nil || !slices.Equal(p.acts, []string{"scancel 7"}) {
 			t.Errorf("%q, %v", p.acts, err)
+		}
+	})
+}
+
+// TestPoolDrainedNode: a job whose node is drained is given back, so that its agent drains and
+// Slurm has the node. A job that a person has submitted, and one of job_id, are not.
+func TestPoolDrainedNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPooled(t, "job_id", "90", "step", "agent")
+		p.own = &queued{id: "90", state: "RUNNING", end: "NONE", preempted: "N/A", node: "a1", comment: mark}
+		p.drain = []string{"a1", "n1", "n2"}
+		p.queue.submit("somebody's")
+		p.start("1")
+		p.scale(2, "a1-90:2/draining n1-1:2/draining", sbatch)
+		p.start("2")
+		p.scale(2, "a1-90:2/draining n1-1:2/draining n2-2:2/draining", "scancel --signal=TERM 2", sbatch)
+		p.scale(2, "a1-90:2/draining n1-1:2/draining n2-2:2/draining")
+		p.start("3")
+		p.leave("2", "   JobState=COMPLETED Reason=None\n")
+		p.scale(2, "a1-90:2/draining n1-1:2/draining")
+		if strings.Contains(p.logged.String(), "ended soon after its start") {
+			t.Errorf("the end of the job counts as a fault of its script: %s", &p.logged)
 		}
 	})
 }
