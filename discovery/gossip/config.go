@@ -76,6 +76,9 @@ type Config struct {
 	AdvertiseAddr string
 	// Join lists members that may already exist, as host:port. None: this member is the first.
 	Join []string
+	// NotFirst: the cluster had members before. So an observer that is a seed itself fails to join
+	// while no other seed answers and no member has joined it. Otherwise it is the first.
+	NotFirst bool
 	// Seeds, if not nil, returns more such members. It is called whenever unreached members are
 	// tried. It must not block.
 	Seeds func() []string

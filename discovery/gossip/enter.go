@@ -90,7 +90,8 @@ func (m *Member) enter(ctx context.Context) error {
 }
 
 // enterOnce contacts all seeds at once, and returns when one has answered or all have failed. An
-// observer that is a seed itself has first news of the others where any answers.
+// observer that is a seed itself has first news of the others where any answers, and is let in
+// where none does, unless the cluster is known to have had members.
 func (m *Member) enterOnce(ctx context.Context) error {
 	answers := make(chan error, len(m.cfg.Join))
 	for _, seed := range m.cfg.Join {
@@ -120,7 +121,7 @@ func (m *Member) enterOnce(ctx context.Context) error {
 		}
 	}
 	switch {
-	case len(failed) == 0 || self:
+	case len(failed) == 0 || self && !(m.cfg.NotFirst && m.alone()):
 		return nil
 	case m.cfg.KeepTrying && !refused(failed):
 		m.log.WithError(failed).Warn("gossip: no seed can be reached; trying on")

@@ -516,6 +516,44 @@ func TestOwnSeed(t *testing.T) {
 	mustJoin(t, cfg)
 }
 
+// TestOwnSeedNotFirst: an observer that is a seed itself, in a cluster that had members, does not
+// take their silence for a cluster without hosts.
+func TestOwnSeedNotFirst(t *testing.T) {
+	bubble(t, func(t *testing.T, n *memNet) {
+		join := func(name string, seeds ...string) *Member {
+			cfg := agentConfig(name, 0, seeds...)
+			cfg.Transport, cfg.KeepTrying = n.port(), true
+			return mustJoin(t, cfg)
+		}
+		source := func(before *Member) (s *Source, addr string) {
+			port := n.port()
+			cfg := observerConfig(port.addr.String(), before.Addr())
+			cfg.Transport, cfg.NotFirst, cfg.SeedPatience = port, true, time.Minute
+			return NewSource(cfg), port.addr.String()
+		}
+		a := join("a")
+		s, _ := source(a)
+		n.isolate(a.Addr(), true)
+		if hosts, err := s.Discover(t.Context()); err == nil || !strings.Contains(err.Error(), a.Addr()) {
+			t.Errorf("while a is silent: %q, %v", text(hosts), err)
+		}
+		s.Close()
+
+		n.isolate(a.Addr(), false)
+		s, _ = source(a)
+		follow(t, s).until("a:2")
+
+		// Another agent joins by the seed that the observer is.
+		n.isolate(a.Addr(), true)
+		s, own := source(a)
+		f := follow(t, s)
+		join("b", own)
+		if _, before := f.until("b:2"); len(before) > 0 {
+			t.Errorf("lists %q before that", before)
+		}
+	})
+}
+
 // TestSilence: an observer that is cut off does not take everybody for dead.
 func TestSilence(t *testing.T) { bubble(t, testSilence) }
 

@@ -32,7 +32,8 @@ const seedPatience = 10 * time.Second
 func OpenGossip(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	cfg := gossip.Config{
 		BindAddr: s.Cluster.Bind, AdvertiseAddr: s.Cluster.Advertise, Join: slices.Concat(s.Cluster.Join, s.Cluster.Members),
-		Label: s.Cluster.Label, Log: log, SeedPatience: seedPatience,
+		NotFirst: len(s.Cluster.Members) > 0,
+		Label:    s.Cluster.Label, Log: log, SeedPatience: seedPatience,
 	}
 	if cfg.BindAddr == "" && s.Tuning.Listen != "" {
 		cfg.BindAddr = net.JoinHostPort(s.Tuning.Listen, "0")
