@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"slices"
 	"strconv"
 	"time"
 
@@ -48,11 +47,6 @@ type Meta struct {
 
 // Host returns the agent's host as discovery lists it.
 func (m Meta) host() plan.Host { return plan.Host{Name: m.Name, Slots: m.Slots, Draining: m.Draining} }
-
-func (m Meta) equal(o Meta) bool {
-	return m.Name == o.Name && m.Slots == o.Slots && m.Start.Equal(o.Start) && m.LaunchAddr == o.LaunchAddr &&
-		m.Draining == o.Draining && slices.Equal(m.BadSlots, o.BadSlots) && m.Incarnation == o.Incarnation
-}
 
 // check returns an error for what no agent can advertise.
 func (m Meta) check() error {

@@ -3,10 +3,16 @@ package gossip
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
+
+func (m Meta) equal(o Meta) bool {
+	return m.Name == o.Name && m.Slots == o.Slots && m.Start.Equal(o.Start) && m.LaunchAddr == o.LaunchAddr &&
+		m.Draining == o.Draining && slices.Equal(m.BadSlots, o.BadSlots) && m.Incarnation == o.Incarnation
+}
 
 func TestMetaRoundTrip(t *testing.T) {
 	for _, m := range []Meta{

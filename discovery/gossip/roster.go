@@ -30,25 +30,17 @@ func older(a, b *peer) int {
 		cmp.Compare(a.node, b.node))
 }
 
-// holder is the agent that a host name belongs to.
-type holder struct {
-	node string
-	// restarted is when it took over from another incarnation without a list in between that showed
-	// it.
-	restarted time.Time
-}
-
 // roster holds the members that are known from the callbacks of memberlist. It has no clock and no
 // lock.
 type roster struct {
 	peers    map[string]*peer
-	holders  map[string]*holder // by host name
+	holders  map[string]string // nodes of the agents to which host names belong
 	looks    uint64
 	arrivals uint64
 	deaf     bool // at the last look no member was heard, though the time of some was over
 }
 
-func newRoster() *roster { return &roster{peers: map[string]*peer{}, holders: map[string]*holder{}} }
+func newRoster() *roster { return &roster{peers: map[string]*peer{}, holders: map[string]string{}} }
 
 // here records that a member lives, or has another Meta.
 func (r *roster) here(node, addr string, meta *Meta) {
@@ -96,8 +88,7 @@ type view struct {
 // agent is one of those that are listed.
 type agent struct {
 	Meta
-	addr      string
-	restarted time.Time
+	addr string
 }
 
 type conflict struct{ kept, refused peer }
@@ -142,7 +133,7 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	}
 	for name, claimants := range claims {
 		slices.SortFunc(claimants, older)
-		p := r.decide(now, name, claimants)
+		p := r.decide(name, claimants)
 		kept = append(kept, p)
 		for _, other := range claimants {
 			if other != p && other.gone.IsZero() && !other.refused && r.peers[other.node] != nil {
@@ -153,7 +144,7 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	}
 	slices.SortFunc(kept, older)
 	for _, p := range kept {
-		v.agents = append(v.agents, agent{*p.meta, p.addr, r.holders[p.meta.Name].restarted})
+		v.agents = append(v.agents, agent{*p.meta, p.addr})
 	}
 	return v
 }
@@ -161,11 +152,10 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 // decide returns the agent that a host belongs to, of those that claim it, oldest first: its holder
 // keeps it until that is gone. One that is dead, or whose address has another agent, makes room at
 // once.
-func (r *roster) decide(now time.Time, name string, claimants []*peer) *peer {
-	h := r.holders[name]
+func (r *roster) decide(name string, claimants []*peer) *peer {
 	var current *peer
-	if h != nil {
-		current = r.peers[h.node]
+	if node, held := r.holders[name]; held {
+		current = r.peers[node]
 	}
 	next := current
 	for _, p := range claimants {
@@ -177,17 +167,10 @@ func (r *roster) decide(now time.Time, name string, claimants []*peer) *peer {
 			next = p
 		}
 	}
-	switch {
-	case next == current:
-	case h == nil:
-		r.holders[name] = &holder{node: next.node}
-	default:
-		if current != nil {
-			delete(r.peers, current.node)
-		}
-		r.holders[name] = &holder{node: next.node, restarted: now}
+	if current != nil && next != current {
+		delete(r.peers, current.node)
 	}
-	next.refused = false
+	r.holders[name], next.refused = next.node, false
 	return next
 }
 

@@ -21,9 +21,6 @@ var errSilent = errors.New("gossip: no member of the cluster is heard")
 const (
 	// coalesce is how long a change waits for others, as many agents come or go at once.
 	coalesce = 20 * time.Millisecond
-	// restartGap is for how long Discover leaves a host out that was restarted, so that who asks
-	// every now and then sees it gone. Watch leaves it out of one list.
-	restartGap = 3 * time.Second
 	// leaveTimeout bounds an observer's leave.
 	leaveTimeout = time.Second
 )
@@ -122,9 +119,7 @@ func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	}
 	hosts := []plan.Host{}
 	for _, a := range v.agents {
-		if a.restarted.IsZero() || time.Since(a.restarted) > restartGap {
-			hosts = append(hosts, a.host())
-		}
+		hosts = append(hosts, a.host())
 	}
 	return hosts, nil
 }
@@ -159,24 +154,6 @@ func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 		if first || !slices.Equal(hosts, last) {
 			first, last = false, slices.Clone(hosts)
 			found(hosts)
-		}
-	})
-}
-
-// WatchAgents is Watch with everything that agents advertise, such as bad slots: found gets the
-// complete list, oldest first, which it owns, and again whenever anything in it has changed. A
-// restart shows as another Incarnation.
-func (s *Source) WatchAgents(ctx context.Context, found func([]Meta)) error {
-	var last []Meta
-	first := true
-	return s.watch(ctx, func(agents []agent) {
-		now := make([]Meta, len(agents))
-		for i, a := range agents {
-			now[i] = a.reachable()
-		}
-		if first || !slices.EqualFunc(now, last, Meta.equal) {
-			first, last = false, now
-			found(slices.Clone(now))
 		}
 	})
 }
