@@ -13,8 +13,11 @@
 //
 //   - A host that leaves is first draining, and then gone. A host that vanishes is removed from the
 //     list within 2 s: probes notice it, and a suspected member has time to refute the suspicion.
-//   - A restarted agent is another incarnation. Its host is missing from one list, so that it
-//     visibly leaves and returns, even if the restart was too quick to be noticed.
+//   - A restarted agent is another incarnation. Watch leaves its host out of one list, so that it
+//     visibly leaves and returns, even if the restart was too quick to be noticed. Where one list
+//     is not enough for a host to be gone, it does not leave: with a RemovalAfter of discovery.Poll
+//     above 1, if all agents restart at once (that list is empty), or if another source lists the
+//     host. Then it keeps its age. Discover does not show restarts.
 //   - If two agents claim one host, the first one is kept; the other is refused, and informed.
 //   - If an observer hears no member, discovery fails, and the last list stays. While all members
 //     are silent, the silence of one does not count as its death.
