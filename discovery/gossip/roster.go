@@ -153,9 +153,9 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 // keeps it until that is gone. One that is dead, or whose address has another agent, makes room at
 // once.
 func (r *roster) decide(name string, claimants []*peer) *peer {
-	var current *peer
-	if node, held := r.holders[name]; held {
-		current = r.peers[node]
+	var current *peer // nil too where the holder cannot be understood any more
+	if i := slices.IndexFunc(claimants, func(p *peer) bool { return p.node == r.holders[name] }); i >= 0 {
+		current = claimants[i]
 	}
 	next := current
 	for _, p := range claimants {

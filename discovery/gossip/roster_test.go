@@ -171,6 +171,19 @@ func TestRosterConflict(t *testing.T) {
 	s.sees(t, "a~3") // of several, the oldest
 }
 
+// TestRosterHolderIsNotUnderstood: an agent whose Meta cannot be understood any more leaves its host
+// to another that claims it.
+func TestRosterHolderIsNotUnderstood(t *testing.T) {
+	s := newScene()
+	s.joins("a~1", "1", 5)
+	s.joins("a~2", "2", 6)
+	s.sees(t, "a~1")
+	s.here("a~1", "1", nil)
+	s.sees(t, "a~2")
+	s.joins("a~1", "1", 5)
+	s.sees(t, "a~2")
+}
+
 func TestRosterRival(t *testing.T) {
 	s := newScene()
 	me := Meta{Name: "a", Start: time.Unix(5, 0)}
