@@ -75,6 +75,7 @@ type statement struct {
 // others are the other members of the cluster.
 type others struct {
 	roster      *roster
+	seen        *view                // at the last look; nil: there may be something else to see
 	changed     chan struct{}        // closed at the next change of the roster
 	lost        map[string]time.Time // addresses of those that vanished, and when
 	notUnder    map[string]bool      // nodes that were logged as not understood
@@ -491,11 +492,26 @@ func (m *Member) changes() <-chan struct{} {
 // silentTime is after how long an observer that hears no member fails.
 const silentTime = 2 * time.Second
 
-// look returns what the member knows of the agents; silent: it has heard no member for so long that
-// they are not known.
+// look returns what the member knows of the agents, which the caller does not change; silent: it
+// has heard no member for so long that they are not known.
 func (m *Member) look() (v view, silent bool) {
-	now := time.Now()
 	m.mu.Lock()
+	v, silent = m.see()
+	m.mu.Unlock()
+	for _, c := range v.conflicts {
+		m.log.WithError(&conflictError{Host: c.kept.meta.Name, Kept: c.kept.addr, Refused: c.refused.addr,
+			Since: c.kept.meta.Start}).Error("gossip: two agents claim one host")
+	}
+	return v, silent
+}
+
+// see is look without its log. It looks at the roster only if that has changed, or if time changes
+// what there is to see. m.mu is held.
+func (m *Member) see() (v view, silent bool) {
+	if m.seen != nil {
+		return *m.seen, false
+	}
+	now := time.Now()
 	heard := now.Sub(time.Unix(0, m.heard.Load())) <= silence*m.cfg.ProbeInterval
 	v = m.roster.look(now, m.grace(), heard)
 	switch {
@@ -508,10 +524,8 @@ func (m *Member) look() (v view, silent bool) {
 		v.next = now.Add(m.cfg.ProbeInterval)
 		silent = now.Sub(m.silentSince) > silentTime
 	}
-	m.mu.Unlock()
-	for _, c := range v.conflicts {
-		m.log.WithError(&conflictError{Host: c.kept.meta.Name, Kept: c.kept.addr, Refused: c.refused.addr,
-			Since: c.kept.meta.Start}).Error("gossip: two agents claim one host")
+	if v.next.IsZero() {
+		m.seen = &view{agents: v.agents}
 	}
 	return v, silent
 }
@@ -593,8 +607,9 @@ func (m *Member) here(n *memberlist.Node) {
 	m.wake()
 }
 
-// wake tells those who wait for a change. m.mu is held.
+// wake tells those who wait for a change of the roster. m.mu is held.
 func (m *Member) wake() {
+	m.seen = nil
 	close(m.changed)
 	m.changed = make(chan struct{})
 }

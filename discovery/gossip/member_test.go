@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/memberlist"
 	"github.com/sirupsen/logrus"
 	"go.uber.org/goleak"
 
@@ -201,6 +202,53 @@ func TestHostsOldestFirst(t *testing.T) {
 	if _, ok := s.Agent("d"); ok {
 		t.Error("found the agent of a host that is not there")
 	}
+}
+
+// TestAgentLooksOnce: questions for agents look at the whole cluster only after a change, or while
+// an agent is missing whose time is not over.
+func TestAgentLooksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg, err := observerConfig().withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := newMember(cfg) // that nobody speaks to
+		m.sign()
+		s := NewSource(cfg)
+		s.member = m
+		here := func(name string) *memberlist.Node {
+			encoded, err := Meta{Name: name, Slots: 1, Start: began}.encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := &memberlist.Node{Name: name + "~1", Addr: net.IPv4(10, 9, 0, 1), Meta: encoded}
+			(&delegate{m}).NotifyJoin(n)
+			return n
+		}
+		asks := func(name string, there bool, looks uint64) {
+			t.Helper()
+			before := m.roster.looks
+			for range 3 {
+				if _, ok := s.Agent(name); ok != there {
+					t.Errorf("the agent of %s is there: %v", name, ok)
+				}
+			}
+			if n := m.roster.looks - before; n != looks {
+				t.Errorf("%d looks for 3 questions for %s, want %d", n, name, looks)
+			}
+		}
+		here("a")
+		asks("a", true, 1)
+		asks("b", false, 0)
+		b := here("b")
+		asks("b", true, 1)
+		(&delegate{m}).NotifyLeave(b)
+		asks("b", true, 3)
+		<-time.After(cfg.Patience)
+		m.sign()
+		asks("b", false, 1)
+		asks("a", true, 0)
+	})
 }
 
 func TestObserversTakeNoSlots(t *testing.T) {
