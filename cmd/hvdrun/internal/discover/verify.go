@@ -67,6 +67,8 @@ func verifySource(p *cli.Program,
 	if closeSource == nil {
 		closeSource = func() {}
 	}
+	closeSource = sync.OnceFunc(closeSource)
+	defer closeSource() // where its own check is left out
 	v := &verifier{ctx: ctx, out: p.Stdout, source: source}
 	v.first()
 	for _, promised := range conformance.All() {
