@@ -34,13 +34,13 @@ type Config struct {
 	Shared bool
 	// MaxBytes bounds the files of a rank together. 0: 256 MiB.
 	MaxBytes int64
-	// Log takes one message when files cannot be written. Nil: nothing is logged.
+	// Log takes one message in each world in which files cannot be written. Nil: nothing is logged.
 	Log logrus.FieldLogger
 }
 
 // Recorder is a collective.Timeline that writes to files. It never fails an operation and never
-// waits for a disk: spans that come faster than they are written are counted and lost, and after
-// the first failure to write a file nothing is written any more.
+// waits for a disk: spans that come faster than they are written are counted and lost, and after a
+// failure to write a file nothing is written until the next world.
 type Recorder struct {
 	cfg   Config
 	begun time.Time // the origin of all times, so that setting the clock does not matter
@@ -191,13 +191,13 @@ func (r *Recorder) write(spans []collective.Span, lost int) error {
 	return r.file.flush()
 }
 
-// check gives up after an error. The caller holds writing.
+// check gives up the file after an error. The caller holds writing.
 func (r *Recorder) check(err error) {
 	if err == nil {
 		return
 	}
 	if r.cfg.Log != nil {
-		r.cfg.Log.WithError(err).Warn("the timeline is not written any more; training goes on")
+		r.cfg.Log.WithError(err).Warn("the timeline is not written until the next world; training goes on")
 	}
 	if r.file != nil {
 		_ = r.file.file.Close() // there is nothing to save any more

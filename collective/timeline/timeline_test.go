@@ -217,7 +217,7 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// A disk that fails is told once, and training goes on.
+// TestUnwritable: a disk that fails is told once in a world, and training goes on.
 func TestUnwritable(t *testing.T) {
 	var said bytes.Buffer
 	log := logrus.New()
@@ -238,9 +238,32 @@ func TestUnwritable(t *testing.T) {
 			r.flush()
 			r.Close()
 		})
-		if n := strings.Count(said.String(), "not written any more"); n != 1 {
+		if n := strings.Count(said.String(), "not written until the next world"); n != 1 {
 			t.Errorf("%s: said %d times: %s", name, n, said.String())
 		}
+	}
+}
+
+// TestWritableAgain: what could not be written in one world is written in the next.
+func TestWritableAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "late")
+	r := New(Config{Filename: filepath.Join(dir, "t.json")})
+	for range 2 {
+		together(t, 1, func(g *collective.Group) {
+			if err := r.Enter(t.Context(), g); err != nil {
+				t.Error(err)
+			}
+		})
+		r.Span(span("Barrier", time.Now()))
+		r.flush()
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.Close()
+	path, _ := Path(filepath.Join(dir, "t.json"), 0)
+	if n := count(read(t, path), "Barrier"); n != 1 {
+		t.Errorf("%d spans are written of one", n)
 	}
 }
 
