@@ -510,7 +510,8 @@ func (w *ncclBackend) blame(ctx context.Context, err error) error {
 	return err
 }
 
-// shut leaves the communicator for the next generation.
+// shut leaves the communicator for the next generation, unless the ranks have abandoned NCCL: then
+// it is being closed.
 func (w *ncclBackend) shut() error {
 	w.using.Lock()
 	defer w.using.Unlock()
@@ -520,7 +521,7 @@ func (w *ncclBackend) shut() error {
 	default:
 		close(w.done)
 	}
-	if c := w.comm; c != nil {
+	if c := w.comm; c != nil && !w.abandoned {
 		c.cancel(errUnused)
 		if s := c.state.Load(); s == commReady || s == commEnding {
 			w.device.mu.Lock()

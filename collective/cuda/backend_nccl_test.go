@@ -407,6 +407,22 @@ func TestNoCommunicator(t *testing.T) {
 	}
 }
 
+// TestAbandoned: a communicator that is ready on some ranks, and that all have given up because it
+// failed on another, is no parent in the next world.
+func TestAbandoned(t *testing.T) {
+	w := newNCCLWorld(t, 3, Config{})
+	w.enter(0, 1, 2)
+	w.sums(t)
+	w.settle(t)
+	failed := w.devices[1].ncclBackendOf(w.groups[1]).comm
+	failed.reason = errLimit
+	failed.state.Store(commFailed)
+	w.sums(t)
+	w.expect(t, BackendStaging)
+	w.enter(0, 2)
+	w.ready(t)
+}
+
 // TestAbortHangs: a library that does not come back from ending a communicator holds nothing up but
 // Close.
 func TestAbortHangs(t *testing.T) {
