@@ -26,4 +26,9 @@
 // a new one. Groups of the same ranks that are used at the same time, such as by [AllReduce] and
 // [AllReduceAsync], have one communicator each, and the device needs room for NCCL's kernels of
 // both.
+//
+// What a group takes of its device is given back in the next generation, or by [Device.Close], also
+// where it is a subset that is closed before: a stream and an event, a communicator of NCCL, and
+// 64 MiB where vectors are not memory of [Alloc] and the ranks open each other's. A program makes
+// its subsets once in a generation, not once in a step.
 package cuda
