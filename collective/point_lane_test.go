@@ -28,8 +28,8 @@ func TestAheadOfOneReceived(t *testing.T) {
 	}
 }
 
-// TestAheadIsFullMeanwhile: a message that began on an idle lane, for whose copy others have left no
-// room since, waits for the receiver.
+// TestAheadIsFullMeanwhile: a message that began on an idle lane, for whose copy others have left
+// no room since, waits for the receiver.
 func TestAheadIsFullMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		groups := Local(2)

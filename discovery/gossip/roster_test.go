@@ -171,8 +171,8 @@ func TestRosterConflict(t *testing.T) {
 	s.sees(t, "a~3") // of several, the oldest
 }
 
-// TestRosterHolderIsNotUnderstood: an agent whose Meta cannot be understood any more leaves its host
-// to another that claims it.
+// TestRosterHolderIsNotUnderstood: an agent whose Meta cannot be understood any more leaves its
+// host to another that claims it.
 func TestRosterHolderIsNotUnderstood(t *testing.T) {
 	s := newScene()
 	s.joins("a~1", "1", 5)
