@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -71,6 +72,14 @@ type grant struct {
 	driver  identity.Subject
 	as      *runas.Rule // whom its workers run as; nil: this process's user
 	refusal error       // why it may start none
+}
+
+// uid returns the number of the user of its workers.
+func (g *grant) uid() int {
+	if g.as != nil {
+		return int(g.as.As.UID)
+	}
+	return os.Geteuid()
 }
 
 // attachment is the stream that carries a session, and its driver.
@@ -147,7 +156,7 @@ func (s *session) live() {
 	late := time.AfterFunc(s.lead(), s.lastResort)
 	s.running.Wait()
 	late.Stop()
-	defer blob.Clean(s.run) // of workers that were killed
+	defer blob.Clean(s.run, s.uid()) // of workers that were killed
 	if err := s.guard.Close(); err != nil {
 		s.log.Warnf("agent: %v", err)
 	}

@@ -84,9 +84,9 @@ func root(cfg string) string {
 	return os.TempDir()
 }
 
-// top returns the folder of this user's stores.
-func top(cfg string) string {
-	return filepath.Join(root(cfg), "hvdrun-blobs-"+strconv.Itoa(os.Geteuid()))
+// top returns the folder of a user's stores.
+func top(cfg string, uid int) string {
+	return filepath.Join(root(cfg), "hvdrun-blobs-"+strconv.Itoa(uid))
 }
 
 func nameOf(s string) string {
@@ -110,11 +110,11 @@ func most(dir string) int64 {
 
 // Open opens the store of a run on a host, and makes it if there is none.
 func Open(cfg Config) (*Store, error) {
-	all := top(cfg.Root)
+	all := top(cfg.Root, os.Geteuid())
 	if err := safefile.MakePrivateDir(all); err != nil {
 		return nil, fmt.Errorf("blob: %w", err)
 	}
-	sweep(all, nameOf(cfg.Run))
+	sweep(all, nameOf(cfg.Run), os.Geteuid())
 	s := &Store{dir: filepath.Join(all, nameOf(cfg.Run), nameOf(cfg.Host)), most: cfg.Most}
 	for try := 0; ; try++ {
 		err := s.open()
@@ -138,7 +138,7 @@ func (s *Store) open() error {
 	if err := safefile.MakeDir(s.dir, safefile.Private); err != nil {
 		return err
 	}
-	live, err := lockLive(s.dir, unix.LOCK_SH)
+	live, err := lockLive(s.dir)
 	if err != nil {
 		return err
 	}
@@ -150,8 +150,8 @@ func (s *Store) open() error {
 
 // lockLive locks the file that tells that a store is open. It returns errRemoved if another process
 // has removed it meanwhile.
-func lockLive(dir string, how int) (*os.File, error) {
-	live, err := lockFile(filepath.Join(dir, liveName), how)
+func lockLive(dir string) (*os.File, error) {
+	live, err := lockFile(filepath.Join(dir, liveName), unix.LOCK_SH)
 	if err != nil {
 		return nil, err
 	}
@@ -183,61 +183,13 @@ func lockFile(path string, how int) (*os.File, error) {
 // Close closes the store. Its values stay as long as another process has it open.
 func (s *Store) Close() error {
 	err := s.live.Close()
-	removeUnused(s.dir)
-	_ = os.Remove(filepath.Dir(s.dir)) // fails while the run has other folders
+	run := filepath.Dir(s.dir)
+	if of, open := openFolder(unix.AT_FDCWD, run, os.Geteuid()); open == nil {
+		removeUnused(of, filepath.Base(s.dir), os.Geteuid())
+		_ = of.Close()
+	}
+	_ = os.Remove(run) // fails while the run has other folders
 	return err
-}
-
-// removeUnused removes the folder of a store that nobody has open. The file that is locked goes
-// last: as long as it is there, who opens the store waits for the lock, and then begins anew.
-func removeUnused(dir string) {
-	live, err := lockLive(dir, unix.LOCK_EX|unix.LOCK_NB)
-	if err != nil {
-		return
-	}
-	defer live.Close()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		if e.Name() != liveName {
-			_ = os.RemoveAll(filepath.Join(dir, e.Name()))
-		}
-	}
-	_ = os.Remove(live.Name())
-	_ = os.Remove(dir) // fails if somebody has begun to open it
-}
-
-// Clean removes the stores of a run on this machine that nobody has open. It does not open them.
-func Clean(run string) { cleanRun(filepath.Join(top(""), nameOf(run)), time.Time{}) }
-
-// cleanRun removes stores of a run that nobody has open, and nobody has opened since a time; zero:
-// ever.
-func cleanRun(dir string, since time.Time) {
-	hosts, err := os.ReadDir(dir)
-	if err != nil {
-		return
-	}
-	for _, h := range hosts {
-		if fi, err := h.Info(); err == nil && (since.IsZero() || fi.ModTime().Before(since)) {
-			removeUnused(filepath.Join(dir, h.Name()))
-		}
-	}
-	_ = os.Remove(dir) // fails while there are others
-}
-
-// sweep removes what processes of other runs have left that were killed.
-func sweep(all, own string) {
-	runs, err := os.ReadDir(all)
-	if err != nil {
-		return
-	}
-	for _, r := range runs {
-		if r.Name() != own {
-			cleanRun(filepath.Join(all, r.Name()), time.Now().Add(-stale))
-		}
-	}
 }
 
 func (s *Store) path(id ID) string { return filepath.Join(s.dir, id.String()) }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -192,7 +193,7 @@ func TestRemoval(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if names, _ := os.ReadDir(top(root)); len(names) > 0 {
+	if names, _ := os.ReadDir(top(root, os.Geteuid())); len(names) > 0 {
 		t.Errorf("%v is left", names)
 	}
 	old, err := Open(Config{Root: root, Run: "old"})
@@ -212,6 +213,55 @@ func TestRemoval(t *testing.T) {
 	open(t, Config{Root: root, Run: "new"})
 	if _, err := os.Stat(old.dir); !os.IsNotExist(err) {
 		t.Errorf("it is left: %v", err)
+	}
+}
+
+// What processes of a user have left that were killed is removed for that user, and nothing to
+// which the user has put a link; what is in the folder's place and is another user's stays.
+func TestClean(t *testing.T) {
+	root, uid := t.TempDir(), os.Geteuid()
+	killed := open(t, Config{Root: root, Run: "r", Host: "killed"})
+	put(t, killed, []byte("x"))
+	killed.live.Close()
+	used := open(t, Config{Root: root, Run: "r", Host: "used"})
+	id := put(t, used, []byte("y"))
+	own := top(root, uid)
+	if uid == 0 { // as root: for somebody else
+		uid = 12345
+		theirs := func(path string, _ fs.DirEntry, err error) error { return errors.Join(err, os.Lchown(path, uid, uid)) }
+		if err := errors.Join(os.Rename(own, top(root, uid)), filepath.WalkDir(top(root, uid), theirs)); err != nil {
+			t.Fatal(err)
+		}
+		own = top(root, uid)
+	}
+	outside, run := t.TempDir(), filepath.Join(own, nameOf("r"))
+	for _, name := range []string{liveName, "kept"} {
+		if err := os.WriteFile(filepath.Join(outside, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(
+		os.Lchown(outside, uid, -1),
+		os.Symlink(outside, filepath.Join(run, "linked")),
+		os.Symlink(filepath.Join(outside, "kept"), filepath.Join(run, nameOf("killed"), "linked")),
+		os.Symlink(own, top(root, uid+1)),
+	); err != nil {
+		t.Fatal(err)
+	}
+	clean(top(root, uid), "r", uid+1)
+	clean(top(root, uid+1), "r", uid)
+	if _, err := os.Stat(filepath.Join(run, nameOf("killed"))); err != nil {
+		t.Errorf("another user's folder, or one behind a link, was cleaned: %v", err)
+	}
+	clean(top(root, uid), "r", uid)
+	if _, err := os.Stat(filepath.Join(run, nameOf("killed"))); !os.IsNotExist(err) {
+		t.Errorf("it is left: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(run, nameOf("used"), id.String())); err != nil {
+		t.Errorf("a store that is open: %v", err)
+	}
+	if names, err := os.ReadDir(outside); len(names) != 2 {
+		t.Errorf("behind a link: %v, %v", names, err)
 	}
 }
 

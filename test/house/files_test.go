@@ -26,6 +26,7 @@ var openers = map[string]string{
 	"internal/proc/cgroup.go":              "the kernel's files of cgroups",
 	"internal/proc/explain.go":             "a program that the kernel has just refused to run, for its first line; it must be a regular file",
 	"collective/internal/shm/segment.go":   "a descriptor of a peer, by the kernel; what it leads to is checked",
+	"internal/blob/clean.go":               "below a descriptor, without following links; the folders must belong to the user whose they should be",
 	"internal/agent/client/build.go":       "this program, by the kernel's link to it",
 	"internal/agent/client/ssh.go":         "this program, by the kernel's link to it",
 	"torchrun/prestart/prestart.go":        "a FIFO in a folder that it has just made",
