@@ -25,7 +25,7 @@ type spool struct {
 	most     int64
 	segments []*segment
 	held     int64 // bytes of the segments that are unread
-	missing  int64 // bytes of text that were thrown away since the last take
+	missing  int64 // bytes of text that are missing before the first segment
 }
 
 // segment is one of its files.
@@ -33,24 +33,25 @@ type segment struct {
 	file    *os.File
 	end, at int64 // of what is written, and of what is read
 	text    int64 // unread bytes of text
+	lost    int64 // bytes of text that are missing after it
 }
 
 func (s *spool) empty() bool { return len(s.segments) == 0 && s.missing == 0 }
 
 // put adds a text of a stream. Where that fails the text is missing.
 func (s *spool) put(stream uint32, text []byte) error {
-	if len(s.segments) == 0 || s.segments[len(s.segments)-1].end >= segmentSize {
-		f, err := unnamed(s.dir)
-		if err != nil {
-			s.missing += int64(len(text))
-			return err
-		}
-		s.segments = append(s.segments, &segment{file: f})
+	g, err := s.last()
+	if err != nil {
+		s.lose(text)
+		return err
 	}
-	g := s.segments[len(s.segments)-1]
 	b := binary.LittleEndian.AppendUint32([]byte{byte(stream)}, uint32(len(text)))
 	if _, err := g.file.WriteAt(append(b, text...), g.end); err != nil {
-		s.missing += int64(len(text))
+		if g.end == 0 {
+			s.segments = s.segments[:len(s.segments)-1]
+			g.file.Close()
+		}
+		s.lose(text)
 		return fmt.Errorf("agent: keeping output: %w", err)
 	}
 	n := int64(len(b) + len(text))
@@ -64,10 +65,34 @@ func (s *spool) put(stream uint32, text []byte) error {
 	return nil
 }
 
+// last returns the segment to write to, which it makes where the newest takes no more.
+func (s *spool) last() (*segment, error) {
+	if n := len(s.segments); n > 0 && s.segments[n-1].end < segmentSize && s.segments[n-1].lost == 0 {
+		return s.segments[n-1], nil
+	}
+	f, err := unnamed(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	g := &segment{file: f}
+	s.segments = append(s.segments, g)
+	return g, nil
+}
+
+// lose notes that a text is missing after what is held.
+func (s *spool) lose(text []byte) {
+	missing := &s.missing
+	if n := len(s.segments); n > 0 {
+		missing = &s.segments[n-1].lost
+	}
+	*missing += int64(len(text))
+}
+
 // drop throws the oldest segment away.
 func (s *spool) drop() {
 	g := s.segments[0]
 	s.held -= g.end - g.at
+	s.missing += g.lost
 	g.file.Close()
 	s.segments = s.segments[1:]
 }

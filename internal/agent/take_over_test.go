@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -286,6 +287,45 @@ func TestSpool(t *testing.T) {
 	}
 	if _, _, missing, _ := s.take(); missing != int64(len(piece)) || !s.empty() {
 		t.Errorf("%d bytes are missing", missing)
+	}
+}
+
+// What could not be kept is missing where it was printed: after what was kept before, and before
+// what was kept later.
+func TestSpoolMissesInOrder(t *testing.T) {
+	s := spool{dir: t.TempDir(), most: segmentSize}
+	if err := s.put(1, []byte("early")); err != nil {
+		t.Fatal(err)
+	}
+	first := s.segments[0]
+	writable := first.file
+	defer writable.Close()
+	var err error
+	if first.file, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", writable.Fd())); err != nil { // as if its disk was full
+		t.Fatal(err)
+	}
+	if err := s.put(1, []byte("lost")); err == nil {
+		t.Fatal("the text was kept")
+	}
+	dir := s.dir
+	s.dir += "/nowhere"
+	if err := s.put(1, []byte("too")); err == nil {
+		t.Fatal("the text was kept")
+	}
+	s.dir = dir
+	if err := s.put(1, []byte("late")); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for !s.empty() {
+		_, text, missing, err := s.take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		told = append(told, fmt.Sprintf("%s%d", text, missing))
+	}
+	if want := []string{"early0", "7", "late0"}; !slices.Equal(told, want) || s.held != 0 {
+		t.Errorf("told %q, and %d bytes are held; want %q", told, s.held, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
@@ -17,6 +19,8 @@ import (
 type Exec struct {
 	// Hvdrun is the path of the program. Empty: this process's own.
 	Hvdrun string
+
+	patience time.Duration // with its answer; 0: answerTimeout
 }
 
 var _ Starter = Exec{}
@@ -50,6 +54,9 @@ func (e Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error
 	if err := proc.StartSession(cmd); err != nil {
 		return fail(err)
 	}
+	limit := cmp.Or(e.patience, answerTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s gave no answer for %v", path, limit))
+	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
 	var ready Ready
 	answer, _, err := readAnswer(stdout)

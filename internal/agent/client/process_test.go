@@ -3,7 +3,9 @@ package client
 import (
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -86,5 +88,18 @@ func TestSilenceOfALivingProcess(t *testing.T) {
 	wait()
 	if err := s.silent(); err == nil || !strings.Contains(err.Error(), "its process has ended") {
 		t.Errorf("after its end: %v", err)
+	}
+}
+
+// An agent of this machine that gives no answer is ended, and is not waited for any longer.
+func TestExecWithoutAnswer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hvdrun")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Exec{Hvdrun: path, patience: time.Millisecond}.Start(t.Context(), "a", Hello{})
+	var failed *HostError
+	if !errors.As(err, &failed) || !strings.Contains(err.Error(), "gave no answer for 1ms") {
+		t.Errorf("Start returned %v", err)
 	}
 }

@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// answerTimeout is how long a host that ssh has reached may take to answer.
+	// answerTimeout is how long a host that ssh has reached, or an agent of this one, may take to
+	// answer.
 	answerTimeout = time.Minute
 	// copyTimeout is how long it may take to bring the program there.
 	copyTimeout = 10 * time.Minute
