@@ -62,15 +62,7 @@ func descendants(pid int) (all []int) {
 // stat returns the fields of a stat file from the state on, or nil.
 func stat(dir string) []string {
 	text := read(dir+"/stat", 4096)
-	_, rest, _ := cutLast(text, ")")
-	return strings.Fields(rest)
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
-	}
-	return s, "", false
+	return strings.Fields(text[strings.LastIndexByte(text, ')')+1:]) // the name before may hold anything
 }
 
 // read returns the beginning of a file; empty if it cannot be read.

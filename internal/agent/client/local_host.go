@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
 const (
@@ -55,13 +57,13 @@ func AllLocal(ctx context.Context, hosts []string) bool {
 
 // own is what is known of this machine.
 type own struct {
-	name    string // "" if it is not known
-	addrs   map[netip.Addr]bool
+	name    string                    // "" if it is not known
+	addrs   map[netip.Addr]cards.Card // none known: only loopback is its
 	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
 func newOwn() own {
-	o := own{addrs: ownAddrs(), resolve: net.DefaultResolver.LookupNetIP}
+	o := own{addrs: cards.Own(), resolve: net.DefaultResolver.LookupNetIP}
 	o.name, _ = os.Hostname()
 	return o
 }
@@ -111,18 +113,6 @@ func (o own) has(ctx context.Context, host string) bool {
 
 func (o own) is(addr netip.Addr) bool {
 	addr = addr.Unmap().WithZone("")
-	return addr.IsLoopback() || o.addrs[addr]
-}
-
-func ownAddrs() map[netip.Addr]bool {
-	own := make(map[netip.Addr]bool)
-	addrs, _ := net.InterfaceAddrs() // none known: only loopback is ours
-	for _, a := range addrs {
-		if n, ok := a.(*net.IPNet); ok {
-			if addr, ok := netip.AddrFromSlice(n.IP); ok {
-				own[addr.Unmap().WithZone("")] = true
-			}
-		}
-	}
-	return own
+	_, its := o.addrs[addr]
+	return its || addr.IsLoopback()
 }

@@ -320,9 +320,7 @@ func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *enrollpb.Enro
 	}
 	said := status.Convert(err)
 	switch said.Code() {
-	case codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented:
-		return nil, fmt.Errorf("enroll: %w, at %s: %s", errRefused, addr, said.Message())
-	case codes.Unauthenticated:
+	case codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated:
 		return nil, fmt.Errorf("enroll: %w, at %s: %s", errRefused, addr, said.Message())
 	}
 	for _, text := range refusals {
