@@ -362,6 +362,9 @@ func (s *sim) end(p *simProc, x job.Exit) {
 	s.step(WorkerEnded{ID: p.id, Exit: x, Ran: ran})
 }
 
+// simCause is why workers leave their worlds.
+const simCause = "a peer is gone"
+
 func (s *sim) join(p *simProc) {
 	p.joined = true
 	if p.holds && p.commits == s.made && p.generation == s.latest.world.Generation && s.rnd.IntN(4) == 0 {
@@ -369,6 +372,7 @@ func (s *sim) join(p *simProc) {
 	}
 	s.step(WorkerJoined{p.id, Join{
 		After: p.generation, Commits: p.commits, HoldsState: p.holds, Undone: time.Duration(s.rnd.IntN(5)) * time.Second,
+		Cause: simCause,
 	}})
 }
 

@@ -251,6 +251,9 @@ func TestSnapshotInTheJournal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if bytes.Contains(records[1], []byte(simCause)) {
+				t.Fatal("a snapshot has why a worker has left its world")
+			}
 			part, before := &Replay{}, -1
 			var after []job.Event
 			part.Marked = func(b json.RawMessage) { _, _ = fmt.Sscan(string(b), &before) }

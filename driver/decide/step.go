@@ -191,6 +191,7 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) effect {
 			m.lookFor(j.Lost)
 		}
 	}
+	w.join.Cause = "" // it is for the log alone, and those of many workers make a snapshot large
 	m.enter(now, w, waiting)
 	if oneOfMany && slices.ContainsFunc(m.workers, (*Worker).inWorld) {
 		return factsOnly // the last of them leads to the next world

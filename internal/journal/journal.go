@@ -43,8 +43,8 @@ const (
 	isBehind = 0x80
 	// frame is the number of bytes before a payload.
 	frame = 8
-	// maxRecord is the largest size of a payload in bytes.
-	maxRecord = 16 << 20
+	// MaxRecord is the largest size of a payload in bytes: the snapshot of the largest job fits.
+	MaxRecord = 64 << 20
 	// maxRun is the largest size of a run id in bytes.
 	maxRun = 255
 	// spare is the suffix of the file that the next Replace writes.
@@ -186,13 +186,13 @@ func Locked(path string) (bool, error) {
 	return locked, nil
 }
 
-// Append appends a record of 1 to maxRecord bytes in one system call. It does not keep payload.
+// Append appends a record of 1 to MaxRecord bytes in one system call. It does not keep payload.
 // After a failure all further calls fail, so that no record in the middle is missing.
 func (j *Journal) Append(payload []byte) error {
 	if j.broken != nil {
 		return j.broken
 	}
-	if len(payload) == 0 || len(payload) > maxRecord {
+	if len(payload) == 0 || len(payload) > MaxRecord {
 		return fmt.Errorf("journal: a record of %d bytes", len(payload))
 	}
 	b := appendRecord(j.buf[:0], payload, j.seed)
@@ -382,7 +382,7 @@ func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 		return nil, 0, false, failure(err)
 	}
 	length := binary.LittleEndian.Uint32(head[:4])
-	if length == 0 || length > maxRecord {
+	if length == 0 || length > MaxRecord {
 		return nil, 0, false, nil
 	}
 	// The length may be garbage: memory is allocated only for data that exists.

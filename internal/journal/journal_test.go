@@ -158,7 +158,7 @@ func TestRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []int{0, maxRecord + 1} {
+	for _, n := range []int{0, MaxRecord + 1} {
 		if err := j.Append(make([]byte, n)); err == nil {
 			t.Errorf("a record of %d bytes passes", n)
 		}
@@ -178,7 +178,7 @@ func TestRefusals(t *testing.T) {
 // A length without data allocates no memory.
 func TestHugeLength(t *testing.T) {
 	b := content(t, written(t))
-	b = binary.LittleEndian.AppendUint32(b, maxRecord)
+	b = binary.LittleEndian.AppendUint32(b, MaxRecord)
 	b = append(b, "12345"...)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

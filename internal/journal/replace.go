@@ -51,7 +51,7 @@ func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err e
 	_, _ = w.Write(head) // Flush returns the error
 	end = int64(len(head))
 	for payload := range records {
-		if len(payload) == 0 || len(payload) > maxRecord {
+		if len(payload) == 0 || len(payload) > MaxRecord {
 			return 0, 0, fmt.Errorf("a record of %d bytes", len(payload))
 		}
 		j.buf = appendFrame(j.buf[:0], payload, seed)

@@ -104,7 +104,7 @@ func TestReplaceMends(t *testing.T) {
 	if _, _, err := readAll(content(t, path)); !errors.Is(err, ErrBehind) {
 		t.Errorf("got %v", err)
 	}
-	for _, bad := range []string{"", strings.Repeat("x", maxRecord+1)} {
+	for _, bad := range []string{"", strings.Repeat("x", MaxRecord+1)} {
 		if err := j.Replace(payloads([]string{bad}), true); err == nil {
 			t.Errorf("a record of %d bytes passes", len(bad))
 		}

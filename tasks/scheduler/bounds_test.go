@@ -122,7 +122,6 @@ func sizes(t *testing.T, m protoreflect.MessageDescriptor) (all, part int) {
 // TestLargestOfEachField: by the bounds of their fields, all messages and records fit, however they
 // are put together.
 func TestLargestOfEachField(t *testing.T) {
-	const maxRecord = 16 << 20 // of package journal
 	for _, c := range []struct {
 		m    proto.Message
 		most int
@@ -131,7 +130,7 @@ func TestLargestOfEachField(t *testing.T) {
 		{&taskspb.FromTasks{}, link.MaxFrame},
 		{&taskspb.ValueRequest{}, link.MaxFrame},
 		{&taskspb.ValueReply{}, link.MaxFrame},
-		{&taskspb.TasksRecord{}, maxRecord},
+		{&taskspb.TasksRecord{}, journal.MaxRecord},
 	} {
 		all, part := sizes(t, c.m.ProtoReflect().Descriptor())
 		name := c.m.ProtoReflect().Descriptor().Name()

@@ -38,6 +38,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hvdrun/hvdrun/internal/etcd"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
@@ -51,8 +52,6 @@ const (
 	callBound     = 5 * time.Second // of one request
 	// chunkBytes bounds a part of a journal; etcd refuses requests of more than 1.5 MiB.
 	chunkBytes = 512 << 10
-	// maxRecord bounds a record that is read: that of package journal.
-	maxRecord = 16 << 20
 	// pageKeys is how many parts of a journal one request reads.
 	pageKeys = 16
 )
@@ -330,7 +329,7 @@ func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
 		stream = append(stream, value...)
 		for len(stream) >= 4 {
 			length := binary.LittleEndian.Uint32(stream)
-			if length > maxRecord {
+			if length > journal.MaxRecord {
 				return fmt.Errorf("%s: a record of %d bytes", name, length)
 			}
 			if uint32(len(stream)-4) < length {
