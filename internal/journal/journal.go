@@ -17,7 +17,7 @@
 //	payload
 //
 // Bytes after the last record, which are zeros or remains of records before a Replace, are not
-// records of this salt. A file of version 1, which has no salt, can also be read and appended to.
+// records of this salt.
 package journal
 
 import (
@@ -38,7 +38,6 @@ import (
 
 const (
 	magic = "hvdrunJ\x02"
-	first = "hvdrunJ\x01" // of version 1
 	// isBehind is a bit of the version: the journal lacks records.
 	isBehind = 0x80
 	// frame is the number of bytes before a payload.
@@ -334,22 +333,18 @@ func (s *reader) head() error {
 	}
 	last := len(magic) - 1
 	if n > last && head[last]&isBehind != 0 {
-		if head[last] &^= isBehind; string(head[:n]) == magic || string(head[:n]) == first {
+		if head[last] &^= isBehind; string(head[:n]) == magic {
 			return ErrBehind
 		}
 		return errFormat
 	}
-	switch string(head[:n]) {
-	case first:
-	case magic:
-		if _, err := io.ReadFull(s.r, head[n:]); err != nil {
-			return cmp.Or(failure(err), errFormat)
-		}
-		s.seed, n = seedOf(head[n:]), len(head)
-	default:
+	if string(head[:n]) != magic {
 		return errFormat
 	}
-	s.end = int64(n)
+	if _, err := io.ReadFull(s.r, head[n:]); err != nil {
+		return cmp.Or(failure(err), errFormat)
+	}
+	s.seed, s.end = seedOf(head[n:]), int64(len(head))
 	return nil
 }
 

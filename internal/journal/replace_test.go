@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -118,31 +117,6 @@ func TestReplaceMends(t *testing.T) {
 	holds(t, path, []string{"all", "two"})
 	if err := Remove(path); err != nil {
 		t.Error(err)
-	}
-}
-
-// A journal of version 1 can be read and appended to.
-func TestVersion1(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
-	b := appendRecord(appendRecord([]byte(first), []byte("run"), 0), []byte("one"), 0)
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	j, run, err := Open(path, func([]byte) error { return nil })
-	if err != nil || run != "run" {
-		t.Fatal(run, err)
-	}
-	defer j.Close()
-	if err := j.Append([]byte("two")); err != nil {
-		t.Fatal(err)
-	}
-	holds(t, path, []string{"one", "two"})
-	if err := j.Replace(payloads([]string{"all"}), true); err != nil {
-		t.Fatal(err)
-	}
-	holds(t, path, []string{"all"})
-	if !bytes.HasPrefix(content(t, path), []byte(magic)) {
-		t.Error("it is of version 1 still")
 	}
 }
 
