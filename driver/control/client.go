@@ -25,7 +25,8 @@ const stacksPatience = 30 * time.Second
 // ErrNoDriver is returned by a Client if no driver answers on the socket.
 var ErrNoDriver = errors.New("control: no driver answers")
 
-// Client calls a driver. Its methods are safe for concurrent use; they block for at most 10 s.
+// Client calls a driver. Its methods are safe for concurrent use; they block for at most 10 s, and
+// Stacks for at most 30 s.
 type Client struct {
 	conn *grpc.ClientConn
 	stub controlpb.ControlClient
@@ -51,7 +52,7 @@ func (c *Client) Status(ctx context.Context) (job.Status, error) {
 	var s job.Status
 	reply, err := c.stub.Status(ctx, &controlpb.StatusRequest{})
 	if err != nil {
-		return s, answer(ctx, err)
+		return s, answer(ctx, err, patience)
 	}
 	if err := json.Unmarshal(reply.GetStatus(), &s); err != nil {
 		return s, fmt.Errorf("control: the driver's answer: %w", err)
@@ -71,13 +72,13 @@ func (c *Client) Command(ctx context.Context, what job.Command) (done string, er
 		MinNp: small(what.MinNP), MaxNp: small(what.MaxNP), Now: what.Now,
 	})
 	if err != nil {
-		return "", answer(ctx, err)
+		return "", answer(ctx, err, patience)
 	}
 	return reply.GetDone(), nil
 }
 
 // Stacks returns where workers are: those of the given ranks, or all if there are none. With all it
-// includes all of their goroutines. It blocks for at most 30 s. A refusal is a *RefusedError.
+// includes all of their goroutines. A refusal is a *RefusedError.
 func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Stacks, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stacksPatience)
 	defer cancel()
@@ -87,7 +88,7 @@ func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Sta
 	}
 	reply, err := c.stub.Stacks(ctx, req)
 	if err != nil {
-		return nil, answer(ctx, err)
+		return nil, answer(ctx, err, stacksPatience)
 	}
 	if err := json.Unmarshal(reply.GetStacks(), &found); err != nil {
 		return nil, fmt.Errorf("control: the driver's answer: %w", err)
@@ -95,14 +96,14 @@ func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Sta
 	return found, nil
 }
 
-// answer converts the error of a call.
-func answer(ctx context.Context, err error) error {
+// answer converts the error of a call that may take the time bound.
+func answer(ctx context.Context, err error, bound time.Duration) error {
 	s := status.Convert(err)
 	switch {
 	case s.Code() == codes.FailedPrecondition, s.Code() == codes.InvalidArgument:
 		return &job.RefusedError{Reason: s.Message()}
 	case s.Code() == codes.DeadlineExceeded && ctx.Err() != nil:
-		return fmt.Errorf("%w within %v", ErrNoDriver, patience)
+		return fmt.Errorf("%w within %v", ErrNoDriver, bound)
 	case s.Code() == codes.Canceled && ctx.Err() != nil:
 		return context.Cause(ctx)
 	}

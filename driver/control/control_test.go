@@ -163,10 +163,32 @@ func TestCheck(t *testing.T) {
 		{Verb: job.Scale},
 		{Verb: job.Scale, MinNP: new(0)},
 		{Verb: job.Scale, MaxNP: new(-1)},
+		{Verb: job.Scale, MaxNP: new(1<<32 + 2)}, // 32 bits of it would arrive
+		{Verb: job.Scale, MinNP: new(1 << 31), MaxNP: new(0)},
 	} {
 		if err := c.Check(); err == nil {
 			t.Errorf("%+v is let through", c)
 		}
+	}
+}
+
+// over is a context whose deadline has passed.
+type over struct{ context.Context }
+
+func (over) Deadline() (time.Time, bool) { return time.Unix(0, 0), true }
+func (over) Err() error                  { return context.DeadlineExceeded }
+
+// TestNoAnswer: the error says how long the answer may take, which differs between calls.
+func TestNoAnswer(t *testing.T) {
+	c := dial(t, filepath.Join(t.TempDir(), control.SocketName))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ctx = over{ctx}
+	if _, err := c.Status(ctx); !errors.Is(err, control.ErrNoDriver) || !strings.Contains(err.Error(), "within 10s") {
+		t.Errorf("the status: %v", err)
+	}
+	if _, err := c.Stacks(ctx, nil, false); !errors.Is(err, control.ErrNoDriver) || !strings.Contains(err.Error(), "within 30s") {
+		t.Errorf("the stacks: %v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package job
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -73,6 +74,11 @@ func (c Command) Check() error {
 			return fmt.Errorf("control: the minimum number of workers is %d; it must be at least 1", *c.MinNP)
 		case c.MaxNP != nil && *c.MaxNP < 0:
 			return fmt.Errorf("control: the maximum number of workers is %d; it must be 0 (no bound) or more", *c.MaxNP)
+		}
+		for _, n := range []*int{c.MinNP, c.MaxNP} {
+			if n != nil && *n > math.MaxInt32 {
+				return fmt.Errorf("control: a number of workers is %d; it must be at most %d", *n, math.MaxInt32)
+			}
 		}
 		return nil
 	case Drain, Exclude, Readmit:
