@@ -157,10 +157,8 @@ func truth(is bool) float64 {
 	return 0
 }
 
-// states are all states of a job.
-var states = []job.State{
-	job.Waiting, job.Starting, job.Running, job.Resetting, job.Finishing, job.Stopping, job.Done, job.Failed,
-}
+// states are all states of a job that has not ended. The metrics end with the job.
+var states = []job.State{job.Waiting, job.Starting, job.Running, job.Resetting, job.Finishing, job.Stopping}
 
 // slotStates are all states of a slot.
 var slotStates = []job.SlotState{

@@ -84,7 +84,7 @@ var (
 	jobStart = define(Metric{Name: "hvdrun_job_start_time_seconds", Of: OfJob, Unit: "dateTimeAsIso",
 		Help: "When the job began, in seconds since 1970", Query: "hvdrun_job_start_time_seconds{job=~\"$job\",instance=~\"$instance\"} * 1000"})
 	jobState = define(Metric{Name: "hvdrun_job_state", Of: OfJob, Labels: []string{"state"},
-		Help: "1 for the state in which the job is, 0 for the others"})
+		Help: "1 for the state in which the job is until it ends, 0 for the others"})
 	jobSeconds = define(Metric{Name: "hvdrun_job_seconds_total", Kind: Counter, Of: OfJob, Labels: []string{"part"}, Unit: "percentunit",
 		Help: "What the job's time was spent on, of the whole job; the parts add up to its time"})
 	jobStalled = define(Metric{Name: "hvdrun_job_stalled_seconds_total", Kind: Counter, Of: OfJob, Labels: []string{"host", "slot"}, Unit: "percentunit",

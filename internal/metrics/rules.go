@@ -28,9 +28,7 @@ func alerts() []alert {
 	const losses = `cause=~"death|stall|departure|broken"`
 	return []alert{
 		{"HvdrunDown", `up{job=~"hvdrun.*"} == 0`, "2m", "critical",
-			"{{ $labels.instance }} does not answer: its driver or agent is gone, or cannot be reached"},
-		{"HvdrunJobFailed", `hvdrun_job_state{state="failed"} == 1`, "0m", "critical",
-			"the job of {{ $labels.instance }} has failed"},
+			"{{ $labels.instance }} does not answer: its job has ended, or its driver or agent is gone, or cannot be reached"},
 		{"HvdrunWaiting", `hvdrun_job_state{state="waiting"} == 1`, "5m", "warning",
 			"the job of {{ $labels.instance }} does not train: it waits for slots"},
 		{"HvdrunSmall", `hvdrun_world_size < on (job, instance) hvdrun_world_size_needed{for="start"} and on (job, instance) hvdrun_world_generation > 0`, "15m", "warning",
