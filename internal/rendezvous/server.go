@@ -136,6 +136,14 @@ type widening struct {
 	held  *world // published, but some of its members have not joined again; nil: none
 }
 
+// expel forgets a worker. A held world keeps what it has of its members: it must not be published
+// with the loopback address of one that has not joined again.
+func (w *widening) expel(inc string) {
+	if w.held == nil || !slices.ContainsFunc(w.held.members, func(m Member) bool { return m.Incarnation == inc }) {
+		delete(w.asked, inc)
+	}
+}
+
 // world is what Publish is given.
 type world struct {
 	plan.World
@@ -200,6 +208,7 @@ func (s *Server) Expel(incarnation string) {
 	delete(s.dismissed, incarnation)
 	_ = s.handles.take(incarnation, 0)
 	s.stores.expel(incarnation)
+	s.widening.expel(incarnation)
 	if s.cfg.Tasks != nil {
 		s.cfg.Tasks.Expel(incarnation)
 	}

@@ -88,3 +88,36 @@ func TestWorldWaitsForWideMembers(t *testing.T) {
 		t.Errorf("generation %d, near at %v", world.Generation, got)
 	}
 }
+
+// TestWideMemberEnds: a worker that has ended is forgotten, but a held world is not published
+// with the loopback address of a member that has ended.
+func TestWideMemberEnds(t *testing.T) {
+	j := newJob(t)
+	arrive := func(inc, addr string) <-chan answer {
+		return j.arrive(inc, &rendezvouspb.JoinRequest{DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: true})
+	}
+	j.server.Widen()
+	for _, inc := range []string{"near", "other", "gone"} {
+		if a := take(t, "answer", arrive(inc, "[::1]:1")); !a.reply.GetWiden() {
+			t.Fatalf("%s is told %v", inc, a)
+		}
+	}
+	j.publish(1, 0, 0, "near", "other")
+	j.server.Expel("gone")
+	j.server.Expel("other")
+	near := arrive("near", "10.0.0.1:1")
+	select {
+	case a := <-near:
+		t.Fatalf("near has a world with a member that has ended: %v", a.reply)
+	default:
+	}
+	j.publish(2, 0, 0, "near")
+	if a := take(t, "answer", near); a.reply.GetWorld().GetGeneration() != 2 {
+		t.Errorf("near is told %v", a)
+	}
+	j.server.mu.Lock()
+	defer j.server.mu.Unlock()
+	if _, known := j.server.asked["gone"]; known {
+		t.Error("a worker that has ended is not forgotten")
+	}
+}
