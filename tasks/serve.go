@@ -70,6 +70,9 @@ const (
 	deafTime = time.Second
 	// aliveEvery is the longest pause between two messages of a worker.
 	aliveEvery = 5 * time.Second
+	// mostUnheard bounds the ends that a worker repeats to the next scheduler, where one cannot
+	// write them down for long. The tasks of older ones run again there.
+	mostUnheard = link.MaxHeld / 10
 )
 
 // Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
@@ -331,12 +334,9 @@ func (w *server) welcomed(l *link.Link[*taskspb.ToTasks], m *taskspb.FromTasks) 
 		l.Flush()
 		return
 	}
-	w.link = l
-	if !m.GetWelcome().GetKnown() {
-		w.heard = 0 // and what was not heard counts from there
-	} else {
-		w.acknowledge(m.GetHeard())
-	}
+	w.link, w.results = l, nil // the results come again, with their tasks
+	w.acknowledge(m.GetHeard())
+	w.heard = m.GetHeard() // what was not heard counts from there
 	for _, d := range w.unheard {
 		w.put(d, func(m *taskspb.ToTasks) { m.Dones = append(m.Dones, d) })
 	}
@@ -695,11 +695,15 @@ func (w *server) run(ctx context.Context, a *attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a.ended, a.cancel = true, func() {}
+	a.push = &taskspb.PushTask{Of: done.GetOf()} // without the arguments
 	w.take(a, -1, func(name string) bool { return name != queue.CPU || a.waits == 0 })
 	if w.silent {
 		return
 	}
 	w.unheard = append(w.unheard, done)
+	if len(w.unheard) > mostUnheard {
+		w.acknowledge(w.heard + mostUnheard/10)
+	}
 	if w.put(done, func(m *taskspb.ToTasks) { m.Dones = append(m.Dones, done) }); w.link != nil {
 		w.link.Push()
 	}
