@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -97,7 +98,7 @@ func (f *Future[R]) Get(ctx context.Context) (R, error) {
 	if !f.ended() {
 		over := f.waiting()
 		f.pool.mu.Unlock()
-		if err := await(ctx, over); err != nil {
+		if _, err := receive(ctx, over); err != nil {
 			return r, err
 		}
 		f.pool.mu.Lock()
@@ -134,7 +135,7 @@ func (t *pending) decode(ctx context.Context, r *taskspb.TaskResult, type_ refle
 
 // Err waits as Get does, and returns only the error.
 func (t *pending) Err(ctx context.Context) error {
-	if err := await(ctx, t.Done()); err != nil {
+	if _, err := receive(ctx, t.Done()); err != nil {
 		return err
 	}
 	t.pool.mu.Lock()
@@ -142,20 +143,20 @@ func (t *pending) Err(ctx context.Context) error {
 	return t.err
 }
 
-// await waits until a channel is closed. A function of a task, whose context ctx is, lends its
-// processors meanwhile.
-func await(ctx context.Context, over <-chan struct{}) error {
+// receive returns what comes from a channel, or nothing where it is closed. A function of a task,
+// whose context ctx is, lends its processors meanwhile.
+func receive[T any](ctx context.Context, from <-chan T) (next T, err error) {
 	select {
-	case <-over:
-		return nil
+	case next = <-from:
+		return next, nil
 	default:
 	}
 	defer lend(ctx)()
 	select {
-	case <-over:
-		return nil
+	case next = <-from:
+		return next, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return next, ctx.Err()
 	}
 }
 
@@ -364,56 +365,69 @@ func (p *Pool) dropAll(in []input) {
 }
 
 // Map calls a function for each of the items, as one task each, and returns the results in their
-// order. At the first error it cancels the others, and returns that error. ConnectConfig.Progress
-// shows the progress.
+// order. At the first error, also while it submits, it cancels the others, and returns that error.
+// ConnectConfig.Progress shows the progress.
 func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, error) {
-	futures := make([]*Future[R], 0, len(items))
-	cancel := func() {
-		for _, t := range futures {
-			t.Cancel()
-		}
-	}
-	for _, item := range items {
-		t, err := f.Submit(ctx, p, item)
-		if err != nil {
-			cancel()
-			return nil, err
-		}
-		futures = append(futures, t)
-	}
 	show := func() {}
 	if p.cfg.Progress != nil {
 		shown := newBar(p.cfg.Progress, f.fn.name, len(items), time.Now())
 		defer func() { shown.close(time.Now()) }()
 		show = func() { shown.add(time.Now()) }
 	}
+	live, stop := context.WithCancel(ctx)
+	defer stop()
+	futures, ended := make([]*Future[R], len(items)), make(chan int, len(items))
+	var submitting sync.WaitGroup
+	var refused error // by Submit
+	submitting.Go(func() {
+		for i, item := range items {
+			if futures[i], refused = f.Submit(live, p, item); refused != nil {
+				stop()
+				return
+			}
+			futures[i].whenOver(func() { ended <- i })
+		}
+	})
 	results := make([]R, len(items))
-	index := make(map[*Future[R]]int, len(items))
-	for i, t := range futures {
-		index[t] = i
-	}
-	for t, err := range AsCompleted(ctx, futures) {
+	next := func() error {
+		i, err := receive(live, ended)
 		if err == nil {
-			results[index[t]], err = t.Get(ctx)
+			results[i], err = futures[i].Get(ctx)
+			show()
 		}
-		show()
-		if err != nil {
-			cancel()
-			return nil, err
+		return err
+	}
+	var err error
+	for n := 0; n < len(items) && err == nil; n++ {
+		err = next()
+	}
+	stop()
+	submitting.Wait()
+	switch {
+	case err == nil:
+		return results, nil
+	case errors.Is(err, live.Err()) && refused != nil:
+		err = refused
+	}
+	for _, t := range futures {
+		if t != nil {
+			t.Cancel()
 		}
 	}
-	return results, nil
+	return nil, err
 }
 
 // RunAll calls the function once on each worker that serves tasks now, and returns the results in
-// the order of the workers' ranks. Workers that train are left out, unless they set Beside. A call
-// whose worker is lost is not repeated. The error is the first of a call; the others continue.
+// the order of the workers' ranks. Workers that leave are left out, and so are those that train,
+// unless they set Beside. A call is not repeated if its worker is lost, or has a place in a world
+// before it has run, and fails on a worker that has no such function or offers less. The error is
+// the first of a call; the others continue.
 func RunAll[R any](ctx context.Context, p *Pool, f *Func[R], args ...any) ([]R, error) {
 	s, err := p.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.Workers = slices.DeleteFunc(s.Workers, func(w report.WorkerStatus) bool { return w.Trains })
+	s.Workers = slices.DeleteFunc(s.Workers, func(w report.WorkerStatus) bool { return w.Trains || w.Leaving })
 	slices.SortFunc(s.Workers, func(a, b report.WorkerStatus) int {
 		return cmp.Or(cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID))
 	})
@@ -442,24 +456,10 @@ func AsCompleted[R any](ctx context.Context, futures []*Future[R]) iter.Seq2[*Fu
 		for _, t := range futures {
 			t.whenOver(func() { ended <- t })
 		}
-		next := func() *Future[R] {
-			select {
-			case t := <-ended:
-				return t
-			default:
-			}
-			defer lend(ctx)()
-			select {
-			case t := <-ended:
-				return t
-			case <-ctx.Done():
-				return nil
-			}
-		}
 		for range futures {
-			t := next()
-			if t == nil {
-				yield(nil, ctx.Err())
+			t, err := receive(ctx, ended)
+			if err != nil {
+				yield(nil, err)
 				return
 			}
 			if !yield(t, t.Err(ctx)) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,7 +17,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/tasks/report"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
+	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -337,6 +340,77 @@ func TestRunAll(t *testing.T) {
 
 // A worker that refuses gets nothing until it says otherwise.
 func TestAdmission(t *testing.T) {
+// RunAll leaves out a worker that leaves, and fails where one lacks the function.
+func TestRunAllWithout(t *testing.T) {
+	p := newPlace(t, scheduler.Config{})
+	p.serve(ServeConfig{Host: "a"})
+	leave := p.serve(ServeConfig{Host: "b", Offers: map[string]float64{"b": 1}})
+	pool := p.connect(ConnectConfig{})
+	waiting.Store(0)
+	busy, err := waits.With(Resource("b", 1)).Submit(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !follow.Await(t, func() bool { return waiting.Load() == 1 }) {
+		t.Fatal("the task does not begin")
+	}
+	var leaving sync.WaitGroup
+	leaving.Go(leave)
+	defer leaving.Wait()
+	defer busy.Cancel()
+	workers := func(is func(Status) bool) bool {
+		return follow.Await(t, func() bool {
+			s, err := pool.Status(t.Context())
+			return err == nil && is(s)
+		})
+	}
+	if !workers(func(s Status) bool { return len(s.Workers) == 2 && (s.Workers[0].Leaving || s.Workers[1].Leaving) }) {
+		t.Fatal("the worker does not leave")
+	}
+	if all, err := RunAll(t.Context(), pool, double, 4); err != nil || fmt.Sprint(all) != "[8]" {
+		t.Errorf("beside a worker that leaves: %v, %v", all, err)
+	}
+	p.serve(ServeConfig{Host: "c", Families: []*Family{}})
+	if !workers(func(s Status) bool {
+		return slices.ContainsFunc(s.Workers, func(w report.WorkerStatus) bool { return w.Host == "c" })
+	}) {
+		t.Fatal("the other worker does not come")
+	}
+	if _, err := RunAll(t.Context(), pool, double, 4); !errors.Is(err, ErrWorkerLost) || !strings.Contains(err.Error(), "has no such function") {
+		t.Errorf("beside a worker without the function: %v", err)
+	}
+}
+
+// Map returns the first error although it cannot submit the other tasks before those end that it
+// has submitted, and these are cancelled then.
+func TestMapFails(t *testing.T) {
+	p := newPlace(t, scheduler.Config{})
+	p.serve(ServeConfig{})
+	pool := p.connect(ConnectConfig{Window: 2})
+	var failed *FunctionError
+	if _, err := Map(t.Context(), pool, first, make([]int, 10)); !errors.As(err, &failed) || failed.Text != "it is the first" {
+		t.Error(err)
+	}
+	if !follow.Await(t, func() bool {
+		s, err := pool.Status(t.Context())
+		return err == nil && s.Waiting+s.Ready+s.Running == 0
+	}) {
+		t.Error("the other tasks are not cancelled")
+	}
+}
+
+// first fails where it is called first, and waits otherwise.
+var (
+	first = Register[int]("first/v1", func(ctx context.Context, _ int) (int, error) {
+		if firsts.Add(1) == 1 {
+			return 0, errors.New("it is the first")
+		}
+		<-ctx.Done()
+		return 0, ctx.Err()
+	})
+	firsts atomic.Int32
+)
+
 	p := newPlace(t, scheduler.Config{})
 	var busy atomic.Bool
 	busy.Store(true)

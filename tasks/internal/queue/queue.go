@@ -492,13 +492,11 @@ func (q *Queue) shareText(t *task, r *Result) {
 
 // ready puts a task into its line, and finds a worker for it.
 func (q *Queue) ready(now time.Time, t *task) {
-	if t.Pin != 0 && q.workers[t.Pin] == nil {
-		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker is gone"})
-		return
-	}
-	if t.Pin != 0 && q.workers[t.Pin].trains {
-		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker trains"})
-		return
+	if t.Pin != 0 {
+		if why := q.workers[t.Pin].refuses(t.Group); why != "" {
+			q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: why})
+			return
+		}
 	}
 	q.move(t, Ready)
 	of := t.Group.shares[t.ID.Client]

@@ -188,11 +188,36 @@ func (q *Queue) gone(now time.Time, id uint64, lost bool) {
 		}
 		q.attemptEnded(now, t, how, Result{}, w.Name)
 	}
+	q.failPinned(now, id, workerGone)
+}
+
+// Why tasks fail that are for one worker alone.
+const (
+	workerGone   = "its worker is gone"
+	workerTrains = "its worker trains"
+)
+
+// refuses returns why a worker, which is nil where it is gone, never runs tasks of a group that are
+// for it alone; "": it may.
+func (w *worker) refuses(g *Group) string {
+	switch {
+	case w == nil:
+		return workerGone
+	case w.trains:
+		return workerTrains
+	case !w.serves(g):
+		return "its worker has no such function, or offers less than " + g.Demand.String()
+	}
+	return ""
+}
+
+// failPinned ends the tasks that are ready for a worker alone, which does not run them.
+func (q *Queue) failPinned(now time.Time, id uint64, why string) {
 	for _, g := range q.order {
 		for _, s := range g.shares {
 			if l := s.lines[pinned(id)]; l != nil {
 				for _, t := range slices.Clone(l.tasks) {
-					q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker is gone"})
+					q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: why})
 				}
 			}
 		}
@@ -285,6 +310,7 @@ func (q *Queue) Train(now time.Time, id uint64, trains bool) {
 	for _, t := range slices.Clone(w.sent) {
 		q.takeAway(now, w, t)
 	}
+	q.failPinned(now, id, workerTrains)
 }
 
 // takeAway has a task of a worker run elsewhere. Whatever the worker says of it is refused.
@@ -294,7 +320,7 @@ func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 	}
 	q.stop(now, t, true, "taken elsewhere")
 	if t.Pin == w.ID && w.trains {
-		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker trains"})
+		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: workerTrains})
 		return
 	}
 	q.attemptEnded(now, t, takenBack, Result{}, w.Name)
