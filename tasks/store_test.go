@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
@@ -254,6 +255,33 @@ func TestLostHost(t *testing.T) {
 	}
 	if got := get(t, g, nil); len(got) != 400_000 || made.Load() != 4 {
 		t.Errorf("%d bytes, after %d calls", len(got), made.Load())
+	}
+}
+
+// TestUnreachableHost: where the scheduler cannot reach a worker for its stored results, the log
+// says so once, and Get does not wait longer than the patience.
+func TestUnreachableHost(t *testing.T) {
+	log, hook := logtest.NewNullLogger()
+	p := newSafePlace(t, scheduler.Config{Log: log})
+	stranger, err := identity.NewAuthority("run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.ca = stranger // of the worker, whom the scheduler does not trust
+	p.serve(ServeConfig{Host: "a"})
+	pool := p.connect(ConnectConfig{Patience: time.Nanosecond})
+	f, err := makes.Submit(t.Context(), pool, 200_000, byte(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		var far *transfer.UnreachableError
+		if _, err := f.Get(t.Context()); !errors.As(err, &far) {
+			t.Errorf("the error is %v", err)
+		}
+	}
+	if told := hook.AllEntries(); len(told) != 1 || !strings.Contains(told[0].Message, "stored on a cannot be fetched") {
+		t.Errorf("the log has %v", told)
 	}
 }
 

@@ -46,7 +46,9 @@ type place struct {
 
 func newPlace(t testing.TB, cfg scheduler.Config) *place {
 	t.Helper()
-	cfg.Log = quiet()
+	if cfg.Log == nil {
+		cfg.Log = quiet()
+	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -338,8 +340,6 @@ func TestRunAll(t *testing.T) {
 	}
 }
 
-// A worker that refuses gets nothing until it says otherwise.
-func TestAdmission(t *testing.T) {
 // RunAll leaves out a worker that leaves, and fails where one lacks the function.
 func TestRunAllWithout(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
@@ -411,6 +411,8 @@ var (
 	firsts atomic.Int32
 )
 
+// A worker that refuses gets nothing until it says otherwise.
+func TestAdmission(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	var busy atomic.Bool
 	busy.Store(true)

@@ -88,7 +88,9 @@ type connection struct {
 	link    *link.Link[*taskspb.FromTasks] // nil: it has ended
 	heardAt time.Time                      // when the peer said something last
 	groups  []*queue.Group                 // that a client has declared
-	untold  int                            // about the bytes of the dones of which a worker has not been told
+	// unreached: its values could not be reached, which was told.
+	unreached bool
+	untold    int // about the bytes of the dones of which a worker has not been told
 }
 
 // parting is how a peer goes.

@@ -286,7 +286,8 @@ func (r *relay) ask(at int64, b []byte) error {
 	return err
 }
 
-// find asks each that should have the value. If nobody has it, it is made again.
+// find asks each that should have the value. If nobody has it, it is made again; if nobody can be
+// reached, the error is a *transfer.UnreachableError.
 func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error {
 	s := r.s
 	s.mu.Lock()
@@ -297,12 +298,15 @@ func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error 
 	if !there {
 		return blob.ErrMissing
 	}
+	later := transfer.ErrLater
 	for _, addr := range addrs {
 		if addr == "" || s.cfg.Credentials == nil {
 			continue
 		}
 		conn, err := s.dialValues(ctx, addr)
 		if err != nil {
+			s.unreached(addr, err)
+			later = &transfer.UnreachableError{Why: err.Error()}
 			continue
 		}
 		r.id, r.from = id, transfer.NewClient(conn)
@@ -320,7 +324,20 @@ func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error 
 	case <-time.After(laterPause):
 	case <-ctx.Done():
 	}
-	return transfer.ErrLater
+	return later
+}
+
+// unreached tells, once for each connection of a worker, that the values of its host are out of
+// reach.
+func (s *Scheduler) unreached(addr string, why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.peers {
+		if p.worker && p.values == addr && !p.unreached {
+			p.unreached = true
+			s.cfg.Log.Warnf("tasks: results that are stored on %s cannot be fetched for clients, unless this machine can connect to %s: %v", p.host, addr, why)
+		}
+	}
 }
 
 func (s *Scheduler) dialValues(ctx context.Context, addr string) (net.Conn, error) {

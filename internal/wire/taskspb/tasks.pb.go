@@ -1990,7 +1990,7 @@ type ValueReply struct {
 	// The value is not here.
 	Missing bool   `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"`
 	Failed  string `protobuf:"bytes,4,opt,name=failed,proto3" json:"failed,omitempty"`
-	// It is being made, or those that have it are out of reach: ask again.
+	// Ask again: it is being made, or, where failed says why, those that have it are out of reach.
 	Later         bool `protobuf:"varint,5,opt,name=later,proto3" json:"later,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -38,11 +38,17 @@ const (
 // BesideScheduler is the name of the store that a scheduler has, as that of a host.
 const BesideScheduler = "\x00scheduler"
 
-// ErrLater is returned for a value that is being made, or that is out of reach for now.
-var ErrLater = errors.New("transfer: the value is not within reach")
+// ErrLater is returned for a value that is being made.
+var ErrLater = errors.New("transfer: the value is being made")
+
+// UnreachableError is returned for a value where none that has it can be reached.
+type UnreachableError struct{ Why string }
+
+// Error says why.
+func (e *UnreachableError) Error() string { return "transfer: the value is out of reach: " + e.Why }
 
 // Reader reads a part of a value. It returns blob.ErrMissing where it has no such value, and
-// ErrLater where it may be asked again.
+// ErrLater or an *UnreachableError where it may be asked again.
 type Reader func(ctx context.Context, id blob.ID, at int64, b []byte) error
 
 // FromStore returns a Reader of the values of a store.
@@ -102,11 +108,14 @@ func (cfg *ServeConfig) answer(ctx context.Context, q *taskspb.ValueRequest) *ta
 		return &taskspb.ValueReply{Failed: "a request that is out of bounds"}
 	}
 	data := make([]byte, q.GetLength())
+	var far *UnreachableError
 	switch err := cfg.Read(ctx, id, int64(q.GetOffset()), data); {
 	case errors.Is(err, blob.ErrMissing):
 		return &taskspb.ValueReply{Missing: true}
 	case errors.Is(err, ErrLater):
 		return &taskspb.ValueReply{Later: true}
+	case errors.As(err, &far):
+		return &taskspb.ValueReply{Later: true, Failed: queue.Cut(far.Why, link.MaxWhy)}
 	case err != nil:
 		return &taskspb.ValueReply{Failed: queue.Cut(err.Error(), link.MaxWhy)}
 	}
@@ -208,6 +217,8 @@ func (c *Client) reply() (*taskspb.ValueReply, error) {
 		return nil, fmt.Errorf("transfer: %w", err)
 	case reply.GetMissing():
 		return nil, blob.ErrMissing
+	case reply.GetLater() && reply.GetFailed() != "":
+		return nil, &UnreachableError{reply.GetFailed()}
 	case reply.GetLater():
 		return nil, ErrLater
 	case reply.GetFailed() != "":
