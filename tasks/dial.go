@@ -32,6 +32,9 @@ const (
 // holds a connection until it knows of the next one.
 const dialTimeout = 5 * time.Second
 
+// greetTimeout bounds the wait for the scheduler's answer over a connection that was made.
+const greetTimeout = 20 * time.Second
+
 // directTimeout bounds a try to reach a driver of this machine without its agent. Another process
 // may have the port of one that has died.
 const directTimeout = time.Second
@@ -57,7 +60,10 @@ func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), he
 		conn: conn, link: link.New(conn, func() *taskspb.ToTasks { return &taskspb.ToTasks{} }), r: link.NewReader(conn), first: &taskspb.FromTasks{},
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	err = s.greet(hello(conn))
+	said := hello(conn)
+	_ = conn.SetDeadline(time.Now().Add(greetTimeout))
+	err = s.greet(said)
+	_ = conn.SetDeadline(time.Time{})
 	if !stop() {
 		err = errors.Join(ctx.Err(), err)
 	}

@@ -267,10 +267,13 @@ func (p *Pool) run(ctx context.Context, s *session) {
 		}
 		l.Close()
 		p.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
-		err = regain(ctx, p.cfg.Patience, p.cfg.Log, func(ctx context.Context) (err error) {
-			s, err = p.hello(ctx)
-			return err
-		})
+		var refused refusedError
+		if !errors.As(err, &refused) {
+			err = regain(ctx, p.cfg.Patience, p.cfg.Log, func(ctx context.Context) (err error) {
+				s, err = p.hello(ctx)
+				return err
+			})
+		}
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
@@ -288,6 +291,9 @@ func (p *Pool) listen(r *link.Reader) error {
 	for {
 		if err := r.Read(&m); err != nil {
 			return err
+		}
+		if why := m.GetRefused(); why != "" {
+			return refusedError{why}
 		}
 		if text := m.GetStatus(); len(text) > 0 {
 			p.answered(text)
@@ -371,7 +377,7 @@ func (p *Pool) end(t *pending, r *taskspb.TaskResult, err error) []func() {
 	return after
 }
 
-// fail ends all tasks.
+// fail ends all tasks, and leaves questions without an answer.
 func (p *Pool) fail(err error) {
 	p.mu.Lock()
 	if p.failed == nil {
@@ -382,14 +388,15 @@ func (p *Pool) fail(err error) {
 		after = append(after, p.end(t, nil, err)...)
 	}
 	p.retry()
+	p.inquiries.end()
 	p.mu.Unlock()
 	for _, f := range after {
 		f()
 	}
 }
 
-// Err returns why the pool has ended: it was closed, or the scheduler was unreachable for longer
-// than the patience. Nil: it works or tries to reconnect.
+// Err returns why the pool has ended: it was closed, the scheduler was unreachable for longer than
+// the patience, or the scheduler has refused the client. Nil: it works or tries to reconnect.
 func (p *Pool) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -481,7 +488,11 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 			err = p.waitFor(ctx, room, f)
 		case err != nil:
 		case l != nil:
-			return t, l.Wait(ctx)
+			if err := l.Wait(ctx); err != nil {
+				t.Cancel()
+				return nil, err
+			}
+			return t, nil
 		default:
 			return t, nil
 		}

@@ -30,15 +30,37 @@ func (p *Pool) Status(ctx context.Context) (s Status, err error) {
 	p.asked = append(p.asked, answer)
 	p.send(nil, func(m *taskspb.ToTasks) { m.Status = true })
 	p.mu.Unlock()
-	select {
-	case text := <-answer:
-		if err := json.Unmarshal(text, &s); err != nil {
-			return s, fmt.Errorf("tasks: the scheduler's status: %w", err)
+	text, err := p.answer(ctx, answer)
+	if err == nil {
+		if err = json.Unmarshal(text, &s); err != nil {
+			err = fmt.Errorf("tasks: the scheduler's status: %w", err)
 		}
-		return s, nil
-	case <-ctx.Done():
-		return s, ctx.Err()
 	}
+	return s, err
+}
+
+// answer waits for the answer to a question.
+func (p *Pool) answer(ctx context.Context, to <-chan []byte) ([]byte, error) {
+	select {
+	case text, ok := <-to:
+		if !ok {
+			return nil, p.Err()
+		}
+		return text, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// end leaves all questions without an answer.
+func (i *inquiries) end() {
+	for _, c := range i.asked {
+		close(c)
+	}
+	for _, w := range i.wonder {
+		close(w.answer)
+	}
+	i.asked, i.wonder = nil, nil
 }
 
 // answered gives the scheduler's answer to those who have asked.
@@ -75,15 +97,13 @@ func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err
 	p.wonder = append(p.wonder, question{what, answer})
 	p.send(&taskspb.ToTasks{Explain: []string{what}}, func(m *taskspb.ToTasks) { m.Explain = append(m.Explain, what) })
 	p.mu.Unlock()
-	select {
-	case text := <-answer:
-		if err := json.Unmarshal(text, &all); err != nil {
-			return nil, fmt.Errorf("tasks: the scheduler's explanation: %w", err)
+	text, err := p.answer(ctx, answer)
+	if err == nil {
+		if err = json.Unmarshal(text, &all); err != nil {
+			err = fmt.Errorf("tasks: the scheduler's explanation: %w", err)
 		}
-		return all, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
 	}
+	return all, err
 }
 
 // explained gives answers to those who have asked, in the order in which they did.

@@ -115,7 +115,7 @@ type greedyError struct{ bytes int64 }
 
 // Error returns a message with the sizes.
 func (e greedyError) Error() string {
-	return fmt.Sprintf("scheduler: the client's tasks have %d bytes, more than it was told that they may have", e.bytes)
+	return fmt.Sprintf("scheduler: the client's tasks have %d bytes, more than it was told that they may have; --tasks-memory bounds them", e.bytes)
 }
 
 // room returns an error where a client has no room for a task; the lock is held.

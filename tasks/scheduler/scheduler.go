@@ -296,6 +296,8 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	if errors.As(err, &greedy) {
 		_ = conn.SetDeadline(time.Now().Add(lastWords)) // it may not read
 		l.Say(func(out *taskspb.FromTasks) { out.Refused = err.Error() })
+		for r.Read(&m) == nil { // bytes that nobody has read would take the refusal with them
+		}
 		l.Flush()
 	}
 	if errors.Is(err, io.EOF) {
@@ -516,8 +518,10 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error 
 			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
 			Options: options, Spec: t.GetArgs(), Cost: costOf(t),
 		}
-		if err := s.room(p, int64(task.Cost)); err != nil {
-			return err
+		if !s.q.Known(task.ID) {
+			if err := s.room(p, int64(task.Cost)); err != nil {
+				return err
+			}
 		}
 		if why := tooLarge(t); why != "" {
 			t.Args, t.Options, task.Spec, task.Options, options = nil, nil, nil, nil, nil

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -280,8 +281,12 @@ func (l *Link[M]) Close() {
 	<-l.done
 }
 
-// Flush writes what is pending, and closes the connection.
+// flushWithin bounds Flush, where the peer does not read.
+const flushWithin = 5 * time.Second
+
+// Flush writes what is pending, within 5 s, and closes the connection.
 func (l *Link[M]) Flush() {
+	_ = l.conn.SetWriteDeadline(time.Now().Add(flushWithin))
 	l.mu.Lock()
 	if l.err == nil {
 		l.err = errFlushed

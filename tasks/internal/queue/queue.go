@@ -751,6 +751,9 @@ func (q *Queue) Result(id ID) (Result, bool) {
 	return t.result, true
 }
 
+// Known returns whether there is a task.
+func (q *Queue) Known(id ID) bool { return q.tasks[id] != nil }
+
 // Spec returns the Spec of a task, or nil.
 func (q *Queue) Spec(id ID) []byte {
 	if t := q.tasks[id]; t != nil {
