@@ -164,8 +164,11 @@ func unproven(err error) bool {
 func ownDial() (func(context.Context) (net.Conn, error), error) {
 	own, err := ownJob()
 	path := plan.OwnTasks()
-	if !errors.Is(err, ErrNoJob) || path == "" {
+	switch {
+	case !errors.Is(err, ErrNoJob):
 		return own.dial, err
+	case path == "":
+		return nil, fmt.Errorf("%w, and was not started by hvdrun tasks run", err)
 	}
 	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, path) }, nil
@@ -206,7 +209,7 @@ func ownJob() (own ownPlace, err error) {
 		return own, fmt.Errorf("tasks: environment: %w", err)
 	}
 	if !driven {
-		return own, fmt.Errorf("%w: this process is not a worker of one, and was not started by hvdrun tasks run", ErrNoJob)
+		return own, fmt.Errorf("%w: this process is not a worker of one", ErrNoJob)
 	}
 	creds, err := identity.Decode(w.Credentials)
 	if err != nil {

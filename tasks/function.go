@@ -210,7 +210,6 @@ func Resource(name string, n float64) Option {
 }
 
 // Retries sets how often a task runs again after its worker was lost. Default: 3; at most 200.
-// 200.
 func Retries(n int) Option {
 	return func(o *options) { o.retries = min(max(n, 0), 200) - queue.DefaultRetries }
 }

@@ -52,7 +52,7 @@ type ClientStatus struct {
 type Offered struct {
 	Function string `json:"function"`
 	Workers  int    `json:"workers"`
-	// CPU is how many processors they offer.
+	// CPU is how many processors those of them offer that neither leave nor train.
 	CPU float64 `json:"cpu"`
 }
 

@@ -32,7 +32,15 @@ func TestPinned(t *testing.T) {
 	if s := q.Status(now); s.Running != 2 || s.Ready != 2 {
 		t.Errorf("%d tasks are sent and %d are ready, not 2 and 2", s.Running, s.Ready)
 	}
+	offered := func(want float64) {
+		t.Helper()
+		if all := q.Status(now).Offered; len(all) != 1 || all[0].CPU != want {
+			t.Errorf("%+v is offered, not %v processors", all, want)
+		}
+	}
+	offered(1)
 	q.Train(now, 8, true)
+	offered(0)
 	for n := range uint64(4) {
 		over(3+n, "its worker trains")
 	}

@@ -60,7 +60,7 @@ func (q *Queue) offered() []report.Offered {
 				o = &report.Offered{Function: name}
 				of[name] = o
 			}
-			if o.Workers++; !w.leaving {
+			if o.Workers++; !w.closed() {
 				o.CPU += float64(w.Offers[CPU]) / Unit
 			}
 		}
