@@ -85,7 +85,7 @@ func (t *pending) Cancel() {
 }
 
 func (t *pending) cancel(m *taskspb.ToTasks) {
-	m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: t.n, Force: true})
+	m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: t.n})
 }
 
 // Get waits until the task is over, and returns its result. If a function of a task calls it with

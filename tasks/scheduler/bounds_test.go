@@ -29,12 +29,12 @@ const (
 // largest is how long each text may be, in bytes, and how many elements each list may have.
 var largest = map[protoreflect.FullName]int{
 	"ToTasks.groups": several, "ToTasks.puts": several, "ToTasks.submits": several, "ToTasks.ends": several,
-	"ToTasks.cancels": several, "ToTasks.releases": several, "ToTasks.unputs": several, "ToTasks.wants": several,
+	"ToTasks.cancels": several, "ToTasks.releases": several, "ToTasks.unputs": several,
 	"ToTasks.dones": several, "ToTasks.returned": several, "ToTasks.kept": several, "ToTasks.leases": several,
 	"ToTasks.stored": several, "ToTasks.missing": several, "ToTasks.explain": several, "ToTasks.begun": several,
 	"ToTasks.waits": several, "ToTasks.waited": several,
 
-	"FromTasks.told": several, "FromTasks.values": several, "FromTasks.asks": several, "FromTasks.pushes": several,
+	"FromTasks.told": several, "FromTasks.asks": several, "FromTasks.pushes": several,
 	"FromTasks.take_back": several, "FromTasks.stops": several, "FromTasks.drops": several,
 	"FromTasks.explained": several, "FromTasks.results": several, "FromTasks.warnings": several,
 	"FromTasks.status": link.MaxStatus, "FromTasks.refused": link.MaxWhy,

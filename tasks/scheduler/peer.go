@@ -283,7 +283,7 @@ func (s *Scheduler) giveUp(p *peer) {
 // held.
 func (s *Scheduler) endClient(now time.Time, p *peer) {
 	for _, id := range s.q.Tasks(p.session) {
-		s.q.Cancel(now, id, false)
+		s.q.Cancel(now, id)
 		s.q.Release(now, id)
 	}
 	for id := range p.puts {

@@ -446,7 +446,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *taskspb.ToTasks) error
 		return err
 	}
 	for _, c := range m.GetCancels() {
-		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
+		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()})
 	}
 	for _, n := range m.GetReleases() {
 		s.q.Release(now, queue.ID{Client: p.session, N: n})
@@ -658,7 +658,7 @@ func (s *Scheduler) actOn(a queue.Action) {
 		p.put(nil, func(m *taskspb.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
 	case queue.Stop:
 		p.put(nil, func(m *taskspb.FromTasks) {
-			m.Stops = append(m.Stops, &taskspb.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
+			m.Stops = append(m.Stops, &taskspb.StopTask{Of: attemptOf(a.Task, a.Attempt)})
 		})
 	case queue.Tell:
 		s.tell(p, a.Task)

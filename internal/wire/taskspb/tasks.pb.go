@@ -42,7 +42,6 @@ type ToTasks struct {
 	// Numbers of tasks of which it does not need the result.
 	Releases []uint64 `protobuf:"varint,6,rep,packed,name=releases,proto3" json:"releases,omitempty"`
 	Unputs   [][]byte `protobuf:"bytes,7,rep,name=unputs,proto3" json:"unputs,omitempty"`
-	Wants    [][]byte `protobuf:"bytes,8,rep,name=wants,proto3" json:"wants,omitempty"`
 	// Of a worker.
 	Dones    []*TaskDone    `protobuf:"bytes,9,rep,name=dones,proto3" json:"dones,omitempty"`
 	Returned []*Attempt     `protobuf:"bytes,10,rep,name=returned,proto3" json:"returned,omitempty"`
@@ -159,13 +158,6 @@ func (x *ToTasks) GetUnputs() [][]byte {
 	return nil
 }
 
-func (x *ToTasks) GetWants() [][]byte {
-	if x != nil {
-		return x.Wants
-	}
-	return nil
-}
-
 func (x *ToTasks) GetDones() []*TaskDone {
 	if x != nil {
 		return x.Dones
@@ -276,8 +268,7 @@ type FromTasks struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Welcome *TasksWelcome          `protobuf:"bytes,1,opt,name=welcome,proto3" json:"welcome,omitempty"`
 	// To a client.
-	Told   []*TaskTold `protobuf:"bytes,2,rep,name=told,proto3" json:"told,omitempty"`
-	Values []*ValueAt  `protobuf:"bytes,3,rep,name=values,proto3" json:"values,omitempty"`
+	Told []*TaskTold `protobuf:"bytes,2,rep,name=told,proto3" json:"told,omitempty"`
 	// To a worker.
 	Asks     []*LeaseAsk `protobuf:"bytes,4,rep,name=asks,proto3" json:"asks,omitempty"`
 	Pushes   []*PushTask `protobuf:"bytes,5,rep,name=pushes,proto3" json:"pushes,omitempty"`
@@ -344,13 +335,6 @@ func (x *FromTasks) GetWelcome() *TasksWelcome {
 func (x *FromTasks) GetTold() []*TaskTold {
 	if x != nil {
 		return x.Told
-	}
-	return nil
-}
-
-func (x *FromTasks) GetValues() []*ValueAt {
-	if x != nil {
-		return x.Values
 	}
 	return nil
 }
@@ -605,7 +589,6 @@ func (x *TasksHello) GetSaysEnded() bool {
 type TasksWelcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Run   string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
-	Term  uint32                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
 	// The scheduler knows the session.
 	Known bool `protobuf:"varint,3,opt,name=known,proto3" json:"known,omitempty"`
 	// Tasks that the client may have that are not over.
@@ -649,13 +632,6 @@ func (x *TasksWelcome) GetRun() string {
 		return x.Run
 	}
 	return ""
-}
-
-func (x *TasksWelcome) GetTerm() uint32 {
-	if x != nil {
-		return x.Term
-	}
-	return 0
 }
 
 func (x *TasksWelcome) GetKnown() bool {
@@ -1111,7 +1087,6 @@ func (x *TaskArg) GetTask() uint64 {
 type CancelTask struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	N             uint64                 `protobuf:"varint,1,opt,name=n,proto3" json:"n,omitempty"`
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1151,13 +1126,6 @@ func (x *CancelTask) GetN() uint64 {
 		return x.N
 	}
 	return 0
-}
-
-func (x *CancelTask) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
 }
 
 type PutValue struct {
@@ -1854,7 +1822,6 @@ func (x *ResultFor) GetResult() *TaskTold {
 type StopTask struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Of            *Attempt               `protobuf:"bytes,1,opt,name=of,proto3" json:"of,omitempty"`
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1894,13 +1861,6 @@ func (x *StopTask) GetOf() *Attempt {
 		return x.Of
 	}
 	return nil
-}
-
-func (x *StopTask) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
 }
 
 // ValueRequest asks for a part of a stored value, or brings one.
@@ -2596,7 +2556,7 @@ var File_tasks_proto protoreflect.FileDescriptor
 
 const file_tasks_proto_rawDesc = "" +
 	"\n" +
-	"\vtasks.proto\x12\thvdrun.v1\"\xf6\x06\n" +
+	"\vtasks.proto\x12\thvdrun.v1\"\xe6\x06\n" +
 	"\aToTasks\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.hvdrun.v1.TasksHelloR\x05hello\x12,\n" +
 	"\x06groups\x18\x02 \x03(\v2\x14.hvdrun.v1.TaskGroupR\x06groups\x12'\n" +
@@ -2605,8 +2565,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\x04ends\x18\x14 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04ends\x12/\n" +
 	"\acancels\x18\x05 \x03(\v2\x15.hvdrun.v1.CancelTaskR\acancels\x12\x1a\n" +
 	"\breleases\x18\x06 \x03(\x04R\breleases\x12\x16\n" +
-	"\x06unputs\x18\a \x03(\fR\x06unputs\x12\x14\n" +
-	"\x05wants\x18\b \x03(\fR\x05wants\x12)\n" +
+	"\x06unputs\x18\a \x03(\fR\x06unputs\x12)\n" +
 	"\x05dones\x18\t \x03(\v2\x13.hvdrun.v1.TaskDoneR\x05dones\x12.\n" +
 	"\breturned\x18\n" +
 	" \x03(\v2\x12.hvdrun.v1.AttemptR\breturned\x12&\n" +
@@ -2622,11 +2581,10 @@ const file_tasks_proto_rawDesc = "" +
 	"\aexplain\x18\x1e \x03(\tR\aexplain\x12(\n" +
 	"\x05begun\x18\x1f \x03(\v2\x12.hvdrun.v1.AttemptR\x05begun\x12(\n" +
 	"\x05waits\x18  \x03(\v2\x12.hvdrun.v1.AttemptR\x05waits\x12*\n" +
-	"\x06waited\x18! \x03(\v2\x12.hvdrun.v1.AttemptR\x06waited\"\xd2\x04\n" +
+	"\x06waited\x18! \x03(\v2\x12.hvdrun.v1.AttemptR\x06waitedJ\x04\b\b\x10\t\"\xac\x04\n" +
 	"\tFromTasks\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.hvdrun.v1.TasksWelcomeR\awelcome\x12'\n" +
-	"\x04told\x18\x02 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04told\x12*\n" +
-	"\x06values\x18\x03 \x03(\v2\x12.hvdrun.v1.ValueAtR\x06values\x12'\n" +
+	"\x04told\x18\x02 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04told\x12'\n" +
 	"\x04asks\x18\x04 \x03(\v2\x13.hvdrun.v1.LeaseAskR\x04asks\x12+\n" +
 	"\x06pushes\x18\x05 \x03(\v2\x13.hvdrun.v1.PushTaskR\x06pushes\x12/\n" +
 	"\ttake_back\x18\x06 \x03(\v2\x12.hvdrun.v1.AttemptR\btakeBack\x12)\n" +
@@ -2640,7 +2598,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\baccepted\x18\r \x01(\x04R\baccepted\x12.\n" +
 	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\x12!\n" +
 	"\fwindow_bytes\x18\x0f \x01(\x04R\vwindowBytes\x12\x1a\n" +
-	"\bwarnings\x18\x10 \x03(\tR\bwarningsJ\x04\b\b\x10\t\"\x99\x03\n" +
+	"\bwarnings\x18\x10 \x03(\tR\bwarningsJ\x04\b\x03\x10\x04J\x04\b\b\x10\t\"\x99\x03\n" +
 	"\n" +
 	"TasksHello\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
@@ -2658,12 +2616,11 @@ const file_tasks_proto_rawDesc = "" +
 	"\x04name\x18\x14 \x01(\tR\x04name\x12\x1a\n" +
 	"\bconfirms\x18\x15 \x01(\bR\bconfirms\x12\x1d\n" +
 	"\n" +
-	"says_ended\x18\x16 \x01(\bR\tsaysEnded\"b\n" +
+	"says_ended\x18\x16 \x01(\bR\tsaysEnded\"T\n" +
 	"\fTasksWelcome\x12\x10\n" +
-	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
-	"\x04term\x18\x02 \x01(\rR\x04term\x12\x14\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
 	"\x05known\x18\x03 \x01(\bR\x05known\x12\x16\n" +
-	"\x06window\x18\x04 \x01(\rR\x06window\"6\n" +
+	"\x06window\x18\x04 \x01(\rR\x06windowJ\x04\b\x02\x10\x03\"6\n" +
 	"\fTaskFunction\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\fR\x04hash\"2\n" +
@@ -2693,11 +2650,10 @@ const file_tasks_proto_rawDesc = "" +
 	"\aTaskArg\x12\x18\n" +
 	"\ainlined\x18\x01 \x01(\fR\ainlined\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x12\n" +
-	"\x04task\x18\x03 \x01(\x04R\x04task\"0\n" +
+	"\x04task\x18\x03 \x01(\x04R\x04task\" \n" +
 	"\n" +
 	"CancelTask\x12\f\n" +
-	"\x01n\x18\x01 \x01(\x04R\x01n\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"4\n" +
+	"\x01n\x18\x01 \x01(\x04R\x01nJ\x04\b\x02\x10\x03\"4\n" +
 	"\bPutValue\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\fR\x05value\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\"8\n" +
@@ -2745,10 +2701,9 @@ const file_tasks_proto_rawDesc = "" +
 	"\x06inline\x18\b \x01(\rR\x06inline\"\\\n" +
 	"\tResultFor\x12\"\n" +
 	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12+\n" +
-	"\x06result\x18\x02 \x01(\v2\x13.hvdrun.v1.TaskToldR\x06result\"D\n" +
+	"\x06result\x18\x02 \x01(\v2\x13.hvdrun.v1.TaskToldR\x06result\"4\n" +
 	"\bStopTask\x12\"\n" +
-	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"z\n" +
+	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02ofJ\x04\b\x02\x10\x03\"z\n" +
 	"\fValueRequest\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\fR\x05value\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
@@ -2871,43 +2826,42 @@ var file_tasks_proto_depIdxs = []int32{
 	14, // 13: hvdrun.v1.ToTasks.waited:type_name -> hvdrun.v1.Attempt
 	3,  // 14: hvdrun.v1.FromTasks.welcome:type_name -> hvdrun.v1.TasksWelcome
 	17, // 15: hvdrun.v1.FromTasks.told:type_name -> hvdrun.v1.TaskTold
-	18, // 16: hvdrun.v1.FromTasks.values:type_name -> hvdrun.v1.ValueAt
-	19, // 17: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
-	21, // 18: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
-	14, // 19: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
-	23, // 20: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
-	22, // 21: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
-	4,  // 22: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
-	5,  // 23: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
-	14, // 24: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
-	4,  // 25: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
-	5,  // 26: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
-	8,  // 27: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
-	10, // 28: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
-	14, // 29: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
-	15, // 30: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
-	15, // 31: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
-	6,  // 32: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
-	14, // 33: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
-	17, // 34: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
-	18, // 35: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
-	14, // 36: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
-	17, // 37: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
-	14, // 38: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
-	27, // 39: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
-	6,  // 40: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
-	28, // 41: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
-	29, // 42: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
-	30, // 43: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
-	31, // 44: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
-	32, // 45: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
-	7,  // 46: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
-	15, // 47: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	19, // 16: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
+	21, // 17: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
+	14, // 18: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
+	23, // 19: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
+	22, // 20: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
+	4,  // 21: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
+	5,  // 22: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
+	14, // 23: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
+	4,  // 24: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
+	5,  // 25: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
+	8,  // 26: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
+	10, // 27: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
+	14, // 28: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
+	15, // 29: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
+	15, // 30: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
+	6,  // 31: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
+	14, // 32: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
+	17, // 33: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
+	18, // 34: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
+	14, // 35: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
+	17, // 36: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
+	14, // 37: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
+	27, // 38: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
+	6,  // 39: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
+	28, // 40: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
+	29, // 41: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
+	30, // 42: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
+	31, // 43: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
+	32, // 44: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
+	7,  // 45: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
+	15, // 46: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
+	47, // [47:47] is the sub-list for method output_type
+	47, // [47:47] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_tasks_proto_init() }

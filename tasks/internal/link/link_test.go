@@ -116,7 +116,7 @@ func TestWritten(t *testing.T) {
 	near, far := net.Pipe()
 	l := New(near, empty)
 	defer l.Close()
-	l.Say(func(m *taskspb.ToTasks) { m.Wants = append(m.Wants, make([]byte, 1<<20)) })
+	l.Say(func(m *taskspb.ToTasks) { m.Unputs = append(m.Unputs, make([]byte, 1<<20)) })
 	read := make(chan error, 1)
 	var came sync.WaitGroup
 	came.Go(func() { read <- NewReader(far).Read(empty()) })

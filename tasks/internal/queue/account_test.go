@@ -115,7 +115,7 @@ func TestBytesOfAChain(t *testing.T) {
 		q.Release(now, ID{1, n})
 	}
 	q.Submit(now, Task{ID: ID{1, 9}, Group: g, Cost: 600})
-	q.Cancel(now, ID{1, 9}, true)
+	q.Cancel(now, ID{1, 9})
 	q.Release(now, ID{1, 9})
 	if q.Bytes() != 0 || len(q.accounts) != 0 {
 		t.Errorf("%d bytes of %d clients are left", q.Bytes(), len(q.accounts))

@@ -58,7 +58,7 @@ func TestExplain(t *testing.T) {
 	if q.ExplainFunction(now, "none") != nil || q.ExplainTask(now, 99) != nil {
 		t.Error("what there is not is explained")
 	}
-	q.Cancel(now, ID{7, 8}, false)
+	q.Cancel(now, ID{7, 8})
 	why(8, "cancelled: it was cancelled")
 }
 

@@ -139,7 +139,6 @@ type Action struct {
 	Group   *Group
 	Object  Object
 	Host    string
-	Force   bool
 	Confirm bool // of Push: the worker is to say when it begins the task
 }
 
@@ -698,20 +697,20 @@ func (q *Queue) Release(now time.Time, id ID) {
 		defer q.goOn(now, id.Client)
 	}
 	if !t.state.Over() && t.users == 0 {
-		q.Cancel(now, id, false)
+		q.Cancel(now, id)
 		return
 	}
 	q.forget(t)
 }
 
 // Cancel ends a task. One that runs is over at once for its client; its worker is told to end the
-// attempt, and does so within its grace where force is set.
-func (q *Queue) Cancel(now time.Time, id ID, force bool) {
+// attempt.
+func (q *Queue) Cancel(now time.Time, id ID) {
 	t := q.tasks[id]
 	if t == nil || t.state.Over() {
 		return
 	}
-	q.end(now, t, force, Result{State: Cancelled, Text: "it was cancelled"})
+	q.end(now, t, Result{State: Cancelled, Text: "it was cancelled"})
 }
 
 // Ended says what a client knows to have become of a task: a queue before this one has told it, and
@@ -719,19 +718,19 @@ func (q *Queue) Cancel(now time.Time, id ID, force bool) {
 // result is made again instead.
 func (q *Queue) Ended(now time.Time, id ID, r Result) {
 	if t := q.tasks[id]; t != nil && !t.state.Over() && !t.again && r.State.Over() && r.Size == 0 {
-		q.end(now, t, true, r)
+		q.end(now, t, r)
 	}
 }
 
 // end ends a task wherever it is.
-func (q *Queue) end(now time.Time, t *task, force bool, r Result) {
+func (q *Queue) end(now time.Time, t *task, r Result) {
 	if t.state == Sent {
 		w := t.worker
 		why := "cancelled"
 		if r.State != Cancelled {
 			why = "over"
 		}
-		q.stop(now, t, force, why)
+		q.stop(now, t, why)
 		q.begin(now, w)
 		defer q.fill(now, w)
 	}

@@ -269,7 +269,7 @@ func (s *sim) step() {
 	case n < 90 && len(s.ids) > 0:
 		id := s.ids[s.r.IntN(len(s.ids))]
 		s.tasks[id].cancelled = true
-		s.q.Cancel(s.now, id, s.r.IntN(2) == 0)
+		s.q.Cancel(s.now, id)
 	case n < 94 && len(s.ids) > 0:
 		id := s.ids[s.r.IntN(len(s.ids))]
 		s.tasks[id].released = true
@@ -390,7 +390,7 @@ func TestWantUnwritten(t *testing.T) {
 	if !q.Want(now, told) {
 		t.Error("a value is given up whose task runs")
 	}
-	q.Cancel(now, first, false)
+	q.Cancel(now, first)
 	if q.Want(now, told) {
 		t.Error("a value is awaited that no task may make")
 	}
@@ -417,7 +417,7 @@ func TestTakenOver(t *testing.T) {
 				t.Fatalf("before the others are over the client is told %v", told)
 			}
 			if cancelled {
-				s.q.Cancel(s.now, first, false)
+				s.q.Cancel(s.now, first)
 			}
 			s.q.Resume(s.now)
 			for range 2 { // the first and the second, where they run

@@ -17,9 +17,9 @@ const endAgain = 10 * time.Second
 // stop tells the worker of a task to end its attempt, and takes the task from it. The attempt keeps
 // its place and what it takes of the worker until the worker says that it has ended: its function
 // may ignore its context. why is for people.
-func (q *Queue) stop(now time.Time, t *task, force bool, why string) {
+func (q *Queue) stop(now time.Time, t *task, why string) {
 	w := t.worker
-	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.number, Force: force})
+	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.number})
 	if !w.SaysEnded {
 		q.unsend(t)
 		return

@@ -64,10 +64,10 @@ func TestWaits(t *testing.T) {
 	q.Done(now, 8, attempt(19), Result{State: Succeeded}, time.Second)
 	free(0)
 	q.Done(now, 8, attempt(17), Result{State: Succeeded}, time.Second) // while it waited
-	q.Cancel(now, ID{1, 16}, true)
+	q.Cancel(now, ID{1, 16})
 	q.Returned(now, 8, []Held{attempt(16)}) // it has ended
 	stopped := attempt(15)
-	q.Cancel(now, ID{1, 15}, true)
+	q.Cancel(now, ID{1, 15})
 	free(0)
 	join(attempt(0), attempt(18), attempt(15)) // again: the others were lost, and it says what waits
 	free(-2)
@@ -78,7 +78,7 @@ func TestWaits(t *testing.T) {
 		t.Errorf("%d wait: %s", w.waiting(), q.why(now, q.tasks[ID{1, 0}]))
 	}
 	for n := range uint64(20) {
-		q.Cancel(now, ID{1, n}, true)
+		q.Cancel(now, ID{1, n})
 		act()
 	}
 	for n := range uint64(20) {

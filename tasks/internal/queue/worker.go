@@ -127,7 +127,7 @@ func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 			t = nil
 		}
 		if t == nil || t.state != Ready && !t.suspended || t.Pin != 0 && t.Pin != wk.ID {
-			q.do(Action{What: Stop, Worker: w.ID, Task: h.ID, Attempt: h.Attempt, Force: true})
+			q.do(Action{What: Stop, Worker: w.ID, Task: h.ID, Attempt: h.Attempt})
 			continue
 		}
 		if t.suspended {
@@ -318,7 +318,7 @@ func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 	if t.worker != w || t.state != Sent || t.stopped {
 		return
 	}
-	q.stop(now, t, true, "taken elsewhere")
+	q.stop(now, t, "taken elsewhere")
 	if t.Pin == w.ID && w.trains {
 		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: workerTrains})
 		return
@@ -761,7 +761,7 @@ func (q *Queue) Tick(now time.Time) {
 		}
 		for _, t := range slices.Clone(w.sent[:w.running]) {
 			if t.TimeLimit > 0 && t.more != nil && !t.began.IsZero() && t.worker == w && q.passed(now, t.began.Add(t.TimeLimit)) {
-				q.stop(now, t, true, "whose time is up")
+				q.stop(now, t, "whose time is up")
 				q.finish(now, t, Result{State: Failed, Failure: TimedOut, Text: fmt.Sprintf("it ran for longer than %v", t.TimeLimit)})
 				q.begin(now, w)
 				q.fill(now, w)
