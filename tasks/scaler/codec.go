@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 )
 
-// ErrFormat is returned by Decode for frames that are not a message of the dialect.
+// ErrFormat is returned by Decode for frames that are not a message.
 var ErrFormat = errors.New("scaler: frames are no message")
 
 // UnknownTypeError is returned by Decode for a message of an unknown type. Scaler's own programs
@@ -20,22 +19,22 @@ func (e *UnknownTypeError) Error() string {
 }
 
 // Encode returns a message as frames. They share memory with the message.
-func Encode(d Dialect, m Message) [][]byte {
-	return append([][]byte{[]byte(m.kind())}, m.encode(d)...)
+func Encode(m Message) [][]byte {
+	return append([][]byte{[]byte(m.kind())}, m.encode()...)
 }
 
 // Decode returns the message in the frames. It shares memory with them, and allocates no more than
 // the frames' descriptors: counts within a message are checked against the frames.
-func Decode(d Dialect, all [][]byte) (Message, error) {
+func Decode(all [][]byte) (Message, error) {
 	if len(all) < 2 {
 		return nil, fmt.Errorf("%w: %d frames", ErrFormat, len(all))
 	}
-	m := blank(d, string(all[0]))
+	m := blank(string(all[0]))
 	if m == nil {
 		return nil, &UnknownTypeError{string(all[0])}
 	}
 	f := &frames{rest: all[1:]}
-	err := m.decode(d, f)
+	err := m.decode(f)
 	if err == nil {
 		err = f.end()
 	}
@@ -46,7 +45,7 @@ func Decode(d Dialect, all [][]byte) (Message, error) {
 }
 
 // blank returns an empty message of a type, or nil.
-func blank(d Dialect, kind string) Message {
+func blank(kind string) Message {
 	switch kind {
 	case "TK":
 		return new(Task)
@@ -74,16 +73,6 @@ func blank(d Dialect, kind string) Message {
 		return new(DisconnectRequest)
 	case "DP":
 		return new(DisconnectResponse)
-	}
-	if d == Document {
-		switch kind {
-		case "BQ":
-			return new(BalanceRequest)
-		case "BR":
-			return new(BalanceResponse)
-		case "WDN":
-			return new(WorkerDisconnect)
-		}
 	}
 	return nil
 }
@@ -193,7 +182,7 @@ func loadOf(b []byte) float64 { return float64(order.Uint16(b)) / 1000 }
 
 func count16(n int) uint16 { return uint16(min(max(n, 0), math.MaxUint16)) }
 
-func (m *Task) encode(Dialect) [][]byte {
+func (m *Task) encode() [][]byte {
 	out := [][]byte{m.ID, m.Source, m.Flags.encode(), m.Function}
 	for _, a := range m.Args {
 		out = append(out, []byte{a.Kind}, a.ID)
@@ -201,7 +190,7 @@ func (m *Task) encode(Dialect) [][]byte {
 	return out
 }
 
-func (m *Task) decode(_ Dialect, f *frames) error {
+func (m *Task) decode(f *frames) error {
 	m.ID, m.Source = f.next("id"), f.next("source")
 	m.Flags.decode(f.next("flags"), f)
 	m.Function = f.next("function")
@@ -236,42 +225,23 @@ func (t *TaskFlags) decode(b []byte, f *frames) {
 	}
 }
 
-func (m *TaskCancel) encode(d Dialect) [][]byte {
-	if d == Document {
-		return [][]byte{m.ID}
-	}
+func (m *TaskCancel) encode() [][]byte {
 	return [][]byte{m.ID, {truth(m.Force), truth(m.Retrieve)}}
 }
 
-func (m *TaskCancel) decode(d Dialect, f *frames) error {
+func (m *TaskCancel) decode(f *frames) error {
 	m.ID = f.next("id")
-	if d != Document {
-		b := f.sized("flags", 2)
-		m.Force, m.Retrieve = b[0] != 0, b[1] != 0
-	}
+	b := f.sized("flags", 2)
+	m.Force, m.Retrieve = b[0] != 0, b[1] != 0
 	return f.err
 }
 
-func (m *TaskResult) encode(d Dialect) [][]byte {
-	if d == Document {
-		var result []byte
-		if len(m.Results) > 0 {
-			result = m.Results[0]
-		}
-		return [][]byte{m.ID, {byte(m.Status)}, result, m.Profile.encode()}
-	}
+func (m *TaskResult) encode() [][]byte {
 	return append([][]byte{m.ID, {byte(m.Status)}, m.Profile.encode()}, m.Results...)
 }
 
-func (m *TaskResult) decode(d Dialect, f *frames) error {
+func (m *TaskResult) decode(f *frames) error {
 	m.ID, m.Status = f.next("id"), Status(f.one("status", "SFCNKW"))
-	if d == Document {
-		if result := f.next("result"); len(result) > 0 {
-			m.Results = [][]byte{result}
-		}
-		m.Profile.decode(f.next("profile"), f)
-		return f.err
-	}
 	m.Profile.decode(f.next("profile"), f)
 	m.Results = f.all("results")
 	return f.err
@@ -295,76 +265,54 @@ func (p *Profile) decode(b []byte, f *frames) {
 	}
 }
 
-// encode returns three counts, then three columns: 1.7.14 has the counts in one frame, Document has
-// a frame for each.
-func (o Objects) encode(d Dialect) [][]byte {
-	var counts, out [][]byte
+// encode returns three counts in one frame, then three columns.
+func (o Objects) encode() [][]byte {
+	var counts []byte
+	var out [][]byte
 	for _, column := range [][][]byte{o.IDs, o.Names, o.Contents} {
-		counts = append(counts, order.AppendUint32(nil, uint32(len(column))))
+		counts = order.AppendUint32(counts, uint32(len(column)))
 		out = append(out, column...)
 	}
-	if d != Document {
-		counts = [][]byte{slices.Concat(counts...)}
-	}
-	return append(counts, out...)
+	return append([][]byte{counts}, out...)
 }
 
-func (o *Objects) decode(d Dialect, f *frames) {
-	var counts []byte
-	if d == Document {
-		for range 3 {
-			counts = append(counts, f.sized("count", 4)...)
-		}
-	} else {
-		counts = f.sized("counts", 12)
-	}
+func (o *Objects) decode(f *frames) {
+	counts := f.sized("counts", 12)
 	for i, column := range []*[][]byte{&o.IDs, &o.Names, &o.Contents} {
 		*column = f.several("objects", uint64(order.Uint32(counts[4*i:])))
 	}
 }
 
-func (m *ObjectInstruction) encode(d Dialect) [][]byte {
-	head := [][]byte{{m.Kind}, m.User}
-	if d == Document {
-		head[0], head[1] = head[1], head[0]
-	}
-	return append(head, m.Objects.encode(d)...)
+func (m *ObjectInstruction) encode() [][]byte {
+	return append([][]byte{{m.Kind}, m.User}, m.Objects.encode()...)
 }
 
-func (m *ObjectInstruction) decode(d Dialect, f *frames) error {
-	if d == Document {
-		m.User = f.next("user")
-	}
+func (m *ObjectInstruction) decode(f *frames) error {
 	m.Kind = f.one("kind", "CD")
-	if d != Document {
-		m.User = f.next("user")
-	}
-	m.Objects.decode(d, f)
+	m.User = f.next("user")
+	m.Objects.decode(f)
 	return f.err
 }
 
-func (m *ObjectRequest) encode(Dialect) [][]byte { return append([][]byte{{'A'}}, m.IDs...) }
+func (m *ObjectRequest) encode() [][]byte { return append([][]byte{{'A'}}, m.IDs...) }
 
-func (m *ObjectRequest) decode(_ Dialect, f *frames) error {
+func (m *ObjectRequest) decode(f *frames) error {
 	f.one("kind", "A")
 	m.IDs = f.all("ids")
 	return f.err
 }
 
-func (m *ObjectResponse) encode(d Dialect) [][]byte {
-	return append([][]byte{{m.Kind}}, m.Objects.encode(d)...)
+func (m *ObjectResponse) encode() [][]byte {
+	return append([][]byte{{m.Kind}}, m.Objects.encode()...)
 }
 
-func (m *ObjectResponse) decode(d Dialect, f *frames) error {
+func (m *ObjectResponse) decode(f *frames) error {
 	m.Kind = f.one("kind", "CN")
-	m.Objects.decode(d, f)
+	m.Objects.decode(f)
 	return f.err
 }
 
-func (m *Heartbeat) encode(d Dialect) [][]byte {
-	if d == Document {
-		return [][]byte{m.document()}
-	}
+func (m *Heartbeat) encode() [][]byte {
 	b := make([]byte, 33)
 	order.PutUint16(b, load(m.CPU))
 	order.PutUint64(b[8:], m.RSS)
@@ -379,34 +327,7 @@ func (m *Heartbeat) encode(d Dialect) [][]byte {
 	return out
 }
 
-// document has the agent, one processor and what is queued in a frame of 51 bytes.
-func (m *Heartbeat) document() []byte {
-	var p Processor
-	if len(m.Processors) > 0 {
-		p = m.Processors[0]
-	}
-	b := make([]byte, 51)
-	order.PutUint16(b, load(m.CPU))
-	order.PutUint64(b[8:], m.RSS)
-	order.PutUint16(b[16:], load(p.CPU))
-	order.PutUint64(b[24:], p.RSS)
-	order.PutUint64(b[32:], m.Free)
-	order.PutUint16(b[40:], count16(m.Queued))
-	order.PutUint32(b[44:], m.LatencyUS)
-	b[48], b[49], b[50] = truth(p.Initialized), truth(p.HasTask), truth(m.Locked)
-	return b
-}
-
-func (m *Heartbeat) decode(d Dialect, f *frames) error {
-	if d == Document {
-		b := f.sized("heartbeat", 51)
-		*m = Heartbeat{
-			CPU: loadOf(b), RSS: order.Uint64(b[8:]), Free: order.Uint64(b[32:]), Queued: int(order.Uint16(b[40:])),
-			LatencyUS: order.Uint32(b[44:]), Locked: b[50] != 0,
-			Processors: []Processor{{CPU: loadOf(b[16:]), RSS: order.Uint64(b[24:]), Initialized: b[48] != 0, HasTask: b[49] != 0}},
-		}
-		return f.err
-	}
+func (m *Heartbeat) decode(f *frames) error {
 	b := f.sized("heartbeat", 33)
 	*m = Heartbeat{
 		CPU: loadOf(b), RSS: order.Uint64(b[8:]), Free: order.Uint64(b[16:]), Queued: int(order.Uint16(b[24:])),
@@ -434,7 +355,7 @@ func processorOf(b []byte) Processor {
 	}
 }
 
-func (m *ClientHeartbeat) encode(Dialect) [][]byte {
+func (m *ClientHeartbeat) encode() [][]byte {
 	b := make([]byte, 20)
 	order.PutUint16(b, load(m.CPU))
 	order.PutUint64(b[8:], m.RSS)
@@ -442,7 +363,7 @@ func (m *ClientHeartbeat) encode(Dialect) [][]byte {
 	return [][]byte{b}
 }
 
-func (m *ClientHeartbeat) decode(_ Dialect, f *frames) error {
+func (m *ClientHeartbeat) decode(f *frames) error {
 	b := f.sized("heartbeat", 20)
 	*m = ClientHeartbeat{CPU: loadOf(b), RSS: order.Uint64(b[8:]), LatencyUS: order.Uint32(b[16:])}
 	return f.err
@@ -452,65 +373,35 @@ func (m *ClientHeartbeat) decode(_ Dialect, f *frames) error {
 // a message.
 var nothing = [][]byte{{}}
 
-func (*HeartbeatEcho) encode(Dialect) [][]byte       { return nothing }
-func (*ClientHeartbeatEcho) encode(Dialect) [][]byte { return nothing }
+func (*HeartbeatEcho) encode() [][]byte       { return nothing }
+func (*ClientHeartbeatEcho) encode() [][]byte { return nothing }
 
-func (*HeartbeatEcho) decode(_ Dialect, f *frames) error {
+func (*HeartbeatEcho) decode(f *frames) error {
 	f.empty("echo")
 	return f.err
 }
 
-func (*ClientHeartbeatEcho) decode(_ Dialect, f *frames) error {
+func (*ClientHeartbeatEcho) decode(f *frames) error {
 	f.empty("echo")
 	return f.err
 }
 
-func (m *Disconnect) encode(Dialect) [][]byte { return [][]byte{{m.Kind}} }
+func (m *Disconnect) encode() [][]byte { return [][]byte{{m.Kind}} }
 
-func (m *Disconnect) decode(_ Dialect, f *frames) error {
+func (m *Disconnect) decode(f *frames) error {
 	m.Kind = f.one("kind", "SD")
 	return f.err
 }
 
-func (m *DisconnectRequest) encode(Dialect) [][]byte  { return [][]byte{m.Worker} }
-func (m *DisconnectResponse) encode(Dialect) [][]byte { return [][]byte{m.Worker} }
-func (m *WorkerDisconnect) encode(Dialect) [][]byte   { return [][]byte{m.Worker} }
+func (m *DisconnectRequest) encode() [][]byte  { return [][]byte{m.Worker} }
+func (m *DisconnectResponse) encode() [][]byte { return [][]byte{m.Worker} }
 
-func (m *DisconnectRequest) decode(_ Dialect, f *frames) error {
+func (m *DisconnectRequest) decode(f *frames) error {
 	m.Worker = f.next("worker")
 	return f.err
 }
 
-func (m *DisconnectResponse) decode(_ Dialect, f *frames) error {
+func (m *DisconnectResponse) decode(f *frames) error {
 	m.Worker = f.next("worker")
-	return f.err
-}
-
-func (m *WorkerDisconnect) decode(_ Dialect, f *frames) error {
-	m.Worker = f.next("worker")
-	return f.err
-}
-
-func (m *BalanceRequest) encode(Dialect) [][]byte {
-	return [][]byte{order.AppendUint32(nil, m.Count)}
-}
-
-func (m *BalanceRequest) decode(_ Dialect, f *frames) error {
-	m.Count = order.Uint32(f.sized("count", 4))
-	return f.err
-}
-
-func (m *BalanceResponse) encode(Dialect) [][]byte {
-	if len(m.IDs) == 0 {
-		return nothing
-	}
-	return m.IDs
-}
-
-func (m *BalanceResponse) decode(_ Dialect, f *frames) error {
-	m.IDs = f.all("ids")
-	if len(m.IDs) == 1 && len(m.IDs[0]) == 0 {
-		m.IDs = nil
-	}
 	return f.err
 }

@@ -37,26 +37,17 @@ var everything = []Message{
 	&Disconnect{Leave},
 	&DisconnectRequest{b("worker")},
 	&DisconnectResponse{b("worker")},
-}
-
-// cases are the messages that a dialect can say.
-func cases(d Dialect) []Message {
-	all := append([]Message{}, everything...)
-	if d == Document {
-		return append(all, &TaskCancel{ID: b("t")}, &BalanceRequest{5}, &BalanceResponse{}, &BalanceResponse{[][]byte{b("t"), b("u")}}, &WorkerDisconnect{b("w")})
-	}
-	return append(all, &TaskCancel{b("t"), true, false}, &TaskCancel{b("t"), false, true},
-		&Heartbeat{Processors: []Processor{{PID: 1, Suspended: true}, {PID: 2}}}, &Heartbeat{},
-		&TaskResult{ID: b("t"), Status: Canceled, Profile: Profile{Absent: true}, Results: [][]byte{b("a"), {}, b("c")}})
+	&TaskCancel{b("t"), true, false},
+	&TaskCancel{b("t"), false, true},
+	&Heartbeat{Processors: []Processor{{PID: 1, Suspended: true}, {PID: 2}}},
+	&Heartbeat{},
+	&TaskResult{ID: b("t"), Status: Canceled, Profile: Profile{Absent: true}, Results: [][]byte{b("a"), {}, b("c")}},
 }
 
 func TestRoundTrip(t *testing.T) {
-	for _, d := range []Dialect{V1714, Document} {
-		for _, m := range cases(d) {
-			got, err := Decode(d, Encode(d, m))
-			if err != nil || !reflect.DeepEqual(got, m) {
-				t.Errorf("%v: %+v became %+v, %v", d, m, got, err)
-			}
+	for _, m := range everything {
+		if got, err := Decode(Encode(m)); err != nil || !reflect.DeepEqual(got, m) {
+			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
 	}
 }
@@ -66,34 +57,28 @@ func TestLayouts(t *testing.T) {
 	heartbeat := &Heartbeat{CPU: 0.258, RSS: 0x1112131415161718, Free: 0x2122232425262728, Queued: 0x3132, LatencyUS: 0x41424344, Locked: true,
 		Processors: []Processor{{PID: 0x51525354, Initialized: true, Suspended: true, CPU: 0.515, RSS: 0x6162636465666768}}}
 	for _, c := range []struct {
-		dialect Dialect
-		m       Message
-		frame   int
-		want    string // in hexadecimal, spaces between fields and padding
+		m     Message
+		frame int
+		want  string // in hexadecimal, spaces between fields and padding
 	}{
-		{V1714, heartbeat, 1, "0201 000000000000 1817161514131211 2827262524232221 3231 0000 44434241 01"},
-		{V1714, heartbeat, 2, "54535251 01 00 01 00 0302 000000000000 6867666564636261"},
-		{Document, heartbeat, 1, "0201 000000000000 1817161514131211 0302 000000000000 6867666564636261 2827262524232221 3231 0000 44434241 01 00 01"},
-		{V1714, &ClientHeartbeat{CPU: 0.258, RSS: 0x1112131415161718, LatencyUS: 0x21222324}, 1, "0201 000000000000 1817161514131211 24232221"},
-		{V1714, &ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 2, "02000000 01000000 00000000"},
-		{Document, &ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 2, "02000000"},
-		{Document, &ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 3, "01000000"},
-		{Document, &ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 4, "00000000"},
-		{Document, &ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 5, "69"},
-		{V1714, &TaskCancel{b("t"), true, false}, 2, "01 00"},
-		{V1714, &Task{Flags: TaskFlags{Profiling: true, Priority: -2}}, 3, "01 fffffffe"},
-		{V1714, &TaskResult{Status: Success, Profile: Profile{Duration: 1.5, Memory: 0x4142}}, 3, "3fc00000 0000000000004142"},
+		{heartbeat, 1, "0201 000000000000 1817161514131211 2827262524232221 3231 0000 44434241 01"},
+		{heartbeat, 2, "54535251 01 00 01 00 0302 000000000000 6867666564636261"},
+		{&ClientHeartbeat{CPU: 0.258, RSS: 0x1112131415161718, LatencyUS: 0x21222324}, 1, "0201 000000000000 1817161514131211 24232221"},
+		{&ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 2, "02000000 01000000 00000000"},
+		{&TaskCancel{b("t"), true, false}, 2, "01 00"},
+		{&Task{Flags: TaskFlags{Profiling: true, Priority: -2}}, 3, "01 fffffffe"},
+		{&TaskResult{Status: Success, Profile: Profile{Duration: 1.5, Memory: 0x4142}}, 3, "3fc00000 0000000000004142"},
 	} {
-		frame := Encode(c.dialect, c.m)[c.frame]
+		frame := Encode(c.m)[c.frame]
 		if want := strings.ReplaceAll(c.want, " ", ""); hex.EncodeToString(frame) != want {
-			t.Errorf("%v, frame %d of %T:\n%x, want\n%s", c.dialect, c.frame, c.m, frame, want)
+			t.Errorf("frame %d of %T:\n%x, want\n%s", c.frame, c.m, frame, want)
 		}
 	}
-	for frame, want := range map[string]int{"main": 33, "processor": 24, "document": 51, "client": 20, "counts": 12} {
+	for frame, want := range map[string]int{"main": 33, "processor": 24, "client": 20, "counts": 12} {
 		got := map[string]int{
-			"main": len(Encode(V1714, heartbeat)[1]), "processor": len(Encode(V1714, heartbeat)[2]),
-			"document": len(Encode(Document, heartbeat)[1]), "client": len(Encode(V1714, &ClientHeartbeat{})[1]),
-			"counts": len(Encode(V1714, &ObjectInstruction{Kind: Create})[3]),
+			"main": len(Encode(heartbeat)[1]), "processor": len(Encode(heartbeat)[2]),
+			"client": len(Encode(&ClientHeartbeat{})[1]),
+			"counts": len(Encode(&ObjectInstruction{Kind: Create})[3]),
 		}[frame]
 		if got != want {
 			t.Errorf("%s has %d bytes, not %d", frame, got, want)
@@ -103,7 +88,7 @@ func TestLayouts(t *testing.T) {
 
 // TestClamped: what a field cannot hold is its greatest value, not another one.
 func TestClamped(t *testing.T) {
-	got, err := Decode(V1714, Encode(V1714, &Heartbeat{CPU: 128, Queued: 1 << 20, Processors: []Processor{{CPU: -1}}}))
+	got, err := Decode(Encode(&Heartbeat{CPU: 128, Queued: 1 << 20, Processors: []Processor{{CPU: -1}}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,45 +106,36 @@ func TestDecodeRefuses(t *testing.T) {
 		}
 		return b
 	}
-	for name, c := range map[string]struct {
-		dialect Dialect
-		frames  [][]byte
-	}{
-		"nothing":             {V1714, nil},
-		"a type alone":        {V1714, [][]byte{b("HE")}},
-		"counts over frames":  {V1714, [][]byte{b("OA"), b("C"), counts(1<<32-1, 1<<32-1, 1<<32-1), b("i")}},
-		"counts that are sum": {V1714, [][]byte{b("OA"), b("C"), counts(1, 1<<31, 1<<31), b("i"), b("n"), b("x")}},
-		"counts under frames": {V1714, [][]byte{b("OA"), b("C"), counts(1, 0, 0), b("i"), b("j")}},
-		"counts of 11 bytes":  {V1714, [][]byte{b("OA"), b("C"), make([]byte, 11)}},
-		"column's count":      {Document, [][]byte{b("OA"), b("C"), counts(2), counts(0), counts(0), b("i")}},
-		"half an argument":    {V1714, [][]byte{b("TK"), b("t"), b("c"), nil, b("f"), b("R")}},
-		"argument's kind":     {V1714, [][]byte{b("TK"), b("t"), b("c"), nil, b("f"), b("X"), b("a")}},
-		"flags of 4 bytes":    {V1714, [][]byte{b("TK"), b("t"), b("c"), b("1234"), b("f")}},
-		"no function":         {V1714, [][]byte{b("TK"), b("t"), b("c"), nil}},
-		"cancel, no flags":    {V1714, [][]byte{b("TC"), b("t")}},
-		"cancel with flags":   {Document, [][]byte{b("TC"), b("t"), {0, 0}}},
-		"status":              {V1714, [][]byte{b("TR"), b("t"), b("Z"), nil}},
-		"status of 2 bytes":   {V1714, [][]byte{b("TR"), b("t"), b("SS"), nil}},
-		"profile of 8 bytes":  {V1714, [][]byte{b("TR"), b("t"), b("S"), make([]byte, 8)}},
-		"heartbeat of 51":     {V1714, [][]byte{b("HB"), make([]byte, 51)}},
-		"heartbeat of 33":     {Document, [][]byte{b("HB"), make([]byte, 33)}},
-		"processor of 23":     {V1714, [][]byte{b("HB"), make([]byte, 33), make([]byte, 23)}},
-		"echo with content":   {V1714, [][]byte{b("HE"), b("x")}},
-		"disconnect's kind":   {V1714, [][]byte{b("CS"), b("X")}},
-		"request's kind":      {V1714, [][]byte{b("OR"), b("B"), b("i")}},
-		"two workers":         {V1714, [][]byte{b("DR"), b("w"), b("v")}},
+	for name, frames := range map[string][][]byte{
+		"nothing":             nil,
+		"a type alone":        {b("HE")},
+		"counts over frames":  {b("OA"), b("C"), counts(1<<32-1, 1<<32-1, 1<<32-1), b("i")},
+		"counts that are sum": {b("OA"), b("C"), counts(1, 1<<31, 1<<31), b("i"), b("n"), b("x")},
+		"counts under frames": {b("OA"), b("C"), counts(1, 0, 0), b("i"), b("j")},
+		"counts of 11 bytes":  {b("OA"), b("C"), make([]byte, 11)},
+		"half an argument":    {b("TK"), b("t"), b("c"), nil, b("f"), b("R")},
+		"argument's kind":     {b("TK"), b("t"), b("c"), nil, b("f"), b("X"), b("a")},
+		"flags of 4 bytes":    {b("TK"), b("t"), b("c"), b("1234"), b("f")},
+		"no function":         {b("TK"), b("t"), b("c"), nil},
+		"cancel, no flags":    {b("TC"), b("t")},
+		"status":              {b("TR"), b("t"), b("Z"), nil},
+		"status of 2 bytes":   {b("TR"), b("t"), b("SS"), nil},
+		"profile of 8 bytes":  {b("TR"), b("t"), b("S"), make([]byte, 8)},
+		"heartbeat of 51":     {b("HB"), make([]byte, 51)},
+		"processor of 23":     {b("HB"), make([]byte, 33), make([]byte, 23)},
+		"echo with content":   {b("HE"), b("x")},
+		"disconnect's kind":   {b("CS"), b("X")},
+		"request's kind":      {b("OR"), b("B"), b("i")},
+		"two workers":         {b("DR"), b("w"), b("v")},
 	} {
-		if m, err := Decode(c.dialect, c.frames); !errors.Is(err, ErrFormat) {
+		if m, err := Decode(frames); !errors.Is(err, ErrFormat) {
 			t.Errorf("%s: %+v, %v", name, m, err)
 		}
 	}
-	for _, c := range []struct {
-		dialect Dialect
-		kind    string
-	}{{V1714, "BQ"}, {V1714, "WDN"}, {V1714, "ST"}, {Document, "XX"}, {Document, ""}} {
+	for _, kind := range []string{"BQ", "WDN", "ST", "XX", ""} {
 		var unknown *UnknownTypeError
-		if _, err := Decode(c.dialect, [][]byte{b(c.kind), {}}); !errors.As(err, &unknown) || unknown.Type != c.kind {
-			t.Errorf("type %q: %v", c.kind, err)
+		if _, err := Decode([][]byte{b(kind), {}}); !errors.As(err, &unknown) || unknown.Type != kind {
+			t.Errorf("type %q: %v", kind, err)
 		}
 	}
 }
@@ -201,13 +177,13 @@ func TestGolden(t *testing.T) {
 				}
 				frames = append(frames, frame)
 			}
-			m, err := Decode(V1714, frames)
+			m, err := Decode(frames)
 			if err != nil {
 				t.Errorf("%s: %s%v", path, line, err)
 				continue
 			}
 			seen[m.kind()] = true
-			if again := Encode(V1714, m); !equal(again, frames) {
+			if again := Encode(m); !equal(again, frames) {
 				t.Errorf("%s: %s became %x", path, line, again)
 			}
 		}
@@ -221,18 +197,15 @@ func TestGolden(t *testing.T) {
 
 // FuzzDecode: what decodes encodes to the same frames, or to frames that mean the same.
 func FuzzDecode(f *testing.F) {
-	for _, d := range []Dialect{V1714, Document} {
-		for _, m := range cases(d) {
-			f.Add(int(d), scalertest.Join(Encode(d, m)))
-		}
+	for _, m := range everything {
+		f.Add(scalertest.Join(Encode(m)))
 	}
-	f.Fuzz(func(t *testing.T, dialect int, text []byte) {
-		d := Dialect(dialect & 1)
-		m, err := Decode(d, scalertest.Split(text))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := Decode(scalertest.Split(text))
 		if err != nil {
 			return
 		}
-		again, err := Decode(d, Encode(d, m))
+		again, err := Decode(Encode(m))
 		if err != nil {
 			t.Fatalf("%+v: %v", m, err)
 		}

@@ -252,8 +252,6 @@ func (c *core) message(now time.Time, m Message) {
 		c.echo(now)
 	case *Disconnect:
 		c.leaving = c.leaving || m.Kind == Shutdown
-	case *BalanceRequest:
-		c.give(int(min(m.Count, maxJobs)))
 	case *DisconnectResponse:
 	default:
 		c.notef("the scheduler sends a message of type %s, which is not for workers", m.kind())
@@ -538,7 +536,7 @@ func (c *core) cancel(m *TaskCancel) {
 	}
 	answer := &TaskResult{ID: m.ID, Status: Canceled, Profile: Profile{Absent: true}}
 	if j != nil && m.Retrieve {
-		answer.Results = j.task.encode(c.cfg.Dialect)
+		answer.Results = j.task.encode()
 	}
 	switch {
 	case j == nil:
@@ -560,23 +558,4 @@ func (c *core) cancel(m *TaskCancel) {
 		c.report(nil, answer)
 	}
 	c.advance()
-}
-
-// give gives up to n of the tasks that have not begun back, the newest first.
-func (c *core) give(n int) {
-	answer := &BalanceResponse{}
-	for range n {
-		var newest *job
-		for _, j := range c.queued {
-			if newest == nil || j.number > newest.number {
-				newest = j
-			}
-		}
-		if newest == nil {
-			break
-		}
-		answer.IDs = append(answer.IDs, newest.task.ID)
-		c.forget(string(newest.task.ID), newest)
-	}
-	c.send(answer)
 }

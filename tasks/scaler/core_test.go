@@ -354,22 +354,6 @@ func TestConnectionBreaks(t *testing.T) {
 	}
 }
 
-// TestBalanceRequest: Document's scheduler asks for a number of tasks, and gets the newest.
-func TestBalanceRequest(t *testing.T) {
-	c, _ := running(t, func(cfg *Config) { cfg.Dialect = Document })
-	for _, id := range []string{"1", "2", "3", "4"} {
-		c.message(begin, newTask(id, 0, "a"))
-	}
-	c.message(begin, &BalanceRequest{Count: 2})
-	if m := c.take().send[0].(*BalanceResponse); !equal(m.IDs, [][]byte{b("4"), b("3")}) {
-		t.Errorf("%q", m.IDs)
-	}
-	c.message(begin, &BalanceRequest{Count: 1<<32 - 1})
-	if m := c.take().send[0].(*BalanceResponse); !equal(m.IDs, [][]byte{b("2")}) { // 1 is about to run
-		t.Errorf("%q", m.IDs)
-	}
-}
-
 // TestRandom: a scheduler of many tasks takes some back, gives them again, and connections break
 // with messages under way lost. Every task has a right result in the end, each connection has one
 // answer at most for each time that it was given a task, and nothing is left behind.

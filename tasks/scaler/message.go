@@ -1,36 +1,12 @@
 package scaler
 
-import "fmt"
-
-// Dialect is the layout of the messages.
-type Dialect int
-
-// The dialects. They share most messages.
-const (
-	// V1714 is the layout of the programs of Scaler 1.7.14. It is the zero value.
-	V1714 Dialect = iota
-	// Document is the layout described by 1.7.14's page on custom workers. No published version of
-	// Scaler uses it; a scheduler of 1.7.14 exits at the first such heartbeat.
-	Document
-)
-
-func (d Dialect) String() string {
-	switch d {
-	case V1714:
-		return "1.7.14"
-	case Document:
-		return "document"
-	}
-	return fmt.Sprintf("Dialect(%d)", int(d))
-}
-
 // Message is one of the types of this file, as a pointer.
 type Message interface {
 	// kind is the first frame.
 	kind() string
 	// encode returns the frames after it.
-	encode(Dialect) [][]byte
-	decode(Dialect, *frames) error
+	encode() [][]byte
+	decode(*frames) error
 }
 
 // TypeOf returns a message's type: its first frame.
@@ -95,7 +71,7 @@ type TaskResult struct {
 	ID      []byte
 	Status  Status
 	Profile Profile
-	// Results are ids of objects: one for Success and Failed. In Document there is at most one.
+	// Results are ids of objects: one for Success and Failed.
 	Results [][]byte
 }
 
@@ -150,7 +126,7 @@ type Heartbeat struct {
 	Queued    int    // tasks that do not run yet
 	LatencyUS uint32 // half of the time to the last echo
 	Locked    bool   // no task can start now
-	// Processors run tasks. Document has exactly one.
+	// Processors run tasks.
 	Processors []Processor
 }
 
@@ -190,15 +166,6 @@ type DisconnectRequest struct{ Worker []byte }
 // DisconnectResponse answers a DisconnectRequest.
 type DisconnectResponse struct{ Worker []byte }
 
-// BalanceRequest asks a worker for a number of its tasks: Document only.
-type BalanceRequest struct{ Count uint32 }
-
-// BalanceResponse returns tasks: Document only.
-type BalanceResponse struct{ IDs [][]byte }
-
-// WorkerDisconnect reports that a worker has gone: Document only.
-type WorkerDisconnect struct{ Worker []byte }
-
 func (*Task) kind() string                { return "TK" }
 func (*TaskCancel) kind() string          { return "TC" }
 func (*TaskResult) kind() string          { return "TR" }
@@ -212,6 +179,3 @@ func (*ClientHeartbeatEcho) kind() string { return "CE" }
 func (*Disconnect) kind() string          { return "CS" }
 func (*DisconnectRequest) kind() string   { return "DR" }
 func (*DisconnectResponse) kind() string  { return "DP" }
-func (*BalanceRequest) kind() string      { return "BQ" }
-func (*BalanceResponse) kind() string     { return "BR" }
-func (*WorkerDisconnect) kind() string    { return "WDN" }

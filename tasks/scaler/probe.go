@@ -31,7 +31,7 @@ func Probe(ctx context.Context, address string, within time.Duration) error {
 	defer context.AfterFunc(ctx, func() { socket.Close() })()
 	for _, m := range []Message{&Heartbeat{Processors: []Processor{{Initialized: true}}}, &DisconnectRequest{identity}} {
 		if err == nil {
-			err = socket.Send(Encode(V1714, m))
+			err = socket.Send(Encode(m))
 		}
 	}
 	for err == nil {
@@ -39,7 +39,7 @@ func Probe(ctx context.Context, address string, within time.Duration) error {
 		if frames, err = socket.Recv(); err != nil {
 			break
 		}
-		if m, bad := Decode(V1714, frames); bad == nil {
+		if m, bad := Decode(frames); bad == nil {
 			switch m.(type) {
 			case *HeartbeatEcho, *DisconnectResponse:
 				return nil

@@ -23,8 +23,7 @@ type Config struct {
 	Functions Functions
 	// Find, if not nil, returns the function for a name that is not in Functions, or an error.
 	// Clients get a *CallError as an exception of its class. It must not block.
-	Find    func(name string) (Func, error)
-	Dialect Dialect
+	Find func(name string) (Func, error)
 	// Name is part of the worker's identity, which Scaler's monitors show; "": hvdrun.
 	Name string
 	// Slots is the number of tasks that run at a time; 0: 1, as in Scaler.
@@ -266,7 +265,7 @@ func (w *worker) perform() {
 		w.log.Warnf("scaler: %s", note)
 	}
 	for _, m := range a.send {
-		w.pending = append(w.pending, Encode(w.cfg.Dialect, m))
+		w.pending = append(w.pending, Encode(m))
 	}
 	for _, run := range a.stop {
 		if end := w.ends[run]; end != nil {
@@ -350,7 +349,7 @@ func (w *worker) receive(r received) {
 		w.broken(r.err)
 		return
 	}
-	m, err := Decode(w.cfg.Dialect, r.frames)
+	m, err := Decode(r.frames)
 	if err != nil {
 		w.log.Warnf("%v", err)
 		return
@@ -389,7 +388,7 @@ func (w *worker) leave() {
 			if r.err != nil {
 				return // the scheduler has gone
 			}
-			if m, err := Decode(w.cfg.Dialect, r.frames); err == nil {
+			if m, err := Decode(r.frames); err == nil {
 				if _, ok := m.(*DisconnectResponse); ok {
 					return
 				}

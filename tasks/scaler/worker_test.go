@@ -43,7 +43,7 @@ func (s *fakeScheduler) accept() *peer {
 func (p *peer) send(all ...Message) {
 	p.t.Helper()
 	for _, m := range all {
-		if err := p.Write(Encode(V1714, m)); err != nil {
+		if err := p.Write(Encode(m)); err != nil {
 			p.t.Fatal(err)
 		}
 	}
@@ -55,7 +55,7 @@ func (p *peer) next() Message {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	m, err := Decode(V1714, frames)
+	m, err := Decode(frames)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -379,9 +379,9 @@ func TestSlowScheduler(t *testing.T) {
 		}()
 		const n = 100
 		for i := range n {
-			p.in <- Encode(V1714, call1(fmt.Sprint(i), "f", "x"))
+			p.in <- Encode(call1(fmt.Sprint(i), "f", "x"))
 		}
-		p.in <- Encode(V1714, objectsOf(&ObjectRequest{IDs: [][]byte{b("=f"), b("=x")}}))
+		p.in <- Encode(objectsOf(&ObjectRequest{IDs: [][]byte{b("=f"), b("=x")}}))
 		for range n {
 			<-started
 		}

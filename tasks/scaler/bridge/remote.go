@@ -273,7 +273,7 @@ func (p *remote) read() error {
 		if p.r.cfg.record != nil {
 			p.r.cfg.record("<", frames)
 		}
-		m, err := scaler.Decode(scaler.V1714, frames)
+		m, err := scaler.Decode(frames)
 		var unknown *scaler.UnknownTypeError
 		if errors.As(err, &unknown) {
 			p.r.cfg.Log.Warnf("scaler: worker %s: %v", p.name, err)
@@ -562,7 +562,7 @@ func (p *remote) send(m scaler.Message) {
 	if p.closed {
 		return
 	}
-	frames := scaler.Encode(scaler.V1714, m)
+	frames := scaler.Encode(m)
 	if p.r.cfg.record != nil {
 		p.r.cfg.record(">", frames)
 	}

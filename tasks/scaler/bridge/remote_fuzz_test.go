@@ -23,7 +23,7 @@ func FuzzRemote(f *testing.F) {
 	seed := func(all ...scaler.Message) {
 		var text []byte
 		for _, m := range all {
-			frames := scaler.Encode(scaler.V1714, m)
+			frames := scaler.Encode(m)
 			text = append(append(text, byte(len(frames))), scalertest.Join(frames)...)
 			text = append(text, 0xff)
 		}
@@ -54,7 +54,7 @@ func FuzzRemote(f *testing.F) {
 			if len(message) == 0 {
 				continue
 			}
-			m, err := scaler.Decode(scaler.V1714, scalertest.Split(message[1:]))
+			m, err := scaler.Decode(scalertest.Split(message[1:]))
 			if err != nil {
 				continue
 			}

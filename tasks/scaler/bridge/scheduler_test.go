@@ -38,7 +38,7 @@ func (s *fakeScheduler) accept() *peer {
 func (p *peer) send(all ...scaler.Message) {
 	p.t.Helper()
 	for _, m := range all {
-		if err := p.Write(scaler.Encode(scaler.V1714, m)); err != nil {
+		if err := p.Write(scaler.Encode(m)); err != nil {
 			p.t.Fatal(err)
 		}
 	}
@@ -50,7 +50,7 @@ func (p *peer) next() scaler.Message {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	m, err := scaler.Decode(scaler.V1714, frames)
+	m, err := scaler.Decode(frames)
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -116,7 +116,7 @@ type guest struct {
 func (g *guest) send(all ...scaler.Message) {
 	g.t.Helper()
 	for _, m := range all {
-		if err := g.Write(scaler.Encode(scaler.V1714, m)); err != nil {
+		if err := g.Write(scaler.Encode(m)); err != nil {
 			g.t.Fatal(err)
 		}
 	}
@@ -130,7 +130,7 @@ func await[M scaler.Message](g *guest) M {
 		if err != nil {
 			g.t.Fatal(err)
 		}
-		m, err := scaler.Decode(scaler.V1714, frames)
+		m, err := scaler.Decode(frames)
 		if err != nil {
 			g.t.Fatal(err)
 		}
