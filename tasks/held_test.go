@@ -16,12 +16,17 @@ func TestHeld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const more = 10
+	const more, each = 10, 70
 	push := func(n uint64) *taskspb.PushTask {
 		return &taskspb.PushTask{Of: &taskspb.Attempt{N: n}, Args: []byte{1}, Results: []*taskspb.TaskTold{{N: 1}}}
 	}
-	for n := range uint64(mostUnheard + more) {
-		w.hear(&taskspb.FromTasks{Pushes: []*taskspb.PushTask{push(n + 1)}})
+	for n := uint64(1); n <= mostUnheard+more; {
+		var m taskspb.FromTasks
+		for range each {
+			m.Pushes = append(m.Pushes, push(n))
+			n++
+		}
+		w.hear(&m)
 		w.running.Wait()
 	}
 	if n := len(w.held); n > mostUnheard || n < mostUnheard/2 || n != len(w.unheard) || w.heard != uint64(mostUnheard+more-n) {

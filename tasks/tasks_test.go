@@ -388,6 +388,7 @@ func TestMapFails(t *testing.T) {
 	p.serve(ServeConfig{})
 	pool := p.connect(ConnectConfig{Window: 2})
 	var failed *FunctionError
+	firsts.Store(0)
 	if _, err := Map(t.Context(), pool, first, make([]int, 10)); !errors.As(err, &failed) || failed.Text != "it is the first" {
 		t.Error(err)
 	}
