@@ -251,29 +251,79 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 }
 
-// start meets the other nodes and starts the workers. failed: workers of this node have failed in
-// the last round.
+// start meets the other nodes and starts the workers. Where the nodes change before that, they meet
+// again. failed: workers of this node have failed in the last round.
 func (a *Agent) start(ctx context.Context, failed bool) (*group, error) {
+	for {
+		s, err := a.meet(ctx, failed)
+		if err == nil {
+			return a.begin(ctx, s)
+		}
+		if !errors.Is(err, errChanged) {
+			return nil, err
+		}
+		a.cfg.Log.Infof("torchrun: round %d: %v before the workers were started: another round begins", a.place.round.Number, err)
+		failed = false // which the rendezvous knows
+	}
+}
+
+// meet takes this node's place in the next round, and returns the store of its workers. It returns
+// errChanged if the nodes of the round change meanwhile.
+func (a *Agent) meet(ctx context.Context, failed bool) (s roundStore, err error) {
 	since := a.now()
 	round, err := a.cfg.Rendezvous.Next(ctx, failed)
 	if err != nil {
 		return nil, fmt.Errorf("torchrun: rendezvous: %w", err)
 	}
+	ctx, end := a.whileUnchanged(ctx)
+	defer end()
 	a.place = place{round: round}
 	a.machine.begin(round.Restarts)
 	a.lasted("RENDEZVOUS", since)
 	since = a.now()
-	if a.place.ranks, err = a.rank(ctx, round); err != nil {
-		return nil, fmt.Errorf("torchrun: the ranks of round %d: %w", round.Number, err)
+	what := "ranks"
+	if a.place.ranks, err = a.rank(ctx, round); err == nil {
+		a.lasted("ASSIGN_WORKER_RANKS", since)
+		what = "store"
+		s, err = a.store(ctx, round)
 	}
-	a.lasted("ASSIGN_WORKER_RANKS", since)
-	s, err := a.store(ctx, round)
+	if err != nil && context.Cause(ctx) == errChanged {
+		return nil, errChanged
+	}
 	if err != nil {
-		return nil, fmt.Errorf("torchrun: the store of round %d: %w", round.Number, err)
+		return nil, fmt.Errorf("torchrun: the %s of round %d: %w", what, round.Number, err)
 	}
+	return s, nil
+}
+
+// errChanged: nodes wait to join the round, or one of it has gone.
+var errChanged = errors.New("the nodes of the job have changed")
+
+// whileUnchanged returns a context that ends with errChanged when the nodes of the round change.
+// The caller must call end.
+func (a *Agent) whileUnchanged(ctx context.Context) (unchanged context.Context, end func()) {
+	unchanged, cancel := context.WithCancelCause(ctx)
+	changed := a.cfg.Rendezvous.Changed()
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		select {
+		case <-changed:
+			cancel(errChanged)
+		case <-unchanged.Done():
+		}
+	})
+	return unchanged, func() {
+		cancel(nil)
+		waiting.Wait()
+	}
+}
+
+// begin starts the workers of a round.
+func (a *Agent) begin(ctx context.Context, s roundStore) (*group, error) {
 	host, port, _ := net.SplitHostPort(s.addr())
 	a.place.host = host
 	a.place.port, _ = strconv.Atoi(port)
+	round := a.place.round
 	a.cfg.Log.Infof("torchrun: round %d: node %d of %d, ranks %d to %d of %d, restart %d of %d", round.Number, round.Rank, round.World,
 		a.place.ranks.Base, a.place.ranks.Base+a.cfg.Workers-1, a.place.ranks.World, round.Restarts, a.cfg.MaxRestarts)
 	g, err := a.startWorkers(ctx, s)
@@ -417,18 +467,8 @@ func (a *Agent) barrier(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.ExitBarrier, fmt.Errorf("not all nodes were done within %v", a.cfg.ExitBarrier))
 	defer cancel()
-	var waiting sync.WaitGroup
-	defer waiting.Wait()
-	over := make(chan struct{})
-	defer close(over)
-	changed := a.cfg.Rendezvous.Changed()
-	waiting.Go(func() { // a node that restarts or is gone does not come
-		select {
-		case <-changed:
-			cancel()
-		case <-over:
-		}
-	})
+	ctx, end := a.whileUnchanged(ctx) // a node that restarts or is gone does not come
+	defer end()
 	n, err := round.Store.Add(ctx, "done", 1)
 	if err == nil && n == int64(round.World) {
 		err = round.Store.Set(ctx, "all-done", nil)

@@ -138,20 +138,25 @@ type recorded struct {
 	rounds        int
 	change        chan struct{}
 	changesWanted int
+	lost          int // nodes of a round that changes, which say nothing
 }
 
 func (r *recorded) Next(ctx context.Context, failed bool) (Round, error) {
 	r.mu.Lock()
 	r.rounds++
+	lost := 0
 	if r.changesWanted > 0 {
 		r.changesWanted--
+		lost = r.lost
 		r.change = make(chan struct{})
 		close(r.change)
 	} else {
 		r.change = nil
 	}
 	r.mu.Unlock()
-	return r.Single.Next(ctx, failed)
+	round, err := r.Single.Next(ctx, failed)
+	round.World += lost
+	return round, err
 }
 
 func (r *recorded) Changed() <-chan struct{} {
@@ -286,6 +291,18 @@ func TestMembershipChanges(t *testing.T) {
 		a := withoutStore(newAgent(t, Config{Rendezvous: r, Launcher: f, Workers: 1, MaxRestarts: 1}))
 		if err := a.Run(t.Context()); err != nil || r.rounds != 3 || a.machine.left != 1 {
 			t.Errorf("%v, %d rounds, %d left", err, r.rounds, a.machine.left)
+		}
+	})
+}
+
+// TestNodeDiesAsRoundCompletes: the others do not wait for what it would have told, and meet again.
+func TestNodeDiesAsRoundCompletes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &recorded{changesWanted: 1, lost: 1}
+		a := withoutStore(newAgent(t, Config{Rendezvous: r}))
+		begun := time.Now()
+		if err := a.Run(t.Context()); err != nil || r.rounds != 2 || time.Since(begun) != 0 {
+			t.Errorf("%v, %d rounds, after %v", err, r.rounds, time.Since(begun))
 		}
 	})
 }
