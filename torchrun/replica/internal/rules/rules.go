@@ -230,12 +230,32 @@ func (t *Tenure) Do(ch Change) Question {
 		t.changes, t.base = nil, t.Copy.Count
 	default:
 		t.changes = append(t.changes, ch)
+		t.forget()
 	}
 	if len(ch.Members) > 0 {
 		t.joint = t.Copy.Count
 		t.admit()
 	}
 	return q
+}
+
+// manyChanges is how many changes that nobody lacks are kept at most.
+const manyChanges = 1024
+
+// forget drops the changes that no member lacks, apart from those that need the whole copy.
+func (t *Tenure) forget() {
+	if len(t.changes) < manyChanges {
+		return
+	}
+	least := t.Copy.Count
+	for _, s := range t.Others {
+		if !s.whole && !s.dead {
+			least = min(least, s.acked)
+		}
+	}
+	if least >= t.base+manyChanges {
+		t.changes, t.base = slices.Clone(t.changes[least-t.base:]), least
+	}
 }
 
 // Reform returns the change by which the members become those of a round, this node first. Until
