@@ -68,8 +68,12 @@ type Change struct {
 	Closed bool
 }
 
-// numbers are given to the handlers of this process.
-var numbers atomic.Int64
+// numbers are given to the handlers of this process, from firstNumber on. That is random, because
+// processes in several containers with one host name may have the same process id.
+var (
+	firstNumber = rand.IntN(1 << 30)
+	numbers     atomic.Int64
+)
 
 // Handler is one node. Its methods may be called by many goroutines; only one of Next, Leave, Close
 // and Shutdown runs at a time.
@@ -102,7 +106,7 @@ func New(cfg Config) (*Handler, error) {
 	if len(cfg.Addr) > maxAddr || len(cfg.Info) > maxInfo {
 		return nil, fmt.Errorf("dynamic: a name of %d bytes and an info of %d; at most %d and %d", len(cfg.Addr), len(cfg.Info), maxAddr, maxInfo)
 	}
-	h := &Handler{cfg: cfg, node: NodeDesc{cfg.Addr, os.Getpid(), int(numbers.Add(1) - 1)}}
+	h := &Handler{cfg: cfg, node: NodeDesc{cfg.Addr, os.Getpid(), firstNumber + int(numbers.Add(1)-1)}}
 	h.store = store.WithPrefix(cfg.Store, "torch.rendezvous."+cfg.RunID+"/")
 	h.holder = h.newHolder(cached)
 	return h, nil

@@ -123,6 +123,9 @@ func TestNodes(t *testing.T) {
 				t.Errorf("node %d is %v", i, n)
 			}
 		}
+		if made[0].LocalID < 1<<6 {
+			t.Errorf("a process with the same name and id in another container would be %v too", made[0])
+		}
 	})
 	t.Run("N3", func(t *testing.T) {
 		for n, most := range map[int]int{5: 2, 50: 16, 500: 160, 5000: 1600} {
