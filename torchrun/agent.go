@@ -458,11 +458,17 @@ func (a *Agent) exited(g *group, w *worker) State {
 	return seen
 }
 
-// barrier waits until all nodes are done, so that none ends while another needs its store. That it
-// fails is no failure of the job.
+// barrier says that this node is done, and waits until all nodes are, so that none ends while
+// another needs its store. That it fails is no failure of the job.
 func (a *Agent) barrier(ctx context.Context) {
 	round := a.place.round
-	if round.World == 1 || a.cfg.ExitBarrier < 0 {
+	if round.World == 1 {
+		return
+	}
+	if err := a.cfg.Rendezvous.Done(ctx); err != nil {
+		a.cfg.Log.Warnf("torchrun: the other nodes may not learn that this node is done, and restart: %v", err)
+	}
+	if a.cfg.ExitBarrier < 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.ExitBarrier, fmt.Errorf("not all nodes were done within %v", a.cfg.ExitBarrier))

@@ -104,6 +104,9 @@ func (d *Dynamic) endWatch() {
 // Changed implements Rendezvous.
 func (d *Dynamic) Changed() <-chan struct{} { return d.watched.changed }
 
+// Done implements Rendezvous.
+func (d *Dynamic) Done(ctx context.Context) error { return d.Handler.Done(ctx) }
+
 // Close implements Rendezvous.
 func (d *Dynamic) Close(ctx context.Context) error { return d.Handler.Close(ctx) }
 

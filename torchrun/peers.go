@@ -44,8 +44,8 @@ type Peers struct {
 	conns  map[net.Conn]bool
 	lives  map[string]*watchedLife // by the names of members
 	closed bool
-	idle   *sync.Cond // of mu: conns has become empty
-	gone   func()     // is called when an agent has ended its connection; nil: nobody wants to know
+	idle   *sync.Cond     // of mu: conns has become empty
+	gone   func(node int) // is called when a node has ended its connection for agentsStore; nil: never
 	wg     sync.WaitGroup
 }
 
@@ -61,10 +61,10 @@ type served struct {
 }
 
 // agentsStore is the number of the store that agents of a static rendezvous share, on the
-// connection that each has as long as it lives, and agentsWatch on others. Stores of workers have
-// the number of their round plus one.
+// connection that each has as long as it lives, to which it adds its rank; and agentsWatch on
+// others. Stores of workers have the number of their round plus one.
 const (
-	agentsStore = 0
+	agentsStore = 1 << 62
 	agentsWatch = 1<<64 - 1
 )
 
@@ -146,8 +146,8 @@ func (p *Peers) serve(raw *identity.Conn) {
 		return
 	}
 	defer p.forget(raw)
-	if of == agentsStore && p.gone != nil {
-		defer p.gone()
+	if of>>62 == agentsStore>>62 && p.gone != nil {
+		defer p.gone(int(of - agentsStore))
 	}
 	keepAlive(raw)
 	var err error

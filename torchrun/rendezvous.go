@@ -13,8 +13,11 @@ type Rendezvous interface {
 	// says that workers of this node have failed in the current round. Its error is final.
 	Next(ctx context.Context, failed bool) (Round, error)
 	// Changed returns a channel that is closed when nodes wait to join the current round, or when a
-	// node of it has gone.
+	// node of it has gone that was not done.
 	Changed() <-chan struct{}
+	// Done says that the workers of this node have succeeded: when it calls Close and Leave then,
+	// the round of the others goes on.
+	Done(ctx context.Context) error
 	// Close ends the job: no round follows. It may be called again.
 	Close(ctx context.Context) error
 	// Leave makes the node leave, so that the others continue without it, and frees its resources.
@@ -111,6 +114,9 @@ func (s *Single) Next(ctx context.Context, failed bool) (Round, error) {
 
 // Changed implements Rendezvous: nothing ever changes.
 func (*Single) Changed() <-chan struct{} { return nil }
+
+// Done implements Rendezvous.
+func (*Single) Done(context.Context) error { return nil }
 
 // Close implements Rendezvous.
 func (*Single) Close(context.Context) error { return nil }

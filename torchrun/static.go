@@ -37,10 +37,18 @@ type Static struct {
 	kv      KV
 	watcher context.CancelFunc // of the round
 	wg      sync.WaitGroup
+	closed  bool // the watcher has found that a node has ended the job
 	round   int
+	done    bool // the workers of this node have succeeded
 
 	mu      sync.Mutex
-	changed chan struct{} // of the round; closed when it has changed
+	watched staticWatch
+}
+
+// staticWatch is the round that is watched.
+type staticWatch struct {
+	number  int
+	changed chan struct{} // closed when the nodes have changed; nil: there was no round yet
 	fired   bool
 }
 
@@ -55,6 +63,9 @@ const (
 // Next implements Rendezvous.
 func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 	s.endWatch()
+	if s.closed {
+		return Round{}, ErrClosed // whether or not the node with rank 0 still tells
+	}
 	timeout := s.Timeout
 	if timeout == 0 {
 		timeout = 900 * time.Second
@@ -106,13 +117,15 @@ func (s *Static) connect(ctx context.Context) error {
 	}
 	if s.Node == 0 {
 		s.own = new(tcpstore.Store)
-		s.Peers.gone = s.fire
-		s.Peers.offer(agentsStore, s.own)
+		s.Peers.gone = s.gone
+		for node := range s.Nodes {
+			s.Peers.offer(agentsStore+uint64(node), s.own)
+		}
 		s.Peers.offer(agentsWatch, s.own)
 		s.kv = memoryKV{s.own}
 		return nil
 	}
-	c, err := s.dial(ctx, agentsStore)
+	c, err := s.dial(ctx, agentsStore+uint64(s.Node))
 	if err != nil {
 		return err
 	}
@@ -206,11 +219,19 @@ func (s *Static) began(round int) string { return "began/" + strconv.Itoa(round)
 func (s *Static) here(round, node int) string {
 	return "here/" + strconv.Itoa(round) + "/" + strconv.Itoa(node)
 }
+func (s *Static) doneIn(round, node int) string {
+	return "done/" + strconv.Itoa(round) + "/" + strconv.Itoa(node)
+}
 
-// watch has Changed fire when a node has come to the next round, or the store is lost.
+// allDone is the value of the next round's beginning where there is none, because the node with
+// rank 0 is done and ends the job.
+const allDone = "done"
+
+// watch has Changed fire when a node has come to the next round or has ended the job, or the store
+// is lost.
 func (s *Static) watch() {
 	s.mu.Lock()
-	s.changed, s.fired = make(chan struct{}), false
+	s.watched = staticWatch{number: s.round, changed: make(chan struct{})}
 	s.mu.Unlock()
 	var ctx context.Context
 	ctx, s.watcher = context.WithCancel(context.Background())
@@ -228,19 +249,35 @@ func (s *Static) watch() {
 			defer c.Close()
 			kv = c
 		}
-		if _, err := kv.Get(ctx, next); err == nil || ctx.Err() == nil {
+		value, err := kv.Get(ctx, next)
+		if err == nil {
+			times, _ := kv.Add(ctx, "closed", 0)
+			s.closed = times > 0
+		}
+		if string(value) != allDone && (err == nil || ctx.Err() == nil) {
 			s.fire()
 		}
 	})
+}
+
+// gone has Changed fire where a node that was not done has ended its connection to this node, which
+// has the store.
+func (s *Static) gone(node int) {
+	s.mu.Lock()
+	round := s.watched.number
+	s.mu.Unlock()
+	if _, done := s.own.Get(s.doneIn(round, node)); !done {
+		s.fire()
+	}
 }
 
 // fire closes the channel of the round.
 func (s *Static) fire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.changed != nil && !s.fired {
-		s.fired = true
-		close(s.changed)
+	if w := &s.watched; w.changed != nil && !w.fired {
+		w.fired = true
+		close(w.changed)
 	}
 }
 
@@ -256,7 +293,13 @@ func (s *Static) endWatch() {
 func (s *Static) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.changed
+	return s.watched.changed
+}
+
+// Done implements Rendezvous.
+func (s *Static) Done(ctx context.Context) error {
+	s.done = true
+	return s.kv.Set(ctx, s.doneIn(s.round, s.Node), nil)
 }
 
 // Close implements Rendezvous.
@@ -265,8 +308,18 @@ func (s *Static) Close(ctx context.Context) error {
 		return nil
 	}
 	_, err := s.kv.Add(ctx, "closed", 1)
-	if err == nil {
+	if err != nil && s.done && s.Node != 0 { // a wait that was ended has broken the connection
+		s.disconnect()
+		if err = s.connect(ctx); err == nil {
+			_, err = s.kv.Add(ctx, "closed", 1)
+		}
+	}
+	switch {
+	case err != nil:
+	case !s.done:
 		err = s.kv.Set(ctx, s.began(s.round+1), nil) // the others look
+	case s.Node == 0:
+		err = s.kv.Set(ctx, s.began(s.round+1), []byte(allDone))
 	}
 	if errors.Is(err, net.ErrClosed) || s.Node != 0 && err != nil {
 		return nil // the node with rank 0 has gone: nobody can come

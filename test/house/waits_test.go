@@ -56,7 +56,7 @@ var waits = map[string]struct {
 	"plugins/slurm/source_test.go":             {1, trigger},
 	"test/torch/soak_test.go":                  {1, measures},
 	"torchrun/dynamic/scale_test.go":           {1, slowness},
-	"torchrun/dynamic/scenarios_test.go":       {9, virtual},
+	"torchrun/dynamic/scenarios_test.go":       {10, virtual},
 	"internal/rendezvous/rendezvous_test.go":   {1, slowness},
 	"torchrun/store/etcd/etcd_test.go":         {1, nothing},
 	"tasks/leave_test.go":                      {2, virtual},

@@ -62,10 +62,8 @@ type Round struct {
 type Change struct {
 	// Waiting is the number of nodes that wait for a place.
 	Waiting int
-	// Lost are members that are dead or have left.
+	// Lost are members that are dead or have left, and were not done.
 	Lost []NodeDesc
-	// Closed: no other round follows.
-	Closed bool
 }
 
 // numbers are given to the handlers of this process, from firstNumber on. That is random, because
@@ -244,9 +242,10 @@ func (h *Handler) Closed(ctx context.Context) (bool, error) {
 }
 
 // Changed blocks until the last round that Next has returned should end: because nodes wait for a
-// place, members are dead or have left, or the run is closed. An unreachable store is no reason:
-// away, if not nil, is called with whether it is unreachable each time that this changes. The error
-// is the cause of ctx's end, or says that there is no round.
+// place, or members are dead or have left that were not done. That the run is closed is no reason
+// by itself: a member that is done closes it, and one that has failed leaves, too. Nor is an
+// unreachable store: away, if not nil, is called with whether it is unreachable each time that this
+// changes. The error is the cause of ctx's end, or says that there is no round.
 func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, error) {
 	h.mu.Lock()
 	round := h.round
@@ -255,16 +254,20 @@ func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, erro
 		return Change{}, errors.New("dynamic: Changed before Next")
 	}
 	holder := h.newHolder(0)
-	lost := false
+	lost, done := false, make(map[NodeDesc]bool)
 	for {
+		var c Change
 		s, err := h.look(ctx, holder)
+		if err == nil {
+			c, err = round.compare(ctx, s, h.node, done)
+		}
 		if lost != (err != nil) && ctx.Err() == nil {
 			if lost = err != nil; away != nil {
 				away(lost)
 			}
 		}
 		if err == nil {
-			if c := round.compare(s, h.node); c.Waiting > 0 || len(c.Lost) > 0 || c.Closed {
+			if c.Waiting > 0 || len(c.Lost) > 0 {
 				return c, nil
 			}
 			err = holder.await(ctx, min(poll, h.cfg.KeepAliveInterval))
@@ -278,15 +281,44 @@ func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, erro
 	}
 }
 
-// compare returns how a state differs from the round, apart from this node.
-func (r *Round) compare(s *State, self NodeDesc) Change {
-	c := Change{Waiting: len(s.WaitList), Closed: s.Closed}
-	for _, m := range r.Members {
-		if _, is := s.Participants[m.Node]; (!is || s.Round != r.Number) && m.Node != self {
-			c.Lost = append(c.Lost, m.Node)
-		}
+// compare returns how a state differs from the round, apart from this node and the members that are
+// done. It adds to these whom it finds to be done; it does not look further after one that is not.
+func (r *Round) compare(ctx context.Context, s *State, self NodeDesc, done map[NodeDesc]bool) (c Change, err error) {
+	if !s.Closed { // otherwise there is no place for those that wait
+		c.Waiting = len(s.WaitList)
 	}
-	return c
+	for rank, m := range r.Members {
+		if _, is := s.Participants[m.Node]; is && s.Round == r.Number || m.Node == self || done[m.Node] {
+			continue
+		}
+		if len(c.Lost) == 0 {
+			e, err := r.Store.Get(ctx, doneKey(rank))
+			if err != nil {
+				return c, err
+			}
+			if done[m.Node] = e.Version != 0; done[m.Node] {
+				continue
+			}
+		}
+		c.Lost = append(c.Lost, m.Node)
+	}
+	return c, nil
+}
+
+// doneKey is the key of a round's store that says that a member is done.
+func doneKey(rank int) string { return "done/" + strconv.Itoa(rank) }
+
+// Done says that this node's part in the last round that Next has returned is done: the round of
+// the others goes on when this node leaves or dies.
+func (h *Handler) Done(ctx context.Context) error {
+	h.mu.Lock()
+	round := h.round
+	h.mu.Unlock()
+	if round == nil {
+		return errors.New("dynamic: Done before Next")
+	}
+	_, _, err := round.Store.CompareAndSet(ctx, doneKey(round.Rank), 0, []byte{})
+	return err
 }
 
 // Fail says that workers of the last round that Next has returned have failed. If this node is

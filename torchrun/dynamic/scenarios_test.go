@@ -817,6 +817,39 @@ func TestHandler(t *testing.T) {
 			t.Errorf("the round of all that are left took %v", took)
 		}
 	})
+	in("D12", func(t *testing.T) { // a member that is done ends no round, and one that has failed does
+		m, set := &store.Memory{}, *settings(1, 3)
+		set.KeepAliveInterval = time.Second
+		a, b, c := handler(t, m, set), handler(t, m, set), handler(t, m, set)
+		together(t, a, b, c)
+		changes := make(chan Change, 1)
+		var watching sync.WaitGroup
+		watching.Go(func() {
+			change, err := b.Changed(t.Context(), nil)
+			if err != nil {
+				t.Error(err)
+			}
+			changes <- change
+		})
+		for _, say := range []func(context.Context) error{a.Done, a.Close, a.Leave} {
+			if err := say(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-time.After(time.Minute)
+		select {
+		case change := <-changes:
+			t.Fatalf("the round should end: %+v", change)
+		default:
+		}
+		if err := c.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if change := <-changes; !slices.Equal(change.Lost, []NodeDesc{c.Node()}) {
+			t.Errorf("%+v", change)
+		}
+		watching.Wait()
+	})
 }
 
 // together has all handlers call Next, and returns their rounds.

@@ -1,0 +1,174 @@
+package torchrun
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/driver/launch"
+)
+
+// TestDoneNodeEnds: a node that is done and waits for no other ends, and the workers of the others
+// go on.
+func TestDoneNodeEnds(t *testing.T) {
+	late := make(chan struct{})
+	f := &fake{life: func(ctx context.Context, s *launch.Spec) error {
+		if v, _ := lookup(s.Env, "GROUP_RANK"); v == "1" {
+			select {
+			case <-late:
+			case <-ctx.Done():
+				return &launch.ExitError{Code: 143}
+			}
+		}
+		return nil
+	}}
+	ends := make(chan error, 2)
+	var wg sync.WaitGroup
+	for _, a := range pair(t, f) {
+		a.cfg.ExitBarrier = -1
+		wg.Go(func() { ends <- a.Run(t.Context()) })
+	}
+	first := <-ends
+	close(late)
+	wg.Wait()
+	if err := errors.Join(first, <-ends); err != nil || len(f.specs) != 4 {
+		t.Errorf("%v, %d workers were started", err, len(f.specs))
+	}
+}
+
+// statics returns the nodes of a static rendezvous in their first round.
+func statics(t *testing.T, count int) []*Static {
+	t.Helper()
+	workers := make([]int, count)
+	for i := range workers {
+		workers[i] = 1
+	}
+	nodes := make([]*Static, count)
+	var all sync.WaitGroup
+	for i, a := range static(t, workers, &fake{}) {
+		nodes[i] = a.cfg.Rendezvous.(*Static)
+		t.Cleanup(func() { leaveNow(t, nodes[i]) })
+		all.Go(func() {
+			if _, err := nodes[i].Next(t.Context(), false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return nodes
+}
+
+// leaveNow has a node leave that waits for no other.
+func leaveNow(t *testing.T, s *Static) {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.Leave(over); err != nil {
+		t.Error(err)
+	}
+}
+
+// succeed ends the job on a node that is done.
+func succeed(t *testing.T, s *Static) {
+	t.Helper()
+	if err := errors.Join(s.Done(t.Context()), s.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	leaveNow(t, s)
+}
+
+func unchanged(t *testing.T, s *Static) {
+	t.Helper()
+	select {
+	case <-s.Changed():
+		t.Errorf("node %d would stop its workers", s.Node)
+	default:
+	}
+}
+
+// awaitNoAgents blocks until no other node is connected to the one that has the store.
+func awaitNoAgents(p *Peers) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.conns) > 0 {
+		p.idle.Wait()
+	}
+}
+
+// TestStaticDone: a node of a static rendezvous that is done stops no workers of the others; and no
+// round follows.
+func TestStaticDone(t *testing.T) {
+	t.Run("first", func(t *testing.T) {
+		nodes := statics(t, 2)
+		if err := errors.Join(nodes[0].Done(t.Context()), nodes[0].Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		nodes[1].wg.Wait()
+		leaveNow(t, nodes[0])
+		unchanged(t, nodes[1])
+		if _, err := nodes[1].Next(t.Context(), true); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+	t.Run("others", func(t *testing.T) {
+		nodes := statics(t, 3)
+		succeed(t, nodes[1])
+		succeed(t, nodes[2])
+		awaitNoAgents(nodes[0].Peers)
+		unchanged(t, nodes[0])
+		if _, err := nodes[0].Next(t.Context(), true); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+	t.Run("timeout", func(t *testing.T) {
+		nodes := statics(t, 2)
+		if err := nodes[1].Done(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := nodes[1].kv.Get(over, "all-done"); err == nil { // the connection is broken now
+			t.Error("it has waited for nothing")
+		}
+		if err := nodes[1].Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		leaveNow(t, nodes[1])
+		awaitNoAgents(nodes[0].Peers)
+		unchanged(t, nodes[0])
+		if _, err := nodes[0].Next(t.Context(), true); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestStaticClosed: nodes learn that a job has failed for good where they stop so slowly that the
+// node with rank 0 has gone when they look.
+func TestStaticClosed(t *testing.T) {
+	nodes := statics(t, 3)
+	if err := nodes[0].Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range nodes[1:] {
+		<-s.Changed()
+	}
+	leaveNow(t, nodes[0])
+	for _, s := range nodes[1:] {
+		if _, err := s.Next(t.Context(), false); !errors.Is(err, ErrClosed) {
+			t.Errorf("node %d: %v", s.Node, err)
+		}
+	}
+}
+
+// TestStaticFails: one that has failed for good stops the others, though another node is done.
+func TestStaticFails(t *testing.T) {
+	nodes := statics(t, 3)
+	succeed(t, nodes[1])
+	if err := nodes[2].Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-nodes[0].Changed()
+}
