@@ -127,15 +127,21 @@ func away(err error) bool {
 }
 
 // Get implements store.Store.
-func (s *Store) Get(ctx context.Context, key string) (e store.Entry, err error) {
+func (s *Store) Get(ctx context.Context, key string) (store.Entry, error) {
+	e, _, err := s.get(ctx, key)
+	return e, err
+}
+
+// get also returns the revision of etcd at which the key had this value.
+func (s *Store) get(ctx context.Context, key string) (e store.Entry, at int64, err error) {
 	err = s.call(ctx, key, nil, func(ctx context.Context) error {
 		r, err := s.cfg.Client.Get(ctx, s.cfg.Prefix+key)
 		if err == nil {
-			e = entryOf(r)
+			e, at = entryOf(r), r.Header.Revision
 		}
 		return err
 	})
-	return e, err
+	return e, at, err
 }
 
 func entryOf(r *clientv3.GetResponse) store.Entry {
@@ -170,12 +176,12 @@ func (s *Store) CompareAndSet(ctx context.Context, key string, version uint64, v
 // Wait implements store.Store.
 func (s *Store) Wait(ctx context.Context, key string, version uint64) (store.Entry, error) {
 	for {
-		e, err := s.Get(ctx, key)
+		e, at, err := s.get(ctx, key)
 		if err != nil || e.Version != version {
 			return e, err
 		}
 		watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-		for r := range s.cfg.Client.Watch(watching, s.cfg.Prefix+key, clientv3.WithRev(int64(version)+1)) {
+		for r := range s.cfg.Client.Watch(watching, s.cfg.Prefix+key, clientv3.WithRev(at+1)) {
 			if r.Err() != nil || len(r.Events) > 0 {
 				break // what there is now is read
 			}

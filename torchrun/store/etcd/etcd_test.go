@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync"
@@ -8,8 +9,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/hvdrun/hvdrun/test/etcdserver"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
@@ -44,6 +47,62 @@ func TestStore(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
 	storetest.Run(t, func(t *testing.T) store.Store { return open(t, s) })
+}
+
+// started takes the revisions from which a client watches.
+type started struct {
+	grpc.ClientStream
+	from chan<- int64
+}
+
+func (s started) SendMsg(m any) error {
+	if r, is := m.(*etcdserverpb.WatchRequest); is && r.GetCreateRequest() != nil {
+		s.from <- r.GetCreateRequest().StartRevision
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+// TestWaitAfterCompaction: one that waits for a key that does not exist asks for no revision that
+// etcd has compacted, which etcd refuses each time.
+func TestWaitAfterCompaction(t *testing.T) {
+	t.Parallel()
+	from := make(chan int64, 16)
+	watch := func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := open(ctx, d, c, method, o...)
+		return started{s, from}, err
+	}
+	server := serve(t)
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{server.Endpoint}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithStreamInterceptor(watch)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var compacted int64
+	for range 2 {
+		r, err := client.Put(t.Context(), "other", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		compacted = r.Header.Revision
+	}
+	if _, err := client.Compact(t.Context(), compacted); err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Client: client, Prefix: "/tests/"})
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		if e, err := s.Wait(t.Context(), "new", 0); err != nil || string(e.Value) != "value" {
+			t.Errorf("%+v, %v", e, err)
+		}
+	})
+	if at := <-from; at <= compacted {
+		t.Errorf("it watches from revision %d, and up to %d all is compacted", at, compacted)
+	}
+	if _, _, err := s.CompareAndSet(t.Context(), "new", 0, []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	waiting.Wait()
 }
 
 // TestEtcdIsAway: while etcd is down nothing happens to a round, and the next is formed once it is
