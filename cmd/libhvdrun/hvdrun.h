@@ -106,7 +106,8 @@ char *hvd_error(char *text, int64_t room);
  * hvd_on_wait gives a function that blocking calls run while they wait, on the thread that has made
  * the call, about every 50 ms; NULL: none. It is for callers whose signal handlers run on that
  * thread. When it returns something other than 0, the call ends with HVD_INTERRUPTED, and the group
- * with it. It must not call the library, except hvd_abort.
+ * with it. It must not call the library, except hvd_abort and hvd_close, which end the call, too, if
+ * its group is given to them: then they return at once, and the call when it has ended.
  */
 typedef int32_t (*hvd_check)(void);
 void hvd_on_wait(hvd_check check);

@@ -315,6 +315,40 @@ func TestCheckRuns(t *testing.T) {
 	}
 }
 
+// TestEndInCheck: the check of a call may end its group, or the one that the group is a subset of,
+// which ends the call, too.
+func TestEndInCheck(t *testing.T) {
+	for name, end := range map[string]func(g *Group){
+		"abort":  func(g *Group) { g.Abort("because") },
+		"close":  (*Group).Close,
+		"parent": func(g *Group) { g.parent.Abort("because") },
+	} {
+		for _, options := range []string{loopback, sockets} {
+			t.Run(name+" "+options, func(t *testing.T) {
+				_, groups := world(t, 2, options)
+				ended := make(chan struct{})
+				each(2, func(r int) {
+					g, err := groups[r].Subset([]int{0, 1}, nil)
+					if err != nil {
+						t.Error(err)
+					} else if r == 1 {
+						<-ended
+						if err = g.Run(Call{Kind: Barrier}, nil); err == nil { // as in TestAbort
+							err = g.Run(Call{Kind: Barrier}, nil)
+						}
+					} else {
+						err = g.Run(Call{Kind: Barrier}, func() bool { end(g); return false })
+						close(ended)
+					}
+					if Code(err) != codeAborted {
+						t.Errorf("rank %d: %v", r, err)
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestMessages: messages of two ranks to each other pass beside collectives, in order, whether they
 // block or are started, and wait for each other in no other way.
 func TestMessages(t *testing.T) {

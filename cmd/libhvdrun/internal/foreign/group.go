@@ -17,7 +17,8 @@ import (
 // line, those from each rank another one, and all other calls one more. A call that fails ends the
 // group, and with it all later calls. Any goroutine may use it.
 type Group struct {
-	g *collective.Group
+	g      *collective.Group
+	parent *Group // of a subset; nil: it is none
 
 	mu     sync.Mutex
 	limit  time.Duration // of a call; 0: none
@@ -55,6 +56,7 @@ func (s *Group) line(n int) *line {
 		l = new(line)
 		l.queue = l.room[:0]
 		l.work = sync.NewCond(&s.mu)
+		l.patience.of = s
 		s.lines[n] = l
 	}
 	return l
@@ -245,6 +247,13 @@ func (s *Group) perform(l *line, check Check) {
 	}
 	l.turn()
 	l.work.Signal()
+	later := l.patience.later
+	l.patience.later = nil
+	s.mu.Unlock()
+	for _, end := range later {
+		end()
+	}
+	s.mu.Lock()
 }
 
 // safely is do; a panic of it is an error.
@@ -301,7 +310,9 @@ func (s *Group) Subset(ranks []int, check Check) (*Group, error) {
 	if err != nil || made == nil {
 		return nil, err
 	}
-	return newGroup(made), nil
+	subset := newGroup(made)
+	subset.parent = s
+	return subset, nil
 }
 
 // Err is why the group has failed; nil while it has not.
@@ -316,21 +327,40 @@ func (s *Group) Err() error {
 }
 
 // Abort ends the group on all ranks: calls under way and later ones fail with the cause. It returns
-// when nothing touches the memory of calls any more.
+// when nothing touches the memory of calls any more; where the Check of a call under way calls it,
+// at once, and the call ends then.
 func (s *Group) Abort(cause string) {
 	err := errors.New(cause)
-	s.g.Abort(err)
-	s.finish(&collective.AbortedError{Generation: s.g.Generation(), Dead: []int{s.g.Rank()}, Cause: err})
+	why := &collective.AbortedError{Generation: s.g.Generation(), Dead: []int{s.g.Rank()}, Cause: err}
+	s.leave(why, func() { s.g.Abort(err) })
 }
 
 // Close leaves the group, after which the other ranks cannot use it. Calls that have not ended
-// fail, on all ranks.
+// fail, on all ranks. A Check may call it as it may call Abort.
 func (s *Group) Close() {
-	s.mu.Lock()
-	s.end(errClosed)
-	s.mu.Unlock()
-	s.g.Close()
-	s.finish(errClosed)
+	s.leave(errClosed, func() {
+		s.mu.Lock()
+		s.end(errClosed)
+		s.mu.Unlock()
+		s.g.Close()
+	})
+}
+
+// leave ends all calls, by a function that waits for those under way. If it is called by the check
+// of one of these, the rest is done after that one.
+func (s *Group) leave(why error, by func()) {
+	rest := func() {
+		by()
+		s.finish(why)
+	}
+	if p := s.inCheck(); p != nil {
+		p.ended, p.later = why, append(p.later, rest)
+		s.mu.Lock()
+		s.end(why)
+		s.mu.Unlock()
+		return
+	}
+	rest()
 }
 
 // finish waits for what is under way.

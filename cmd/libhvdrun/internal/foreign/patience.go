@@ -3,6 +3,9 @@ package foreign
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
+	"syscall"
 	"time"
 )
 
@@ -29,6 +32,39 @@ type patience struct {
 	asked time.Time
 	done  chan struct{}
 	err   error
+
+	of    *Group   // whose operations these are
+	ended error    // why check has ended the group; nil: it has not
+	later []func() // what is left of that to do after the operation
+}
+
+// checking has the patience whose check runs on a thread, by the thread's id.
+var checking sync.Map
+
+// ask calls check.
+func (p *patience) ask() (giveUp bool) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	thread := syscall.Gettid()
+	checking.Store(thread, p)
+	defer checking.Delete(thread)
+	return p.check()
+}
+
+// inCheck returns the patience whose check calls this, if its operation is of the group or of a
+// subset: one that waits for the operation waits for itself. Otherwise it returns nil.
+func (s *Group) inCheck() *patience {
+	found, is := checking.Load(syscall.Gettid())
+	if !is {
+		return nil
+	}
+	p := found.(*patience)
+	for g := p.of; g != nil; g = g.parent {
+		if g == s {
+			return p
+		}
+	}
+	return nil
 }
 
 // begin makes it the context of another operation; there is none after one that has failed.
@@ -60,7 +96,9 @@ func (p *patience) Err() error {
 		p.err = fmt.Errorf("%w %v", errTimeout, p.limit)
 	case p.check != nil && now.Sub(p.asked) >= Slice:
 		p.asked = now
-		if p.check() {
+		if giveUp := p.ask(); p.ended != nil {
+			p.err = p.ended
+		} else if giveUp {
 			p.err = errInterrupted
 		}
 	}
