@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/hvdrun/hvdrun/torchrun/replica"
 	"github.com/hvdrun/hvdrun/torchrun/store"
@@ -35,7 +34,7 @@ type leadingStore struct {
 	addr   string // of this agent
 	leader *replica.Leader
 	node   *replica.Node
-	ahead  time.Duration // of the store's clock, before this process's
+	clock  store.Clock
 	over   chan struct{} // closed by close
 	once   sync.Once
 
@@ -46,7 +45,7 @@ type leadingStore struct {
 }
 
 // leadStore makes this agent the one that has the store, from the newest copy of the members.
-func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []string, ahead time.Duration) (*leadingStore, error) {
+func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []string, clock store.Clock) (*leadingStore, error) {
 	leader, found, err := replica.Lead(ctx, replica.Config{
 		Own: node, Addr: p.Member(), Evidence: p.evidence, Log: p.log,
 		Dial: func(ctx context.Context, member string) (net.Conn, error) { return p.dialMember(ctx, member, storeOf) },
@@ -54,7 +53,7 @@ func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []str
 	if err != nil {
 		return nil, err
 	}
-	s := &leadingStore{addr: p.Addr(), leader: leader, node: node, ahead: ahead, version: leader.Term() * versionsOfTerm, over: make(chan struct{}),
+	s := &leadingStore{addr: p.Addr(), leader: leader, node: node, clock: clock, version: leader.Term() * versionsOfTerm, over: make(chan struct{}),
 		values: make(map[string]uint64), round: -1}
 	for key, value := range found.Files {
 		s.values[key] = binary.BigEndian.Uint64(value)
@@ -63,7 +62,7 @@ func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []str
 }
 
 func (s *leadingStore) entry(key string) (store.Entry, <-chan struct{}) {
-	e := store.Entry{Now: time.Now().Add(s.ahead)}
+	e := store.Entry{Now: s.clock.Now()}
 	value, _, change := s.node.File(key)
 	if len(value) >= 8 {
 		e.Version, e.Value = binary.BigEndian.Uint64(value), bytes.Clone(value[8:])

@@ -2,6 +2,7 @@ package torchrun
 
 import (
 	"testing"
+	"time"
 
 	"github.com/hvdrun/hvdrun/torchrun/replica"
 	"github.com/hvdrun/hvdrun/torchrun/store"
@@ -17,7 +18,8 @@ func TestLeadingStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at, err := p.leadStore(t.Context(), &replica.Node{Name: p.Member()}, []string{p.Member()}, 0)
+	noon := time.Date(2020, 1, 1, 12, 0, 0, 0, time.UTC)
+	at, err := p.leadStore(t.Context(), &replica.Node{Name: p.Member()}, []string{p.Member()}, store.ClockAt(noon))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,6 +27,9 @@ func TestLeadingStore(t *testing.T) {
 		at.close()
 		p.Close(t.Context())
 	})
+	if e, err := at.Get(t.Context(), "key"); err != nil || e.Now.Before(noon) || e.Now.Year() != 2020 {
+		t.Errorf("its clock does not go on from that of the store before it: %v, %v", e.Now, err)
+	}
 	storetest.Run(t, func(*testing.T) store.Store { return at })
 }
 
@@ -38,7 +43,7 @@ func TestOldValuesGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close(t.Context())
-	at, err := p.leadStore(t.Context(), &replica.Node{Name: p.Member()}, []string{p.Member()}, 0)
+	at, err := p.leadStore(t.Context(), &replica.Node{Name: p.Member()}, []string{p.Member()}, store.Clock{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ type movingStore struct {
 	mu      sync.Mutex
 	at      store.Store // a *remoteStore or a *leadingStore
 	moves   uint64
-	ahead   time.Duration                       // of the store's clock, before this process's
+	clock   store.Clock
 	looking *search                             // under way, for all calls; nil: none is
 	members []string                            // names of the last round's, by rank; nil: there was none yet
 	drop    func(ctx context.Context, rank int) // says that one of them is dead
@@ -167,7 +167,7 @@ func (s *movingStore) ask(ctx context.Context, call func(store.Store) (store.Ent
 		if err == nil {
 			s.mu.Lock()
 			if !e.Now.IsZero() {
-				s.ahead = time.Until(e.Now)
+				s.clock = store.ClockAt(e.Now)
 			}
 			s.mu.Unlock()
 			return nil
@@ -285,11 +285,11 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 // reach: they do not reach it either.
 func (s *movingStore) have(ctx context.Context, members []string) bool {
 	s.mu.Lock()
-	ahead, drop := s.ahead, s.drop
+	clock, drop := s.clock, s.drop
 	s.mu.Unlock()
 	bounded, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	at, err := s.peers.leadStore(bounded, &s.node, members, ahead)
+	at, err := s.peers.leadStore(bounded, &s.node, members, clock)
 	if err != nil {
 		s.peers.log.Debugf("torchrun: taking over what the nodes share: %v", err)
 		return false

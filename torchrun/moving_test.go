@@ -14,6 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/replica"
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // member is a node whose store is in the agent of the first.
@@ -203,13 +204,13 @@ func TestRefusedMember(t *testing.T) {
 	log.SetLevel(logrus.DebugLevel)
 	log.AddHook(&attempts{end: end})
 	node := &replica.Node{Name: p.Member()}
-	if _, err := p.leadStore(ctx, node, members, 0); !errors.Is(err, context.Canceled) {
+	if _, err := p.leadStore(ctx, node, members, store.Clock{}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("it leads: %v", err)
 	}
 	p.mu.Lock()
 	p.lives[members[0]] = &watchedLife{ended: true}
 	p.mu.Unlock()
-	at, err := p.leadStore(t.Context(), node, members, 0)
+	at, err := p.leadStore(t.Context(), node, members, store.Clock{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -283,7 +283,7 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 		}
 		s = newMovingStore(p, addr, true)
 		s.copies()
-		at, err := p.leadStore(ctx, &s.node, []string{p.Member()}, 0)
+		at, err := p.leadStore(ctx, &s.node, []string{p.Member()}, store.ClockAt(time.Now()))
 		if err != nil {
 			return nil, nil, err
 		}

@@ -42,11 +42,11 @@ type storeHolder struct {
 	state   *State
 	dirty   bool
 	version uint64
-	read    time.Time     // of the last read, by this process's clock; zero: none yet
-	ahead   time.Duration // of the store's clock, before this process's
-	taken   time.Time     // when the record was taken last, whatever read says
-	back    time.Time     // when the record was read again after a gap; zero: there was none
-	lost    []NodeDesc    // participants that were dropped as dead at the last sync
+	read    time.Time // of the last read, by this process's clock; zero: none yet
+	clock   store.Clock
+	taken   time.Time  // when the record was taken last, whatever read says
+	back    time.Time  // when the record was read again after a gap; zero: there was none
+	lost    []NodeDesc // participants that were dropped as dead at the last sync
 }
 
 func newHolder(s store.Store, set *Settings, cache time.Duration) *storeHolder {
@@ -55,7 +55,7 @@ func newHolder(s store.Store, set *Settings, cache time.Duration) *storeHolder {
 
 func (h *storeHolder) current() *State { return h.state }
 func (h *storeHolder) markDirty()      { h.dirty = true }
-func (h *storeHolder) now() time.Time  { return time.Now().Add(h.ahead) }
+func (h *storeHolder) now() time.Time  { return h.clock.Now() }
 
 func (h *storeHolder) sync(ctx context.Context) (kept bool, err error) {
 	var entry store.Entry
@@ -80,7 +80,7 @@ func (h *storeHolder) sync(ctx context.Context) (kept bool, err error) {
 func (h *storeHolder) take(entry store.Entry) error {
 	h.read = time.Now()
 	if !entry.Now.IsZero() {
-		h.ahead = entry.Now.Sub(h.read)
+		h.clock = store.ClockAt(entry.Now)
 	}
 	state, err := Decode(entry.Value)
 	if err != nil {

@@ -40,6 +40,21 @@ type Entry struct {
 	Now time.Time
 }
 
+// Clock is the clock of a store, which goes on by the monotonic clock of this process: a change of
+// the time of day on this machine does not change it. The zero value is the time of day.
+type Clock struct{ at, read time.Time }
+
+// ClockAt returns a clock by which it is that time now.
+func ClockAt(now time.Time) Clock { return Clock{now, time.Now()} }
+
+// Now is the clock's time.
+func (c Clock) Now() time.Time {
+	if c.at.IsZero() {
+		return time.Now()
+	}
+	return c.at.Add(time.Since(c.read))
+}
+
 // Store keeps values. Its methods may be called by many goroutines. They return the cause of ctx's
 // end, a *SizeError, ErrClosed, or an error if the store is unreachable.
 type Store interface {

@@ -2,6 +2,8 @@ package store_test
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/hvdrun/hvdrun/torchrun/store"
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
@@ -10,4 +12,16 @@ import (
 func TestMemory(t *testing.T) {
 	m := &store.Memory{}
 	storetest.Run(t, func(*testing.T) store.Store { return m })
+}
+
+// TestClock: the clock of a store goes on from the time that it was told.
+func TestClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		noon := time.Date(2020, 1, 1, 12, 0, 0, 0, time.UTC)
+		told, ofDay := store.ClockAt(noon), store.Clock{}
+		<-time.NewTimer(time.Minute).C
+		if now := told.Now(); !now.Equal(noon.Add(time.Minute)) || !ofDay.Now().Equal(time.Now()) {
+			t.Errorf("%v, %v", now, ofDay.Now())
+		}
+	})
 }
