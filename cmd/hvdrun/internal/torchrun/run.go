@@ -201,7 +201,8 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 
 // storeAddrs returns the addresses of loopback where programs look for the store by themselves: by
 // init_method=tcp://host:port, with --master-addr and --master-port or another port that the
-// script's arguments name, as they write it.
+// script's arguments name, as they write it. An argument of a flag, before it or in it, counts only
+// if the flag's name says so: the script may listen itself at the addresses of other flags.
 func (f *torchFlags) storeAddrs(args []string) (addrs []string) {
 	var known []string // as IP addresses
 	take := func(host, port string) {
@@ -224,8 +225,14 @@ func (f *torchFlags) storeAddrs(args []string) (addrs []string) {
 	if !f.standalone && strconv.Itoa(f.masterPort) != staticPort {
 		take(f.masterAddr, strconv.Itoa(f.masterPort))
 	}
+	last := ""
 	for _, arg := range args {
-		if _, url, is := strings.Cut(arg, "tcp://"); is {
+		flag, url, is := strings.Cut(arg, "tcp://")
+		if flag == "" && strings.HasPrefix(last, "-") {
+			flag = last
+		}
+		last = arg
+		if is && (flag == "" || strings.Contains(flag, "init") || strings.Contains(flag, "dist")) {
 			url, _, _ = strings.Cut(url, "?")
 			if host, port, err := net.SplitHostPort(strings.TrimRight(url, "/")); err == nil {
 				take(host, port)

@@ -164,7 +164,9 @@ func TestTorchrunStoreAddrs(t *testing.T) {
 		"--master-addr localhost --master-port 29597 a.py --init_method=tcp://localhost:29597": {"localhost:29597"},
 		"--master-addr 127.0.0.1 --master-port 29597 a.py tcp://[::1]:9 tcp://localhost:29597": {"[::1]:9", "localhost:29597"},
 		"--standalone --master-port 7 a.py --dist-url tcp://127.0.0.1:29598?rank=0":            {"127.0.0.1:29598"},
-		"a.py tcp://192.0.2.1:7 tcp://localhost:0 tcp://localhost tcp://[::1]:9":               {"[::1]:9"},
+		"a.py --listen tcp://localhost:7 --log-url=tcp://127.0.0.1:8 --dist-init-addr tcp://localhost:9 --init_method=tcp://localhost:10": {
+			"localhost:9", "localhost:10"},
+		"a.py tcp://192.0.2.1:7 tcp://localhost:0 tcp://localhost tcp://[::1]:9": {"[::1]:9"},
 	} {
 		f, left, err := torchCommand(t, nil, strings.Fields(line)...)
 		if err != nil {
