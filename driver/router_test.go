@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"strconv"
@@ -31,9 +32,11 @@ type routed struct {
 	port *int
 }
 
-func (routed) ListenAddr() string                   { return ":0" }
-func (r routed) Listening(port int)                 { *r.port = port }
-func (routed) HostAddr(host string) (string, error) { return host + ".example", nil }
+func (routed) ListenAddr() string   { return ":0" }
+func (r routed) Listening(port int) { *r.port = port }
+func (routed) HostAddr(_ context.Context, host string) (string, error) {
+	return host + ".example", nil
+}
 
 // The driver is reachable from other machines only if workers may be there.
 func TestRouter(t *testing.T) {
@@ -73,6 +76,33 @@ func TestRouter(t *testing.T) {
 		if err := Run(t.Context(), cfg); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// unreached is a routed launcher that never reaches a host. It interrupts the job instead.
+type unreached struct {
+	routed
+	interrupt func()
+}
+
+func (u unreached) HostAddr(ctx context.Context, _ string) (string, error) {
+	u.interrupt()
+	<-ctx.Done()
+	return "", context.Cause(ctx)
+}
+
+// An interrupted job does not wait for the addresses of its hosts.
+func TestInterruptedBeforeAHostIsReached(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := asked{func(*launch.Spec) { t.Error("a worker was started") }}
+	err := Run(ctx, Config{
+		Command: []string{"train"}, Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: job.Size{NP: 1},
+		Launcher: unreached{routed{seen, new(int)}, cancel}, Log: log,
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("Run returned %v", err)
 	}
 }
 

@@ -54,17 +54,17 @@ type workerRun struct {
 
 // run runs the worker until its output is written.
 func (r *workerRun) run(ctx context.Context) {
-	if err := r.prepare(); err != nil {
-		r.outputWritten(job.Exit{Err: err})
+	if err := r.prepare(ctx); err != nil {
+		r.outputWritten(exitOf(err))
 		return
 	}
 	r.finish(r.loop.cfg.Launcher.Run(ctx, &r.spec, r.started))
 }
 
 // prepare sets what is launched.
-func (r *workerRun) prepare() error {
+func (r *workerRun) prepare(ctx context.Context) error {
 	l, a, p := r.loop, &r.worker, r.process
-	env, err := l.environ(a, p)
+	env, err := l.environ(ctx, a, p)
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (r *workerRun) finish(err error) {
 }
 
 // environ returns the environment of a worker to be started; nil if it already runs.
-func (l *loop) environ(a *decide.StartWorker, p *process) ([]string, error) {
+func (l *loop) environ(ctx context.Context, a *decide.StartWorker, p *process) ([]string, error) {
 	if a.Forked {
 		return nil, nil
 	}
@@ -131,7 +131,7 @@ func (l *loop) environ(a *decide.StartWorker, p *process) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	masterAddr, err := l.masterAddr(a)
+	masterAddr, err := l.masterAddr(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -148,9 +148,9 @@ func (l *loop) environ(a *decide.StartWorker, p *process) ([]string, error) {
 }
 
 // masterAddr returns the MASTER_ADDR of workers that use one.
-func (l *loop) masterAddr(a *decide.StartWorker) (string, error) {
+func (l *loop) masterAddr(ctx context.Context, a *decide.StartWorker) (string, error) {
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
-		return router.HostAddr(a.Trial.First)
+		return router.HostAddr(ctx, a.Trial.First)
 	}
 	return a.Trial.First, nil
 }

@@ -129,7 +129,9 @@ func (l *Launcher) ListenAddr() string { return l.agents.ListenAddr() }
 func (l *Launcher) Listening(port int) { l.agents.Listening(port) }
 
 // HostAddr implements launch.Router.
-func (l *Launcher) HostAddr(host string) (string, error) { return l.agents.HostAddr(host) }
+func (l *Launcher) HostAddr(ctx context.Context, host string) (string, error) {
+	return l.agents.HostAddr(ctx, host)
+}
 
 // Widen implements launch.Widener.
 func (l *Launcher) Widen(open func() (port int, err error)) { l.agents.Widen(open) }

@@ -16,8 +16,8 @@ type Router interface {
 	// Listening sets the port on which the driver listens. It is called before the first Run.
 	Listening(port int)
 	// HostAddr returns an address, or a name, at which the job's other hosts reach the host. It may
-	// block.
-	HostAddr(host string) (string, error)
+	// block until ctx ends; then it returns the cause.
+	HostAddr(ctx context.Context, host string) (string, error)
 }
 
 // Widener is a Router whose workers may all be on this machine at first: ListenAddr is a loopback

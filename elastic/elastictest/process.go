@@ -30,9 +30,9 @@ var _ launch.Router = launcher{}
 
 // ListenAddr, Listening and HostAddr implement launch.Router: goroutines do not need to be stopped
 // when the driver's process ends.
-func (launcher) ListenAddr() string                { return identity.ListenLoopback() }
-func (launcher) Listening(int)                     {}
-func (launcher) HostAddr(h string) (string, error) { return h, nil }
+func (launcher) ListenAddr() string                                   { return identity.ListenLoopback() }
+func (launcher) Listening(int)                                        {}
+func (launcher) HostAddr(_ context.Context, h string) (string, error) { return h, nil }
 
 // Network returns the driver's network.
 func (l launcher) Network() identity.Network { return l.job.networkOf(plan.SlotID{}) }

@@ -127,7 +127,7 @@ func TestRun(t *testing.T) {
 	s, pipe := script(t, 0, `exec 9>"$1"; trap 'echo bye; exit 0' USR1; echo ready; while :; do sleep 0.01; done`)
 	r := start(t, l, s)
 	r.awaitOutput("ready")
-	if addr, err := l.HostAddr("a"); err != nil || addr != "127.0.0.1" {
+	if addr, err := l.HostAddr(t.Context(), "a"); err != nil || addr != "127.0.0.1" {
 		t.Errorf("the host is reached at %v, %v", addr, err)
 	}
 	select {

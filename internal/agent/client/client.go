@@ -296,13 +296,16 @@ func (a *Agents) tell() {
 }
 
 // HostAddr implements Router: it returns the address at which the host's agent was reached, or the
-// name itself if everything is on this machine.
-func (a *Agents) HostAddr(host string) (string, error) {
+// name itself if everything is on this machine or the agent could not be started.
+func (a *Agents) HostAddr(ctx context.Context, host string) (string, error) {
 	if a.cfg.LocalOnly {
 		return host, nil
 	}
-	s, err := a.session(context.Background(), host, false)
-	if err != nil {
+	s, err := a.session(ctx, host, false)
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case err != nil:
 		return host, nil // its own workers report why
 	}
 	name, _, err := net.SplitHostPort(s.addr)

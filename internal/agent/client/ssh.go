@@ -275,7 +275,10 @@ func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.R
 	if err != nil {
 		return "", &HostError{host, stageCommand, err}
 	}
-	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	stop := context.AfterFunc(ctx, func() {
+		_ = cmd.Process.Kill()
+		_ = stdout.Close() // its children may hold the other end
+	})
 	defer stop()
 	answer, noise, readErr := readAnswer(stdout)
 	late := time.AfterFunc(endTimeout, func() { _ = cmd.Process.Kill() })

@@ -8,13 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
@@ -222,6 +225,47 @@ func TestAnswers(t *testing.T) {
 	defer cancel()
 	if _, err := hangs.Start(ctx, "b", Hello{}); err == nil || !strings.Contains(err.Error(), "no longer wanted") {
 		t.Errorf("one that hangs: %v", err)
+	}
+}
+
+// Who waits for a host whose ssh hangs ends with the context, and ssh with the launcher, even where
+// a child of ssh holds its output.
+func TestSSHThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	held, runs := filepath.Join(dir, "held"), filepath.Join(dir, "runs")
+	for _, path := range []string{held, runs} {
+		if err := syscall.Mkfifo(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	child, err := os.OpenFile(held, os.O_RDWR, 0) // the child ends when it is closed
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer child.Close()
+	authority, err := identity.NewAuthority("r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ssh := remote(t, "exec 3<"+held+"\necho >"+runs+"\ncat <&3\n:")
+	ssh.Hvdrun = "/opt/hvdrun"
+	l := New(Config{Authority: authority, Starter: ssh})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	failed := make(chan error)
+	go func() {
+		_, err := l.HostAddr(ctx, "b")
+		failed <- err
+	}()
+	if _, err := os.ReadFile(runs); err != nil {
+		t.Fatal(err)
+	}
+	unwanted := errors.New("no longer wanted")
+	cancel(unwanted)
+	if err := <-failed; err != unwanted {
+		t.Errorf("HostAddr returned %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
