@@ -75,11 +75,10 @@ func (r *Recording) Picture(w io.Writer) error {
 				p.hosts = append(p.hosts, h.Host)
 			}
 			p.slots[h.Host] = max(p.slots[h.Host], len(h.Slots))
-		}
-	}
-	for name, n := range p.slots {
-		if len(p.hosts) > maxHosts || n > maxHostSlots {
-			return fmt.Errorf("host %s has %d slots, and the job had %d hosts: a picture shows %d slots of %d hosts", name, n, len(p.hosts), maxHostSlots, maxHosts)
+			if n := p.slots[h.Host]; len(p.hosts) > maxHosts || n > maxHostSlots {
+				return fmt.Errorf("host %s has %d slots, and the job had %d hosts or more: a picture shows %d slots of %d hosts",
+					h.Host, n, len(p.hosts), maxHostSlots, maxHosts)
+			}
 		}
 	}
 	p.bottom = max(gridTop+len(p.hosts)*(cell+gap), gridTop+5*(cell+gap))

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxLine and maxBytes bound a line of an events file and what is kept of the file, in bytes.
+	// maxLine and maxBytes bound a line of an events file and what is kept of a job, in bytes.
 	maxLine  = 4 << 20
 	maxBytes = 512 << 20
 	// shownEvents is how many of the last events a status has.
@@ -37,8 +37,13 @@ type progress struct {
 	commits float64
 }
 
-// Read reads the events of the last job of an events file. An error names the line.
-func Read(from io.Reader) (*Recording, error) {
+// Read reads the events of the last job of an events file. A job begins after the end of another
+// one, or with an audit record of another run: a driver that is killed leaves no end. An error
+// names the line.
+func Read(from io.Reader) (*Recording, error) { return readUpTo(maxBytes, from) }
+
+// readUpTo is Read of a job that has at most so many bytes.
+func readUpTo(most int, from io.Reader) (*Recording, error) {
 	r, n, bytes := &Recording{}, 0, 0
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, maxLine)
@@ -48,18 +53,19 @@ func Read(from io.Reader) (*Recording, error) {
 		if len(line) == 0 {
 			continue
 		}
-		if bytes += len(line); bytes > maxBytes {
-			return nil, fmt.Errorf("line %d: the file is larger than %d bytes", n, maxBytes)
-		}
 		e, err := job.ParseEvent(line)
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
-		if len(r.events) > 0 && r.events[len(r.events)-1].Name == job.JobDone {
-			*r = Recording{}
+		run := runOf(e.Name, line)
+		if r.endsBefore(run) {
+			*r, bytes = Recording{}, 0
 		}
-		if r.Run == "" && e.Name == job.Audit {
-			r.Run = runOf(line)
+		if bytes += len(line); bytes > most {
+			return nil, fmt.Errorf("line %d: the job has more than %d bytes", n, most)
+		}
+		if r.Run == "" {
+			r.Run = run
 		}
 		r.events, r.lines = append(r.events, e), append(r.lines, line)
 	}
@@ -73,8 +79,19 @@ func Read(from io.Reader) (*Recording, error) {
 	return r, nil
 }
 
-// runOf returns the job's id that an audit record has.
-func runOf(line []byte) string {
+// endsBefore returns whether the job has ended before an event of that run, which may be unknown.
+func (r *Recording) endsBefore(run string) bool {
+	if n := len(r.events); n > 0 && r.events[n-1].Name == job.JobDone {
+		return true
+	}
+	return r.Run != "" && run != "" && run != r.Run
+}
+
+// runOf returns the job's id that an audit record has; empty: it has none, or is another event.
+func runOf(name job.EventName, line []byte) string {
+	if name != job.Audit {
+		return ""
+	}
 	var record struct {
 		Who struct {
 			Run string `json:"run"`

@@ -80,6 +80,22 @@ func TestRead(t *testing.T) {
 	if len(r.events) != 1 || r.Run != "" || r.Begun().Day() != 3 {
 		t.Errorf("%d events of %q since %v", len(r.events), r.Run, r.Begun())
 	}
+	begin := func(run string) string {
+		return `{"time":"2026-01-03T00:00:00Z","event":"audit","who":{"run":"` + run + `"},"what":"run","outcome":"done"}` + "\n"
+	}
+	killed, _, _ := strings.Cut(past, `{"time":"2026-01-02T03:04:24Z","event":"job_done"`)
+	if r := read(t, killed+begin("7cc1d2e3")); len(r.events) != 14 {
+		t.Errorf("resumed: %d events", len(r.events))
+	}
+	if r := read(t, killed+begin("f00d")); len(r.events) != 1 || r.Run != "f00d" {
+		t.Errorf("after a driver that was killed: %d events of %q", len(r.events), r.Run)
+	}
+	if r, err := readUpTo(len(past), strings.NewReader(past+past)); err != nil || len(r.events) != 14 {
+		t.Errorf("two jobs that are too long together: %v", err)
+	}
+	if _, err := readUpTo(len(past)-15, strings.NewReader(past)); err == nil || !strings.HasPrefix(err.Error(), "line 14: the job has more than") {
+		t.Errorf("a job that is too long: %v", err)
+	}
 	for text, want := range map[string]string{
 		"":              "there is no event",
 		past + "no\n":   "line 15: event: ",
