@@ -152,7 +152,7 @@ func TestValuesThatAreRefused(t *testing.T) {
 		{args: "--start-timeout soon", message: `--start-timeout: "soon" is not a duration (30s, 500ms, or a number of seconds)`},
 		{args: "--start-timeout 0", message: `--start-timeout: "0" is not more than 0`},
 		{args: "--start-timeout -3s", message: `--start-timeout: "-3s" is not more than 0`},
-		{args: "--start-timeout NaN", message: `"NaN" is too long`},
+		{args: "--start-timeout NaN", message: `"NaN" is not a duration`},
 		{args: "--start-timeout 1e300", message: `"1e300" is too long`},
 		{args: "--blacklist-cooldown-range 5", message: `--blacklist-cooldown-range: "5" is not two durations MIN MAX`},
 		{args: "--blacklist-cooldown-range 5 x", message: `"5" is not two`},

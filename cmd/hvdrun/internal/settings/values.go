@@ -12,8 +12,8 @@ import (
 // ParseDuration reads 30s, 500ms or, as in Horovod, a number of seconds. It must be positive.
 func ParseDuration(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
-	if seconds, ferr := strconv.ParseFloat(text, 64); ferr == nil {
-		if math.IsNaN(seconds) || math.Abs(seconds) >= math.MaxInt64/1e9 {
+	if seconds, ferr := strconv.ParseFloat(text, 64); ferr == nil && !math.IsNaN(seconds) {
+		if math.Abs(seconds) >= math.MaxInt64/1e9 {
 			return 0, fmt.Errorf("%q is too long", text)
 		}
 		d, err = time.Duration(seconds*1e9), nil
