@@ -157,7 +157,7 @@ func New(p *cli.Program, s *settings.Settings, command []string, authority *iden
 			err = keepSecrets(p, s, d, log)
 		}
 		if err != nil {
-			return nil, cli.Failed(fmt.Errorf("%s: %w", s.Origin("job-dir"), err))
+			return nil, fmt.Errorf("%s: %w", s.Origin("job-dir"), err)
 		}
 		return d, nil
 	}
