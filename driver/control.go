@@ -111,8 +111,8 @@ func (l *controlled) stopJob(c job.Command) (string, error) {
 	return fmt.Sprintf("the workers are being stopped, within %v, or as long as a last checkpoint grows", l.cfg.Timeouts.Drain), nil
 }
 
-// InspectStatus returns the last status of a job without a driver, from its journal. Inspect
-// reports whether a driver runs.
+// InspectStatus returns the last status of a job without a driver, from its journal. Its goodput
+// counts until now, as the next driver does. Inspect reports whether a driver runs.
 func InspectStatus(path string) (job.Status, error) {
 	f, err := safefile.Read(path)
 	if err != nil {
@@ -128,7 +128,7 @@ func InspectStatus(path string) (job.Status, error) {
 		return job.Status{}, errors.New("driver: the journal is still empty")
 	}
 	s := p.Machine.Status(p.Machine.Last(), nil)
-	s.Job, s.Begun = run, time.Unix(0, p.Job.Begun).UTC()
+	s.Job, s.Begun, s.Goodput = run, time.Unix(0, p.Job.Begun).UTC(), p.Machine.Goodput(time.Now())
 	s.Events, err = p.Recent.Texts()
 	return s, err
 }

@@ -181,6 +181,9 @@ func TestLoopIsResumed(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-time.After(time.Minute)
+		if s, err := InspectStatus(cfg.Journal); err != nil || s.Goodput.Seconds < 60 {
+			t.Errorf("without a driver, %v s are accounted for: %v", s.Goodput.Seconds, err)
+		}
 		var replayed, later []job.EventName
 		p := &decide.Replay{Told: func(e job.Event) { replayed = append(replayed, e.Name) }}
 		cfg.Events = func(e job.Event) { later = append(later, e.Name) }
