@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -30,30 +31,52 @@ ended.
 		Args:                  cobra.MaximumNArgs(2),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var job, of string
+			var name, begin string
+			rank := -1
 			if len(args) > 0 {
-				job = args[0]
+				name = args[0]
 			}
 			if len(args) > 1 {
-				rank, err := strconv.ParseUint(args[1], 10, 31)
+				n, err := strconv.ParseUint(args[1], 10, 31)
 				if err != nil {
 					return fmt.Errorf("RANK %q is no rank", args[1])
 				}
-				of = fmt.Sprintf("[%d]<", rank)
+				rank, begin = int(n), fmt.Sprintf("[%d]<", n)
 			}
-			d, err := jobdir.TheJob(p.Env, job)
+			d, err := jobdir.TheJob(p.Env, name)
 			if err != nil {
 				return err
 			}
-			return printLogs(cmd.Context(), p, d, of, follow)
+			out := &linesThat{to: p.Stdout, begin: []byte(begin)}
+			if err := printLogs(cmd.Context(), d, out, follow); err != nil || out.any {
+				return err
+			}
+			return checkRank(cmd.Context(), d, rank)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print what comes, too, until the job has ended")
 	return cmd
 }
 
-// printLogs prints the lines of a job's output that begin so.
-func printLogs(ctx context.Context, p *cli.Program, d *jobdir.Dir, begin string, follow bool) error {
+// checkRank returns an error where a job without output of a rank has ended, and not with that many
+// ranks.
+func checkRank(ctx context.Context, d *jobdir.Dir, rank int) error {
+	s, err := d.Status(ctx)
+	if err != nil || s.State != job.Done && s.State != job.Failed {
+		return nil // more may come
+	}
+	size := s.Size
+	if size == 0 { // it had no world
+		size = s.NP
+	}
+	if rank >= size {
+		return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it ended with ranks 0 to %d", s.Job, rank, size-1))
+	}
+	return nil
+}
+
+// printLogs prints a job's output.
+func printLogs(ctx context.Context, d *jobdir.Dir, out io.Writer, follow bool) error {
 	f, err := safefile.ReadOwn(d.OutputPath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return cli.Failed(fmt.Errorf("job %s is not in the background: its output is where it was started", d.About.RunID))
@@ -62,7 +85,6 @@ func printLogs(ctx context.Context, p *cli.Program, d *jobdir.Dir, begin string,
 		return cli.Failed(err)
 	}
 	defer f.Close()
-	out := &linesThat{to: p.Stdout, begin: []byte(begin)}
 	if !follow {
 		return copyLogs(out, f)
 	}
@@ -98,6 +120,7 @@ type linesThat struct {
 	begin  []byte
 	at     int  // so many bytes of the line are those of begin
 	hidden bool // the line begins otherwise
+	any    bool // one has begun so
 }
 
 func (l *linesThat) Write(b []byte) (n int, err error) {
@@ -126,6 +149,7 @@ func (l *linesThat) part(b []byte) error {
 	if same > 0 { // the begin is whole
 		b = append(bytes.Clone(l.begin), b[same:]...)
 	}
+	l.any = true
 	_, err := l.to.Write(b)
 	return err
 }
