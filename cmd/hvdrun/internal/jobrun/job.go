@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,6 +52,11 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	if hostsource.AllLocal(ctx, fixed) {
 		if err := checkCommand(s, command[0]); err != nil {
 			return err
+		}
+		for _, name := range s.Tuning.NetworkInterfaces {
+			if _, err := net.InterfaceByName(name); err != nil {
+				log.Warnf("%s: this machine has no interface %q", s.Origin("network-interfaces"), name)
+			}
 		}
 	}
 	if s.OutputDir != "" {
