@@ -233,7 +233,7 @@ func (s *State) write(c *Checkpoints, m *snapshot.Snapshot, size int, locals *pi
 	if err := checkpoint.WriteTelling(c.Dir, c.Shared || s.worker.shared, about, tensors, pieces, written); err != nil {
 		return err
 	}
-	if err := checkpoint.Prune(c.Dir, c.keep()); err != nil {
+	if err := checkpoint.Prune(c.Dir, m.Number(), c.keep()); err != nil {
 		s.worker.log.Warnf("old checkpoints were not deleted: %v", err)
 	}
 	return nil
@@ -360,7 +360,8 @@ const (
 	misfit
 )
 
-// load sets the state from a checkpoint, or leaves it unchanged.
+// load sets the state from a checkpoint. If the checkpoint cannot be read, the state stays
+// unchanged; if a part does not take its content, other parts may have changed.
 func (s *State) load(commits uint64) error {
 	if s.saved.Last() == nil { // local parts keep their values of the last save
 		if err := s.Save(); err != nil {

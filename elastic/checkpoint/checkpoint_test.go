@@ -258,10 +258,16 @@ func TestPruneAndSetAside(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "commit-x.safetensors"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(Prune(dir, 3), SetAside(Path(dir, 5))); err != nil {
+	if err := Prune(dir, 3, 1); err != nil { // 5 and 20 are of another job
 		t.Fatal(err)
 	}
-	if all, err := List(dir); err != nil || !slices.Equal(all, []uint64{20, 3}) {
+	if all, err := List(dir); err != nil || !slices.Equal(all, []uint64{20, 5, 3}) {
+		t.Error(all, err)
+	}
+	if err := errors.Join(Prune(dir, 20, 2), SetAside(Path(dir, 5))); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := List(dir); err != nil || !slices.Equal(all, []uint64{20}) {
 		t.Error(all, err)
 	}
 	if all, err := List(filepath.Join(dir, "none")); err != nil || all != nil {

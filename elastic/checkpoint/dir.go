@@ -157,12 +157,14 @@ func sweep(dir string) {
 	}
 }
 
-// Prune removes all checkpoints of a folder except the newest keep.
-func Prune(dir string, keep int) error {
+// Prune removes the checkpoints of a folder up to that of a commit, except the newest keep of them.
+// Later ones, which another job may have written, stay.
+func Prune(dir string, commits uint64, keep int) error {
 	all, err := List(dir)
 	if err != nil {
 		return err
 	}
+	all = slices.DeleteFunc(all, func(n uint64) bool { return n > commits })
 	var errs []error
 	for _, n := range all[min(keep, len(all)):] {
 		if err := os.Remove(Path(dir, n)); !errors.Is(err, fs.ErrNotExist) { // another writer may have removed it
