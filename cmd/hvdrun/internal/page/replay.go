@@ -35,8 +35,8 @@ With --picture it writes an SVG that moves, for a document, and ends.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if speed < 0 {
-				return fmt.Errorf("--speed: %g is less than 0", speed)
+			if !(speed >= 0) { // or not a number
+				return fmt.Errorf("--speed: %g is not 0 or more", speed)
 			}
 			r, err := readRecording(args[0])
 			if err != nil {
