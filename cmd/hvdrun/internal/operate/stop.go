@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
@@ -113,6 +114,6 @@ func endWorkers(ctx context.Context, p *cli.Program, d *jobdir.Dir, now bool) er
 			d.About.RunID, errors.Join(failed...)))
 
 	}
-	fmt.Fprintf(p.Stdout, "job %s had no driver: %d workers on %d hosts have ended\n", d.About.RunID, workers, len(latest))
+	fmt.Fprintf(p.Stdout, "job %s had no driver: %s on %s ended\n", d.About.RunID, show.Plural(workers, "worker"), show.Plural(len(latest), "host"))
 	return d.Close()
 }
