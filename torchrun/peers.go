@@ -159,8 +159,19 @@ func (p *Peers) serve(raw *identity.Conn) {
 	default:
 		err = tcpstore.Serve(conn, store)
 	}
-	if err != nil {
-		p.log.Debugf("torchrun: the connection of %v: %v", raw.RemoteAddr(), err)
+	logServed(p.log, fmt.Sprintf("the connection of %v", raw.RemoteAddr()), err)
+}
+
+// logServed logs why a store has ended a connection, if it has: at its other end, only the end is
+// seen. That of a connection which has failed is nothing to warn of.
+func logServed(log logrus.FieldLogger, what string, err error) {
+	var network net.Error
+	switch {
+	case err == nil:
+	case errors.As(err, &network), errors.Is(err, net.ErrClosed), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.ErrClosedPipe):
+		log.Debugf("torchrun: %s: %v", what, err)
+	default:
+		log.Warnf("torchrun: %s is closed: %v", what, err)
 	}
 }
 
@@ -343,9 +354,7 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 	case round.Rank == 0:
 		store := new(tcpstore.Store)
 		serve = func(_ *tcpstore.Door, conn net.Conn) {
-			if err := tcpstore.Serve(conn, store); err != nil {
-				log.Debugf("torchrun: a worker's connection to the store: %v", err)
-			}
+			logServed(log, "a worker's connection to the store", tcpstore.Serve(conn, store))
 		}
 		if round.World > 1 {
 			addr, err := peers.addr()
