@@ -375,8 +375,13 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 		if err != nil {
 			return nil, err
 		}
+		open, end := context.WithCancel(context.WithoutCancel(ctx))
+		s.end = end
 		serve = func(d *tcpstore.Door, worker net.Conn) {
-			far, err := peers.dial(context.Background(), string(addr), number)
+			far, err := peers.dial(open, string(addr), number)
+			if open.Err() != nil && err != nil {
+				return
+			}
 			if err != nil {
 				log.Warnf("torchrun: a worker cannot reach the store of the node with rank 0: %v", err)
 				return
@@ -415,8 +420,8 @@ func (s *workerStore) addr() string { return cmp.Or(s.named, s.Addr().String()) 
 
 // close ends all connections, and blocks until their goroutines have.
 func (s *workerStore) close() {
-	s.Close()
 	s.end()
+	s.Close()
 }
 
 // OwnHost returns the address from which this machine reaches another, or itself.

@@ -1,6 +1,7 @@
 package torchrun
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -34,6 +35,48 @@ func TestStoreThatIsFull(t *testing.T) {
 		}
 		if warns != c.warns {
 			t.Errorf("%v: %d warnings", c.err, warns)
+		}
+	}
+}
+
+// TestStoreEndsBeforeItIsReached: a worker that waits for a node that does not answer does not hold
+// up the end of the round.
+func TestStoreEndsBeforeItIsReached(t *testing.T) {
+	log, logged := test.NewNullLogger()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	kv := (*lonely)(nil).store()
+	if err := kv.Set(t.Context(), "store", []byte(silent.Addr().String())); err != nil {
+		t.Fatal(err)
+	}
+	peers, err := NewPeers(make([]byte, 32), "test", "", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	defer peers.Close(over)
+	s, err := openStore(t.Context(), Round{Rank: 1, World: 2, Store: kv}, peers, func(net.Conn) error { return nil }, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker, err := net.Dial("tcp", s.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer worker.Close()
+	far, err := silent.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	s.close()
+	for _, e := range logged.AllEntries() {
+		if e.Level <= logrus.WarnLevel {
+			t.Errorf("it has waited: %s", e.Message)
 		}
 	}
 }
