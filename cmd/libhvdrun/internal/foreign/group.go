@@ -247,13 +247,14 @@ func (s *Group) perform(l *line, check Check) {
 	}
 	l.turn()
 	l.work.Signal()
-	later := l.patience.later
-	l.patience.later = nil
-	s.mu.Unlock()
-	for _, end := range later {
-		end()
+	if later := l.patience.later; later != nil {
+		l.patience.later = nil
+		s.mu.Unlock()
+		for _, end := range later {
+			end()
+		}
+		s.mu.Lock()
 	}
-	s.mu.Lock()
 }
 
 // safely is do; a panic of it is an error.
