@@ -65,7 +65,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib wheel demo check check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure measure-peers check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-pace bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib wheel demo check check-costs check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure measure-peers check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-pace bench-scale gpu-programs gpu-check look site man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ QUICK = GOGC=400 GOMEMLIMIT=2GiB
 
 check: deps ## all that a change must pass: 8 minutes on two cores; brings what it needs
 	@$(PURE) $(QUICK) $(GO) run ./test/check
+
+check-costs: deps ## make check, which fails too where tests of a package are dear beside those of others
+	@$(PURE) $(QUICK) $(GO) run ./test/check costs
 
 check-all: deps ## all proofs that there are, for hours; PARTS='torch slurm' chooses some
 	@$(PURE) $(QUICK) $(GO) run ./test/check all $(PARTS)

@@ -57,7 +57,10 @@ func after() []step {
 	}
 }
 
-func check(ctx context.Context) error {
+// check runs what every change must pass. A package that takes much more processor time than its
+// line allows gets a warning, and is an error only if costs says so: processor time depends on the
+// machine and on what else runs there.
+func check(ctx context.Context, costs bool) error {
 	start := time.Now()
 	temp, err := os.MkdirTemp("", "hvdrun-check-")
 	if err != nil {
@@ -75,15 +78,12 @@ func check(ctx context.Context) error {
 	c.out.failures(c.tests.failures)
 	all, readErr := readUsage(c.usageFile(), c.root)
 	c.out.line("\nThe dearest packages:\n%s", c.budget.dearest(all, 20))
-	over, slow := c.budget.exceeded(all)
-	if len(slow) > 0 {
-		c.out.line("over budget, but not judged, since this machine is slow for all packages: %s", strings.Join(slow, ", "))
-	}
+	over := c.budget.exceeded(all)
 	for _, text := range over {
-		c.out.line("OVER BUDGET: %s", text)
+		c.out.line("dear: %s", text)
 	}
-	if len(over) > 0 {
-		err = errors.Join(err, fmt.Errorf("%d packages take more processor time than they may", len(over)))
+	if costs && len(over) > 0 {
+		err = errors.Join(err, fmt.Errorf("%d packages take more processor time than their lines allow", len(over)))
 	}
 	c.out.line("make check: %.0f s, %.1f processor minutes with compiling", time.Since(start).Seconds(), processorTime().Minutes())
 	c.out.line("%d passed, %d failed, %d skipped", c.tests.passed, c.tests.failed, c.tests.skipped)

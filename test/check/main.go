@@ -1,6 +1,7 @@
 // Command check proves a change.
 //
 //	check              what every change must pass: make check
+//	check costs        the same; tests that are dear beside those of other packages are an error
 //	check all [PART…]  all proofs that there are, or some: make check-all
 //	check parts        the parts of check all
 //	check under FILE KIND PROGRAM [ARG…]
@@ -9,8 +10,9 @@
 // budget.txt divides them: it appends their processor time to FILE, and fails if they leave a
 // process behind.
 //
-// Nothing is decided by the clock: a package fails when it takes more processor time than its line
-// in budget.txt allows, unless all others are slow too.
+// Neither the clock nor processor time decides check: it warns of a package whose tests take much
+// more of their line in budget.txt than those of the median package. check costs, a part of check
+// all, fails for that.
 package main
 
 import (
@@ -34,7 +36,9 @@ func main() {
 	var err error
 	switch {
 	case verb == "" && len(args) == 0:
-		err = check(ctx)
+		err = check(ctx, false)
+	case verb == "costs" && len(args) == 0:
+		err = check(ctx, true)
 	case verb == "all":
 		err = all(ctx, args)
 	case verb == "parts" && len(args) == 0:
@@ -42,7 +46,7 @@ func main() {
 			fmt.Printf("%-12s %s\n", p.name, p.what)
 		}
 	default:
-		fmt.Fprintln(os.Stderr, "usage: check | check all [PART…] | check parts")
+		fmt.Fprintln(os.Stderr, "usage: check | check costs | check all [PART…] | check parts")
 		os.Exit(2)
 	}
 	if err != nil {
