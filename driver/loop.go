@@ -109,6 +109,8 @@ type crew struct {
 	procs  map[string]*process // by incarnation
 	wg     sync.WaitGroup      // goroutines that post events
 	output sync.WaitGroup      // forwarding of the workers' output; awaited only at the job's end
+
+	oneThread sync.Once // the log has said that workers have one thread of OpenMP
 }
 
 // meeting and pusher are the parts of rendezvous.Server and notify.Pusher that the loop uses.

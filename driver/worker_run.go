@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -144,7 +145,25 @@ func (l *loop) environ(ctx context.Context, a *decide.StartWorker, p *process) (
 		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
 		StallWarning: l.cfg.Timeouts.StallWarning, Tuning: l.cfg.Tuning,
 	}
-	return append(slices.Clip(l.cfg.Env), env.Environ()...), nil
+	return slices.Concat(l.cfg.Env, l.workerDefaults(a.Slot.LocalSize), env.Environ()), nil
+}
+
+// workerDefaults returns the variables that a worker has where nobody has set them: output that
+// Python writes at once, and as torchrun does, one thread of OpenMP where workers share a host.
+func (l *loop) workerDefaults(local int) (env []string) {
+	missing := func(name string) bool {
+		return !slices.ContainsFunc(l.cfg.Env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
+	}
+	if missing("PYTHONUNBUFFERED") {
+		env = append(env, "PYTHONUNBUFFERED=1")
+	}
+	if local > 1 && missing("OMP_NUM_THREADS") {
+		env = append(env, "OMP_NUM_THREADS=1")
+		l.oneThread.Do(func() {
+			l.cfg.Log.Info("workers that share a host have OMP_NUM_THREADS=1, as nobody has set it")
+		})
+	}
+	return env
 }
 
 // masterAddr returns the MASTER_ADDR of workers that use one.

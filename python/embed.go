@@ -75,13 +75,16 @@ func put(path string, data []byte, shared bool) error {
 	return safefile.Replace(path, data, safefile.Mode(shared))
 }
 
-// AddPath returns env with the folder at the end of its PYTHONPATH.
+// AddPath returns env with the folder at the end of its PYTHONPATH, which is one entry.
 func AddPath(env []string, dir string) []string {
 	const name = "PYTHONPATH="
-	for i := len(env) - 1; i >= 0; i-- {
-		if old, ok := strings.CutPrefix(env[i], name); ok && old != "" {
-			return append(env[:len(env):len(env)], name+old+string(filepath.ListSeparator)+dir)
+	added := make([]string, 0, len(env)+1)
+	for _, entry := range env {
+		if old, is := strings.CutPrefix(entry, name); !is {
+			added = append(added, entry)
+		} else if old != "" {
+			dir = old + string(filepath.ListSeparator) + dir
 		}
 	}
-	return append(env[:len(env):len(env)], name+dir)
+	return append(added, name+dir)
 }

@@ -121,8 +121,9 @@ func TestGivesWay(t *testing.T) {
 func TestAddPath(t *testing.T) {
 	for _, c := range []struct{ env, want []string }{
 		{nil, []string{"PYTHONPATH=/p"}},
-		{[]string{"A=1", "PYTHONPATH=/x"}, []string{"A=1", "PYTHONPATH=/x", "PYTHONPATH=/x:/p"}},
-		{[]string{"PYTHONPATH="}, []string{"PYTHONPATH=", "PYTHONPATH=/p"}},
+		{[]string{"A=1", "PYTHONPATH=/x"}, []string{"A=1", "PYTHONPATH=/x:/p"}},
+		{[]string{"PYTHONPATH=/x", "A=1"}, []string{"A=1", "PYTHONPATH=/x:/p"}},
+		{[]string{"PYTHONPATH="}, []string{"PYTHONPATH=/p"}},
 	} {
 		if got := AddPath(c.env, "/p"); !slices.Equal(got, c.want) {
 			t.Errorf("%q: %q, want %q", c.env, got, c.want)

@@ -105,6 +105,8 @@ type Agent struct {
 // roundStore is the store of a round's workers, as this node's reach it.
 type roundStore interface {
 	addr() string
+	// asked reports whether a worker of this node has connected to it.
+	asked() bool
 	close()
 }
 
@@ -235,6 +237,10 @@ func (a *Agent) run(ctx context.Context) error {
 		}
 		do, err := a.watch(ctx, g)
 		if do == finish && err == nil {
+			if a.place.ranks.World > 1 && !g.store.asked() {
+				a.cfg.Log.Warnf("torchrun: no worker of this node has asked for the store of torch.distributed, so torch has not connected "+
+					"them: each of the %d ran alone, unless it found the others in another way, such as MPI", len(g.workers))
+			}
 			a.barrier(ctx)
 		}
 		failed = len(g.failures) > 0

@@ -77,6 +77,7 @@ func TestScenarioA4(t *testing.T) {
 type noStore struct{}
 
 func (noStore) addr() string { return "127.0.0.1:1" }
+func (noStore) asked() bool  { return true }
 func (noStore) close()       {}
 
 func withoutStore(a *Agent) *Agent {

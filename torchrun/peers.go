@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -342,6 +343,7 @@ type workerStore struct {
 	named string // where the command line names it; empty: nowhere
 	log   logrus.FieldLogger
 	end   func()
+	used  atomic.Bool // a worker has connected to it
 }
 
 // openStore makes the store of a round: it is that of the node with rank 0, which the others
@@ -390,7 +392,11 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 		}
 	}
 	var err error
-	s.Door, err = tcpstore.OpenDoor(tcpstore.DoorConfig{Bounds: identity.TorchWorkers, Admit: admit, Serve: serve, What: "torchrun", Log: log})
+	s.Door, err = tcpstore.OpenDoor(tcpstore.DoorConfig{Bounds: identity.TorchWorkers, Admit: admit, What: "torchrun", Log: log,
+		Serve: func(d *tcpstore.Door, conn net.Conn) {
+			s.used.Store(true)
+			serve(d, conn)
+		}})
 	if err != nil {
 		s.end()
 		return nil, fmt.Errorf("torchrun: %w", err)
@@ -417,6 +423,8 @@ func (s *workerStore) also(addrs []string) {
 
 // addr is what the workers are told.
 func (s *workerStore) addr() string { return cmp.Or(s.named, s.Addr().String()) }
+
+func (s *workerStore) asked() bool { return s.used.Load() }
 
 // close ends all connections, and blocks until their goroutines have.
 func (s *workerStore) close() {

@@ -33,6 +33,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// A program under the race detector would otherwise wait a second before each exit 0.
 			env.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=10")
+			env.Setenv("OMP_NUM_THREADS", "1") // otherwise jobs say that they set it
 			env.Setenv("XDG_STATE_HOME", filepath.Join(env.WorkDir, ".state"))
 			run := filepath.Join(env.WorkDir, ".run")
 			env.Setenv("XDG_RUNTIME_DIR", run)

@@ -91,13 +91,14 @@ func (m *Machine) lastCommit() uint64 {
 }
 
 // remark says what is remarkable about a job that has succeeded: its programs may each have trained
-// for itself, or not at all. Empty: nothing.
+// for itself, or not at all. Empty: nothing. Programs that meet without hvdrun are not seen to.
 func (m *Machine) remark() string {
 	if m.result != nil || !m.leftCleanly || !m.joined.IsZero() || len(m.ran) < 2 {
 		return ""
 	}
-	return fmt.Sprintf("%d programs have ended with status 0, and none has joined the others: each ran alone. A program of hvdrun's "+
-		"library joins where it has hvdrun's environment (env -i, sudo and containers drop it) and stays in the foreground", len(m.ran))
+	return fmt.Sprintf("%d programs have ended with status 0, and none has used hvdrun's library: each ran alone, unless they met in "+
+		"another way, such as torch.distributed or MPI. A program of the library joins where it has hvdrun's environment (env -i, sudo "+
+		"and containers drop it) and stays in the foreground", len(m.ran))
 }
 
 // checkAlive ends the job when no worker is left that can continue it.

@@ -117,3 +117,35 @@ func TestCalls(t *testing.T) {
 		}
 	}
 }
+
+// TestEachVariableOnce: a worker finds no variable twice: programs differ in which one they take.
+func TestEachVariableOnce(t *testing.T) {
+	home := t.TempDir()
+	mine := []string{"PATH=/usr/bin:/bin", "HOME=" + home, "PYTHONPATH=/mine", "PYTHONPATH=/other",
+		plan.EnvWorkerSocket + "=7", plan.EnvWorkerCalls + "=7", "HVD_INCARNATION=old", "HVD_INCARNATION=once"}
+	var out bytes.Buffer
+	err := launch.Local{}.Run(t.Context(), &launch.Spec{
+		Incarnation: "once", Command: []string{"cat", "/proc/self/environ"}, Env: mine, Stdout: &out,
+		Talk:  func(context.Context, int, net.Conn) func() { return nil },
+		Calls: func(_ context.Context, conn net.Conn) {},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(map[string]string)
+	for entry := range strings.SplitSeq(strings.Trim(out.String(), "\x00"), "\x00") {
+		name, value, _ := strings.Cut(entry, "=")
+		if old, twice := seen[name]; twice {
+			t.Errorf("%s is there twice: %s and %s", name, old, value)
+		}
+		seen[name] = value
+	}
+	for _, entry := range mine {
+		if name, _, _ := strings.Cut(entry, "="); seen[name] == "" {
+			t.Errorf("%s is not there", name)
+		}
+	}
+	if seen["HVD_INCARNATION"] != "once" || !strings.HasPrefix(seen["PYTHONPATH"], "/other:"+home) {
+		t.Error(seen)
+	}
+}

@@ -181,6 +181,7 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 	if _, is := cli.Lookup(cfg.Env, old); !is && !f.noPython && hostsource.Gpus() > 0 && before22(torchVersion(ctx, cfg.Command[0])) {
 		cfg.Env = append(slices.Clone(cfg.Env), old+"=1")
 	}
+	cfg.Env = append(slices.Clip(cfg.Env), "TORCHELASTIC_SIGNALS_TO_HANDLE="+f.signals) // as torchrun's workers find it
 	// Workers are in process groups of their own, which a terminal would stop as they read.
 	if in, is := p.Stdin.(*os.File); is && !term.IsTerminal(int(in.Fd())) {
 		cfg.Stdin = in
@@ -340,6 +341,9 @@ func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Confi
 		cfg.Rendezvous = new(torchrun.Single)
 		return nil
 	case most == 1: // nobody else can come
+		if cfg.RunID == noID {
+			cfg.RunID = rand.Text() // jobs side by side tell themselves apart by it
+		}
 		cfg.Rendezvous = new(torchrun.Single)
 		return nil
 	case f.backend == "static" && least != most:

@@ -80,6 +80,9 @@ Where the two differ, docs/torchrun.md says how.`,
 	return cmd
 }
 
+// noID is the run id of a job that is given none.
+const noID = "none"
+
 // addFlags defines the flags, in both spellings; the first word that is none begins the script.
 func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.SortFlags = false
@@ -91,7 +94,7 @@ func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&f.workers, "nproc-per-node", "1", "workers of this node: a number, or auto, cpu or gpu for as many as it has")
 	fs.StringVar(&f.backend, "rdzv-backend", "static", "how nodes meet: static, where each is told its rank, c10d, or etcd")
 	fs.StringVar(&f.endpoint, "rdzv-endpoint", "", "host[:port] where nodes meet (default: for static --master-addr:--master-port; port of c10d: 29400, of etcd: 2379)")
-	fs.StringVar(&f.id, "rdzv-id", "none", "name of the job, the same on all nodes")
+	fs.StringVar(&f.id, "rdzv-id", noID, "name of the job, the same on all nodes; a job of one node has a random one if it is given none")
 	fs.StringVar(&f.conf, "rdzv-conf", "", "k=v,…: key_file, insecure, timeout, join_timeout, last_call_timeout, close_timeout and others of torchrun")
 	fs.BoolVar(&f.standalone, "standalone", false, "a job of this node alone; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored")
 	fs.IntVar(&f.maxRestarts, "max-restarts", 0, "restarts because of failures of workers, of all nodes together; 0: none")
