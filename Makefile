@@ -221,7 +221,7 @@ check-kubernetes: ## run jobs on a real API server, which it builds first with K
 
 check-slurm: ## run jobs that ask a real Slurm for their nodes (--slurm); needs what make deps brings; ARGS go to go test
 	@echo "== Slurm"
-	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) -run '^(TestElasticJob|TestDriverInJob)$$' ./plugins/slurm
+	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) -run '^(TestElasticJob|TestDriverInJob|TestNodeVariables)$$' ./plugins/slurm
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"

@@ -19,7 +19,8 @@ type Config struct {
 	// RunID identifies the job. Empty: a random one.
 	RunID string
 	// Command is the command line of every worker. Env is its environment, to which the worker's
-	// own variables are added. Dir is its working directory; empty: the driver's.
+	// own variables are added; plan.WithoutNode(os.Environ()) is this process's without what
+	// describes its node alone. Dir is its working directory; empty: the driver's.
 	Command []string
 	Env     []string
 	Dir     string

@@ -226,6 +226,21 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// TestVariablesOfAnotherPlugin: what go-plugin says to a plugin by variables does not come from this
+// process's own environment, where a Kubernetes Service or another launcher may have put it.
+func TestVariablesOfAnotherPlugin(t *testing.T) {
+	for name, value := range map[string]string{
+		"PLUGIN_MIN_PORT": "tcp://10.0.0.1:80", "PLUGIN_PROTOCOL_VERSIONS": "99", "PLUGIN_CLIENT_CERT": "none",
+		"PLUGIN_UNIX_SOCKET_DIR": "/dev/null/sockets", "PLUGIN_UNIX_SOCKET_GROUP": "nobody-at-all", "PLUGIN_MULTIPLEX_GRPC": "true",
+	} {
+		t.Setenv(name, value)
+	}
+	p, _ := newPlugin(t, "good", map[string]string{"hosts": "a:1"})
+	if got, err := discover(t, p); err != nil || got != "a:1" {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
 func TestAnswersOfThePlugin(t *testing.T) {
 	for _, c := range []struct{ fault, discover, watch string }{
 		{"error", "discovery/plugin: plugin.test: the racks cannot be counted", "the racks cannot be watched"},

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -81,7 +82,10 @@ func (p *process) Start(context.Context) error {
 		return err
 	}
 	cmd := exec.Command(p.cfg.Path, p.cfg.Args...)
-	cmd.Env = append(append(cmd.Environ(), p.cfg.Env...), p.handshakeEnv...)
+	// Variables PLUGIN_*, by which go-plugin speaks to a plugin, are those of this process's plugin
+	// alone: others may come from a program that runs it, or from a Kubernetes Service.
+	cmd.Env = slices.DeleteFunc(cmd.Environ(), func(v string) bool { return strings.HasPrefix(v, "PLUGIN_") })
+	cmd.Env = append(append(cmd.Env, p.cfg.Env...), p.handshakeEnv...)
 	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
 	child, err := proc.Start(cmd)
 	if p.cfg.Started != nil {

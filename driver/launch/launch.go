@@ -46,7 +46,8 @@ type Spec struct {
 	// PATH of Env, and then in Dir.
 	Command []string
 	// Env is the whole environment as NAME=value; of two entries with the same name the later
-	// counts. Nothing is added.
+	// counts. Local, on whichever node it runs, adds what describes that node and Env lacks: see
+	// plan.WithNode. Nothing else is added.
 	Env []string
 	// Dir is the working directory; empty: the driver's.
 	Dir string

@@ -61,7 +61,7 @@ func (e *nearEnd) isHTTP2() bool {
 // process's end to files, which become its descriptors. It returns the process's environment. There
 // is no socket where the kernel permits none.
 func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
-	env := slices.DeleteFunc(lastOfEach(s.Env), func(entry string) bool { // that of this process
+	env := slices.DeleteFunc(plan.WithNode(lastOfEach(s.Env), os.Environ(), s.As == nil), func(entry string) bool { // that of this process
 		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=") || strings.HasPrefix(entry, plan.EnvWorkerCalls+"=")
 	})
 	if s.Talk == nil {

@@ -63,7 +63,7 @@ func run(ctx context.Context, dir string, np int, hvdrun string, command []strin
 	cfg := driver.Config{
 		RunID:     runID,
 		Command:   command,
-		Env:       os.Environ(),
+		Env:       plan.WithoutNode(os.Environ()),
 		Source:    discovery.Fixed{plan.Host{Name: "localhost", Slots: np}},
 		Launcher:  launcher,
 		Authority: authority,

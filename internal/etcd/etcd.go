@@ -2,7 +2,9 @@
 package etcd
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -15,6 +17,10 @@ import (
 // DefaultPort is that of endpoints that name none.
 const DefaultPort = "2379"
 
+// leastPing is the shortest time after which gRPC pings a connection on which nothing is asked; it
+// raises a shorter one to this.
+const leastPing = 10 * time.Second
+
 // Config says where etcd is.
 type Config struct {
 	// Endpoints are host:port each.
@@ -24,16 +30,28 @@ type Config struct {
 	CA, Cert, Key string
 }
 
-// Open returns a client, without waiting for an answer of etcd. The caller must close it. A
-// connection that is lost is tried again each second at least, so that all that use an etcd which
-// was away reach it again at about the same time; a peer that is silent for 4 s counts as lost.
+// Open returns a client, without waiting for an answer of etcd. The caller must close it. It
+// connects directly, whatever HTTPS_PROXY says. A connection that is lost is tried again each second
+// at least, so that all that use an etcd which was away reach it again at about the same time. A
+// server that is silent for a second counts as lost: what was asked there fails as unavailable, and
+// is answered on another connection when it is asked again.
 func Open(cfg Config) (*clientv3.Client, error) {
+	return open(cfg, new(net.Dialer).DialContext)
+}
+
+func open(cfg Config, connect func(ctx context.Context, network, addr string) (net.Conn, error)) (*clientv3.Client, error) {
+	w := &watcher{connect: connect}
 	conf := clientv3.Config{
-		Endpoints: cfg.Endpoints, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
-		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: 2 * time.Second,
-		})},
+		Endpoints: cfg.Endpoints, Logger: zap.NewNop(),
+		DialKeepAliveTime: leastPing, DialKeepAliveTimeout: lostAfter,
+		DialOptions: []grpc.DialOption{
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+				MinConnectTimeout: 2 * time.Second,
+			}),
+			grpc.WithContextDialer(w.dial),
+			grpc.WithNoProxy(),
+		},
 	}
 	if cfg.TLS || cfg.CA != "" || cfg.Cert != "" {
 		info := transport.TLSInfo{TrustedCAFile: cfg.CA, CertFile: cfg.Cert, KeyFile: cfg.Key}
@@ -46,5 +64,8 @@ func Open(cfg Config) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
+	w.mu.Lock()
+	w.ask = client.ActiveConnection()
+	w.mu.Unlock()
 	return client, nil
 }

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/sirupsen/logrus"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -59,7 +62,8 @@ func (h *tracesHook) stop(r *run) {
 }
 
 // openTraces returns what exports traces, where --otlp-endpoint or OpenTelemetry's own variables
-// name a collector. It connects to nothing yet.
+// name a collector. It connects to nothing yet. The variables may be meant for the training program
+// alone: where hvdrun can export nothing by them, it says so, and the job runs.
 func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*traceExport, error) {
 	of := func(names ...string) string {
 		for _, name := range names {
@@ -72,24 +76,32 @@ func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*tr
 		return ""
 	}
 	target := s.OTLP
-	if target == "" && !strings.EqualFold(of("OTEL_SDK_DISABLED"), "true") && of("OTEL_TRACES_EXPORTER") != "none" {
+	if exporters := of("OTEL_TRACES_EXPORTER"); target == "" && !strings.EqualFold(of("OTEL_SDK_DISABLED"), "true") &&
+		(exporters == "" || slices.Contains(strings.Split(exporters, ","), "otlp")) {
 		target = of("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 	}
 	if target == "" {
 		return nil, nil
 	}
-	exporter, err := newExporter(s, target, of("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
-	if err != nil {
-		return nil, fmt.Errorf("the traces for %s: %w", target, err)
-	}
+	// The library's own log has a line for each variable that it cannot read.
+	otel.SetLogger(funcr.New(func(_, args string) { log.Debugf("OpenTelemetry: %s", args) }, funcr.Options{Verbosity: 1}))
 	var failed atomic.Bool
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+	fails := func(err error) {
 		if failed.Swap(true) {
 			log.Debugf("traces are not exported: %v", err)
 			return
 		}
 		log.Warnf("traces are not exported; the job goes on: %v", err)
-	}))
+	}
+	exporter, err := newExporter(s, target, of("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
+	switch {
+	case err != nil && s.OTLP != "":
+		return nil, fmt.Errorf("the traces for %s: %w", target, err)
+	case err != nil:
+		fails(fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT=%s: %w", target, err))
+		return nil, nil
+	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(fails))
 	about, err := resource.New(context.Background(), resource.WithAttributes(
 		attribute.String("service.name", "hvdrun"), attribute.String("service.instance.id", s.RunID)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv())
@@ -102,30 +114,41 @@ func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*tr
 }
 
 // newExporter returns what sends to the collector. Headers, certificates, compression and timeouts
-// are those of OpenTelemetry's variables.
+// are those of OpenTelemetry's variables, and so is the format over HTTP. A target without a scheme,
+// which only variables may have, is a gRPC server's.
 func newExporter(s *settings.Settings, target, protocol string) (*otlptrace.Exporter, error) {
+	if s.OTLP == "" && !strings.Contains(target, "://") {
+		host, port, err := net.SplitHostPort(target)
+		if err != nil || host == "" || port == "" || protocol != "" && protocol != "grpc" {
+			return nil, errors.New("it is not http://HOST:PORT")
+		}
+		return otlptracegrpc.New(context.Background(), otlptracegrpc.WithEndpoint(target))
+	}
 	u, err := url.Parse(target)
 	if err != nil {
 		return nil, err
 	}
+	if u.Host == "" {
+		return nil, errors.New("it is not http://HOST:PORT")
+	}
 	switch {
-	case protocol == "grpc", protocol == "" && u.Port() == grpcPort:
+	case protocol == "grpc", !strings.HasPrefix(protocol, "http/") && u.Port() == grpcPort:
 		var options []otlptracegrpc.Option
 		if s.OTLP != "" {
 			options = append(options, otlptracegrpc.WithEndpointURL(target))
 		}
 		return otlptracegrpc.New(context.Background(), options...)
-	case protocol == "", protocol == "http/protobuf":
-		var options []otlptracehttp.Option
-		if s.OTLP != "" {
-			if u.Path == "" || u.Path == "/" {
-				u.Path = "/v1/traces"
-			}
-			options = append(options, otlptracehttp.WithEndpointURL(u.String()))
-		}
-		return otlptracehttp.New(context.Background(), options...)
+	case protocol != "" && protocol != "http/protobuf" && protocol != "http/json" && s.OTLP == "":
+		return nil, fmt.Errorf("the protocol %q is none of grpc, http/protobuf and http/json", protocol)
 	}
-	return nil, fmt.Errorf("the protocol %q is neither grpc nor http/protobuf", protocol)
+	var options []otlptracehttp.Option
+	if s.OTLP != "" {
+		if u.Path == "" || u.Path == "/" {
+			u.Path = "/v1/traces"
+		}
+		options = append(options, otlptracehttp.WithEndpointURL(u.String()))
+	}
+	return otlptracehttp.New(context.Background(), options...)
 }
 
 // write queues a trace.

@@ -245,7 +245,7 @@ func environment(env []string, known []*setting) (map[string]origin, error) {
 		for _, name := range append([]string{st.Name}, st.aliases...) {
 			name = "HVD_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 			text, ok := cli.Lookup(env, name)
-			if !ok || text == "" || nested && slices.Contains(workerVariables, name) {
+			if !ok || text == "" || nested && slices.Contains(workerVariables, name) || ofService(env, name, text) {
 				continue
 			}
 			if had, twice := found[st.Name]; twice && had.text != text {
@@ -255,6 +255,17 @@ func environment(env []string, known []*setting) (map[string]origin, error) {
 		}
 	}
 	return found, nil
+}
+
+// ofService reports whether Kubernetes has set the variable for a Service: for one of the name
+// hvd-ssh, HVD_SSH_PORT is tcp://IP:PORT.
+func ofService(env []string, name, text string) bool {
+	service, is := strings.CutSuffix(name, "_PORT")
+	if !is || !strings.Contains(text, "://") {
+		return false
+	}
+	_, is = cli.Lookup(env, service+"_SERVICE_HOST")
+	return is
 }
 
 // mistyped returns a line for each variable that nearly is a setting, but is none. A worker's

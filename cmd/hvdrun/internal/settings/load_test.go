@@ -280,3 +280,27 @@ func TestMistypedVariables(t *testing.T) {
 		t.Errorf("in a worker: %q", got)
 	}
 }
+
+// TestServiceOfKubernetes: the variables that Kubernetes makes for a Service named hvd-ssh are no
+// settings; a port that a person has set there is.
+func TestServiceOfKubernetes(t *testing.T) {
+	service := []string{"HVD_SSH_SERVICE_HOST=10.0.0.1", "HVD_SSH_SERVICE_PORT=22", "HVD_SSH_PORT=tcp://10.0.0.1:22",
+		"HVD_SSH_PORT_22_TCP=tcp://10.0.0.1:22", "HVD_SSH_PORT_22_TCP_PROTO=tcp", "HVD_SSH_PORT_22_TCP_PORT=22", "HVD_SSH_PORT_22_TCP_ADDR=10.0.0.1"}
+	for _, c := range []struct {
+		env []string
+		set bool
+		bad bool
+	}{
+		{service, false, false},
+		{append(service[:2:2], "HVD_SSH_PORT=2222"), true, false},
+		{[]string{"HVD_SSH_PORT=tcp://10.0.0.1:22"}, false, true},
+	} {
+		s, err := loadArgs(t, "-np 1", c.env, "")
+		if (err != nil) != c.bad || err == nil && s.Given("ssh-port") != c.set {
+			t.Errorf("%q: %v", c.env, err)
+		}
+		if got := mistyped(c.env); got != nil {
+			t.Errorf("%q", got)
+		}
+	}
+}

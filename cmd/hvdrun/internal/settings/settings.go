@@ -27,7 +27,7 @@ import (
 // WorkerEnv is what workers inherit: the variables of the person, and before these those of the
 // file.
 func (s *Settings) WorkerEnv(env []string) []string {
-	env = slices.Clone(env)
+	env = plan.WithoutNode(env) // who starts a worker adds its node's
 	for _, e := range s.Env {
 		name, _, _ := strings.Cut(e, "=")
 		env = slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") })

@@ -1,0 +1,201 @@
+package house
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// variablesPage has the tables of environment variables.
+const variablesPage = "docs/reference/variables.md"
+
+// tableRows returns the names in the first column of each row below a heading, and the row.
+func tableRows(t *testing.T, heading string) (names [][]string, rows []string) {
+	t.Helper()
+	text, err := os.ReadFile(variablesPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(text), "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("%s has no section %q", variablesPage, heading)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	for line := range strings.Lines(section) {
+		if !strings.HasPrefix(line, "| `") {
+			continue
+		}
+		first, _, _ := strings.Cut(line[2:], " | ")
+		var in []string
+		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(first, -1) {
+			in = append(in, m[1])
+		}
+		names, rows = append(names, in), append(rows, strings.TrimSpace(line))
+	}
+	return names, rows
+}
+
+// TestNodeVariables: the page has plan's table.
+func TestNodeVariables(t *testing.T) {
+	_, got := tableRows(t, "Variables of a node")
+	what := map[plan.Describes][2]string{
+		plan.DescribesJob: {"the job, or a choice", "the driver's"}, plan.DescribesNode: {"a node", "its node's"},
+		plan.DescribesPlace: {"a folder of a user on a node", "its node's, unless it runs as another user"},
+		plan.DescribesTask:  {"a task of another launcher", "none"},
+	}
+	var want []string
+	for table := plan.NodeVariables(); len(table) > 0; {
+		n := 1
+		for n < len(table) && table[n].Describes == table[0].Describes {
+			n++
+		}
+		var names []string
+		for _, v := range table[:n] {
+			names = append(names, "`"+v.Name+"`")
+		}
+		w := what[table[0].Describes]
+		want = append(want, fmt.Sprintf("| %s | %s | %s |", strings.Join(names, ", "), w[0], w[1]))
+		table = table[n:]
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s does not have the table of plan.NodeVariables, which is\n%s", variablesPage, strings.Join(want, "\n"))
+	}
+}
+
+// unseen are variables that are read where the walk does not look: by Go's own packages, by Slurm's
+// programs, by the plugin kubernetes, which is another module, or by a name that is put together.
+var unseen = []string{"KUBECONFIG", "KUBERNETES_SERVICE_HOST", "PET_NNODES", "HVD_MIN_NP", "COBRA_ACTIVE_HELP", "HVDRUN_ACTIVE_HELP",
+	"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "GODEBUG", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GOTRACEBACK",
+	"SSL_CERT_FILE", "SSL_CERT_DIR", "LOCALDOMAIN", "RES_OPTIONS", "TMPDIR", "HOME", "PATH", "SBATCH_OUTPUT", "SLURM_CONF"}
+
+// pieces look like variables, and are pieces of names, or keys of a file.
+var pieces = []string{"COMPLETION_DESCRIPTIONS", "ACTIVE_HELP", "SELF_OBSERVABILITY", "PER_SERIES_START_TIMESTAMPS", "VERSION_ID", "PRETTY_NAME"}
+
+// notOnLinux are files of libraries that no program of ours contains.
+var notOnLinux = regexp.MustCompile(`_(windows|darwin|plan9|js|wasm|openbsd|freebsd)\.go$`)
+
+// TestVariablesThatAreRead: each variable that a library reads which is linked into hvdrun or a
+// plugin stands in the page's table, and the table has no others.
+func TestVariablesThatAreRead(t *testing.T) {
+	rows, _ := tableRows(t, "What hvdrun and its libraries read")
+	read := variablesRead(t)
+	for _, name := range unseen {
+		read[name] = "others"
+	}
+	used := make(map[string]bool)
+	for name, where := range read {
+		found := false
+		for _, row := range rows {
+			for _, p := range row {
+				if start, any := strings.CutSuffix(p, "*"); name == p || any && strings.HasPrefix(name, start) {
+					used[p], found = true, true
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s is read by %s and not in %s: find out what it does to a job, honour it or shut it off, and say so there",
+				name, where, variablesPage)
+		}
+	}
+	for _, row := range rows {
+		for _, p := range row {
+			if !used[p] {
+				t.Errorf("nothing reads %s of %s", p, variablesPage)
+			}
+		}
+	}
+}
+
+var (
+	variableName = regexp.MustCompile(`^[A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9]$`)
+	reader       = regexp.MustCompile(`^(Getenv|LookupEnv|GetEnv|getenv|Lookup|lookup|[a-z]\w*FromEnv|first\w*)$`)
+)
+
+// variablesRead returns the variables that our programs and the packages linked into them read, and
+// which package does: the arguments of functions that read one, and in packages that read variables
+// by computed names all texts that look like one.
+func variablesRead(t *testing.T) map[string]string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles \" \"}}{{end}}", "./cmd/hvdrun", "./plugins/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(map[string]string)
+	for line := range strings.Lines(string(out)) {
+		parts := strings.Split(strings.TrimSpace(line), "\t")
+		if len(parts) != 3 {
+			continue
+		}
+		var literals, direct []string
+		computed := false
+		for _, name := range strings.Fields(parts[2]) {
+			if notOnLinux.MatchString(name) {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), parts[1]+"/"+name, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+					if text, err := strconv.Unquote(lit.Value); err == nil && variableName.MatchString(text) {
+						literals = append(literals, text)
+					}
+				}
+				call, ok := n.(*ast.CallExpr)
+				if !ok {
+					return true
+				}
+				var called string
+				switch f := call.Fun.(type) {
+				case *ast.Ident:
+					called = f.Name
+				case *ast.SelectorExpr:
+					called = f.Sel.Name
+				}
+				if !reader.MatchString(called) {
+					return true
+				}
+				for _, arg := range call.Args {
+					if lit, ok := arg.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+						if text, err := strconv.Unquote(lit.Value); err == nil && regexp.MustCompile(`^[A-Z][A-Z0-9_]+$`).MatchString(text) {
+							direct = append(direct, text)
+						}
+					} else if called == "Getenv" || called == "LookupEnv" {
+						computed = true
+					}
+				}
+				return true
+			})
+		}
+		if computed && parts[0] != "github.com/hvdrun/hvdrun/plan" { // which has the names that it writes
+			direct = append(direct, literals...)
+		}
+		for _, name := range literals {
+			if strings.HasPrefix(name, "OTEL_") {
+				direct = append(direct, name)
+			}
+		}
+		for _, name := range direct {
+			if slices.Contains(pieces, name) {
+				continue
+			}
+			read[name] = parts[0]
+		}
+	}
+	if len(read) < 50 {
+		t.Fatalf("only %d variables found", len(read))
+	}
+	return read
+}
