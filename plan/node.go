@@ -33,9 +33,9 @@ type rows struct {
 	names string
 }
 
-// nodeTable has exact names before the patterns that match them too: the first match counts. Slurm's
-// are those of a step of Slurm 22.05 and later; what later releases add is the node's. The others
-// follow the manuals of OpenPBS, LSF, Grid Engine, PMIx, Open MPI, hydra, Flux and PALS.
+// nodeTable has exact names before the patterns that match them too: the first match counts.
+// Slurm's are those of a step of Slurm 22.05 and later; what later releases add is the node's. The
+// others follow the manuals of OpenPBS, LSF, Grid Engine, PMIx, Open MPI, hydra, Flux and PALS.
 var nodeTable = []rows{
 	// Slurm
 	{DescribesJob, "SLURM_CONF SLURM_CLUSTER_NAME SLURM_WORKING_CLUSTER SLURM_JOB_ID SLURM_JOBID SLURM_HET_JOB_* SLURM_HET_SIZE"},

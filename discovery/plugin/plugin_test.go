@@ -226,8 +226,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestVariablesOfAnotherPlugin: what go-plugin says to a plugin by variables does not come from this
-// process's own environment, where a Kubernetes Service or another launcher may have put it.
+// TestVariablesOfAnotherPlugin: what go-plugin says to a plugin by variables does not come from
+// this process's own environment, where a Kubernetes Service or another launcher may have put it.
 func TestVariablesOfAnotherPlugin(t *testing.T) {
 	for name, value := range map[string]string{
 		"PLUGIN_MIN_PORT": "tcp://10.0.0.1:80", "PLUGIN_PROTOCOL_VERSIONS": "99", "PLUGIN_CLIENT_CERT": "none",

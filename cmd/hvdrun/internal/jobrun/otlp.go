@@ -114,8 +114,8 @@ func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*tr
 }
 
 // newExporter returns what sends to the collector. Headers, certificates, compression and timeouts
-// are those of OpenTelemetry's variables, and so is the format over HTTP. A target without a scheme,
-// which only variables may have, is a gRPC server's.
+// are those of OpenTelemetry's variables, and so is the format over HTTP. A target without a
+// scheme, which only variables may have, is a gRPC server's.
 func newExporter(s *settings.Settings, target, protocol string) (*otlptrace.Exporter, error) {
 	if s.OTLP == "" && !strings.Contains(target, "://") {
 		host, port, err := net.SplitHostPort(target)
