@@ -32,9 +32,9 @@ type Config struct {
 
 // Open returns a client, without waiting for an answer of etcd. The caller must close it. It
 // connects directly, whatever HTTPS_PROXY says. A connection that is lost is tried again each
-// second at least, so that all that use an etcd which was away reach it again at about the same time. A
-// server that is silent for a second counts as lost: what was asked there fails as unavailable, and
-// is answered on another connection when it is asked again.
+// second at least, so that all that use an etcd which was away reach it again at about the same
+// time. A server that is silent for a second counts as lost: what was asked there fails as
+// unavailable, and is answered on another connection when it is asked again.
 func Open(cfg Config) (*clientv3.Client, error) {
 	return open(cfg, new(net.Dialer).DialContext)
 }
