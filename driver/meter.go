@@ -211,7 +211,7 @@ func (s *stalls) measure(now time.Time) job.Workers {
 		if w == nil || w.at.IsZero() {
 			continue
 		}
-		m.Ranks[r] = job.Rank{Heard: true, Age: max(0, now.Sub(w.at)), InOperations: w.work.inOperations(), Straggler: s.stragglers.score(now, member.id)}
+		m.Ranks[r] = job.Rank{Heard: true, Age: max(0, now.Sub(w.at)), InOperations: w.work.inOperations(), Straggler: s.stragglers.score(now, member.id), Usage: w.usage(), Figures: w.figures()}
 		if w.beat.Generation == s.number {
 			m.Ranks[r].Commits = w.beat.Commits
 		}

@@ -1,11 +1,16 @@
 package driver
 
 import (
+	"encoding/json"
 	"fmt"
+	"math"
+	"reflect"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -36,8 +41,50 @@ func TestSums(t *testing.T) {
 	if len(m.Operations) != 1 || m.Operations[0] != (job.Operations{Kind: "AllReduce", Backend: "memory", SizeClass: 3, Count: 12, Duration: 12, Bytes: 24}) {
 		t.Errorf("%+v", m.Operations)
 	}
-	if len(m.Ranks) != 2 || m.Ranks[0] != (job.Rank{Heard: true, Age: 3 * time.Second, Commits: 17, InOperations: 5}) || m.Ranks[1].Heard {
+	if len(m.Ranks) != 2 || !reflect.DeepEqual(m.Ranks[0], job.Rank{Heard: true, Age: 3 * time.Second, Commits: 17, InOperations: 5}) || m.Ranks[1].Heard {
 		t.Errorf("%+v", m.Ranks)
+	}
+}
+
+// TestUsage: processors are what two heartbeats differ by, memory is told once when it becomes
+// short, and figures are the newest ones.
+func TestUsage(t *testing.T) {
+	s := newStalls(job.Timeouts{})
+	now := time.Unix(1000, 0)
+	for _, id := range []string{"a", "b"} {
+		s.expect(id)
+	}
+	s.enter(now, 4, []string{"a", "b"})
+	hear := func(at time.Duration, used uint64, loss float64) []string {
+		s.hear(now.Add(at), "b", rendezvous.Beat{
+			Generation: 4, Phase: rendezvous.Training, Figures: []rendezvous.Figure{{Name: "loss", Value: loss}},
+			Usage: &proc.Usage{Processor: 2 * at, Resident: 1000 << 20, Used: used << 20, Limit: 10000 << 20},
+		})
+		return s.shortages()
+	}
+	if lines := hear(0, 8000, 3); len(lines) != 0 {
+		t.Error(lines)
+	}
+	lines := hear(3*time.Second, 9500, 2.5)
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], "rank 1: 9472 of 10000 MiB") {
+		t.Errorf("%q", lines)
+	}
+	if lines := hear(4*time.Second, 9700, math.NaN()); len(lines) != 0 {
+		t.Errorf("told twice: %q", lines)
+	}
+	u, figures := s.Usage("b"), s.Figures("b")
+	if u == nil || u.Processors != 2 || !u.Short() || u.Resident != 1000<<20 {
+		t.Errorf("%+v", u)
+	}
+	text, err := json.Marshal(figures)
+	if err != nil || string(text) != `[{"name":"loss","value":null}]` {
+		t.Errorf("%s, %v", text, err)
+	}
+	if s.Usage("a") != nil || s.Usage("c") != nil || s.Figures("c") != nil || (*job.Usage)(nil).Short() {
+		t.Error("something is known of workers that have told nothing")
+	}
+	if r := s.measure(now.Add(5 * time.Second)).Ranks[1]; r.Usage == nil || len(r.Figures) != 1 {
+		t.Errorf("%+v", r)
 	}
 }
 

@@ -45,6 +45,9 @@ func (l *loop) watchStalls(done <-chan struct{}) {
 			l.post(in)
 			l.locate.report(in)
 		}
+		for _, short := range l.stalls.shortages() {
+			l.cfg.Log.Warn(short)
+		}
 		l.handTraces(false)
 	}
 }

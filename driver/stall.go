@@ -2,6 +2,8 @@ package driver
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync"
@@ -50,6 +52,9 @@ type beating struct {
 	beat  rendezvous.Beat // the zero Beat: none yet
 	at    time.Time
 	looks int // since the last heartbeat
+
+	processors float64 // busy between the last two heartbeats
+	short      bool    // of memory, at the last look
 
 	written   uint64    // largest beat.Written so far
 	writtenAt time.Time // when the machine was last informed of it
@@ -140,6 +145,9 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 	w.work.hear(b.Counters)
 	b.Counters = nil // w.work has them
 	s.hearLanes(now, w, &b)
+	if was, is := w.beat.Usage, b.Usage; was != nil && is != nil && now.After(w.at) {
+		w.processors = max(0, (is.Processor-was.Processor).Seconds()/now.Sub(w.at).Seconds())
+	}
 	w.beat, w.at, w.looks = b, now, 0
 	s.hearTrained(now, w)
 	if b.Generation == s.number {
@@ -426,6 +434,67 @@ func (s *stalls) Straggler(now time.Time, id string) *job.Straggler {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stragglers.score(now, id)
+}
+
+// Usage returns what a worker's processes use; nil: unknown.
+func (s *stalls) Usage(id string) *job.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.workers[id].usage()
+}
+
+// shortages describes the members of the world whose memory has become short since the last call.
+func (s *stalls) shortages() (lines []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r, member := range s.world {
+		w := s.workers[member.id]
+		if w == nil {
+			continue
+		}
+		was, u := w.short, w.usage()
+		if w.short = u.Short(); w.short && !was {
+			const mebi = 1 << 20
+			lines = append(lines, fmt.Sprintf("rank %d: %d of %d MiB of the memory are used that its processes can have, %d MiB by them: when it is full, the kernel kills processes",
+				r, u.Used/mebi, u.Limit/mebi, u.Resident/mebi))
+		}
+	}
+	return lines
+}
+
+// Figures returns the numbers that a worker's program has reported.
+func (s *stalls) Figures(id string) []job.Figure {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.workers[id].figures()
+}
+
+// usage returns what the worker uses, rounded to two digits so that a small change shows nothing
+// new; nil: unknown.
+func (w *beating) usage() *job.Usage {
+	if w == nil || w.beat.Usage == nil || w.beat.Usage.Resident == 0 {
+		return nil
+	}
+	u := w.beat.Usage
+	return &job.Usage{
+		Processors: math.Round(10*w.processors) / 10, Resident: roundBytes(u.Resident), Used: roundBytes(u.Used), Limit: u.Limit,
+	}
+}
+
+func (w *beating) figures() (all []job.Figure) {
+	if w == nil {
+		return nil
+	}
+	for _, f := range w.beat.Figures {
+		all = append(all, job.Figure(f))
+	}
+	return all
+}
+
+// roundBytes rounds to the six highest bits.
+func roundBytes(n uint64) uint64 {
+	drop := max(0, bits.Len64(n)-6)
+	return n >> drop << drop
 }
 
 // Where returns where a worker that holds up others is in the user's code; empty: unknown.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/internal/member"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -45,6 +47,7 @@ type doing struct {
 	trace   member.Trace                  // of its entry into its world
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 	made    commitCounts
+	figures figures
 	news    chan struct{} // has the pulse beat at once; capacity 1; nil: there is none
 }
 
@@ -265,7 +268,10 @@ func (p *pulse) beat() rendezvous.Beat {
 	if last := p.worker.doing.last.Load(); last != nil {
 		b.Written = last.Load()
 	}
-	b.Counters = p.counters()
+	b.Counters, b.Figures = p.counters(), p.worker.doing.figures.list()
+	if p.worker.fake == nil {
+		b.Usage = new(proc.UsageOf(os.Getpid()))
+	}
 	b.Waits, b.Entered = p.waits(), p.worker.doing.trace.Told(time.Now())
 	for id, l := range p.lanes {
 		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: id, Operation: l.Operation, Waiting: l.Waiting, For: l.since, What: l.What})

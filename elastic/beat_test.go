@@ -6,6 +6,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -126,6 +127,19 @@ func TestBeats(t *testing.T) {
 		<-time.After(2 * time.Second)
 		if b := m.last(t); b.Written != 4711 {
 			t.Errorf("%d bytes of the last checkpoint were told", b.Written)
+		}
+		for _, loss := range []float64{0.5, 0.25} {
+			if err := w.Report("loss", loss); err != nil {
+				t.Error(err)
+			}
+		}
+		m.heard()
+		<-time.After(2 * time.Second)
+		if b := m.last(t); !slices.Equal(b.Figures, []rendezvous.Figure{{Name: "loss", Value: 0.25}}) || b.Usage == nil || b.Usage.Resident == 0 {
+			t.Errorf("figures %v, usage %+v", b.Figures, b.Usage)
+		}
+		if err := w.Report("the loss", 1); err == nil || !strings.Contains(err.Error(), "the loss") {
+			t.Errorf("a name with a blank: %v", err)
 		}
 		if err := w.Close(); err != nil {
 			t.Error(err)
@@ -263,7 +277,8 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 	}
 	b := p.beat()
 	want := rendezvous.Beat{Phase: rendezvous.Training, Quiet: 4 * time.Second,
-		Lanes: []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}}, Trained: new(false), Counters: &rendezvous.Counters{}}
+		Lanes:   []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}},
+		Trained: new(false), Counters: &rendezvous.Counters{}, Usage: b.Usage}
 	if !reflect.DeepEqual(b, want) {
 		t.Errorf("%+v, want %+v", b, want)
 	}

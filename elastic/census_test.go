@@ -20,7 +20,7 @@ type census struct {
 
 // enrol checks, when training begins, that a worker's shard belongs to its state, and that the
 // world lacks only shards whose loss is allowed. The caller holds mu.
-func (p *proc) enrol() {
+func (p *process) enrol() {
 	j := p.job
 	fail := func(format string, args ...any) {
 		j.mu.Unlock()

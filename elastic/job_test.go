@@ -32,12 +32,12 @@ type job struct {
 
 	mu       sync.Mutex
 	spawned  int
-	start    int     // workers of the first world
-	order    []*proc // wanted workers that have joined, oldest first
-	waiting  map[*proc]seatWait
+	start    int        // workers of the first world
+	order    []*process // wanted workers that have joined, oldest first
+	waiting  map[*process]seatWait
 	world    plan.World
-	groups   map[*proc]*collective.Group // of the newest world
-	commits  uint64                      // of the newest world's root
+	groups   map[*process]*collective.Group // of the newest world
+	commits  uint64                         // of the newest world's root
 	update   notify.Update
 	finished bool
 	origin   uint64            // of the initial state that the job has, after the first sync
@@ -68,8 +68,8 @@ type seatAnswer struct {
 	err   error
 }
 
-// proc is a worker process.
-type proc struct {
+// process is a worker process.
+type process struct {
 	job  *job
 	id   int
 	life int // number of remaining places where it survives; negative: it never dies
@@ -107,7 +107,7 @@ func (j *job) errorf(format string, args ...any) {
 
 // run runs the job to its end.
 func (j *job) run(t rapid.TB) {
-	j.waiting, j.ledger, j.ends = make(map[*proc]seatWait), make(map[uint64]uint64), make(map[string]int)
+	j.waiting, j.ledger, j.ends = make(map[*process]seatWait), make(map[uint64]uint64), make(map[string]int)
 	j.mu.Lock()
 	for range j.start {
 		j.spawn()
@@ -124,7 +124,7 @@ func (j *job) run(t rapid.TB) {
 
 // spawn starts a worker. The caller holds mu.
 func (j *job) spawn() {
-	p := &proc{job: j, id: j.spawned, life: -1, counts: make([]int32, j.n), weights: make([]float64, 3000)}
+	p := &process{job: j, id: j.spawned, life: -1, counts: make([]int32, j.n), weights: make([]float64, 3000)}
 	if p.id < len(j.lives) {
 		p.life = j.lives[p.id]
 	}
@@ -137,7 +137,7 @@ func (j *job) spawn() {
 	j.procs.Go(p.main)
 }
 
-func (p *proc) main() {
+func (p *process) main() {
 	defer func() {
 		if r := recover(); r != nil && r != (killed{}) {
 			panic(r)
@@ -160,7 +160,7 @@ func (p *proc) main() {
 	}
 }
 
-func (p *proc) ended(err error) {
+func (p *process) ended(err error) {
 	j := p.job
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -186,18 +186,18 @@ func mix(a, b uint64) uint64 {
 	return (h ^ h>>29) * 0xbf58476d1ce4e5b9
 }
 
-func (p *proc) derive() {
+func (p *process) derive() {
 	for i := range p.weights {
 		p.weights[i] = p.weight(i)
 	}
 }
 
-func (p *proc) weight(i int) float64 {
+func (p *process) weight(i int) float64 {
 	return [3]float64{float64(p.record.H >> 40), float64(p.record.Steps), float64(p.record.Epoch)}[i%3]
 }
 
 // whole checks, when training begins, that the state is consistent and the job's.
-func (p *proc) whole() {
+func (p *process) whole() {
 	r, j, sum := p.record, p.job, 0
 	for _, c := range p.counts {
 		sum += int(c)
@@ -227,7 +227,7 @@ func (p *proc) whole() {
 	p.enrol()
 }
 
-func (p *proc) train(ctx context.Context) error {
+func (p *process) train(ctx context.Context) error {
 	p.whole()
 	for p.record.Epoch < p.job.epochs {
 		if p.job.setEpoch {
@@ -244,7 +244,7 @@ func (p *proc) train(ctx context.Context) error {
 	return nil
 }
 
-func (p *proc) step(ctx context.Context, batch []int) error {
+func (p *process) step(ctx context.Context, batch []int) error {
 	p.mayDie()
 	g := p.worker.Group()
 	delta := make([]int32, p.job.n)
@@ -285,7 +285,7 @@ func (p *proc) step(ctx context.Context, batch []int) error {
 }
 
 // endEpoch checks that every index has been delivered once.
-func (p *proc) endEpoch() {
+func (p *process) endEpoch() {
 	sum := 0
 	for i, c := range p.counts {
 		if c == 0 {
@@ -307,7 +307,7 @@ func (p *proc) endEpoch() {
 }
 
 // stepped records a step and applies the acts that are due.
-func (j *job) stepped(p *proc, before uint64) {
+func (j *job) stepped(p *process, before uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.ledger[p.record.H] = j.ledger[before]
@@ -336,16 +336,16 @@ func (j *job) push(c plan.Change) {
 }
 
 // canSpare reports whether other workers have the state.
-func (j *job) canSpare(p *proc) bool {
-	return slices.ContainsFunc(j.order, func(o *proc) bool { return o != p && (o.synced || j.origin == 0) })
+func (j *job) canSpare(p *process) bool {
+	return slices.ContainsFunc(j.order, func(o *process) bool { return o != p && (o.synced || j.origin == 0) })
 }
 
-func (j *job) leave(p *proc) {
-	j.order = slices.DeleteFunc(j.order, func(o *proc) bool { return o == p })
+func (j *job) leave(p *process) {
+	j.order = slices.DeleteFunc(j.order, func(o *process) bool { return o == p })
 }
 
 // mayDie is called at every place where a worker can die.
-func (p *proc) mayDie() {
+func (p *process) mayDie() {
 	j := p.job
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -395,7 +395,7 @@ func (j *job) publish() {
 	}
 	j.commits = j.waiting[j.order[root]].joining.Commits
 	j.world = plan.World{Generation: j.world.Generation + 1, Slots: make([]plan.Slot, len(j.order))}
-	j.groups = make(map[*proc]*collective.Group)
+	j.groups = make(map[*process]*collective.Group)
 	for i, g := range collective.Local(len(j.order)) {
 		j.world.Slots[i].Rank, j.world.Slots[i].Host = i, string(rune('a'+j.order[i].id%3))
 		j.groups[j.order[i]] = g
@@ -409,7 +409,7 @@ func (j *job) publish() {
 
 // seat is a proc's meeting.
 type seat struct {
-	p     *proc
+	p     *process
 	calls int
 }
 
@@ -489,7 +489,7 @@ func (s *seat) Loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil
 func (s *seat) close() error                         { return nil }
 
 // mortal is a part during whose methods a worker can die.
-type mortal struct{ p *proc }
+type mortal struct{ p *process }
 
 func (m *mortal) Save() error                                        { m.p.mayDie(); return nil }
 func (m *mortal) Restore() error                                     { m.p.mayDie(); return nil }

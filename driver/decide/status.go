@@ -66,6 +66,10 @@ type Beats interface {
 	Commits(id string, generation uint64) uint64
 	// Straggler is how late a worker comes to operations; nil: unknown.
 	Straggler(now time.Time, id string) *job.Straggler
+	// Usage is what a worker's processes use, and Figures are the numbers that its program has
+	// reported; nil: unknown.
+	Usage(id string) *job.Usage
+	Figures(id string) []job.Figure
 	// Where is where a worker that holds up others is in the user's code; empty: unknown.
 	Where(id string) string
 }
@@ -162,6 +166,7 @@ func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Bea
 	if beats != nil && w.phase == training {
 		s.Straggler = beats.Straggler(now, w.id)
 		s.Where = beats.Where(w.id)
+		s.Usage, s.Figures = beats.Usage(w.id), beats.Figures(w.id)
 	}
 	if beats != nil && w.phase == training && !w.done {
 		if does := beats.What(now, w.id); s.What == "" {

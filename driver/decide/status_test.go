@@ -14,6 +14,8 @@ type told uint64
 func (told) What(time.Time, string) string              { return "" }
 func (told) Straggler(time.Time, string) *job.Straggler { return nil }
 func (told) Where(string) string                        { return "" }
+func (told) Usage(string) *job.Usage                    { return nil }
+func (told) Figures(string) []job.Figure                { return nil }
 
 func (n told) Commits(_ string, generation uint64) uint64 {
 	if generation == 3 {

@@ -68,4 +68,8 @@ type Rank struct {
 	InOperations time.Duration
 	// Straggler is how late the worker comes to operations; nil: unknown.
 	Straggler *Straggler
+	// Usage is what the worker's processes use; nil: unknown.
+	Usage *Usage
+	// Figures are the newest numbers that its program has reported.
+	Figures []Figure
 }

@@ -2,6 +2,7 @@ package job
 
 import (
 	"encoding/json"
+	"math"
 	"time"
 )
 
@@ -110,6 +111,60 @@ type Slot struct {
 	Where string `json:"where,omitempty"`
 	// Straggler is how late the worker comes to operations; nil: unknown.
 	Straggler *Straggler `json:"straggler,omitempty"`
+	// Usage is what the worker's processes use; nil: unknown.
+	Usage *Usage `json:"usage,omitempty"`
+	// Figures are the newest numbers that the worker's program has reported, by name.
+	Figures []Figure `json:"figures,omitempty"`
+}
+
+// Usage is what a worker's process and its descendants use.
+type Usage struct {
+	// Processors is how many processors they kept busy between the last two heartbeats.
+	Processors float64 `json:"processors"`
+	// Resident is their memory in bytes.
+	Resident uint64 `json:"resident_bytes"`
+	// Used and Limit are the memory of which least is left to the worker, its machine's or a
+	// control group's, in bytes. Limit is 0 if it is unknown.
+	Used  uint64 `json:"memory_used_bytes"`
+	Limit uint64 `json:"memory_limit_bytes"`
+}
+
+// Short reports whether less than a tenth of the memory is left that the worker can use: the kernel
+// ends processes when it is full. A nil Usage is not short.
+func (u *Usage) Short() bool { return u != nil && u.Limit > 0 && u.Used > u.Limit-u.Limit/10 }
+
+// Figure is a number that a program reports, such as its loss.
+type Figure struct {
+	Name string
+	// Value may be infinite or no number.
+	Value float64
+}
+
+type figureJSON struct {
+	Name  string   `json:"name"`
+	Value *float64 `json:"value"`
+}
+
+// MarshalJSON writes {"name":…,"value":…}, whose value is null if it is infinite or no number.
+func (f Figure) MarshalJSON() ([]byte, error) {
+	j := figureJSON{Name: f.Name}
+	if !math.IsNaN(f.Value) && !math.IsInf(f.Value, 0) {
+		j.Value = &f.Value
+	}
+	return json.Marshal(j)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes. A value of null becomes NaN.
+func (f *Figure) UnmarshalJSON(text []byte) error {
+	var j figureJSON
+	if err := json.Unmarshal(text, &j); err != nil {
+		return err
+	}
+	*f = Figure{j.Name, math.NaN()}
+	if j.Value != nil {
+		f.Value = *j.Value
+	}
+	return nil
 }
 
 // Straggler is the recent delay of a worker at the operations of all ranks, compared with the other

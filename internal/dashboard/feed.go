@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
@@ -108,6 +109,7 @@ func (f *Feed) Look(ctx context.Context, now time.Time) *View {
 	if s.State == job.Running && v.Commits > 0 && s.Driver != 0 {
 		v.Rate = f.history.look(s.Time, v.Commits)
 	}
+	f.history.report(s.Time, figuresOf(&s))
 	if f.job.Tasks != nil && s.Driver != 0 && !v.Over() {
 		if text, err := f.job.Tasks(ctx); err == nil {
 			v.Tasks = text
@@ -126,7 +128,11 @@ func (f *Feed) fill(v *View) {
 	v.Worlds = append([]World(nil), h.worlds...)
 	v.Forgotten = h.dropped
 	v.Recoveries = Recoveries{Steps: h.counts.Steps, Failed: append([]int(nil), h.counts.Failed...), Planned: append([]int(nil), h.counts.Planned...)}
-	v.Points = append([]Point(nil), h.points...)
+	v.Points = slices.Clone(h.rates.points)
+	v.Curves = make(map[string][]Point, len(h.figures))
+	for name, c := range h.figures {
+		v.Curves[name] = slices.Clone(c.points)
+	}
 	v.Events = append([]Event(nil), f.events...)
 }
 

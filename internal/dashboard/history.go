@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -35,8 +36,8 @@ type Recoveries struct {
 	Planned []int     `json:"planned"`
 }
 
-// Point is a point of the curve of throughput: commits per second until Time. Its JSON is
-// [milliseconds since 1970, rate].
+// Point is a point of a curve: of throughput, commits per second until Time, or of a number that
+// the program reports. Its JSON is [milliseconds since 1970, rate].
 type Point struct {
 	Time time.Time
 	Rate float64
@@ -47,6 +48,8 @@ const (
 	// two become one when there are too many.
 	maxWorlds = 400
 	maxPoints = 480
+	// maxFigures bounds the names of numbers that programs report.
+	maxFigures = 16
 	// maxWhys bounds the reasons of a reset that are told.
 	maxWhys = 3
 )
@@ -60,16 +63,17 @@ type history struct {
 
 	reasons job.Reasons // for the next world
 
-	points  []Point
-	pause   time.Duration // the least time between two points
-	last    Point         // the last look: Rate is the number of commits
-	average Point         // what becomes the next point: Rate is commits at Time
+	rates   curve
+	figures map[string]*curve // what rank 0 reports, by name
+	last    Point             // the last look: Rate is the number of commits
+	average Point             // what becomes the next point: Rate is commits at Time
 }
 
 func newHistory() *history {
 	return &history{
-		counts: Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
-		pause:  time.Second,
+		counts:  Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
+		rates:   curve{pause: time.Second},
+		figures: map[string]*curve{},
 	}
 }
 
@@ -147,8 +151,8 @@ func (h *history) trains(f *job.Entry) {
 	if n > 1 && h.last.Time.IsZero() { // nobody looked: the mean of the world before
 		if b := h.worlds[n-2]; !b.First.IsZero() && f.Commits >= b.Commits && f.Time.After(b.First) {
 			rate := float64(f.Commits-b.Commits) / f.Time.Sub(b.First).Seconds()
-			h.points = append(h.points, Point{b.First, rate}, Point{f.Time, rate})
-			h.halve()
+			h.rates.add(Point{b.First, rate})
+			h.rates.add(Point{f.Time, rate})
 		}
 	}
 }
@@ -166,23 +170,47 @@ func (h *history) look(at time.Time, commits uint64) (rate float64) {
 		return 0
 	}
 	rate = (h.last.Rate - before.Rate) / at.Sub(before.Time).Seconds()
-	if d := at.Sub(h.average.Time); d >= h.pause {
-		h.points = append(h.points, Point{at, (h.last.Rate - h.average.Rate) / d.Seconds()})
+	if d := at.Sub(h.average.Time); d >= h.rates.pause {
+		h.rates.add(Point{at, (h.last.Rate - h.average.Rate) / d.Seconds()})
 		h.average = h.last
-		h.halve()
 	}
 	return rate
 }
 
-// halve makes room where there are too many points.
-func (h *history) halve() {
-	if len(h.points) <= maxPoints {
+// report takes what rank 0 reports.
+func (h *history) report(at time.Time, figures []job.Figure) {
+	for _, f := range figures {
+		c := h.figures[f.Name]
+		switch {
+		case math.IsNaN(f.Value) || math.IsInf(f.Value, 0):
+			continue
+		case c == nil && len(h.figures) >= maxFigures:
+			continue
+		case c == nil:
+			c = &curve{pause: time.Second}
+			h.figures[f.Name] = c
+		case len(c.points) > 0 && at.Sub(c.points[len(c.points)-1].Time) < c.pause:
+			continue
+		}
+		c.add(Point{at, f.Value})
+	}
+}
+
+// curve is a bounded number of points, at least pause apart.
+type curve struct {
+	points []Point
+	pause  time.Duration
+}
+
+// add adds a point. Where there are too many, two become one.
+func (c *curve) add(p Point) {
+	c.points = append(c.points, p)
+	if len(c.points) <= maxPoints {
 		return
 	}
-	half := h.points[:0]
-	for i := 0; i+1 < len(h.points); i += 2 {
-		half = append(half, Point{h.points[i+1].Time, (h.points[i].Rate + h.points[i+1].Rate) / 2})
+	half := c.points[:0]
+	for i := 0; i+1 < len(c.points); i += 2 {
+		half = append(half, Point{c.points[i+1].Time, (c.points[i].Rate + c.points[i+1].Rate) / 2})
 	}
-	h.points = half
-	h.pause *= 2
+	c.points, c.pause = half, 2*c.pause
 }

@@ -25,6 +25,8 @@ type View struct {
 	Forgotten  int // worlds before these
 	Recoveries Recoveries
 	Points     []Point
+	// Curves are the numbers that rank 0 has reported, by name.
+	Curves map[string][]Point
 	// Events are the last events, oldest first.
 	Events []Event
 	// Tasks is what the job's scheduler of tasks says; nil: there are none.
@@ -57,6 +59,18 @@ func commitsOf(s *job.Status) (newest uint64) {
 		}
 	}
 	return newest
+}
+
+// figuresOf returns what rank 0 reports.
+func figuresOf(s *job.Status) []job.Figure {
+	for _, h := range s.Hosts {
+		for _, slot := range h.Slots {
+			if slot.Rank != nil && *slot.Rank == 0 {
+				return slot.Figures
+			}
+		}
+	}
+	return nil
 }
 
 // shown is a view as texts of JSON, by their names on the page: of what differs from the one before
@@ -126,7 +140,7 @@ func show(v *View) (*shown, error) {
 	for name, value := range map[string]any{
 		"job":   head{s, list(v.Command), v.Problem, v.Output, v.Cannot()},
 		"hosts": hosts, "waits": waits, "goodput": goodput, "worlds": list(v.Worlds), "forgotten": v.Forgotten,
-		"recoveries": v.Recoveries, "points": list(v.Points), "tasks": v.Tasks,
+		"recoveries": v.Recoveries, "points": list(v.Points), "curves": v.Curves, "tasks": v.Tasks,
 	} {
 		out.parts[name] = put(value)
 	}
@@ -173,6 +187,7 @@ func (s *shown) full(now time.Time, seq int, rate float64, events []Event) []byt
 	for _, name := range names {
 		o.put(name, s.parts[name])
 	}
+	o.put("curves", s.parts["curves"])
 	o.put("slots", array(s.slots))
 	o.put("commits", s.commits)
 	text, _ := json.Marshal(list(events)) // strings, numbers and times
@@ -187,7 +202,8 @@ func (s *shown) begin(o *object, now time.Time, seq int, rate float64) {
 	o.put("rate", strconv.AppendFloat(nil, rate, 'g', 6, 64))
 }
 
-// patch writes what differs from the view before: whole parts, points that were added as "more",
+// patch writes what differs from the view before: whole parts but curves, to which the page adds
+// what rank 0 reports, points that were added as "more",
 // single slots by their numbers, all commits if there is a new one, and new events.
 func (s *shown) patch(before *shown, now time.Time, seq int, rate float64, events []Event) []byte {
 	var o object

@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -285,13 +286,16 @@ func ofWorkers(s sink, w job.Workers) {
 	}
 	var age time.Duration
 	var least, most uint64
-	late := 0.0
+	late, short := 0.0, 0
 	heard := false
 	for _, r := range w.Ranks {
 		if !r.Heard {
 			continue
 		}
 		age = max(age, r.Age)
+		if r.Usage.Short() {
+			short++
+		}
 		if r.Straggler != nil {
 			late = max(late, r.Straggler.By)
 		}
@@ -303,6 +307,7 @@ func ofWorkers(s sink, w job.Workers) {
 	s.put(beatAgeMax, age.Seconds())
 	s.put(commitsSpread, float64(most-least))
 	s.put(lateMax, late)
+	s.put(memoryShort, float64(short))
 }
 
 func ofRanks(s sink, ranks []job.Rank) {
@@ -320,6 +325,15 @@ func ofRanks(s sink, ranks []job.Rank) {
 		if r.Straggler != nil {
 			s.put(rankLast, r.Straggler.Last, labels...)
 			s.put(rankLate, r.Straggler.By, labels...)
+		}
+		if u := r.Usage; u != nil {
+			s.put(rankProcessors, u.Processors, labels...)
+			s.put(rankResident, float64(u.Resident), labels...)
+			s.put(rankMemoryUsed, float64(u.Used), labels...)
+			s.put(rankMemoryLimit, float64(u.Limit), labels...)
+		}
+		for _, f := range r.Figures {
+			s.put(rankFigure, f.Value, append(slices.Clone(labels), f.Name)...)
 		}
 	}
 }

@@ -165,6 +165,8 @@ var (
 		Help: "Largest minus smallest number of the last commits of ranks, by their heartbeats"})
 	lateMax = define(Metric{Name: "hvdrun_worker_late_max_seconds", Of: OfWorkers, Unit: "s",
 		Help: "The largest hvdrun_rank_late_seconds of a rank, in a world of any size"})
+	memoryShort = define(Metric{Name: "hvdrun_worker_memory_short", Of: OfWorkers, Unit: "short",
+		Help: "Ranks to which less than a tenth of the memory is left that they can use"})
 )
 
 // The metrics of single ranks of a world of at most mostRanks.
@@ -179,6 +181,16 @@ var (
 		Help: "Share of the operations of the last minutes to which the rank came last; those to which all came within a millisecond do not count"})
 	rankLate = define(Metric{Name: "hvdrun_rank_late_seconds", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "s",
 		Help: "How much later than the median rank the rank came to operations of the last minutes, on average"})
+	rankProcessors = define(Metric{Name: "hvdrun_rank_processors", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "short",
+		Help: "Processors that the processes of the rank's worker kept busy between its last two heartbeats"})
+	rankResident = define(Metric{Name: "hvdrun_rank_resident_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
+		Help: "Resident memory of the processes of the rank's worker"})
+	rankMemoryUsed = define(Metric{Name: "hvdrun_rank_memory_used_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
+		Help: "Used bytes of the memory of which least is left to the rank's worker: its machine's, or that of a control group"})
+	rankMemoryLimit = define(Metric{Name: "hvdrun_rank_memory_limit_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
+		Help: "Size of that memory; when it is full, the kernel ends processes"})
+	rankFigure = define(Metric{Name: "hvdrun_rank_figure", Of: OfRanks, Labels: []string{"rank", "host", "slot", "name"}, Unit: "short",
+		Help: "The newest number of that name which the rank's program has reported", Legend: "{{name}} of rank {{rank}}"})
 )
 
 // The metrics of an agent.

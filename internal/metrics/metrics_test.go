@@ -92,7 +92,8 @@ func measures(ranks int) job.Measures {
 		h := &m.Status.Hosts[len(m.Status.Hosts)-1]
 		h.Slots = append(h.Slots, job.Slot{Slot: r % 8, State: job.SlotTraining, Commits: new(uint64(17))})
 		m.Workers.Ranks[r] = job.Rank{Host: h.Host, Slot: r % 8, Heard: true, Age: time.Duration(r) * time.Millisecond, Commits: uint64(16 + r%2), InOperations: time.Minute,
-			Straggler: &job.Straggler{Last: 0.5, By: 0.002 * float64(r), Operations: 100}}
+			Straggler: &job.Straggler{Last: 0.5, By: 0.002 * float64(r), Operations: 100},
+			Usage:     &job.Usage{Processors: 1.5, Resident: 1 << 30, Used: 7 << 30, Limit: 8 << 30}, Figures: []job.Figure{{Name: "loss", Value: 0.25}}}
 	}
 	for kind := range kinds {
 		for class := range sizeNames {

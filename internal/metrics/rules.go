@@ -45,6 +45,8 @@ func alerts() []alert {
 			"slots of {{ $labels.instance }} are excluded after failures: {{ $value }}"},
 		{"HvdrunSilent", `hvdrun_worker_beat_age_max_seconds > 60`, "1m", "warning",
 			"a worker of {{ $labels.instance }} has been silent for {{ $value | humanizeDuration }}"},
+		{"HvdrunMemoryShort", `hvdrun_worker_memory_short > 0`, "1m", "warning",
+			"{{ $value }} ranks of {{ $labels.instance }} have less than a tenth of their memory left: the kernel ends processes when it is full"},
 		{"HvdrunDiscoveryFails", `hvdrun_discovery_stale_seconds > 60`, "1m", "warning",
 			"the source of hosts of {{ $labels.instance }} has failed for {{ $value | humanizeDuration }}: hosts that come or go are not noticed"},
 		{"HvdrunJournalBehind", `hvdrun_journal_behind == 1`, "1m", "critical",

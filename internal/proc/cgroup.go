@@ -68,13 +68,21 @@ func cgroupDir(own, mounts string) string {
 			path = p
 		}
 	}
+	return mountedAt(path, mounts, func(kind, _ string) bool { return kind == "cgroup2" })
+}
+
+// mountedAt returns the folder of a cgroup by its path in its hierarchy, whose file system and
+// options is accepts; empty where the cgroup is not mounted here, or is outside of this process's
+// namespace.
+func mountedAt(path, mounts string, is func(kind, options string) bool) string {
 	if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/..") {
-		return "" // there is none, or it is outside of this process's namespace
+		return ""
 	}
 	for line := range strings.Lines(mounts) {
-		before, after, _ := strings.Cut(line, " - ")
+		before, after, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
 		fields := strings.Split(before, " ") // not Fields: of white space only some is escaped
-		if !strings.HasPrefix(after, "cgroup2 ") || len(fields) < 5 {
+		about := strings.Split(after, " ")
+		if len(fields) < 5 || len(about) < 3 || !is(about[0], about[2]) {
 			continue
 		}
 		root, point := fields[3], unescape.Replace(fields[4])

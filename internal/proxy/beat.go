@@ -2,6 +2,9 @@ package proxy
 
 import (
 	"errors"
+	"maps"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/proc"
@@ -29,6 +32,23 @@ func (p *proxy) hearBeat(r request) {
 	defer p.mu.Unlock()
 	if !p.joining {
 		p.setBeat(r)
+	}
+}
+
+// hearFigures notes the numbers that the program reports.
+func (p *proxy) hearFigures(r request) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(r.Figures)) {
+		f := rendezvous.Figure{Name: name, Value: math.NaN()}
+		if value := r.Figures[name]; value != nil {
+			f.Value = *value
+		}
+		var err error
+		if p.state.figures, err = rendezvous.SetFigure(p.state.figures, f); err != nil {
+			p.complain("figures: " + err.Error())
+			return
+		}
 	}
 }
 
@@ -95,6 +115,7 @@ func stopped(pid int) bool {
 
 // nextBeat returns what to tell, and the size of the world.
 func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
+	usage := proc.UsageOf(p.pid)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	was := p.state.beat
@@ -111,6 +132,6 @@ func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
 	if o := was.Operation; o != nil && b.Phase != rendezvous.Joins {
 		b.Lanes = []rendezvous.Lane{{Operation: o.Number, Waiting: o.Waiting, For: b.Quiet, What: o.What}}
 	}
-	b.Entered = p.trace.Told(now)
+	b.Entered, b.Figures, b.Usage = p.trace.Told(now), slices.Clone(p.state.figures), &usage
 	return b, max(1, p.world.Size())
 }

@@ -24,13 +24,13 @@ func TestQuiet(t *testing.T) {
 			quiet time.Duration // a second after the beat
 			news  bool
 		}{
-			{request{Phase: "training", Commits: 1}, rendezvous.Training, time.Second, true},
-			{request{Phase: "training", Commits: 2}, rendezvous.Training, 2 * time.Second, false},
-			{request{Phase: "training", Commits: 2, Operation: op(1, false)}, rendezvous.Training, time.Second, false},
-			{request{Phase: "training", Commits: 2, Operation: op(1, false)}, rendezvous.Training, 2 * time.Second, false},
-			{request{Phase: "training", Commits: 2, Operation: op(1, true)}, rendezvous.Training, time.Second, false},
-			{request{Phase: "saving", Commits: 3}, rendezvous.Saving, time.Second, true},
-			{request{Phase: "saving", Commits: 3, Written: 7}, rendezvous.Saving, time.Second, false},
+			{request{beat: beat{Phase: "training"}, Commits: 1}, rendezvous.Training, time.Second, true},
+			{request{beat: beat{Phase: "training"}, Commits: 2}, rendezvous.Training, 2 * time.Second, false},
+			{request{beat: beat{Phase: "training", Operation: op(1, false)}, Commits: 2}, rendezvous.Training, time.Second, false},
+			{request{beat: beat{Phase: "training", Operation: op(1, false)}, Commits: 2}, rendezvous.Training, 2 * time.Second, false},
+			{request{beat: beat{Phase: "training", Operation: op(1, true)}, Commits: 2}, rendezvous.Training, time.Second, false},
+			{request{beat: beat{Phase: "saving"}, Commits: 3}, rendezvous.Saving, time.Second, true},
+			{request{beat: beat{Phase: "saving", Written: 7}, Commits: 3}, rendezvous.Saving, time.Second, false},
 		} {
 			p.hearBeat(step.beat)
 			news := len(p.news) > 0
@@ -47,8 +47,8 @@ func TestQuiet(t *testing.T) {
 			}
 		}
 		p.joining = true
-		p.setBeat(request{Phase: "joining", Commits: 4})
-		p.hearBeat(request{Phase: "training"}) // of the world that it has left
+		p.setBeat(request{beat: beat{Phase: "joining"}, Commits: 4})
+		p.hearBeat(request{beat: beat{Phase: "training"}}) // of the world that it has left
 		if b, _ := p.nextBeat(time.Now()); b.Phase != rendezvous.Joins || b.Commits != 0 || b.Lanes != nil {
 			t.Errorf("%+v", b)
 		}

@@ -41,10 +41,9 @@ type request struct {
 	// report
 	What    string `json:"what,omitempty"`
 	Backend string `json:"backend,omitempty"`
-	// beat
-	Phase     string     `json:"phase,omitempty"`
-	Written   uint64     `json:"written,omitempty"`
-	Operation *operation `json:"operation,omitempty"`
+	beat
+	// figures
+	Figures map[string]*float64 `json:"figures,omitempty"` // null: not a finite number
 	// stacks
 	ID   uint64 `json:"id,omitempty"`
 	Text string `json:"text,omitempty"`
@@ -54,6 +53,13 @@ type request struct {
 type hello struct {
 	Version int    `json:"version,omitempty"`
 	Program string `json:"program,omitempty"`
+}
+
+// beat is where a worker is.
+type beat struct {
+	Phase     string     `json:"phase,omitempty"`
+	Written   uint64     `json:"written,omitempty"`
+	Operation *operation `json:"operation,omitempty"`
 }
 
 // operation is the collective operation in which a worker is, or was last.

@@ -96,6 +96,7 @@ type state struct {
 	beat      request          // its newest
 	trace     member.Trace     // of its way into its world
 	changed   time.Time        // when that has changed
+	figures   []rendezvous.Figure
 }
 
 // listen reads the program's lines until it ends, and returns what was wrong with them.
@@ -142,6 +143,8 @@ func (p *proxy) take(ctx context.Context, r request) error {
 		p.report(r)
 	case "beat":
 		p.hearBeat(r)
+	case "figures":
+		p.hearFigures(r)
 	case "stacks":
 		p.hearStacks(r)
 	default:
@@ -303,7 +306,7 @@ func (p *proxy) join(r request) {
 	}
 	p.joined()
 	p.joining = true
-	p.setBeat(request{Phase: "joining", Commits: r.Commits})
+	p.setBeat(request{beat: beat{Phase: "joining"}, Commits: r.Commits})
 	j := rendezvous.Joining{
 		After: p.world.Generation, Commits: r.Commits, HoldsState: r.HoldsState, DataAddrs: r.Addresses, Cause: r.Cause,
 		Trained: r.Trained, Lost: r.Lost, Handle: []byte(r.Handle), Program: p.program,
@@ -333,7 +336,7 @@ func (p *proxy) answer(w rendezvous.World, err error) {
 	if err == nil {
 		p.world = w
 		p.seq = max(p.seq, w.Seq)
-		p.setBeat(request{Phase: "outside"})
+		p.setBeat(request{beat: beat{Phase: "outside"}})
 	}
 	p.mu.Unlock()
 	switch {

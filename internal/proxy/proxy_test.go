@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"slices"
@@ -326,6 +327,21 @@ func TestBeats(t *testing.T) {
 			break
 		}
 	}
+	a.do(`{"do":"figures","figures":{"loss":0.5,"lr":null}}`)
+	a.do(`{"do":"figures","figures":{"loss":0.25}}`)
+	a.do(`{"do":"beat","phase":"saving","commits":12}`) // is told at once
+	for b := range j.beats {
+		if b.Phase != rendezvous.Saving {
+			continue
+		}
+		if len(b.Figures) != 2 || b.Figures[0] != (rendezvous.Figure{Name: "loss", Value: 0.25}) || !math.IsNaN(b.Figures[1].Value) {
+			t.Errorf("%+v", b.Figures)
+		}
+		if b.Usage == nil || b.Usage.Resident == 0 {
+			t.Errorf("%+v", b.Usage)
+		}
+		break
+	}
 }
 
 // TestStacks: the driver asks a worker for its stacks, and gets those of the program.
@@ -383,7 +399,7 @@ func TestMistakes(t *testing.T) {
 		w.end()
 	}
 	a := j.speaks("a", 0)
-	for _, line := range []string{`{"do":"dance"}`, `{"do":"report","what":"x"}`, `{"do":"beat","phase":"x"}`} {
+	for _, line := range []string{`{"do":"dance"}`, `{"do":"report","what":"x"}`, `{"do":"beat","phase":"x"}`, `{"do":"figures","figures":{"a b":1}}`} {
 		a.do(line)
 		if l := a.is("error"); l["fatal"] != false {
 			t.Errorf("%v", l)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
@@ -116,12 +118,65 @@ type Beat struct {
 	Trained *bool
 	// Counters are what the worker has done since it began; nil: unknown.
 	Counters *Counters
+	// Usage is what the worker's process uses; nil: unknown.
+	Usage *proc.Usage
+	// Figures are the newest numbers that the worker's program has reported, by distinct names. It
+	// has at most MaxFigures elements.
+	Figures []Figure
 	// Waits are how long the worker was in operations that have ended lately. It has at most
 	// MaxWaits elements.
 	Waits []Wait
 	// Entered are the phases that the worker has entered on its way into the world of the
 	// generation, in order. Nil: they were sent before. It has at most MaxEntered elements.
 	Entered []Entered
+}
+
+// Figure is a number that a program reports, such as its loss.
+type Figure struct {
+	Name  string // of 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _
+	Value float64
+}
+
+// MaxFigures is the largest number of elements of Beat.Figures.
+const MaxFigures = 16
+
+// SetFigure returns figures with f, in place of an older one of that name. It returns an error if
+// the name is not allowed or there are more than MaxFigures names.
+func SetFigure(all []Figure, f Figure) ([]Figure, error) {
+	if err := checkWord(f.Name); err != nil {
+		return all, err
+	}
+	if i := slices.IndexFunc(all, func(has Figure) bool { return has.Name == f.Name }); i >= 0 {
+		all[i] = f
+		return all, nil
+	}
+	if len(all) >= MaxFigures {
+		return all, fmt.Errorf("%q is one name too many; at most %d are allowed", f.Name, MaxFigures)
+	}
+	return append(all, f), nil
+}
+
+// usageFromWire converts what a process uses, and checks its bounds.
+func usageFromWire(w *rendezvouspb.Usage) (*proc.Usage, error) {
+	if w == nil {
+		return nil, nil
+	}
+	if w.GetProcessorNanoseconds() > math.MaxInt64 {
+		return nil, errors.New("a duration out of range")
+	}
+	return &proc.Usage{
+		Processor: time.Duration(w.GetProcessorNanoseconds()), Resident: w.GetResidentBytes(), Used: w.GetUsedBytes(), Limit: w.GetLimitBytes(),
+	}, nil
+}
+
+// figuresFromWire converts the numbers of a program, and checks them.
+func figuresFromWire(w []*rendezvouspb.Figure) (all []Figure, err error) {
+	for _, f := range w {
+		if all, err = SetFigure(all, Figure{f.GetName(), f.GetValue()}); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // Counters are what a worker has done since it began. They only grow.
@@ -278,6 +333,14 @@ func (b Beat) toWire() *rendezvouspb.BeatRequest {
 		Lanes: make([]*rendezvouspb.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits, Written: b.Written,
 		Trained: b.Trained, Counters: b.Counters.toWire(),
 	}
+	if u := b.Usage; u != nil {
+		req.Usage = &rendezvouspb.Usage{
+			ProcessorNanoseconds: uint64(max(0, u.Processor)), ResidentBytes: u.Resident, UsedBytes: u.Used, LimitBytes: u.Limit,
+		}
+	}
+	for _, f := range b.Figures[:min(len(b.Figures), MaxFigures)] {
+		req.Figures = append(req.Figures, &rendezvouspb.Figure{Name: f.Name, Value: f.Value})
+	}
 	for _, w := range b.Waits[:min(len(b.Waits), MaxWaits)] {
 		req.WaitOperations = append(req.WaitOperations, w.Operation)
 		req.WaitMicroseconds = append(req.WaitMicroseconds, uint32(min(max(0, w.For.Microseconds()), math.MaxUint32)))
@@ -326,10 +389,14 @@ func beatFromWire(req *rendezvouspb.BeatRequest) (Beat, error) {
 		}
 	}
 	var err error
-	if b.Counters, err = countersFromWire(req.GetCounters()); err != nil {
+	if b.Usage, err = usageFromWire(req.GetUsage()); err != nil {
 		return b, err
 	}
-	return b, nil
+	if b.Figures, err = figuresFromWire(req.GetFigures()); err != nil {
+		return b, err
+	}
+	b.Counters, err = countersFromWire(req.GetCounters())
+	return b, err
 }
 
 // columnsFromWire takes what is sent in columns, which must be of one length.

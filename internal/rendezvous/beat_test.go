@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
@@ -152,6 +153,30 @@ func BenchmarkBeat(b *testing.B) {
 	for b.Loop() {
 		if err := c.Beat(context.Background(), said); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestFigures: a heartbeat has one value of each name, and a name or a number of names out of
+// bounds is refused.
+func TestFigures(t *testing.T) {
+	b := Beat{Phase: Training, Figures: []Figure{{"loss", 0.5}, {"lr", math.Inf(1)}}, Usage: &proc.Usage{Processor: 5, Resident: 1, Used: 2, Limit: 3}}
+	got, err := beatFromWire(b.toWire())
+	if err != nil || !reflect.DeepEqual(got.Figures, b.Figures) || *got.Usage != *b.Usage {
+		t.Errorf("%+v, %v", got, err)
+	}
+	var all []Figure
+	for i := range MaxFigures {
+		if all, err = SetFigure(all, Figure{fmt.Sprint("f", i), 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, err = SetFigure(all, Figure{"f3", 2}); err != nil || len(all) != MaxFigures || all[3].Value != 2 {
+		t.Errorf("%v, %v", all, err)
+	}
+	for _, name := range []string{"one.too.many", "", "the loss", strings.Repeat("x", 33)} {
+		if again, err := SetFigure(all, Figure{name, 1}); err == nil || len(again) != MaxFigures {
+			t.Errorf("%q is taken", name)
 		}
 	}
 }

@@ -6,7 +6,7 @@ import * as act from "./act.js";
 // view is all that the page knows of the job. Messages change it; draw only reads it.
 export const view = {
   seq: 0, now: 0, at: 0, rate: 0, job: null, hosts: [], slots: [], commits: [], waits: [], worlds: [], forgotten: 0,
-  recoveries: null, points: [], goodput: { seconds: 0, parts: [] }, tasks: null, events: [], write: false, proof: "", live: false,
+  recoveries: null, points: [], curves: {}, goodput: { seconds: 0, parts: [] }, tasks: null, events: [], write: false, proof: "", live: false,
 };
 const most = 1000; // events
 
@@ -34,7 +34,7 @@ function take(m, whole) {
   view.now = m.now;
   view.at = performance.now();
   view.rate = m.rate;
-  for (const key of ["job", "hosts", "waits", "goodput", "worlds", "forgotten", "recoveries", "points", "tasks", "slots"]) {
+  for (const key of ["job", "hosts", "waits", "goodput", "worlds", "forgotten", "recoveries", "points", "curves", "tasks", "slots"]) {
     if (key in m) {
       view[key] = m[key];
       dirty.add(key);
@@ -49,6 +49,7 @@ function take(m, whole) {
     draw.slotChanged(+i);
     dirty.add("changed");
   }
+  if (!whole) report(m.now);
   if (m.commits) {
     view.commits = m.commits;
     dirty.add("commits");
@@ -60,6 +61,17 @@ function take(m, whole) {
   }
   if (whole) dirty.add("all");
   redraw("tick");
+}
+
+// report adds what rank 0 reports to the curves, about once a second.
+function report(now) {
+  for (const f of view.slots.find((s) => s.rank === 0)?.figures ?? []) {
+    const points = (view.curves[f.name] ??= []);
+    if (f.value == null || (points.length && now - points[points.length - 1][0] < 1000)) continue;
+    points.push([now, f.value]);
+    if (points.length > 2 * most) view.curves[f.name] = points.filter((p, i) => i % 2);
+    dirty.add("curves");
+  }
 }
 
 let stream = null, last = "", again = 0, hiddenSince = 0;

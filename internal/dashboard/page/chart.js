@@ -3,14 +3,14 @@ import { svg, kindColour, number, rateText } from "./h.js";
 
 const left = 40, right = 6, top = 8, bottom = 18;
 
-// steps are round values from 0 to most.
-function steps(most, whole) {
-  if (!(most > 0)) most = 1;
-  const raw = most / 3, unit = 10 ** Math.floor(Math.log10(raw));
+// steps are round values that enclose those from low to most.
+function steps(low, most, whole) {
+  if (!(most > low)) most = low + 1;
+  const raw = (most - low) / 3, unit = 10 ** Math.floor(Math.log10(raw));
   let step = [1, 2, 5, 10].map((k) => k * unit).find((s) => s >= raw);
   if (whole) step = Math.max(1, Math.ceil(step));
   const all = [];
-  for (let v = 0; v < most + step * 0.999; v += step) all.push(v);
+  for (let v = Math.floor(low / step) * step; v < most + step * 0.999; v += step) all.push(+v.toPrecision(12));
   return all;
 }
 
@@ -23,11 +23,11 @@ function span(seconds) {
 }
 
 // frame makes the axes of a chart; x and y lead from values to places.
-function frame(box, height, from, to, most, whole, text) {
+function frame(box, height, from, to, low, most, whole, text) {
   const width = Math.max(200, box.clientWidth);
-  const ys = steps(most, whole), high = ys[ys.length - 1];
+  const ys = steps(low, most, whole), base = ys[0], high = ys[ys.length - 1];
   const x = (t) => left + ((t - from) / Math.max(1, to - from)) * (width - left - right);
-  const y = (v) => top + (1 - v / high) * (height - top - bottom);
+  const y = (v) => top + (1 - (v - base) / (high - base)) * (height - top - bottom);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img" });
   for (const v of ys) {
     root.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }),
@@ -39,14 +39,14 @@ function frame(box, height, from, to, most, whole, text) {
     const at = x(from + s * 1000), near = width - right - at;
     root.append(svg("text", { x: at, y: height - 3, "text-anchor": s === 0 ? "start" : near < 14 ? "end" : "middle" }, s === 0 ? "0" : span(s)));
   }
-  return { root, x, y, width, height, high };
+  return { root, x, y, width, height, base };
 }
 
 // sizes draws the number of workers, with the beginnings of generations in the colours of their
 // causes.
 export function sizes(box, worlds, from, to, label) {
   const most = Math.max(1, ...worlds.map((w) => w.size));
-  const f = frame(box, 132, from, to, most, true, (v) => number(v));
+  const f = frame(box, 132, from, to, 0, most, true, (v) => number(v));
   f.root.setAttribute("aria-label", label);
   let line = "", area = "";
   worlds.forEach((w, i) => {
@@ -74,25 +74,34 @@ export function sizes(box, worlds, from, to, label) {
 // rates draws commits per second. Where nothing was known for long the curve has a gap.
 export function rates(box, points, from, to, label) {
   const most = Math.max(...points.map((p) => p[1]), 0.1);
-  const f = frame(box, 132, from, to, most, false, (v) => (v >= 10 || v === 0 ? number(v) : String(+v.toPrecision(2))));
+  return line(box, frame(box, 132, from, to, 0, most, false, (v) => (v >= 10 || v === 0 ? number(v) : String(+v.toPrecision(2)))), points, label);
+}
+
+// figure draws a number that the program reports, between its smallest and its largest value.
+export function figure(box, points, from, to, label) {
+  const values = points.map((p) => p[1]);
+  return line(box, frame(box, 100, from, to, Math.min(...values), Math.max(...values), false, (v) => String(+v.toPrecision(3))), points, label);
+}
+
+function line(box, f, points, label) {
   f.root.setAttribute("aria-label", label);
-  let line = "", area = "", begin = 0, gap = 15000, previous = null;
+  let path = "", area = "", begin = 0, gap = 15000, previous = null;
   if (points.length > 3) gap = Math.max(gap, ((points[points.length - 1][0] - points[0][0]) / points.length) * 6);
   for (const [t, r] of points) {
     const a = f.x(t).toFixed(1), v = f.y(r).toFixed(1);
     if (previous == null || t - previous > gap) {
-      if (previous != null) area += `V${f.y(0)}H${begin}Z`;
-      line += `M${a} ${v}`;
-      area += `M${a} ${f.y(0)}V${v}`;
+      if (previous != null) area += `V${f.y(f.base)}H${begin}Z`;
+      path += `M${a} ${v}`;
+      area += `M${a} ${f.y(f.base)}V${v}`;
       begin = a;
     } else {
-      line += `L${a} ${v}`;
+      path += `L${a} ${v}`;
       area += `L${a} ${v}`;
     }
     previous = t;
   }
-  if (area) area += `V${f.y(0)}H${begin}Z`;
-  f.root.append(svg("path", { class: "area", d: area }), svg("path", { class: "curve", d: line }));
+  if (area) area += `V${f.y(f.base)}H${begin}Z`;
+  f.root.append(svg("path", { class: "area", d: area }), svg("path", { class: "curve", d: path }));
   box.replaceChildren(f.root);
   return f;
 }

@@ -1,6 +1,6 @@
 // Draws the view. Each section is drawn anew only where its part of the view has changed; the slots
 // of a large world one by one.
-import { byId, h, fill, set, clean, number, rateText, duration, clock, kinds, kindColour, dot } from "./h.js";
+import { byId, h, fill, set, clean, number, bytes, rateText, duration, clock, kinds, kindColour, dot } from "./h.js";
 import * as chart from "./chart.js";
 import * as act from "./act.js";
 import { time } from "./app.js";
@@ -61,7 +61,7 @@ export function all(v, d) {
   if (any("job", "waits", "clock", "slots", "changed")) banners();
   if (asRanks && any("hosts", "slots", "changed", "commits", "ranks")) ranks();
   if (any("hosts", "slots", "changed", "commits", "job", "pick")) slot();
-  if (any("worlds", "points", "size") || (d.has("tick") && !ended())) charts();
+  if (any("worlds", "points", "curves", "size") || (d.has("tick") && !ended())) charts();
   if (any("worlds", "forgotten", "more")) worlds();
   if (any("goodput")) parts();
   if (any("recoveries")) recoveries();
@@ -290,6 +290,10 @@ function slot() {
       fact("Commit", view.commits[i] == null ? "unknown" : number(view.commits[i])), fact("Process", s.pid ? String(s.pid) : "none"),
       fact("Failures", number(s.failures)));
     if (s.straggler) list.push(fact("Comes last", `${(100 * s.straggler.last).toFixed(0)} % of ${number(s.straggler.operations)}, by ${duration(s.straggler.by_seconds)}`));
+    const u = s.usage;
+    if (u) list.push(fact("Processors", u.processors.toFixed(1)), fact("Memory", bytes(u.resident_bytes)),
+      fact(u.memory_used_bytes > 0.9 * u.memory_limit_bytes ? "Memory is short" : "", `${bytes(Math.max(0, u.memory_limit_bytes - u.memory_used_bytes))} of ${bytes(u.memory_limit_bytes)} left`));
+    for (const f of s.figures ?? []) list.push(fact(f.name, f.value == null ? "not a number" : String(+f.value.toPrecision(6))));
     if (s.what) list.push([h("dt", null, "Does"), h("dd.long", null, s.what)]);
     if (s.where) list.push([h("dt", null, "Is at"), h("dd.long.mono", null, s.where)]);
   }
@@ -325,12 +329,29 @@ function ranks() {
   rows.length > rankLimit && h("button.more", { type: "button", onclick: () => { rankLimit += 200; redraw("ranks"); } }, `Show more of ${number(rows.length)}`));
 }
 
+// figures draws the numbers that rank 0 reports, each as a curve of its own.
+function figures(from, to) {
+  const box = byId("figures"), names = Object.keys(view.curves).filter((n) => view.curves[n].length > 1).sort();
+  if (box.dataset.names !== names.join()) {
+    box.dataset.names = names.join();
+    fill(box, names.map((n) => [h("h3.chart-title", null, n), h("div.chart")]));
+  }
+  names.forEach((name, i) => {
+    const points = view.curves[name].filter((p) => p[0] <= to + 1000), place = box.children[2 * i + 1];
+    if (!points.length) return;
+    chart.hover(place, chart.figure(place, points, from, to, `${name} over time, now ${points[points.length - 1][1]}`), from, to, (t) => {
+      const p = t == null ? null : points.find((x) => x[0] >= t);
+      set(byId("hover"), p ? `${clock(p[0], view.now)} · ${name} ${+p[1].toPrecision(6)}` : "");
+    });
+  });
+}
+
 let drawn = "";
 function charts() {
   const j = view.job, size = byId("chart-size"), rate = byId("chart-rate");
   const from = Date.parse(j.begun);
   const to = Math.max(ended() || !j.driver_pid ? Date.parse(j.last_event) : view.now, from + 1000);
-  const is = [from, to, size.clientWidth, view.worlds.length, view.worlds.at(-1)?.generation, view.points.length].join();
+  const is = [from, to, size.clientWidth, view.worlds.length, view.worlds.at(-1)?.generation, view.points.length, ...Object.values(view.curves).map((c) => c.length)].join();
   if (is === drawn || !size.clientWidth) return;
   drawn = is;
   const begin = (w) => Date.parse(w.time);
@@ -350,6 +371,7 @@ function charts() {
       set(byId("hover"), p ? `${clock(p[0], view.now)} · ${rateText(p[1])} commits per second` : "");
     });
   }
+  figures(from, to);
   const seen = [...new Set(view.worlds.map((w) => w.kind))];
   fill(byId("kinds"), ...seen.map((k) => h("li", null, dot(k), kinds[k] ?? k)));
 }

@@ -55,6 +55,11 @@ export function rateText(r) {
   return r >= 10 ? r.toFixed(1) : r.toFixed(2);
 }
 
+export function bytes(n) {
+  if (n >= 2 ** 30) return (n / 2 ** 30).toFixed(1) + " GiB";
+  return n >= 2 ** 20 ? Math.round(n / 2 ** 20) + " MiB" : Math.round(n / 1024) + " KiB";
+}
+
 export function duration(seconds) {
   const s = Math.max(0, seconds);
   if (s < 0.0995) return (s * 1000).toFixed(s < 0.00995 ? 1 : 0) + " ms";

@@ -947,6 +947,10 @@ type BeatRequest struct {
 	Trained *bool `protobuf:"varint,7,opt,name=trained,proto3,oneof" json:"trained,omitempty"`
 	// What it has done so far. Not set by workers of older versions.
 	Counters *Counters `protobuf:"bytes,8,opt,name=counters,proto3" json:"counters,omitempty"`
+	// What its process uses. Not set by workers of older versions.
+	Usage *Usage `protobuf:"bytes,9,opt,name=usage,proto3" json:"usage,omitempty"`
+	// The newest numbers that its program has reported, of distinct names.
+	Figures []*Figure `protobuf:"bytes,10,rep,name=figures,proto3" json:"figures,omitempty"`
 	// For how long it was in operations that have ended: by position, what identifies the operation, which is the same on
 	// all ranks, and the time in microseconds.
 	WaitOperations   []uint64 `protobuf:"fixed64,20,rep,packed,name=wait_operations,json=waitOperations,proto3" json:"wait_operations,omitempty"`
@@ -1045,6 +1049,20 @@ func (x *BeatRequest) GetCounters() *Counters {
 	return nil
 }
 
+func (x *BeatRequest) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *BeatRequest) GetFigures() []*Figure {
+	if x != nil {
+		return x.Figures
+	}
+	return nil
+}
+
 func (x *BeatRequest) GetWaitOperations() []uint64 {
 	if x != nil {
 		return x.WaitOperations
@@ -1073,6 +1091,131 @@ func (x *BeatRequest) GetEnteredNanoseconds() []uint64 {
 	return nil
 }
 
+// Usage is what a worker's process and its descendants use.
+type Usage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Processor time since the process began.
+	ProcessorNanoseconds uint64 `protobuf:"varint,1,opt,name=processor_nanoseconds,json=processorNanoseconds,proto3" json:"processor_nanoseconds,omitempty"`
+	ResidentBytes        uint64 `protobuf:"varint,2,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
+	// The memory of which least is left, of the machine or of a control group, and how much of it is used. 0: unknown.
+	UsedBytes     uint64 `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	LimitBytes    uint64 `protobuf:"varint,4,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Usage) Reset() {
+	*x = Usage{}
+	mi := &file_rendezvous_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Usage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Usage) ProtoMessage() {}
+
+func (x *Usage) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Usage.ProtoReflect.Descriptor instead.
+func (*Usage) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Usage) GetProcessorNanoseconds() uint64 {
+	if x != nil {
+		return x.ProcessorNanoseconds
+	}
+	return 0
+}
+
+func (x *Usage) GetResidentBytes() uint64 {
+	if x != nil {
+		return x.ResidentBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetLimitBytes() uint64 {
+	if x != nil {
+		return x.LimitBytes
+	}
+	return 0
+}
+
+// Figure is a number that the program reports, such as its loss.
+type Figure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 32 of the characters a-z, A-Z, 0-9, '+', '-', '.' and '_'.
+	Name          string  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Figure) Reset() {
+	*x = Figure{}
+	mi := &file_rendezvous_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Figure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Figure) ProtoMessage() {}
+
+func (x *Figure) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Figure.ProtoReflect.Descriptor instead.
+func (*Figure) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Figure) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Figure) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
 // Counters only grow, as long as the worker lives.
 type Counters struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1087,7 +1230,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_rendezvous_proto_msgTypes[9]
+	mi := &file_rendezvous_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1242,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[9]
+	mi := &file_rendezvous_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1255,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{9}
+	return file_rendezvous_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Counters) GetCommits() uint64 {
@@ -1160,7 +1303,7 @@ type Operations struct {
 
 func (x *Operations) Reset() {
 	*x = Operations{}
-	mi := &file_rendezvous_proto_msgTypes[10]
+	mi := &file_rendezvous_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1315,7 @@ func (x *Operations) String() string {
 func (*Operations) ProtoMessage() {}
 
 func (x *Operations) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[10]
+	mi := &file_rendezvous_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1328,7 @@ func (x *Operations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operations.ProtoReflect.Descriptor instead.
 func (*Operations) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{10}
+	return file_rendezvous_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Operations) GetKind() string {
@@ -1248,7 +1391,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_rendezvous_proto_msgTypes[11]
+	mi := &file_rendezvous_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1403,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[11]
+	mi := &file_rendezvous_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1416,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{11}
+	return file_rendezvous_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Lane) GetId() uint64 {
@@ -1319,7 +1462,7 @@ type BeatReply struct {
 
 func (x *BeatReply) Reset() {
 	*x = BeatReply{}
-	mi := &file_rendezvous_proto_msgTypes[12]
+	mi := &file_rendezvous_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +1474,7 @@ func (x *BeatReply) String() string {
 func (*BeatReply) ProtoMessage() {}
 
 func (x *BeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[12]
+	mi := &file_rendezvous_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +1487,7 @@ func (x *BeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatReply.ProtoReflect.Descriptor instead.
 func (*BeatReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{12}
+	return file_rendezvous_proto_rawDescGZIP(), []int{14}
 }
 
 var File_rendezvous_proto protoreflect.FileDescriptor
@@ -1415,7 +1558,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"generation\x12\x18\n" +
 	"\acommits\x18\x03 \x01(\x04R\acommits\x12\x18\n" +
 	"\abackend\x18\x04 \x01(\tR\abackend\"\r\n" +
-	"\vReportReply\"\xec\x03\n" +
+	"\vReportReply\"\xc1\x04\n" +
 	"\vBeatRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1426,13 +1569,26 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\acommits\x18\x05 \x01(\x04R\acommits\x12\x18\n" +
 	"\awritten\x18\x06 \x01(\x04R\awritten\x12\x1d\n" +
 	"\atrained\x18\a \x01(\bH\x00R\atrained\x88\x01\x01\x12/\n" +
-	"\bcounters\x18\b \x01(\v2\x13.hvdrun.v1.CountersR\bcounters\x12'\n" +
+	"\bcounters\x18\b \x01(\v2\x13.hvdrun.v1.CountersR\bcounters\x12&\n" +
+	"\x05usage\x18\t \x01(\v2\x10.hvdrun.v1.UsageR\x05usage\x12+\n" +
+	"\afigures\x18\n" +
+	" \x03(\v2\x11.hvdrun.v1.FigureR\afigures\x12'\n" +
 	"\x0fwait_operations\x18\x14 \x03(\x06R\x0ewaitOperations\x12+\n" +
 	"\x11wait_microseconds\x18\x15 \x03(\rR\x10waitMicroseconds\x12*\n" +
 	"\aentered\x18\x16 \x03(\x0e2\x10.hvdrun.v1.PhaseR\aentered\x12/\n" +
 	"\x13entered_nanoseconds\x18\x17 \x03(\x04R\x12enteredNanosecondsB\n" +
 	"\n" +
-	"\b_trained\"\xad\x01\n" +
+	"\b_trained\"\xa3\x01\n" +
+	"\x05Usage\x123\n" +
+	"\x15processor_nanoseconds\x18\x01 \x01(\x04R\x14processorNanoseconds\x12%\n" +
+	"\x0eresident_bytes\x18\x02 \x01(\x04R\rresidentBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x03 \x01(\x04R\tusedBytes\x12\x1f\n" +
+	"\vlimit_bytes\x18\x04 \x01(\x04R\n" +
+	"limitBytes\"2\n" +
+	"\x06Figure\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value\"\xad\x01\n" +
 	"\bCounters\x12\x18\n" +
 	"\acommits\x18\x01 \x01(\x04R\acommits\x12-\n" +
 	"\x12commit_nanoseconds\x18\x02 \x01(\x04R\x11commitNanoseconds\x12!\n" +
@@ -1502,7 +1658,7 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 }
 
 var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_rendezvous_proto_goTypes = []any{
 	(Dismissal)(0),            // 0: hvdrun.v1.Dismissal
 	(Report)(0),               // 1: hvdrun.v1.Report
@@ -1516,10 +1672,12 @@ var file_rendezvous_proto_goTypes = []any{
 	(*ReportRequest)(nil),     // 9: hvdrun.v1.ReportRequest
 	(*ReportReply)(nil),       // 10: hvdrun.v1.ReportReply
 	(*BeatRequest)(nil),       // 11: hvdrun.v1.BeatRequest
-	(*Counters)(nil),          // 12: hvdrun.v1.Counters
-	(*Operations)(nil),        // 13: hvdrun.v1.Operations
-	(*Lane)(nil),              // 14: hvdrun.v1.Lane
-	(*BeatReply)(nil),         // 15: hvdrun.v1.BeatReply
+	(*Usage)(nil),             // 12: hvdrun.v1.Usage
+	(*Figure)(nil),            // 13: hvdrun.v1.Figure
+	(*Counters)(nil),          // 14: hvdrun.v1.Counters
+	(*Operations)(nil),        // 15: hvdrun.v1.Operations
+	(*Lane)(nil),              // 16: hvdrun.v1.Lane
+	(*BeatReply)(nil),         // 17: hvdrun.v1.BeatReply
 }
 var file_rendezvous_proto_depIdxs = []int32{
 	5,  // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
@@ -1527,23 +1685,25 @@ var file_rendezvous_proto_depIdxs = []int32{
 	7,  // 2: hvdrun.v1.MembersDifference.added:type_name -> hvdrun.v1.Members
 	1,  // 3: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
 	2,  // 4: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
-	14, // 5: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
-	12, // 6: hvdrun.v1.BeatRequest.counters:type_name -> hvdrun.v1.Counters
-	2,  // 7: hvdrun.v1.BeatRequest.entered:type_name -> hvdrun.v1.Phase
-	13, // 8: hvdrun.v1.Counters.operations:type_name -> hvdrun.v1.Operations
-	3,  // 9: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
-	9,  // 10: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
-	8,  // 11: hvdrun.v1.Rendezvous.Look:input_type -> hvdrun.v1.LookRequest
-	11, // 12: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
-	4,  // 13: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
-	10, // 14: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
-	5,  // 15: hvdrun.v1.Rendezvous.Look:output_type -> hvdrun.v1.World
-	15, // 16: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
-	13, // [13:17] is the sub-list for method output_type
-	9,  // [9:13] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	16, // 5: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
+	14, // 6: hvdrun.v1.BeatRequest.counters:type_name -> hvdrun.v1.Counters
+	12, // 7: hvdrun.v1.BeatRequest.usage:type_name -> hvdrun.v1.Usage
+	13, // 8: hvdrun.v1.BeatRequest.figures:type_name -> hvdrun.v1.Figure
+	2,  // 9: hvdrun.v1.BeatRequest.entered:type_name -> hvdrun.v1.Phase
+	15, // 10: hvdrun.v1.Counters.operations:type_name -> hvdrun.v1.Operations
+	3,  // 11: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
+	9,  // 12: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
+	8,  // 13: hvdrun.v1.Rendezvous.Look:input_type -> hvdrun.v1.LookRequest
+	11, // 14: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
+	4,  // 15: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
+	10, // 16: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
+	5,  // 17: hvdrun.v1.Rendezvous.Look:output_type -> hvdrun.v1.World
+	17, // 18: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
+	15, // [15:19] is the sub-list for method output_type
+	11, // [11:15] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_rendezvous_proto_init() }
@@ -1563,7 +1723,7 @@ func file_rendezvous_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -229,7 +229,7 @@ func picture(d *jobdir.Dir, s job.Status) string {
 func slotTable(out io.Writer, s job.Status) {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "HOST\tSLOT\tRANK\tPID\tSTATE\tCOMMITS\tFAILURES\tWHAT")
+	fmt.Fprintln(w, "HOST\tSLOT\tRANK\tPID\tSTATE\tCOMMITS\tFAILURES\tCPU\tMEMORY\tWHAT")
 	for _, h := range s.Hosts {
 		var notes []string
 		if h.Draining {
@@ -239,7 +239,7 @@ func slotTable(out io.Writer, s job.Status) {
 			notes = append(notes, "the host is not listed any more")
 		}
 		if len(h.Slots) == 0 {
-			fmt.Fprintf(w, "%s\t-\t-\t-\t-\t-\t-\t%s\n", cli.EscapeCell(h.Host), strings.Join(append(notes, "no slots"), ", "))
+			fmt.Fprintf(w, "%s\t-\t-\t-\t-\t-\t-\t-\t-\t%s\n", cli.EscapeCell(h.Host), strings.Join(append(notes, "no slots"), ", "))
 		}
 		for _, slot := range h.Slots {
 			rank, pid, commits, state := "-", "-", "-", show.SlotState(slot, s.Time)
@@ -252,7 +252,17 @@ func slotTable(out io.Writer, s job.Status) {
 			if slot.Commits != nil {
 				commits = strconv.FormatUint(*slot.Commits, 10)
 			}
+			cpu, memory := "-", "-"
+			if u := slot.Usage; u != nil {
+				cpu, memory = fmt.Sprintf("%.1f", u.Processors), show.Bytes(u.Resident)
+			}
 			what := slices.Clone(notes)
+			if slot.Usage.Short() {
+				what = append([]string{show.UsageText(slot.Usage)}, what...)
+			}
+			if text := show.FiguresText(slot.Figures); text != "" {
+				what = append([]string{text}, what...)
+			}
 			if late := show.LateText(slot.Straggler); late != "" {
 				what = append([]string{late}, what...)
 			}
@@ -262,7 +272,7 @@ func slotTable(out io.Writer, s job.Status) {
 			if slot.What != "" {
 				what = append([]string{cli.EscapeCell(slot.What)}, what...)
 			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\n", cli.EscapeCell(h.Host), slot.Slot, rank, pid, state, commits, slot.Failures,
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", cli.EscapeCell(h.Host), slot.Slot, rank, pid, state, commits, slot.Failures, cpu, memory,
 				strings.Join(what, ", "))
 		}
 	}

@@ -33,7 +33,8 @@ func statuses(t *testing.T) map[string]job.Status {
 			StalledBy: []job.StalledBy{{Host: "node1", Slot: 3, Seconds: 176.4}}},
 		Hosts: []job.Host{
 			{Host: "node1", Listed: true, Slots: []job.Slot{
-				{Slot: 0, State: job.SlotTraining, Rank: new(0), PID: 100, Commits: new(uint64(12345))},
+				{Slot: 0, State: job.SlotTraining, Rank: new(0), PID: 100, Commits: new(uint64(12345)),
+					Usage: &job.Usage{Processors: 1.5, Resident: 3 << 30, Used: 31 << 30, Limit: 32 << 30}, Figures: []job.Figure{{Name: "loss", Value: 0.25}}},
 				{Slot: 1, State: job.SlotTraining, Out: job.SlotDrained, Rank: new(1), PID: 101, Commits: new(uint64(12345)), What: "AllReduce for 7s"},
 				{Slot: 2, State: job.SlotExcluded, Out: job.SlotExcluded, Until: at(43 * time.Second), Failures: 3},
 				{Slot: 3, State: job.SlotStopping, Out: job.SlotExcluded, Until: at(36 * time.Hour), PID: 103, Failures: 1, What: "did not join within 30s of its start"},

@@ -40,6 +40,42 @@ func LateText(s *job.Straggler) string {
 	return fmt.Sprintf("comes last to %.0f%% of operations, by %v", 100*s.Last, by.Round(time.Millisecond))
 }
 
+// UsageText describes what a worker uses: processors, memory and, where little is left, of how
+// much; empty: it is unknown.
+func UsageText(u *job.Usage) string {
+	if u == nil {
+		return ""
+	}
+	text := fmt.Sprintf("%.1f processors, %s", u.Processors, Bytes(u.Resident))
+	if u.Short() {
+		text += fmt.Sprintf(", only %s of %s of memory left", Bytes(u.Limit-min(u.Used, u.Limit)), Bytes(u.Limit))
+	}
+	return text
+}
+
+// FiguresText lists the numbers that a program has reported.
+func FiguresText(all []job.Figure) string {
+	var b strings.Builder
+	for i, f := range all {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s %.6g", f.Name, f.Value)
+	}
+	return b.String()
+}
+
+// Bytes is a size in KiB, MiB or GiB.
+func Bytes(n uint64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
+}
+
 // SlotState is a slot's state in words, with that of its worker first.
 func SlotState(slot job.Slot, now time.Time) string {
 	if slot.Out == "" {

@@ -226,6 +226,12 @@ func (m *top) about() []string {
 	if late := show.LateText(s.Straggler); late != "" {
 		lines = append(lines, late)
 	}
+	if text := show.UsageText(s.Usage); text != "" {
+		lines = append(lines, m.wrap("uses: "+text)...)
+	}
+	if text := show.FiguresText(s.Figures); text != "" {
+		lines = append(lines, m.wrap("reports: "+text)...)
+	}
 	return lines
 }
 

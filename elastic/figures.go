@@ -1,0 +1,38 @@
+package elastic
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/internal/rendezvous"
+)
+
+// figures are the newest numbers that the program has reported.
+type figures struct {
+	mu  sync.Mutex
+	all []rendezvous.Figure
+}
+
+// Report tells the driver a number of the program, such as its loss. The newest value of each name
+// travels with the worker's heartbeats, about once a second, to the page, the status and the
+// metrics of the job. Report does not block, and any goroutine may call it.
+//
+// A name has 1 to 32 of the characters a-z, A-Z, 0-9, '+', '-', '.' and '_', and a worker may use
+// 16 names; otherwise Report returns an error and reports nothing.
+func (w *Worker) Report(name string, value float64) error {
+	f := &w.doing.figures
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var err error
+	if f.all, err = rendezvous.SetFigure(f.all, rendezvous.Figure{Name: name, Value: value}); err != nil {
+		return fmt.Errorf("elastic: Report: %w", err)
+	}
+	return nil
+}
+
+func (f *figures) list() []rendezvous.Figure {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.all)
+}

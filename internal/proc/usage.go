@@ -1,0 +1,150 @@
+package proc
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Usage is what a process and its living descendants use.
+type Usage struct {
+	// Processor is user and system time since the process began, that of descendants which have
+	// ended and were reaped included.
+	Processor time.Duration
+	// Resident is the resident memory in bytes. Pages that several of the processes share count for
+	// each of them.
+	Resident uint64
+	// Used and Limit are the memory in bytes that is used and available where least is left: in a
+	// control group of the process, or on the machine. Caches that the kernel can drop do not count
+	// as used. Limit is 0 if neither is known.
+	Used, Limit uint64
+}
+
+// UsageOf returns what a process uses, or the zero Usage if it has ended.
+func UsageOf(pid int) Usage {
+	var u Usage
+	parents, ok := below([]int{pid})
+	if !ok {
+		parents = map[int]int{pid: 0}
+	}
+	for p := range parents {
+		fields, err := stat(p)
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		processor, resident := parseUsage(fields)
+		u.Processor += processor
+		u.Resident += resident
+	}
+	if u.Resident == 0 {
+		return Usage{}
+	}
+	own, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	machine, _ := os.ReadFile("/proc/meminfo")
+	u.Used, u.Limit = tightest(parseMeminfo(string(machine)), groupMemory(memoryGroup(string(own), string(mounts))))
+	return u
+}
+
+// parseUsage takes the processor time and the resident memory from the fields of /proc/PID/stat.
+func parseUsage(fields []string) (processor time.Duration, resident uint64) {
+	const userTime, reapedSystemTime, residentPages = 14, 17, 24
+	const tick = time.Second / 100 // USER_HZ, whatever the kernel's own rate
+	for _, field := range fields[userTime : reapedSystemTime+1] {
+		ticks, _ := strconv.ParseUint(field, 10, 63)
+		processor += time.Duration(ticks) * tick
+	}
+	pages, _ := strconv.ParseUint(fields[residentPages], 10, 63)
+	return processor, pages * uint64(os.Getpagesize())
+}
+
+// memory is how much of a limit is used, in bytes. Its limit is 0 where there is no limit.
+type memory struct{ used, limit uint64 }
+
+// tightest returns the used bytes and the limit of the memory of which least is left.
+func tightest(all ...memory) (used, limit uint64) {
+	left := uint64(math.MaxUint64)
+	for _, m := range all {
+		if m.limit == 0 {
+			continue
+		}
+		if rest := m.limit - min(m.used, m.limit); rest < left {
+			left, used, limit = rest, min(m.used, m.limit), m.limit
+		}
+	}
+	return used, limit
+}
+
+func parseMeminfo(text string) memory {
+	total, available := keyed(text, "MemTotal:"), keyed(text, "MemAvailable:")
+	return memory{1024 * (total - min(available, total)), 1024 * total}
+}
+
+// keyed returns the number that follows a key at the beginning of a line; 0: none does.
+func keyed(text, key string) uint64 {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == key {
+			n, _ := strconv.ParseUint(fields[1], 10, 63)
+			return n
+		}
+	}
+	return 0
+}
+
+// memoryFiles are the names of the files of a control group that tell of its memory.
+type memoryFiles struct{ current, limit, stat, inactive string }
+
+var (
+	memoryFiles1 = memoryFiles{"memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat", "total_inactive_file"}
+	memoryFiles2 = memoryFiles{"memory.current", "memory.max", "memory.stat", "inactive_file"}
+)
+
+// memoryGroup returns the folder of the control group that accounts for a process's memory, by what
+// /proc/PID/cgroup and /proc/PID/mountinfo say; empty: no such hierarchy is mounted here.
+func memoryGroup(own, mounts string) (dir string, files memoryFiles) {
+	for line := range strings.Lines(own) {
+		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		controllers, path, _ := strings.Cut(rest, ":")
+		if id != "0" && slices.Contains(strings.Split(controllers, ","), "memory") {
+			return mountedAt(path, mounts, func(kind, options string) bool {
+				return kind == "cgroup" && slices.Contains(strings.Split(options, ","), "memory")
+			}), memoryFiles1
+		}
+	}
+	return cgroupDir(own, mounts), memoryFiles2
+}
+
+// groupMemory returns the memory of the control group of which least is left, from that of a
+// process to the root of what is mounted.
+func groupMemory(dir string, files memoryFiles) (tight memory) {
+	for dir != "" {
+		m := memory{number(dir, files.current), number(dir, files.limit)}
+		if text, err := os.ReadFile(filepath.Join(dir, files.stat)); err == nil {
+			m.used -= min(m.used, keyed(string(text), files.inactive))
+		}
+		tight.used, tight.limit = tightest(tight, m)
+		if dir = filepath.Dir(dir); !isGroup(dir) {
+			break
+		}
+	}
+	return tight
+}
+
+func isGroup(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "cgroup.procs"))
+	return err == nil
+}
+
+// number returns the number in a file of a folder; 0: the file has another word, such as max.
+func number(dir, file string) uint64 {
+	text, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 63)
+	return n
+}

@@ -1,0 +1,84 @@
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestUsageOf(t *testing.T) {
+	held := make([]byte, 64<<20)
+	for i := 0; i < len(held); i += 4096 {
+		held[i] = 1
+	}
+	u := UsageOf(os.Getpid())
+	if u.Resident < 64<<20 || u.Limit == 0 || u.Used == 0 || u.Used > u.Limit {
+		t.Errorf("%+v", u)
+	}
+	if held[4096] != 1 {
+		t.Error("the memory is gone")
+	}
+	if u := UsageOf(1 << 30); u != (Usage{}) {
+		t.Errorf("a process that is not there uses %+v", u)
+	}
+}
+
+func TestParseUsage(t *testing.T) {
+	stat := "42 (a) b) S 1 42 42 0 -1 4194560 100 0 0 0 150 50 20 5 20 0 4 0 1000 200000 300 18446744073709551615"
+	processor, resident := parseUsage(parseStat([]byte(stat)))
+	if processor != 2250*time.Millisecond || resident != 300*uint64(os.Getpagesize()) {
+		t.Errorf("%v, %d bytes", processor, resident)
+	}
+}
+
+// TestGroupMemory: the group with least left counts, also if it is above that of the process, and a
+// cache that the kernel can drop is not used memory.
+func TestGroupMemory(t *testing.T) {
+	for name, c := range map[string]struct {
+		own, kind, options string
+		files              memoryFiles
+		unlimited          string
+	}{
+		"version 1": {"5:cpu,memory:/job/worker\n0::/\n", "cgroup", "rw,memory", memoryFiles1, "9223372036854771712"},
+		"version 2": {"0::/job/worker\n", "cgroup2", "rw", memoryFiles2, "max"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			write := func(dir, file, text string) {
+				t.Helper()
+				if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(root, dir, file), []byte(text+"\n"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for dir, of := range map[string][3]string{
+				".": {"5000", c.unlimited, "anon 1"}, "job": {"900", "1000", c.files.inactive + " 100"}, "job/worker": {"300", c.unlimited, "anon 1"},
+			} {
+				write(dir, "cgroup.procs", "")
+				write(dir, c.files.current, of[0])
+				write(dir, c.files.limit, of[1])
+				write(dir, c.files.stat, of[2])
+			}
+			mounts := "30 1 0:20 / /other rw - tmpfs tmpfs rw\n31 1 0:21 / " + root + " rw,nosuid shared:9 - " + c.kind + " cgroup " + c.options + "\n"
+			if got := groupMemory(memoryGroup(c.own, mounts)); got != (memory{800, 1000}) {
+				t.Errorf("%+v", got)
+			}
+			if got := groupMemory(memoryGroup("0::/\n", "")); got != (memory{}) {
+				t.Errorf("without a mounted hierarchy: %+v", got)
+			}
+		})
+	}
+}
+
+func TestTightest(t *testing.T) {
+	machine := parseMeminfo("MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    400 kB\n")
+	if machine != (memory{600 * 1024, 1000 * 1024}) {
+		t.Errorf("%+v", machine)
+	}
+	if used, limit := tightest(machine, memory{5, 10}, memory{7, 0}); used != 5 || limit != 10 {
+		t.Errorf("%d of %d", used, limit)
+	}
+}
