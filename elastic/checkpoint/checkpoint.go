@@ -2,13 +2,14 @@
 //
 // A checkpoint is a safetensors file, so that other tools can read its tensors: eight bytes with
 // the length of the header, little-endian; the header, JSON padded with spaces to a multiple of
-// eight; the bytes of the tensors. Version 1 of this package's format adds:
+// eight; the bytes of the tensors. Version 2 of this package's format adds:
 //
-//   - The header's "__metadata__" has one key "hvdrun": a JSON text with "version" (1), "commits"
+//   - The header's "__metadata__" has one key "hvdrun": a JSON text with "version" (2), "commits"
 //     (the number of the commit), "time", "size" (ranks of the world) and "parts". Each part of the
 //     state has its "name", its "kind" (which must match in the program that reads it), an optional
-//     readable "text", its "tensors" by name, and "sums": for each tensor the CRC-32C of each chunk
-//     of 1 MiB, the last of which may be shorter.
+//     readable "text", its "tensors" by name, and "sums": for each tensor the CRC-32 of each chunk
+//     of 1 MiB, the last of which may be shorter. The CRC-32 is that of zlib, which Python has;
+//     version 1 has the CRC-32C instead, and is read too.
 //   - Values that are not tensors are tensors of type U8, numbers of their own type without a
 //     dimension. Values are encoded by encoding/gob, samplers as three varints, other parts by
 //     their own methods.
@@ -29,6 +30,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math"
 	"os"
@@ -39,8 +41,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Version is the version of the format.
-const Version = 1
+// Version is the version of the format that is written.
+const Version = 2
+
+// sums contains the checksum of a chunk for each version of the format.
+var sums = map[int]func(chunk []byte) uint32{1: snapshot.Sum, 2: crc32.ChecksumIEEE}
 
 const (
 	metadataKey = "__metadata__"
@@ -117,7 +122,11 @@ func Encode(w io.Writer, about About, tensors [][]Tensor, blobs []snapshot.Blob)
 		p.Tensors, p.Sums = nil, nil
 		for _, t := range tensors[i] {
 			blob := &blobs[len(all)]
-			p.Tensors, p.Sums = append(p.Tensors, t.Name), append(p.Sums, blob.Sums())
+			chunks := make([]uint32, blob.Chunks())
+			for c := range chunks {
+				chunks[c] = sums[Version](blob.Chunk(c))
+			}
+			p.Tensors, p.Sums = append(p.Tensors, t.Name), append(p.Sums, chunks)
 			all = append(all, placed{t, blob})
 		}
 	}
@@ -261,8 +270,8 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 	if err := json.Unmarshal([]byte(metadata[ownKey]), &f.About); err != nil {
 		return damaged("its metadata: %v", err)
 	}
-	if f.About.Version != Version {
-		return fmt.Errorf("its format has version %d, this program knows version %d", f.About.Version, Version)
+	if sums[f.About.Version] == nil {
+		return fmt.Errorf("its format has version %d, this program knows versions up to %d", f.About.Version, Version)
 	}
 	f.entries = make(map[string]entry, len(fields))
 	last, sum := uint64(0), uint64(0)
@@ -323,7 +332,7 @@ func (f *File) each(p Part, i int, visit func(chunk []byte)) error {
 		if _, err := io.ReadFull(r, chunk); err != nil {
 			return fmt.Errorf("checkpoint: tensor %q: %w", p.Tensors[i], err)
 		}
-		if snapshot.Sum(chunk) != sum {
+		if sums[f.About.Version](chunk) != sum {
 			return fmt.Errorf("checkpoint: %w", damaged("tensor %q, chunk %d", p.Tensors[i], c))
 		}
 		visit(chunk)

@@ -112,7 +112,7 @@ func TestWriteAndRead(t *testing.T) {
 		}
 	}
 	a := f.About
-	if a.Version != 1 || a.Commits != 7 || !a.Time.Equal(sample.Time) || a.Size != 4 || len(a.Parts) != 3 || a.Parts[2].Text != "map[]" ||
+	if a.Version != Version || a.Commits != 7 || !a.Time.Equal(sample.Time) || a.Size != 4 || len(a.Parts) != 3 || a.Parts[2].Text != "map[]" ||
 		!slices.Equal(a.Parts[1].Tensors, []string{"layers.0", "layers.1"}) || f.Len(a.Parts[1]) != snapshot.ChunkSize+12+2 {
 		t.Errorf("%+v", a)
 	}
@@ -137,7 +137,7 @@ func TestFormat(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	var metadata map[string]string
-	if err := json.Unmarshal(header["__metadata__"], &metadata); err != nil || !strings.HasPrefix(metadata["hvdrun"], `{"version":1,"commits":7,`) {
+	if err := json.Unmarshal(header["__metadata__"], &metadata); err != nil || !strings.HasPrefix(metadata["hvdrun"], `{"version":2,"commits":7,`) {
 		t.Error(metadata, err)
 	}
 	delete(header, "__metadata__")
@@ -228,11 +228,11 @@ func TestOthersFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	header := `{"a":{"dtype":"U8","shape":[40],"data_offsets":[0,40]}} `
 	theirs := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+strings.Repeat("x", 40)...)
-	later := bytes.Replace(small(t), []byte(`\"version\":1`), []byte(`\"version\":2`), 1)
+	later := bytes.Replace(small(t), []byte(`\"version\":2`), []byte(`\"version\":3`), 1)
 	n := 8 + int(binary.LittleEndian.Uint64(later))
 	copy(later[len(later)-sealSize:], seal(later[:n]))
 	for want, b := range map[string][]byte{
-		"of another program": theirs, "version 2": later, "its header is of": bytes.Repeat([]byte{255}, 100), "it has 0 bytes": nil,
+		"of another program": theirs, "version 3": later, "its header is of": bytes.Repeat([]byte{255}, 100), "it has 0 bytes": nil,
 	} {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
@@ -242,6 +242,36 @@ func TestOthersFiles(t *testing.T) {
 		}
 	}
 	if _, err := Open(path + "none"); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// A file of version 1, which has other checksums, is read; a changed bit is noticed there too.
+func TestVersion1(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	file, err := os.ReadFile(filepath.Join("testdata", "version1.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, got, err := read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var weights []byte
+	for i := range 200 {
+		weights = binary.LittleEndian.AppendUint32(weights, math.Float32bits(float32(i)/4))
+	}
+	if f.About.Version != 1 || len(got) != 2 || !bytes.Equal(got[0], weights) || binary.LittleEndian.Uint64(got[1]) != 3 {
+		t.Errorf("%+v, %d tensors", f.About, len(got))
+	}
+	file[len(file)-100] ^= 8
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := read(path); !errors.Is(err, ErrDamaged) {
 		t.Error(err)
 	}
 }

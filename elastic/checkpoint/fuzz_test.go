@@ -24,6 +24,7 @@ func FuzzOpen(f *testing.F) {
 		`"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"hvdrun.seal":{"dtype":"U8","shape":[12],"data_offsets":[1,13]}}`
 	f.Add([]byte(one), []byte{0}, true)
 	f.Add([]byte(strings.Replace(one, `[\"t\"]`, `[\"t\",\"t\"]`, 1)), []byte{0}, true)
+	f.Add([]byte(strings.Replace(one, `\"version\":1`, `\"version\":2`, 1)), []byte{0}, true)
 	f.Add([]byte(strings.Replace(one, `[0,1]`, `[9,1]`, 1)), []byte{0}, true)
 	f.Fuzz(func(t *testing.T, header, data []byte, sealed bool) {
 		text := append(append([]byte(nil), header...), data...)
