@@ -1,6 +1,8 @@
 """Checkpoints as files: safetensors with the metadata of Go's elastic/checkpoint, which reads them and is read. It needs no torch."""
+import collections
+import concurrent.futures
+import contextlib
 import datetime
-import fcntl
 import json
 import mmap
 import os
@@ -9,14 +11,23 @@ import secrets
 import stat
 import struct
 import sys
+import zlib
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is swept
+    fcntl = None
 
 CHUNK = 1 << 20
-VERSION = 1
-_SETTLE = 64 << 20  # bytes that are written before they are waited for
+PIECE = 8 * CHUNK  # bytes that one thread reads or writes at a time
+VERSION = 2
+_SETTLE = 64 << 20  # bytes of a file that are sent to the disk while the next ones are written
+_THREADS = 4  # that verify a file
+_LARGEST_SUM = (1 << 32) - 1
 _SEAL = "hvdrun.seal"
 _MAGIC = b"hvdrseal"
-_SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
-          "BOOL": 1}
+_SIZES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1,
+          "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 _MOST_HEADER = 256 << 20
 _NAME = re.compile(r"commit-(\d{20})\.safetensors")
 _TEMPORARY = re.compile(r"\.commit-[^/]*\.tmp")
@@ -35,28 +46,38 @@ def _table():
     return table
 
 
-TABLE = _table()
+_TABLE = _table()
 
 
 def crc32c(data):
-    """The CRC-32C (Castagnoli) of bytes."""
-    crc, table = 0xFFFFFFFF, TABLE
+    """The CRC-32C (Castagnoli) of bytes, a few megabytes a second: that of a header, and of chunks in files of version 1."""
+    crc, table = 0xFFFFFFFF, _TABLE
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
 
 
-def sums(data):
-    """The CRC-32C of each chunk of 1 MiB."""
-    return [crc32c(data[i:i + CHUNK]) for i in range(0, len(data), CHUNK)]
+_SUM = {1: crc32c, 2: zlib.crc32}  # of a chunk, by the version of the format
+
+
+def _sums(data, version=VERSION):
+    """The checksum of each chunk of bytes."""
+    return [_SUM[version](data[i:i + CHUNK]) for i in range(0, len(data), CHUNK)]
 
 
 class Tensor:
-    """A named tensor: dtype of safetensors, shape, and its bytes as an object with the buffer protocol."""
+    """A named tensor: dtype of safetensors, shape, size in bytes.
 
-    def __init__(self, name, dtype, shape, data):
-        self.name, self.dtype, self.shape = name, dtype, list(shape)
-        self.data = memoryview(data).cast("B")
+    pieces() yields its bytes as objects with the buffer protocol, all but the last of whole chunks.
+    """
+
+    def __init__(self, name, dtype, shape, size, pieces):
+        self.name, self.dtype, self.shape, self.size, self.pieces = name, dtype, list(shape), size, pieces
+
+    @classmethod
+    def of(cls, name, dtype, shape, data):
+        """One whose bytes are data, in one piece."""
+        return cls(name, dtype, shape, len(data), lambda: [data])
 
 
 class Part:
@@ -97,63 +118,110 @@ def _sweep(folder):
             os.close(fd)
 
 
-def write(folder, commits, size, parts, sums=sums, progress=lambda written: None):
+def write(folder, commits, size, parts, progress=lambda written: None):
     """Writes a checkpoint, which gets its name after all of it is on disk, and returns its path.
 
-    sums(bytes) are the checksums. progress(bytes) is told how much of it is on disk. Incomplete files of writers that have ended are
-    removed.
+    Each piece of a tensor is asked for once, written and forgotten. progress(bytes) is told how much of the file is on disk. Incomplete
+    files of writers that have ended are removed.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    _sweep(folder)
+    if fcntl:
+        _sweep(folder)
     own = {"version": VERSION, "commits": commits, "size": size,
-           "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"), "parts": []}
-    for part in parts:
-        about = {"name": part.name, "kind": part.kind, "tensors": [t.name for t in part.tensors],
-                 "sums": [sums(t.data) for t in part.tensors]}
-        if part.text:
-            about["text"] = part.text
-        own["parts"].append(about)
+           "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"), "parts": parts}
     # Sorting by the size of elements aligns all elements, which some readers require.
     tensors = sorted((t for part in parts for t in part.tensors), key=lambda t: -_SIZES[t.dtype])
-    header, offset = {"__metadata__": {"hvdrun": json.dumps(own)}}, 0
+    # The sums are known once the tensors are written: the header comes last, in the room of one with the longest sums.
+    sums = {t.name: [_LARGEST_SUM] * -(-t.size // CHUNK) for t in tensors}
+    head = _head(own, tensors, sums)
+    temporary = os.path.join(folder, f".commit-{secrets.token_hex(12)}.tmp")
+    try:
+        with open(temporary, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
+            if fcntl:
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    pass  # a file system without locks, where nothing is swept
+            _write(f, head)
+            with concurrent.futures.ThreadPoolExecutor(2, "hvdrun") as pool:
+                sums = _write_tensors(f, len(head), tensors, pool, progress)
+            room, head = len(head), _head(own, tensors, sums)
+            head = _sized(head[8:], room - 8)
+            _write(f, _MAGIC + struct.pack("<I", crc32c(head)))
+            f.seek(0)
+            _write(f, head)
+            os.fsync(f.fileno())
+        os.replace(temporary, path(folder, commits))
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    if hasattr(os, "O_DIRECTORY"):
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    return path(folder, commits)
+
+
+def _head(own, tensors, sums):
+    """The beginning of a file, up to its tensors."""
+    parts = []
+    for part in own["parts"]:
+        about = {"name": part.name, "kind": part.kind, "tensors": [t.name for t in part.tensors], "sums": [sums[t.name] for t in part.tensors]}
+        if part.text:
+            about["text"] = part.text
+        parts.append(about)
+    header, offset = {"__metadata__": {"hvdrun": json.dumps({**own, "parts": parts})}}, 0
     for t in tensors:
         if t.name in header or t.name == _SEAL:
             raise ValueError(f"hvdrun: two tensors of the state are named {t.name!r}")
-        header[t.name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": [offset, offset + t.data.nbytes]}
-        offset += t.data.nbytes
+        header[t.name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": [offset, offset + t.size]}
+        offset += t.size
     header[_SEAL] = {"dtype": "U8", "shape": [12], "data_offsets": [offset, offset + 12]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    head = struct.pack("<Q", len(text)) + text
-    temporary = os.path.join(folder, f".commit-{secrets.token_hex(12)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb", buffering=0) as f:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                pass  # a file system without locks, where nothing is swept
-            written = begun = 0
-            for piece in (head, *(t.data for t in tensors), _MAGIC + struct.pack("<I", crc32c(head))):
-                rest = memoryview(piece)
-                while len(rest):
-                    n = f.write(rest[:_SETTLE])
-                    rest, written = rest[n:], written + n
-                    if written - begun >= _SETTLE:
-                        os.fdatasync(f.fileno())
-                        begun = written
-                        progress(written)
-            os.fsync(f.fileno())
-        os.rename(temporary, path(folder, commits))
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return path(folder, commits)
+    return _sized(text, len(text) + -len(text) % 8)
+
+
+def _sized(text, size):
+    return struct.pack("<Q", size) + text.ljust(size)
+
+
+def _write(f, data):
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[f.write(rest):]
+
+
+def _write_tensors(f, written, tensors, pool, progress):
+    """Writes the tensors, and returns their sums by name. The pool computes these, and sends what is written to the disk, meanwhile."""
+    synchronize = getattr(os, "fdatasync", os.fsync)
+    begun, settling, summing, sums = written, None, collections.deque(), {t.name: [] for t in tensors}
+
+    def settled():
+        if settling:
+            settling[0].result()
+            progress(settling[1])
+
+    for t in tensors:
+        end = written + t.size
+        for piece in t.pieces():
+            summing.append((t.name, pool.submit(_sums, piece)))
+            _write(f, piece)
+            written += len(piece)
+            if len(summing) > 2:  # few pieces are kept
+                name, of = summing.popleft()
+                sums[name] += of.result()
+            if written - begun >= _SETTLE:
+                settled()
+                settling, begun = (pool.submit(synchronize, f.fileno()), written), written
+        if written != end:
+            raise ValueError(f"hvdrun: tensor {t.name!r} has other than the {t.size} bytes that were said")
+    for name, of in summing:
+        sums[name] += of.result()
+    settled()
+    return sums
 
 
 def prune(folder, keep, written):
@@ -193,16 +261,16 @@ def restore(folder, load):
 
 
 class File:
-    """A checkpoint that is open. Tensors are read from the mapped file."""
+    """A checkpoint that is open, whose tensors have been verified. They lie in the mapped file."""
 
     def __init__(self, name):
         with open(name, "rb") as f:
             info = os.fstat(f.fileno())
-            if info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022:
+            if hasattr(os, "geteuid") and (info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022):
                 raise PermissionError(f"hvdrun: {name}: training cannot go on from it: others can write it")
             if info.st_size < 8 + 12:
                 raise Damaged(f"hvdrun: {name}: it has {info.st_size} bytes")
-            self._map = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
+            self._map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
         self.name = name
         (length,) = struct.unpack("<Q", self._map[:8])
         if length > min(_MOST_HEADER, info.st_size - 20):
@@ -212,22 +280,35 @@ class File:
             raise Damaged(f"hvdrun: {name}: its seal does not match its header")
         header = json.loads(head[8:])
         own = json.loads(header.pop("__metadata__")["hvdrun"])
-        if own["version"] != VERSION:
-            raise ValueError(f"hvdrun: {name}: its format has version {own['version']}, this program knows version {VERSION}")
+        if own["version"] not in _SUM:
+            raise ValueError(f"hvdrun: {name}: its format has version {own['version']}, this program knows versions up to {VERSION}")
         self.commits, self.parts = own["commits"], own["parts"]
-        self._sums = {t: s for p in self.parts for t, s in zip(p["tensors"], p["sums"])}
-        self._entries, self._data = header, 8 + length
+        self._entries, self._data = header, memoryview(self._map)[8 + length:]
+        sums = {t: s for p in self.parts for t, s in zip(p["tensors"], p["sums"])}
+        self._verify(own["version"], sums)
+        self.tensors = sums.keys()
 
-    def tensors(self):
-        return self._sums.keys()
+    def _verify(self, version, sums):
+        def check(name, at, data):
+            begin = at // CHUNK
+            return name if _sums(data, version) != sums[name][begin:begin - (-len(data) // CHUNK)] else None
 
-    def read(self, name, sums=sums):
-        """The dtype, shape and verified bytes of a tensor; the bytes are valid as long as someone holds them."""
-        entry = self._entries[name]
+        with concurrent.futures.ThreadPoolExecutor(_THREADS, "hvdrun") as pool:
+            checks = []
+            for name, found in sums.items():
+                *_, data = self.read(name)
+                if len(found) != -(-len(data) // CHUNK):
+                    raise Damaged(f"hvdrun: {self.name}: tensor {name!r} has not as many checksums as chunks")
+                checks += [pool.submit(check, name, at, data[at:at + PIECE]) for at in range(0, len(data), PIECE)]
+            for bad in filter(None, (c.result() for c in checks)):
+                raise Damaged(f"hvdrun: {self.name}: tensor {bad!r} has changed since it was written")
+
+    def read(self, name):
+        """The dtype, shape and bytes of a tensor; the bytes are valid as long as someone holds them."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise Damaged(f"hvdrun: {self.name}: it has no tensor {name!r}")
         first, end = entry["data_offsets"]
-        if not 0 <= first <= end <= len(self._map) - self._data:
+        if not 0 <= first <= end <= len(self._data):
             raise Damaged(f"hvdrun: {self.name}: tensor {name!r} is not in the file")
-        data = memoryview(self._map)[self._data + first:self._data + end]
-        if sums(data) != self._sums[name]:
-            raise Damaged(f"hvdrun: {self.name}: tensor {name!r} has changed since it was written")
-        return entry["dtype"], entry["shape"], data
+        return entry["dtype"], entry["shape"], self._data[first:end]

@@ -1,26 +1,14 @@
 """What the ranks of a job have in common: the parts of a state, how one rank sends them to others, and checkpoints."""
 import io
-import json
 import pickle
 
 import torch
 import torch.distributed as dist
 
-from hvdrun import _checkpoint
+from hvdrun import _checkpoint, _values
 
 _BUCKET = 32 << 20  # bytes that are broadcast at a time
 _ALIGN = 16
-_TYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-          torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
-_TYPES_OF = {name: dtype for dtype, name in _TYPES.items()}
-# The names of these types in Go, for the kinds of parts that Go reads.
-_GO = {"F64": "float64", "F32": "float32", "F16": "collective.Float16", "BF16": "collective.BFloat16", "I64": "int64", "I32": "int32",
-       "I16": "int16", "I8": "int8", "U8": "uint8"}
-
-
-def _bytes_of(tensor):
-    """A tensor's elements as a vector of bytes, which shares its memory where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 class _Pickler(pickle.Pickler):
@@ -90,7 +78,7 @@ def broadcast(values, root, rank, device, arrived):
     dist.broadcast(text, src=root)
     arrived()
     if rank == root:
-        flat = [_bytes_of(t) for t in tensors]
+        flat = [_values.bytes_of(t) for t in tensors]
         sizes = [f.numel() for f in flat]
     else:
         raw = _raw(text)
@@ -166,6 +154,11 @@ class State:
 
     def __init__(self, job, ddp, parts):
         parts.setdefault("step", 0)
+        for name in parts:
+            if name.startswith("_") or hasattr(State, name):
+                raise ValueError(f"hvdrun: a state cannot have a part named {name!r}: State has an attribute of that name, or names of "
+                                 "that form")
+        _values.check({name: _snapshot(value) for name, value in parts.items()})
         self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _holds=False, _torn=False)
         self.__dict__["_buffers"] = _Buffers(self._modules)
 
@@ -278,13 +271,13 @@ class State:
 
         One rank calls it, after a commit, where all would write the same. The others go on: it holds them up only as long as it
         does not come to its next step. The file is the safetensors file of package
-        elastic/checkpoint. A part that is neither tensors nor values of JSON is a TypeError.
+        elastic/checkpoint.
         """
         parts = []
         for name, value in self._parts.items():
-            parts += _encode(name, _snapshot(value))
+            parts += _values.encode(name, _snapshot(value))
         with self._job._saving(self.step) as progress:
-            path = _checkpoint.write(folder, self.step, self._job.size, parts, sums, progress)
+            path = _checkpoint.write(folder, self.step, self._job.size, parts, progress)
         _checkpoint.prune(folder, keep, self.step)
         return path
 
@@ -294,190 +287,9 @@ class State:
         Every rank may call it, or rank 0 alone: the others get its state. Newer checkpoints that are damaged get another name. If
         all are damaged, that is an error.
         """
-        return _checkpoint.restore(folder, lambda file: self._load(_decode(file, self._parts)))
+        return _checkpoint.restore(
+            folder, lambda file: self._load(_values.decode(file, {name: _snapshot(value) for name, value in self._parts.items()})))
 
 
 class StateLost(RuntimeError):
     """No rank has a whole state any more."""
-
-
-def _kind(name, dtype, count, scalar):
-    go = _GO.get(dtype, "bool")
-    return f'value "{name}": {go}' if scalar else f'tensor "{name}": []{go} of {count}'
-
-
-def _host(name, tensor):
-    if tensor.dtype not in _TYPES:
-        raise TypeError(f"hvdrun: part {name!r} has elements of type {tensor.dtype}, which a checkpoint has not")
-    dtype = _TYPES[tensor.dtype]
-    raw = bytearray(tensor.numel() * tensor.element_size())
-    if raw:
-        torch.frombuffer(raw, dtype=torch.uint8).copy_(_bytes_of(tensor).cpu())
-    return _checkpoint.Tensor(name, dtype, tensor.shape, raw)
-
-
-def _encode(name, value):
-    """The parts of a checkpoint of a part: each tensor is one, which programs in Go read, and what is not a tensor another."""
-    tensors = []
-    if isinstance(value, int) and not isinstance(value, bool) and -1 << 63 <= value < 1 << 63:
-        number = _checkpoint.Tensor(name, "I64", [], bytearray(value.to_bytes(8, "little", signed=True)))
-        return [_checkpoint.Part(name, _kind(name, "I64", 1, True), [number], str(value))]
-    if isinstance(value, float):
-        number = _host(name, torch.tensor(value, dtype=torch.float64))
-        return [_checkpoint.Part(name, _kind(name, "F64", 1, True), [number], str(value))]
-    tree = _tree(name, value, tensors)
-    parts = [_checkpoint.Part(t.name, _kind(t.name, t.dtype, _count(t.shape), not t.shape), [t]) for t in tensors]
-    if not isinstance(value, torch.Tensor) and not _plain(value):
-        text = json.dumps(tree).encode()
-        own = name + ".python"
-        parts.append(_checkpoint.Part(own, "python", [_checkpoint.Tensor(own, "U8", [len(text)], bytearray(text))]))
-    return parts
-
-
-def _plain(value):
-    """Whether the names of tensors tell all of a value, as of the state of most modules."""
-    return isinstance(value, dict) and len(value) > 0 and all(isinstance(v, torch.Tensor) for v in value.values())
-
-
-def _tree(name, value, tensors):
-    """The JSON of a value: tensors are left out, containers are [letter, …]."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(_host(name, value))
-        return ["T", name, str(value.device.type)]
-    if value is None or isinstance(value, (bool, str, int)):
-        return value
-    if isinstance(value, float):
-        return value if value - value == 0 else ["f", repr(value)]
-    if isinstance(value, (list, tuple)):
-        return ["l" if isinstance(value, list) else "t", [_tree(f"{name}.{i}", v, tensors) for i, v in enumerate(value)]]
-    if isinstance(value, dict):
-        return ["d", [[_tree(name, k, tensors), _tree(f"{name}.{k}", v, tensors)] for k, v in value.items()]]
-    if isinstance(value, (bytes, bytearray)):
-        return ["b", value.hex()]
-    raise TypeError(f"hvdrun: part {name!r} has a {type(value).__name__}, which a checkpoint cannot have")
-
-
-def _value(tree, tensor):
-    if not isinstance(tree, list):
-        return tree
-    letter, content = tree[0], tree[1]
-    if letter == "T":
-        return tensor(content)
-    if letter == "f":
-        return float(content)
-    if letter == "b":
-        return bytes.fromhex(content)
-    if letter == "d":
-        return {_key(k, tensor): _value(v, tensor) for k, v in content}
-    items = [_value(v, tensor) for v in content]
-    return tuple(items) if letter == "t" else items
-
-
-def _key(tree, tensor):
-    key = _value(tree, tensor)
-    return tuple(key) if isinstance(key, list) else key
-
-
-def _decode(file, parts):
-    """The values of the parts in a checkpoint of this package, or of tensors of these names in one that Go has written."""
-    names = set(file.tensors())
-
-    def tensor(name):
-        dtype, shape, data = file.read(name, sums)
-        if not len(data):
-            return torch.empty(shape, dtype=_TYPES_OF[dtype])
-        return torch.frombuffer(data, dtype=_TYPES_OF[dtype]).reshape(shape)
-
-    def like(name, live):
-        if name not in names:
-            raise ValueError(f"hvdrun: {file.name} has no tensor {name!r} of the state")
-        found = tensor(name)
-        return found.reshape(live.shape) if found.numel() == live.numel() else found
-
-    values = {}
-    for name, part in parts.items():
-        own = name + ".python"
-        if own in names:
-            values[name] = _value(json.loads(bytes(file.read(own, sums)[2])), tensor)
-        elif isinstance(part, torch.Tensor):
-            values[name] = like(name, part)
-        elif _plain(_snapshot(part)):
-            values[name] = {key: like(f"{name}.{key}", live) for key, live in _snapshot(part).items()}
-        elif name in names:
-            values[name] = tensor(name).item()
-        else:
-            raise ValueError(f"hvdrun: {file.name} has no part {name!r} of the state")
-    return values
-
-
-# CRC-32C by vectors: a chunk is divided into lanes, whose sums are joined two by two. A sum is linear in what precedes it: _shift[k]
-# has four tables of 256 for the effect of 2**k lanes of zeros.
-_LANE = 1024
-_table = torch.tensor(_checkpoint.TABLE, dtype=torch.int64)
-_shifts = []
-
-
-def _zeros(crc, count):
-    for _ in range(count):
-        crc = _table[crc & 0xFF] ^ crc >> 8
-    return crc
-
-
-def _shift(level):
-    """The tables by which a sum is carried over 2**level lanes of zeros."""
-    while len(_shifts) <= level:
-        bytes_of = torch.arange(256, dtype=torch.int64)
-        tables = torch.stack([bytes_of << 8 * i for i in range(4)])
-        _shifts.append(_carry(_carry(tables, _shifts[-1]), _shifts[-1]) if _shifts else _zeros(tables, _LANE))
-    return _shifts[level]
-
-
-def _carry(crc, tables):
-    return tables[0][crc & 0xFF] ^ tables[1][crc >> 8 & 0xFF] ^ tables[2][crc >> 16 & 0xFF] ^ tables[3][crc >> 24 & 0xFF]
-
-
-def sums(data):
-    """As _checkpoint.sums, about a hundred times as fast."""
-    whole = len(data) // _checkpoint.CHUNK * _checkpoint.CHUNK
-    found = []
-    for begin in range(0, whole, 16 * _checkpoint.CHUNK):
-        end = min(whole, begin + 16 * _checkpoint.CHUNK)
-        raw = torch.frombuffer(data[begin:end], dtype=torch.uint8)
-        found += _many(raw.reshape(-1, _checkpoint.CHUNK // _LANE, _LANE))
-    rest = data[whole:]
-    if len(rest):
-        lanes = len(rest) // _LANE if len(rest) > 1 << 16 else 0  # few bytes are quicker one by one
-        found.append(_tail(rest, lanes))
-    return found
-
-
-def _many(chunks):
-    """The sums of chunks of 2**k lanes each."""
-    columns = chunks.permute(2, 0, 1).to(torch.int64)
-    crc = torch.zeros(columns.shape[1:], dtype=torch.int64)
-    crc[:, 0] = 0xFFFFFFFF
-    for column in columns:
-        crc = _table[(crc ^ column) & 0xFF] ^ crc >> 8
-    level = 0
-    while crc.shape[1] > 1:
-        crc = _carry(crc[:, 0::2], _shift(level)) ^ crc[:, 1::2]
-        level += 1
-    return (crc[:, 0] ^ 0xFFFFFFFF).tolist()
-
-
-def _tail(rest, lanes):
-    """The sum of less than a chunk: lanes by vectors, joined one after the other, and the last bytes one by one."""
-    crc = 0xFFFFFFFF
-    if lanes:
-        columns = torch.frombuffer(rest[:lanes * _LANE], dtype=torch.uint8).reshape(lanes, _LANE).t().to(torch.int64)
-        each = torch.zeros(lanes, dtype=torch.int64)
-        each[0] = 0xFFFFFFFF
-        for column in columns:
-            each = _table[(each ^ column) & 0xFF] ^ each >> 8
-        tables = _shift(0).tolist()
-        crc = 0
-        for lane in each.tolist():
-            crc = tables[0][crc & 0xFF] ^ tables[1][crc >> 8 & 0xFF] ^ tables[2][crc >> 16 & 0xFF] ^ tables[3][crc >> 24] ^ lane
-    for byte in rest[lanes * _LANE:]:
-        crc = _checkpoint.TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF

@@ -54,11 +54,11 @@ class TestCheckpoint(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = os.path.join(folder.name, "checkpoints")
-        data = bytes(range(256)) * 5000
+        data, chunk = bytes(range(256)) * 5000, _checkpoint.CHUNK
         self.parts = [
-            _checkpoint.Part("a", "tensor", [_checkpoint.Tensor("a", "U8", [len(data)], data)]),
-            _checkpoint.Part("b", "value", [_checkpoint.Tensor("b", "I64", [], (7).to_bytes(8, "little"))], "7"),
-            _checkpoint.Part("c", "tensor", [_checkpoint.Tensor("c", "F32", [0, 3], b"")]),
+            _checkpoint.Part("a", "tensor", [_checkpoint.Tensor("a", "U8", [len(data)], len(data), lambda: [data[:chunk], data[chunk:]])]),
+            _checkpoint.Part("b", "value", [_checkpoint.Tensor.of("b", "I64", [], (7).to_bytes(8, "little"))], "7"),
+            _checkpoint.Part("c", "tensor", [_checkpoint.Tensor.of("c", "F32", [0, 3], b"")]),
         ]
         self.data = data
 
@@ -83,9 +83,7 @@ class TestCheckpoint(unittest.TestCase):
             with open(path, "wb") as f:
                 f.write(bad)
             with self.assertRaises(_checkpoint.Damaged):
-                file = _checkpoint.File(path)
-                for name in file.tensors():
-                    file.read(name)
+                _checkpoint.File(path)
         with open(path, "wb") as f:
             f.write(good[:-1])
         with self.assertRaises(_checkpoint.Damaged):
@@ -128,8 +126,6 @@ class TestCheckpoint(unittest.TestCase):
         loaded = []
 
         def load(file):
-            for name in file.tensors():
-                file.read(name)
             loaded.append(file.commits)
 
         def damage(commits):
@@ -148,14 +144,45 @@ class TestCheckpoint(unittest.TestCase):
 
     def test_progress(self):
         told = []
-        with mock.patch.object(_checkpoint, "_SETTLE", 500000):
+        with mock.patch.object(_checkpoint, "_SETTLE", 200000):
             path = _checkpoint.write(self.folder, 1, 1, self.parts, progress=told.append)
         self.assertEqual(len(told), 2)
-        self.assertTrue(1000000 <= told[1] <= os.path.getsize(path))
+        self.assertTrue(len(self.data) <= told[1] <= os.path.getsize(path))
 
     def test_names(self):
         with self.assertRaisesRegex(ValueError, "two tensors"):
             _checkpoint.write(self.folder, 1, 1, [self.parts[0], self.parts[0]])
+
+    def test_said_size(self):
+        """A tensor that has other bytes than it says makes no file."""
+        with self.assertRaisesRegex(ValueError, "'d' has other than the 4 bytes"):
+            _checkpoint.write(self.folder, 1, 1, [_checkpoint.Part("d", "tensor", [_checkpoint.Tensor("d", "U8", [4], 4, lambda: [b"abc"])])])
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_version_1(self):
+        """A file of version 1, which Go has too, is read; a changed bit is noticed there too."""
+        with open(os.path.join(os.path.dirname(__file__), "../../elastic/checkpoint/testdata/version1.safetensors"), "rb") as f:
+            old = bytearray(f.read())
+        os.makedirs(self.folder)
+        path = _checkpoint.path(self.folder, 7)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as f:
+            f.write(old)
+        file = _checkpoint.File(path)
+        self.assertEqual((file.commits, bytes(file.read("epoch")[2])), (7, (3).to_bytes(8, "little")))
+        self.assertEqual(file.read("weights")[2].cast("f").tolist(), [i / 4 for i in range(200)])
+        old[-100] ^= 8
+        with open(path, "wb") as f:
+            f.write(old)
+        with self.assertRaisesRegex(_checkpoint.Damaged, "'weights' has changed"):
+            _checkpoint.File(path)
+
+    def test_unknown_version(self):
+        """It is no damage: the file keeps its name."""
+        with mock.patch.object(_checkpoint, "VERSION", 3):
+            _checkpoint.write(self.folder, 1, 1, [])
+        with self.assertRaisesRegex(ValueError, "its format has version 3, this program knows versions up to 2"):
+            _checkpoint.restore(self.folder, self.fail)
+        self.assertEqual(_checkpoint.listed(self.folder), [1])
 
     def test_sum(self):
         self.assertEqual(_checkpoint.crc32c(b"123456789"), 0xE3069283)
