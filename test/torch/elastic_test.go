@@ -31,6 +31,7 @@ type entry struct {
 	Size       int     `json:"size"`
 	Indices    []int   `json:"indices"`
 	Sum        float64 `json:"sum"`
+	Rate       float64 `json:"rate"`
 }
 
 // ledgerJob is a job of elastic.py under the real hvdrun.

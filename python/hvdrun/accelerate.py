@@ -1,0 +1,142 @@
+"""Hugging Face accelerate in a loop over Job.steps: mixed precision, clipping, gathering and trackers of the world that there is.
+
+    import hvdrun.torch as hvd
+    from hvdrun.accelerate import Accelerator       # in place of accelerate's
+
+    job = hvd.init("gloo")
+    accelerator = Accelerator(job, mixed_precision="bf16")
+    net, optimizer = accelerator.prepare(net, optimizer)
+    state = job.state(model=net, optimizer=optimizer, scheduler=scheduler, step=0)
+    for step in job.steps(state, total=1000, batch=64, samples=len(data)):
+        with step:
+            with accelerator.autocast():
+                loss = state.model(**collate([data[i] for i in step.indices])).loss
+            optimizer.zero_grad()
+            accelerator.backward(step.mean(loss))
+            step.commit()
+
+docs/huggingface.md is the guide.
+"""
+import contextlib
+import os
+
+import accelerate
+import torch
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+__all__ = ["Accelerator", "adopt", "alone"]
+
+# What would shard or wrap the model by the first world: options of Accelerator, and what accelerate launch puts into the environment.
+_NOT_CARRIED = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config")
+_NOT_CARRIED_ENV = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
+
+_adopted = None  # the job whose world accelerate has
+
+
+def adopt(job):
+    """Makes the world of accelerate in this process that of a job, now and in each world that follows.
+
+    PartialState and AcceleratorState, and so whatever asks them, have the rank and the size of the job. accelerate connects no process
+    group of its own.
+
+    Args:
+        job: what hvdrun.torch.init has returned.
+
+    Raises:
+        RuntimeError: accelerate has a world already, because an Accelerator or TrainingArguments was made before.
+        ValueError: the environment asks for DeepSpeed, FSDP, Megatron-LM or another way to shard a model.
+    """
+    global _adopted
+    if job is _adopted:
+        return
+    shared = PartialState._shared_state
+    if shared:
+        raise RuntimeError(f"hvdrun: accelerate has a world of {shared.get('num_processes')} already, in which this process would train "
+                           "alone: make the first Accelerator or TrainingArguments of the program by hvdrun.accelerate or hvdrun.transformers")
+    for name in _NOT_CARRIED_ENV:
+        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
+            raise ValueError(f"hvdrun: {name}={os.environ[name]}: a model in shards dies with a rank; unset it, or use hvdrun torchrun")
+    cuda = job.device.type == "cuda"
+    shared.update(_cpu=not cuda, backend="nccl" if cuda else "gloo", debug=False, device=job.device, fork_launched=False,
+                  distributed_type=DistributedType.MULTI_GPU if cuda else DistributedType.MULTI_CPU)
+    _adopted = job
+    _tell(job)
+    job.on_reset(lambda: _tell(job))
+
+
+def _tell(job):
+    """AcceleratorState has a copy of PartialState, which it takes once."""
+    for shared in (PartialState._shared_state, AcceleratorState._shared_state):
+        if shared or shared is PartialState._shared_state:
+            shared.update(num_processes=job.size, process_index=job.rank, local_process_index=job.local_rank)
+
+
+@contextlib.contextmanager
+def alone():
+    """Within it, accelerate has a world of this process, the main one: for what one rank does at the end of a job."""
+    kept = [(shared, dict(shared)) for shared in (PartialState._shared_state, AcceleratorState._shared_state) if shared]
+    for shared, _ in kept:
+        shared.update(distributed_type=DistributedType.NO, num_processes=1, process_index=0, local_process_index=0)
+    try:
+        yield
+    finally:
+        for shared, old in kept:
+            shared.update(old)
+
+
+class Accelerator(accelerate.Accelerator):
+    """accelerate.Accelerator whose world is that of a job.
+
+    prepare leaves modules unwrapped, since Job.state wraps them anew in each world, and schedulers as they are, since accelerate's step
+    as often as there are processes. A prepared DataLoader is for evaluation: its parts are those of the world in which it is iterated.
+    """
+
+    def __init__(self, job, **options):
+        """Takes accelerate.Accelerator's options.
+
+        Raises:
+            ValueError: an option shards the model, or gradient accumulation is left to accelerate.
+        """
+        for name in _NOT_CARRIED:
+            if options.get(name) is not None:
+                raise ValueError(f"hvdrun: {name}: a model in shards dies with a rank; use hvdrun torchrun for it")
+        if options.get("gradient_accumulation_steps", 1) != 1 or options.get("gradient_accumulation_plugin") is not None:
+            raise ValueError("hvdrun: gradient_accumulation_steps: several backward passes in the body of a step accumulate, "
+                             "the last one outside of state.model.no_sync()")
+        adopt(job)
+        self._job = job
+        super().__init__(**options)
+
+    def prepare_model(self, model, device_placement=None, evaluation_mode=False):
+        return super().prepare_model(model, device_placement, evaluation_mode=True)
+
+    def prepare_scheduler(self, scheduler):
+        return scheduler
+
+    def prepare_data_loader(self, data_loader, device_placement=None, slice_fn_for_dispatch=None):
+        def prepare():
+            prepared = super(Accelerator, self).prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+            self._dataloaders.remove(prepared)  # that of one iteration
+            return prepared
+
+        return _Sharded(self._job, data_loader, prepare)
+
+
+class _Sharded(torch.utils.data.DataLoader):
+    """A loader whose parts are those of the world in which its iteration begins."""
+
+    def __init__(self, job, base, prepare):
+        self.__dict__.update(base.__dict__)
+        self._hvdrun = job, prepare
+
+    def __len__(self):
+        return len(self._hvdrun[1]())
+
+    def __iter__(self):
+        job, prepare = self._hvdrun
+        world = job.generation
+        for batch in prepare():
+            yield batch
+            if job.generation != world:
+                raise RuntimeError("hvdrun: the world has changed while a prepared DataLoader was iterated, whose parts are those of "
+                                   "the last one: train by job.steps, whose indices are of each world")
