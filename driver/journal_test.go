@@ -387,10 +387,11 @@ func TestJournalFails(t *testing.T) {
 	})
 }
 
-// finish makes the workers in a:0 and a:1 exit cleanly, and the job succeed.
+// finish makes the workers in a:0 and a:1 report done and exit cleanly, and the job succeed.
 func (k *kept) finish(t *testing.T, j *testJob) {
 	t.Helper()
 	for _, slot := range []string{"a:0", "a:1"} {
+		j.Reported(identity.Subject{Incarnation: k.in(t, slot).spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
 		k.in(t, slot).exit <- nil
 	}
 	if err := <-j.result; err != nil {

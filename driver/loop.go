@@ -425,7 +425,7 @@ func gather(batch []posted, in posted, events <-chan posted) []posted {
 func (in posted) ofWorker() bool {
 	switch in.input.(type) {
 	case decide.WorkerForked, decide.WorkerJoined, decide.WorkerReported, decide.WorkerWrites, decide.WorkerEnded,
-		decide.BackendTold, decide.WorkerMoved:
+		decide.BackendTold, decide.WorkerMoved, decide.WorkerFailing:
 		return true
 	}
 	return false
@@ -703,6 +703,11 @@ func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, 
 // BackendReported is called by the rendezvous with the collective backend of a world's GPUs.
 func (l *loop) BackendReported(from identity.Subject, generation uint64, backend string, noted func()) {
 	l.postThen(decide.BackendTold{ID: from.Incarnation, Generation: generation, Backend: backend}, noted)
+}
+
+// FailureReported is called by the rendezvous with what a program says of the error that ends it.
+func (l *loop) FailureReported(from identity.Subject, text string, noted func()) {
+	l.postThen(decide.WorkerFailing{ID: from.Incarnation, Said: text}, noted)
 }
 
 // Beaten is called by the rendezvous with a worker's heartbeat. The machine gets an input only if

@@ -392,6 +392,7 @@ func TestLoopOutlivesALaterFailure(t *testing.T) {
 		if !slices.Contains(j.events, job.DiscoveryFailed) {
 			t.Error("the failure is in no event")
 		}
+		j.Reported(identity.Subject{Incarnation: j.worker(t, "a:0").spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
 		j.worker(t, "a:0").exit <- nil
 		if err := <-j.result; err != nil {
 			t.Errorf("the job ended with %v", err)

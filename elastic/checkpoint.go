@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,7 +43,9 @@ import (
 // In a new job the first sync looks for checkpoints on all ranks. A rank with the newest intact one
 // reads it, and its content becomes the state, including the number of the commit. Damaged
 // checkpoints are renamed, and the result is logged. A checkpoint that does not match the program's
-// state, or that another user could have written, ends Run, so that a new job overwrites nothing.
+// state or the commit of its name, or that another user could have written, ends Run, so that a new
+// job overwrites nothing. So do checkpoints of which none is intact: training begins anew only once
+// a person has removed the damaged ones.
 type Checkpoints struct {
 	// Dir is the folder, on this rank's host or on a shared file system. It is created if missing.
 	Dir string
@@ -269,6 +273,9 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 			return root, err
 		}
 		if elected < 0 {
+			if err := s.beginsAnew(ctx, g); err != nil {
+				return root, err
+			}
 			if g.Rank() == root {
 				s.worker.log.Infof("there is no checkpoint in %s: training starts from nothing", c.Dir)
 			}
@@ -282,6 +289,29 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 			mine = mine[1:]
 		}
 	}
+}
+
+// beginsAnew returns an error on all ranks if one has checkpoints, and all of them are damaged:
+// training begins anew only if a person wants that.
+func (s *State) beginsAnew(ctx context.Context, g *collective.Group) error {
+	dir := s.checkpoints.Dir
+	aside, err := checkpoint.Aside(dir)
+	if err != nil {
+		return fmt.Errorf("elastic: checkpoints: %w", err)
+	}
+	word := []uint64{0}
+	if len(aside) > 0 {
+		word[0] = math.MaxUint32 - uint64(g.Rank())
+	}
+	if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil || word[0] == 0 {
+		return err
+	}
+	awaitAllInformed(ctx, g)
+	if len(aside) > 0 {
+		return fmt.Errorf("elastic: no checkpoint in %s is intact, and training is not begun anew without a person's word: put an intact "+
+			"one there, or remove the damaged ones to begin anew: %s", dir, strings.Join(aside, " "))
+	}
+	return fmt.Errorf("elastic: no checkpoint of rank %d is intact", math.MaxUint32-word[0])
 }
 
 // elect returns the newest checkpoint that any rank has and, of the ranks that have it, the lowest;
@@ -427,6 +457,10 @@ func (s *State) read(path string) ([]snapshot.Source, *pieceSet, error) {
 		for j, b := range tensors {
 			sources[s.parts.first[i]+j] = snapshot.Source{Bytes: b, Given: true}
 		}
+	}
+	if path != checkpoint.Path(s.checkpoints.Dir, f.About.Commits) {
+		return nil, nil, fmt.Errorf("elastic: %s has commit %d, not that of its name: give it the name %s, or remove it", path,
+			f.About.Commits, filepath.Base(checkpoint.Path(s.checkpoints.Dir, f.About.Commits)))
 	}
 	set, err := s.locals.loaded(f.About, locals)
 	if err != nil {

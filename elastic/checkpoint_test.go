@@ -171,6 +171,61 @@ func TestCheckpointsThatAreDamaged(t *testing.T) {
 	}
 }
 
+// Where no checkpoint is intact, no rank begins anew before a person has removed the damaged ones,
+// however often the job is run. A file under the name of another commit is not taken for that.
+func TestCheckpointsOfWhichNoneIsIntact(t *testing.T) {
+	dir, none, log := t.TempDir(), t.TempDir(), &logs{}
+	_, errs := durableJob(t, log, 4, dir, dir)
+	ok(t, errs)
+	whole, err := os.ReadFile(checkpoint.Path(dir, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := checkpoint.List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(want ...string) {
+		t.Helper()
+		_, errs := durableJob(t, log, 4, none, dir)
+		for r, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), want[r]) {
+				t.Fatalf("rank %d: %v, want %s", r, err, want[r])
+			}
+		}
+	}
+	for _, n := range all {
+		if err := os.WriteFile(checkpoint.Path(dir, n), whole[:len(whole)-1], 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		refused("no checkpoint of rank 1 is intact", "to begin anew: "+checkpoint.Path(dir, all[len(all)-1])+".damaged")
+	}
+	if err := os.WriteFile(checkpoint.Path(dir, 999), whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("rank 1 cannot continue from its checkpoint of commit 999", "has commit 4, not that of its name: give it the name commit-00000000000000000004.safetensors")
+	if err := os.Rename(checkpoint.Path(dir, 999), checkpoint.Path(dir, 4)); err != nil {
+		t.Fatal(err)
+	}
+	if got, errs := durableJob(t, log, 0, none, dir); !got[0].at(4) {
+		t.Error(got[0].step, errs)
+	}
+	aside, err := checkpoint.Aside(dir)
+	if err != nil || len(aside) != len(all) {
+		t.Fatal(aside, err)
+	}
+	for _, path := range append(aside, checkpoint.Path(dir, 4)) {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, errs := durableJob(t, log, 3, dir, dir); !got[0].at(3) {
+		t.Error(got[0].step, errs)
+	}
+}
+
 // An unwritable disk is logged during training, and is an error at its end.
 func TestCheckpointsThatCannotBeWritten(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")

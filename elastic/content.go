@@ -23,13 +23,13 @@ type content struct {
 
 	// memory returns the live value of a part that consists of memory only, always in the same
 	// number of slices. A sync may write to it chunk by chunk.
-	memory  func() [][]byte
-	watched bool // see Watched
+	memory func() [][]byte
 
 	encode func() ([]byte, error) // returns the live value; nothing writes to the bytes afterwards
 	decode func([]byte) error     // sets the live value from encoded bytes
 	later  func() func() ([]byte, error)
 	comparison
+	variable
 
 	tensors func(name string) []checkpoint.Tensor // the part's tensors in a checkpoint; nil: one of bytes
 	text    func([]byte) string                   // formats encoded bytes for logs; nil: no text
@@ -38,6 +38,13 @@ type content struct {
 	local   localPart            // nil: all ranks have the same value
 	// foreign: a part of another package; the State calls its Save and Restore too.
 	foreign bool
+}
+
+// variable is what is known of the program's variable of a part.
+type variable struct {
+	number  *int         // the live value, if it is an int; nil: it is not
+	moved   func() error // why a tensor is not the part's memory any more; nil: that is not known
+	watched bool         // see Watched
 }
 
 // comparison is how encoded bytes of several processes are compared.
@@ -88,6 +95,11 @@ func (c *content) blobs() int {
 func (c *content) sources(to []snapshot.Source) error {
 	switch {
 	case c.memory != nil:
+		if c.moved != nil {
+			if err := c.moved(); err != nil {
+				return err
+			}
+		}
 		for i, b := range c.memory() {
 			to[i] = snapshot.Source{Bytes: b}
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -85,6 +87,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 		if err != nil {
 			r.worker.run.outside = true
 			r.worker.group().Abort(err)
+			r.failed(err)
 		}
 		s.saved.Abandon() // who waits for a commit after the one that lay in place waits in vain
 		s.withdraw()
@@ -100,6 +103,39 @@ type runner struct {
 	state  *State
 	worker *Worker
 	train  func(context.Context) error
+}
+
+// failed tells the driver which error of the program ends Run, for its log. It blocks for two
+// seconds at most.
+func (r *runner) failed(err error) {
+	d, driven := r.worker.meeting.(interface {
+		ReportFailure(ctx context.Context, text string) error
+	})
+	if !driven || r.ctx.Err() != nil || errors.Is(err, ErrRemoved) || errors.Is(err, ErrFinished) {
+		return
+	}
+	text := err.Error()
+	if err == errLeft {
+		text = whyLeft()
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, closeGrace)
+	defer cancel()
+	_ = d.ReportFailure(ctx, text) // the driver sees the end of the process
+}
+
+// whyLeft says, in a deferred function, where the function panics that it was deferred by.
+func whyLeft() string {
+	pcs := make([]uintptr, 64)
+	frames, panics := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)]), false
+	for f, more := frames.Next(); more; f, more = frames.Next() {
+		switch {
+		case f.Function == "runtime.gopanic":
+			panics = true
+		case panics && !strings.HasPrefix(f.Function, "runtime."):
+			return fmt.Sprintf("panic (%s:%d)", filepath.Base(f.File), f.Line)
+		}
+	}
+	return errLeft.Error()
 }
 
 // trained reports whether train has returned nil on this rank, but maybe not on all ranks. The live
@@ -216,9 +252,14 @@ func (r *runner) rollBack(err error) error {
 
 func (r *runner) trainOnce() error {
 	r.worker.beginTraining()
+	r.state.loops = nil
 	if err := r.train(r.ctx); err != nil {
+		err = r.hidden(err)
 		r.state.trainReturned(err)
 		return r.undo(err)
+	}
+	if r.state.err != nil { // of Count
+		return r.state.err
 	}
 	r.worker.doing.trained.Store(true)
 	if err := r.state.locals.gather(r.ctx, r.state.checkpoints != nil); err != nil {
@@ -233,6 +274,28 @@ func (r *runner) trainOnce() error {
 	}
 	r.worker.setOver()
 	return nil
+}
+
+// hidden explains an error of train that hides why the world cannot go on, so that Run cannot
+// either.
+func (r *runner) hidden(err error) error {
+	if goesOn(err) || errors.Is(err, errRejoined) || r.ctx.Err() != nil {
+		return err
+	}
+	if _, is := errors.AsType[*collective.MismatchError](err); is {
+		return err
+	}
+	select {
+	case <-r.worker.group().Failed():
+		if errors.Is(r.worker.group().Err(), collective.ErrAborted) {
+			return &explainedError{err.Error() + " (the world was aborted during this step: return collective's errors as they are, or wrap them with %w)", err}
+		}
+	default:
+	}
+	if r.state.saved.promised != nil {
+		return &explainedError{err.Error() + " (the hosts have changed: return Commit's error as it is, or wrap it with %w)", err}
+	}
+	return err
 }
 
 // reset enters the next world, calls the OnReset functions and synchronises.

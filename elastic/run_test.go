@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,7 @@ type script struct {
 	update   notify.Update
 	joinings []rendezvous.Joining
 	reports  chan report // buffered
+	failure  string
 	closed   int
 }
 
@@ -72,6 +74,11 @@ func (m *script) Report(_ context.Context, r rendezvous.Report, generation, comm
 	return nil
 }
 
+func (m *script) ReportFailure(_ context.Context, text string) error {
+	m.failure = text
+	return nil
+}
+
 func (m *script) Connected(context.Context) bool       { return true }
 func (m *script) Latest() notify.Update                { return m.update }
 func (m *script) Loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
@@ -101,6 +108,38 @@ func start(t *testing.T, m meeting) *Worker {
 }
 
 var errGone error = &collective.AbortedError{Dead: []int{1}}
+
+// TestRunNamesHiddenErrors: an error of train that hides why the world cannot go on says so, and
+// the driver hears of it; other errors are returned as they are.
+func TestRunNamesHiddenErrors(t *testing.T) {
+	for want, train := range map[string]func(w *Worker, m *script, s *State) error{
+		"step 3: collective: generation 0 aborted: rank 0 is gone: no route (the world was aborted during this step: return collective's errors as they are, or wrap them with %w)": func(w *Worker, _ *script, _ *State) error {
+			w.group().Abort(errors.New("no route"))
+			return fmt.Errorf("step 3: %v", collective.Barrier(t.Context(), w.Group()))
+		},
+		"elastic: hosts updated: added (the hosts have changed: return Commit's error as it is, or wrap it with %w)": func(_ *Worker, m *script, s *State) error {
+			m.update = notify.Update{Seq: 1, Change: plan.Added}
+			return errors.New(s.Commit().Error())
+		},
+		"no data": func(*Worker, *script, *State) error { return errors.New("no data") },
+	} {
+		m := newScript()
+		w := start(t, m)
+		s := NewState(w, Value("step", new(int)))
+		err := Run(t.Context(), s, func(context.Context) error { return train(w, m, s) })
+		if err == nil || err.Error() != want || m.failure != want {
+			t.Errorf("%v, and the driver hears %q, want %s", err, m.failure, want)
+		}
+	}
+	m := newScript()
+	func() {
+		defer func() { _ = recover() }()
+		_ = Run(t.Context(), NewState(start(t, m)), func(context.Context) error { panic("a mistake") })
+	}()
+	if !regexp.MustCompile(`^panic \(run_test.go:\d+\)$`).MatchString(m.failure) {
+		t.Errorf("the driver hears %q", m.failure)
+	}
+}
 
 func TestInitAlone(t *testing.T) {
 	w, err := Init(t.Context())

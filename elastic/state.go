@@ -46,6 +46,7 @@ type State struct {
 // training is of the current Run, if there is one.
 type training struct {
 	ctx     context.Context // Commit has no ctx argument
+	loops   counting
 	run     *runner
 	catchUp *catchUp       // where it is in no world yet; nil: it is in one
 	feed    *transfer.Feed // nil: nobody can follow this worker
@@ -160,7 +161,11 @@ var errNoParts = errors.New("elastic: Commit of a state without parts, which sav
 //
 // It blocks until every rank has called it. This wait has no bound of its own, but a rank for which
 // the others wait is stopped after --stall-timeout. Call it from the goroutine that runs the
-// training function. Its errors:
+// training function.
+//
+// A commit has the values that the parts have when it is called. Count a step before it, as
+// [State.Count] does: a loop that adds 1 afterwards does a step twice when the hosts change. Write
+// to the tensors that the state was given: see [TensorVar]. Its errors:
 //   - a *HostsUpdatedError if the hosts have changed, on all ranks at once: the commit counts;
 //   - collective.ErrAborted if a rank was lost: the commit may count on some ranks only, and the
 //     next world goes back to a commit that all members can have;
@@ -182,6 +187,7 @@ func (s *State) Commit() error { return s.commit(false) }
 func (s *State) CommitAsync() error { return s.commit(true) }
 
 func (s *State) commit(async bool) error {
+	s.count()
 	if s.catchingUp() {
 		return s.saveReplayed()
 	}
@@ -300,6 +306,7 @@ func (s *State) CheckHostUpdates() error {
 	if s.err != nil || s.catchingUp() {
 		return s.err
 	}
+	s.count()
 	s.saved.promised = nil
 	change, err := s.agreeOnUpdates(false)
 	if err != nil {

@@ -11,10 +11,11 @@ import (
 
 // Tensor is a Part whose live value is data, which a sync overwrites in place. It keeps a copy of
 // data as of the last commit and, while the next one is made, copies of the chunks of 1 MiB that
-// have changed. The name must be unique within a State. data must stay the same slice and must not
-// be nil; its length and type must be the same on every rank. On Linux 6.7 and newer commits do not
-// read memory that has not been written to according to the kernel, if the process has opened no
-// device; otherwise a commit reads all of data to find changes. See [Watched].
+// have changed. The name must be unique within a State. data must stay the same slice, which
+// [TensorVar] checks, and must not be nil; its length and type must be the same on every rank. On
+// Linux 6.7 and newer commits do not read memory that has not been written to according to the
+// kernel, if the process has opened no device; otherwise a commit reads all of data to find
+// changes. See [Watched].
 func Tensor[T collective.Element](name string, data []T) Part {
 	memory := [][]byte{memoryOf(data)}
 	return newPart(content{
@@ -24,6 +25,26 @@ func Tensor[T collective.Element](name string, data []T) Part {
 		memory:  func() [][]byte { return memory },
 		tensors: func(name string) []checkpoint.Tensor { return []checkpoint.Tensor{{Name: name, Type: dtype[T]()}} },
 	})
+}
+
+// TensorVar is [Tensor] for the slice that *data is now. If the program assigns another slice to
+// the variable, by make or append, the next save returns an error that names the part: training
+// would go on with values that no commit has.
+func TensorVar[T collective.Element](name string, data *[]T) Part {
+	if data == nil {
+		return Tensor[T](name, nil)
+	}
+	kept := *data
+	p := Tensor(name, kept).(*part)
+	p.c.moved = func() error {
+		now := *data
+		if unsafe.SliceData(now) == unsafe.SliceData(kept) && len(now) == len(kept) {
+			return nil
+		}
+		return fmt.Errorf("elastic: tensor %q: the program has assigned another slice, of %d elements, to the variable of the state's, "+
+			"of %d: a tensor must stay the same slice, to which copy and loops write", name, len(now), len(kept))
+	}
+	return p
 }
 
 // Tensors is a Part of several slices, such as a network's layers or an optimizer's moments. The

@@ -26,6 +26,7 @@ func Value[T any](name string, v *T) Part {
 		tensors: value.tensors,
 		text:    value.text,
 	}
+	c.number, _ = any(v).(*int)
 	if !value.plain {
 		c.canonical, c.opaque = value.canonical, true
 	}

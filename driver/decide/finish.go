@@ -123,10 +123,8 @@ func (m *Machine) checkAlive(now time.Time) {
 		m.decide(now, m.stateLost())
 	case alive == 0 && m.firstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // there, slots come back
 		m.decide(now, m.firstFailure)
-	case alive == 0 && m.leftCleanly:
-		// No worker reported done, but none has committed either: a command that does not use
-		// hvdrun's library ends like this.
-		m.decide(now, nil)
+	case alive == 0 && m.leftCleanly && m.joined.IsZero():
+		m.decide(now, nil) // a command that does not use hvdrun's library ends like this
 	}
 }
 
@@ -134,10 +132,21 @@ func (m *Machine) checkAlive(now time.Time) {
 func (m *Machine) hasState() bool { return m.progress && !m.size.Stateless }
 
 func (m *Machine) stateLost() error {
-	if m.firstFailure == nil {
+	switch {
+	case m.firstFailure == nil:
 		return fmt.Errorf("%w: the last worker that had it has left", job.ErrStateLost)
+	case m.otherFailures > 0 && !m.firstFailure.Own():
+		return fmt.Errorf("%w: %s, and %s with errors of their own", job.ErrStateLost, m.firstFailure.What(), ended(m.otherFailures))
 	}
 	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.firstFailure.What())
+}
+
+// ended says how many other workers have ended.
+func ended(n int) string {
+	if n == 1 {
+		return "1 other worker has ended"
+	}
+	return fmt.Sprintf("%d other workers have ended", n)
 }
 
 // decide sets the job's result; later calls do not change it.

@@ -42,6 +42,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	stirred a:0 · hung a:0 WORDS
 //	dying a:0 WORDS            its process is as good as dead; signal=9: a signal is ending it
 //	moved a:0 1s               so long ago it was on its way to the next world
+//	failing a:0 WORDS          its program says which error ends it
 //	task-stuck a:0             it runs a task that does not end
 //	discovery-failed first|later
 //	interrupt
@@ -152,6 +153,12 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.pass(d)
+	case "failing":
+		w, err := s.worker(args[0])
+		if err != nil {
+			return err
+		}
+		s.step(WorkerFailing{w.id, strings.Join(args[1:], " ")})
 	case "forked":
 		w, err := s.worker(args[0])
 		if err != nil {
@@ -275,6 +282,8 @@ func (s *story) config(args []string) error {
 			cfg.Size.Elastic = false
 		case "limit":
 			cfg.Blame.ResetLimit = &n
+		case "failures":
+			cfg.Blame.FailureLimit = n
 		case "window":
 			cfg.Blame.ResetWindow = d
 		case "policy":

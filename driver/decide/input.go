@@ -51,6 +51,8 @@ type (
 		Generation uint64
 		Backend    string
 	}
+	// WorkerFailing: the program of a worker says which error ends it, before its process ends.
+	WorkerFailing struct{ ID, Said string }
 	// WorkerWrites: the last checkpoint of a worker has grown on disk.
 	WorkerWrites struct{ ID string }
 	// WorkerEnded: the process of a worker has ended or could not be started. Ran are the functions

@@ -187,6 +187,7 @@ func (l *liar) lie() {
 		l.put(WorkerReported{l.id, ReportDone, generation, l.number(l.made)})
 	case 6:
 		l.put([]Input{
+			WorkerFailing{l.id, "a lie"},
 			BackendTold{l.id, l.number(generation), fmt.Sprint("b", l.rnd.IntN(100))},
 			WorkerMoved{l.id, l.number(generation), time.Duration(l.number(5))},
 			WorkerTrains{l.id, l.number(generation)},

@@ -66,6 +66,7 @@ type history struct {
 	progress   bool                 // some worker has committed
 	stucks     int                  // consecutive worlds given up because all ranks waited, with no commit in between
 	partings   partings
+	faults     faults
 	resets     int
 	resetsBy   map[job.Cause]int // those whose next world was published
 	resetsAt   []time.Time       // resets that count towards a limit that has a window
@@ -102,15 +103,16 @@ type loss struct {
 
 // transition is the progress from the current world to the next one.
 type transition struct {
-	changeFrom   time.Time        // since when members have to leave this world at a commit, for whichever change
-	resetFrom    time.Time        // when the first member left the world
-	leftFor      job.Cause        // why it is left, as far as that is known
-	shortFrom    time.Time        // since when the job waits for slots
-	short        bool             // too few workers joined to form a world
-	reminded     bool             // the log has named the late workers of this reset, or of the end
-	startFailed  bool             // a worker has failed before it joined
-	firstFailure *job.WorkerError // the first failure
-	leftCleanly  bool             // a worker has exited with 0 without being asked to
+	changeFrom    time.Time        // since when members have to leave this world at a commit, for whichever change
+	resetFrom     time.Time        // when the first member left the world
+	leftFor       job.Cause        // why it is left, as far as that is known
+	shortFrom     time.Time        // since when the job waits for slots
+	short         bool             // too few workers joined to form a world
+	reminded      bool             // the log has named the late workers of this reset, or of the end
+	startFailed   bool             // a worker has failed before it joined
+	firstFailure  *job.WorkerError // the first failure, or that of a machine that led to it
+	otherFailures int              // those that are not firstFailure
+	leftCleanly   bool             // a worker has exited with 0 that has not joined, or was asked to leave
 }
 
 // ending is the end of the job.

@@ -19,7 +19,7 @@ import (
 // something else or cannot be read any more. A new kind of record, or a new field that earlier
 // records lack, leaves it as it is: a program that does not know them refuses the journal when it
 // comes to one, with errUnknown.
-const JournalVersion = 5
+const JournalVersion = 6
 
 // JobRecord is the first record of a job's journal: the machine's configuration, and what a driver
 // that takes over must have in common with its predecessor.
@@ -81,6 +81,7 @@ const (
 	kindReport      = "report"
 	kindBackend     = "backend"
 	kindEnded       = "ended"
+	kindFailing     = "failing"
 	kindWrites      = "writes"
 	kindInterrupted = "interrupted"
 	kindStalled     = "stalled"
@@ -133,6 +134,8 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 		r.Kind, r.Worker, r.Report, r.Generation, r.Commits = kindReport, e.ID, e.Report, e.Generation, e.Commits
 	case BackendTold:
 		r.Kind, r.Worker, r.Generation, r.What = kindBackend, e.ID, e.Generation, e.Backend
+	case WorkerFailing:
+		r.Kind, r.Worker, r.What = kindFailing, e.ID, e.Said
 	case WorkerWrites:
 		r.Kind, r.Worker = kindWrites, e.ID
 	case WorkerEnded:
@@ -205,6 +208,8 @@ func (r *Record) input() (Input, error) {
 		return WorkerReported{r.Worker, r.Report, r.Generation, r.Commits}, nil
 	case kindBackend:
 		return BackendTold{r.Worker, r.Generation, r.What}, nil
+	case kindFailing:
+		return WorkerFailing{r.Worker, r.What}, nil
 	case kindWrites:
 		return WorkerWrites{r.Worker}, nil
 	case kindEnded:

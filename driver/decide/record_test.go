@@ -59,6 +59,7 @@ var all = []Input{
 	WorkerDying{"w1", "was killed by signal 6 (aborted) and dumps its core", 0},
 	WorkerMoved{"w1", 4, 700 * time.Millisecond},
 	BackendTold{"w1", 4, "ipc+hosts"},
+	WorkerFailing{"w1", "ValueError: bad (train.py:3)"},
 	Commanded{job.Command{Verb: job.Drain, Host: "a", By: audit.Who{UID: "1000", PID: 7}}},
 	Audited{audit.Record{
 		Time: time.Unix(1_700_000_000, 0).UTC(), Who: audit.Who{UID: "1000", PID: 7}, What: "start", Host: "a", Slot: new(1),
@@ -135,7 +136,7 @@ func TestReplayRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ records, says string }{
-		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 5"},
+		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 6"},
 		"garbage":           {`garbage`, "of version 0"},
 		"an unknown event":  {string(first) + "\n" + `{"t":1,"event":"flood"}`, `unknown kind "flood": this version of hvdrun is too old`},
 		"an unknown field":  {string(first) + "\n" + `{"t":1,"event":"deadline","colour":"red"}`, `unknown field "colour": this version of hvdrun is too old`},

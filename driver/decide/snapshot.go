@@ -38,14 +38,15 @@ type savedFleet struct {
 }
 
 type savedHistory struct {
-	Seq      uint64            `json:"seq,omitempty"`
-	Started  bool              `json:"started,omitempty"`
-	Joined   time.Time         `json:"joined,omitzero"`
-	NewsFrom time.Time         `json:"news_from,omitzero"`
-	Ran      []savedSlot       `json:"ran,omitempty"`
-	Failures []savedSlot       `json:"failures,omitempty"`
-	Progress bool              `json:"progress,omitempty"`
-	Stucks   int               `json:"stucks,omitempty"`
+	Seq      uint64      `json:"seq,omitempty"`
+	Started  bool        `json:"started,omitempty"`
+	Joined   time.Time   `json:"joined,omitzero"`
+	NewsFrom time.Time   `json:"news_from,omitzero"`
+	Ran      []savedSlot `json:"ran,omitempty"`
+	Failures []savedSlot `json:"failures,omitempty"`
+	Progress bool        `json:"progress,omitempty"`
+	Stucks   int         `json:"stucks,omitempty"`
+	savedFaults
 	Partings int               `json:"partings,omitempty"`
 	PartFrom time.Time         `json:"part_from,omitzero"`
 	Resets   int               `json:"resets,omitempty"`
@@ -53,6 +54,11 @@ type savedHistory struct {
 	ResetsAt []time.Time       `json:"resets_at,omitempty"`
 	Wrote    uint64            `json:"wrote,omitempty"`
 	Term     uint64            `json:"term,omitempty"`
+}
+
+type savedFaults struct {
+	Faults  int    `json:"faults,omitempty"`
+	FaultOf uint64 `json:"fault_of,omitempty"`
 }
 
 type savedGeneration struct {
@@ -91,6 +97,7 @@ type savedTransition struct {
 	Reminded   bool        `json:"reminded,omitempty"`
 	Unready    bool        `json:"unready,omitempty"`
 	Bad        *savedError `json:"bad,omitempty"`
+	Others     int         `json:"others,omitempty"`
 	Went       bool        `json:"went,omitempty"`
 }
 
@@ -138,6 +145,7 @@ type savedDeparture struct {
 	Writes    uint64    `json:"writes,omitempty"`
 	WroteAt   time.Time `json:"wrote_at,omitzero"`
 	Unwritten bool      `json:"unwritten,omitempty"`
+	Said      string    `json:"said,omitempty"`
 }
 
 type savedLateness struct {
@@ -195,6 +203,8 @@ type (
 		Error      string `json:"error,omitempty"`
 		Evicted    bool   `json:"evicted,omitempty"`
 		Unkillable bool   `json:"unkillable,omitempty"`
+		Early      bool   `json:"early,omitempty"`
+		Said       string `json:"said,omitempty"`
 	}
 )
 
@@ -207,7 +217,7 @@ func (m *Machine) save() snapshot {
 		},
 		savedHistory: savedHistory{
 			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.startsFrom, Progress: m.progress,
-			Stucks: m.stucks, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsBy: m.resetsBy, ResetsAt: m.resetsAt, Wrote: m.wrote,
+			Stucks: m.stucks, savedFaults: savedFaults{m.faults.worlds, m.faults.last}, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsBy: m.resetsBy, ResetsAt: m.resetsAt, Wrote: m.wrote,
 			Term: m.term,
 		},
 		savedGeneration: savedGeneration{
@@ -217,7 +227,7 @@ func (m *Machine) save() snapshot {
 			savedLoss: savedLoss{Dead: m.dead, Told: m.told, Sought: m.sought, DeadFrom: m.deadFrom, Given: m.given},
 			savedTransition: savedTransition{
 				ChangeFrom: m.changeFrom, ResetFrom: m.resetFrom, Cause: m.leftFor, ShortFrom: m.shortFrom, Short: m.short,
-				Reminded: m.reminded, Unready: m.startFailed, Bad: saveFailed(m.firstFailure), Went: m.leftCleanly,
+				Reminded: m.reminded, Unready: m.startFailed, Bad: saveFailed(m.firstFailure), Others: m.otherFailures, Went: m.leftCleanly,
 			},
 		},
 		savedEnding: savedEnding{
@@ -259,14 +269,14 @@ func (m *Machine) load(s snapshot) (err error) {
 	m.stucks, m.resets, m.resetsAt, m.wrote, m.term = s.Stucks, s.Resets, s.ResetsAt, s.Wrote, s.Term
 	maps.Copy(m.resetsBy, s.ResetsBy)
 	m.ledger = s.Ledger.Load()
-	m.partings = partings{s.Partings, s.PartFrom}
+	m.partings, m.faults = partings{s.Partings, s.PartFrom}, faults{s.Faults, s.FaultOf}
 	m.generation = generation{
 		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,
 		entry: s.Entry.load(), trains: s.Trains, jam: s.Jam,
 		loss: loss{dead: s.Dead, told: s.Told, sought: s.Sought, deadFrom: s.DeadFrom, given: s.Given},
 		transition: transition{
 			changeFrom: s.ChangeFrom, resetFrom: s.ResetFrom, leftFor: s.Cause, shortFrom: s.ShortFrom, short: s.Short,
-			reminded: s.Reminded, startFailed: s.Unready, firstFailure: s.Bad.failed(), leftCleanly: s.Went,
+			reminded: s.Reminded, startFailed: s.Unready, firstFailure: s.Bad.failed(), otherFailures: s.Others, leftCleanly: s.Went,
 		},
 	}
 	m.ending = ending{
@@ -336,7 +346,7 @@ func (w *Worker) save() savedWorker {
 		Holds: w.holds, Done: w.done, Trains: w.trains, Wanted: w.wanted, Spare: w.spare, Removed: w.removed, Asked: w.asked, Stays: w.stays,
 		savedDeparture: savedDeparture{
 			Reason: w.reason, Comes: w.comes, Answered: w.answered, Last: w.last, Left: w.left,
-			Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
+			Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten, Said: w.said,
 		},
 		savedLateness: savedLateness{
 			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, DoneCommits: w.doneCommits, Reminded: w.reminded, Parted: w.parted,
@@ -357,7 +367,7 @@ func (s *savedWorker) load() *Worker {
 		},
 		departure: departure{
 			reason: s.Reason, comes: s.Comes, answered: s.Answered, last: s.Last, left: s.Left,
-			writes: s.Writes, wroteAt: s.WroteAt, unwritten: s.Unwritten,
+			writes: s.Writes, wroteAt: s.WroteAt, unwritten: s.Unwritten, said: s.Said,
 		},
 		lateness: lateness{
 			stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, doneCommits: s.DoneCommits, reminded: s.Reminded,
@@ -441,6 +451,7 @@ func saveFailed(e *job.WorkerError) *savedError {
 	f := &savedFailed{
 		Host: e.Slot.Host, Slot: e.Slot.Index, Rank: e.Rank, Reason: e.Reason,
 		Code: e.Exit.Code, Signal: int(e.Exit.Signal), Evicted: e.Exit.Evicted, Unkillable: e.Exit.Unkillable,
+		Early: e.Exit.Early, Said: e.Exit.Said,
 	}
 	if e.Exit.Err != nil {
 		f.Error = e.Exit.Err.Error()
@@ -456,7 +467,10 @@ func (s *savedError) failed() *job.WorkerError {
 	f := s.Worker
 	e := &job.WorkerError{
 		Slot: plan.SlotID{Host: f.Host, Index: f.Slot}, Rank: f.Rank, Reason: f.Reason,
-		Exit: job.Exit{Code: f.Code, Signal: syscall.Signal(f.Signal), Evicted: f.Evicted, Unkillable: f.Unkillable},
+		Exit: job.Exit{
+			Code: f.Code, Signal: syscall.Signal(f.Signal), Evicted: f.Evicted, Unkillable: f.Unkillable,
+			Early: f.Early, Said: f.Said,
+		},
 	}
 	if f.Error != "" {
 		e.Exit.Err = errors.New(f.Error)

@@ -98,6 +98,9 @@ func (m *Machine) note(now time.Time, in Input) {
 		leads = noEffect
 	case Resumed:
 		m.resume(now)
+	case WorkerFailing:
+		m.failing(e)
+		leads = factsOnly
 	case BackendTold:
 		m.backendTold(now, e)
 		leads = factsOnly

@@ -64,6 +64,7 @@ type departure struct {
 	writes    uint64    // commit of the last checkpoint it is writing; 0: none
 	wroteAt   time.Time // when that checkpoint was last seen to grow on disk
 	unwritten bool      // it could not write its last checkpoint; its exit code may say so
+	said      string    // what its program has said of its error
 }
 
 // lateness is how long others have waited for a worker.
@@ -126,7 +127,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 		if m.base > 0 {
 			m.commits = m.base + 1 // whatever the report says
 		}
-		m.stucks = 0
+		m.stucks, m.faults = 0, faults{}
 		m.rejoined()
 		m.trains = true
 		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.commits),
@@ -183,12 +184,19 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 		ran = nil
 	}
 	cause := m.cause(w, e.Exit, len(ran) > 0)
+	e.Exit.Early = cause == causeFailed && e.Exit.Clean() && len(ran) == 0
+	if !e.Exit.Clean() {
+		e.Exit.Said = w.said
+	}
 	signal := any(nil)
 	if e.Exit.Signal != 0 {
 		signal = int(e.Exit.Signal)
 	}
 	fields := []job.Field{field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid),
 		field("rank", w.rank), field("code", e.Exit.Code), field("signal", signal), field("cause", cause)}
+	if e.Exit.Said != "" {
+		fields = append(fields, field("error", e.Exit.Said))
+	}
 	if len(ran) > 0 && cause == causeFailed {
 		fields = append(fields, field("tasks", ran))
 	}
@@ -229,6 +237,8 @@ const (
 )
 
 // cause returns the cause of an exit. tasks: the worker ran tasks, and has not said that it leaves.
+// Success is reported: a worker that has joined, and exits with status 0 before it is done, has
+// failed, unless it was asked to leave. A command that never joins may end when it likes.
 func (m *Machine) cause(w *Worker, x job.Exit, tasks bool) exitCause {
 	switch {
 	case w.phase == stopping && w.reason != "":
@@ -239,6 +249,8 @@ func (m *Machine) cause(w *Worker, x job.Exit, tasks bool) exitCause {
 		return causeStopped
 	case x.Clean() && w.done:
 		return causeDone
+	case x.Clean() && (w.phase == waiting || w.phase == training) && !w.asked && !w.left && m.doneFrom.IsZero():
+		return causeFailed
 	case x.Clean() && !tasks, w.removed, w.asked, x.Evicted && m.size.Elastic:
 		return causeLeft
 	}
@@ -269,8 +281,10 @@ func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 	}
 	m.log(Debug, "%s (rank %d) has left%s", w.slot, w.rank, how)
 	m.rest(now, m.hosts.ExcludeSlot(now, w.slot))
-	if !x.Clean() && w.generation != 0 && w.generation == m.world.Generation {
-		m.because(job.CauseDeparture)
+	if w.generation == 0 || w.generation != m.world.Generation {
+		return
+	}
+	if m.because(job.CauseDeparture); !x.Clean() {
 		m.beginReset(now) // its peers cannot continue
 	}
 }
@@ -289,6 +303,9 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 		return
 	}
 	m.log(Warn, "%s", err.What())
+	if m.faulty(now, w, err); m.decided {
+		return
+	}
 	if m.blame.Policy == job.BlameHost {
 		m.exclude(now, m.hosts.ExcludeHost(now, w.slot.Host))
 		for _, o := range m.workers {
@@ -342,10 +359,43 @@ func (m *Machine) taskStuck(now time.Time, e TasksTold) {
 }
 
 // noteFailure keeps the first failure, with which the job ends if no worker is left. A job without
-// state waits for other slots then, unless the program itself has failed.
+// state waits for other slots then, unless the program itself has failed. Errors of programs may
+// come before the failure of a worker's machine, or by a signal, that has led to them.
 func (m *Machine) noteFailure(err *job.WorkerError) {
-	if m.firstFailure == nil && (!m.size.Stateless || err.Own()) {
+	switch {
+	case m.size.Stateless && !err.Own():
+	case m.firstFailure == nil:
 		m.firstFailure = err
+	case err.Own():
+		m.otherFailures++
+	case m.firstFailure.Own():
+		m.firstFailure, m.otherFailures = err, m.otherFailures+1
+	}
+}
+
+// faults are consecutive worlds that failures of the program have ended, without a commit between
+// them: it is likely to fail at the same step for ever.
+type faults struct {
+	worlds int
+	last   uint64 // the newest of them
+}
+
+// faulty counts the failure of a member, and ends the job where the program fails again and again.
+func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
+	if m.size.Stateless || !err.Faulty() || w.generation == 0 || w.generation != m.world.Generation || m.faults.last == w.generation {
+		return
+	}
+	m.faults = faults{m.faults.worlds + 1, w.generation}
+	if limit := m.blame.FailureLimit; limit > 0 && m.faults.worlds >= limit {
+		m.decide(now, fmt.Errorf("driver: in %d worlds in a row the program has failed after commit %d, without a commit between them "+
+			"(--failure-limit); the last time %s", m.faults.worlds, m.commits, err.What()))
+	}
+}
+
+// failing keeps what a program says of its error before it ends.
+func (m *Machine) failing(e WorkerFailing) {
+	if w := m.find(e.ID); w != nil && w.said == "" {
+		w.said = e.Said
 	}
 }
 

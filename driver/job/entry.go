@@ -110,5 +110,12 @@ func (e Entry) Exit() string {
 	if e.Signal != 0 {
 		return fmt.Sprintf("killed by signal %d", e.Signal)
 	}
-	return fmt.Sprintf("exit status %d", e.Code)
+	text := fmt.Sprintf("exit status %d", e.Code)
+	if e.Code == 0 && e.Cause == "failed" {
+		text += " before training was done"
+	}
+	if e.Error != "" {
+		text += ": " + e.Error
+	}
+	return text
 }

@@ -55,7 +55,14 @@ type Blame struct {
 	ResetLimit *int
 	// ResetWindow is the time in which resets count towards ResetLimit. 0: the whole job.
 	ResetWindow time.Duration `json:",omitempty"`
+	// FailureLimit is the number of consecutive worlds that failures of the program may end without
+	// a commit between them. The failures of a machine, or by SIGKILL, do not count. 0:
+	// DefaultFailureLimit; negative: no limit.
+	FailureLimit int `json:",omitempty"`
 }
+
+// DefaultFailureLimit is the usual Blame.FailureLimit.
+const DefaultFailureLimit = 5
 
 // Timeouts bound the driver's waits. Zero fields have the defaults given beside them.
 type Timeouts struct {
@@ -114,6 +121,9 @@ func (b Blame) WithDefaults() (Blame, error) {
 	}
 	if b.ResetLimit != nil && *b.ResetLimit < 0 {
 		return b, fmt.Errorf("driver: the reset limit %d is negative", *b.ResetLimit)
+	}
+	if b.FailureLimit == 0 {
+		b.FailureLimit = DefaultFailureLimit
 	}
 	if b.ResetWindow < 0 {
 		return b, fmt.Errorf("driver: the reset window %v is negative", b.ResetWindow)

@@ -55,13 +55,27 @@ func (e *WorkerError) What() string {
 	if how == "" {
 		how = e.Exit.String()
 	}
+	if e.Exit.Early {
+		how += " (a program that fails must end with another status, as elastic.Main does)"
+	}
 	return fmt.Sprintf("host %s slot %d rank %d %s", e.Slot.Host, e.Slot.Index, e.Rank, how)
 }
 
-// Own reports whether the program has failed by itself: it ended with a status other than 0. The
-// other failures are of the machine, or of who ended it.
+// Own reports whether the program has failed by itself: it ended with a status other than 0, or too
+// early. The other failures are of the machine, or of who ended it.
 func (e *WorkerError) Own() bool {
-	return e.Reason == "" && e.Exit.Code != 0 && e.Exit.Signal == 0 && e.Exit.Err == nil
+	x := e.Exit
+	return e.Reason == "" && (x.Code != 0 || x.Early) && x.Signal == 0 && x.Err == nil
+}
+
+// Faulty reports whether the program may fail so wherever it runs: by itself, or by a signal of a
+// fault such as SIGSEGV.
+func (e *WorkerError) Faulty() bool {
+	switch e.Exit.Signal {
+	case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGABRT, syscall.SIGFPE, syscall.SIGILL, syscall.SIGSYS, syscall.SIGTRAP:
+		return true
+	}
+	return e.Own()
 }
 
 // Exit is how a worker's process ended. The zero Exit is a clean one.
@@ -75,6 +89,10 @@ type Exit struct {
 	Evicted bool
 	// Unkillable: the process still exists after SIGKILL. Err has details.
 	Unkillable bool
+	// Early: the worker had joined, and exited with status 0 before its training was done.
+	Early bool
+	// Said is what the program has said of its own error: "ValueError: bad sample (train.py:34)".
+	Said string
 }
 
 // String describes the exit: "exited with code 7", "was killed by signal 9 (killed)".
@@ -87,11 +105,18 @@ func (e Exit) String() string {
 	case e.Signal != 0:
 		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
 	}
-	return fmt.Sprintf("exited with code %d", e.Code)
+	text := fmt.Sprintf("exited with code %d", e.Code)
+	if e.Early {
+		text = "exited with status 0 before training was done"
+	}
+	if e.Said != "" {
+		text += ": " + e.Said
+	}
+	return text
 }
 
-// Clean reports whether the process exited with status 0.
-func (e Exit) Clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil }
+// Clean reports whether the process exited with status 0, as it should.
+func (e Exit) Clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil && !e.Early }
 
 // statuses are the exit statuses of errors that have their own.
 var statuses = []struct {

@@ -23,11 +23,11 @@ const mostReasons = 1 << 14
 // size. The zero Reasons is ready for use.
 type Reasons struct {
 	list    []Reason
-	known   map[Reason]bool      // the words of list, each alone
-	count   map[Kind]int         // the reasons of list with a Text, and as "" those without
-	stalled map[string]bool      // places of workers that hold up others
-	hosts   map[string]string    // of the last list: what each is like; nil: there was none
-	members map[plan.SlotID]bool // of the last world
+	known   map[Reason]bool     // the words of list, each alone
+	count   map[Kind]int        // the reasons of list with a Text, and as "" those without
+	stalled map[string]bool     // places of workers that hold up others
+	hosts   map[string]string   // of the last list: what each is like; nil: there was none
+	members map[plan.SlotID]int // the processes of the last world; nil: there was none
 }
 
 // Take returns the reasons since the last Take, in the order of their events. Each Why, and each
@@ -100,11 +100,12 @@ func (r *Reasons) exited(e Entry, text string) {
 	case r.stalled[e.Place()]:
 		delete(r.stalled, e.Place())
 		r.add(KindStall, e.Member()+" held up the others", text)
+	case e.Slot == nil || r.members != nil && r.members[plan.SlotID{Host: e.Host, Index: *e.Slot}] != e.PID:
 	case e.Cause == "failed" && r.known[Reason{Why: lost(e)}]:
 		r.add(KindFailure, "", text)
 	case e.Cause == "failed":
 		r.add(KindFailure, fmt.Sprintf("%s failed (%s)", e.Member(), e.Exit()), text)
-	case e.Cause == "left" && e.Slot != nil && r.members[plan.SlotID{Host: e.Host, Index: *e.Slot}]:
+	case e.Cause == "left" && r.members != nil:
 		r.add(KindOther, e.Member()+" left", "")
 	}
 }
@@ -137,14 +138,14 @@ func (r *Reasons) listed(found []FoundHost) {
 
 // published takes a world: its cause, if nothing says more, and the workers in the place of others.
 func (r *Reasons) published(e Entry) {
-	cause, members := Cause(e.Cause), make(map[plan.SlotID]bool, len(e.Slots))
+	cause, members := Cause(e.Cause), make(map[plan.SlotID]int, len(e.Slots))
 	if !slices.ContainsFunc(r.list, func(had Reason) bool { return had.Why != "" }) {
 		r.add(KindOther, causes[cause], "")
 	}
 	for _, s := range e.Slots {
 		at := plan.SlotID{Host: s.Host, Index: s.Slot}
-		members[at] = true
-		if !r.members[at] && (cause == CauseDeath || cause == CauseDeparture || cause == CauseStall) {
+		members[at] = s.PID
+		if _, was := r.members[at]; !was && (cause == CauseDeath || cause == CauseDeparture || cause == CauseStall) {
 			r.add(KindOther, fmt.Sprintf("%s:%d is in its place", s.Host, s.Slot), "")
 		}
 	}

@@ -175,4 +175,22 @@ func Prune(dir string, commits uint64, keep int) error {
 }
 
 // SetAside renames a damaged checkpoint so that List ignores it.
-func SetAside(path string) error { return os.Rename(path, path+".damaged") }
+func SetAside(path string) error { return os.Rename(path, path+damagedSuffix) }
+
+const damagedSuffix = ".damaged"
+
+// Aside returns the paths in a folder to which SetAside has renamed damaged checkpoints; none if
+// there is no folder.
+func Aside(dir string) ([]string, error) {
+	all, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var aside []string
+	for _, e := range all {
+		if strings.HasSuffix(e.Name(), suffix+damagedSuffix) {
+			aside = append(aside, filepath.Join(dir, e.Name()))
+		}
+	}
+	return aside, err
+}

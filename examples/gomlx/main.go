@@ -13,7 +13,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -55,13 +54,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "fashion: -epochs, -microbatches, -batch and -report-every must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
-	switch err := run(context.Background(), o); {
-	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
-		// The others continue or are done without this worker.
-	case err != nil:
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	elastic.Main(func(ctx context.Context) error { return run(ctx, o) })
 }
 
 func run(ctx context.Context, o options) error {

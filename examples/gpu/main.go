@@ -51,16 +51,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "gpu: -epochs, -microbatches, -batch and -hidden must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
-	switch err := run(context.Background(), o); {
-	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
-		// The others continue or are done without this worker.
-	case errors.Is(err, cuda.ErrUnavailable):
-		fmt.Fprintln(os.Stderr, "gpu: this example needs an NVIDIA GPU:", err)
-		os.Exit(1)
-	case err != nil: // after cuda.ErrSticky a new process is needed: hvdrun starts one
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	elastic.Main(func(ctx context.Context) error { // after cuda.ErrSticky a new process is needed: hvdrun starts one
+		err := run(ctx, o)
+		if errors.Is(err, cuda.ErrUnavailable) {
+			err = fmt.Errorf("gpu: this example needs an NVIDIA GPU: %w", err)
+		}
+		return err
+	})
 }
 
 func run(ctx context.Context, o options) (err error) {

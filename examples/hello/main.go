@@ -3,22 +3,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
 func main() {
-	err := hello(context.Background())
-	switch {
-	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
-		// The job continues or is done without this worker: its exit status is 0.
-	case err != nil:
-		log.Fatal(err)
-	}
+	elastic.Main(hello)
 }
 
 func hello(ctx context.Context) error {

@@ -41,6 +41,7 @@ type request struct {
 	// report
 	What    string `json:"what,omitempty"`
 	Backend string `json:"backend,omitempty"`
+	failure
 	beat
 	// figures
 	Figures map[string]*float64 `json:"figures,omitempty"` // null: not a finite number
@@ -53,6 +54,12 @@ type request struct {
 type hello struct {
 	Version int    `json:"version,omitempty"`
 	Program string `json:"program,omitempty"`
+}
+
+// failure is what ends a program.
+type failure struct {
+	Error string `json:"error,omitempty"`
+	Where string `json:"where,omitempty"`
 }
 
 // beat is where a worker is.

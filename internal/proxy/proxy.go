@@ -6,6 +6,7 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -425,6 +426,9 @@ var reportWords = map[string]rendezvous.Report{
 
 // isLastWord: the driver must know of the report before it learns that the process has ended.
 func isLastWord(what string) bool {
+	if what == "failed" {
+		return true
+	}
 	switch reportWords[what] {
 	case rendezvous.Done, rendezvous.Leaving, rendezvous.Written, rendezvous.NotWritten:
 		return true
@@ -435,7 +439,7 @@ func isLastWord(what string) bool {
 // report has the report made after those before it. It does not wait for the driver: of each kind
 // the newest alone waits.
 func (p *proxy) report(r request) {
-	if _, is := reportWords[r.What]; !is && r.What != "backend" {
+	if _, is := reportWords[r.What]; !is && r.What != "backend" && r.What != "failed" {
 		p.complain(fmt.Sprintf("%q is no report", r.What))
 		return
 	}
@@ -485,9 +489,16 @@ func (p *proxy) makeReports() {
 
 func (p *proxy) makeReport(r request) {
 	var err error
-	if r.What == "backend" {
+	switch r.What {
+	case "failed":
+		text := r.Error
+		if r.Where != "" {
+			text = fmt.Sprintf("%s (%s)", text, r.Where)
+		}
+		err = p.member.ReportFailure(p.ctx, cmp.Or(rendezvous.CleanError(text), "an error without a text"))
+	case "backend":
 		err = p.member.ReportBackend(p.ctx, r.ID, r.Backend)
-	} else {
+	default:
 		err = p.member.Report(p.ctx, reportWords[r.What], r.ID, r.Commits)
 	}
 	if err != nil && p.ctx.Err() == nil {

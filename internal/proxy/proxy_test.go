@@ -53,6 +53,13 @@ type job struct {
 	joins   chan joined
 	reports chan reported
 	beats   chan rendezvous.Beat
+
+	failures chan string
+}
+
+func (j *job) FailureReported(from identity.Subject, text string, noted func()) {
+	defer noted()
+	j.failures <- from.Incarnation + ": " + text
 }
 
 func (j *job) Joined(from identity.Subject, r rendezvous.Joining) {
@@ -74,7 +81,7 @@ func (j *job) Beaten(_ identity.Subject, b rendezvous.Beat) {
 }
 
 func newJob(t *testing.T) *job {
-	j := &job{t: t, joins: make(chan joined, 100), reports: make(chan reported, 100), beats: make(chan rendezvous.Beat, 1000)}
+	j := &job{t: t, joins: make(chan joined, 100), reports: make(chan reported, 100), beats: make(chan rendezvous.Beat, 1000), failures: make(chan string, 10)}
 	j.log, j.logged = logtest.NewNullLogger()
 	var err error
 	if j.authority, err = identity.NewAuthority("run"); err != nil {
@@ -278,6 +285,28 @@ func TestWorlds(t *testing.T) {
 		}
 	default:
 		t.Error("the worker has ended, and its last report was not made")
+	}
+}
+
+// TestLastWords: what a program says of its error is known when its end is told.
+func TestLastWords(t *testing.T) {
+	j := newJob(t)
+	for line, want := range map[string]string{
+		`{"do":"report","what":"failed","error":"ValueError: bad\nsample","where":"train.py:34","commits":7}`: "a: ValueError: bad sample (train.py:34)",
+		`{"do":"report","what":"failed","error":"` + strings.Repeat("x", 10000) + `"}`:                        "a: " + strings.Repeat("x", rendezvous.MaxError-3) + "…",
+		`{"do":"report","what":"failed"}`: "a: an error without a text",
+	} {
+		a := j.speaks("a", 0)
+		a.do(line)
+		a.end()
+		select {
+		case got := <-j.failures:
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		default:
+			t.Errorf("the worker has ended, and nobody knows %q", want)
+		}
 	}
 }
 

@@ -189,11 +189,7 @@ func (c *Client) Look(ctx context.Context) (World, error) {
 func (c *Client) Report(ctx context.Context, r Report, generation, commits uint64) error {
 	for on, of := range reportsFromWire {
 		if of == r {
-			req := &rendezvouspb.ReportRequest{Report: on, Generation: generation, Commits: commits}
-			return c.call(ctx, "report", func(ctx context.Context) error {
-				_, err := c.rpc.Report(ctx, req)
-				return err
-			})
+			return c.report(ctx, &rendezvouspb.ReportRequest{Report: on, Generation: generation, Commits: commits})
 		}
 	}
 	return fmt.Errorf("rendezvous: %v is not a report", r)
@@ -206,7 +202,20 @@ func (c *Client) ReportBackend(ctx context.Context, generation uint64, backend s
 	if err := checkBackend(backend); err != nil {
 		return fmt.Errorf("rendezvous: report: %w", err)
 	}
-	req := &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_BACKEND, Generation: generation, Backend: backend}
+	return c.report(ctx, &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_BACKEND, Generation: generation, Backend: backend})
+}
+
+// ReportFailure tells the driver which error ends the program, as CleanError returns it. It blocks
+// as Report does, and returns the same errors.
+func (c *Client) ReportFailure(ctx context.Context, text string) error {
+	text = CleanError(text)
+	if err := checkError(text); err != nil {
+		return fmt.Errorf("rendezvous: report: %w", err)
+	}
+	return c.report(ctx, &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_FAILED, Error: text})
+}
+
+func (c *Client) report(ctx context.Context, req *rendezvouspb.ReportRequest) error {
 	return c.call(ctx, "report", func(ctx context.Context) error {
 		_, err := c.rpc.Report(ctx, req)
 		return err

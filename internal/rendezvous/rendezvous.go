@@ -189,7 +189,31 @@ const (
 	maxProgram = 64
 
 	maxBackend = 32
+
+	// MaxError bounds what a worker says of its error, in bytes.
+	MaxError = 1 << 10
 )
+
+// CleanError returns the text of an error in one line without control characters, within MaxError.
+func CleanError(text string) string {
+	text = strings.Join(strings.FieldsFunc(text, unicode.IsControl), " ")
+	if len(text) > MaxError {
+		text = text[:MaxError-len("…")]
+		for !utf8.ValidString(text) {
+			text = text[:len(text)-1]
+		}
+		text += "…"
+	}
+	return text
+}
+
+// checkError refuses what CleanError does not return.
+func checkError(text string) error {
+	if text == "" || !utf8.ValidString(text) || CleanError(text) != text {
+		return fmt.Errorf("an error's text of %d bytes; 1 to %d in one line are allowed", len(text), MaxError)
+	}
+	return nil
+}
 
 // checkBackend validates the name of a backend.
 func checkBackend(name string) error {

@@ -51,6 +51,8 @@ type recorder struct {
 	joins   chan joined
 	reports chan reported
 	over    chan chosen
+
+	failures chan string
 }
 
 type chosen struct {
@@ -68,6 +70,11 @@ func (r recorder) Reported(from identity.Subject, rep Report, generation, commit
 func (r recorder) BackendReported(from identity.Subject, generation uint64, backend string, noted func()) {
 	defer noted()
 	r.over <- chosen{from, generation, backend}
+}
+
+func (r recorder) FailureReported(_ identity.Subject, text string, noted func()) {
+	defer noted()
+	r.failures <- text
 }
 
 // job is a driver's server with its authority.
@@ -117,7 +124,7 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 }
 
 func (j *job) serve(ln *identity.Listener) {
-	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
+	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000), make(chan string, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.pusher = notify.NewPusher(notify.PusherConfig{Credentials: driver, Log: quiet()})
 	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Also: j.pusher, Log: quiet()})
@@ -598,6 +605,33 @@ func TestReportBackend(t *testing.T) {
 	if len(j.heard.over) > 0 {
 		t.Errorf("heard %+v", <-j.heard.over)
 	}
+}
+
+// TestReportFailure: what a program says of its error arrives in one line that a log can show.
+func TestReportFailure(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	for text, want := range map[string]string{
+		"ValueError: bad sample (train.py:34)": "ValueError: bad sample (train.py:34)",
+		"two\nlines\x1b[2J\t":                  "two lines [2J",
+		strings.Repeat("é", MaxError):          strings.Repeat("é", MaxError/2-2) + "…",
+	} {
+		if err := c.ReportFailure(context.Background(), text); err != nil {
+			t.Fatal(err)
+		}
+		if got := take(t, "reported", j.heard.failures); got != want || len(got) > MaxError {
+			t.Errorf("%q: heard %q", text, got)
+		}
+	}
+	if err := c.ReportFailure(context.Background(), "\n"); err == nil {
+		t.Error("nothing was reported")
+	}
+	for _, text := range []string{"", "a\nb", "\xff", strings.Repeat("n", MaxError+1)} {
+		if _, err := c.rpc.Report(context.Background(), &rendezvouspb.ReportRequest{Report: rendezvouspb.Report_REPORT_FAILED, Error: text}); err == nil {
+			t.Errorf("the server took %q", text)
+		}
+	}
+	none(t, "heard", j.heard.failures)
 }
 
 func TestBounds(t *testing.T) {

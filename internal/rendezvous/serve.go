@@ -228,12 +228,14 @@ var reportsFromWire = map[rendezvouspb.Report]Report{
 // report begins the call Report of a worker, as join does. It waits for the Handler.
 func (s *Server) report(from identity.Subject, req *rendezvouspb.ReportRequest, answer func(*rendezvouspb.ReportReply, error)) (giveUp func()) {
 	noted := func() { answer(&rendezvouspb.ReportReply{}, nil) }
-	backend := req.GetReport() == rendezvouspb.Report_REPORT_BACKEND
+	backend, failed := req.GetReport() == rendezvouspb.Report_REPORT_BACKEND, req.GetReport() == rendezvouspb.Report_REPORT_FAILED
 	r, known := reportsFromWire[req.GetReport()]
 	var err error
 	switch {
 	case backend:
 		err = checkBackend(req.GetBackend())
+	case failed:
+		err = checkError(req.GetError())
 	case !known:
 		err = fmt.Errorf("%d is not a report", req.GetReport())
 	}
@@ -241,11 +243,14 @@ func (s *Server) report(from identity.Subject, req *rendezvouspb.ReportRequest, 
 		answer(nil, s.invalid(from, "report", err))
 		return nil
 	}
-	h, takesBackends := s.cfg.Handler.(BackendHandler)
+	b, takesBackends := s.cfg.Handler.(BackendHandler)
+	f, takesFailures := s.cfg.Handler.(FailureHandler)
 	switch {
 	case backend && takesBackends:
-		h.BackendReported(from, req.GetGeneration(), req.GetBackend(), noted)
-	case !backend && s.cfg.Handler != nil:
+		b.BackendReported(from, req.GetGeneration(), req.GetBackend(), noted)
+	case failed && takesFailures:
+		f.FailureReported(from, req.GetError(), noted)
+	case known && s.cfg.Handler != nil:
 		s.cfg.Handler.Reported(from, r, req.GetGeneration(), req.GetCommits(), noted)
 	default:
 		noted()

@@ -51,6 +51,14 @@ type BackendHandler interface {
 	BackendReported(from identity.Subject, generation uint64, backend string, noted func())
 }
 
+// FailureHandler is a Handler that also receives what programs say of the errors that end them.
+type FailureHandler interface {
+	Handler
+	// FailureReported is called with the error of the worker's program: a text that CleanError
+	// returns. It is called as Reported is.
+	FailureReported(from identity.Subject, text string, noted func())
+}
+
 // ServerConfig configures a Server.
 type ServerConfig struct {
 	// Credentials are the driver's credentials.

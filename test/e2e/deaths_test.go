@@ -365,8 +365,8 @@ func TestLastWithStateDiesInSync(t *testing.T) {
 	}), 5, 10)
 }
 
-// TestDeparture: a worker that exits with 0 before the end does not end the job.
-func TestDeparture(t *testing.T) {
+// TestExitsEarly: a worker that exits with 0 before the end has failed, and the others go on.
+func TestExitsEarly(t *testing.T) {
 	for _, how := range []string{"leave", "exit0"} {
 		t.Run(how, func(t *testing.T) {
 			res := run(t, Job{
@@ -377,9 +377,10 @@ func TestDeparture(t *testing.T) {
 				{From: 1, To: 5, Generation: 1, Size: 3, Zero: "localhost:0", First: 0},
 				{From: 6, To: 10, Generation: 2, Size: 2, Zero: "localhost:1", First: 1},
 			})
-			if e := exits(res, "localhost:0"); len(e) != 1 || e[0].Cause != "left" || e[0].Code != 0 {
-				t.Errorf("localhost:0 ended by %+v, want it to have left", e)
+			if e := exits(res, "localhost:0"); len(e) != 1 || e[0].Cause != "failed" || e[0].Code != 0 {
+				t.Errorf("localhost:0 ended by %+v, want that it has failed", e)
 			}
+			says(t, res, "host localhost slot 0 rank 0 exited with status 0 before training was done")
 		})
 	}
 }

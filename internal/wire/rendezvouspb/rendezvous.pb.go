@@ -99,6 +99,8 @@ const (
 	Report_REPORT_NOT_WRITTEN Report = 12
 	// The ranks of the generation combine memory of their devices by the backend that the report names.
 	Report_REPORT_BACKEND Report = 13
+	// The program ends with an error.
+	Report_REPORT_FAILED Report = 14
 )
 
 // Enum value maps for Report.
@@ -114,6 +116,7 @@ var (
 		11: "REPORT_WRITTEN",
 		12: "REPORT_NOT_WRITTEN",
 		13: "REPORT_BACKEND",
+		14: "REPORT_FAILED",
 	}
 	Report_value = map[string]int32{
 		"REPORT_UNSPECIFIED": 0,
@@ -126,6 +129,7 @@ var (
 		"REPORT_WRITTEN":     11,
 		"REPORT_NOT_WRITTEN": 12,
 		"REPORT_BACKEND":     13,
+		"REPORT_FAILED":      14,
 	}
 )
 
@@ -831,7 +835,9 @@ type ReportRequest struct {
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	Commits    uint64 `protobuf:"varint,3,opt,name=commits,proto3" json:"commits,omitempty"`
 	// With REPORT_BACKEND: its name, of 1 to 32 of the characters a-z, 0-9, '+', '-', '.' and '_'.
-	Backend       string `protobuf:"bytes,4,opt,name=backend,proto3" json:"backend,omitempty"`
+	Backend string `protobuf:"bytes,4,opt,name=backend,proto3" json:"backend,omitempty"`
+	// With REPORT_FAILED: what the program says of the error that ends it, at most 1 KiB without control characters.
+	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -890,6 +896,13 @@ func (x *ReportRequest) GetCommits() uint64 {
 func (x *ReportRequest) GetBackend() string {
 	if x != nil {
 		return x.Backend
+	}
+	return ""
+}
+
+func (x *ReportRequest) GetError() string {
+	if x != nil {
+		return x.Error
 	}
 	return ""
 }
@@ -1550,14 +1563,15 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\raddress_ports\x18\x06 \x03(\rR\faddressPorts\x12\x16\n" +
 	"\x06starts\x18\a \x03(\tR\x06starts\x12\x18\n" +
 	"\ahandles\x18\b \x03(\fR\ahandles\"\r\n" +
-	"\vLookRequest\"\x8e\x01\n" +
+	"\vLookRequest\"\xa4\x01\n" +
 	"\rReportRequest\x12)\n" +
 	"\x06report\x18\x01 \x01(\x0e2\x11.hvdrun.v1.ReportR\x06report\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\acommits\x18\x03 \x01(\x04R\acommits\x12\x18\n" +
-	"\abackend\x18\x04 \x01(\tR\abackend\"\r\n" +
+	"\abackend\x18\x04 \x01(\tR\abackend\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\r\n" +
 	"\vReportReply\"\xc1\x04\n" +
 	"\vBeatRequest\x12\x1e\n" +
 	"\n" +
@@ -1615,7 +1629,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tDismissal\x12\x19\n" +
 	"\x15DISMISSAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DISMISSAL_REMOVED\x10\x01\x12\x16\n" +
-	"\x12DISMISSAL_FINISHED\x10\x02*\xdf\x01\n" +
+	"\x12DISMISSAL_FINISHED\x10\x02*\xf2\x01\n" +
 	"\x06Report\x12\x16\n" +
 	"\x12REPORT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORT_DONE\x10\x01\x12\x12\n" +
@@ -1627,7 +1641,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x12\x12\n" +
 	"\x0eREPORT_WRITTEN\x10\v\x12\x16\n" +
 	"\x12REPORT_NOT_WRITTEN\x10\f\x12\x12\n" +
-	"\x0eREPORT_BACKEND\x10\r\"\x04\b\x06\x10\t*\xbc\x01\n" +
+	"\x0eREPORT_BACKEND\x10\r\x12\x11\n" +
+	"\rREPORT_FAILED\x10\x0e\"\x04\b\x06\x10\t*\xbc\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_JOINING\x10\x01\x12\x14\n" +

@@ -341,6 +341,9 @@ var Table = slices.Concat(
 		{Name: "reset-window", arg: "D", def: "0",
 			usage: "time within which resets count for the limit; 0: all that the job takes",
 			set:   setResetWindow},
+		{Name: "failure-limit", arg: "N", def: "5",
+			usage: "most worlds in a row that failures of the program end without a commit between them; 0: no limit",
+			set:   setFailureLimit},
 		{Name: "verify-state", arg: "N", unset: "after each sync",
 			usage: "check after each N commits that all workers hold the same bits; 0: never",
 			set:   setVerifyState},
@@ -584,6 +587,14 @@ func setCooldown(s *Settings, text string) (err error) {
 func setResetLimit(s *Settings, text string) error {
 	n, err := ParseCount(text, 0)
 	s.Blame.ResetLimit = &n
+	return err
+}
+
+func setFailureLimit(s *Settings, text string) error {
+	n, err := ParseCount(text, 0)
+	if s.Blame.FailureLimit = n; n == 0 {
+		s.Blame.FailureLimit = -1
+	}
 	return err
 }
 
