@@ -100,25 +100,26 @@ func (w *journalWriter) take(cfg Config, j *journal.Journal) {
 	w.k.Take(j)
 }
 
-// note records the inputs of a step before its actions are performed. Before a world is published
-// and before the job ends the records are synced to disk, because a host that crashes must not
-// forget what workers and users have seen.
-func (w *journalWriter) note(now time.Time, inputs []decide.Input, actions []decide.Action) {
+// note records the inputs of a step before its actions are performed. Before a world is published,
+// a command is answered, and the job ends, the records are synced to disk, because a host that
+// crashes must not forget what workers and users have seen. It reports whether they were.
+func (w *journalWriter) note(now time.Time, inputs []decide.Input, actions []decide.Action) bool {
 	ids := w.ids
 	w.ids = nil
 	if w.k == nil {
-		return
+		return false
 	}
 	sync := false
 	for _, a := range actions {
 		switch a.(type) {
-		case decide.PublishWorld, decide.FinishJob:
+		case decide.PublishWorld, decide.FinishJob, decide.Answer:
 			sync = true
 		}
 	}
 	for i, r := range decide.NewRecords(now, inputs, ids) {
 		w.write(r, sync && i == len(inputs)-1)
 	}
+	return sync && !w.k.Lacking()
 }
 
 // write appends a record, and with sync waits until all records are on disk and in the mirror. If
@@ -263,6 +264,10 @@ func Resume(ctx context.Context, cfg Config) error {
 	l, err := takeOver(cfg, run, p)
 	if err != nil {
 		return errors.Join(err, j.Close())
+	}
+	if n := j.Lost(); n > 0 {
+		cfg.Log.Warnf("the machine died before the last %d bytes of the journal were on its disk: what happened since the last world "+
+			"or command is not known", n)
 	}
 	l.writer.take(l.cfg, j)
 	if cfg.Mirror != nil {

@@ -36,6 +36,7 @@ type kept struct {
 	starts  int
 	settled []string
 	terms   []uint64 // of the drivers that have taken over
+	noted   time.Time
 }
 
 var _ launch.Keeper = (*kept)(nil)
@@ -77,7 +78,7 @@ func (k *kept) Run(ctx context.Context, s *launch.Spec, started func(int)) error
 	}
 }
 
-func (k *kept) Adopt(incarnations []string, term uint64) {
+func (k *kept) Adopt(incarnations []string, term uint64, _ time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.terms = append(k.terms, term)
@@ -86,6 +87,12 @@ func (k *kept) Adopt(incarnations []string, term uint64) {
 			delete(k.workers, id)
 		}
 	}
+}
+
+func (k *kept) Noted(at time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.noted = at
 }
 
 func (k *kept) Settle(incarnation string) {
@@ -205,6 +212,9 @@ func TestLoopIsResumed(t *testing.T) {
 		}
 		if want := append(told, job.WorkerExited, job.Excluded, job.Reset); fmt.Sprint(replayed) != fmt.Sprint(want) {
 			t.Errorf("replayed %v, want %v", replayed, want)
+		}
+		if at := k.noted; !at.Equal(p.Machine.Last()) {
+			t.Errorf("agents are told of records up to %v, the last synced step was at %v", at, p.Machine.Last())
 		}
 		second.joined(k, t, "a:0", 1)
 		if len(second.published) != 2 || second.published[1].Generation != 2 || second.published[1].Size() != 1 {

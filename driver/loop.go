@@ -337,7 +337,7 @@ func (l *loop) run(ctx context.Context) error {
 	interrupt := ctx.Done()
 	if l.resumes {
 		if l.keeper != nil {
-			l.keeper.Adopt(slices.Collect(maps.Keys(l.m.Incarnations())), l.m.Term()+1)
+			l.keeper.Adopt(slices.Collect(maps.Keys(l.m.Incarnations())), l.m.Term()+1, l.m.Last())
 		}
 		if end := l.feed([]posted{{input: decide.Resumed{}}}); end != nil {
 			return end.Err
@@ -481,7 +481,7 @@ func (l *loop) feed(batch []posted) *decide.FinishJob {
 	}
 	actions := l.m.Step(now, inputs...)
 	l.traces.step(now, l.clock.now(), inputs, actions)
-	l.writer.note(now, inputs, actions)
+	durable := l.writer.note(now, inputs, actions)
 	for _, in := range batch {
 		in.tellSender()
 		if e, ok := in.input.(decide.WorkerEnded); ok && l.keeper != nil {
@@ -502,6 +502,9 @@ func (l *loop) feed(batch []posted) *decide.FinishJob {
 		default:
 			l.perform(a)
 		}
+	}
+	if durable && l.keeper != nil {
+		l.keeper.Noted(now)
 	}
 	for _, in := range inputs {
 		if e, ok := in.(decide.WorkerEnded); ok {

@@ -41,6 +41,10 @@ type Config struct {
 	Record string
 	// Orphan is how long agents keep the workers of a driver that has died. 0: 10 s.
 	Orphan time.Duration
+	// Ahead is called, from any goroutine, where an agent knows later records of the job than the
+	// journal has that Resume was given: the journal is an older copy. It must end the process,
+	// since the driver would decide by what is no longer true. Nil: the error is logged only.
+	Ahead func(error)
 	// Log takes messages about the agents. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -84,6 +88,7 @@ func New(cfg Config) (*Launcher, error) {
 			Remote: &client.SSH{Command: cfg.SSH, Port: cfg.SSHPort, IdentityFile: cfg.SSHIdentityFile, Program: cfg.Hvdrun},
 		},
 		Hello: client.Hello{LogLevel: logrus.InfoLevel.String()},
+		Ahead: cfg.Ahead,
 		Log:   cfg.Log,
 	}
 	if cfg.Record != "" {
@@ -142,7 +147,12 @@ func (l *Launcher) Probe(ctx context.Context, host, incarnation string, goroutin
 }
 
 // Adopt implements launch.Keeper.
-func (l *Launcher) Adopt(incarnations []string, term uint64) { l.agents.Adopt(incarnations, term) }
+func (l *Launcher) Adopt(incarnations []string, term uint64, last time.Time) {
+	l.agents.Adopt(incarnations, term, last)
+}
+
+// Noted implements launch.Keeper.
+func (l *Launcher) Noted(at time.Time) { l.agents.Noted(at) }
 
 // Settle implements launch.Keeper.
 func (l *Launcher) Settle(incarnation string) { l.agents.Settle(incarnation) }

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"context"
+	"time"
 
 	"github.com/hvdrun/hvdrun/driver/stacks"
 )
@@ -48,8 +49,13 @@ type Keeper interface {
 	// Adopt names the workers, by incarnation, for which Run will be called because an earlier
 	// driver may have started them. It is called before the first Run; the first driver does not
 	// call it. Agents may forget the events of other workers. The term is 1 for the first driver
-	// that takes over, and one more for each later one: agents refuse drivers of earlier terms.
-	Adopt(incarnations []string, term uint64)
+	// that takes over, and one more for each later one: agents refuse drivers of earlier terms. The
+	// journal ends with a record of the time last: where an agent knows of a later one, the Keeper
+	// reports it.
+	Adopt(incarnations []string, term uint64, last time.Time)
+	// Noted tells agents that the journal has all records up to the time at, on the disk. It does
+	// not block.
+	Noted(at time.Time)
 	// Settle records that the result of Run for the incarnation is in the journal. The agent keeps
 	// it until then. Settle does not block.
 	Settle(incarnation string)

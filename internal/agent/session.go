@@ -88,6 +88,7 @@ type attachment struct {
 	by         audit.Who // its driver
 	term       uint64    // the driver's number among those of the run
 	contact    time.Time // when the driver last sent something
+	noted      int64     // the time of the latest record of its journal that it has told
 	knowsDying bool      // the driver understands the event
 }
 
@@ -303,7 +304,7 @@ func (s *session) acknowledge(heard uint64) {
 // event that the one before has acknowledged; the lock is held.
 func (s *session) handOver() (heard uint64, a *agentpb.Attached) {
 	heard = s.acknowledged()
-	a = &agentpb.Attached{Session: []byte(s.id), First: heard + 1}
+	a = &agentpb.Attached{Session: []byte(s.id), First: heard + 1, Noted: s.noted}
 	untold := make(map[string]int)
 	for _, e := range s.events {
 		untold[e.GetOutput().GetIncarnation()] += len(e.GetOutput().GetText())
@@ -389,6 +390,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 			return fmt.Errorf("event %d was heard, but only those before %d were sent", heard, l.next)
 		}
 		s.acknowledge(heard)
+		s.noted = max(s.noted, m.Beat.GetNoted())
 		if len(l.beats) < 4 { // a driver that is not listening needs no more
 			l.beats = append(l.beats, m.Beat)
 		}

@@ -53,7 +53,7 @@ func mortal(t *testing.T, h *host, run string) (driver *client.Agents, die func(
 	driver = keepingAgents(t, driverOf(t, run), c.addr, client.Config{Lease: 5 * time.Second, Orphan: time.Hour, Keep: true})
 	return driver, func() { c.sever(); h.unattached(t) }, func(adopted ...string) *client.Agents {
 		l := keepingAgents(t, driverOf(t, run), h.addr, client.Config{Lease: longLease, Keep: true})
-		l.Adopt(adopted, 1)
+		l.Adopt(adopted, 1, time.Now())
 		return l
 	}
 }
@@ -131,7 +131,7 @@ func TestReplacedDriverReturns(t *testing.T) {
 	c.setSilent(true)
 
 	l := keepingAgents(t, driverOf(t, "replaced"), h.addr, client.Config{Lease: longLease, Keep: true})
-	l.Adopt([]string{s.Incarnation}, 1)
+	l.Adopt([]string{s.Incarnation}, 1, time.Now())
 	mine := *s
 	mine.Command, mine.Env, mine.Resumed = nil, nil, true
 	r := start(t, l, &mine)
@@ -168,7 +168,7 @@ func TestEndRunAfterTakeOver(t *testing.T) {
 			return c.addr
 		}
 	})
-	l.Adopt(nil, 1)
+	l.Adopt(nil, 1, time.Now())
 	s, pipe := script(t, 0, sleeper)
 	start(t, l, s).awaitOutput("ready")
 	c.sever()
@@ -347,7 +347,7 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 	c.sever()
 	h.unattached(t)
 	l := agents(t, driverOf(t, "broken"), h.addr, longLease)
-	l.Adopt([]string{s.Incarnation, other.Incarnation}, 1)
+	l.Adopt([]string{s.Incarnation, other.Incarnation}, 1, time.Now())
 	for code, spec := range map[int]*launch.Spec{3: s, 4: other} {
 		spec.Resumed = true
 		if err := start(t, l, spec).wait(); !errors.As(err, &exit) || exit.Code != code {
@@ -398,7 +398,7 @@ func TestTakeOverBeforeHostsAreFound(t *testing.T) {
 	l := client.New(client.Config{
 		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: longLease, Keep: true})
 	t.Cleanup(func() { l.Close() })
-	l.Adopt([]string{s.Incarnation}, 1)
+	l.Adopt([]string{s.Incarnation}, 1, time.Now())
 	s.Command, s.Env, s.Resumed = nil, nil, true
 	r := start(t, l, s)
 	for range 2 {
@@ -415,10 +415,80 @@ func TestTakeOverBeforeHostsAreFound(t *testing.T) {
 	hasty := client.New(client.Config{
 		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: 100 * time.Millisecond, Keep: true})
 	t.Cleanup(func() { hasty.Close() })
-	hasty.Adopt([]string{"other"}, 1)
+	hasty.Adopt([]string{"other"}, 1, time.Now())
 	s.Incarnation, s.Slot.Host = "other", "nowhere.invalid"
 	var lost *client.LostError
 	if err := start(t, hasty, s).wait(); !errors.As(err, &lost) || err.Error() != "was lost: host nowhere.invalid has no agent" {
 		t.Errorf("the worker of an unknown host ended with %v", err)
+	}
+}
+
+// A driver whose journal ends before the records of which the one before has told the agent is told
+// so, before it starts anything; one whose journal ends there is not.
+func TestTakeOverWithAnOldJournal(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		ends time.Duration // of the journal, after what the agent knows
+		want bool
+	}{{"older", -1, true}, {"same", 0, false}, {"newer", time.Second, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, 2)
+			cable := newCable(t, h.addr)
+			driver := keepingAgents(t, driverOf(t, "old"), cable.addr, client.Config{Lease: longLease, Orphan: time.Hour, Keep: true})
+			s, pipe := script(t, 0, `exec 9>"$1"; echo ready; while :; do sleep 0.01; done`)
+			start(t, driver, s).awaitOutput("ready")
+			at := time.Unix(1000, 5)
+			driver.Noted(time.Unix(999, 0))
+			driver.Noted(at)
+			h.noted(t, at)
+			cable.sever()
+			h.unattached(t)
+
+			ahead := make(chan error, 8)
+			l := keepingAgents(t, driverOf(t, "old"), h.addr, client.Config{
+				Lease: longLease, Keep: true, Ahead: func(err error) { ahead <- err },
+			})
+			l.Adopt([]string{s.Incarnation}, 1, at.Add(c.ends))
+			other, _ := script(t, 1, `exit 9`)
+			var exit *launch.ExitError
+			if err := l.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 { // it is attached then
+				t.Errorf("Run returned %v", err)
+			}
+			select {
+			case err := <-ahead:
+				if is := (*client.AheadError)(nil); !c.want || !errors.As(err, &is) || !is.Knows.Equal(at) {
+					t.Errorf("told of %v", err)
+				}
+			default:
+				if c.want {
+					t.Error("nothing is told of a journal that ends earlier")
+				}
+			}
+			again := *s
+			again.Command, again.Env, again.Resumed = nil, nil, true
+			r := start(t, l, &again)
+			r.cancel()
+			_ = r.wait() // it is killed
+			gone(t, pipe)
+		})
+	}
+}
+
+// noted waits until the agent knows of a record of that time.
+func (h *host) noted(t *testing.T, at time.Time) {
+	t.Helper()
+	for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {
+		h.mu.Lock()
+		knows := false
+		for _, s := range h.sessions {
+			knows = knows || s.noted == at.UnixNano()
+		}
+		h.mu.Unlock()
+		if knows {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatal("the agent is not told of the record")
+		}
 	}
 }

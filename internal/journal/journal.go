@@ -1,13 +1,13 @@
 // Package journal is a file of records that one process appends and another reads after its death.
 //
 // A record accepted by Append survives the death of the process; one followed by Sync survives the
-// death of the machine. A record that was not written completely is not read. Replace atomically
-// replaces all records, and Reserve reserves disk space for that and for further records. The
-// format is:
+// death of the machine. Replace atomically replaces all records, and Reserve reserves disk space
+// for that and for further records. The format is:
 //
-//	"hvdrunJ" version      8 bytes, the version is 2
+//	"hvdrunJ" version      8 bytes, the version is 4: no bit turns 2 into it
 //	salt   uint32          differs in each file, and after each Replace
 //	record                 the run id
+//	record                 the mark: up to where the file has records
 //	record …               the payloads of Append
 //
 // where a record is
@@ -16,8 +16,20 @@
 //	sum    uint32          CRC-32C of salt, length and payload
 //	payload
 //
-// Bytes after the last record, which are zeros or remains of records before a Replace, are not
-// records of this salt.
+// and the mark, which is overwritten after each record, is
+//
+//	end    uint64          of the last record
+//	synced uint64          end of the last record that a Sync has put on the disk
+//	boot   16 bytes        the boot id of the writer's machine
+//
+// A reader on the same machine since the same boot demands all records before end; a reader after
+// the machine's death demands those before synced, since the kernel may have written any part of
+// the rest. A file that lacks one of them is damaged. A record after them is read if it is
+// complete. What follows, zeros or remains of records before a Replace, are not records of this
+// salt.
+//
+// Journals of version 2, which have no mark, are read as far as their records are complete; Open
+// rewrites them.
 package journal
 
 import (
@@ -25,19 +37,30 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 const (
-	magic = "hvdrunJ\x02"
+	magic = "hvdrunJ\x04"
+	// markless is the magic of version 2.
+	markless = "hvdrunJ\x02"
+	// firstAt is where the first record begins.
+	firstAt = int64(len(magic) + 4)
+	// markLen is the size of the mark, without its frame.
+	markLen = 8 + 8 + 16
 	// isBehind is a bit of the version: the journal lacks records.
 	isBehind = 0x80
 	// frame is the number of bytes before a payload.
@@ -61,16 +84,16 @@ var (
 	ErrBehind = errors.New("journal: the last records could not be written")
 )
 
-// CorruptError is a damaged record that is followed by others: the file is damaged rather than
-// truncated, and none of it should be trusted.
+// CorruptError says that a record that was written is damaged or missing: none of the file should
+// be trusted.
 type CorruptError struct {
-	// Offset is the start of the record.
+	// Offset is the start of the record, or of the mark.
 	Offset int64
 }
 
 // Error includes the offset.
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("journal: the record at byte %d is damaged", e.Offset)
+	return fmt.Sprintf("journal: the record at byte %d is damaged or missing", e.Offset)
 }
 
 // Journal is a journal open for appending. It is not safe for concurrent use.
@@ -78,8 +101,9 @@ type Journal struct {
 	path, run string
 	file      *os.File
 	seed      uint32 // of the checksums
-	end       int64  // end of the last complete record
-	room      int64  // reserved size of the file
+	mark      mark
+	lost      int64 // bytes of records that the machine's death has taken, before Open
+	room      int64 // reserved size of the file
 	buf       []byte
 	broken    error
 
@@ -102,7 +126,7 @@ func Create(path, run string) (*Journal, error) {
 	if err == nil {
 		head, seed := newHead(run)
 		_, err = f.Write(head)
-		j.seed, j.end = seed, int64(len(head))
+		j.seed, j.mark = seed, mark{end: int64(len(head))}
 	}
 	if err == nil {
 		err = errors.Join(j.Sync(), safefile.SyncDir(filepath.Dir(path)))
@@ -113,15 +137,55 @@ func Create(path, run string) (*Journal, error) {
 	return j, nil
 }
 
-// newHead returns the first bytes of a file and the seed of its checksums.
+// newHead returns the first bytes of a file without further records, and the seed of its checksums.
 func newHead(run string) (head []byte, seed uint32) {
 	salt := make([]byte, 4)
 	rand.Read(salt) // never fails: crypto/rand ends the program if there is no randomness
 	seed = seedOf(salt)
-	return appendRecord(append([]byte(magic), salt...), []byte(run), seed), seed
+	head = appendRecord(append([]byte(magic), salt...), []byte(run), seed)
+	return mark{end: int64(len(head)) + frame + markLen}.appendTo(head, seed), seed
 }
 
 func seedOf(salt []byte) uint32 { return crc32.Checksum(salt, castagnoli) }
+
+// mark says up to where a file has records.
+type mark struct {
+	end    int64 // of the last record
+	synced int64 // end of the last one that is on the disk
+}
+
+// appendTo appends the record of the mark, of this machine, to b.
+func (m mark) appendTo(b []byte, seed uint32) []byte {
+	var p [markLen]byte
+	boot := machine()
+	binary.LittleEndian.PutUint64(p[:], uint64(m.end))
+	binary.LittleEndian.PutUint64(p[8:], uint64(m.synced))
+	copy(p[16:], boot[:])
+	return appendRecord(b, p[:], seed)
+}
+
+// decode decodes a mark, and returns the end of the records that a reader on this machine demands.
+func (m *mark) decode(p []byte) (proven int64) {
+	m.end, m.synced = int64(binary.LittleEndian.Uint64(p)), int64(binary.LittleEndian.Uint64(p[8:]))
+	if boot := machine(); boot != [16]byte{} && boot == [16]byte(p[16:]) {
+		return m.end
+	}
+	return m.synced
+}
+
+// BootID differs from one start of the machine to the next; empty where it cannot be read.
+func BootID() string {
+	text, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(text))
+}
+
+// machine returns the boot id as the mark has it; zeros where it cannot be read. Tests replace it.
+var machine = sync.OnceValue(func() (id [16]byte) {
+	if b, err := hex.DecodeString(strings.ReplaceAll(BootID(), "-", "")); err == nil {
+		copy(id[:], b)
+	}
+	return id
+})
 
 // Open locks a journal, passes its records to visit as Read does, and returns it ready for
 // appending, with its run id. Its errors are those of Read, and ErrLocked.
@@ -148,7 +212,7 @@ func (j *Journal) begin(visit func([]byte) error) error {
 	if is, err := sameFile(j.file, j.path); err != nil || !is {
 		return errors.Join(err, ErrLocked) // its writer has replaced the file
 	}
-	j.run, j.end, j.seed = s.run, s.end, s.seed
+	j.run, j.seed, j.mark, j.lost = s.run, s.seed, mark{s.end, s.mark.synced}, max(0, s.mark.end-s.end)
 	j.next, err = safefile.Update(j.path+spare, safefile.Private, false)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -159,8 +223,27 @@ func (j *Journal) begin(visit func([]byte) error) error {
 	if err != nil && j.next != nil {
 		return fmt.Errorf("journal: %s: %w", j.path+spare, err)
 	}
-	return j.Mend()
+	if s.old {
+		return j.Replace(slices.Values(s.kept), true)
+	}
+	return errors.Join(j.Mend(), j.setMark(j.mark))
 }
+
+// markAt is where the mark is.
+func (j *Journal) markAt() int64 { return firstAt + frame + int64(len(j.run)) }
+
+// setMark writes the mark.
+func (j *Journal) setMark(m mark) error {
+	if _, err := j.file.WriteAt(m.appendTo(nil, j.seed), j.markAt()); err != nil {
+		j.broken = fmt.Errorf("journal: %w", err)
+		return j.broken
+	}
+	j.mark = m
+	return nil
+}
+
+// Lost is how many bytes of records Open has not found because the machine died before a Sync.
+func (j *Journal) Lost() int64 { return j.lost }
 
 // lock locks the file until the process ends.
 func lock(f *os.File) error {
@@ -185,7 +268,7 @@ func Locked(path string) (bool, error) {
 	return locked, nil
 }
 
-// Append appends a record of 1 to MaxRecord bytes in one system call. It does not keep payload.
+// Append appends a record of 1 to MaxRecord bytes, and moves the mark. It does not keep payload.
 // After a failure all further calls fail, so that no record in the middle is missing.
 func (j *Journal) Append(payload []byte) error {
 	if j.broken != nil {
@@ -200,8 +283,7 @@ func (j *Journal) Append(payload []byte) error {
 		j.broken = fmt.Errorf("journal: %w", err)
 		return j.broken
 	}
-	j.end += int64(len(b))
-	return nil
+	return j.setMark(mark{j.mark.end + int64(len(b)), j.mark.synced})
 }
 
 // appendRecord appends the encoded record to b.
@@ -223,8 +305,9 @@ func (j *Journal) Sync() error {
 	}
 	if err := safefile.SyncData(j.file); err != nil {
 		j.broken = fmt.Errorf("journal: %w", err)
+		return j.broken
 	}
-	return j.broken
+	return j.setMark(mark{j.mark.end, j.mark.end})
 }
 
 // Mend makes a journal usable after a failure: it appends after the last complete record. It needs
@@ -232,10 +315,10 @@ func (j *Journal) Sync() error {
 func (j *Journal) Mend() error {
 	fi, err := j.file.Stat()
 	if err == nil {
-		_, err = j.file.Seek(j.end, io.SeekStart)
+		_, err = j.file.Seek(j.mark.end, io.SeekStart)
 	}
 	var zeros [64 << 10]byte
-	for at := j.end; err == nil && at < fi.Size(); at += int64(len(zeros)) {
+	for at := j.mark.end; err == nil && at < fi.Size(); at += int64(len(zeros)) {
 		_, err = j.file.WriteAt(zeros[:min(fi.Size()-at, int64(len(zeros)))], at)
 	}
 	if err != nil {
@@ -262,7 +345,7 @@ func (j *Journal) SetBehind() error {
 }
 
 // Size returns the size of the journal in bytes, without reserved space.
-func (j *Journal) Size() int64 { return j.end }
+func (j *Journal) Size() int64 { return j.mark.end }
 
 // Close releases the lock and closes the files.
 func (j *Journal) Close() error {
@@ -283,7 +366,7 @@ func Remove(path string) error {
 }
 
 // Read passes the records of a journal to visit, in order, and returns its run id and the end of
-// the last complete record; an incomplete one may follow. The payload is valid until visit returns.
+// the last record; an incomplete one may follow. The payload is valid until visit returns.
 // An error of visit ends the reading. Read also returns errFormat, ErrBehind, *CorruptError, and
 // errors of r. Its memory is at most twice the size of the largest record.
 func Read(r io.Reader, visit func(payload []byte) error) (run string, end int64, err error) {
@@ -296,17 +379,14 @@ func Read(r io.Reader, visit func(payload []byte) error) (run string, end int64,
 
 func read(r io.Reader, visit func(payload []byte) error) (*reader, error) {
 	s := &reader{r: bufio.NewReaderSize(r, 64<<10)}
-	if err := s.head(); err != nil {
-		return nil, err
-	}
-	name, err := s.next()
-	if err == io.EOF || err == nil && len(name) > maxRun {
-		return nil, errFormat
-	}
-	for s.run = string(name); err == nil; {
+	err := s.head()
+	for err == nil {
 		var payload []byte
 		if payload, err = s.next(); err == nil {
 			err = visit(payload)
+		}
+		if err == nil && s.old {
+			s.kept = append(s.kept, slices.Clone(payload))
 		}
 	}
 	if err != io.EOF {
@@ -317,14 +397,19 @@ func read(r io.Reader, visit func(payload []byte) error) (*reader, error) {
 
 // reader reads a journal record by record.
 type reader struct {
-	r    *bufio.Reader
-	run  string
-	seed uint32 // of the checksums
-	end  int64  // end of the last complete record
-	buf  []byte
+	r      *bufio.Reader
+	run    string
+	seed   uint32 // of the checksums
+	mark   mark
+	proven int64 // end of the records that must be there
+	end    int64 // end of the last complete record
+	buf    []byte
+
+	old  bool     // the file is of version 2
+	kept [][]byte // its records
 }
 
-// head reads the bytes before the first record.
+// head reads what is before the records of Append.
 func (s *reader) head() error {
 	head := make([]byte, len(magic)+4)
 	n, err := io.ReadFull(s.r, head[:len(magic)])
@@ -333,23 +418,39 @@ func (s *reader) head() error {
 	}
 	last := len(magic) - 1
 	if n > last && head[last]&isBehind != 0 {
-		if head[last] &^= isBehind; string(head[:n]) == magic {
+		if head[last] &^= isBehind; string(head[:n]) == magic || string(head[:n]) == markless {
 			return ErrBehind
 		}
 		return errFormat
 	}
-	if string(head[:n]) != magic {
+	s.old = string(head[:n]) == markless
+	if string(head[:n]) != magic && !s.old {
 		return errFormat
 	}
 	if _, err := io.ReadFull(s.r, head[n:]); err != nil {
 		return cmp.Or(failure(err), errFormat)
 	}
-	s.seed, s.end = seedOf(head[n:]), int64(len(head))
-	return nil
+	s.seed, s.end, s.proven = seedOf(head[n:]), int64(len(head)), math.MaxInt64
+	name, err := s.next()
+	s.run = string(name)
+	if err == nil && len(s.run) > maxRun || err == io.EOF {
+		err = errFormat
+	}
+	if s.old || err != nil {
+		return err
+	}
+	p, err := s.next()
+	if err == nil && len(p) != markLen {
+		err = errFormat
+	}
+	if err == nil {
+		s.proven = s.mark.decode(p)
+	}
+	return err
 }
 
-// next returns the next record, io.EOF after the last complete one, and *CorruptError if a damaged
-// record is followed by a valid one.
+// next returns the next record, io.EOF after the last complete one, and *CorruptError if there must
+// be one, or, in a file of version 2, if a damaged record is followed by a valid one.
 func (s *reader) next() ([]byte, error) {
 	payload, n, whole, err := s.record()
 	switch {
@@ -358,7 +459,9 @@ func (s *reader) next() ([]byte, error) {
 	case whole:
 		s.end += n
 		return payload, nil
-	case n == 0:
+	case s.end < s.proven && !s.old:
+		return nil, &CorruptError{s.end}
+	case n == 0 || !s.old:
 		return nil, io.EOF
 	}
 	if _, _, whole, err := s.record(); err != nil {

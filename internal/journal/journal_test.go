@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -49,25 +50,70 @@ func content(t testing.TB, path string) []byte {
 
 var some = []string{"one", strings.Repeat("two ", 1000), "3", strings.Repeat("\x00", 100)}
 
-// A file cut anywhere yields its complete records, and the next writer appends after them.
-func TestCutAnywhere(t *testing.T) {
-	b := content(t, written(t, some...))
-	head := int64(len(magic) + 4 + frame + len("run"))
-	ends := []int64{head}
-	for _, r := range some {
+// headLen is the size of what is before the first record of a file of written.
+const headLen = firstAt + frame + int64(len("run")) + frame + markLen
+
+// elsewhere has this test read journals as another machine, or this one after another start.
+func elsewhere(t testing.TB) {
+	t.Helper()
+	before := machine
+	machine = func() [16]byte { return [16]byte{0: 1} }
+	t.Cleanup(func() { machine = before })
+}
+
+// endsOf returns where the records of a file of written end; the first is the end of its head.
+func endsOf(records []string) []int64 {
+	ends := []int64{headLen}
+	for _, r := range records {
 		ends = append(ends, ends[len(ends)-1]+frame+int64(len(r)))
 	}
-	path := filepath.Join(t.TempDir(), "cut")
-	for cut := int64(0); cut <= int64(len(b)); cut++ {
+	return ends
+}
+
+// On the machine of its writer, a file that lacks a byte of its records is damaged.
+func TestCutAnywhere(t *testing.T) {
+	b := content(t, written(t, some...))
+	for cut := range len(b) {
+		records, _, err := readAll(b[:cut])
+		var corrupt *CorruptError
+		if !errors.As(err, &corrupt) && !(cut < int(firstAt) && errors.Is(err, errFormat)) {
+			t.Fatalf("cut at %d: %d records, %v", cut, len(records), err)
+		}
+	}
+}
+
+// After the machine's death a file yields its complete records, and those that were synced must be
+// there. The next writer appends after them.
+func TestCutByTheMachinesDeath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	j, err := Create(path, "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	for i, r := range some {
+		if err := j.Append([]byte(r)); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			if err := j.Sync(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b, ends := content(t, path), endsOf(some)
+	elsewhere(t)
+	cutPath := filepath.Join(t.TempDir(), "cut")
+	for cut := ends[0]; cut <= int64(len(b)); cut++ {
 		records, end, err := readAll(b[:cut])
-		if cut < head {
-			if !errors.Is(err, errFormat) {
-				t.Fatalf("cut at %d: %v", cut, err)
+		if cut < ends[1] {
+			if corrupt := (*CorruptError)(nil); !errors.As(err, &corrupt) || corrupt.Offset != ends[0] {
+				t.Fatalf("cut at %d, before the end of what is synced: %v", cut, err)
 			}
 			continue
 		}
-		n := 0
-		for ends[n] <= cut && n < len(some) && ends[n+1] <= cut {
+		n := 1
+		for n < len(some) && ends[n+1] <= cut {
 			n++
 		}
 		if err != nil || end != ends[n] || !slices.Equal(records, some[:n]) {
@@ -76,35 +122,146 @@ func TestCutAnywhere(t *testing.T) {
 		if cut%97 != 0 && cut != end {
 			continue
 		}
-		if err := os.WriteFile(path, b[:cut], 0o600); err != nil {
+		if err := os.WriteFile(cutPath, b[:cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		j, run, err := Open(path, func([]byte) error { return nil })
-		if err != nil || run != "run" {
+		j, run, err := Open(cutPath, func([]byte) error { return nil })
+		if err != nil || run != "run" || j.Lost() != int64(len(b))-end {
 			t.Fatalf("cut at %d: run %q, %v", cut, run, err)
 		}
 		if err := errors.Join(j.Append([]byte("more")), j.Sync(), j.Close()); err != nil {
 			t.Fatal(err)
 		}
-		records, _, err = readAll(content(t, path))
+		records, _, err = readAll(content(t, cutPath))
 		if want := append(slices.Clone(some[:n]), "more"); err != nil || !slices.Equal(records, want) {
 			t.Fatalf("cut at %d and gone on: %q, %v", cut, records, err)
 		}
 	}
 }
 
-// Every changed bit is detected.
+// A record that the writer's death has cut is no record, and the next writer overwrites it. One
+// that was written whole is read, though the mark does not have it.
+func TestCutByTheWritersDeath(t *testing.T) {
+	b := content(t, written(t, some...))
+	seed := seedOf(b[len(magic):firstAt])
+	torn := appendRecord(nil, []byte("torn"), seed)
+	path := filepath.Join(t.TempDir(), "torn")
+	for n := range len(torn) + 1 {
+		if err := os.WriteFile(path, append(slices.Clone(b), torn[:n]...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want := slices.Clone(some)
+		if n == len(torn) {
+			want = append(want, "torn")
+		}
+		j, _, err := Open(path, func([]byte) error { return nil })
+		if err != nil || j.Lost() != 0 {
+			t.Fatalf("%d bytes of a record: %v", n, err)
+		}
+		if err := errors.Join(j.Append([]byte("more")), j.Close()); err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := readAll(content(t, path))
+		if err != nil || !slices.Equal(got, append(want, "more")) {
+			t.Fatalf("%d bytes of a record: %q, %v", n, got, err)
+		}
+	}
+}
+
+// Every changed bit is detected, and Open leaves the file as it is.
 func TestAnyFlippedBit(t *testing.T) {
 	b := content(t, written(t, "one", "two", "three"))
-	whole, _, _ := readAll(b)
+	path := filepath.Join(t.TempDir(), "damaged")
 	for bit := range len(b) * 8 {
 		bad := slices.Clone(b)
 		bad[bit/8] ^= 1 << (bit % 8)
-		records, _, err := readAll(bad)
-		if len(records) > len(whole) || !slices.Equal(records, whole[:len(records)]) || err == nil && len(records) == len(whole) {
-			// The run id is covered by its own checksum, the magic by comparison.
-			t.Fatalf("bit %d: %q, %v", bit, records, err)
+		if records, _, err := readAll(bad); err == nil {
+			t.Fatalf("bit %d: %q is read", bit, records)
 		}
+		if bit%7 != 0 {
+			continue
+		}
+		if err := os.WriteFile(path, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := Open(path, func([]byte) error { return nil }); err == nil || !bytes.Equal(content(t, path), bad) {
+			t.Fatalf("bit %d: %v, and the file has changed: %v", bit, err, !bytes.Equal(content(t, path), bad))
+		}
+	}
+}
+
+// Whatever happens to a file in one place is detected, unless the records are the same: 300 times a
+// bit anywhere, a bit of a length, an end that is cut off, and bytes that are zeros.
+func TestRandomDamage(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var records []string
+	for i := range 200 {
+		records = append(records, fmt.Sprintf(`{"record":%d,"text":"%s"}`, i, strings.Repeat("x", rnd.IntN(400))))
+	}
+	path := written(t, records...)
+	ends := endsOf(records)
+	size := ends[len(records)]
+	for _, room := range []int64{0, 1 << 20} { // reserved
+		b := append(content(t, path), make([]byte, room)...)
+		for name, damage := range map[string]func(b []byte) []byte{
+			"bit":    func(b []byte) []byte { b[rnd.Int64N(size)] ^= 1 << rnd.IntN(8); return b },
+			"length": func(b []byte) []byte { b[ends[rnd.IntN(len(records))]+rnd.Int64N(4)] ^= 1 << rnd.IntN(8); return b },
+			"cut":    func(b []byte) []byte { return b[:rnd.Int64N(size)] },
+			"zeros": func(b []byte) []byte {
+				at := rnd.Int64N(size)
+				clear(b[at:min(at+16+rnd.Int64N(4096), int64(len(b)))])
+				return b
+			},
+		} {
+			for i := range 300 {
+				bad := damage(slices.Clone(b))
+				if got, _, err := readAll(bad); err == nil && !slices.Equal(got, records) {
+					t.Errorf("%s %d, %d bytes reserved: %d of %d records are read", name, i, room, len(got), len(records))
+				}
+			}
+		}
+	}
+}
+
+// asVersion2 returns the file of version 2 with those records.
+func asVersion2(records ...string) []byte {
+	b := append([]byte(markless), 1, 2, 3, 4)
+	seed := seedOf(b[len(magic):])
+	for _, r := range append([]string{"run"}, records...) {
+		b = appendRecord(b, []byte(r), seed)
+	}
+	return b
+}
+
+// A file of version 2 is read, and rewritten by the one who opens it.
+func TestVersion2(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	for _, rest := range []string{"", "\x00\x00\x00", strings.Repeat("\x00", 100), "\x05\x00\x00\x00\x01\x02\x03\x04abcde"} {
+		if err := os.WriteFile(path, append(asVersion2(some...), rest...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		j, run, err := Open(path, func(b []byte) error { got = append(got, string(b)); return nil })
+		if err != nil || run != "run" || !slices.Equal(got, some) {
+			t.Fatalf("with %q behind: run %q, %q, %v", rest, run, got, err)
+		}
+		if err := errors.Join(j.Append([]byte("more")), j.Close()); err != nil {
+			t.Fatal(err)
+		}
+		b := content(t, path)
+		got, _, err = readAll(b)
+		if string(b[:len(magic)]) != magic || err != nil || !slices.Equal(got, append(slices.Clone(some), "more")) {
+			t.Fatalf("rewritten: %q, %q, %v", b[:len(magic)], got, err)
+		}
+		if err := os.Remove(path + spare); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := asVersion2("one", "two", "three")
+	b[bytes.Index(b, []byte("two"))] = 'T'
+	var corrupt *CorruptError
+	if _, _, err := readAll(b); !errors.As(err, &corrupt) {
+		t.Errorf("damaged: %v", err)
 	}
 }
 
@@ -182,6 +339,7 @@ func TestHugeLength(t *testing.T) {
 	b = append(b, "12345"...)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
+	elsewhere(t)
 	if _, _, err := readAll(b); err != nil {
 		t.Fatal(err)
 	}
@@ -198,6 +356,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(content(f, written(f, some...)))
 	f.Add(content(f, written(f, "one", "two"))[:40])
 	f.Add([]byte(magic))
+	f.Add(asVersion2(some...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var records [][]byte
 		run, end, err := Read(bytes.NewReader(b), func(p []byte) error {
@@ -210,9 +369,11 @@ func FuzzRead(f *testing.F) {
 		if run == "" || end > int64(len(b)) {
 			t.Fatalf("run %q, %d bytes of %d", run, end, len(b))
 		}
-		head := slices.Clone(b[:len(magic)+4])
-		seed := seedOf(head[len(magic):])
-		again := appendRecord(head, []byte(run), seed)
+		seed := seedOf(b[len(magic):firstAt])
+		again := appendRecord(slices.Clone(b[:firstAt]), []byte(run), seed)
+		if string(b[:len(magic)]) == magic {
+			again = append(again, b[len(again):len(again)+frame+markLen]...)
+		}
 		for _, r := range records {
 			again = appendRecord(again, r, seed)
 		}

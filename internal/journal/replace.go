@@ -25,6 +25,13 @@ func (j *Journal) Replace(records iter.Seq[[]byte], sync bool) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	end, seed, err := j.write(records)
+	now := mark{end: end}
+	if sync {
+		now.synced = end // it counts when the file has its name, and is on the disk then
+	}
+	if err == nil {
+		_, err = j.next.WriteAt(now.appendTo(nil, seed), j.markAt())
+	}
 	if err == nil && sync {
 		err = safefile.SyncData(j.next)
 	}
@@ -34,7 +41,7 @@ func (j *Journal) Replace(records iter.Seq[[]byte], sync bool) error {
 	if err := j.swap(); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	j.end, j.seed, j.broken = end, seed, nil
+	j.mark, j.seed, j.broken = now, seed, nil
 	if _, err = j.file.Seek(end, io.SeekStart); err == nil && sync {
 		err = safefile.SyncDir(filepath.Dir(j.path))
 	}
@@ -100,7 +107,7 @@ func (j *Journal) openNext() error {
 func (j *Journal) Reserve(bytes int64) error {
 	err := j.openNext()
 	if err == nil {
-		err = reserve(j.file, &j.room, max(bytes, j.end))
+		err = reserve(j.file, &j.room, max(bytes, j.mark.end))
 	}
 	if err == nil {
 		err = reserve(j.next, &j.nextRoom, bytes)
@@ -132,7 +139,7 @@ func (j *Journal) Room() int64 { return min(j.room, j.nextRoom) }
 // Release frees the reserved space. All further calls fail.
 func (j *Journal) Release() error {
 	j.broken = errors.New("journal: the journal was released")
-	err := j.file.Truncate(j.end)
+	err := j.file.Truncate(j.mark.end)
 	if j.next != nil {
 		err = errors.Join(err, os.Remove(j.path+spare))
 	}

@@ -53,7 +53,7 @@ func TestReplaceAtRandom(t *testing.T) {
 			case 1:
 				err = j.Reserve(int64(1+rnd.IntN(3)) * 1000)
 			case 2: // its process dies within a record, and within the next Replace
-				_, torn := j.file.WriteAt([]byte{7, 0, 0, 0, 1, 2}, j.end)
+				_, torn := j.file.WriteAt([]byte{7, 0, 0, 0, 1, 2}, j.mark.end)
 				if j.next != nil {
 					_, _, err = j.write(payloads(slices.Concat(want, []string{record()})))
 				}

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
@@ -43,7 +44,8 @@ type Agents struct {
 	wg        sync.WaitGroup
 	hosts
 	ends    keptEnds
-	streams retry.Gate // of the streams that cannot be made
+	noted   atomic.Int64 // the time of the last record that is on the disk; 0: none
+	streams retry.Gate   // of the streams that cannot be made
 }
 
 // New returns the Agents of a driver. It starts nothing before the first Run. The caller must call

@@ -52,6 +52,9 @@ type Config struct {
 	// Known are the job agents that earlier drivers have started; of two on one host the later
 	// counts.
 	Known []KnownAgent
+	// Ahead is called, from any goroutine, where an agent knows later records of the job than the
+	// driver's journal has, with an *AheadError: it must end the process. Nil: the error is logged.
+	Ahead func(error)
 	// Audit is called with a record of each job agent that was started, or could not be started. It
 	// must not block. Nil: not called.
 	Audit func(audit.Record)
@@ -63,6 +66,9 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = logrus.StandardLogger()
+	}
+	if c.Ahead == nil {
+		c.Ahead = func(err error) { c.Log.Error(err) }
 	}
 	if c.Audit == nil {
 		c.Audit = func(audit.Record) {}

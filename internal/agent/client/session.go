@@ -97,6 +97,7 @@ type carried struct {
 	looks     int           // how often the stream was found silent since
 	tries     int           // to attach, since one succeeded
 	knowsLook bool          // the agent understands the message
+	noted     int64         // what the agent was told of the journal
 	callsAs   string        // the agent's credentials for its workers' calls, encoded; empty: none
 }
 
@@ -400,6 +401,7 @@ func (s *session) attach() *agentpb.Attach {
 	for _, w := range s.workers {
 		w.sentStart, w.sentStop, w.sentTaken = false, 0, 0
 	}
+	s.noted = 0
 	s.told = s.settled() // events that are not settled come again, and are known then
 	s.port = s.driverPort()
 	if s.callsAs == "" && s.a.cfg.Authority != nil {

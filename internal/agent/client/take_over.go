@@ -3,7 +3,9 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"time"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
@@ -26,6 +28,7 @@ type adopted struct {
 	workers map[string]bool // by incarnation, of which the end is not known
 	hosts   map[string]bool // where the session has been taken over
 	term    uint64          // this driver's
+	last    int64           // the time of the journal's last record
 }
 
 // predecessor is what a session knows of the driver before this one.
@@ -38,9 +41,9 @@ type predecessor struct {
 
 // Adopt implements Keeper. It attaches to the sessions of all Known agents, so that they learn the
 // driver's address, and end with the job.
-func (a *Agents) Adopt(incarnations []string, term uint64) {
+func (a *Agents) Adopt(incarnations []string, term uint64, last time.Time) {
 	a.mu.Lock()
-	a.adopted = &adopted{workers: make(map[string]bool, len(incarnations)), hosts: make(map[string]bool), term: term}
+	a.adopted = &adopted{workers: make(map[string]bool, len(incarnations)), hosts: make(map[string]bool), term: term, last: last.UnixNano()}
 	for _, inc := range incarnations {
 		a.adopted.workers[inc] = true
 	}
@@ -49,6 +52,31 @@ func (a *Agents) Adopt(incarnations []string, term uint64) {
 		// It begins a session: that fails only where the launcher is closed.
 		_, _ = a.session(context.Background(), k.Host, true)
 	}
+}
+
+// Noted implements Keeper.
+func (a *Agents) Noted(at time.Time) {
+	a.noted.Store(at.UnixNano())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.sessions {
+		poke(s.wake)
+	}
+}
+
+// AheadError says that an agent knows later records of the job than the journal has that the driver
+// was given.
+type AheadError struct {
+	Host string
+	// Ends is the time of the journal's last record, Knows the time up to which the agent knows
+	// that there were records.
+	Ends, Knows time.Time
+}
+
+// Error says what can be done.
+func (e *AheadError) Error() string {
+	return fmt.Sprintf("the journal ends at %s, but the agent of host %s knows that it had records up to %s: "+
+		"it is an older copy, or has lost its end", e.Ends.Format(time.StampMilli), e.Host, e.Knows.Format(time.StampMilli))
 }
 
 // Settle implements Keeper.
@@ -117,6 +145,9 @@ func (s *session) takenOver(answer *agentpb.Attached) {
 		s.id, s.heard, s.told = answer.GetSession(), first-1, first-1
 	}
 	s.before.kept = make(map[string]uint64)
+	if last := s.a.adopted.last; answer.GetNoted() > last {
+		s.a.cfg.Ahead(&AheadError{s.host, time.Unix(0, last), time.Unix(0, answer.GetNoted())})
+	}
 	for _, k := range answer.GetKept() {
 		s.before.kept[k.GetIncarnation()] = k.GetBytes()
 	}

@@ -400,9 +400,10 @@ func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 			}})
 		}
 	}
-	if settled := s.settled(); beat || settled-s.told >= ackEvery {
-		s.told = settled
-		messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: settled}}})
+	noted := s.a.noted.Load()
+	if settled := s.settled(); beat || settled-s.told >= ackEvery || noted > s.noted {
+		s.told, s.noted = settled, noted
+		messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: settled, Noted: noted}}})
 	}
 	return messages, s.end
 }

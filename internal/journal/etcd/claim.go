@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -27,10 +26,10 @@ type Claim struct {
 	// ID names the claim, and Previous the last one before it; empty: this is the job's first.
 	ID, Previous string
 
-	store    *Store
-	names    names
-	lease    clientv3.LeaseID
-	revision int64 // at which the claim began
+	store *Store
+	names names
+	lease clientv3.LeaseID
+	proof string // the value of driver, which no other claim has
 
 	ctx     context.Context
 	stop    context.CancelFunc
@@ -40,9 +39,7 @@ type Claim struct {
 
 	backlog
 
-	// Of the writing goroutine.
-	number uint64 // of the journal that is written
-	chunk  uint64 // of its next part
+	position // of the writing goroutine
 }
 
 // backlog is what is to be written.
@@ -73,13 +70,14 @@ func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 	began := time.Now()
 	call, cancel := context.WithTimeout(ctx, callBound)
 	defer cancel()
+	proof := s.sealed(n.driver(), []byte(who)) // with a nonce of its own
 	lease, err := s.client.Grant(call, int64((s.cfg.Lease+time.Second-1)/time.Second))
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
 	r, err := s.client.Txn(call).
 		If(clientv3.Compare(clientv3.CreateRevision(n.driver()), "=", 0)).
-		Then(clientv3.OpPut(n.driver(), s.sealed(n.driver(), []byte(who)), clientv3.WithLease(lease.ID)),
+		Then(clientv3.OpPut(n.driver(), proof, clientv3.WithLease(lease.ID)),
 			clientv3.OpGet(n.last()), clientv3.OpPut(n.last(), s.sealed(n.last(), []byte(id))), clientv3.OpGet(n.current())).
 		Else(clientv3.OpGet(n.driver())).Commit()
 	if err != nil {
@@ -96,7 +94,7 @@ func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 		return nil, &HeldError{by}
 	}
 	c := &Claim{
-		ID: id, store: s, names: n, lease: lease.ID, revision: r.Header.Revision,
+		ID: id, store: s, names: n, lease: lease.ID, proof: proof,
 		lost: make(chan struct{}), backlog: backlog{change: make(chan struct{})},
 	}
 	if err := c.begin(r); err != nil {
@@ -119,13 +117,11 @@ func (c *Claim) begin(r *clientv3.TxnResponse) error {
 		c.Previous = string(text)
 	}
 	if kvs := r.Responses[3].GetResponseRange().Kvs; len(kvs) > 0 {
-		text, err := c.store.opened(c.names.current(), kvs[0].Value)
-		if err == nil {
-			c.number, err = strconv.ParseUint(string(text), 10, 64)
-		}
+		at, err := c.store.position(c.names, kvs[0].Value)
 		if err != nil {
 			return fmt.Errorf("etcd: %w", err)
 		}
+		c.number = at.number
 	}
 	return nil
 }
@@ -269,7 +265,7 @@ func (c *Claim) write() {
 func (c *Claim) writeAll(tasks []task) bool {
 	var stream []byte
 	flush := func() bool {
-		ok := c.writeStream(stream)
+		ok := c.writeStream(stream, true)
 		stream = nil
 		return ok
 	}
@@ -304,32 +300,40 @@ func frame(stream []byte, records [][]byte) []byte {
 	return stream
 }
 
-// writeStream appends bytes to the current journal.
-func (c *Claim) writeStream(stream []byte) bool {
+// writeStream appends bytes to the journal that is written. counts: it is the one that counts.
+func (c *Claim) writeStream(stream []byte, counts bool) bool {
 	for len(stream) > 0 {
 		part := stream[:min(len(stream), chunkBytes)]
-		name := c.names.chunk(c.number, c.chunk)
-		if !c.commit(clientv3.OpPut(name, c.store.sealed(name, part))) {
+		name := c.names.chunk(c.number, c.chunks)
+		c.chunks++
+		ops := []clientv3.Op{clientv3.OpPut(name, c.store.sealed(name, part))}
+		if counts {
+			ops = append(ops, c.putPosition())
+		}
+		if !c.commit(ops...) {
 			return false
 		}
-		c.chunk++
 		stream = stream[len(part):]
 	}
 	return true
 }
 
+// putPosition says which journal counts, and how many parts it has.
+func (c *Claim) putPosition() clientv3.Op {
+	name := c.names.current()
+	return clientv3.OpPut(name, c.store.sealed(name, []byte(c.position.String())))
+}
+
 // replace writes a new journal, makes it the one that counts, and removes the others.
 func (c *Claim) replace(records [][]byte) bool {
 	old := c.number
-	c.number, c.chunk = old+1, 0
+	c.position = position{number: old + 1}
 	// A driver before this one may have begun the same number.
-	if !c.commit(clientv3.OpDelete(c.names.journal(c.number), clientv3.WithPrefix())) || !c.writeStream(frame(nil, records)) {
+	if !c.commit(clientv3.OpDelete(c.names.journal(c.number), clientv3.WithPrefix())) || !c.writeStream(frame(nil, records), false) {
 		return false
 	}
-	name := c.names.current()
-	value := c.store.sealed(name, []byte(strconv.FormatUint(c.number, 10)))
 	end := c.names.journal(c.number)
-	return c.commit(clientv3.OpPut(name, value), clientv3.OpDelete(c.names.behind())) &&
+	return c.commit(c.putPosition(), clientv3.OpDelete(c.names.behind())) &&
 		c.commit(clientv3.OpDelete(c.names.journals(), clientv3.WithRange(end)))
 }
 
@@ -342,7 +346,7 @@ func (c *Claim) commit(ops ...clientv3.Op) bool {
 	for {
 		call, cancel := context.WithTimeout(c.ctx, min(callBound, c.bound()))
 		r, err := c.store.client.Txn(call).
-			If(clientv3.Compare(clientv3.CreateRevision(c.names.driver()), "=", c.revision)).Then(ops...).Commit()
+			If(clientv3.Compare(clientv3.Value(c.names.driver()), "=", c.proof)).Then(ops...).Commit()
 		cancel()
 		if c.ctx.Err() != nil {
 			return false
@@ -382,7 +386,7 @@ func (c *Claim) Release(finished bool) error {
 	var err error
 	if finished {
 		_, err = c.store.client.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(c.names.driver()), "=", c.revision)).
+			If(clientv3.Compare(clientv3.Value(c.names.driver()), "=", c.proof)).
 			Then(clientv3.OpDelete(c.names.base, clientv3.WithPrefix())).Commit()
 	}
 	_, revoked := c.store.client.Revoke(ctx, c.lease)

@@ -11,7 +11,7 @@
 //	driver            the claim: who has it; ends with its lease
 //	last              the id of the last claim
 //	file/NAME         a file
-//	current           the number of the journal that counts
+//	current           the number of the journal that counts, and of its parts
 //	journal/N/CHUNK   parts of journal N: records, each after its length
 //	behind            there while the journal lacks records
 package etcd
@@ -210,15 +210,6 @@ func (s *Store) get(ctx context.Context, name string) ([]byte, error) {
 	return r.Kvs[0].Value, nil
 }
 
-// read returns a value, or nil where there is none.
-func (s *Store) read(ctx context.Context, name string) ([]byte, error) {
-	value, err := s.get(ctx, name)
-	if err != nil || value == nil {
-		return nil, err
-	}
-	return s.opened(name, value)
-}
-
 // Jobs returns the run ids of all jobs, in order.
 func (s *Store) Jobs(ctx context.Context) (runs []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callBound)
@@ -292,6 +283,30 @@ type Copy struct {
 	Records [][]byte
 }
 
+// position is where a journal ends.
+type position struct {
+	number uint64 // of the journal
+	chunks uint64 // that it has; 0 in the copies of earlier versions, which do not say it
+}
+
+func (p position) String() string { return fmt.Sprintf("%d %d", p.number, p.chunks) }
+
+// position returns which journal counts, from the value of current.
+func (s *Store) position(n names, value []byte) (p position, err error) {
+	text, err := s.opened(n.current(), value)
+	if err != nil {
+		return p, err
+	}
+	number, chunks, found := strings.Cut(string(text), " ")
+	if p.number, err = strconv.ParseUint(number, 10, 64); err == nil && found {
+		p.chunks, err = strconv.ParseUint(chunks, 10, 64)
+	}
+	if err != nil {
+		return p, fmt.Errorf("%s: %w", n.current(), err)
+	}
+	return p, nil
+}
+
 // Read returns what there is of a job. It is what the holder of the claim reads; others may see a
 // mixture.
 func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
@@ -308,22 +323,22 @@ func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
 	if err != nil {
 		return c, err
 	}
-	text, err := s.read(ctx, n.current())
+	current, err := s.get(ctx, n.current())
 	if err != nil {
 		return c, fmt.Errorf("etcd: %w", err)
 	}
-	if text == nil {
+	if current == nil {
 		return c, fmt.Errorf("etcd: %s: %w", run, ErrNoJob)
 	}
-	number, err := strconv.ParseUint(string(text), 10, 64)
+	at, err := s.position(n, current)
 	if err != nil {
-		return c, fmt.Errorf("etcd: %s: %w", n.current(), err)
+		return c, fmt.Errorf("etcd: %w", err)
 	}
 	var stream []byte
 	next := uint64(0)
-	err = s.each(ctx, n.journal(number), func(name string, value []byte) error {
-		if name != n.chunk(number, next) {
-			return fmt.Errorf("%s is missing", n.chunk(number, next))
+	err = s.each(ctx, n.journal(at.number), func(name string, value []byte) error {
+		if name != n.chunk(at.number, next) {
+			return fmt.Errorf("%s is missing", n.chunk(at.number, next))
 		}
 		next++
 		stream = append(stream, value...)
@@ -340,6 +355,9 @@ func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
 		}
 		return nil
 	})
+	if err == nil && next < at.chunks {
+		err = fmt.Errorf("etcd: %s is missing", n.chunk(at.number, next))
+	}
 	return c, err
 }
 

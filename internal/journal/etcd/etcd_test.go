@@ -241,6 +241,77 @@ func TestOneClaim(t *testing.T) {
 	}
 }
 
+// TestMissingParts: a copy that lacks a part is refused, the last one too, and that of a version
+// which did not count its parts is read as far as it goes.
+func TestMissingParts(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	store := s.open("k", 0)
+	c := s.claim(store)
+	n := store.names("run")
+	for parts := uint64(1); parts <= 3; parts++ {
+		c.Replace([][]byte{[]byte("first")})
+		for range parts - 1 {
+			c.Append([]byte("more"))
+			if err := c.Sync(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := c.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		for chunk := range parts {
+			name := n.chunk(c.number, chunk)
+			value, err := store.get(t.Context(), name)
+			if err != nil || value == nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if _, err := store.client.Delete(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := store.Read(t.Context(), "run"); err == nil || !strings.Contains(err.Error(), name+" is missing") {
+				t.Errorf("without part %d of %d: %d records, %v", chunk, parts, len(got.Records), err)
+			}
+			if _, err := store.client.Put(t.Context(), name, string(value)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	old := store.sealed(n.current(), fmt.Append(nil, c.number))
+	if _, err := store.client.Put(t.Context(), n.current(), old); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := store.Read(t.Context(), "run"); err != nil || len(got.Records) != 3 {
+		t.Errorf("of an earlier version: %d records, %v", len(got.Records), err)
+	}
+	if err := c.Release(true); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestClaimOfTheSameRevision: an etcd that was restored from a backup gives revisions again; a
+// claim is another one nevertheless.
+func TestClaimOfTheSameRevision(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	store := s.open("k", 0)
+	c := s.claim(store)
+	name := store.names("run").driver()
+	before, err := store.client.Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := store.client.Put(t.Context(), name, store.sealed(name, []byte("here")), clientv3.WithPrevKV())
+	if err != nil || after.PrevKv.CreateRevision != before.Kvs[0].CreateRevision {
+		t.Fatalf("the same revision cannot be made: %v", err)
+	}
+	c.Append([]byte("too late"))
+	if err := c.Sync(); !errors.Is(err, ErrLost) {
+		t.Errorf("a claim writes under another: %v", err)
+	}
+	_ = c.Release(false) // its lease has gone with the value
+}
+
 // warned receives when there is a warning.
 type warned chan string
 

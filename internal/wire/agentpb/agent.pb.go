@@ -630,7 +630,10 @@ func (x *Taken) GetBytes() uint64 {
 type Beat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The number of the last event that was received: the agent discards it and all previous ones.
-	Heard         uint64 `protobuf:"varint,1,opt,name=heard,proto3" json:"heard,omitempty"`
+	Heard uint64 `protobuf:"varint,1,opt,name=heard,proto3" json:"heard,omitempty"`
+	// The time, in nanoseconds since 1970, of the last record of the driver's journal that is on the disk and that somebody
+	// relies on; 0: none. The agent keeps the latest of the session.
+	Noted         int64 `protobuf:"varint,2,opt,name=noted,proto3" json:"noted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -668,6 +671,13 @@ func (*Beat) Descriptor() ([]byte, []int) {
 func (x *Beat) GetHeard() uint64 {
 	if x != nil {
 		return x.Heard
+	}
+	return 0
+}
+
+func (x *Beat) GetNoted() int64 {
+	if x != nil {
+		return x.Noted
 	}
 	return 0
 }
@@ -943,7 +953,9 @@ type Attached struct {
 	First   uint64  `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
 	Kept    []*Kept `protobuf:"bytes,3,rep,name=kept,proto3" json:"kept,omitempty"`
 	// The agent understands look.
-	KnowsLook     bool `protobuf:"varint,4,opt,name=knows_look,json=knowsLook,proto3" json:"knows_look,omitempty"`
+	KnowsLook bool `protobuf:"varint,4,opt,name=knows_look,json=knowsLook,proto3" json:"knows_look,omitempty"`
+	// The latest noted of the previous driver: a journal that ends before it lacks records.
+	Noted         int64 `protobuf:"varint,5,opt,name=noted,proto3" json:"noted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1004,6 +1016,13 @@ func (x *Attached) GetKnowsLook() bool {
 		return x.KnowsLook
 	}
 	return false
+}
+
+func (x *Attached) GetNoted() int64 {
+	if x != nil {
+		return x.Noted
+	}
+	return 0
 }
 
 type Kept struct {
@@ -1810,9 +1829,10 @@ const file_agent_proto_rawDesc = "" +
 	"\x04more\x18\x03 \x01(\bR\x04more\"?\n" +
 	"\x05Taken\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\x1c\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"2\n" +
 	"\x04Beat\x12\x14\n" +
-	"\x05heard\x18\x01 \x01(\x04R\x05heard\"\x17\n" +
+	"\x05heard\x18\x01 \x01(\x04R\x05heard\x12\x14\n" +
+	"\x05noted\x18\x02 \x01(\x03R\x05noted\"\x17\n" +
 	"\x03End\x12\x10\n" +
 	"\x03now\x18\x01 \x01(\bR\x03now\"(\n" +
 	"\x04Look\x12 \n" +
@@ -1826,13 +1846,14 @@ const file_agent_proto_rawDesc = "" +
 	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
 	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03log\x12(\n" +
 	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dyingB\x06\n" +
-	"\x04what\"~\n" +
+	"\x04what\"\x94\x01\n" +
 	"\bAttached\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12#\n" +
 	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\x12\x1d\n" +
 	"\n" +
-	"knows_look\x18\x04 \x01(\bR\tknowsLook\">\n" +
+	"knows_look\x18\x04 \x01(\bR\tknowsLook\x12\x14\n" +
+	"\x05noted\x18\x05 \x01(\x03R\x05noted\">\n" +
 	"\x04Kept\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"/\n" +

@@ -142,7 +142,7 @@ func Usable(env []string, all, temp string, create bool) error {
 func New(p *cli.Program, s *settings.Settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*Dir, error) {
 	PruneSecrets(p.Env, time.Now())
 	d := &Dir{Path: s.JobDir, Named: s.JobDir != ""}
-	d.About = File{Version: FileVersion, RunID: s.RunID, Begun: time.Now(), Command: command, Boot: BootID()}
+	d.About = File{Version: FileVersion, RunID: s.RunID, Begun: time.Now(), Command: command, Boot: journal.BootID()}
 	d.About.Host, _ = os.Hostname()
 	key, err := authority.Encode()
 	if err != nil {

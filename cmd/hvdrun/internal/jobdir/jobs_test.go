@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -32,8 +33,8 @@ func TestTheJob(t *testing.T) {
 	}
 	ended := time.Now()
 	add("ended", File{Ended: &ended})
-	add("dead1", File{Boot: BootID()}) // its key was in the memory of its hvdrun
-	add("dead2", File{Boot: BootID(), Keys: filepath.Join(keys, "gone")})
+	add("dead1", File{Boot: journal.BootID()}) // its key was in the memory of its hvdrun
+	add("dead2", File{Boot: journal.BootID(), Keys: filepath.Join(keys, "gone")})
 	if d, err := TheJob(env, ""); err == nil || !strings.HasPrefix(err.Error(), "no job runs") {
 		t.Errorf("%+v, %v", d, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -258,7 +259,7 @@ func (d *Dir) PutSecrets(places []secretPlace, log logrus.FieldLogger) error {
 func (d *Dir) Moved() error {
 	was := d.About
 	d.About.Host, _ = os.Hostname()
-	d.About.Boot, d.About.Keys = BootID(), d.Secrets.Dir
+	d.About.Boot, d.About.Keys = journal.BootID(), d.Secrets.Dir
 	if d.About.Host == was.Host && d.About.Boot == was.Boot && d.About.Keys == was.Keys {
 		return nil
 	}
@@ -289,9 +290,9 @@ func (d *Dir) noKey() error {
 	switch {
 	case d.About.Version == FileVersion && d.About.Keys == "":
 		return errors.New("its key was in the memory of its hvdrun alone (--no-resume)")
-	case d.About.Boot != BootID() && d.About.Host != host:
+	case d.About.Boot != journal.BootID() && d.About.Host != host:
 		return fmt.Errorf("its key is on %s, in %s: do this there", d.About.Host, d.About.Keys)
-	case d.About.Boot != BootID():
+	case d.About.Boot != journal.BootID():
 		return fmt.Errorf("its key was in %s, and is gone since %s was restarted; its workers on other hosts end by themselves, "+
 			"after --orphan-timeout", d.About.Keys, host)
 	}
@@ -302,7 +303,7 @@ func (d *Dir) noKey() error {
 // begun on another machine.
 func (d *Dir) KeyLost() error {
 	host, _ := os.Hostname()
-	if d.About.Keys != "" && d.About.Boot != BootID() && d.About.Host != host {
+	if d.About.Keys != "" && d.About.Boot != journal.BootID() && d.About.Host != host {
 		return nil
 	}
 	if d.About.Keys != "" {
@@ -311,12 +312,6 @@ func (d *Dir) KeyLost() error {
 		}
 	}
 	return d.noKey()
-}
-
-// BootID differs from one start of the machine to the next; empty where it cannot be read.
-func BootID() string {
-	text, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(text))
 }
 
 // PruneSecrets removes what drivers have left that have died too long ago for another to go on: the

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -23,7 +24,7 @@ func secretJob(t *testing.T) *Dir {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Dir{Path: filepath.Join(t.TempDir(), "job"), About: File{Version: FileVersion, RunID: "r1", Boot: BootID()}}
+	d := &Dir{Path: filepath.Join(t.TempDir(), "job"), About: File{Version: FileVersion, RunID: "r1", Boot: journal.BootID()}}
 	d.About.Host, _ = os.Hostname()
 	d.Secrets.Launch = launchFile{Args: []string{"-np", "2"}, Env: []string{"TOKEN=hunter2"}, Orphan: time.Minute}
 	if d.Secrets.Authority, err = authority.Encode(); err != nil {
@@ -186,8 +187,8 @@ func TestNoKey(t *testing.T) {
 		says  string
 		lost  bool
 	}{
-		"memory":    {File{Version: FileVersion, Host: host, Boot: BootID()}, "memory of its hvdrun alone", true},
-		"removed":   {File{Version: FileVersion, Host: host, Boot: BootID(), Keys: here}, here + " is gone", true},
+		"memory":    {File{Version: FileVersion, Host: host, Boot: journal.BootID()}, "memory of its hvdrun alone", true},
+		"removed":   {File{Version: FileVersion, Host: host, Boot: journal.BootID(), Keys: here}, here + " is gone", true},
 		"restarted": {File{Version: FileVersion, Host: host, Boot: "before", Keys: here}, "restarted", true},
 		"elsewhere": {File{Version: FileVersion, Host: "other", Boot: "theirs", Keys: here}, "on other, in " + here, false},
 	} {

@@ -2,6 +2,7 @@ package jobrun
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
@@ -21,6 +22,10 @@ func (*agentsHook) start(ctx context.Context, r *run) error {
 		cfg.Orphan = 0 // there is nothing to wait for
 	}
 	if r.dir != nil {
+		cfg.Ahead = func(err error) {
+			leave(r.program, r.log, fmt.Sprintf("%v. This hvdrun ends, and the workers train on: put the job's last journal back as %s and "+
+				"resume it, or end the workers with `hvdrun stop %s`", err, r.dir.Journal(), r.dir.About.RunID))
+		}
 		cfg.Keep, cfg.Begun, cfg.Known = true, r.begun, r.known
 	}
 	r.agents, r.localOnly = client.New(cfg), cfg.LocalOnly

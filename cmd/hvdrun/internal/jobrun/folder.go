@@ -28,7 +28,8 @@ func (h *folderHook) stop(r *run) {
 		return
 	}
 	h.unguard()
-	if !errors.Is(r.result, job.ErrDriven) && !errors.Is(r.result, journal.ErrBehind) {
+	_, damaged := errors.AsType[*journal.CorruptError](r.result)
+	if !damaged && !errors.Is(r.result, job.ErrDriven) && !errors.Is(r.result, journal.ErrBehind) {
 		r.dir.End(r.result, r.log)
 	}
 }

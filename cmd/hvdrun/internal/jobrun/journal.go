@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/journal/etcd"
 )
 
@@ -116,11 +117,7 @@ func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string
 // Holds ends this process when it loses its claim, and says why.
 func Holds(p *cli.Program, claim Claim, why string, log *logrus.Logger) *Claimed {
 	c := &Claimed{claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
-	c.die = sync.OnceFunc(func() {
-		log.Error(why)
-		_ = p.Log.Flush(cli.HurriedFlush)
-		os.Exit(job.ExitStatus(errors.New("")))
-	})
+	c.die = sync.OnceFunc(func() { leave(p, log, why) })
 	c.watching.Go(func() {
 		select {
 		case <-claim.Lost():
@@ -129,6 +126,13 @@ func Holds(p *cli.Program, claim Claim, why string, log *logrus.Logger) *Claimed
 		}
 	})
 	return c
+}
+
+// leave ends this process at once, and says why: its workers stay.
+func leave(p *cli.Program, log logrus.FieldLogger, why string) {
+	log.Error(why)
+	_ = p.Log.Flush(cli.HurriedFlush)
+	os.Exit(job.ExitStatus(errors.New("")))
 }
 
 // Append, Replace, SetBehind, Sync and State implement driver.Mirror.
@@ -357,6 +361,6 @@ func PlaceCopy(p *cli.Program, c *Claimed, run string, found jobdir.Copy) (*jobd
 	}
 	d.About.Claim = c.id
 	d.About.Host, _ = os.Hostname()
-	d.About.Boot = jobdir.BootID()
+	d.About.Boot = journal.BootID()
 	return d, d.Write()
 }

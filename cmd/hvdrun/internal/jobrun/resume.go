@@ -70,9 +70,22 @@ func resumableJob(env []string) (*jobdir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(d *jobdir.Dir) bool { return d.About.Ended != nil || d.Line().State != jobdir.Resumable })
+	var broken []string // why others cannot be resumed
+	all = slices.DeleteFunc(all, func(d *jobdir.Dir) bool {
+		if d.About.Ended != nil {
+			return true
+		}
+		l := d.Line()
+		if l.State == jobdir.Broken {
+			broken = append(broken, fmt.Sprintf("job %s cannot be resumed: %s", l.Job, l.Message))
+		}
+		return l.State != jobdir.Resumable
+	})
 	switch len(all) {
 	case 0:
+		if len(broken) > 0 {
+			return nil, cli.Failed(errors.New(strings.Join(broken, "; ")))
+		}
 		return nil, errors.New("no job can be resumed; `hvdrun jobs` lists those there are")
 	case 1:
 		return all[0], nil
@@ -163,7 +176,10 @@ func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claime
 	case errors.Is(err, journal.ErrBehind):
 		return cli.Failed(fmt.Errorf("job %s cannot be resumed: its hvdrun died while it could not write to %s; "+
 			"`hvdrun stop %[1]s` ends its workers", d.About.RunID, d.Journal()))
-
+	}
+	if _, damaged := errors.AsType[*journal.CorruptError](err); damaged {
+		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w: %s is left as it is. Its workers train on for --orphan-timeout; "+
+			"`hvdrun stop %[1]s` ends them, and a new job goes on from their last checkpoint", d.About.RunID, err, d.Journal()))
 	}
 	return err
 }
