@@ -84,10 +84,10 @@ lib: ## build libhvdrun.so, for programs in C and for PyTorch, and its header in
 	@CGO_ENABLED=1 $(GO) build -buildmode=c-shared -trimpath -tags netgo,osusergo -ldflags '-s -w' -o bin/lib/libhvdrun.so ./cmd/libhvdrun
 	@cp cmd/libhvdrun/hvdrun.h bin/lib/ && rm -f bin/lib/libhvdrun.h
 
-wheel: lib ## build a wheel of the Python package with the library for this machine into bin/, with pip, setuptools and wheel
+wheel: lib ## build a wheel of the Python package with the library for this machine into bin/, with pip, setuptools and wheel: make wheel VERSION=v1.2.3
 	@echo "== wheel: bin/"
 	@rm -rf bin/.wheel && cp -r python bin/.wheel && cp bin/lib/libhvdrun.so bin/.wheel/hvdrun/
-	@python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w bin bin/.wheel && rm -rf bin/.wheel
+	@HVD_WHEEL_VERSION=$(VERSION) python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w bin bin/.wheel && rm -rf bin/.wheel
 
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)

@@ -15,10 +15,15 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-//go:embed hvdrun/*.py
+//go:embed hvdrun/*.py hvdrun/py.typed
 var files embed.FS
 
-// marker tells the package that it gives way to one that a user has installed.
+// Version is hvdrun.__version__ of the package that Install writes. A program that starts workers
+// sets it to its own version, such as v1.2.3, before it calls Install.
+var Version string
+
+// marker, which has the version, tells the package that it gives way to one that a user has
+// installed.
 const marker = "hvdrun.embedded"
 
 // Install writes the package into a folder below base that has the name of its contents, and
@@ -51,7 +56,8 @@ type packed struct {
 
 // contents reads the package once, since each start of a worker installs it.
 var contents = sync.OnceValue(func() packed {
-	p, h := packed{files: map[string][]byte{marker: nil}}, sha256.New()
+	p, h := packed{files: map[string][]byte{marker: []byte(Version)}}, sha256.New()
+	fmt.Fprintf(h, "%s\n", Version)
 	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err

@@ -23,6 +23,8 @@ func python3(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
+func init() { Version = "v1.2.3" }
+
 // TestPython runs the tests of what needs no torch.
 func TestPython(t *testing.T) {
 	out, err := python3(t, "-m", "unittest", "tests.test_parts", "tests.test_worker").CombinedOutput()
@@ -76,11 +78,11 @@ func TestInstall(t *testing.T) {
 	if now, err := os.ReadFile(file); err != nil || string(now) != string(whole) {
 		t.Errorf("the file has %d bytes, %v", len(now), err)
 	}
-	cmd := python3(t, "-c", "import hvdrun, hvdrun._worker; print(hvdrun.__file__)")
+	cmd := python3(t, "-c", "import hvdrun, hvdrun._worker; print(hvdrun.__file__, hvdrun.__version__, dir(hvdrun))")
 	cmd.Dir = base // the working folder is in the path
 	cmd.Env = AddPath(cmd.Env, dir)
 	out, err := cmd.CombinedOutput()
-	if want := filepath.Join(dir, "hvdrun", "__init__.py"); err != nil || strings.TrimSpace(string(out)) != want {
+	if want := filepath.Join(dir, "hvdrun", "__init__.py") + " 1.2.3 ['__version__']"; err != nil || strings.TrimSpace(string(out)) != want {
 		t.Errorf("%v, %s; want %s", err, out, want)
 	}
 }

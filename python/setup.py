@@ -1,4 +1,7 @@
-"""The wheel is one of a platform where it has the library, and for all where it has not. pyproject.toml says the rest."""
+"""The wheel is one of a platform where it has the library, and for all where it has not. pyproject.toml says the rest.
+
+Its version is HVD_WHEEL_VERSION, such as v1.2.3: that of the hvdrun with which it is made.
+"""
 import os
 
 from setuptools import setup
@@ -22,4 +25,4 @@ class AnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(distclass=Built, cmdclass={"bdist_wheel": AnyPython})
+setup(version=os.environ.get("HVD_WHEEL_VERSION") or "0.0.0.dev0", distclass=Built, cmdclass={"bdist_wheel": AnyPython})

@@ -18,8 +18,14 @@
 // --min-np) and a key of the YAML file that --config-file names.
 package main
 
-import "os"
+import (
+	"os"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/build"
+	"github.com/hvdrun/hvdrun/python"
+)
 
 func main() {
+	python.Version = build.Number()
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
 }

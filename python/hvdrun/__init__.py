@@ -5,10 +5,17 @@ import os
 import sys
 
 
-def _give_way():
+__all__ = ["__version__"]
+__version__: str  # that of the hvdrun that brings the package, as hvdrun version has it without the v, or of the wheel
+
+_here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_marker = os.path.join(_here, "hvdrun.embedded")
+
+
+def _give_way() -> None:
     """Becomes the package hvdrun that the user has installed, where hvdrun has put this copy before it in the path."""
-    here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    if not os.path.exists(os.path.join(here, "hvdrun.embedded")):
+    here = _here
+    if not os.path.exists(_marker):
         return
     others = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
     spec = importlib.machinery.PathFinder.find_spec(__name__, others)
@@ -17,6 +24,27 @@ def _give_way():
     module = importlib.util.module_from_spec(spec)
     sys.modules[__name__] = module
     spec.loader.exec_module(module)
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        with open(_marker) as f:
+            version = f.read()
+    except FileNotFoundError:
+        from importlib import metadata
+
+        try:
+            version = metadata.version(__name__)
+        except metadata.PackageNotFoundError:
+            version = "(devel)"  # a folder of sources
+    globals()[name] = version = version.removeprefix("v")
+    return version
+
+
+def __dir__() -> "list[str]":
+    return __all__
 
 
 _give_way()

@@ -81,6 +81,8 @@ def rest(seconds=REST):
 
 def _running(own):
     """Whether a thread other than own runs, or would if there were a processor."""
+    if not os.path.isdir("/proc/self/task"):
+        return False  # another system, or no /proc
     for number in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{number}/stat") as f:

@@ -1,5 +1,6 @@
 """What a Job does with the outcomes of operations, and with a store that is reached late. No rank runs."""
 import os
+import subprocess
 import sys
 import threading
 import unittest
@@ -49,6 +50,38 @@ def job(lost_at=None):
 def all_reduce(left):
     """In place of the operation: left(tensor) is what it leaves."""
     return mock.patch.object(dist, "all_reduce", lambda t, op=None: t.copy_(left(t.clone())))
+
+
+ELSEWHERE = """
+import os, sys, tempfile
+sys.modules["fcntl"] = None
+import torch
+for name in ("geteuid", "register_at_fork", "fdatasync", "O_DIRECTORY", "memfd_create"):
+    delattr(os, name)
+isdir = os.path.isdir
+os.path.isdir = lambda path: not str(path).startswith("/proc") and isdir(path)
+import hvdrun.torch as hvd
+job = hvd.init("gloo")
+net = torch.nn.Linear(2, 1)
+state = job.state(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+for step in job.steps(state, total=2, batch=4):
+    with step:
+        step.mean(state.model(torch.ones(len(step.indices), 2))).backward()
+        step.commit()
+with tempfile.TemporaryDirectory() as folder:
+    state.save(folder)
+    assert state.restore(folder) and state.step == 2
+print("done")
+"""
+
+
+class TestElsewhere(unittest.TestCase):
+    def test_alone(self):
+        """Without what Linux alone has, a program runs alone: for development on other systems."""
+        path = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        run = subprocess.run([sys.executable, "-W", "ignore", "-c", ELSEWHERE], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stdout), (0, "done\n"), run.stderr)
+        self.assertNotIn("Exception ignored", run.stderr)
 
 
 class TestInit(unittest.TestCase):

@@ -87,42 +87,55 @@ func runTests(t *testing.T, file string) {
 	}
 }
 
-// TestWheel installs a wheel with the library, without a network, and torch finds the backend in
-// it.
+// TestWheel installs a wheel with the library into a fresh environment, without a network: torch
+// finds the backend in it, and its metadata are complete.
 func TestWheel(t *testing.T) {
 	needTorch(t)
 	if out, err := exec.Command(*python, "-c", "import pip, setuptools, wheel").CombinedOutput(); err != nil {
 		t.Skipf("no wheel is built: %s", out)
 	}
 	dir := t.TempDir()
-	source, installed := filepath.Join(dir, "python"), filepath.Join(dir, "installed")
+	source, fresh := filepath.Join(dir, "python"), filepath.Join(dir, "fresh")
 	if err := os.CopyFS(source, os.DirFS("../../python")); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Link(library(t), filepath.Join(source, "hvdrun", "libhvdrun.so")); err != nil {
 		t.Fatal(err)
 	}
-	pip := func(args ...string) {
+	run := func(args ...string) {
 		t.Helper()
-		out, err := exec.CommandContext(t.Context(), *python, append([]string{"-m", "pip", "-q"}, args...)...).CombinedOutput()
-		if err != nil {
+		cmd := exec.CommandContext(t.Context(), *python, append([]string{"-m"}, args...)...)
+		cmd.Env = append(os.Environ(), "HVD_WHEEL_VERSION=v1.2.3-rc.1")
+		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", dir, source)
-	wheels, err := filepath.Glob(filepath.Join(dir, "hvdrun-*-py3-none-linux_*.whl"))
+	run("pip", "-q", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", dir, source)
+	wheels, err := filepath.Glob(filepath.Join(dir, "hvdrun-1.2.3rc1-py3-none-linux_*.whl"))
 	if err != nil || len(wheels) != 1 {
 		t.Fatalf("%q, %v: want one wheel of this platform", wheels, err)
 	}
-	pip("install", "--no-deps", "--no-index", "--target", installed, wheels[0])
-	cmd := exec.CommandContext(t.Context(), *python, "-c", `import torch, torch.distributed as dist
+	run("venv", "--without-pip", "--system-site-packages", fresh)
+	run("pip", "-q", "--python", fresh, "install", "--no-deps", "--no-index", wheels[0])
+	// The environment's Python is one of -python's root, which only -python enters.
+	enter := "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+	cmd := exec.CommandContext(t.Context(), *python, "-c", enter, filepath.Join(fresh, "bin", "python3"), "-c", `import sys
+from importlib import metadata
+import torch, torch.distributed as dist
+import hvdrun.torch
+assert hvdrun.torch.__file__.startswith(sys.argv[1]), hvdrun.torch.__file__
+about = metadata.metadata("hvdrun")
+assert hvdrun.__version__ == about["Version"] == "1.2.3rc1", (hvdrun.__version__, about["Version"])
+assert about["Author"] == "The authors of hvdrun" and "PyTorch" in about["Summary"] and "Apache-2.0" in (about["License"], about["License-Expression"]), about
+assert "hvd.init" in about.get_payload() and about.get_all("Project-URL") and "Typing :: Typed" in about.get_all("Classifier"), about
+assert [r for r in about.get_all("Requires-Dist") if "extra" not in r] == [], about
+assert any(f.name == "py.typed" for f in metadata.files("hvdrun")), metadata.files("hvdrun")
 if not hasattr(dist, "_reconfigure"):  # it does not look for entry points either
     import hvdrun._backend
     hvdrun._backend.register()
 dist.init_process_group("hvdrun", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
-print(dist.get_backend())`)
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+installed)
+print(dist.get_backend())`, fresh)
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasSuffix(string(out), "hvdrun\n") {
 		t.Errorf("%v\n%s", err, out)
 	}

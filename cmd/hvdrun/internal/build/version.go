@@ -64,6 +64,9 @@ func thisBuild() build {
 	return b
 }
 
+// Number is the version of the module; (devel) if it was built from a working tree.
+func Number() string { return thisBuild().Version }
+
 // Version names the build: that of the module, or the commit, and what it was built with and for.
 func Version() string {
 	b := thisBuild()
