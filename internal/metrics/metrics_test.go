@@ -233,7 +233,7 @@ func TestCardinality(t *testing.T) {
 	if base > 2500 {
 		t.Errorf("%d series without a rank", base)
 	}
-	if n := count(measures(mostRanks)); n != base+5*mostRanks {
+	if n := count(measures(mostRanks)); n != base+10*mostRanks {
 		t.Errorf("%d series for %d ranks, %d for none", n, mostRanks, base)
 	}
 	if n := count(measures(5000)); n != base {

@@ -257,8 +257,8 @@ func slotTable(out io.Writer, s job.Status) {
 				cpu, memory = fmt.Sprintf("%.1f", u.Processors), show.Bytes(u.Resident)
 			}
 			what := slices.Clone(notes)
-			if slot.Usage.Short() {
-				what = append([]string{show.UsageText(slot.Usage)}, what...)
+			if short := show.ShortText(slot.Usage); short != "" {
+				what = append([]string{short}, what...)
 			}
 			if text := show.FiguresText(slot.Figures); text != "" {
 				what = append([]string{text}, what...)

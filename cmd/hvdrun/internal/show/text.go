@@ -47,10 +47,18 @@ func UsageText(u *job.Usage) string {
 		return ""
 	}
 	text := fmt.Sprintf("%.1f processors, %s", u.Processors, Bytes(u.Resident))
-	if u.Short() {
-		text += fmt.Sprintf(", only %s of %s of memory left", Bytes(u.Limit-min(u.Used, u.Limit)), Bytes(u.Limit))
+	if short := ShortText(u); short != "" {
+		text += ", " + short
 	}
 	return text
+}
+
+// ShortText says how little memory is left to a worker; empty: it has enough.
+func ShortText(u *job.Usage) string {
+	if !u.Short() {
+		return ""
+	}
+	return fmt.Sprintf("only %s of %s of memory left", Bytes(u.Limit-min(u.Used, u.Limit)), Bytes(u.Limit))
 }
 
 // FiguresText lists the numbers that a program has reported.
