@@ -17,6 +17,9 @@ class Plan:
     """
 
     def __init__(self, batch, samples=None, shuffle=True, seed=0, order=shuffled):
+        for name, value in (("batch", batch), ("samples", samples)):
+            if isinstance(value, bool) or value is not None and not isinstance(value, int):
+                raise TypeError(f"hvdrun: {name}={value!r}: a number of samples is an int")
         if batch < 1:
             raise ValueError(f"hvdrun: batch={batch}: a step needs a sample")
         if samples is not None and samples < 1:
@@ -34,12 +37,19 @@ class Plan:
         return epoch, first, min(self._batch, self._samples - first)
 
     def epoch(self, step):
+        """The epoch of a step, from 0."""
         return self._place(step)[0]
 
     def count(self, step):
+        """The number of samples of a step, on all ranks together."""
         return self._place(step)[2]
 
+    def ends_epoch(self, step):
+        """Whether it is the last step of its epoch."""
+        return self._samples is not None and self.epoch(step + 1) != self.epoch(step)
+
     def part(self, step, rank, size):
+        """The indices that a rank takes in a step, a list; it may be empty."""
         epoch, first, count = self._place(step)
         begin, end = first + count * rank // size, first + count * (rank + 1) // size
         if not self._shuffle:

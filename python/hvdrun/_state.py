@@ -6,9 +6,11 @@ import torch
 import torch.distributed as dist
 
 from hvdrun import _checkpoint, _values
+from hvdrun._before import Before, put_back, watch
 
 _BUCKET = 32 << 20  # bytes that are broadcast at a time
 _ALIGN = 16
+PLAN = 6  # numbers of a plan that all ranks have in common
 
 
 class _Pickler(pickle.Pickler):
@@ -121,29 +123,6 @@ def _snapshot(value):
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
-class _Buffers:
-    """Copies of the modules' buffers, which a forward pass changes, as of the beginning of a step."""
-
-    def __init__(self, modules):
-        self._modules, self._kept = modules, {}
-
-    def save(self):
-        now = {}
-        for module in self._modules():
-            for b in module.buffers():
-                kept = self._kept.get(id(b))
-                # A buffer that nobody has written to since is not copied again.
-                fresh = kept is None or kept[0] is not b or kept[1] != b._version
-                now[id(b)] = (b, b._version, b.detach().clone()) if fresh else kept
-        self._kept = now
-
-    def restore(self):
-        with torch.no_grad():
-            for b, version, copy in self._kept.values():
-                if b._version != version:
-                    b.copy_(copy)
-
-
 class State:
     """The parts that all ranks have in common, as attributes. Job.state makes it.
 
@@ -152,15 +131,31 @@ class State:
     step is the number of steps that are done.
     """
 
-    def __init__(self, job, ddp, parts):
+    def __init__(self, job, ddp, parts, each_epoch=()):
         parts.setdefault("step", 0)
         for name in parts:
             if name.startswith("_") or hasattr(State, name):
                 raise ValueError(f"hvdrun: a state cannot have a part named {name!r}: State has an attribute of that name, or names of "
                                  "that form")
+        if isinstance(parts["step"], bool) or not isinstance(parts["step"], int):
+            raise TypeError(f"hvdrun: step={parts['step']!r}: the number of steps that are done is an int")
+        for name, value in parts.items():
+            if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+                raise TypeError(f"hvdrun: the part {name!r} is wrapped in DistributedDataParallel, which the state does itself in each "
+                                f"world: give it the module")
+            hidden = _hidden(value)
+            if hidden is not None:
+                raise TypeError(f"hvdrun: the part {name!r} is a {type(value).__name__} with a {type(hidden).__name__}, which the state "
+                                "would not see: give each a part of its own")
+        for name in each_epoch:
+            if not _is_scheduler(parts.get(name)):
+                raise ValueError(f"hvdrun: each_epoch has {name!r}, which is no scheduler among the parts")
         _values.check({name: _snapshot(value) for name, value in parts.items()})
-        self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _holds=False, _torn=False)
-        self.__dict__["_buffers"] = _Buffers(self._modules)
+        self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _holds=False, _torn=False, _acts=[], _results=[], _plan=[],
+                             _each_epoch=frozenset(each_epoch), _paces={}, _before=Before(parts), _committed=False)
+        for name, value in parts.items():
+            if isinstance(value, torch.optim.Optimizer):
+                watch(name, value, self._before)
 
     def __getattr__(self, name):
         try:
@@ -172,13 +167,117 @@ class State:
         old = self._parts.get(name)
         if name not in self._parts or isinstance(old, torch.Tensor) or hasattr(old, "load_state_dict"):
             raise AttributeError(f"hvdrun: {name!r} is no value of the state that can be assigned")
+        if isinstance(value, torch.Tensor):
+            raise TypeError(f"hvdrun: the value {name!r} of the state cannot become a tensor: assign a number (.item()), or have a tensor "
+                            "from the beginning and write to it")
         self._parts[name] = value
+
+    def __repr__(self):
+        return f"<hvdrun.torch.State at step {self.step}: {', '.join(self._parts)}>"
+
+    def __dir__(self):
+        return sorted([*super().__dir__(), *self._parts])
 
     def _modules(self):
         return [v for v in self._parts.values() if isinstance(v, torch.nn.Module)]
 
     def _of(self, kind):
         return [v for v in self._parts.values() if isinstance(v, kind)]
+
+    # A step.
+
+    def begin(self):
+        """Begins a step, or an act such as an evaluation: what undo gives back is kept.
+
+        A Step does this itself; it is for loops that are not ours (see hvdrun.torch.run).
+        """
+        self._before.save()
+        self.__dict__["_committed"] = False
+
+    def undo(self):
+        """Forgets what a step that failed has left: gradients, buffers, tensors and values of the state, what a GradScaler notes.
+
+        After commit it forgets gradients alone.
+        """
+        for optimizer in self._of(torch.optim.Optimizer):
+            optimizer.zero_grad(set_to_none=True)
+        for module in self._modules():
+            for p in module.parameters():
+                p.grad = None
+        for value in self._parts.values():
+            if hasattr(value, "_per_optimizer_states"):
+                value._per_optimizer_states.clear()
+        if self._before.open:
+            self._before.restore()
+
+    def commit(self, update=None, step=True):
+        """Applies the step when all ranks have come so far: collective.
+
+        Args:
+            update: called to apply the step; None: all optimizers of the state are stepped, then its schedulers.
+            step: whether this is a step. An act that is none, such as an evaluation, is counted beside the steps: of two ranks that
+                have made the same steps, the one with more acts is ahead.
+
+        Returns: whether the hosts have changed, so that all ranks should leave the world together: job.changed.
+
+        Raises: RuntimeError if a rank was lost before all had come so far; then nothing is applied.
+        """
+        return self._commit(update, step, False, False)
+
+    def _commit(self, update, step, stop, ends_epoch):
+        job, before = self._job, self._before
+        worker = job._worker
+        if not before.open:
+            raise RuntimeError("hvdrun: commit is called twice in a step, or outside of one" if self._committed else
+                               "hvdrun: commit is called before the step has begun (state.begin)")
+        if step:
+            before.check()
+        if update is None:
+            self._check_update()
+        changed, stopped = job._agree(worker is not None and worker.changed(), stop)
+        before.open = False
+        self.__dict__.update(_torn=True, _committed=True)
+        if update is None:
+            self._update(ends_epoch)
+        else:
+            update()
+        if step:
+            self._parts["step"] += 1
+            self._acts.clear()
+        else:
+            self._acts.append(None)
+        self.__dict__["_torn"] = False
+        job.changed, job._stopped = changed, job._stopped or stopped
+        if worker is not None:
+            if step and job._reported != job.generation:
+                job._reported = job.generation
+                worker.report("committed", self.step)
+            worker.beat("training", self.step)
+        return changed
+
+    def _check_update(self):
+        """Raises if a commit without update would do nothing, or step a scheduler that the program steps too."""
+        if self._modules() and not self._of(torch.optim.Optimizer):
+            raise RuntimeError("hvdrun: commit has nothing to step, since no part of the state is an optimizer: give job.state the "
+                               "optimizer, or call step.commit(update)")
+        for name, value in self._parts.items():
+            if _is_scheduler(value) and self._paces.get(name, value.last_epoch) != value.last_epoch:
+                raise RuntimeError(
+                    f"hvdrun: the program steps the scheduler {name!r}, and step.commit() steps it too, once a step: leave the call out; "
+                    f"for a scheduler by epoch, job.state(each_epoch=[{name!r}], …) has commit step it at the end of each epoch")
+
+    def _update(self, ends_epoch):
+        """One step of all optimizers, then of all schedulers."""
+        scalers = [v for v in self._parts.values() if hasattr(v, "unscale_") and hasattr(v, "get_scale")]
+        for optimizer in self._of(torch.optim.Optimizer):
+            scalers[0].step(optimizer) if scalers else optimizer.step()
+        for scaler in scalers:
+            scaler.update()
+        for name, value in self._parts.items():
+            if _is_scheduler(value):
+                if ends_epoch or name not in self._each_epoch:
+                    value.step()
+                self._paces[name] = value.last_epoch
 
     # What a world does with it.
 
@@ -188,13 +287,15 @@ class State:
     def _wrap(self):
         """Wraps the modules anew: collective. A wrapper of an earlier world divides by its size."""
         self._unwrap()
+        self._before.look()
         if self._ddp is None:
             return
         options = dict(self._ddp)
         if "init_sync" in torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_varnames:
             options.setdefault("init_sync", False)  # all ranks have the same state already
         for name, value in self._parts.items():
-            if isinstance(value, torch.nn.Module) and any(p.requires_grad for p in value.parameters()):
+            trains = isinstance(value, torch.nn.Module) and not isinstance(value, torch.optim.swa_utils.AveragedModel)
+            if trains and any(p.requires_grad for p in value.parameters()):
                 self._wrapped[name] = torch.nn.parallel.DistributedDataParallel(value, **options)
 
     def _settle(self):
@@ -203,26 +304,40 @@ class State:
         Before anyone has trained, the furthest is the one that has restored the newest checkpoint.
         """
         job = self._job
-        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], self._torn, job._stopped], dtype=torch.int64,
-                            device=job.device)
+        plan = self._plan or [("", 0)] * PLAN
+        mine = torch.tensor([self._holds and not self._torn, self._parts["step"], len(self._acts), self._torn, job._stopped,
+                             *(number for _, number in plan)], dtype=torch.int64, device=job.device)
         all_of = [torch.empty_like(mine) for _ in range(job.size)]
         dist.all_gather(all_of, mine)
         job._arrived()
-        *told, stopped = zip(*(t.tolist() for t in all_of))
-        told = list(zip(*told))
+        all_of = [t.tolist() for t in all_of]
+        self._compare(plan, [t[5:] for t in all_of])
+        told = [tuple(t[:3]) for t in all_of]
         best = max(told)
-        if not best[0] and any(torn for _, _, torn in told):
+        if not best[0] and any(t[3] for t in all_of):
             raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it")
         if best[0] == 0 or min(told) != best:
             root = told.index(best)
             mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
             # A rank that dies while it sends much leaves gloo waiting for the rest, which nothing ends: the thread is abandoned.
-            values = job._interruptible(lambda: broadcast(mine, root, job.rank, job.device, job._arrived))
+            values, acts, results = job._interruptible(
+                lambda: broadcast((mine, self._acts, self._results), root, job.rank, job.device, job._arrived))
             if job.rank != root and (best[0] == 0 or told[job.rank] != best):
                 self._load(values)
+                self._acts[:], self._results[:] = acts, results
         # Of ranks that have made the last step, some may have lost the world before they could agree that it was the last one.
-        job._stopped = any(stop for at, stop in zip(told, stopped) if at == best)
+        job._stopped = any(t[4] for t, at in zip(all_of, told) if at == best)
         self.__dict__.update(_holds=True, _torn=False)
+
+    def _compare(self, plan, all_of):
+        """Raises on all ranks if they have different plans: they would take wrong samples, or leave the loop one by one."""
+        for i, (name, _) in enumerate(plan):
+            values = [numbers[i] for numbers in all_of]
+            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+            if other is not None:
+                name = name or "the arguments of job.steps"
+                raise PlansDiffer(f"hvdrun: {name} must be the same on all ranks: rank 0 has {values[0]}, rank {other} has "
+                                  f"{values[other]} (-1 stands for None)")
 
     def _load(self, values):
         if values.keys() != self._parts.keys():
@@ -237,32 +352,9 @@ class State:
                 elif hasattr(part, "load_state_dict"):
                     part.load_state_dict(value)
                 else:
-                    self._parts[name] = value
+                    self._parts[name] = put_back(part, value)
+        self._paces.clear()
         self.__dict__["_torn"] = False
-
-    def _update(self):
-        """One step of all optimizers, then of all schedulers."""
-        scalers = [v for v in self._parts.values() if hasattr(v, "unscale_") and hasattr(v, "get_scale")]
-        for optimizer in self._of(torch.optim.Optimizer):
-            scalers[0].step(optimizer) if scalers else optimizer.step()
-        for scaler in scalers:
-            scaler.update()
-        for value in self._parts.values():
-            # ReduceLROnPlateau needs a measure, which the program has.
-            if hasattr(value, "get_last_lr") and hasattr(value, "step") and not hasattr(value, "is_better"):
-                value.step()
-
-    def _undo(self):
-        """Forgets what a step that failed has left: gradients, buffers, what a GradScaler notes of the step."""
-        for optimizer in self._of(torch.optim.Optimizer):
-            optimizer.zero_grad(set_to_none=True)
-        for module in self._modules():
-            for p in module.parameters():
-                p.grad = None
-        for value in self._parts.values():
-            if hasattr(value, "_per_optimizer_states"):
-                value._per_optimizer_states.clear()
-        self._buffers.restore()
 
     # Checkpoints.
 
@@ -276,7 +368,7 @@ class State:
         parts = []
         for name, value in self._parts.items():
             parts += _values.encode(name, _snapshot(value))
-        with self._job._saving(self.step) as progress:
+        with self._job.saving(self.step) as progress:
             path = _checkpoint.write(folder, self.step, self._job.size, parts, progress)
         _checkpoint.prune(folder, keep, self.step)
         return path
@@ -289,6 +381,28 @@ class State:
         """
         return _checkpoint.restore(
             folder, lambda file: self._load(_values.decode(file, {name: _snapshot(value) for name, value in self._parts.items()})))
+
+
+def _is_scheduler(value):
+    """Whether commit steps a part. ReduceLROnPlateau needs a measure, which the program has."""
+    return hasattr(value, "get_last_lr") and hasattr(value, "last_epoch") and hasattr(value, "step") and not hasattr(value, "is_better")
+
+
+def _hidden(value):
+    """A module, an optimizer or the like within a container; None: there is no such thing."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple, set)):
+        return None
+    for v in value:
+        found = v if hasattr(v, "load_state_dict") else _hidden(v)
+        if found is not None:
+            return found
+    return None
+
+
+class PlansDiffer(ValueError):
+    """Ranks have called Job.steps with different arguments."""
 
 
 class StateLost(RuntimeError):

@@ -148,6 +148,7 @@ class Worker:
         self._beat_at = 0.0
         self._waits = Waits()
         self._stuck = 0
+        self.failed = False  # an error ends the process
         self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
 
     @classmethod
@@ -245,6 +246,11 @@ class Worker:
             self.send(do="beat", phase=phase, commits=commits, **more)
         except Error:
             pass  # whoever needs hvdrun learns it by the next join
+
+    def commits(self):
+        """The number of the last commit that a beat has told."""
+        with self._state:
+            return self._beat[1] if self._beat else 0
 
     def changed(self):
         """Whether the hosts have changed since the world was told, or this worker is to leave."""
@@ -402,3 +408,38 @@ def on_sigterm(worker):
             os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, handle)
+
+
+def tell_failures(worker, hint):
+    """Has hvdrun told of the exception that ends the process, for its log and the last line of the job.
+
+    hint is a pair: what the text of an exception begins with, and a line that is printed for it.
+    """
+    before = sys.excepthook
+
+    def hook(kind, err, trace):
+        before(kind, err, trace)
+        worker.failed = True
+        if str(err).startswith(hint[0]):
+            print(hint[1], file=sys.stderr, flush=True)
+        if isinstance(err, KeyboardInterrupt):
+            return
+        try:
+            text = " ".join(f"{kind.__name__}: {err}".split())
+            worker.report("failed", worker.commits(), error=text[:512], where=_program_line(trace)[:256])
+        except Error:
+            pass  # hvdrun is gone
+
+    sys.excepthook = hook
+
+
+def _program_line(trace):
+    """The innermost line of a traceback that is the program's own."""
+    here, libraries = os.path.dirname(os.path.abspath(__file__)), (os.path.dirname(os.__file__), "site-packages", "dist-packages")
+    where = ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not where or not name.startswith(here) and not any(of in name for of in libraries) and not name.startswith("<"):
+            where = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return where

@@ -14,28 +14,44 @@
 Under hvdrun the step is repeated in the next world when a rank is lost. Under torchrun, or alone, the same program runs in the one
 world that there is. docs/pytorch.md is the guide.
 """
+import ast
 import atexit
 import contextlib
+import inspect
+import linecache
 import os
 import re
+import sys
+import textwrap
 import threading
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from hvdrun import _worker
-from hvdrun._indices import Plan
-from hvdrun._state import State, StateLost
+from hvdrun import _indices, _worker
+from hvdrun._data import Ahead
+from hvdrun._state import PLAN, PlansDiffer, State, StateLost
 from hvdrun._transport import Anew, Broken, Reconfigured, Transport, own_gpu
 
-__all__ = ["init", "Job", "State", "Step", "Broken", "Removed", "StateLost"]
+__all__ = ["init", "run", "Job", "State", "Step", "Micro", "Plan", "Broken", "Changed", "PlansDiffer", "Removed", "StateLost"]
 
 _TOLD = 1.0  # seconds in which hvdrun says that a rank is lost, after an error that is not known to be of a connection
 _ABANDON = 0.05  # seconds in which a connect ends once a rank is lost; then its thread is abandoned
-_VAIN = 5  # failures of one step in a row, without a loss, after which its error is the program's
-_COMMUNICATION = re.compile(r"gloo|nccl|connection|broken pipe|socket|timed out|hvdrun", re.I)
+_OWN = 2  # failures of one step in a row, in which this rank began and nobody was lost, after which the error is the program's
+_VAIN = 20  # the same, whoever began
+# What a connection says that another rank has closed.
+_CLOSED = re.compile(r"closed|reset|broken pipe|abort|timed out|connect|remote|peer", re.I)
+# What the errors of a Work have, that the program itself waits for.
+_NATIVE = re.compile(r"\bgloo/|ProcessGroup|\.(cc|cpp|cu|h):\d+")
+# Modules whose errors may be those of a broken world.
+_WORLD = ("torch.distributed.", "torch.autograd", "torch._tensor", "torch.nn.parallel.distributed", "hvdrun.")
 _NETWORK = tuple(getattr(dist, name) for name in ("DistBackendError", "DistNetworkError", "DistStoreError") if hasattr(dist, name))
+_job = None  # of this process
+
+
+class Changed(Exception):
+    """A training function that hvdrun.torch.run has called raises it after a commit, to go to the next world: see job.changed."""
 
 
 class Removed(SystemExit):
@@ -54,8 +70,19 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
 
     backend is "gloo", "nccl" or "hvdrun". Under hvdrun the process enters a world when Job.steps begins, so that others train while
     it prepares. Under torchrun, or alone, there is a process group when init returns. timeout is that of collectives, for ranks
-    that are silent and that nobody reports lost.
+    that are silent and that nobody reports lost. A second call returns the same job.
     """
+    global _job
+    if _job is not None:
+        if backend != _job._backend:
+            raise ValueError(f"hvdrun: init was called with the backend {_job._backend!r}, and now with {backend!r}")
+        return _job
+    _job = _init(backend, timeout)
+    _job._backend = backend
+    return _job
+
+
+def _init(backend, timeout):
     atexit.register(_worker.rest)
     worker = _worker.Worker.from_environment(f"torch {torch.__version__}")
     if backend == "hvdrun":
@@ -79,7 +106,45 @@ def init(backend="gloo", timeout=timedelta(minutes=30)):
         way = Reconfigured if backend == "gloo" and Reconfigured.possible() and not os.environ.get("HVD_TORCH_ANEW") else Anew
         transport = way(backend, welcome["store"], timeout)
     _worker.on_sigterm(worker)
+    _worker.tell_failures(worker, _NOT_YET)
     return Job(worker, transport)
+
+
+# What torch says of a program that uses torch.distributed before the first world, and what to do.
+_NOT_YET = ("Default process group has not been initialized",
+            "hvdrun: worlds begin with job.steps or hvdrun.torch.run, so that others train while this process prepares. Before, use job.rank "
+            "and job.size; what needs collectives goes into a function of job.on_reset, and samples come by step.indices")
+
+
+def run(state, train, more=False):
+    """Calls train() on all ranks of a world, and again in the next world when that breaks or changes, until it returns: its value.
+
+    It is for loops that are not ours. train goes on from the state: it calls state.begin before a step or another collective act, and
+    state.commit when the act can be applied. After a commit, it raises Changed if job.changed, at a place where it can be called again.
+
+    Args:
+        state: a State, of Job.state.
+        train: a function without arguments.
+        more: whether collectives follow (Job.together, or another run): see Job.steps.
+    """
+    job = state._job
+    job._come(state)
+    while True:
+        try:
+            result = train()
+        except Changed:
+            cause = ""
+        except Exception as err:
+            if not job._broken(err, state):
+                raise
+            state.undo()
+            cause = _first_line(err)
+        else:
+            job._clean()
+            if job._end(state, more):
+                return result
+            continue
+        job._enter(state, cause)
 
 
 class _Given(Transport):
@@ -119,12 +184,17 @@ class Job:
         self._transport = transport
         self._world = {}
         self._resets = []
-        self._committed = 0  # the generation in which a commit has been reported
+        self._reported = 0  # the generation in which a commit has been reported
+        self._state = None  # the one that has entered the world
+        self._calls = 0  # of together
+        self._done = False  # hvdrun was told that this rank is done
+        # Whether all ranks have agreed, in the last commit, that the hosts have changed.
+        self.changed = False
         self._stopped = False  # all ranks have agreed that no step follows
         self._trained = False  # this rank has made its last step
         self._over = False  # all have
         self._last = False  # the job ends, and this rank saves the state
-        self._vain = 0
+        self._vain = self._own = 0
         if worker is not None:
             worker.on_lost = self._lose
 
@@ -165,50 +235,162 @@ class Job:
     def on_reset(self, call):
         """Has call() called in each world, when the state is in step and before modules are wrapped; returns call.
 
-        It may use collectives, and is the place for process groups of the program's own.
+        It may use collectives, and is the place for process groups of the program's own. A call that is there already is not added.
         """
-        self._resets.append(call)
+        if call not in self._resets:
+            self._resets.append(call)
         return call
 
-    def state(self, ddp=(), **parts):
-        """Returns the State of these parts. ddp are options of DistributedDataParallel; None: modules are not wrapped."""
-        return State(self, None if ddp is None else dict(ddp), parts)
+    def __repr__(self):
+        return f"<hvdrun.torch.Job: rank {self.rank} of {self.size}, generation {self.generation}>"
 
-    def steps(self, state, total, batch, samples=None, shuffle=True, seed=0):
+    def state(self, ddp=(), each_epoch=(), **parts):
+        """Returns the State of these parts.
+
+        Args:
+            ddp: options of DistributedDataParallel; None: modules are not wrapped.
+            each_epoch: names of schedulers that commit steps at the end of an epoch, and not in each step.
+            parts: what a newcomer gets; see State.
+        """
+        return State(self, None if ddp is None else dict(ddp), parts, each_epoch)
+
+    def steps(self, state, total, batch, samples=None, shuffle=True, seed=0, evaluate=None, every=None, data=None, more=False):
         """Yields a Step until state.step is total; one that fails comes again, in the next world.
 
-        batch is the number of samples of a step, on all ranks together. samples is the length of the data set, which is shuffled
-        anew in each epoch; without it, indices go on without end.
+        All ranks give the same numbers.
+
+        Args:
+            state: what a step changes, of Job.state.
+            total: the number of steps.
+            batch: the number of samples of a step, on all ranks together.
+            samples: the length of the data set, which is shuffled anew in each epoch; None: that of data, or, without data, indices
+                go on without end.
+            shuffle, seed: whether an epoch has another order, and which.
+            evaluate: a function that all ranks call after every so many steps, and after the last. It may use collectives, and is
+                called again in the next world if a rank is lost meanwhile.
+            every: a number of steps, or "epoch"; None: only after the last step.
+            data: a DataLoader whose data set, worker processes and collate_fn make step.data ahead of time. Its own sampler and size
+                of a batch are not used.
+            more: whether collectives follow, by Job.together or hvdrun.torch.run. This rank then counts as done when its process
+                ends: the others have --finish-timeout from when the first one has ended.
         """
-        plan = Plan(batch, samples, shuffle, seed, _shuffled)
-        self._enter(state, "")
+        if data is not None and samples is None:
+            samples = len(data.dataset)
+        if isinstance(total, bool) or not isinstance(total, int):
+            raise TypeError(f"hvdrun: total={total!r}: the number of steps is an int")
+        if self._trained and self._worker is not None:
+            raise RuntimeError("hvdrun: a program has one loop over job.steps, so that a newcomer finds the others in it: step.epoch counts "
+                               "the epochs, evaluate= is called between steps")
+        plan = Plan(batch, samples, shuffle, seed)
+        period = -1 if every is None else 0 if every == "epoch" else every
+        if evaluate is None and every is not None or isinstance(period, bool) or not isinstance(period, int) or period < -1:
+            raise ValueError(f"hvdrun: every={every!r}: a number of steps, or 'epoch', for evaluate")
+        if period == 0 and samples is None:
+            raise ValueError("hvdrun: every='epoch' needs samples: without, an epoch has no end")
+        state.__dict__["_plan"] = [("total", total), ("batch", batch), ("samples", -1 if samples is None else samples),
+                                   ("shuffle", int(shuffle)), ("seed", int(seed) & (1 << 62) - 1), ("every", period)]
+        ahead = Ahead(data, plan, self) if data is not None else None
+        tail = _tail(sys._getframe(1)) if self.rank == 0 else None
+        if tail:
+            print(f"hvdrun: {tail}: code after `with step` also runs after a step that has failed, which comes again: put it under "
+                  "`if step.done:`", file=sys.stderr, flush=True)
+        self._come(state)
+
+        def due():
+            at = state.step
+            ends = self._stopped or at >= total or (plan.ends_epoch(at - 1) if period == 0 else period > 0 and at % period == 0)
+            return evaluate is not None and at > 0 and not state._acts and ends
+
         while True:
-            while state.step < total and not self._stopped:
-                step = Step(self, state, plan)
+            while due() or state.step < total and not self._stopped:
+                if due():
+                    self._act(state, evaluate)
+                    continue
+                step = Step(self, state, plan, total, ahead)
                 yield step
                 if not step._entered:
                     raise RuntimeError("hvdrun: the body of the loop over job.steps begins with `with step:`")
                 if step._failed is not None:
                     self._enter(state, step._failed)
-                elif step._changed:
+                elif self.changed and not due():
                     self._enter(state, "")
-            if self._end(state):
+            if self._end(state, more):
                 return
 
+    def together(self, state, call):
+        """Calls call() on all ranks after the training, and again in the next world if a rank is lost meanwhile; returns its value.
+
+        It follows job.steps(…, more=True) or run(…, more=True). A rank that comes later skips the calls that the others have ended,
+        and gets the value of one of them, which is therefore sent by pickle.
+        """
+        if self._state is not state or not self._trained:
+            raise RuntimeError("hvdrun: job.together follows job.steps(…, more=True); between steps, give job.steps evaluate")
+        if self._over and self._worker is not None:
+            raise RuntimeError("hvdrun: job.together needs job.steps(…, more=True): hvdrun was told that training is done")
+        number, self._calls = self._calls, self._calls + 1
+        while len(state._results) <= number:
+            self._act(state, lambda: state._results.append(call()))
+        return state._results[number]
+
+    def _act(self, state, call):
+        """Calls call() on all ranks, as an act of the state that all have made or none."""
+        results, trained = len(state._results), self._trained
+        try:
+            state.begin()
+            call()
+            state.commit(lambda: None, step=False)
+        except Exception as err:
+            del state._results[results:]
+            if not self._broken(err, state):
+                raise
+            state.undo()
+            cause = _first_line(err)
+        else:
+            self._clean()
+            if self.changed and not trained:
+                self._enter(state, "")
+            return
+        self._enter(state, cause)
+        # A newcomer comes to the end of the loop first.
+        while trained and not self._agree_on_end(state):
+            if self._over:
+                raise Removed()
+        self._trained = trained
+
     # A world after the other.
+
+    def _come(self, state):
+        """Enters a world with the state, unless it is in one: then the state alone settles."""
+        if self._state is state and not self.changed:
+            return
+        if self._state is None or self.changed or self._worker is None:
+            return self._enter(state, "")
+        try:
+            state._settle()
+            state._wrap()
+            self._state = state
+            return
+        except Exception as err:
+            if not self._broken(err, state):
+                raise
+            cause = _first_line(err)
+        self._enter(state, cause)
 
     def _enter(self, state, cause):
         """Enters the next world, with the state in step. cause is why the last one ended, if it has failed."""
         if self._worker is None:
+            first = self._state is None
             state._settle()
-            self._reset(state)
+            self._reset(state) if first else state._wrap()
+            self._state, self.changed = state, False
             return
         while True:
             try:
                 self._next(state, cause)
+                self._state, self.changed = state, False
                 return
             except Exception as err:
-                if isinstance(err, StateLost) or not self._broken(err):
+                if isinstance(err, (StateLost, PlansDiffer)) or not self._broken(err, state):
                     raise
                 cause = _first_line(err)
 
@@ -232,6 +414,7 @@ class Job:
         self._world = world
         connected = self._interruptible(lambda: transport.connect(world))
         transport.enter(world, connected)
+        _tell_world(world)
         worker.beat("syncing", state.step)
         state._settle()
         self._reset(state)
@@ -290,25 +473,39 @@ class Job:
             self._transport.cut(told=True)
             self._woken.set()
 
-    def _broken(self, err):
+    def _broken(self, err, state):
         """Whether an error is that of a broken world, which the next one repairs."""
-        if self._worker is None or isinstance(err, (_worker.Error, _Over)):
-            return False
-        # What trips over anything that an operation has left raises anything.
-        if not isinstance(err, RuntimeError) and not self._transport.silent:
+        if self._worker is None or any(isinstance(e, (_worker.Error, _Over, StateLost, PlansDiffer)) for e in _chain(err)):
             return False
         generation = self.generation
         told = self._worker.lost(generation)
-        if not told and not isinstance(err, (Broken, *_NETWORK)) and not _COMMUNICATION.search(str(err)):
-            told = self._worker.lost(generation, _TOLD)
-            if not told:
+        if not told:
+            worldly = [e for e in _chain(err) if isinstance(e, (Broken, *_NETWORK)) or isinstance(e, RuntimeError) and
+                       (_raised_in(e, _WORLD) or _NATIVE.search(str(e)))]
+            # What trips over anything that an operation has left raises anything.
+            if not worldly and (self._transport.silent or isinstance(err, RuntimeError)):
+                told = self._worker.lost(generation, _TOLD)
+            if not told and not worldly:
                 return False
-        self._vain = 0 if told else self._vain + 1
-        if self._vain >= _VAIN:
-            return False
+        if told:
+            self._vain = self._own = 0
+        else:
+            self._vain += 1
+            # Of the ranks that fail in a world of which nobody is lost, the one that began has an error of its own, and the others
+            # have connections that it has closed.
+            if not any(isinstance(e, Broken) or _CLOSED.search(str(e)) for e in worldly):
+                self._own += 1
+            if self._own >= _OWN or self._vain >= _VAIN:
+                return False
+            print(f"hvdrun: rank {self.rank}: step {state.step} has failed, no rank is known to be lost, and it is tried again: "
+                  f"{_first_line(err)}", file=sys.stderr, flush=True)
         # The peers that wait for this rank fail too, and at once.
         self._transport.cut()
         return True
+
+    def _clean(self):
+        """The body of a step has ended without an error."""
+        self._vain = self._own = 0
 
     def _agree(self, *flags):
         """Whether any rank has each flag: collective. It raises if not all ranks are here, or what they have sent has not arrived."""
@@ -335,32 +532,50 @@ class Job:
             if self._worker.lost(self.generation):
                 raise Broken(f"hvdrun: world {self.generation} has lost a rank")
 
-    def _end(self, state):
+    def _end(self, state, more):
         """Reports that training is done, if all ranks of the world agree; else the next world goes on."""
+        self._trained = True
         if self._worker is None:
             return True
-        self._trained = True
-        try:
-            self._agree()
-        except RuntimeError as err:
-            if not self._broken(err):
-                raise
-            try:
-                self._enter(state, _first_line(err))
-            except _Over:
-                self._over = True
-                return True
-            self._trained = False
-            return False
+        if not self._agree_on_end(state):
+            return self._over
+        if more:
+            atexit.register(self._tell_done, state)  # after _worker.rest: it comes first
+            return True
         self._over = True
-        self._worker.report("done", state.step)
-        self._worker.beat("outside", state.step)
+        self._tell_done(state)
         return True
 
+    def _agree_on_end(self, state):
+        """Whether all ranks of the world are at the end; else this one has entered the next world, or nothing follows (_over)."""
+        try:
+            self._agree()
+            return True
+        except Exception as err:
+            if not self._broken(err, state):
+                raise
+            cause = _first_line(err)
+        try:
+            self._enter(state, cause)
+        except _Over:
+            self._over = True
+            return False
+        self._trained = False
+        return False
+
+    def _tell_done(self, state):
+        if self._done or self._worker.failed:
+            return
+        self._done = True
+        self._worker.report("done", state.step)
+        self._worker.beat("outside", state.step)
+
     @contextlib.contextmanager
-    def _saving(self, commits):
-        """Tells hvdrun of a checkpoint that is written within it, if that is the job's last one; its value is called with the bytes
-        that are on disk."""
+    def saving(self, commits):
+        """Tells hvdrun of a checkpoint that is written within it, if that is the job's last one, so that hvdrun waits for its end.
+
+        Its value is called with the number of bytes that are on disk so far. State.save does this itself.
+        """
         if self._worker is None or not self._last and not (self._over and self.rank == 0):
             yield lambda written: None
             return
@@ -382,11 +597,69 @@ class _Over(Exception):
     """The job is done, and this rank has done all of it."""
 
 
+def _chain(err):
+    """An error, and those from which it was raised."""
+    seen = []
+    while err is not None and err not in seen:
+        seen.append(err)
+        err = err.__cause__ or err.__context__
+    return seen
+
+
+def _raised_in(err, modules):
+    """Whether an error was raised in one of these modules: the innermost frame that a Python function has."""
+    trace = err.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "").startswith(modules)
+
+
+def _tell_world(world):
+    """The environment has the numbers of the world, for libraries that look there, and for processes that this one starts."""
+    rank, size = world["rank"], world["size"]
+    local, locals_ = world.get("local_rank", 0), world.get("local_size", 1)
+    cross, crosses = world.get("cross_rank", 0), world.get("cross_size", 1)
+    for name, value in {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": locals_, "GROUP_RANK": cross,
+                        "GROUP_WORLD_SIZE": crosses, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "HOROVOD_RANK": rank,
+                        "HOROVOD_SIZE": size, "HOROVOD_LOCAL_RANK": local, "HOROVOD_LOCAL_SIZE": locals_, "HOROVOD_CROSS_RANK": cross,
+                        "HOROVOD_CROSS_SIZE": crosses}.items():
+        os.environ[name] = str(value)
+
+
+def _tail(frame):
+    """Where the loop over job.steps that runs in a frame has code after `with step` that is not under `if step.done`; None: nowhere."""
+    code = frame.f_code
+    lines = linecache.getlines(code.co_filename, frame.f_globals)
+    first = 1
+    if code.co_name != "<module>":
+        first = code.co_firstlineno
+        lines = inspect.getblock(lines[first - 1:])
+    try:
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (SyntaxError, IndentationError):
+        return None  # a cell of a notebook, or no source
+    at = frame.f_lineno - first + 1
+    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= at <= n.end_lineno and isinstance(n.target, ast.Name)
+             and isinstance(n.iter, ast.Call) and getattr(n.iter.func, "attr", "") == "steps"]
+    if not loops:
+        return None
+    loop, after = loops[-1], False
+    for n in loop.body:
+        if after:
+            if not isinstance(n, ast.If) or f"{loop.target.id}.done" not in ast.unparse(n.test):
+                return f"{code.co_filename}:{n.lineno + first - 1}"
+            if isinstance(n.body[-1], ast.Continue):
+                return None
+        after = after or isinstance(n, ast.With) and any(getattr(i.context_expr, "id", "") == loop.target.id for i in n.items)
+    return None
+
+
 def _shuffled(n, seed, epoch):
     generator = torch.Generator()
     generator.manual_seed((seed * 1000003 + epoch) & (1 << 63) - 1)
-    order = torch.randperm(n, generator=generator)
-    return _Slices(order)
+    return _Slices(torch.randperm(n, generator=generator))
 
 
 class _Slices:
@@ -399,20 +672,62 @@ class _Slices:
         return self._order[at].tolist()
 
 
+class Plan(_indices.Plan):
+    """The batches of a training, whose size does not depend on the number of ranks. Job.steps has one; others may make their own.
+
+    Args:
+        batch: the number of samples of a step, on all ranks together.
+        samples: the length of the data set, which each epoch passes once; None: indices go on without end.
+        shuffle, seed: whether each epoch has another order, by torch.randperm, and which.
+    """
+
+    def __init__(self, batch, samples=None, shuffle=True, seed=0):
+        super().__init__(batch, samples, shuffle, seed, _shuffled)
+
+
+class Micro:
+    """A part of a step's samples, which one forward and backward pass takes: see Step.micro."""
+
+    def __init__(self, step, indices):
+        self._step = step
+        # The samples of this rank in this pass.
+        self.indices = indices
+
+    def mean(self, loss):
+        """As Step.mean, for the samples of this pass."""
+        return self._step._weigh(loss, len(self.indices))
+
+
 class Step:
     """One step of the training: an update of the state from one batch. It is a context that takes the error of a broken world."""
 
-    def __init__(self, job, state, plan):
-        self._job, self._state = job, state
+    def __init__(self, job, state, plan, total, ahead):
+        self._job, self._state, self._ahead, self._total = job, state, ahead, total
         self.number = state.step
         self.epoch = plan.epoch(self.number)
+        # Whether it is the last step of its epoch.
+        self.ends_epoch = plan.ends_epoch(self.number)
         # The number of samples of the step, on all ranks together.
         self.batch = plan.count(self.number)
         # The samples of this rank.
         self.indices = plan.part(self.number, job.rank, job.size)
-        self._entered = self._done = self._changed = False
-        self._stop = False
-        self._failed = None
+        # Whether it is committed. Code after the context, such as a line of a log, goes under `if step.done`.
+        self.done = False
+        self._entered = self._stop = False
+        self._data = self._failed = None
+
+    def __repr__(self):
+        return f"<hvdrun.torch.Step {self.number}: {len(self.indices)} of {self.batch} samples, {'' if self.done else 'not '}committed>"
+
+    @property
+    def data(self):
+        """What the DataLoader data of Job.steps has made of indices; None for a rank without samples in this step. Blocks until it is
+        there."""
+        if self._ahead is None:
+            raise AttributeError("hvdrun: step.data needs job.steps(data=DataLoader(…))")
+        if self._data is None:
+            self._data = self._ahead.take(self.number, self._total)
+        return self._data
 
     @property
     def scale(self):
@@ -422,12 +737,31 @@ class Step:
     def mean(self, loss):
         """The loss whose gradients, averaged over ranks as DistributedDataParallel does, are those of the mean over the batch.
 
-        loss is the mean over this rank's samples, or has an element for each. Parts may be uneven, or empty.
+        loss is the mean over this rank's samples, or has an element for each. Parts may be uneven, or empty. For several passes a
+        step there is Micro.mean.
         """
+        return self._weigh(loss, len(self.indices))
+
+    def _weigh(self, loss, count):
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"hvdrun: step.mean of a {type(loss).__name__}; it takes a tensor that has gradients")
         if loss.dim() == 0:
             # The mean over nothing is not a number, and so would be its gradients.
-            return loss * (len(self.indices) * self.scale) if self.indices else torch.nan_to_num(loss * 0)
+            return loss * (count * self.scale) if count else torch.nan_to_num(loss * 0)
         return loss.sum() * self.scale
+
+    def micro(self, passes):
+        """Yields so many Micro: this rank's samples divided over several passes, whose gradients add up.
+
+        Ranks exchange gradients in the last pass alone, as with DistributedDataParallel.no_sync. All ranks give the same number.
+        """
+        n = len(self.indices)
+        for i in range(passes):
+            with contextlib.ExitStack() as stack:
+                if i + 1 < passes:
+                    for module in self._state._wrapped.values():
+                        stack.enter_context(module.no_sync())
+                yield Micro(self, self.indices[n * i // passes:n * (i + 1) // passes])
 
     def stop(self):
         """Makes this step the last one, if any rank says so before it commits."""
@@ -439,35 +773,25 @@ class Step:
         It calls update(), by default a step of all optimizers of the state, then of its schedulers. A rank that is lost before makes
         it raise, and nothing is applied.
         """
-        job, state = self._job, self._state
-        worker = job._worker
-        changed, stop = job._agree(worker is not None and worker.changed(), self._stop)
-        state.__dict__["_torn"] = True
-        (update or state._update)()
-        state._parts["step"] = self.number + 1
-        state.__dict__["_torn"] = False
-        self._done, self._changed = True, changed
-        job._stopped = stop
-        job._vain = 0
-        if worker is not None:
-            if job._committed != job.generation:
-                job._committed = job.generation
-                worker.report("committed", state.step)
-            worker.beat("training", state.step)
+        if not self._entered:
+            raise RuntimeError("hvdrun: step.commit() is called within `with step:`")
+        self._state._commit(update, True, self._stop, self.ends_epoch)
+        self.done = True
 
     def __enter__(self):
         self._entered = True
-        self._state._buffers.save()
+        self._state.begin()
         return self
 
     def __exit__(self, kind, err, trace):
         if err is None:
-            if not self._done:
+            if not self.done:
                 raise RuntimeError("hvdrun: the step ends without step.commit()")
+            self._job._clean()
             return False
-        if not isinstance(err, Exception) or not self._job._broken(err):
+        if not isinstance(err, Exception) or not self._job._broken(err, self._state):
             return False
-        if not self._done:
-            self._state._undo()
+        if not self.done:
+            self._state.undo()
         self._failed = _first_line(err)
         return True

@@ -1,0 +1,148 @@
+"""What a step that fails gives back: buffers, tensors and values of a state, as of the beginning of the step."""
+import copy
+import weakref
+
+import torch
+
+SMALL = 1 << 20  # bytes of a tensor that is copied in each step: a write by .data, which no version shows, is undone too
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def keep(value):
+    """A copy of a value that later changes of it do not reach."""
+    if isinstance(value, _PLAIN):
+        return value
+    if type(value) is list:
+        return list(value) if set(map(type, value)) <= set(_PLAIN) else [keep(v) for v in value]
+    if type(value) is dict:
+        return {key: keep(v) for key, v in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value)
+
+
+def put_back(live, kept):
+    """The value that was kept: in the same object where that is a list, a dict or a set, since the program may have it by another name."""
+    if type(live) is not type(kept):
+        return kept
+    if isinstance(live, list):
+        live[:] = kept
+    elif isinstance(live, (dict, set)):
+        live.clear()
+        live.update(kept)
+    else:
+        return kept
+    return live
+
+
+class _Places:
+    """Tensors by the dicts that have them, and copies of them."""
+
+    def __init__(self):
+        self._kept = {}
+
+    def save(self, dicts):
+        """Copies the tensors of (dict, names) again, unless they are large and nobody has written to them."""
+        now, onto, those = {}, [], []
+        for of, names in dicts:
+            for name in names:
+                live = of[name]
+                if live is None:
+                    continue
+                was = self._kept.get((id(of), name))
+                fits = was is not None and was[1] is live and was[3].shape == live.shape and was[3].dtype == live.dtype
+                if fits and live.nbytes <= SMALL:
+                    onto.append(was[3])
+                    those.append(live.detach())
+                    now[id(of), name] = (of, live, live._version, was[3])
+                elif fits and was[2] == live._version:
+                    now[id(of), name] = was
+                else:
+                    now[id(of), name] = (of, live, live._version, live.detach().clone())
+        if onto:
+            _copy(onto, those)
+        self._kept = now
+
+    def restore(self):
+        with torch.no_grad():
+            for (_, name), (of, live, version, kept) in self._kept.items():
+                if live.nbytes <= SMALL or live._version != version:
+                    live.data.copy_(kept)
+                of[name] = live
+
+
+def _copy(onto, those):
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(onto, those)
+        return
+    for a, b in zip(onto, those):
+        a.copy_(b)
+
+
+class Before:
+    """The beginning of a step of a state."""
+
+    def __init__(self, parts):
+        self._parts = parts
+        self._buffers, self._tensors = _Places(), _Places()
+        self._values, self._loaders, self._schedulers = {}, {}, {}
+        self._modules, self._parameters, self._versions = [], [], []
+        self.open = False
+
+    def look(self):
+        """Finds the modules and parameters of the state: in each world, before its first step."""
+        self._modules, self._parameters = [], []
+        for part, value in self._parts.items():
+            if isinstance(value, torch.nn.Module):
+                self._modules += [m._buffers for m in value.modules()]
+                self._parameters += [(part, name, p) for name, p in value.named_parameters()]
+
+    def save(self):
+        parts = self._parts
+        values = {name: v for name, v in parts.items() if not isinstance(v, torch.Tensor) and not hasattr(v, "load_state_dict")}
+        self._values = {name: keep(v) for name, v in values.items()}
+        self._loaders = {name: keep(v.state_dict()) for name, v in parts.items() if hasattr(v, "state_dict") and hasattr(v, "__iter__")
+                         and not isinstance(v, (torch.nn.Module, torch.optim.Optimizer))}
+        self._schedulers = {name: v.last_epoch for name, v in parts.items() if hasattr(v, "get_last_lr") and hasattr(v, "last_epoch")}
+        self._tensors.save([(parts, [name for name, v in parts.items() if isinstance(v, torch.Tensor)])])
+        self._buffers.save((buffers, list(buffers)) for buffers in self._modules if buffers)
+        self._versions = [p._version for _, _, p in self._parameters]
+        self.open = True
+
+    def restore(self):
+        """Undoes what has changed since save."""
+        self.open = False
+        self._buffers.restore()
+        self._tensors.restore()
+        for name, kept in self._values.items():
+            self._parts[name] = put_back(self._parts[name], keep(kept))
+        for name, kept in self._loaders.items():
+            self._parts[name].load_state_dict(keep(kept))
+
+    def check(self):
+        """Raises if the step was applied before its commit."""
+        for (part, name, p), version in zip(self._parameters, self._versions):
+            if p._version != version:
+                raise RuntimeError(
+                    f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a step that fails would "
+                    "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "
+                    "step.commit(update)")
+        for name, before in self._schedulers.items():
+            if self._parts[name].last_epoch != before:
+                raise RuntimeError(f"hvdrun: the scheduler {name!r} was stepped within the step: step.commit() steps it; for another "
+                                   "pace, name it in job.state(each_epoch=[…]), or step it in step.commit(update)")
+
+
+def watch(name, optimizer, before):
+    """Has the optimizer refuse to be stepped by the program within a step that is not committed, where torch has hooks for that."""
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        return
+    of = weakref.ref(before)
+
+    def refuse(*_):
+        step = of()
+        if step is not None and step.open:
+            raise RuntimeError(f"hvdrun: the optimizer {name!r} is stepped within the step, which step.commit() does when all ranks have "
+                               f"their gradients: leave the call out, or give it to commit: step.commit({name}.step)")
+
+    optimizer.register_step_pre_hook(refuse)

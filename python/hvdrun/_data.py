@@ -1,0 +1,57 @@
+"""Batches that the worker processes of a DataLoader make ahead of the steps that take them."""
+import collections
+
+import torch.utils.data
+
+
+class Ahead:
+    """The batches of this rank, by a DataLoader whose worker processes outlive the worlds.
+
+    The loader asks for indices ahead of time. What it has asked for in a world that has ended is dropped when it comes.
+    """
+
+    def __init__(self, loader, plan, job):
+        if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+            raise TypeError("hvdrun: data has an IterableDataset, whose samples have no indices, so that nobody can say which rank takes "
+                            "which: use a data set with __getitem__")
+        self._plan, self._job = plan, job
+        self._next, self._total = 0, 0
+        self._asked = collections.deque()  # (generation, step) of what the loader has asked for
+        again = dict(num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
+                     timeout=loader.timeout, worker_init_fn=loader.worker_init_fn, generator=loader.generator,
+                     multiprocessing_context=loader.multiprocessing_context, prefetch_factor=loader.prefetch_factor)
+        self._loader = torch.utils.data.DataLoader(loader.dataset, batch_sampler=self, **again)
+        self._batches = None
+        self._generation = None
+
+    def __len__(self):
+        return self._total
+
+    def __iter__(self):
+        """The indices of the steps to come, for the loader."""
+        while self._next < self._total:
+            step, self._next = self._next, self._next + 1
+            part = self._plan.part(step, self._job.rank, self._job.size)
+            if part:
+                self._asked.append((self._generation, step))
+                yield part
+
+    def take(self, step, total):
+        """The batch of a step, or None for a rank without samples in it."""
+        job = self._job
+        if self._generation != job.generation or self._total != total:
+            self._generation, self._next, self._total = job.generation, step, total
+        if not self._plan.part(step, job.rank, job.size):
+            return None
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        while True:
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                # The indices had ended, and this step has come again since.
+                self._asked.clear()
+                self._next, self._batches = step, iter(self._loader)
+                continue
+            if self._asked.popleft() == (self._generation, step):
+                return batch
