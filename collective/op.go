@@ -16,9 +16,9 @@ const (
 	// Average is the sum divided by the number of ranks. For integers the sum wraps around and the
 	// division truncates towards zero; for floating point the finished sum is divided once. Values
 	// of [Float16] and [BFloat16], also in compressed operations, are summed in float32 and rounded
-	// once, so that no sum overflows them. If there are several hosts and ranks of a host share
-	// memory, each host's sum is rounded too, divided by the smallest power of two that is not less
-	// than the number of its ranks.
+	// once, so that no sum overflows a Float16, and only what overflows a float32 a BFloat16. If
+	// there are several hosts and ranks of a host share memory, each host's sum is rounded too,
+	// divided by the smallest power of two that is not less than the number of its ranks.
 	Average
 	// Min takes the smaller value; −0 is smaller than +0. A NaN on any rank makes the result NaN on
 	// every rank.

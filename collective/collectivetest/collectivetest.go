@@ -139,6 +139,7 @@ func testOps(t *testing.T, newGroups NewGroups) {
 				checkType[collective.Float16](t, groups, 64)
 				checkBytes(t, groups, 1, 1000, 1<<20, 3<<20+5)
 				CheckMeans(t, groups)
+				CheckSemantics(t, groups, 0, 101, 9001)
 				return
 			}
 			checkType[float32](t, groups, append(small, 5003, 140_001)...)
@@ -155,6 +156,7 @@ func testOps(t *testing.T, newGroups NewGroups) {
 			checkType[collective.BFloat16](t, groups, append(small, 4999)...)
 			checkBytes(t, groups, 1, 1000, 1<<20, 3<<20+5)
 			CheckMeans(t, groups)
+			CheckSemantics(t, groups, 0, 1, 101, 9001, 140_001)
 		})
 	}
 }

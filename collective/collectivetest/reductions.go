@@ -23,6 +23,9 @@ func RunReductions(t *testing.T, newGroups NewGroups) {
 		checkReduce[int8](t, groups, 1031, collective.Product)
 		checkReduce[collective.BFloat16](t, groups, 1031, collective.Max)
 		checkReduceScatter[int16](t, groups, 1999, collective.Sum)
+		checkSemantics[float32](t, groups, []int{1, 3001})
+		checkSemantics[collective.Float16](t, groups, []int{1, 3001})
+		checkSemantics[int8](t, groups, []int{1, 3001})
 		closeAll(t, groups)
 	}
 	for seed := range uint64(repeat(20)) {

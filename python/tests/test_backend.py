@@ -194,6 +194,74 @@ class Operations(unittest.TestCase):
             return []
         yield "barrier", barrier
 
+    def test_semantics(self):
+        """The table of docs/collectives.md, by whatever reduces: what a value becomes depends on no place, size or rank."""
+        for size in (2, 3):
+            ranks(size, lambda rank, store: self.semantics(rank, size, store))
+
+    @staticmethod
+    def rows(dtype, size):
+        """Operation, what one rank has, what the others have, what comes of it."""
+        if dtype == torch.bool:
+            for op in ("SUM", "MAX"):
+                yield from ((op, True, False, True), (op, True, True, True), (op, False, False, False))
+            for op in ("PRODUCT", "MIN"):
+                yield from ((op, False, True, False), (op, True, True, True), (op, False, False, False))
+            return
+        info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        if dtype.is_floating_point:
+            inf, nan, tiny = float("inf"), float("nan"), info.smallest_normal * info.eps
+            for op in ("SUM", "AVG", "MIN", "MAX", "PRODUCT"):
+                yield from ((op, nan, 1.0, nan), (op, nan, inf, nan))
+            large = 49152.0 if dtype == torch.float16 else info.max
+            yield from (("MAX", inf, -inf, inf), ("MIN", -inf, inf, -inf), ("MAX", 0.0, -0.0, 0.0), ("MIN", -0.0, 0.0, -0.0),
+                        ("SUM", -0.0, -0.0, -0.0), ("AVG", -0.0, -0.0, -0.0), ("PRODUCT", -0.0, 1.0, -0.0), ("SUM", inf, -inf, nan),
+                        ("SUM", large, large, inf), ("PRODUCT", large, large, inf), ("SUM", tiny, 0.0, tiny), ("PRODUCT", tiny, 1.0, tiny),
+                        ("AVG", large, large, large if dtype == torch.float16 else inf))
+            return
+
+        def wrapped(n):
+            return (n - info.min) % (1 << info.bits) + info.min
+        total = wrapped(size * info.max)
+        yield from (("MAX", info.max, info.min, info.max), ("MIN", info.min, info.max, info.min), ("SUM", info.max, info.max, total),
+                    ("PRODUCT", info.max, info.max, wrapped(info.max ** size)), ("AVG", info.max, info.max, int(abs(total) // size) * (-1 if total < 0 else 1)))
+        if info.min < 0:
+            yield from (("AVG", -3, 0, -(3 // size)), ("AVG", info.min, 0, -(-info.min // size)))
+
+    def semantics(self, rank, size, store):
+        begin(rank, size, store)
+        for dtype in (*self.DTYPES, torch.int16, torch.bool):
+            for op in ("SUM", "AVG", "MIN", "MAX", "PRODUCT"):
+                rows = [r for r in self.rows(dtype, size) if r[0] == op]
+                if not rows:
+                    continue
+                for count in (0, 1, 40, 5001):
+                    special = [i // len(rows) % size == rank for i in range(count)]
+                    x = torch.tensor([rows[i % len(rows)][1 if special[i] else 2] for i in range(count)], dtype=dtype)
+                    want = torch.tensor([rows[i % len(rows)][3] for i in range(count)], dtype=dtype)
+                    number = getattr(dist.ReduceOp, op)
+                    all_reduced, reduced, part = x.clone(), x.clone(), torch.empty_like(x)
+                    dist.all_reduce(all_reduced, number)
+                    dist.reduce(reduced, dst=1, op=number)
+                    dist.reduce_scatter(part, [x.clone() for _ in range(size)], number)
+                    handles = [(t, dist.all_reduce(t, number, async_op=True)) for t in (x.clone(), x.clone())]
+                    for _, h in handles:
+                        h.wait()
+                    for what, got in (("all_reduce", all_reduced), ("reduce", reduced if rank == 1 else want), ("reduce_scatter", part),
+                                      *(("asynchronous", t) for t, _ in handles)):
+                        same = (got == want) & (torch.signbit(got) == torch.signbit(want)) if dtype != torch.bool else got == want
+                        if dtype.is_floating_point:
+                            same |= got.isnan() & want.isnan()
+                        bad = (~same).nonzero().flatten().tolist()
+                        assert not bad, (what, dtype, op, count, rows[bad[0] % len(rows)], got[bad[0]])
+        t = torch.tensor([True, False])
+        with self.assertRaisesRegex(lib.Error, "no average of logical values"):
+            dist.all_reduce(t, dist.ReduceOp.AVG)
+        assert t.tolist() == [True, False], t
+        if hasattr(torch, "float8_e4m3fn"):
+            with self.assertRaisesRegex(lib.Error, "does not reduce torch.float8_e4m3fn"):
+                dist.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn))
+
     def test_forms(self):
         """Tensors that do not lie in one piece, without elements or dimensions, complex and logical ones, objects."""
         def body(rank, store):
