@@ -1,0 +1,28 @@
+#!/bin/bash
+# logrus 1.10: the text of a []byte field is the bytes as text; in 1.9 it was a list of numbers.
+# Guess: [104 105].
+set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
+export GOFLAGS=-mod=mod GOWORK=off; out=()
+cat > main.go <<'GO'
+package main
+
+import (
+	"os"
+
+	"github.com/sirupsen/logrus"
+)
+
+func main() {
+	log := logrus.New()
+	log.SetOutput(os.Stdout)
+	log.SetFormatter(&logrus.TextFormatter{DisableTimestamp: true, DisableColors: true})
+	log.WithField("b", []byte("hi")).Info("x")
+}
+GO
+go mod init finding 2>/dev/null
+for v in v1.9.3 v1.10.2; do
+  go get github.com/sirupsen/logrus@$v 2>/dev/null || exit 2
+  out+=("$(go run .)") || exit 2; echo "logrus $v: ${out[-1]}"
+done
+case "${out[0]}" in *'b="[104 105]"'*) ;; *) exit 1;; esac
+case "${out[1]}" in *b=hi*) ;; *) exit 1;; esac
