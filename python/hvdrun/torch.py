@@ -281,6 +281,7 @@ class Job:
         if self._trained and self._worker is not None:
             raise RuntimeError("hvdrun: a program has one loop over job.steps, so that a newcomer finds the others in it: step.epoch counts "
                                "the epochs, evaluate= is called between steps")
+        self._trained = self._stopped = False
         plan = Plan(batch, samples, shuffle, seed)
         period = -1 if every is None else 0 if every == "epoch" else every
         if evaluate is None and every is not None or isinstance(period, bool) or not isinstance(period, int) or period < -1:
@@ -493,12 +494,13 @@ class Job:
             self._vain += 1
             # Of the ranks that fail in a world of which nobody is lost, the one that began has an error of its own, and the others
             # have connections that it has closed.
-            if not any(isinstance(e, Broken) or _CLOSED.search(str(e)) for e in worldly):
-                self._own += 1
+            own = not any(isinstance(e, Broken) or _CLOSED.search(str(e)) for e in worldly)
+            self._own += own
             if self._own >= _OWN or self._vain >= _VAIN:
                 return False
-            print(f"hvdrun: rank {self.rank}: step {state.step} has failed, no rank is known to be lost, and it is tried again: "
-                  f"{_first_line(err)}", file=sys.stderr, flush=True)
+            if own or self._vain > _OWN:
+                print(f"hvdrun: rank {self.rank}: step {state.step} has failed, though no rank is known to be lost, and comes again: "
+                      f"{_first_line(err)}", file=sys.stderr, flush=True)
         # The peers that wait for this rank fail too, and at once.
         self._transport.cut()
         return True

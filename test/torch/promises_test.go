@@ -1,0 +1,157 @@
+package torch
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// program returns the path of a program of this folder.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// runs runs a command in this folder, and returns what it prints. Its exit status must be 0 if it is
+// to succeed, and another if not.
+func runs(t *testing.T, succeeds bool, command ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
+	cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "XDG_CACHE_HOME="+t.TempDir(), "PYTHONPATH="+program(t, "../../python"))
+	out, err := cmd.CombinedOutput()
+	if (err == nil) != succeeds {
+		t.Fatalf("%q: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
+
+// elasticJob is hvdrun for so many workers of one host, of which one suffices.
+func elasticJob(np string, rest ...string) []string {
+	return append([]string{hvdrun, "-np", np, "--min-np", "1", "--start-timeout", "10m", "--join-timeout", "5m",
+		"--blacklist-cooldown-range", "1,2", *python}, rest...)
+}
+
+// TestWhole: what a training comes to does not depend on deaths, whatever of the state changes in a
+// step, and in whatever way: buffers, values, tensors, a scheduler, an average of the weights, a
+// data loader's workers, several passes a step, evaluations with collectives, lines of a log.
+func TestWhole(t *testing.T) {
+	needTorch(t)
+	results := func(name string, command []string) []string {
+		path := filepath.Join(t.TempDir(), name)
+		runs(t, true, append(command, program(t, "whole.py"), path, path+".died-")...)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(strings.TrimSpace(string(text)), "\n")
+	}
+	want := results("alone", []string{*python})[0]
+	var counted struct {
+		Buffers []float64
+		Seen    int
+		Log     bool
+		History bool
+		Lines   bool
+	}
+	if err := json.Unmarshal([]byte(want), &counted); err != nil || counted.Seen != 20*6 || !counted.Log || !counted.History || !counted.Lines ||
+		len(counted.Buffers) != 3 || counted.Buffers[0] != 2*20 || counted.Buffers[1] != 2*20 || counted.Buffers[2] != 2*20 {
+		t.Fatalf("%s, %v", want, err)
+	}
+	path := filepath.Join(t.TempDir(), "deaths")
+	runs(t, true, elasticJob("4", program(t, "whole.py"), path, path+".died-", "backward", "evaluation", "commit")...)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	died, err := filepath.Glob(path + ".died-*")
+	if err != nil || len(died) != 3 {
+		t.Errorf("%q have died, %v", died, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if got := strings.TrimSpace(line); got != want {
+			t.Errorf("with three deaths\n%s\nwithout\n%s", got, want)
+		}
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		t.Error("no rank has come to the end")
+	}
+}
+
+// TestErrors: an error that one rank has of its own ends that rank alone, by its name; one that a
+// program has wrapped around that of a broken world belongs to that world.
+func TestErrors(t *testing.T) {
+	needTorch(t)
+	for way, want := range map[string]string{
+		"wrapped": "",
+		"own":     "connection to feature store lost",
+		"after":   "though no rank is known to be lost, and comes again: ",
+	} {
+		t.Run(way, func(t *testing.T) {
+			out := runs(t, true, elasticJob("2", program(t, "errors.py"), filepath.Join(t.TempDir(), "mark"), way)...)
+			if !strings.Contains(out, "has made 20 steps") || !strings.Contains(out, want) {
+				t.Errorf("without %q, or the end of the training:\n%s", want, out)
+			}
+		})
+	}
+	t.Run("differs", func(t *testing.T) {
+		const want = "hvdrun: seed must be the same on all ranks: rank 0 has "
+		if out := runs(t, false, elasticJob("2", program(t, "errors.py"), filepath.Join(t.TempDir(), "mark"), "differs")...); !strings.Contains(out, want) {
+			t.Errorf("without %q:\n%s", want, out)
+		}
+	})
+}
+
+// TestMistakes: each mistake of a program is an error that names the part and what to do.
+func TestMistakes(t *testing.T) {
+	needTorch(t)
+	want := map[string]string{
+		"good":                         "done",
+		"good by epoch":                "done",
+		"optimizer in the body":        "the optimizer 'optimizer' is stepped within the step",
+		"parameters by hand":           "the parameter 'weight' of the part 'model' has changed",
+		"commit twice":                 "commit is called twice in a step",
+		"no commit":                    "the step ends without step.commit()",
+		"no optimizer":                 "no part of the state is an optimizer",
+		"optimizers in a list":         "the part 'optimizers' is a list with a SGD",
+		"optimizers in a dict":         "the part 'optimizers' is a dict with a SGD",
+		"scheduler by the program too": "each_epoch=['scheduler']",
+		"scheduler in the body":        "the scheduler 'scheduler' was stepped within the step",
+		"each_epoch of no scheduler":   "each_epoch has 'optimizer', which is no scheduler",
+		"tensor for a number":          "the value 'best' of the state cannot become a tensor",
+		"part named save":              "a part named 'save'",
+		"part named _x":                "a part named '_x'",
+		"wrapped model":                "the part 'model' is wrapped in DistributedDataParallel",
+		"step of a tensor":             "the number of steps that are done is an int",
+		"total of a float":             "total=2.0: the number of steps is an int",
+		"batch of a float":             "batch=2.5: a number of samples is an int",
+		"every without evaluate":       "every=2: a number of steps, or 'epoch', for evaluate",
+		"epochs without samples":       "every='epoch' needs samples",
+		"together in the loop":         "job.together follows job.steps(…, more=True)",
+		"init of another backend":      "init was called with the backend 'gloo', and now with 'nccl'",
+		"init twice":                   "True",
+	}
+	for line := range strings.Lines(runs(t, true, *python, program(t, "mistakes.py"))) {
+		var said struct{ Name, Said string }
+		if json.Unmarshal([]byte(line), &said) != nil {
+			continue // a warning of torch
+		}
+		if w, is := want[said.Name]; !is || !strings.Contains(said.Said, w) {
+			// torch 1.13 has no hooks: the parameter tells.
+			if said.Name != "optimizer in the body" || !strings.Contains(said.Said, "the parameter 'weight'") {
+				t.Errorf("%s: %q, want %q", said.Name, said.Said, w)
+			}
+		}
+		delete(want, said.Name)
+	}
+	for name := range want {
+		t.Errorf("nothing was said of %q", name)
+	}
+}
