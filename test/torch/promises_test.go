@@ -20,8 +20,8 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// runs runs a command in this folder, and returns what it prints. Its exit status must be 0 if it is
-// to succeed, and another if not.
+// runs runs a command in this folder, and returns what it prints. Its exit status must be 0 if it
+// is to succeed, and another if not.
 func runs(t *testing.T, succeeds bool, command ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
