@@ -16,6 +16,8 @@ const (
 	// whatever etcd waits for, such as a disk or a leader.
 	askAfter  = 250 * time.Millisecond
 	lostAfter = 750 * time.Millisecond
+	// Silence is after how long a silent connection is given up.
+	Silence = askAfter + lostAfter
 )
 
 // watcher closes connections whose servers have become silent, so that what was asked there is

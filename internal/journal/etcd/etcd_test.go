@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/hvdrun/hvdrun/internal/etcd"
 	"github.com/hvdrun/hvdrun/test/etcdserver"
 )
 
@@ -25,6 +26,15 @@ import (
 type server struct {
 	*etcdserver.Server
 	t *testing.T
+}
+
+// TestLeastLease: a claim of the shortest lease outlives a server that becomes silent just after a
+// renewal, with a second to connect to another.
+func TestLeastLease(t *testing.T) {
+	left := LeastLease*4/5 - LeastLease/renewals
+	if need := etcd.Silence + time.Second; left < need {
+		t.Errorf("a claim of %v has %v for what takes %v", LeastLease, left, need)
+	}
 }
 
 func newServer(t *testing.T) server {
