@@ -194,7 +194,6 @@ var unrun = map[string]string{
 	"slurm":      "a cluster of Slurm: make check-slurm",
 	"module":     "a module proxy, or a clone beside the working directory: make check-release, TestOutside",
 	"release":    "the files of a release: make check-release",
-	"scaler":     "a cluster of Scaler: tasks/scaler",
 	"cgo":        "a C compiler: cmd/libhvdrun",
 }
 

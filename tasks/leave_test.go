@@ -84,15 +84,15 @@ func TestLeftForGood(t *testing.T) {
 		}
 		defer pool.Close()
 		serve := func() (leave func()) {
-			ctx, cancel := context.WithCancelCause(t.Context())
+			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				if err := Serve(ctx, ServeConfig{Dial: p.dialer(), Host: "a", Log: quiet(), root: root, run: "run"}); err != nil {
+				if err := Serve(ctx, ServeConfig{Dial: p.dialer(), Host: "a", Grace: time.Nanosecond, Log: quiet(), root: root, run: "run"}); err != nil {
 					t.Errorf("Serve returned %v", err)
 				}
 			})
 			return func() {
-				cancel(ErrReturned)
+				cancel()
 				wg.Wait()
 			}
 		}

@@ -74,7 +74,7 @@ func (v *village) serve(name string) (vanish func()) {
 		}
 	})
 	return func() {
-		end(ErrVanished)
+		end(errVanished)
 		serving.Wait()
 	}
 }

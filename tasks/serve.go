@@ -12,7 +12,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,8 +34,6 @@ type ServeConfig struct {
 	Host string
 	// Name names the worker to people. Empty: its host and its process.
 	Name string
-	// Families, if not nil, replaces the registered functions.
-	Families []*Family
 	// Offers are the resources of this worker: "cpu", "gpu" and any other names. A missing "cpu" is
 	// the number of processors, divided by the job's workers on this host.
 	Offers map[string]float64
@@ -61,7 +58,11 @@ type ServeConfig struct {
 	run         string                // names the store; set where Dial is not
 	credentials *identity.Credentials // nil: nobody can be asked for values, and nobody asks here
 	root        string                // of the store, in tests
+	without     map[string]bool       // functions that are not offered, in tests
 }
+
+// errVanished ends the context of a worker in tests that is to end as if its process were killed.
+var errVanished = errors.New("tasks: the process is gone")
 
 const (
 	defaultGrace = 10 * time.Second
@@ -79,8 +80,7 @@ const (
 // when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it returns
 // the tasks that have not begun, and waits for running ones, for no longer than the grace; then it
 // returns nil. A function that ignores its context goes on. Serve returns an error if it cannot
-// reach the scheduler within the first minute, or if the scheduler refuses it. It returns at once
-// if the cause of ctx's end is ErrVanished or ErrReturned.
+// reach the scheduler within the first minute, or if the scheduler refuses it.
 func Serve(ctx context.Context, cfg ServeConfig) error {
 	w, err := newServer(cfg)
 	if err != nil {
@@ -293,33 +293,21 @@ func (w *server) introduce(conn net.Conn) *taskspb.TasksHello {
 
 // offered are the functions that the worker has.
 func (w *server) offered() (all []*taskspb.TaskFunction) {
-	for _, f := range w.cfg.Families {
-		all = append(all, f.fn.wire())
-	}
-	if w.cfg.Families != nil {
-		return all
-	}
 	functions.Lock()
 	defer functions.Unlock()
 	for _, f := range functions.byName {
-		all = append(all, f.wire())
+		if !w.cfg.without[f.name] {
+			all = append(all, f.wire())
+		}
 	}
 	return all
 }
 
 // find returns the function with a name, or nil.
 func (w *server) find(name string) *function {
-	if w.cfg.Families == nil {
-		functions.Lock()
-		defer functions.Unlock()
-		return functions.byName[name]
-	}
-	for _, f := range w.cfg.Families {
-		if strings.HasPrefix(name, f.name+":") {
-			return f.fn
-		}
-	}
-	return nil
+	functions.Lock()
+	defer functions.Unlock()
+	return functions.byName[name]
 }
 
 // welcomed goes on over a new connection: what the scheduler has not heard is said again.
@@ -399,12 +387,9 @@ func (w *server) serve(ctx context.Context, first *session) error {
 			}
 			w.say(func(m *taskspb.ToTasks) { m.Willing = true })
 		case <-ctx.Done():
-			switch cause := context.Cause(ctx); {
-			case errors.Is(cause, ErrVanished):
+			if errors.Is(context.Cause(ctx), errVanished) {
 				w.vanish(end)
-			case errors.Is(cause, ErrReturned):
-				w.leave(0)
-			default:
+			} else {
 				w.leave(w.cfg.Grace)
 			}
 			end()
@@ -743,8 +728,6 @@ func (w *server) call(ctx context.Context, a *attempt) *taskspb.TaskResult {
 	switch {
 	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return failed(queue.TimedOut, fmt.Sprintf("it ran for longer than %v: %v", time.Duration(a.push.GetLimitMs())*time.Millisecond, err))
-	case err != nil && w.cfg.Families != nil && errors.Is(err, ErrAttemptLost):
-		return failed(queue.Lost, err.Error())
 	case err != nil:
 		r := failed(queue.ByUser, err.Error())
 		var panicked *panicError

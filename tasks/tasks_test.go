@@ -370,7 +370,7 @@ func TestRunAllWithout(t *testing.T) {
 	if all, err := RunAll(t.Context(), pool, double, 4); err != nil || fmt.Sprint(all) != "[8]" {
 		t.Errorf("beside a worker that leaves: %v, %v", all, err)
 	}
-	p.serve(ServeConfig{Host: "c", Families: []*Family{}})
+	p.serve(ServeConfig{Host: "c", without: map[string]bool{double.fn.name: true}})
 	if !workers(func(s Status) bool {
 		return slices.ContainsFunc(s.Workers, func(w report.WorkerStatus) bool { return w.Host == "c" })
 	}) {

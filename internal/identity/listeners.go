@@ -127,14 +127,6 @@ var (
 		Name: "clients of tasks elsewhere", Process: "hvdrun tasks gateway", Address: "the one that is given",
 		Admits: "holders of an invitation: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// ScalerWorkers accepts workers of Scaler that join a pool. Their protocol has no proof: a
-	// connection counts as proven after ZeroMQ's handshake, which names its end.
-	ScalerWorkers = Bounds{
-		Name: "workers of Scaler", Process: "hvdrun tasks scaler-scheduler, and programs that call bridge.Serve",
-		Address:  "the one that is given: loopback, or a unix socket of mode 0600; others with --insecure",
-		Admits:   "anyone who reaches it, up to 1,000: Scaler's protocol has no proof; over a unix socket, processes of the same user and of root: SO_PEERCRED",
-		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
-	}
 	// Values provides the stored values of a worker's host.
 	Values = Bounds{
 		Name: "values of tasks", Process: "worker that runs tasks", Address: "the address that is used towards the driver or its agent",
@@ -155,7 +147,7 @@ var (
 
 // All returns the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, ScalerWorkers, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
+	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
 
 // Table returns bounds as a table in Markdown.

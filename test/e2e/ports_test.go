@@ -54,7 +54,6 @@ func TestTakenPorts(t *testing.T) {
 		"the registrar":              {[]string{"cluster", "serve", "--listen", at, cluster}, inUse},
 		"a page":                     {[]string{"dashboard", "--listen", at, job}, inUse},
 		"clients of tasks":           {[]string{"tasks", "gateway", "--listen", at, "--invitation", filepath.Join(dir, "invitation"), job}, inUse},
-		"workers of Scaler":          {[]string{"tasks", "scaler-scheduler", "--listen", "tcp://" + at, job}, inUse},
 		"torchrun's node 0":          {append(torchrun, "--nnodes", "2", "--node-rank", "0", "--master-addr", host, "--master-port", port, "true"), inUse},
 		"torchrun's node 1":          {append(torchrun, "--nnodes", "2", "--node-rank", "1", "--master-addr", host, "--master-port", port, "true"), silent},
 		"torchrun's store":           {append(torchrun, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", at, "true"), silent},

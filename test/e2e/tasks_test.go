@@ -238,31 +238,6 @@ func TestTasksHostKilled(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksScalerScheduler: hvdrun tasks scaler-scheduler ends with its job, and well.
-func TestTasksScalerScheduler(t *testing.T) {
-	r := serveTasks(t, 1, on(hostA, 1))
-	cmd := r.Subcommand(t.Context(), "tasks", "scaler-scheduler", "--listen", "tcp://127.0.0.1:0")
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines, text := bufio.NewScanner(stderr), ""
-	for lines.Scan() && !strings.Contains(lines.Text(), "workers may join at") {
-		text += lines.Text() + "\n"
-	}
-	r = killDriver(t, r) // which is not the job's end
-	stopJob(t, r)
-	for lines.Scan() {
-		text += lines.Text() + "\n"
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("%v: %s", err, text)
-	}
-}
-
 // TestTasksClientKilled: tasks of a client that is killed with the driver are not lost.
 func TestTasksClientKilled(t *testing.T) {
 	r, c := beginTasks(t, 2, "-submit", "5000", "-lasts", "2ms")

@@ -159,7 +159,6 @@ const (
 // Group is the tasks of one function with the same demand.
 type Group struct {
 	Function string
-	Family   string // of its function, as workers name it; "": it has none
 	Demand   Demand
 	Index    int               // among all groups, from 0
 	shares   map[uint64]*share // by the client
@@ -324,7 +323,7 @@ func (all *groups) Group(function string, d Demand) *Group {
 	key := groupKey{function, d.key()}
 	g := all.byKey[key]
 	if g == nil {
-		g = &Group{Function: function, Family: familyOf(function), Demand: d, Index: len(all.order), shares: map[uint64]*share{}}
+		g = &Group{Function: function, Demand: d, Index: len(all.order), shares: map[uint64]*share{}}
 		all.byKey[key] = g
 		all.order = append(all.order, g)
 	}
@@ -337,16 +336,6 @@ func (all *groups) GroupAt(index int) *Group {
 		return nil
 	}
 	return all.order[index]
-}
-
-// familyOf returns what a worker calls all functions whose names begin as this one's: of
-// family:name@hash it is family:*@hash.
-func familyOf(function string) string {
-	family, rest, ok := strings.Cut(function, ":")
-	if !ok {
-		return ""
-	}
-	return family + ":*" + rest[max(strings.LastIndexByte(rest, '@'), 0):]
 }
 
 // Submit adds a task. A task that is known already is told again when it is over.

@@ -373,10 +373,8 @@ func (q *Queue) Willing(now time.Time, id uint64) {
 
 func (w *worker) serves(g *Group) bool { return w.knows(g) && g.Demand.fits(w.Offers, 1) }
 
-// knows returns whether the worker has the function, or its family.
-func (w *worker) knows(g *Group) bool {
-	return w.Functions[g.Function] || g.Family != "" && w.Functions[g.Family]
-}
+// knows returns whether the worker has the function.
+func (w *worker) knows(g *Group) bool { return w.Functions[g.Function] }
 
 func (q *Queue) ask(now time.Time, w *worker, g *Group) {
 	l := w.lease(g)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"strings"
 	"sync"
@@ -204,4 +205,49 @@ func (g *gateway) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.n--
+}
+
+// sideLog returns a log on standard error.
+func sideLog(p *cli.Program) *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(p.Stderr)
+	return log
+}
+
+// jobLooks is how often whileJob looks.
+const jobLooks = 500 * time.Millisecond
+
+// whileJob returns a context that ends with ctx, and when the job has ended, which takes more than
+// the end of its driver. The caller must call cancel.
+func whileJob(ctx context.Context, d *jobdir.Dir) (_ context.Context, cancel func()) {
+	ctx, end := context.WithCancel(ctx)
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		defer end()
+		every := time.NewTicker(jobLooks)
+		defer every.Stop()
+		for {
+			select {
+			case <-every.C:
+			case <-ctx.Done():
+				return
+			}
+			now, err := jobdir.Read(d.Path)
+			if errors.Is(err, fs.ErrNotExist) || err == nil && now.About.Ended != nil {
+				return
+			}
+		}
+	})
+	return ctx, func() {
+		end()
+		looking.Wait()
+	}
+}
+
+// stopped returns the signal that has ended a command.
+func stopped(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cli.Failed(cause)
+	}
+	return nil
 }

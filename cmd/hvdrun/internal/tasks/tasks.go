@@ -52,7 +52,7 @@ tasks), by function, and for the workers that run them. For functions with tasks
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.AddCommand(tasksRunCommand(p), tasksServeCommand(p), tasksExplainCommand(p), gatewayCommand(p), scalerWorkerCommand(p), scalerSchedulerCommand(p))
+	cmd.AddCommand(tasksRunCommand(p), tasksServeCommand(p), tasksExplainCommand(p), gatewayCommand(p))
 	return jobdir.CompletesJobs(p, cmd)
 }
 
