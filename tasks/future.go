@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -366,14 +365,7 @@ func (p *Pool) dropAll(in []input) {
 
 // Map calls a function for each of the items, as one task each, and returns the results in their
 // order. At the first error, also while it submits, it cancels the others, and returns that error.
-// ConnectConfig.Progress shows the progress.
 func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, error) {
-	show := func() {}
-	if p.cfg.Progress != nil {
-		shown := newBar(p.cfg.Progress, f.fn.name, len(items), time.Now())
-		defer func() { shown.close(time.Now()) }()
-		show = func() { shown.add(time.Now()) }
-	}
 	live, stop := context.WithCancel(ctx)
 	defer stop()
 	futures, ended := make([]*Future[R], len(items)), make(chan int, len(items))
@@ -393,7 +385,6 @@ func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, er
 		i, err := receive(live, ended)
 		if err == nil {
 			results[i], err = futures[i].Get(ctx)
-			show()
 		}
 		return err
 	}

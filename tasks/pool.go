@@ -43,9 +43,6 @@ type ConnectConfig struct {
 	// Patience is how long the scheduler may be unreachable; then all tasks fail, as does Connect.
 	// 0: a minute.
 	Patience time.Duration
-	// Progress, if not nil, is where Map shows its progress: a bar on a terminal, an occasional
-	// line elsewhere.
-	Progress *os.File
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
