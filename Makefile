@@ -65,7 +65,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib wheel demo check check-costs check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure measure-peers check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-pace bench-scale gpu-programs gpu-check look site man clean
+.PHONY: help build lib wheel demo check check-costs check-all check-page check-torch check-net check-metrics check-calls check-deb check-systemd check-container release check-release deb figures picture measure measure-peers check-kubernetes check-slurm deps fresh tidy-examples frameworks kubernetes demo-gomlx test fuzz cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-pace bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -329,9 +329,6 @@ figures: ## draw docs/figures.svg anew from the tables of BENCHMARKS.md; make me
 picture: build ## draw docs/faults.svg anew from the events of internal/replay/testdata; RECORD=1 runs that job again first
 	@if [ -n "$(RECORD)" ]; then internal/replay/record internal/replay/testdata/faults.jsonl; fi
 	@bin/hvdrun replay internal/replay/testdata/faults.jsonl --picture docs/faults.svg
-
-site: ## write the pages as a static site to bin/site/
-	@$(GO) run ./internal/site/gen . bin/site
 
 man: ## write manual pages of hvdrun and its commands to bin/man/
 	@$(GO) test -vet=off -count=1 -run '^TestManPages$$' ./cmd/hvdrun -man '$(CURDIR)/bin/man' >/dev/null && echo "== man: bin/man/"
