@@ -194,5 +194,9 @@ func exitOf(err error) job.Exit {
 	case errors.As(err, &exit):
 		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
 	}
-	return job.Exit{Code: 127, Err: err, Evicted: errors.As(err, &start) && start.Evicted}
+	exited := job.Exit{Code: 127, Err: err}
+	if errors.As(err, &start) {
+		exited.Evicted, exited.TakenBy = start.Evicted, start.TakenBy
+	}
+	return exited
 }

@@ -174,7 +174,11 @@ func explained(err error) error {
 		return err
 	}
 	named := *m
+	returned := false
 	for i, call := range m.Calls {
+		if call == "AllReduce of 3 uint64 (max)" {
+			named.Calls[i], returned = "nothing, as its training function has returned", true
+		}
 		// The agreement is one word, or, with audits of the state, all of State.word.
 		if call == "AllReduce of 1 uint64 (max)" || call == "AllReduce of 4 uint64 (max)" {
 			named.Calls[i] = "Commit or CheckHostUpdates"
@@ -183,7 +187,11 @@ func explained(err error) error {
 	if named.Calls == m.Calls || !strings.Contains(err.Error(), m.Error()) {
 		return err
 	}
-	return &explainedError{strings.Replace(err.Error(), m.Error(), named.Error(), 1) + ": all ranks must call these equally often", err}
+	text := strings.Replace(err.Error(), m.Error(), named.Error(), 1)
+	if !returned {
+		text += ": all ranks must call these equally often"
+	}
+	return &explainedError{text, err}
 }
 
 // explainedError is an error in other words.
@@ -265,7 +273,8 @@ func (r *runner) trainOnce() error {
 	if err := r.state.locals.gather(r.ctx, r.state.checkpoints != nil); err != nil {
 		return err
 	}
-	if err := collective.Barrier(r.ctx, r.worker.group()); err != nil {
+	// A barrier, which no call of the program is taken for.
+	if err := collective.AllReduce(r.ctx, r.worker.group(), make([]uint64, 3), collective.Max); err != nil {
 		return err
 	}
 	err := r.worker.meeting.Report(r.ctx, rendezvous.Done, r.worker.Generation(), r.state.commits)

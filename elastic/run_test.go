@@ -141,6 +141,26 @@ func TestRunNamesHiddenErrors(t *testing.T) {
 	}
 }
 
+// TestEarlyReturnIsNamed: where a rank's training function has returned while another goes on, the
+// error says that, and names no operation that the program has not called.
+func TestEarlyReturnIsNamed(t *testing.T) {
+	workers := stillWorld(t, 2, 0)
+	errs := errorsOf(2, func(r int) error {
+		return Run(t.Context(), NewState(workers[r]), func(ctx context.Context) error {
+			if r == 1 {
+				return nil
+			}
+			return collective.AllReduce(ctx, workers[r].Group(), make([]float32, 10), collective.Sum)
+		})
+	})
+	want := "rank 0 calls AllReduce of 10 float32 (sum), rank 1 calls nothing, as its training function has returned"
+	for r, err := range errs {
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("rank %d: %v, want %s", r, err, want)
+		}
+	}
+}
+
 func TestInitAlone(t *testing.T) {
 	w, err := Init(t.Context())
 	if err != nil {

@@ -213,7 +213,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 				command = s.Command
 			}
 			if len(command) == 0 {
-				return errors.New("no command to run\nusage: " + usage)
+				return errors.New("no command to run\nusage: " + usage + "\n`hvdrun --help` has examples, and lists the flags and the other commands")
 			}
 			return jobrun.Run(cmd.Context(), p, &s, command, nil)
 		},
@@ -233,6 +233,10 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		if err := root.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 			panic(err) // the flag is not in the table
 		}
+	}
+	// A plugin has a name, or is a file.
+	if err := root.RegisterFlagCompletionFunc("discovery-plugin", cobra.FixedCompletions(hostsource.OwnPlugins, cobra.ShellCompDirectiveDefault)); err != nil {
+		panic(err)
 	}
 	root.AddCommand(build.Command(p), settings.ConfigCommand(p, hostsource.Possible), page.Command(p), page.ReplayCommand(p), tasks.Command(p), top.Command(p))
 	for _, of := range []func(*cli.Program) []*cobra.Command{

@@ -58,7 +58,11 @@ func namesOf(c *cobra.Command) (names []string) {
 func explainUse(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			if err := check(c, args); err != nil {
+			if err := check(c, args); err != nil && len(args) == 0 && strings.Contains(c.UseLine(), "command [args") {
+				return fmt.Errorf("%s: no command to run\nusage: %s", c.Name(), c.UseLine())
+			} else if err != nil && len(args) == 0 {
+				return fmt.Errorf("%s: its arguments are missing\nusage: %s", c.Name(), c.UseLine())
+			} else if err != nil {
 				return fmt.Errorf("%s: %w\nusage: %s", c.Name(), err, c.UseLine())
 			}
 			return nil

@@ -158,7 +158,7 @@ func (m *Machine) decide(now time.Time, err error) {
 
 // notEnough is the job's error when the elastic timeout has passed.
 func (m *Machine) notEnough(now time.Time) error {
-	need, there := m.size.Min, len(m.hosts.Available(now))
+	need, there := m.size.Min, len(m.withoutTaken(now, m.hosts.Available(now)))
 	switch {
 	case !m.started:
 		need = m.size.NP
@@ -166,7 +166,7 @@ func (m *Machine) notEnough(now time.Time) error {
 		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
 			job.ErrNotEnoughSlots, need, m.joinedSoFar(), m.wait.Elastic, there, m.firstFailure.What())
 	}
-	return fmt.Errorf("%w: %d needed, %d available after %v", job.ErrNotEnoughSlots, need, there, m.wait.Elastic)
+	return fmt.Errorf("%w: %d needed, %d available after %v%s", job.ErrNotEnoughSlots, need, there, m.wait.Elastic, m.takenWords())
 }
 
 // joinedSoFar returns how many workers wait for a world.

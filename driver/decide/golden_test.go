@@ -31,7 +31,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	                           they speak by their sockets
 //	trains                     rank 0 of the world has synchronised and trains
 //	trains a:0                 its heartbeats say that it trains, after another has reported done
-//	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable|unkillable
+//	exit a:0 code=1|signal=9|ok|evicted|refused|taken=RUN|unstartable|unkillable
 //	                           with "ran=f,g", while it ran tasks of these functions
 //	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
 //	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
@@ -119,6 +119,7 @@ type story struct {
 	out    *strings.Builder
 	starts map[plan.SlotID]int
 	latest uint64  // generation
+	slow   bool    // processes are said to be forked
 	held   []Input // of the step that "now" ends
 	holds  bool
 }
@@ -278,6 +279,8 @@ func (s *story) config(args []string) error {
 			cfg.Size.TasksOnly = true
 		case "stateless":
 			cfg.Size.Stateless = true
+		case "slow":
+			s.slow = true
 		case "static":
 			cfg.Size.Elastic = false
 		case "limit":
@@ -394,6 +397,8 @@ func (s *story) exit(args []string) error {
 		exit = job.Exit{Code: 137, Err: errors.New("process 100 is in state D"), Unkillable: true}
 	case "refused": // by its agent
 		exit = job.Exit{Code: 127, Err: errors.New("the host is draining"), Evicted: true}
+	case "taken": // by another run
+		exit = job.Exit{Code: 127, Err: errors.New("the slot is taken"), TakenBy: value}
 	case "unstartable":
 		exit = job.Exit{Code: 127, Err: errors.New("no such file")}
 	default:
@@ -562,8 +567,10 @@ func (s *story) describe(a Action) string {
 		case a.Again:
 			return "start again, or take over " + a.ID
 		}
-		// Processes start at once in scenarios.
-		s.m.find(a.ID).pid = 100
+		// Processes start at once in scenarios, unless they are said to be forked.
+		if !s.slow {
+			s.m.find(a.ID).pid = 100
+		}
 		return fmt.Sprintf("start %s as rank %d of %d", a.ID, a.Slot.Rank, a.Trial.Size)
 	case StopWorker:
 		return "stop " + a.ID

@@ -67,6 +67,7 @@ type history struct {
 	stucks     int                  // consecutive worlds given up because all ranks waited, with no commit in between
 	partings   partings
 	faults     faults
+	taken      []takenSlot
 	resets     int
 	resetsBy   map[job.Cause]int // those whose next world was published
 	resetsAt   []time.Time       // resets that count towards a limit that has a window

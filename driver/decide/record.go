@@ -54,6 +54,7 @@ type Record struct {
 	Code       int            `json:"code,omitempty"`
 	Signal     int            `json:"signal,omitempty"` // that ended a worker or the job
 	Evicted    bool           `json:"evicted,omitempty"`
+	TakenBy    string         `json:"taken_by,omitempty"`
 	Unkillable bool           `json:"unkillable,omitempty"`
 	Ran        []string       `json:"ran,omitempty"` // functions whose tasks a worker ran when it ended
 	Command    *job.Command   `json:"command,omitempty"`
@@ -140,7 +141,7 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 		r.Kind, r.Worker = kindWrites, e.ID
 	case WorkerEnded:
 		r.Kind, r.Worker, r.Code, r.Signal = kindEnded, e.ID, e.Exit.Code, int(e.Exit.Signal)
-		r.Evicted, r.Unkillable, r.Ran = e.Exit.Evicted, e.Exit.Unkillable, e.Ran
+		r.Evicted, r.Unkillable, r.Ran, r.TakenBy = e.Exit.Evicted, e.Exit.Unkillable, e.Ran, e.Exit.TakenBy
 		if e.Exit.Err != nil {
 			r.Error = e.Exit.Err.Error()
 		}
@@ -213,7 +214,7 @@ func (r *Record) input() (Input, error) {
 	case kindWrites:
 		return WorkerWrites{r.Worker}, nil
 	case kindEnded:
-		exit := job.Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable}
+		exit := job.Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable, TakenBy: r.TakenBy}
 		if r.Error != "" {
 			exit.Err = errors.New(r.Error)
 		}

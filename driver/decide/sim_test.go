@@ -418,6 +418,8 @@ func (s *sim) trouble() {
 		s.end(p, job.Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true})
 	case n < 15:
 		s.stall(p)
+	case n < 20 && !p.joined && !p.stopped && p.generation == 0:
+		s.end(p, job.Exit{Code: 127, Err: errors.New("the slot is taken"), TakenBy: "another"})
 	default:
 		s.behave(p)
 	}

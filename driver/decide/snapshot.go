@@ -57,8 +57,17 @@ type savedHistory struct {
 }
 
 type savedFaults struct {
-	Faults  int    `json:"faults,omitempty"`
-	FaultOf uint64 `json:"fault_of,omitempty"`
+	Faults  int          `json:"faults,omitempty"`
+	FaultOf uint64       `json:"fault_of,omitempty"`
+	Taken   []savedTaken `json:"taken,omitempty"`
+}
+
+type savedTaken struct {
+	Host  string        `json:"host"`
+	Slot  int           `json:"slot,omitempty"`
+	Run   string        `json:"run,omitempty"`
+	Until time.Time     `json:"until,omitzero"`
+	Pause time.Duration `json:"pause,omitempty"`
 }
 
 type savedGeneration struct {
@@ -202,6 +211,7 @@ type (
 		Signal     int    `json:"signal,omitempty"`
 		Error      string `json:"error,omitempty"`
 		Evicted    bool   `json:"evicted,omitempty"`
+		TakenBy    string `json:"taken_by,omitempty"`
 		Unkillable bool   `json:"unkillable,omitempty"`
 		Early      bool   `json:"early,omitempty"`
 		Said       string `json:"said,omitempty"`
@@ -217,7 +227,7 @@ func (m *Machine) save() snapshot {
 		},
 		savedHistory: savedHistory{
 			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.startsFrom, Progress: m.progress,
-			Stucks: m.stucks, savedFaults: savedFaults{m.faults.worlds, m.faults.last}, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsBy: m.resetsBy, ResetsAt: m.resetsAt, Wrote: m.wrote,
+			Stucks: m.stucks, savedFaults: savedFaults{Faults: m.faults.worlds, FaultOf: m.faults.last}, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsBy: m.resetsBy, ResetsAt: m.resetsAt, Wrote: m.wrote,
 			Term: m.term,
 		},
 		savedGeneration: savedGeneration{
@@ -245,6 +255,9 @@ func (m *Machine) save() snapshot {
 	}
 	if m.unwritten != nil {
 		s.Unwritten = &savedUnwritten{m.unwritten.worker, m.unwritten.commits}
+	}
+	for _, t := range m.taken {
+		s.Taken = append(s.Taken, savedTaken{t.slot.Host, t.slot.Index, t.run, t.until, t.pause})
 	}
 	for id := range m.ran {
 		s.Ran = append(s.Ran, savedSlot{Host: id.Host, Slot: id.Index})
@@ -285,6 +298,9 @@ func (m *Machine) load(s snapshot) (err error) {
 	}
 	if s.Unwritten != nil {
 		m.unwritten = &unwritten{s.Unwritten.Worker, s.Unwritten.Commits}
+	}
+	for _, t := range s.Taken {
+		m.taken = append(m.taken, takenSlot{plan.SlotID{Host: t.Host, Index: t.Slot}, t.Run, t.Until, t.Pause})
 	}
 	for _, x := range s.Ran {
 		m.ran[plan.SlotID{Host: x.Host, Index: x.Slot}] = true
@@ -451,7 +467,7 @@ func saveFailed(e *job.WorkerError) *savedError {
 	f := &savedFailed{
 		Host: e.Slot.Host, Slot: e.Slot.Index, Rank: e.Rank, Reason: e.Reason,
 		Code: e.Exit.Code, Signal: int(e.Exit.Signal), Evicted: e.Exit.Evicted, Unkillable: e.Exit.Unkillable,
-		Early: e.Exit.Early, Said: e.Exit.Said,
+		TakenBy: e.Exit.TakenBy, Early: e.Exit.Early, Said: e.Exit.Said,
 	}
 	if e.Exit.Err != nil {
 		f.Error = e.Exit.Err.Error()
@@ -469,7 +485,7 @@ func (s *savedError) failed() *job.WorkerError {
 		Slot: plan.SlotID{Host: f.Host, Index: f.Slot}, Rank: f.Rank, Reason: f.Reason,
 		Exit: job.Exit{
 			Code: f.Code, Signal: syscall.Signal(f.Signal), Evicted: f.Evicted, Unkillable: f.Unkillable,
-			Early: f.Early, Said: f.Said,
+			TakenBy: f.TakenBy, Early: f.Early, Said: f.Said,
 		},
 	}
 	if f.Error != "" {

@@ -136,6 +136,7 @@ func (m *Machine) settle(now time.Time) {
 func (m *Machine) forked(now time.Time, e WorkerForked) {
 	if w := m.find(e.ID); w != nil && w.pid != e.PID { // otherwise a previous driver has recorded it
 		w.pid = e.PID
+		m.slotFree(w.slot)
 		if w.phase == starting {
 			w.since = now
 		}
@@ -259,7 +260,7 @@ func (m *Machine) wanted(now time.Time) []plan.SlotID {
 	if at := m.hosts.Changes(); m.freeAt != at { // reconcile has expired exclusions before
 		m.free, m.freeAt = m.hosts.Available(now), at
 	}
-	free := m.withoutAsked(m.free)
+	free := m.withoutTaken(now, m.withoutAsked(m.free))
 	if m.size.Max > 0 && len(free) > m.size.Max {
 		free = m.preferred(free, m.size.Max)
 	}
@@ -383,7 +384,9 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 			m.lackSlots(now, len(wanted), m.size.NP)
 			return
 		}
-		m.started, m.shortFrom = true, time.Time{}
+		if m.started = true; len(m.taken) == 0 { // otherwise the wait goes on if they are still taken
+			m.shortFrom = time.Time{}
+		}
 		if !m.size.Elastic {
 			m.fixed = wanted
 		}
@@ -551,7 +554,7 @@ func (m *Machine) incomplete(n int) error {
 func (m *Machine) lackSlots(now time.Time, have, need int) {
 	if m.shortFrom.IsZero() {
 		m.shortFrom = now
-		m.log(Info, "waiting up to %v for %d slots, %d available", m.wait.Elastic, need, have)
+		m.log(Info, "waiting up to %v for %d slots, %d available%s", m.wait.Elastic, need, have, m.takenWords())
 	}
 }
 

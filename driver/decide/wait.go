@@ -33,6 +33,7 @@ const (
 	forReminder                  // log reminder: workers that are done have not exited
 	forExit                      // a worker that is done exits
 	forReturn                    // an exclusion ends
+	forTaken                     // a slot that has another job's worker is tried again
 	forRamp                      // a starting worker stops counting against its host's ramp
 	forStarts                    // any starting worker joins
 	forEnds                      // log reminder: workers have not ended although the job ends
@@ -56,6 +57,9 @@ func (m *Machine) waits(each func(wait)) {
 	}
 	if t, ok := m.hosts.NextReturn(); ok && !m.decided {
 		each(wait{kind: forReturn, until: t})
+	}
+	if t, ok := m.nextTry(); ok && !m.decided && m.doneFrom.IsZero() {
+		each(wait{kind: forTaken, until: t})
 	}
 	for _, w := range m.workers {
 		if w.phase == stopping {
@@ -151,7 +155,7 @@ func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 
 // startBy returns the join deadline of a starting worker; false: it has none. A job that is not
 // elastic may run a command that never joins, so its workers have a deadline only once one of them
-// has joined; those that run tasks alone have none.
+// has joined, and until their processes run; those that run tasks alone have none.
 func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	switch {
 	case m.size.TasksOnly:
@@ -159,11 +163,19 @@ func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	case m.size.Elastic:
 		return w.since.Add(m.wait.Start), true
 	case m.joined.IsZero():
-		return time.Time{}, false
+		return w.since.Add(m.wait.Start), w.pid == 0
 	case m.joined.After(w.since):
 		return m.joined.Add(m.wait.Start), true
 	}
 	return w.since.Add(m.wait.Start), true
+}
+
+// notStarted says what a worker has not done by its deadline.
+func (m *Machine) notStarted(w *Worker) string {
+	if w.pid == 0 {
+		return fmt.Sprintf("has no process %v after it was to start (--start-timeout)", m.wait.Start)
+	}
+	return fmt.Sprintf("did not join within %v of its start", m.wait.Start)
 }
 
 // waitsForDone are the waits of a job whose training is done.
@@ -187,6 +199,9 @@ func (m *Machine) clocks() []*time.Time {
 	all := []*time.Time{
 		&m.joined, &m.shortFrom, &m.resetFrom, &m.changeFrom, &m.doneFrom, &m.endFrom, &m.startsFrom, &m.deadFrom,
 		&m.partings.from,
+	}
+	for i := range m.taken {
+		all = append(all, &m.taken[i].until)
 	}
 	for _, w := range m.workers {
 		all = append(all, &w.since, &w.begun, &w.wroteAt, &w.doneFrom, &w.movedFrom)
@@ -251,7 +266,7 @@ func (m *Machine) endWait(now time.Time, w wait) {
 	case forReset:
 		m.remindOfReset(now)
 	case forJoin:
-		m.stop(now, w.who, fmt.Sprintf("did not join within %v of its start", m.wait.Start))
+		m.stop(now, w.who, m.notStarted(w.who))
 	case forMember:
 		m.stop(now, w.who, fmt.Sprintf("did not come to the next world within %v", m.wait.Join))
 	case forLeave:
@@ -271,7 +286,7 @@ func (m *Machine) endWait(now time.Time, w wait) {
 			m.endFrom.Add(m.wait.Drain).Sub(now))
 	case forProcess:
 		m.giveUpProcess(now, w.who)
-	case forReturn, forRamp, forStarts: // reconcile evaluates them in each step
+	case forReturn, forTaken, forRamp, forStarts: // reconcile evaluates them in each step
 	}
 }
 
@@ -312,11 +327,11 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 		if m.started {
 			need = m.size.Min
 		}
-		there := len(m.hosts.Available(now))
+		there := len(m.withoutTaken(now, m.hosts.Available(now)))
 		if m.started && there >= need {
 			return fmt.Sprintf("%d workers, %d joined", need, m.joinedSoFar())
 		}
-		return fmt.Sprintf("%d slots, %d there", need, there)
+		return fmt.Sprintf("%d slots, %d there%s", need, there, m.takenWords())
 	case forMember:
 		return m.someNames(training) + " to come to the next world"
 	case forStarts:
@@ -324,6 +339,9 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 			return fmt.Sprintf("%d more slots, whose workers start by and by", m.queued)
 		}
 	case forJoin:
+		if m.joined.IsZero() && !m.size.Elastic {
+			return m.namesOf(func(w *Worker) bool { return w.phase == starting && w.pid == 0 }) + " to start"
+		}
 		return m.someNames(starting) + " to join"
 	case forDone:
 		return "the others to be done"

@@ -251,7 +251,7 @@ func (m *Machine) cause(w *Worker, x job.Exit, tasks bool) exitCause {
 		return causeDone
 	case x.Clean() && (w.phase == waiting || w.phase == training) && !w.asked && !w.left && m.doneFrom.IsZero():
 		return causeFailed
-	case x.Clean() && !tasks, w.removed, w.asked, x.Evicted && m.size.Elastic:
+	case x.Clean() && !tasks, w.removed, w.asked, x.Evicted && m.size.Elastic, x.TakenBy != "":
 		return causeLeft
 	}
 	return causeFailed
@@ -262,6 +262,10 @@ func (m *Machine) cause(w *Worker, x job.Exit, tasks bool) exitCause {
 // worker as well.
 func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 	how := ""
+	if x.TakenBy != "" {
+		m.slotTaken(now, w, x)
+		return
+	}
 	if x.Clean() {
 		m.leftCleanly = true
 		if delete(m.ran, w.slot); m.joined.IsZero() {

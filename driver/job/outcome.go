@@ -87,6 +87,8 @@ type Exit struct {
 	// Evicted: the agent of its host ended it or did not start it, because the agent itself was
 	// asked to end.
 	Evicted bool
+	// TakenBy is the run whose worker has the slot, where therefore no process was started.
+	TakenBy string
 	// Unkillable: the process still exists after SIGKILL. Err has details.
 	Unkillable bool
 	// Early: the worker had joined, and exited with status 0 before its training was done.

@@ -164,6 +164,8 @@ type StartError struct {
 	Err     error
 	// Evicted: the agent of the host starts no more processes, because it was asked to end.
 	Evicted bool
+	// TakenBy is the run of the job whose worker has the slot; empty: that is not why.
+	TakenBy string
 }
 
 // Error returns one line that names the command.

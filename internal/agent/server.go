@@ -211,12 +211,22 @@ func (srv *server) take(w *worker) error {
 	case slices.Contains(srv.bad, i):
 		return fmt.Errorf("the device of slot %d of host %s has failed", i, srv.host)
 	case holder != nil:
-		return fmt.Errorf("slot %d of host %s is taken by worker %s of run %s, process %d",
-			i, srv.host, holder.incarnation, holder.s.run, holder.pid)
+		return &takenError{i, srv.host, holder.incarnation, holder.s.run, holder.pid}
 	}
 	srv.taken[i] = w
 	srv.starts++
 	return nil
+}
+
+// takenError says that a slot has another worker.
+type takenError struct {
+	slot                   int
+	host, incarnation, run string
+	pid                    int
+}
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("slot %d of host %s is taken by worker %s of run %s, process %d", e.slot, e.host, e.incarnation, e.run, e.pid)
 }
 
 // free gives the slot of a worker back; the lock is held.

@@ -434,7 +434,11 @@ func (s *session) start(m *agentpb.Start) error {
 		s.record("start", w, "", audit.Refused(err))
 		cancel(nil)
 		w.over = true
-		s.emit(exited(&agentpb.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}))
+		refused := &agentpb.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}
+		if taken, is := errors.AsType[*takenError](err); is {
+			refused.TakenBy = taken.run
+		}
+		s.emit(exited(refused))
 		return nil
 	}
 	spec := &launch.Spec{

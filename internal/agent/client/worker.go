@@ -273,7 +273,7 @@ func exitOfEvent(spec *launch.Spec, e *agentpb.Exited) error {
 	switch {
 	case e.GetStartError() != "":
 		err := launch.NewStartError(spec, errors.New(e.GetStartError()))
-		err.Evicted = e.GetEvicted()
+		err.Evicted, err.TakenBy = e.GetEvicted(), e.GetTakenBy()
 		return err
 	case e.GetStuckPid() != 0:
 		after := time.Duration(e.GetStuckMs()) * time.Millisecond

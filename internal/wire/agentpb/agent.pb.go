@@ -1320,9 +1320,11 @@ type Exited struct {
 	Evicted bool `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`
 	// If the process still exists although it was killed, and is no longer awaited: its id (otherwise 0), its state as in
 	// proc_pid_stat(5), and how long it was awaited.
-	StuckPid      uint32 `protobuf:"varint,6,opt,name=stuck_pid,json=stuckPid,proto3" json:"stuck_pid,omitempty"`
-	StuckState    string `protobuf:"bytes,7,opt,name=stuck_state,json=stuckState,proto3" json:"stuck_state,omitempty"`
-	StuckMs       uint32 `protobuf:"varint,8,opt,name=stuck_ms,json=stuckMs,proto3" json:"stuck_ms,omitempty"`
+	StuckPid   uint32 `protobuf:"varint,6,opt,name=stuck_pid,json=stuckPid,proto3" json:"stuck_pid,omitempty"`
+	StuckState string `protobuf:"bytes,7,opt,name=stuck_state,json=stuckState,proto3" json:"stuck_state,omitempty"`
+	StuckMs    uint32 `protobuf:"varint,8,opt,name=stuck_ms,json=stuckMs,proto3" json:"stuck_ms,omitempty"`
+	// With start_error: the run whose worker has the slot; empty if that is not the reason.
+	TakenBy       string `protobuf:"bytes,9,opt,name=taken_by,json=takenBy,proto3" json:"taken_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1411,6 +1413,13 @@ func (x *Exited) GetStuckMs() uint32 {
 		return x.StuckMs
 	}
 	return 0
+}
+
+func (x *Exited) GetTakenBy() string {
+	if x != nil {
+		return x.TakenBy
+	}
+	return ""
 }
 
 type InspectRequest struct {
@@ -1870,7 +1879,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\fR\x04text\"\xea\x01\n" +
+	"\x04text\x18\x03 \x01(\fR\x04text\"\x85\x02\n" +
 	"\x06Exited\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
@@ -1881,7 +1890,8 @@ const file_agent_proto_rawDesc = "" +
 	"\tstuck_pid\x18\x06 \x01(\rR\bstuckPid\x12\x1f\n" +
 	"\vstuck_state\x18\a \x01(\tR\n" +
 	"stuckState\x12\x19\n" +
-	"\bstuck_ms\x18\b \x01(\rR\astuckMs\"=\n" +
+	"\bstuck_ms\x18\b \x01(\rR\astuckMs\x12\x19\n" +
+	"\btaken_by\x18\t \x01(\tR\atakenBy\"=\n" +
 	"\x0eInspectRequest\x12+\n" +
 	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
 	"\x06Target\x12\x12\n" +

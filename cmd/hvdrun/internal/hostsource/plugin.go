@@ -22,8 +22,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// ownPlugins are the plugins that come with hvdrun.
-var ownPlugins = []string{"dns", "file", "http", "kubernetes", "slurm"}
+// OwnPlugins are the plugins that come with hvdrun.
+var OwnPlugins = []string{"dns", "file", "http", "kubernetes", "slurm"}
 
 // ownPlugin returns the path of a plugin that came with this program, or if there is none of that
 // name an empty one; and where it would be.
@@ -69,14 +69,14 @@ func pluginPath(s *settings.Settings) (string, error) {
 		if err != nil || path != "" {
 			return path, err
 		}
-		if slices.Contains(ownPlugins, s.Plugin) { // file and http are other programs in PATH
+		if slices.Contains(OwnPlugins, s.Plugin) { // file and http are other programs in PATH
 			return "", fmt.Errorf("there is no plugin %s, neither %s; go install %s%s@VERSION brings it",
 				s.Plugin, strings.Join(places, " nor "), pluginPackages, s.Plugin)
 		}
 	}
 	path, err := exec.LookPath(s.Plugin)
 	if err != nil {
-		if like := settings.NearestOf(s.Plugin, ownPlugins); bare && like != "" {
+		if like := settings.NearestOf(s.Plugin, OwnPlugins); bare && like != "" {
 			return "", fmt.Errorf("there is no plugin %s; did you mean %s?", s.Plugin, like)
 		}
 		return "", fmt.Errorf("%s cannot be run: %w", s.Plugin, proc.ExplainStart(errors.Unwrap(err), s.Plugin)) // err itself repeats the path

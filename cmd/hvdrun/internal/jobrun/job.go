@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
@@ -25,6 +27,22 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 )
+
+// checkInterfaces warns of network interfaces that this machine lacks, and refuses a list of which
+// it has none.
+func checkInterfaces(s *settings.Settings, log logrus.FieldLogger) error {
+	missing := 0
+	for _, name := range s.Tuning.NetworkInterfaces {
+		if _, err := net.InterfaceByName(name); err != nil {
+			missing++
+			log.Warnf("%s: this machine has no interface %q", s.Origin("network-interfaces"), name)
+		}
+	}
+	if missing > 0 && missing == len(s.Tuning.NetworkInterfaces) {
+		return fmt.Errorf("%s: this machine has none of them; `ip link` lists those that it has", s.Origin("network-interfaces"))
+	}
+	return nil
+}
 
 // Run runs the command as the settings say, until it is done, has failed or is stopped. c, if
 // not nil, is the claim to the job.
@@ -50,13 +68,8 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 		return err
 	}
 	if hostsource.AllLocal(ctx, fixed) {
-		if err := checkCommand(s, command[0]); err != nil {
+		if err := errors.Join(checkCommand(s, command[0]), checkInterfaces(s, log)); err != nil {
 			return err
-		}
-		for _, name := range s.Tuning.NetworkInterfaces {
-			if _, err := net.InterfaceByName(name); err != nil {
-				log.Warnf("%s: this machine has no interface %q", s.Origin("network-interfaces"), name)
-			}
 		}
 	}
 	if s.OutputDir != "" {

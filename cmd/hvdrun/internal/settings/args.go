@@ -61,13 +61,34 @@ func (a *arguments) positional(word string) (last bool, err error) {
 	case slices.Contains(a.subcommands, word):
 		a.take(word)
 		a.inside = word
-		return strings.HasPrefix(word, "__") || word == TorchrunName, nil // the shell's completion asks with half-written words
+		if strings.HasPrefix(word, "__complete") {
+			a.in = completed(a.in, a.subcommands, a.meant)
+		}
+		return strings.HasPrefix(word, "__") || word == TorchrunName, nil
 	}
 	if like := a.meant(word); like != "" {
 		return false, fmt.Errorf("no command %q; did you mean %q? A program of that name is run after --", word, like)
 	}
 	a.out = append(a.out, "--")
 	return true, nil
+}
+
+// completed rewrites the words of a command line that the shell's completion asks about, of which
+// the last is half-written and the one before may be a flag whose value that is.
+func completed(words, subcommands []string, meant func(word string) string) []string {
+	last := len(words) - 1
+	if last < 1 {
+		return words
+	}
+	if whole, err := Normalize(words[:last], subcommands, meant); err == nil {
+		return append(whole, words[last])
+	}
+	flag := canonical(strings.TrimLeft(words[last-1], "-"))
+	whole, err := Normalize(words[:last-1], subcommands, meant)
+	if err != nil || SettingNamed(flag) == nil {
+		return words
+	}
+	return append(whole, "--"+flag, words[last])
 }
 
 // take moves the first word to the output as text.

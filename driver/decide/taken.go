@@ -1,0 +1,96 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// A slot that has a worker of another job is no failure of anybody. The job does without it, and
+// tries again: agents so have a queue. Until the first world it waits for --np slots.
+
+// takenPause and mostTakenPause bound the pause before the next try, which doubles.
+const takenPause, mostTakenPause = time.Second, 8 * time.Second
+
+// takenSlot is a slot that had another job's worker when it was last tried.
+type takenSlot struct {
+	slot  plan.SlotID
+	run   string
+	until time.Time     // of the next try
+	pause time.Duration // before it
+}
+
+// slotTaken takes that a worker was not started, as its slot has one of another job.
+func (m *Machine) slotTaken(now time.Time, w *Worker, x job.Exit) {
+	delete(m.ran, w.slot)
+	i := slices.IndexFunc(m.taken, func(t takenSlot) bool { return t.slot == w.slot })
+	if i < 0 {
+		m.taken, i = append(m.taken, takenSlot{slot: w.slot}), len(m.taken)
+	}
+	t := &m.taken[i]
+	if t.run != x.TakenBy {
+		t.run = x.TakenBy
+		m.log(Info, "slot %s is taken by run %s, and is tried again", w.slot, t.run)
+	}
+	t.pause = min(max(2*t.pause, takenPause), mostTakenPause)
+	t.until = now.Add(t.pause)
+	if m.world.Generation == 0 {
+		m.started, m.fixed = false, nil
+	}
+}
+
+// slotFree takes that a worker runs in a slot.
+func (m *Machine) slotFree(id plan.SlotID) {
+	if len(m.taken) == 0 {
+		return
+	}
+	m.taken = slices.DeleteFunc(m.taken, func(t takenSlot) bool { return t.slot == id })
+	if len(m.taken) == 0 && m.started && m.world.Generation == 0 {
+		m.shortFrom = time.Time{}
+	}
+}
+
+// withoutTaken returns the slots less those that are not to be tried yet. Those of hosts that are
+// not listed any more are forgotten.
+func (m *Machine) withoutTaken(now time.Time, free []plan.SlotID) []plan.SlotID {
+	if len(m.taken) == 0 {
+		return free
+	}
+	m.taken = slices.DeleteFunc(m.taken, func(t takenSlot) bool { return !slices.Contains(free, t.slot) })
+	return slices.DeleteFunc(slices.Clone(free), func(id plan.SlotID) bool {
+		return slices.ContainsFunc(m.taken, func(t takenSlot) bool { return t.slot == id && now.Before(t.until) })
+	})
+}
+
+// nextTry returns when the next of the slots is tried, of those that are not to be yet.
+func (m *Machine) nextTry() (next time.Time, ok bool) {
+	for _, t := range m.taken {
+		if t.until.After(m.last) && (!ok || t.until.Before(next)) {
+			next, ok = t.until, true
+		}
+	}
+	return next, ok
+}
+
+// takenWords says which runs have how many of the slots; empty: none has.
+func (m *Machine) takenWords() string {
+	var runs []string
+	count := make(map[string]int)
+	for _, t := range m.taken {
+		if count[t.run]++; count[t.run] == 1 {
+			runs = append(runs, t.run)
+		}
+	}
+	words := make([]string, len(runs))
+	for i, run := range runs {
+		words[i] = fmt.Sprintf("%d taken by run %s", count[run], run)
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return ", " + strings.Join(words, ", ")
+}
