@@ -290,6 +290,26 @@ func literals(t *testing.T) (texts []string) {
 			return text == ""
 		})
 	})
+	return append(texts, pythonTexts(t)...)
+}
+
+// continued is where a text of Python goes on in the next line.
+var continued = regexp.MustCompile(`"\s*\n\s*f?"`)
+
+// pythonTexts returns the lines of hvdrun's package for PyTorch, with texts of several lines in one.
+func pythonTexts(t *testing.T) (texts []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, "python", "hvdrun", "*.py"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, strings.Split(continued.ReplaceAllString(string(text), ""), "\n")...)
+	}
 	return texts
 }
 
