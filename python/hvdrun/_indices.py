@@ -1,4 +1,6 @@
 """Which samples of a data set a rank takes in a step. The batch is constant: it does not depend on the number of ranks."""
+from __future__ import annotations
+
 import random
 
 
@@ -36,20 +38,41 @@ class Plan:
         first = k * self._batch
         return epoch, first, min(self._batch, self._samples - first)
 
-    def epoch(self, step):
-        """The epoch of a step, from 0."""
+    def epoch(self, step: int) -> int:
+        """The epoch of a step, from 0.
+
+        Args:
+            step: its number, from 0.
+        """
         return self._place(step)[0]
 
-    def count(self, step):
-        """The number of samples of a step, on all ranks together."""
+    def count(self, step: int) -> int:
+        """The number of samples of a step, on all ranks together.
+
+        Args:
+            step: its number, from 0.
+        """
         return self._place(step)[2]
 
-    def ends_epoch(self, step):
-        """Whether it is the last step of its epoch."""
+    def ends_epoch(self, step: int) -> bool:
+        """Whether it is the last step of its epoch.
+
+        Args:
+            step: its number, from 0.
+        """
         return self._samples is not None and self.epoch(step + 1) != self.epoch(step)
 
-    def part(self, step, rank, size):
-        """The indices that a rank takes in a step, a list; it may be empty."""
+    def part(self, step: int, rank: int, size: int) -> list[int]:
+        """The indices that a rank takes in a step.
+
+        Args:
+            step: its number, from 0.
+            rank: that of the process.
+            size: the number of ranks.
+
+        Returns:
+            a list, which may be empty.
+        """
         epoch, first, count = self._place(step)
         begin, end = first + count * rank // size, first + count * (rank + 1) // size
         if not self._shuffle:

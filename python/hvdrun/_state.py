@@ -1,6 +1,11 @@
 """What the ranks of a job have in common: the parts of a state, how one rank sends them to others, and checkpoints."""
+from __future__ import annotations
+
 import io
+import os
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,8 +133,12 @@ class State:
 
     A part is a module, which the attribute returns wrapped in DistributedDataParallel while it is in a world; a tensor; anything
     with state_dict and load_state_dict, such as an optimizer, a scheduler or a GradScaler; or a value, which may be assigned.
-    step is the number of steps that are done.
+
+    Attributes:
+        step: the number of steps that are done.
     """
+
+    step: int
 
     def __init__(self, job, ddp, parts, each_epoch=()):
         parts.setdefault("step", 0)
@@ -157,13 +166,13 @@ class State:
             if isinstance(value, torch.optim.Optimizer):
                 watch(name, value, self._before)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         try:
             return self._wrapped.get(name) or self._parts[name]
         except KeyError:
             raise AttributeError(f"hvdrun: the state has no part {name!r}") from None
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         old = self._parts.get(name)
         if name not in self._parts or isinstance(old, torch.Tensor) or hasattr(old, "load_state_dict"):
             raise AttributeError(f"hvdrun: {name!r} is no value of the state that can be assigned")
@@ -172,11 +181,11 @@ class State:
                             "from the beginning and write to it")
         self._parts[name] = value
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<hvdrun.torch.State at step {self.step}: {', '.join(self._parts)}>"
 
-    def __dir__(self):
-        return sorted([*super().__dir__(), *self._parts])
+    def __dir__(self) -> list[str]:
+        return sorted([*(name for name in super().__dir__() if name[0] != "_"), *self._parts])
 
     def _modules(self):
         return [v for v in self._parts.values() if isinstance(v, torch.nn.Module)]
@@ -186,7 +195,7 @@ class State:
 
     # A step.
 
-    def begin(self):
+    def begin(self) -> None:
         """Begins a step, or an act such as an evaluation: what undo gives back is kept.
 
         A Step does this itself; it is for loops that are not ours (see hvdrun.torch.run).
@@ -194,7 +203,7 @@ class State:
         self._before.save()
         self.__dict__["_committed"] = False
 
-    def undo(self):
+    def undo(self) -> None:
         """Forgets what a step that failed has left: gradients, buffers, tensors and values of the state, what a GradScaler notes.
 
         After commit it forgets gradients alone.
@@ -210,7 +219,7 @@ class State:
         if self._before.open:
             self._before.restore()
 
-    def commit(self, update=None, step=True):
+    def commit(self, update: Callable[[], object] | None = None, step: bool = True) -> bool:
         """Applies the step when all ranks have come so far: collective.
 
         Args:
@@ -218,9 +227,12 @@ class State:
             step: whether this is a step. An act that is none, such as an evaluation, is counted beside the steps: of two ranks that
                 have made the same steps, the one with more acts is ahead.
 
-        Returns: whether the hosts have changed, so that all ranks should leave the world together: job.changed.
+        Returns:
+            whether the hosts have changed, so that all ranks should leave the world together: job.changed.
 
-        Raises: RuntimeError if a rank was lost before all had come so far; then nothing is applied.
+        Raises:
+            RuntimeError: a rank was lost before all had come so far, and nothing is applied; or the step has not begun, or has nothing
+                to apply.
         """
         return self._commit(update, step, False, False)
 
@@ -358,12 +370,22 @@ class State:
 
     # Checkpoints.
 
-    def save(self, folder, keep=3):
-        """Writes the state into a folder, and removes older checkpoints there but for keep-1; returns the path.
+    def save(self, folder: str | os.PathLike[str], keep: int = 3) -> str:
+        """Writes a checkpoint: the safetensors file of package elastic/checkpoint, for this user alone. It blocks until that is on disk.
 
-        One rank calls it, after a commit, where all would write the same. The others go on: it holds them up only as long as it
-        does not come to its next step. The file is the safetensors file of package
-        elastic/checkpoint.
+        One rank calls it, after a commit, where all would write the same. The others go on: it holds them up only as long as it does
+        not come to its next step. It needs no second copy of the state in memory.
+
+        Args:
+            folder: where; it is made if it is missing.
+            keep: how many checkpoints up to this one the folder keeps, this one included.
+
+        Returns:
+            the path of the file.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written to; checkpoints that were there stay.
+            TypeError: a part has got, since Job.state, what a checkpoint cannot have.
         """
         parts = []
         for name, value in self._parts.items():
@@ -373,11 +395,20 @@ class State:
         _checkpoint.prune(folder, keep, self.step)
         return path
 
-    def restore(self, folder):
-        """Loads the newest checkpoint of a folder that is whole, before the loop; returns whether there was one.
+    def restore(self, folder: str | os.PathLike[str]) -> bool:
+        """Loads the newest checkpoint of a folder that is whole, before the loop.
 
-        Every rank may call it, or rank 0 alone: the others get its state. Newer checkpoints that are damaged get another name. If
-        all are damaged, that is an error.
+        Every rank may call it, or rank 0 alone: the others get its state. Newer checkpoints that are damaged get another name.
+
+        Args:
+            folder: that of save; it may be missing.
+
+        Returns:
+            whether there was a checkpoint.
+
+        Raises:
+            ValueError: all checkpoints are damaged, or the newest is of a program with other parts.
+            PermissionError: others can write the checkpoint, or it is another user's.
         """
         return _checkpoint.restore(
             folder, lambda file: self._load(_values.decode(file, {name: _snapshot(value) for name, value in self._parts.items()})))

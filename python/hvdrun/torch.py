@@ -14,6 +14,8 @@
 Under hvdrun the step is repeated in the next world when a rank is lost. Under torchrun, or alone, the same program runs in the one
 world that there is. docs/pytorch.md is the guide.
 """
+from __future__ import annotations
+
 import ast
 import atexit
 import contextlib
@@ -24,7 +26,10 @@ import re
 import sys
 import textwrap
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +40,9 @@ from hvdrun._state import PLAN, PlansDiffer, State, StateLost
 from hvdrun._transport import Anew, Broken, Reconfigured, Transport, own_gpu
 
 __all__ = ["init", "run", "Job", "State", "Step", "Micro", "Plan", "Broken", "Changed", "PlansDiffer", "Removed", "StateLost"]
+
+_Call = TypeVar("_Call", bound=Callable[[], object])
+_Result = TypeVar("_Result")
 
 _TOLD = 1.0  # seconds in which hvdrun says that a rank is lost, after an error that is not known to be of a connection
 _ABANDON = 0.05  # seconds in which a connect ends once a rank is lost; then its thread is abandoned
@@ -50,6 +58,10 @@ _NETWORK = tuple(getattr(dist, name) for name in ("DistBackendError", "DistNetwo
 _job = None  # of this process
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class Changed(Exception):
     """A training function that hvdrun.torch.run has called raises it after a commit, to go to the next world: see job.changed."""
 
@@ -57,20 +69,31 @@ class Changed(Exception):
 class Removed(SystemExit):
     """This process is in no further world. It ends the program with status 0 where nobody catches it.
 
-    last says that the job ends, and that this rank is the one to save the state, which hvdrun waits for.
+    Attributes:
+        last: whether the job ends, and this rank is the one to save the state, which hvdrun waits for.
     """
 
-    def __init__(self, last=False):
+    last: bool
+
+    def __init__(self, last: bool = False) -> None:
         super().__init__(0)
         self.last = last
 
 
-def init(backend="gloo", timeout=timedelta(minutes=30)):
+def init(backend: str = "gloo", timeout: timedelta = timedelta(minutes=30)) -> Job:
     """Returns this process's part in the job, in place of torch.distributed.init_process_group.
 
-    backend is "gloo", "nccl" or "hvdrun". Under hvdrun the process enters a world when Job.steps begins, so that others train while
-    it prepares. Under torchrun, or alone, there is a process group when init returns. timeout is that of collectives, for ranks
-    that are silent and that nobody reports lost. A second call returns the same job.
+    Under hvdrun the process enters a world when Job.steps or run begins, so that others train while it prepares. Under torchrun, or
+    alone, there is a process group when init returns, which blocks until all ranks are there. A second call, as of a notebook's cell
+    that runs again, returns the same job.
+
+    Args:
+        backend: "gloo", "nccl" or "hvdrun". With "nccl" the GPU of the local rank becomes the current one.
+        timeout: the longest that a collective may take, for ranks that are silent and that nobody reports lost.
+
+    Raises:
+        ValueError: the job has another backend already.
+        RuntimeError: the process group cannot be made, or hvdrun has ended.
     """
     global _job
     if _job is not None:
@@ -116,7 +139,7 @@ _NOT_YET = ("Default process group has not been initialized",
             "and job.size; what needs collectives goes into a function of job.on_reset, and samples come by step.indices")
 
 
-def run(state, train, more=False):
+def run(state: State, train: Callable[[], _Result], more: bool = False) -> _Result:
     """Calls train() on all ranks of a world, and again in the next world when that breaks or changes, until it returns: its value.
 
     It is for loops that are not ours. train goes on from the state: it calls state.begin before a step or another collective act, and
@@ -126,6 +149,14 @@ def run(state, train, more=False):
         state: a State, of Job.state.
         train: a function without arguments.
         more: whether collectives follow (Job.together, or another run): see Job.steps.
+
+    Returns:
+        what train has returned.
+
+    Raises:
+        Removed: this process is in no further world.
+        StateLost: no rank has a whole state any more.
+        Exception: what train raises, unless a world has broken.
     """
     job = state._job
     job._come(state)
@@ -176,8 +207,14 @@ def _number(name, default):
 class Job:
     """This process's part in the job. Its methods are for the main thread.
 
-    Before the first world, rank and size are those for which hvdrun has started the process.
+    Before the first world, rank and size are those for which hvdrun has started the process. They change with each world: ask for
+    them where they are used.
+
+    Attributes:
+        changed: whether all ranks have agreed, in the last commit, that the hosts have changed.
     """
+
+    changed: bool
 
     def __init__(self, worker, transport):
         self._worker = worker
@@ -188,7 +225,6 @@ class Job:
         self._state = None  # the one that has entered the world
         self._calls = 0  # of together
         self._done = False  # hvdrun was told that this rank is done
-        # Whether all ranks have agreed, in the last commit, that the hosts have changed.
         self.changed = False
         self._stopped = False  # all ranks have agreed that no step follows
         self._trained = False  # this rank has made its last step
@@ -199,73 +235,92 @@ class Job:
             worker.on_lost = self._lose
 
     @property
-    def rank(self):
+    def rank(self) -> int:
+        """This process's number in the world, from 0 to size - 1."""
         return self._world.get("rank", _number("RANK", 0))
 
     @property
-    def size(self):
+    def size(self) -> int:
+        """The number of processes of the world."""
         return self._world.get("size", _number("WORLD_SIZE", 1))
 
     @property
-    def local_rank(self):
+    def local_rank(self) -> int:
+        """This process's number among those of its host, from 0."""
         return self._world.get("local_rank", _number("LOCAL_RANK", 0))
 
     @property
-    def local_size(self):
+    def local_size(self) -> int:
+        """The number of processes of the world on this host."""
         return self._world.get("local_size", _number("LOCAL_WORLD_SIZE", 1))
 
     @property
-    def cross_rank(self):
+    def cross_rank(self) -> int:
+        """The number of this host among those that have a process with this local rank, from 0."""
         return self._world.get("cross_rank", _number("GROUP_RANK", 0))
 
     @property
-    def cross_size(self):
+    def cross_size(self) -> int:
+        """The number of hosts that have a process with this local rank."""
         return self._world.get("cross_size", _number("GROUP_WORLD_SIZE", 1))
 
     @property
-    def generation(self):
+    def generation(self) -> int:
         """The number of the world, which grows; 0 before the first, and without hvdrun."""
         return self._world.get("generation", 0)
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         """Where tensors are that all backends of the world can exchange."""
         return self._transport.device
 
-    def on_reset(self, call):
-        """Has call() called in each world, when the state is in step and before modules are wrapped; returns call.
+    def on_reset(self, call: _Call) -> _Call:
+        """Has a function called in each world, the first included, when the state is in step and before modules are wrapped.
 
-        It may use collectives, and is the place for process groups of the program's own. A call that is there already is not added.
+        It is the place for process groups of the program's own. A function that is there already is not added.
+
+        Args:
+            call: a function without arguments, which may use collectives; all ranks call the same.
+
+        Returns:
+            call, so that on_reset is a decorator too.
         """
         if call not in self._resets:
             self._resets.append(call)
         return call
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<hvdrun.torch.Job: rank {self.rank} of {self.size}, generation {self.generation}>"
 
-    def state(self, ddp=(), each_epoch=(), **parts):
-        """Returns the State of these parts.
+    def state(self, ddp: Mapping[str, Any] | None = {}, each_epoch: Iterable[str] = (), **parts: Any) -> State:
+        """Returns the State of these parts, which must be the same on all ranks. It does not block.
 
         Args:
             ddp: options of DistributedDataParallel; None: modules are not wrapped.
             each_epoch: names of schedulers that commit steps at the end of an epoch, and not in each step.
-            parts: what a newcomer gets; see State.
-        """
-        return State(self, None if ddp is None else dict(ddp), parts, each_epoch)
+            **parts: what a newcomer gets; see State. step is 0 where it is not given.
 
-    def steps(self, state, total, batch, samples=None, shuffle=True, seed=0, evaluate=None, every=None, data=None, more=False):
+        Raises:
+            TypeError: a part has what the state would not see, or a checkpoint cannot have; the error names it.
+            ValueError: a part has a name that State has, two tensors have the same name, or each_epoch names no scheduler.
+        """
+        return State(self, None if ddp is None else dict(ddp), parts, tuple(each_epoch))
+
+    def steps(self, state: State, total: int, batch: int, samples: int | None = None, shuffle: bool = True, seed: int = 0,
+              evaluate: Callable[[], object] | None = None, every: int | str | None = None,
+              data: torch.utils.data.DataLoader[Any] | None = None, more: bool = False) -> Iterator[Step]:
         """Yields a Step until state.step is total; one that fails comes again, in the next world.
 
-        All ranks give the same numbers.
+        It blocks between steps while a world forms. All ranks give the same numbers.
 
         Args:
             state: what a step changes, of Job.state.
-            total: the number of steps.
+            total: the value of state.step after the last step: a number of steps, from the beginning of the training.
             batch: the number of samples of a step, on all ranks together.
             samples: the length of the data set, which is shuffled anew in each epoch; None: that of data, or, without data, indices
                 go on without end.
-            shuffle, seed: whether an epoch has another order, and which.
+            shuffle: whether each epoch has another order.
+            seed: the seed of that order.
             evaluate: a function that all ranks call after every so many steps, and after the last. It may use collectives, and is
                 called again in the next world if a rank is lost meanwhile.
             every: a number of steps, or "epoch"; None: only after the last step.
@@ -273,6 +328,17 @@ class Job:
                 of a batch are not used.
             more: whether collectives follow, by Job.together or hvdrun.torch.run. This rank then counts as done when its process
                 ends: the others have --finish-timeout from when the first one has ended.
+
+        Yields:
+            a Step, which the body enters by `with step:` and commits.
+
+        Raises:
+            Removed: this process is in no further world.
+            StateLost: no rank has a whole state any more.
+            PlansDiffer: the ranks have given different numbers.
+            TypeError: a number is no int, or data has an IterableDataset.
+            ValueError: batch or samples is less than 1, every does not fit, or the ranks' states have other parts.
+            RuntimeError: the body has not entered or not committed its step, or hvdrun has ended.
         """
         if data is not None and samples is None:
             samples = len(data.dataset)
@@ -318,11 +384,23 @@ class Job:
             if self._end(state, more):
                 return
 
-    def together(self, state, call):
-        """Calls call() on all ranks after the training, and again in the next world if a rank is lost meanwhile; returns its value.
+    def together(self, state: State, call: Callable[[], _Result]) -> _Result:
+        """Calls call() on all ranks after the training, and again in the next world if a rank is lost meanwhile.
 
         It follows job.steps(…, more=True) or run(…, more=True). A rank that comes later skips the calls that the others have ended,
         and gets the value of one of them, which is therefore sent by pickle.
+
+        Args:
+            state: that of the training.
+            call: a function without arguments, which may use collectives.
+
+        Returns:
+            what call has returned.
+
+        Raises:
+            RuntimeError: the training has not ended, or was not to be followed by anything.
+            Removed: this process is in no further world.
+            Exception: what call raises, unless a world has broken.
         """
         if self._state is not state or not self._trained:
             raise RuntimeError("hvdrun: job.together follows job.steps(…, more=True); between steps, give job.steps evaluate")
@@ -573,10 +651,16 @@ class Job:
         self._worker.beat("outside", state.step)
 
     @contextlib.contextmanager
-    def saving(self, commits):
+    def saving(self, commits: int) -> Iterator[Callable[[int], None]]:
         """Tells hvdrun of a checkpoint that is written within it, if that is the job's last one, so that hvdrun waits for its end.
 
-        Its value is called with the number of bytes that are on disk so far. State.save does this itself.
+        State.save does this itself.
+
+        Args:
+            commits: the number of steps that the checkpoint has.
+
+        Yields:
+            a function that is called with the number of bytes that are on disk so far.
         """
         if self._worker is None or not self._last and not (self._over and self.rank == 0):
             yield lambda written: None
@@ -680,49 +764,78 @@ class Plan(_indices.Plan):
     Args:
         batch: the number of samples of a step, on all ranks together.
         samples: the length of the data set, which each epoch passes once; None: indices go on without end.
-        shuffle, seed: whether each epoch has another order, by torch.randperm, and which.
+        shuffle: whether each epoch has another order, by torch.randperm.
+        seed: the seed of that order.
+
+    Raises:
+        TypeError: batch or samples is no int.
+        ValueError: batch or samples is less than 1.
     """
 
-    def __init__(self, batch, samples=None, shuffle=True, seed=0):
+    def __init__(self, batch: int, samples: int | None = None, shuffle: bool = True, seed: int = 0) -> None:
         super().__init__(batch, samples, shuffle, seed, _shuffled)
 
 
 class Micro:
-    """A part of a step's samples, which one forward and backward pass takes: see Step.micro."""
+    """A part of a step's samples, which one forward and backward pass takes: see Step.micro.
+
+    Attributes:
+        indices: the samples of this rank in this pass, which may be none.
+    """
+
+    indices: list[int]
 
     def __init__(self, step, indices):
         self._step = step
-        # The samples of this rank in this pass.
         self.indices = indices
 
-    def mean(self, loss):
-        """As Step.mean, for the samples of this pass."""
+    def mean(self, loss: torch.Tensor) -> torch.Tensor:
+        """As Step.mean, for the samples of this pass.
+
+        Args:
+            loss: the mean over the samples of this pass, without a dimension; or one with an element for each sample.
+
+        Returns:
+            a tensor without a dimension, for backward.
+        """
         return self._step._weigh(loss, len(self.indices))
 
 
 class Step:
-    """One step of the training: an update of the state from one batch. It is a context that takes the error of a broken world."""
+    """One step of the training: an update of the state from one batch. It is a context that takes the error of a broken world.
+
+    Attributes:
+        number: the value of state.step before it, from 0.
+        epoch: the pass over the data set to which it belongs, from 0.
+        ends_epoch: whether it is the last step of its epoch.
+        batch: its number of samples, on all ranks together; the last step of an epoch may have fewer.
+        indices: the samples of this rank, which may be none.
+        done: whether it is committed. Code after the context, such as a line of a log, goes under `if step.done`.
+    """
+
+    number: int
+    epoch: int
+    ends_epoch: bool
+    batch: int
+    indices: list[int]
+    done: bool
 
     def __init__(self, job, state, plan, total, ahead):
         self._job, self._state, self._ahead, self._total = job, state, ahead, total
         self.number = state.step
         self.epoch = plan.epoch(self.number)
-        # Whether it is the last step of its epoch.
         self.ends_epoch = plan.ends_epoch(self.number)
-        # The number of samples of the step, on all ranks together.
         self.batch = plan.count(self.number)
-        # The samples of this rank.
         self.indices = plan.part(self.number, job.rank, job.size)
-        # Whether it is committed. Code after the context, such as a line of a log, goes under `if step.done`.
         self.done = False
         self._entered = self._stop = False
         self._data = self._failed = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<hvdrun.torch.Step {self.number}: {len(self.indices)} of {self.batch} samples, {'' if self.done else 'not '}committed>"
 
     @property
-    def data(self):
+    def data(self) -> Any:
         """What the DataLoader data of Job.steps has made of indices; None for a rank without samples in this step. Blocks until it is
         there."""
         if self._ahead is None:
@@ -732,15 +845,23 @@ class Step:
         return self._data
 
     @property
-    def scale(self):
+    def scale(self) -> float:
         """By which a sum over this rank's samples is multiplied, so that the mean over ranks is the mean over the batch."""
         return self._job.size / self.batch
 
-    def mean(self, loss):
+    def mean(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss whose gradients, averaged over ranks as DistributedDataParallel does, are those of the mean over the batch.
 
-        loss is the mean over this rank's samples, or has an element for each. Parts may be uneven, or empty. For several passes a
-        step there is Micro.mean.
+        Parts may be uneven, or empty. For several passes a step there is Micro.mean.
+
+        Args:
+            loss: the mean over this rank's samples, without a dimension; or one with an element for each sample.
+
+        Returns:
+            a tensor without a dimension, for backward.
+
+        Raises:
+            TypeError: loss is no tensor.
         """
         return self._weigh(loss, len(self.indices))
 
@@ -752,10 +873,13 @@ class Step:
             return loss * (count * self.scale) if count else torch.nan_to_num(loss * 0)
         return loss.sum() * self.scale
 
-    def micro(self, passes):
+    def micro(self, passes: int) -> Iterator[Micro]:
         """Yields so many Micro: this rank's samples divided over several passes, whose gradients add up.
 
-        Ranks exchange gradients in the last pass alone, as with DistributedDataParallel.no_sync. All ranks give the same number.
+        Ranks exchange gradients in the last pass alone, as with DistributedDataParallel.no_sync.
+
+        Args:
+            passes: how many; all ranks give the same number.
         """
         n = len(self.indices)
         for i in range(passes):
@@ -765,27 +889,31 @@ class Step:
                         stack.enter_context(module.no_sync())
                 yield Micro(self, self.indices[n * i // passes:n * (i + 1) // passes])
 
-    def stop(self):
+    def stop(self) -> None:
         """Makes this step the last one, if any rank says so before it commits."""
         self._stop = True
 
-    def commit(self, update=None):
+    def commit(self, update: Callable[[], object] | None = None) -> None:
         """Applies the step when all ranks have come so far: collective, the last thing in the context.
 
-        It calls update(), by default a step of all optimizers of the state, then of its schedulers. A rank that is lost before makes
-        it raise, and nothing is applied.
+        Args:
+            update: what applies the step, in place of a step of all optimizers of the state and then of its schedulers.
+
+        Raises:
+            RuntimeError: a rank was lost before, and nothing is applied, which the context takes; or commit is called twice, or outside
+                of the context, or has nothing to apply.
         """
         if not self._entered:
             raise RuntimeError("hvdrun: step.commit() is called within `with step:`")
         self._state._commit(update, True, self._stop, self.ends_epoch)
         self.done = True
 
-    def __enter__(self):
+    def __enter__(self) -> Step:
         self._entered = True
         self._state.begin()
         return self
 
-    def __exit__(self, kind, err, trace):
+    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None) -> bool:
         if err is None:
             if not self.done:
                 raise RuntimeError("hvdrun: the step ends without step.commit()")
