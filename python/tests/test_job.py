@@ -1,4 +1,5 @@
 """What a Job does with the outcomes of operations, and with a store that is reached late. No rank runs."""
+import inspect
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import hvdrun.torch as hvd  # noqa: E402
+from hvdrun._indices import Plan  # noqa: E402
 from hvdrun._state import broadcast  # noqa: E402
 from hvdrun import _state, _transport, _worker  # noqa: E402
 from hvdrun._transport import Transport  # noqa: E402
@@ -84,7 +86,51 @@ class TestElsewhere(unittest.TestCase):
         self.assertNotIn("Exception ignored", run.stderr)
 
 
+class TestPublic(unittest.TestCase):
+    def test_names(self):
+        """Only what users call is shown, and all of it says what it takes and returns."""
+        self.assertEqual(set(dir(hvd)), set(hvd.__all__))
+        shown = [getattr(hvd, name) for name in hvd.__all__]
+        for kind in (hvd.Job, hvd.State, hvd.Step):
+            shown += [value.fget if isinstance(value, property) else value for name, value in vars(kind).items() if name[0] != "_"]
+        for thing in shown:
+            with self.subTest(thing):
+                self.assertTrue(thing.__doc__)
+                if not inspect.isclass(thing):
+                    signature = inspect.signature(thing)
+                    self.assertIsNot(signature.return_annotation, inspect.Signature.empty)
+                    named = [n for n, p in signature.parameters.items() if n != "self"]
+                    self.assertFalse([n for n in named if signature.parameters[n].annotation is inspect.Signature.empty])
+                    if named:
+                        said = thing.__doc__.partition("Args:")[2]
+                        self.assertFalse([n for n in named if f"{n}: " not in said])
+
+    def test_repr(self):
+        state = hvd.State(job(), None, {"w": torch.zeros(2), "step": 4})
+        self.assertEqual(repr(state._job), "<hvdrun.torch.Job: rank 0 of 3 in world 7>")
+        self.assertEqual(repr(state), "<hvdrun.torch.State at step 4: w, step>")
+        self.assertEqual(repr(hvd.Step(state._job, state, Plan(8))), "<hvdrun.torch.Step 4: epoch 0, 2 of 8 samples>")
+        self.assertEqual(dir(state), ["restore", "save", "step", "w"])
+
+    def test_part_names(self):
+        for name in ("save", "_x", "restore"):
+            with self.assertRaisesRegex(ValueError, f"cannot have a part named '{name}'"):
+                hvd.State(job(), None, {name: 1})
+        with self.assertRaisesRegex(TypeError, "part 'call' is of type builtins.function"):
+            hvd.State(job(), None, {"call": lambda: 1})
+
+
 class TestInit(unittest.TestCase):
+    def test_twice(self):
+        """A cell of a notebook that is run again has the same job; another backend is an error."""
+        self.addCleanup(dist.destroy_process_group)
+        first = hvd.init("gloo")
+        self.assertIs(hvd.init("gloo"), first)
+        with self.assertRaisesRegex(RuntimeError, "a job with the backend 'gloo' already"):
+            hvd.init("nccl")
+        dist.destroy_process_group()
+        self.assertIsNot(hvd.init("gloo"), first)
+
     def test_end(self):
         """Threads of torch let go of tensors before the interpreter ends."""
         self.addCleanup(dist.destroy_process_group)

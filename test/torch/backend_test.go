@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -87,15 +88,17 @@ func runTests(t *testing.T, file string) {
 	}
 }
 
-// TestWheel installs a wheel with the library into a fresh environment, without a network: torch
-// finds the backend in it, and its metadata are complete.
-func TestWheel(t *testing.T) {
+// installed is a fresh environment of Python with a wheel that has the library, made without a
+// network.
+func installed(t *testing.T) (fresh string) {
+	t.Helper()
 	needTorch(t)
 	if out, err := exec.Command(*python, "-c", "import pip, setuptools, wheel").CombinedOutput(); err != nil {
 		t.Skipf("no wheel is built: %s", out)
 	}
 	dir := t.TempDir()
-	source, fresh := filepath.Join(dir, "python"), filepath.Join(dir, "fresh")
+	source := filepath.Join(dir, "python")
+	fresh = filepath.Join(dir, "fresh")
 	if err := os.CopyFS(source, os.DirFS("../../python")); err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +120,12 @@ func TestWheel(t *testing.T) {
 	}
 	run("venv", "--without-pip", "--system-site-packages", fresh)
 	run("pip", "-q", "--python", fresh, "install", "--no-deps", "--no-index", wheels[0])
+	return fresh
+}
+
+// TestWheel: torch finds the backend of the wheel, whose metadata are complete.
+func TestWheel(t *testing.T) {
+	fresh := installed(t)
 	// The environment's Python is one of -python's root, which only -python enters.
 	enter := "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 	cmd := exec.CommandContext(t.Context(), *python, "-c", enter, filepath.Join(fresh, "bin", "python3"), "-c", `import sys
@@ -138,5 +147,42 @@ dist.all_reduce(torch.ones(3))
 print(dist.get_backend())`, fresh)
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasSuffix(string(out), "hvdrun\n") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestTypes: mypy --strict accepts a user's program, and finds in it each line that is marked as an
+// error, by the word that the mark has.
+func TestTypes(t *testing.T) {
+	fresh := installed(t)
+	if out, err := exec.Command(*python, "-c", "import mypy").CombinedOutput(); err != nil {
+		t.Skipf("types are NOT checked: %s", out)
+	}
+	program, err := os.ReadFile("typed.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), *python, "-m", "mypy", "--strict", "--no-warn-unused-ignores", "--no-error-summary",
+		"--hide-error-context", "--cache-dir", t.TempDir(), "--python-executable", filepath.Join(fresh, "bin", "python3"), "typed.py")
+	out, _ := cmd.CombinedOutput() // it fails because of the marked lines
+	found := make(map[string]string)
+	for line := range strings.Lines(string(out)) {
+		file, rest, _ := strings.Cut(line, ":")
+		number, text, is := strings.Cut(rest, ": error: ")
+		if file != "typed.py" || !is && !strings.Contains(rest, ": note: ") {
+			t.Errorf("mypy: %s", line)
+		}
+		if is {
+			found[number] += text
+		}
+	}
+	i := 0
+	for line := range strings.Lines(string(program)) {
+		i++
+		number := strconv.Itoa(i)
+		_, mark, _ := strings.Cut(line, "  # E: ")
+		want := strings.TrimSpace(mark)
+		if got := found[number]; !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("typed.py:%d: mypy says %q, want %q", i, got, want)
+		}
 	}
 }
