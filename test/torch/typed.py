@@ -4,7 +4,7 @@ import datetime
 import torch
 import hvdrun
 import hvdrun.torch as hvd
-from hvdrun.torch import Broken, Job, Removed, State, StateLost, Step
+from hvdrun.torch import Broken, Changed, Job, Plan, PlansDiffer, Removed, State, StateLost, Step
 
 
 def evaluate(job: Job, state: State) -> float:
@@ -33,19 +33,45 @@ def train(folder: str) -> int:
                 if step.epoch > 0 and step.number + step.batch > 100:
                     step.stop()
                 step.commit(update=lambda: opt.step())
+            if step.done and step.ends_epoch:
+                print(step)
     except Removed as removed:
         if removed.last:
             print(state.save(folder, keep=2).upper())
         raise
-    except (StateLost, Broken) as err:
+    except (StateLost, PlansDiffer, Broken) as err:
         print(err)
     return state.step + int(evaluate(job, state)) + len(hvdrun.__version__)
+
+
+def other(job: Job, state: State, loader: torch.utils.data.DataLoader[torch.Tensor]) -> list[int]:
+    plan = Plan(4, samples=10, seed=1)
+
+    def loop() -> str:
+        while state.step < 10:
+            state.begin()
+            print(plan.part(state.step, job.rank, job.size), plan.epoch(state.step), plan.count(state.step))
+            state.commit(lambda: None)
+            if job.changed:
+                raise Changed
+        return "done"
+
+    print(hvd.run(state, loop, more=True).upper())
+    for step in job.steps(state, 20, 4, data=loader, evaluate=loop, every="epoch", more=True):
+        with step:
+            print(step.data)
+            for micro in step.micro(2):
+                micro.mean(torch.zeros(len(micro.indices))).backward()  # type: ignore[no-untyped-call]
+            step.commit()
+    return job.together(state, lambda: [state.step])
 
 
 def wrong(job: Job, state: State, step: Step) -> None:
     job.steps(state, totl=3, batch=1)  # E: "totl"
     job.steps(state, total="3", batch=1)  # E: "str"
     step.comit()  # E: "comit"
+    hvd.run(state)  # E: "train"
+    step.micro("2")  # E: "str"
     step.epochs  # E: "epochs"
     hvd.init(timeout=30)  # E: "int"
     hvd.initialize()  # E: "initialize"
