@@ -296,7 +296,7 @@ func literals(t *testing.T) (texts []string) {
 // continued is where a text of Python goes on in the next line.
 var continued = regexp.MustCompile(`"\s*\n\s*f?"`)
 
-// pythonTexts returns the lines of hvdrun's package for PyTorch, with texts of several lines in one.
+// pythonTexts returns the lines of hvdrun's package for PyTorch, texts of several lines in one.
 func pythonTexts(t *testing.T) (texts []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, "python", "hvdrun", "*.py"))
