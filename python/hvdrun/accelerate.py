@@ -18,13 +18,15 @@
 docs/huggingface.md is the guide.
 """
 import contextlib
+import fcntl
 import os
+import tempfile
 
 import accelerate
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 
-__all__ = ["Accelerator", "adopt", "alone"]
+__all__ = ["Accelerator", "adopt", "alone", "one_at_a_time"]
 
 # What would shard or wrap the model by the first world: options of Accelerator, and what accelerate launch puts into the environment.
 _NOT_CARRIED = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config")
@@ -84,6 +86,21 @@ def alone():
             shared.update(old)
 
 
+@contextlib.contextmanager
+def one_at_a_time():
+    """Within it there is one process of this host and user, in place of main_process_first.
+
+    The first makes what the others find, such as a cache. A barrier would wait for ranks that train already. It blocks.
+    """
+    name = f"hvdrun.{os.getuid()}.{os.environ.get('HVD_RUN_ID') or os.environ.get('TORCHELASTIC_RUN_ID') or 'alone'}.lock"
+    lock = os.open(os.path.join(tempfile.gettempdir(), name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 class Accelerator(accelerate.Accelerator):
     """accelerate.Accelerator whose world is that of a job.
 
@@ -106,6 +123,11 @@ class Accelerator(accelerate.Accelerator):
         adopt(job)
         self._job = job
         super().__init__(**options)
+
+    def main_process_first(self):
+        return one_at_a_time()
+
+    local_main_process_first = main_process_first
 
     def prepare_model(self, model, device_placement=None, evaluation_mode=False):
         return super().prepare_model(model, device_placement, evaluation_mode=True)

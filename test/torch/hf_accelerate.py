@@ -15,7 +15,7 @@ accelerator = Accelerator(job, cpu=True)
 
 import hf_parts as hf  # noqa: E402
 
-hf.where = accelerator
+hf.where, hf.job = accelerator, job
 net = hf.model()
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=hf.STEPS)
@@ -53,8 +53,10 @@ for step in job.steps(state, total=hf.STEPS, batch=24, samples=500):
         mean = accelerator.reduce(step.mean(loss.detach()), "mean").item()
         rate = scheduler.get_last_lr()[0]
         held_out = evaluate(step.number) if step.number % 6 == 5 else None
+        hf.tell("part", step=step.number, indices=step.indices)
         step.commit()
-        hf.tell("commit", step=step.number, indices=step.indices)
+    if step.done:
+        hf.tell("commit", step=step.number)
         if accelerator.is_main_process:
             hf.tell("loss", step=state.step, sum=mean, rate=rate)
             if held_out is not None:

@@ -16,11 +16,13 @@ torch.set_num_threads(1)
 
 
 where = None  # what has process_index and num_processes, or world_size
+job = None  # of hvdrun.torch
 
 
 def tell(event, **more):
     size = where.world_size if hasattr(where, "world_size") else where.num_processes
-    os.write(_OUT, (json.dumps(dict(more, event=event, time=time.time(), pid=os.getpid(), rank=where.process_index, size=size))
+    os.write(_OUT, (json.dumps(dict(more, event=event, time=time.time(), pid=os.getpid(), rank=where.process_index, size=size,
+                                 generation=job.generation if job else 0))
                     + "\n").encode())
 
 

@@ -3,8 +3,10 @@ package torch
 import (
 	"fmt"
 	"math"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,7 +29,7 @@ func needHF(t *testing.T) {
 	t.Logf("torch %s, transformers and accelerate %s", version().number, hfVersions())
 }
 
-// startHF starts a job of hf_accelerate.py, with a worker for each
+// startHF starts a job of hf.py or of another program with such a ledger, with a worker for each
 // slot of the first stage.
 func startHF(t *testing.T, program, ledger string, steps int, stages []follow.Stage, ways ...string) *ledgerJob {
 	t.Helper()
@@ -73,14 +75,21 @@ func (e *ledgerJob) end(steps, samples, batch int) hfTraining {
 		}
 		all[x.Step] = x.Sum
 	}
-	saves, seen, made := map[int]float64{}, map[int]int{}, map[int]map[int][]int{}
+	type place struct {
+		step int
+		gen  uint64
+	}
+	saves, seen, parts, made := map[int]float64{}, map[int]int{}, map[place]map[int][]int{}, map[int]uint64{}
 	for _, x := range e.look() {
 		switch x.Event {
-		case "commit":
-			if made[x.Step] == nil || made[x.Step][x.Rank] != nil { // a step that a dead world has made is made again
-				made[x.Step] = map[int][]int{}
+		case "part":
+			at := place{x.Step, x.Generation}
+			if parts[at] == nil {
+				parts[at] = map[int][]int{}
 			}
-			made[x.Step][x.Rank] = append([]int{}, x.Indices...)
+			parts[at][x.Rank] = x.Indices
+		case "commit":
+			made[x.Step] = x.Generation
 		case "loss":
 			once(told.losses, x)
 			told.rates[x.Step] = x.Rate
@@ -97,7 +106,7 @@ func (e *ledgerJob) end(steps, samples, batch int) hfTraining {
 	perEpoch := (samples + batch - 1) / batch
 	for step := range steps {
 		count := 0
-		for _, indices := range made[step] {
+		for _, indices := range parts[place{step, made[step]}] {
 			for _, i := range indices {
 				count++
 				if seen[i]++; seen[i] != step/perEpoch+1 {
@@ -132,6 +141,11 @@ func (got hfTraining) same(t *testing.T, want hfTraining) {
 	compare("the loss", got.losses, want.losses)
 	compare("the loss of the evaluation", got.evaluations, want.evaluations)
 	compare("the learning rate", got.rates, want.rates)
+	for _, value := range got.after {
+		if math.Abs(value-want.after[0]) > 1e-6 {
+			t.Errorf("the evaluation after the training gives %g, want %g", value, want.after[0])
+		}
+	}
 	if diff := math.Abs(got.weights/want.weights - 1); diff > 1e-5 {
 		t.Errorf("the weights differ by %g", diff)
 	}
@@ -149,6 +163,111 @@ func (e *ledgerJob) died(want int) {
 	if n != want {
 		e.t.Errorf("%d ranks have died, want %d", n, want)
 	}
+}
+
+// full awaits the gate before a step, and that so many workers have been ready since the beginning,
+// and opens the gate.
+func (e *ledgerJob) full(step, ready int) {
+	e.t.Helper()
+	e.until(fmt.Sprintf("the gate of step %d", step), 0, func(x entry) bool { return x.Event == "gate" && x.Step == step })
+	if err := e.Until(e.t.Context(), "newcomers", func() bool { return follow.Count(e.Events, events.WorkerReady) >= ready }); err != nil {
+		e.t.Fatal(err)
+	}
+	e.write(fmt.Sprint(".", step), "")
+}
+
+// TestTrainerDeaths: a rank dies in a backward pass, a log, an evaluation, a save, between the
+// commit of a step and its update, and at the end of an epoch; the training is that without deaths.
+func TestTrainerDeaths(t *testing.T) {
+	for _, x := range []struct {
+		ways, deaths   []string
+		samples, batch int
+	}{
+		{[]string{"odd", "best", "after"},
+			[]string{"backward:2:3", "log:0:7", "evaluate:1:12", "update:0:14", "save:0:18", "epoch:1:21", "after:0:24"}, 500, 24},
+		{[]string{"odd", "mean", "plateau", "first"}, []string{"log:0:4", "evaluate:1:12"}, 500, 24},
+		{[]string{"odd", "accumulate", "workers"}, []string{"backward:2:3", "epoch:1:11"}, 500, 48},
+		{[]string{"stream"}, []string{"backward:1:5", "evaluate:0:12"}, 480, 24},
+		{[]string{"stream", "workers"}, []string{"backward:1:5", "update:0:13"}, 480, 24},
+	} {
+		t.Run(strings.Join(x.ways, " "), func(t *testing.T) {
+			needHF(t)
+			dir := t.TempDir()
+			undisturbed := startHF(t, "hf.py", filepath.Join(dir, "undisturbed"), 24, three, x.ways...).end(24, x.samples, x.batch)
+			ways := slices.Clone(x.ways)
+			for i, death := range x.deaths {
+				ways = append(ways, "die:"+death)
+				if i%2 == 0 && i > 0 {
+					var step int
+					fmt.Sscanf(death[strings.LastIndex(death, ":")+1:], "%d", &step)
+					ways = append(ways, fmt.Sprintf("gate:%d", step-2))
+				}
+			}
+			e := startHF(t, "hf.py", filepath.Join(dir, "disturbed"), 24, three, ways...)
+			for i := 2; i < len(x.deaths); i += 2 {
+				var step int
+				fmt.Sscanf(x.deaths[i][strings.LastIndex(x.deaths[i], ":")+1:], "%d", &step)
+				e.full(step-2, 3+i)
+			}
+			e.end(24, x.samples, x.batch).same(t, undisturbed)
+			e.died(len(x.deaths))
+		})
+	}
+}
+
+// TestTrainerHostsComeAndGo: two ranks come by discovery, and one goes; who has begun goes on.
+func TestTrainerHostsComeAndGo(t *testing.T) {
+	needHF(t)
+	dir := t.TempDir()
+	undisturbed := startHF(t, "hf.py", filepath.Join(dir, "undisturbed"), 24, []follow.Stage{{Hosts: "localhost:2"}}, "odd").end(24, 500, 16)
+	e := startHF(t, "hf.py", filepath.Join(dir, "disturbed"), 24, []follow.Stage{
+		{Hosts: "localhost:2"}, {Hosts: "localhost:2 127.0.0.2:2", After: "more"}, {Hosts: "localhost:2 127.0.0.2:1", After: "fewer"},
+	}, "odd", "gate:6", "gate:12")
+	e.mark("more")
+	e.full(6, 4)
+	e.until("the gate of step 12", 0, func(x entry) bool { return x.Event == "gate" && x.Step == 12 })
+	e.mark("fewer")
+	if err := e.Until(t.Context(), "the notification", func() bool { return follow.Count(e.Events, events.HostsUpdated) > 1 }); err != nil {
+		t.Fatal(err)
+	}
+	e.write(".12", "")
+	e.end(24, 500, 16).same(t, undisturbed)
+	sizes := map[int]bool{}
+	for _, x := range e.look() {
+		if x.Event == "commit" {
+			sizes[x.Size] = true
+		}
+	}
+	if started := follow.Count(e.Events, events.WorkerStarted); !sizes[2] || !sizes[4] || !sizes[3] || started != 4 {
+		t.Errorf("worlds of %v, %d workers were started", sizes, started)
+	}
+}
+
+// TestTrainerResume: a training of three ranks goes on by two from its checkpoint, with the batch
+// of three.
+func TestTrainerResume(t *testing.T) {
+	needHF(t)
+	dir := t.TempDir()
+	undisturbed := startHF(t, "hf.py", filepath.Join(dir, "undisturbed"), 24, three, "odd").end(24, 500, 24)
+	ledger := filepath.Join(dir, "resumed")
+	if res, err := startHF(t, "hf.py", ledger, 24, three, "odd", "stop:12").Wait(); err != nil || res.Status != 0 {
+		t.Fatal(res.Status, err)
+	}
+	// A checkpoint that was torn is passed over.
+	if err := os.Mkdir(ledger+".out/checkpoint-18", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	startHF(t, "hf.py", ledger, 24, []follow.Stage{{Hosts: "localhost:2"}}, "odd", "resume").end(24, 500, 24).same(t, undisturbed)
+}
+
+// TestTrainerRefuses: what an elastic Trainer does not carry is refused by name, before it begins.
+func TestTrainerRefuses(t *testing.T) {
+	needHF(t)
+	out, err := exec.Command(*python, "hf_refuses.py").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Logf("%s", out)
 }
 
 // TestAccelerate: a loop of accelerate's parts over job.steps goes on when ranks die.
