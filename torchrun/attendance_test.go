@@ -13,13 +13,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
 // meetPair returns two nodes in a round, rank 0 first. Their heartbeats are too rare to
 // tell anything.
 func meetPair(t *testing.T) (nodes [2]*Dynamic, rounds [2]Round) {
 	t.Helper()
-	return meetIn(t, new(store.Memory))
+	return meetIn(t, new(storetest.Memory))
 }
 
 func meetIn(t *testing.T, shared store.Store) (nodes [2]*Dynamic, rounds [2]Round) {
@@ -133,7 +134,7 @@ func TestFirstMemberDies(t *testing.T) {
 
 // losable is a store that is not reached any more once gone is closed.
 type losable struct {
-	store.Memory
+	storetest.Memory
 	gone  chan struct{}
 	tried chan struct{} // gets a token for each attempt after that
 }

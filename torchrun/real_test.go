@@ -21,6 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
 // shell returns an agent whose workers run a script.
@@ -263,7 +264,7 @@ func meeting(t *testing.T, s store.Store, least, most, workers int, f launch.Lau
 func TestScenarioA15(t *testing.T) {
 	done := make(chan struct{})
 	f := &fake{life: stopper(done)}
-	s := new(store.Memory)
+	s := new(storetest.Memory)
 	world := func(n string) func() bool {
 		return func() bool {
 			last := f.specs[max(0, len(f.specs)-len(n)):]

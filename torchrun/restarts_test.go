@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
 // lives counts the lives of each rank, and the workers that were told each number of restarts.
@@ -115,6 +115,6 @@ func TestOneBudget(t *testing.T) {
 
 // pair returns the agents of two nodes with two workers each, which may start again three times.
 func pair(t *testing.T, f launch.Launcher) []*Agent {
-	s := new(store.Memory)
+	s := new(storetest.Memory)
 	return []*Agent{meeting(t, s, 2, 2, 2, f), meeting(t, s, 2, 2, 2, f)}
 }

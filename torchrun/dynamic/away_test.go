@@ -14,13 +14,14 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
 var errAway = errors.New("store: connection refused")
 
 // leaving is a store that is not always reached.
 type leaving struct {
-	store.Memory
+	storetest.Memory
 	away atomic.Bool
 }
 

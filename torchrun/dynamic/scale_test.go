@@ -11,11 +11,12 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
 // network is a store behind a network: each call takes about a millisecond of the test's time.
 type network struct {
-	store.Memory
+	storetest.Memory
 	calls atomic.Int64
 	polls bool // Wait tells of no change: users look again and again, as torchelastic does
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/torchrun/store"
+	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
 // The tests' names are those of the list of scenarios in docs/design/masterless.md.
@@ -112,7 +113,7 @@ func TestNodes(t *testing.T) {
 	t.Run("N2", func(t *testing.T) {
 		var made []NodeDesc
 		for range 4 {
-			h, err := New(Config{Settings: *settings(1, 1), Store: &store.Memory{}, Log: quiet()})
+			h, err := New(Config{Settings: *settings(1, 1), Store: &storetest.Memory{}, Log: quiet()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,7 +151,7 @@ func TestNodes(t *testing.T) {
 
 // counted is a store that counts calls.
 type counted struct {
-	store.Memory
+	storetest.Memory
 	gets, sets int
 	delay      atomic.Int64 // nanoseconds
 	err        error
@@ -184,7 +185,7 @@ func (c *counted) pause(ctx context.Context) error {
 }
 
 // put stores a state as another node would.
-func put(t *testing.T, m *store.Memory, s *State) {
+func put(t *testing.T, m *storetest.Memory, s *State) {
 	t.Helper()
 	e, err := m.Get(t.Context(), recordKey)
 	if err == nil {
@@ -631,7 +632,7 @@ func TestHandler(t *testing.T) {
 	}
 	in("D1", func(t *testing.T) {
 		for round, bound := range []time.Duration{mostJitter, 0} {
-			h := handler(t, &store.Memory{}, *settings(1, 1))
+			h := handler(t, &storetest.Memory{}, *settings(1, 1))
 			record(t, h.cfg.Store, func(s *State) { s.Round = round })
 			began := time.Now()
 			next(t, h)
@@ -642,7 +643,7 @@ func TestHandler(t *testing.T) {
 		}
 	})
 	in("D2", func(t *testing.T) {
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		record(t, m, func(s *State) {
 			for _, n := range []NodeDesc{{"a", 1, 0}, {"b", 1, 0}} {
 				s.Participants[n], s.LastHeartbeats[n], s.Infos[n] = 0, time.Now(), "at "+n.Addr
@@ -685,7 +686,7 @@ func TestHandler(t *testing.T) {
 		}
 	})
 	in("D4", func(t *testing.T) {
-		h := handler(t, &store.Memory{}, *settings(1, 1))
+		h := handler(t, &storetest.Memory{}, *settings(1, 1))
 		for want := range 4 {
 			if r := next(t, h); r.Number != want || r.Rank != 0 || len(r.Members) != 1 {
 				t.Errorf("%+v, want round %d", r, want)
@@ -694,7 +695,7 @@ func TestHandler(t *testing.T) {
 		h.Stop()
 	})
 	in("D5", func(t *testing.T) {
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		record(t, m, func(s *State) { s.waiting(node(1), node(2)); s.LastHeartbeats = map[NodeDesc]time.Time{} })
 		reads := 0
 		h := handler(t, m, *settings(1, 1))
@@ -722,7 +723,7 @@ func TestHandler(t *testing.T) {
 	in("D7", func(t *testing.T) {
 		set := *settings(1, 1)
 		set.KeepAliveInterval = time.Second
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		h := handler(t, m, set)
 		next(t, h)
 		<-time.After(10 * time.Second)
@@ -739,14 +740,14 @@ func TestHandler(t *testing.T) {
 		}
 	})
 	in("D8", func(t *testing.T) {
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		rounds := together(t, handler(t, m, *settings(2, 2)), handler(t, m, *settings(2, 2)))
 		if rounds[0].Rank == rounds[1].Rank || len(rounds[0].Members) != 2 || len(rounds[1].Members) != 2 {
 			t.Errorf("%+v", rounds)
 		}
 	})
 	in("D9", func(t *testing.T) {
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		together(t, handler(t, m, *settings(2, 2)), handler(t, m, *settings(2, 2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		third := handler(t, m, *settings(2, 2))
@@ -762,7 +763,7 @@ func TestHandler(t *testing.T) {
 	in("D10", func(t *testing.T) {
 		set := *settings(1, 2)
 		set.KeepAliveInterval = time.Second
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		a, b := handler(t, m, set), handler(t, m, set)
 		together(t, a, b)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -795,7 +796,7 @@ func TestHandler(t *testing.T) {
 	in("D11", func(t *testing.T) {
 		set := *settings(1, 3)
 		set.SortedRanks = false
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		a, b, c := handler(t, m, set), handler(t, m, set), handler(t, m, set)
 		first := together(t, a, b, c)
 		if first[0].Rank != 0 || first[1].Rank != 1 {
@@ -818,7 +819,7 @@ func TestHandler(t *testing.T) {
 		}
 	})
 	in("D12", func(t *testing.T) { // a member that is done ends no round, and one that has failed does
-		m, set := &store.Memory{}, *settings(1, 3)
+		m, set := &storetest.Memory{}, *settings(1, 3)
 		set.KeepAliveInterval = time.Second
 		a, b, c := handler(t, m, set), handler(t, m, set), handler(t, m, set)
 		together(t, a, b, c)
@@ -887,7 +888,7 @@ func TestRanksAreKept(t *testing.T) {
 // and all nodes of the next one see the same number, although one of them fails again at once.
 func TestRestartsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		handlers := []*Handler{handler(t, m, *settings(3, 3)), handler(t, m, *settings(3, 3)), handler(t, m, *settings(3, 3))}
 		want := 0
 		for _, failing := range []int{1, 3, 0, 2} {
@@ -956,7 +957,7 @@ func TestRestartsOfARound(t *testing.T) {
 // the time of the store.
 func TestClocksDiffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &store.Memory{}
+		m := &storetest.Memory{}
 		set := *settings(2, 2)
 		set.KeepAliveInterval = time.Second
 		a, b := handler(t, &skewed{Memory: m}, set), handler(t, &skewed{Memory: m}, set)
@@ -978,7 +979,7 @@ func TestClocksDiffer(t *testing.T) {
 }
 
 // skewed is a store whose clock is an hour late.
-type skewed struct{ *store.Memory }
+type skewed struct{ *storetest.Memory }
 
 func (s *skewed) Get(ctx context.Context, key string) (store.Entry, error) {
 	e, err := s.Memory.Get(ctx, key)

@@ -10,7 +10,7 @@ import (
 )
 
 func TestMemory(t *testing.T) {
-	m := &store.Memory{}
+	m := &storetest.Memory{}
 	storetest.Run(t, func(*testing.T) store.Store { return m })
 }
 

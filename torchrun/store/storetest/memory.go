@@ -1,26 +1,28 @@
-package store
+package storetest
 
 import (
 	"bytes"
 	"context"
 	"sync"
 	"time"
+
+	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // Memory is a store in the memory of this process. The zero value is empty and ready.
 type Memory struct {
 	mu      sync.Mutex
-	values  map[string]Entry
+	values  map[string]store.Entry
 	version uint64
 	change  chan struct{} // closed at the next change; nil: nobody waits
 }
 
-var _ Store = (*Memory)(nil)
+var _ store.Store = (*Memory)(nil)
 
-// Get implements Store.
-func (m *Memory) Get(ctx context.Context, key string) (Entry, error) {
+// Get implements store.Store.
+func (m *Memory) Get(ctx context.Context, key string) (store.Entry, error) {
 	if err := begin(ctx, key, nil); err != nil {
-		return Entry{}, err
+		return store.Entry{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -29,22 +31,22 @@ func (m *Memory) Get(ctx context.Context, key string) (Entry, error) {
 
 // begin returns why an operation is not even tried.
 func begin(ctx context.Context, key string, value []byte) error {
-	if err := Check(key, value); err != nil {
+	if err := store.Check(key, value); err != nil {
 		return err
 	}
 	return context.Cause(ctx)
 }
 
-func (m *Memory) entry(key string) Entry {
+func (m *Memory) entry(key string) store.Entry {
 	e := m.values[key]
 	e.Value, e.Now = bytes.Clone(e.Value), time.Now()
 	return e
 }
 
-// CompareAndSet implements Store.
-func (m *Memory) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (Entry, bool, error) {
+// CompareAndSet implements store.Store.
+func (m *Memory) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (store.Entry, bool, error) {
 	if err := begin(ctx, key, value); err != nil {
-		return Entry{}, false, err
+		return store.Entry{}, false, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -52,10 +54,10 @@ func (m *Memory) CompareAndSet(ctx context.Context, key string, version uint64, 
 		return m.entry(key), false, nil
 	}
 	if m.values == nil {
-		m.values = make(map[string]Entry)
+		m.values = make(map[string]store.Entry)
 	}
 	m.version++
-	m.values[key] = Entry{Value: bytes.Clone(value), Version: m.version}
+	m.values[key] = store.Entry{Value: bytes.Clone(value), Version: m.version}
 	if m.change != nil {
 		close(m.change)
 		m.change = nil
@@ -63,11 +65,11 @@ func (m *Memory) CompareAndSet(ctx context.Context, key string, version uint64, 
 	return m.entry(key), true, nil
 }
 
-// Wait implements Store.
-func (m *Memory) Wait(ctx context.Context, key string, version uint64) (Entry, error) {
+// Wait implements store.Store.
+func (m *Memory) Wait(ctx context.Context, key string, version uint64) (store.Entry, error) {
 	for {
 		if err := begin(ctx, key, nil); err != nil {
-			return Entry{}, err
+			return store.Entry{}, err
 		}
 		m.mu.Lock()
 		e := m.entry(key)
