@@ -29,62 +29,60 @@ const (
 
 // Words returns what kind of event it is, and what happened in words.
 func (e Entry) Words() (Kind, string) {
-	switch e.Name {
-	case HostsFound:
-		return KindOther, "hosts: " + e.hosts()
-	case DiscoveryFailed:
-		return KindFailure, "discovery failed: " + e.Error
-	case WorkerStarted:
-		return KindStart, fmt.Sprintf("worker started on %s, pid %d", e.Place(), e.PID)
-	case WorkerReady:
-		return KindStart, fmt.Sprintf("worker on %s waits to join", e.Place())
-	case Draining:
-		return KindDrained, e.Member() + " was asked to leave by its host"
-	case DrainAsked:
-		return KindDrained, "drain of " + e.Place()
-	case WorldPublished:
-		return KindStart, fmt.Sprintf("generation %d published, %s", e.Generation, plural(e.Size, "worker"))
-	case FirstCommit:
-		return KindStart, fmt.Sprintf("generation %d trains, commit %d", e.Generation, e.Commits)
-	case Backend:
-		return KindOther, fmt.Sprintf("generation %d computes on GPUs by %s", e.Generation, e.Backend)
-	case Stalled:
-		return KindStall, e.stalled()
-	case Located:
-		return KindStall, fmt.Sprintf("%s is at %s", e.Member(), e.Where)
-	case CommitMissing:
-		return KindStall, fmt.Sprintf("%s has not left at a commit, %.1fs after it was told of hosts: %s", e.Member(), e.Seconds, e.Change)
-	case StallEnded:
-		return KindStall, fmt.Sprintf("%s goes on, after %.1fs", e.Member(), e.Seconds)
+	if say, known := words[e.Name]; known {
+		return say(e)
 	}
-	return e.words2()
+	return KindOther, e.Place()
 }
 
-func (e Entry) words2() (Kind, string) {
-	switch e.Name {
-	case HostsUpdated:
+// words has the kind and the words of the events of each name.
+var words = map[EventName]func(e Entry) (Kind, string){
+	HostsFound:      func(e Entry) (Kind, string) { return KindOther, "hosts: " + e.hosts() },
+	DiscoveryFailed: func(e Entry) (Kind, string) { return KindFailure, "discovery failed: " + e.Error },
+	WorkerStarted: func(e Entry) (Kind, string) {
+		return KindStart, fmt.Sprintf("worker started on %s, pid %d", e.Place(), e.PID)
+	},
+	WorkerReady: func(e Entry) (Kind, string) { return KindStart, fmt.Sprintf("worker on %s waits to join", e.Place()) },
+	Draining:    func(e Entry) (Kind, string) { return KindDrained, e.Member() + " was asked to leave by its host" },
+	DrainAsked:  func(e Entry) (Kind, string) { return KindDrained, "drain of " + e.Place() },
+	WorldPublished: func(e Entry) (Kind, string) {
+		return KindStart, fmt.Sprintf("generation %d published, %s", e.Generation, plural(e.Size, "worker"))
+	},
+	FirstCommit: func(e Entry) (Kind, string) {
+		return KindStart, fmt.Sprintf("generation %d trains, commit %d", e.Generation, e.Commits)
+	},
+	Backend: func(e Entry) (Kind, string) {
+		return KindOther, fmt.Sprintf("generation %d computes on GPUs by %s", e.Generation, e.Backend)
+	},
+	Stalled: func(e Entry) (Kind, string) { return KindStall, e.stalled() },
+	Located: func(e Entry) (Kind, string) { return KindStall, fmt.Sprintf("%s is at %s", e.Member(), e.Where) },
+	CommitMissing: func(e Entry) (Kind, string) {
+		return KindStall, fmt.Sprintf("%s has not left at a commit, %.1fs after it was told of hosts: %s", e.Member(), e.Seconds, e.Change)
+	},
+	StallEnded: func(e Entry) (Kind, string) {
+		return KindStall, fmt.Sprintf("%s goes on, after %.1fs", e.Member(), e.Seconds)
+	},
+	HostsUpdated: func(e Entry) (Kind, string) {
 		return ChangeKind(e.Change), "the workers are told of hosts: " + e.Change
-	case WorkerDying:
-		return KindFailure, fmt.Sprintf("%s is lost: %s", e.Member(), e.What)
-	case WorkerExited:
+	},
+	WorkerDying: func(e Entry) (Kind, string) { return KindFailure, fmt.Sprintf("%s is lost: %s", e.Member(), e.What) },
+	WorkerExited: func(e Entry) (Kind, string) {
 		if e.Cause == "failed" {
 			return KindFailure, fmt.Sprintf("%s failed: %s", e.Member(), e.Exit())
 		}
 		return KindOther, fmt.Sprintf("%s has ended: %s, %s", e.Member(), e.Cause, e.Exit())
-	case Excluded:
+	},
+	Excluded: func(e Entry) (Kind, string) {
 		if e.Until != nil {
 			return KindExcluded, fmt.Sprintf("%s is excluded for %v", e.Place(), e.Until.Sub(e.Time).Round(time.Second))
 		}
 		return KindExcluded, e.Place() + " is excluded"
-	case Returned:
-		return KindGrown, e.Place() + " may be used again"
-	case Reset:
-		return KindOther, fmt.Sprintf("reset %d", e.Count)
-	case Scaled:
-		return KindScaled, "workers allowed: " + bounds(e.MinNP, e.MaxNP)
-	case Resumed:
-		return KindDriver, "another driver has taken over"
-	case JobDone:
+	},
+	Returned: func(e Entry) (Kind, string) { return KindGrown, e.Place() + " may be used again" },
+	Reset:    func(e Entry) (Kind, string) { return KindOther, fmt.Sprintf("reset %d", e.Count) },
+	Scaled:   func(e Entry) (Kind, string) { return KindScaled, "workers allowed: " + bounds(e.MinNP, e.MaxNP) },
+	Resumed:  func(e Entry) (Kind, string) { return KindDriver, "another driver has taken over" },
+	JobDone: func(e Entry) (Kind, string) {
 		switch {
 		case e.Status == 0:
 			return KindEnded, "the job is done"
@@ -92,21 +90,23 @@ func (e Entry) words2() (Kind, string) {
 			return KindEnded, fmt.Sprintf("the job was stopped, status %d: %s", e.Status, strings.TrimPrefix(e.Message, "stopped by signal: "))
 		}
 		return KindEnded, fmt.Sprintf("the job has failed, status %d: %s", e.Status, e.Message)
-	case Audit:
-		return KindAsked, e.asked()
-	case TaskWorkerJoined:
+	},
+	Audit: func(e Entry) (Kind, string) { return KindAsked, e.asked() },
+	TaskWorkerJoined: func(e Entry) (Kind, string) {
 		return KindStart, fmt.Sprintf("%s on %s runs tasks", e.Worker, e.Place())
-	case TaskWorkerLeft:
+	},
+	TaskWorkerLeft: func(e Entry) (Kind, string) {
 		if e.Lost {
 			return KindFailure, fmt.Sprintf("%s on %s is lost to tasks", e.Worker, e.Place())
 		}
 		return KindOther, fmt.Sprintf("%s on %s runs no more tasks", e.Worker, e.Place())
-	case TaskWorkerStuck:
+	},
+	TaskWorkerStuck: func(e Entry) (Kind, string) {
 		return KindFailure, fmt.Sprintf("%s on %s is ended and started again: a task of %s, %s", e.Worker, e.Place(), e.Function, e.Text)
-	case TaskFailed:
+	},
+	TaskFailed: func(e Entry) (Kind, string) {
 		return KindFailure, fmt.Sprintf("a task of %s failed (%s): %s", e.Function, e.Reason, e.Text)
-	}
-	return KindOther, e.Place()
+	},
 }
 
 func (e Entry) stalled() string {
