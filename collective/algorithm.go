@@ -10,21 +10,21 @@ type Algorithm uint8
 
 const (
 	// Auto picks the fastest for the number of ranks and of bytes, and nothing else.
-	Auto Algorithm = iota
+	Auto Algorithm = Algorithm(operation.Auto)
 	// Strict gives the same bits whatever the transport, the sizes of segments and the place of an
 	// element in the data: each element is combined in the order of the ranks. Between processes it
 	// is Direct.
-	Strict
+	Strict Algorithm = Algorithm(operation.Strict)
 	// Doubling is recursive doubling: log2(n) exchanges of all the data.
-	Doubling
+	Doubling Algorithm = Algorithm(operation.Doubling)
 	// Rabenseifner halves recursively and gathers back: 2·log2(n) exchanges, with as few bytes as a
 	// ring. Where the number of ranks is no power of two it is Ring.
-	Rabenseifner
+	Rabenseifner Algorithm = Algorithm(operation.Rabenseifner)
 	// Ring is the pipelined ring: 2·(n−1) steps, between neighbours alone.
-	Ring
+	Ring Algorithm = Algorithm(operation.Ring)
 	// Direct sends each part to its owner, who combines them in the order of the ranks, and the
 	// results to all: as few bytes as a ring, between all pairs.
-	Direct
+	Direct Algorithm = Algorithm(operation.Direct)
 )
 
 // Algorithm is the one that AllReduces of the generation were forced to by [Config]; Auto for a nil

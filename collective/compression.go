@@ -15,11 +15,11 @@ type Compression uint8
 
 const (
 	// CompressNone leaves data as it is.
-	CompressNone Compression = iota
+	CompressNone Compression = Compression(operation.NotCompressed)
 	// CompressFloat16 rounds to [Float16]; what is above 65504 becomes infinite, data or sum.
-	CompressFloat16
+	CompressFloat16 Compression = Compression(operation.AsFloat16)
 	// CompressBFloat16 rounds to [BFloat16]: the range of float32, 8 bits of precision.
-	CompressBFloat16
+	CompressBFloat16 Compression = Compression(operation.AsBFloat16)
 )
 
 // String is the name of the type on the wire.

@@ -12,22 +12,22 @@ type Op uint8
 
 const (
 	// Sum adds. Integers wrap around.
-	Sum Op = iota + 1
+	Sum Op = Op(operation.Sum)
 	// Average is the sum divided by the number of ranks. For integers the sum wraps around and the
 	// division truncates towards zero; for floating point the finished sum is divided once. Values
 	// of [Float16] and [BFloat16], also in compressed operations, are summed in float32 and rounded
 	// once, so that no sum overflows a Float16, and only what overflows a float32 a BFloat16. If
 	// there are several hosts and ranks of a host share memory, each host's sum is rounded too,
 	// divided by the smallest power of two that is not less than the number of its ranks.
-	Average
+	Average Op = Op(operation.Average)
 	// Min takes the smaller value; −0 is smaller than +0. A NaN on any rank makes the result NaN on
 	// every rank.
-	Min
+	Min Op = Op(operation.Min)
 	// Max takes the larger value; +0 is larger than −0. A NaN on any rank makes the result NaN on
 	// every rank.
-	Max
+	Max Op = Op(operation.Max)
 	// Product multiplies. Integers wrap around.
-	Product
+	Product Op = Op(operation.Product)
 	// Adasum adds orthogonal vectors and averages parallel ones: adasum(a, b) = (1 − a·b/2|a|²)·a +
 	// (1 − a·b/2|b|²)·b. Ranks are combined in pairs, lower ones first, then pairs of pairs; ranks
 	// beyond a power of two are first combined with the lowest ones. It is for AllReduce of
@@ -38,7 +38,7 @@ const (
 	// float64 gives NaNs. A group takes up to twice the memory of the largest vector for it, and
 	// keeps it. See Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys
 	// 2021.
-	Adasum
+	Adasum Op = Op(operation.Adasum)
 )
 
 // String returns the lower-case name.

@@ -12,8 +12,8 @@ type Compression uint8
 // The formats, and how many there are.
 const (
 	NotCompressed Compression = iota
-	asFloat16
-	asBFloat16
+	AsFloat16
+	AsBFloat16
 	compressions
 )
 
@@ -22,7 +22,7 @@ func (c Compression) String() string {
 	switch c {
 	case NotCompressed:
 		return "none"
-	case asFloat16, asBFloat16:
+	case AsFloat16, AsBFloat16:
 		return c.Wire().String()
 	}
 	return fmt.Sprintf("compression(%d)", uint8(c))
@@ -30,7 +30,7 @@ func (c Compression) String() string {
 
 // Wire is the type on the wire; 0: that of the data.
 func (c Compression) Wire() kernel.Type {
-	return [compressions]kernel.Type{asFloat16: kernel.Float16, asBFloat16: kernel.BFloat16}[c]
+	return [compressions]kernel.Type{AsFloat16: kernel.Float16, AsBFloat16: kernel.BFloat16}[c]
 }
 
 // Check refuses a compression that there is not, or not for a type.

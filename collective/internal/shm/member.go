@@ -128,6 +128,7 @@ type pace struct {
 	relaxed        bool          // see publish
 	spin           int           // see budget
 	lead           int           // see beforeLook
+	turn           uint32        // see beforeLook
 	waited         time.Duration // see Waited
 	waits          uint
 	moved          uint // waits when moveApart moved this member
