@@ -14,10 +14,6 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
-// attendanceOf is the bit of the numbers under which the node with rank 0 of a round serves
-// attendance; the others are those of the round.
-const attendanceOf = 1 << 63
-
 // byeTimeout bounds how long the last word to another node takes, and dropTimeout what is told the
 // store of one that is gone.
 const byeTimeout, dropTimeout = time.Second, 5 * time.Second
@@ -28,7 +24,7 @@ const byeTimeout, dropTimeout = time.Second, 5 * time.Second
 // cannot see, as the silence of a machine, the heartbeats still tell. A connection that was reset,
 // which a firewall does too, is made again. Where the store is not reached, w has the round end.
 func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched) {
-	number := attendanceOf | uint64(r.Number)
+	of := attendance.of(r.Number)
 	stay := func(conn net.Conn, rank int) (cut bool) { // until one of both leaves
 		departed, cut := departed(ctx, conn)
 		if cut {
@@ -49,7 +45,7 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched
 				return
 			}
 			for again := false; ; again = true {
-				conn, err := d.Peers.dial(ctx, string(addr), number)
+				conn, err := d.Peers.dial(ctx, string(addr), of)
 				if err == nil && (!welcomed(ctx, conn, r.Rank) || !stay(conn, 0)) {
 					return
 				}
@@ -64,19 +60,19 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched
 		return
 	}
 	var serving sync.WaitGroup
-	d.Peers.answer(number, func(conn net.Conn) {
+	d.Peers.answer(of, func(conn net.Conn) {
 		var rank [4]byte
 		if _, err := io.ReadFull(conn, rank[:]); err != nil {
 			return
 		}
-		of := binary.BigEndian.Uint32(rank[:])
-		if _, err := conn.Write([]byte{0}); err == nil && of > 0 && of < uint32(len(r.Members)) {
-			stay(conn, int(of))
+		from := binary.BigEndian.Uint32(rank[:])
+		if _, err := conn.Write([]byte{0}); err == nil && from > 0 && from < uint32(len(r.Members)) {
+			stay(conn, int(from))
 		}
 	}, &serving)
 	d.wg.Go(func() {
 		<-ctx.Done()
-		d.Peers.answer(number, nil, nil)
+		d.Peers.answer(of, nil, nil)
 		serving.Wait()
 	})
 }

@@ -81,7 +81,7 @@ func TestMemberDies(t *testing.T) {
 	nodes, rounds := meetPair(t)
 	addr := sayStore(t, nodes[0], rounds[0])
 	dial := func() io.ReadWriteCloser {
-		conn, err := nodes[1].Peers.dial(t.Context(), addr, attendanceOf|uint64(rounds[0].Number))
+		conn, err := nodes[1].Peers.dial(t.Context(), addr, attendance.of(rounds[0].Number))
 		if err == nil && !welcomed(t.Context(), conn, 1) {
 			t.Fatal("no answer")
 		}
@@ -112,13 +112,13 @@ func TestFirstMemberDies(t *testing.T) {
 	nodes, rounds := meetPair(t)
 	var connected sync.WaitGroup
 	connected.Add(1)
-	number := attendanceOf | uint64(rounds[0].Number)
-	serve, done := nodes[0].Peers.answerTo(number)
+	of := attendance.of(rounds[0].Number)
+	serve, done := nodes[0].Peers.answerTo(of)
 	done()
 	if serve == nil {
 		t.Fatal("nothing is served")
 	}
-	nodes[0].Peers.answer(number, func(conn net.Conn) {
+	nodes[0].Peers.answer(of, func(conn net.Conn) {
 		var rank [4]byte
 		if _, err := io.ReadFull(conn, rank[:]); err != nil || binary.BigEndian.Uint32(rank[:]) != 1 {
 			t.Errorf("%v: %v", rank, err)
@@ -189,7 +189,7 @@ func TestStoreIsLost(t *testing.T) {
 			shared := &losable{gone: make(chan struct{}), tried: make(chan struct{})}
 			nodes, rounds := meetIn(t, shared)
 			addr := sayStore(t, nodes[0], rounds[0])
-			conn, err := nodes[1].Peers.dial(t.Context(), addr, attendanceOf|uint64(rounds[0].Number))
+			conn, err := nodes[1].Peers.dial(t.Context(), addr, attendance.of(rounds[0].Number))
 			if err != nil || !welcomed(t.Context(), conn, 1) {
 				t.Fatal(err)
 			}

@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	// journalOf is the number under which a node has its copy of the job's journal.
-	journalOf = 1<<64 - 4
 	// endedFile is the file of the copy that says with which status the job has ended.
 	endedFile = "ended"
 	// seedPatience is how long a node waits for the address of the first node's gossip before it
@@ -126,7 +124,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 	}
 	r.node.Name = e.Peers.Member()
 	var answering sync.WaitGroup
-	e.Peers.answer(journalOf, func(conn net.Conn) {
+	e.Peers.answer(journalCopy.of(0), func(conn net.Conn) {
 		if err := r.node.Serve(conn); err != nil {
 			e.Log.Debugf("torchrun: the node that leads: %v", err)
 		}
@@ -149,7 +147,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 	if lerr := e.Rendezvous.Leave(bounded); lerr != nil {
 		e.Log.Debugf("torchrun: leaving the rendezvous: %v", lerr)
 	}
-	e.Peers.answer(journalOf, nil, nil)
+	e.Peers.answer(journalCopy.of(0), nil, nil)
 	answering.Wait()
 	return status, err
 }
@@ -380,7 +378,7 @@ func (r *elasticRun) drive(ctx context.Context, l *lead, round Round, own string
 	journal, found, err := replica.Lead(ctx, replica.Config{
 		Own: &r.node, Addr: r.Peers.Member(), Evidence: r.Peers.evidence, Log: r.Log,
 		Dial: func(ctx context.Context, member string) (net.Conn, error) {
-			return r.Peers.dialMember(ctx, member, journalOf)
+			return r.Peers.dialMember(ctx, member, journalCopy.of(0))
 		},
 	}, round.Agents)
 	if err != nil {

@@ -16,9 +16,6 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// storeOf is the number under which a node has its copy of the store of a dynamic rendezvous.
-const storeOf = 1<<64 - 6
-
 const (
 	// mostCopies bounds on how many nodes the store is: those with the first ranks, and the leader.
 	mostCopies = 5
@@ -48,7 +45,9 @@ type leadingStore struct {
 func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []string, clock store.Clock) (*leadingStore, error) {
 	leader, found, err := replica.Lead(ctx, replica.Config{
 		Own: node, Addr: p.Member(), Evidence: p.evidence, Log: p.log,
-		Dial: func(ctx context.Context, member string) (net.Conn, error) { return p.dialMember(ctx, member, storeOf) },
+		Dial: func(ctx context.Context, member string) (net.Conn, error) {
+			return p.dialMember(ctx, member, storeCopy.of(0))
+		},
 	}, members[:min(len(members), mostCopies)])
 	if err != nil {
 		return nil, err

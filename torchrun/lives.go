@@ -15,13 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/replica"
 )
 
-// livesOf is the number under which each agent serves a connection that it keeps open as long as it
-// lives. It first says which process it is, in lifeLen bytes, and last a byte when it leaves for
-// good.
-const (
-	livesOf = 1<<64 - 5
-	lifeLen = 26 // of rand.Text
-)
+// lifeLen is the length of a text that names an agent's process: that of rand.Text.
+const lifeLen = 26
 
 // mostWatched bounds to how many members a node keeps such a connection: the first by rank.
 const mostWatched = 16
@@ -53,7 +48,8 @@ type watchedLife struct {
 	ended bool
 }
 
-// serveLife is the side of the process that lives.
+// serveLife is the side of the process that lives. It first says which process it is, in lifeLen
+// bytes, and last a byte when it leaves for good.
 func (p *Peers) serveLife(conn net.Conn) {
 	stop := context.AfterFunc(p.alive, func() {
 		_ = conn.SetWriteDeadline(time.Now().Add(byeTimeout))
@@ -70,7 +66,7 @@ func (p *Peers) serveLife(conn net.Conn) {
 // why there is none.
 func (p *Peers) greet(ctx context.Context, member string) (net.Conn, error) {
 	addr, life := addrOf(member)
-	conn, err := p.dial(ctx, addr, livesOf)
+	conn, err := p.dial(ctx, addr, agentLife.of(0))
 	if err != nil {
 		return nil, err
 	}
@@ -163,9 +159,9 @@ func (p *Peers) evidence(member string, err error) replica.Evidence {
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // dialMember returns a connection to a member, as dial does.
-func (p *Peers) dialMember(ctx context.Context, member string, number uint64) (net.Conn, error) {
+func (p *Peers) dialMember(ctx context.Context, member string, of service) (net.Conn, error) {
 	addr, _ := addrOf(member)
-	return p.dial(ctx, addr, number)
+	return p.dial(ctx, addr, of)
 }
 
 // namesOf returns the names of a round's members.

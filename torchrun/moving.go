@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,9 +23,7 @@ const (
 	movePatience = 30 * time.Second
 	probeTimeout = 3 * time.Second
 	movePause    = 50 * time.Millisecond
-	// leaderIs is the number under which an agent at the endpoint is told who has the store, and
-	// tellEvery how often that one tries to.
-	leaderIs  = 1<<64 - 3
+	// tellEvery is how often the agent that has the store tells the one at the endpoint.
 	tellEvery = 250 * time.Millisecond
 )
 
@@ -74,7 +71,7 @@ func (s *movingStore) copies() {
 		return
 	}
 	s.node.Name = s.peers.Member()
-	s.peers.answer(storeOf, func(conn net.Conn) {
+	s.peers.answer(storeCopy.of(0), func(conn net.Conn) {
 		stop := context.AfterFunc(s.over, func() { conn.Close() }) // Peers.Close does not wait for it
 		defer stop()
 		if err := s.node.Serve(conn); err != nil {
@@ -124,7 +121,7 @@ func (s *movingStore) setMembers(ctx context.Context, round int, members []strin
 		case *leadingStore:
 			at.setMembers(round, members)
 		case *remoteStore:
-			e, _, err = at.call(ctx, question{Do: "members", Key: strings.Join(members, " "), Version: uint64(round)})
+			e, _, err = at.call(ctx, question{Do: "members", Members: &membership{round, members}})
 		}
 		return e, err
 	})
@@ -345,7 +342,7 @@ func (s *movingStore) tell(at store.Store) {
 func (s *movingStore) tellOnce() {
 	ctx, cancel := context.WithTimeout(s.over, probeTimeout)
 	defer cancel()
-	conn, err := s.peers.dial(ctx, s.endpoint, leaderIs)
+	conn, err := s.peers.dial(ctx, s.endpoint, leaderIs.of(0))
 	if err != nil {
 		return // nobody is there yet
 	}

@@ -52,22 +52,40 @@ type Peers struct {
 
 // served are the stores that this node serves to others, or passes on.
 type served struct {
-	stores map[uint64]*tcpstore.Store // by number
+	stores map[service]*tcpstore.Store
 	// versions is the store of a dynamic rendezvous that this node has; nil: it has none.
 	versions store.Store
 	// moving is the store of a dynamic rendezvous that another node had at first; nil: none.
 	moving *movingStore
-	// answers serve the connections for numbers that no store has.
-	answers map[uint64]answer
+	// answers serve the connections for services that no store has.
+	answers map[service]answer
 }
 
-// agentsStore is the number of the store that agents of a static rendezvous share, on the
-// connection that each has as long as it lives, to which it adds its rank; and agentsWatch on
-// others. Stores of workers have the number of their round plus one.
+// service is what an agent asks of another one when it connects: its highest byte is the kind, the
+// rest a number of that kind.
+type service uint64
+
+type kind uint8
+
+// The kinds of services, and what their numbers are. No kind is the first byte of a client of a
+// TCPStore.
 const (
-	agentsStore = 1 << 62
-	agentsWatch = 1<<64 - 1
+	workersStore kind = 0x80 + iota // the store of a round's workers; the round
+	agentsStore                     // the store that agents of a static rendezvous share, as long as one lives; its node
+	agentsWatch                     // the same store, for other connections
+	attendance                      // where a round's node with rank 0 learns of another one's end; the round
+	agentLife                       // a connection that is open as long as an agent lives: see serveLife
+	versionStore                    // the store with versions, which a dynamic rendezvous needs
+	leaderIs                        // where an agent at the endpoint is told who has that store
+	storeCopy                       // a node's copy of that store
+	journalCopy                     // a node's copy of the job's journal
 )
+
+func (k kind) of(number int) service { return service(k)<<56 | service(number) }
+
+func (s service) kind() kind { return kind(s >> 56) }
+
+func (s service) number() int { return int(s & (1<<56 - 1)) }
 
 // dialTimeout bounds one attempt to reach another agent.
 const dialTimeout = 20 * time.Second
@@ -80,7 +98,7 @@ const helloTimeout = 5 * time.Second
 // listen yet.
 func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
 	p := &Peers{Host: host, life: rand.Text(), log: log,
-		served: served{stores: make(map[uint64]*tcpstore.Store), answers: make(map[uint64]answer)},
+		served: served{stores: make(map[service]*tcpstore.Store), answers: make(map[service]answer)},
 		conns:  make(map[net.Conn]bool), lives: make(map[string]*watchedLife)}
 	p.alive, p.end = context.WithCancel(context.Background())
 	p.idle = sync.NewCond(&p.mu)
@@ -126,16 +144,16 @@ func (p *Peers) serve(raw *identity.Conn) {
 		}
 		conn = secure
 	}
-	var number [8]byte
-	if _, err := io.ReadFull(conn, number[:]); err != nil || !raw.Proven() {
+	var hello [8]byte
+	if _, err := io.ReadFull(conn, hello[:]); err != nil || !raw.Proven() {
 		return
 	}
-	if tcpstore.IsQuery(number[:]) {
+	if tcpstore.IsQuery(hello[:]) {
 		p.log.Warnf("torchrun: a connection from %v is refused: %v", raw.RemoteAddr(), errTorch)
 		return
 	}
-	of := binary.BigEndian.Uint64(number[:])
-	if of == livesOf {
+	of := service(binary.BigEndian.Uint64(hello[:]))
+	if of.kind() == agentLife {
 		keepAlive(raw)
 		p.serveLife(conn)
 		return
@@ -147,8 +165,8 @@ func (p *Peers) serve(raw *identity.Conn) {
 		return
 	}
 	defer p.forget(raw)
-	if of>>62 == agentsStore>>62 && p.gone != nil {
-		defer p.gone(int(of - agentsStore))
+	if of.kind() == agentsStore && p.gone != nil {
+		defer p.gone(of.number())
 	}
 	keepAlive(raw)
 	var err error
@@ -176,36 +194,36 @@ func logServed(log logrus.FieldLogger, what string, err error) {
 	}
 }
 
-// find returns the store with the number; both are nil where there is none.
-func (p *Peers) find(number uint64) (*tcpstore.Store, store.Store) {
+// find returns the store of a service; both are nil if no store serves it.
+func (p *Peers) find(of service) (*tcpstore.Store, store.Store) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if number == versionStore {
+	if of.kind() == versionStore {
 		return nil, p.versions
 	}
-	return p.stores[number], nil
+	return p.stores[of], nil
 }
 
-// offer serves a store under a number; nil ends that.
-func (p *Peers) offer(number uint64, store *tcpstore.Store) {
+// offer makes a store serve; nil ends that.
+func (p *Peers) offer(of service, store *tcpstore.Store) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if store == nil {
-		delete(p.stores, number)
+		delete(p.stores, of)
 	} else {
-		p.stores[number] = store
+		p.stores[of] = store
 	}
 }
 
-// answer serves connections for a number, until it is called without a function. Those that are
+// answer serves connections for a service, until it is called without a function. Those that are
 // being served then are counted by wg.
-func (p *Peers) answer(number uint64, serve func(net.Conn), wg *sync.WaitGroup) {
+func (p *Peers) answer(of service, serve func(net.Conn), wg *sync.WaitGroup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if serve == nil {
-		delete(p.answers, number)
+		delete(p.answers, of)
 	} else {
-		p.answers[number] = answer{serve, wg}
+		p.answers[of] = answer{serve, wg}
 	}
 }
 
@@ -215,11 +233,11 @@ type answer struct {
 	wg    *sync.WaitGroup
 }
 
-// answerTo returns what serves a number, or nil. The caller must call done.
-func (p *Peers) answerTo(number uint64) (serve func(net.Conn), done func()) {
+// answerTo returns what serves the connections for a service, or nil. The caller must call done.
+func (p *Peers) answerTo(of service) (serve func(net.Conn), done func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a, is := p.answers[number]
+	a, is := p.answers[of]
 	if !is {
 		return nil, func() {}
 	}
@@ -273,7 +291,7 @@ func (p *Peers) addr() (string, error) {
 }
 
 // dial returns a connection to a store of another node.
-func (p *Peers) dial(ctx context.Context, addr string, number uint64) (net.Conn, error) {
+func (p *Peers) dial(ctx context.Context, addr string, of service) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	var dialer net.Dialer
@@ -295,7 +313,7 @@ func (p *Peers) dial(ctx context.Context, addr string, number uint64) (net.Conn,
 		}
 		conn = secure
 	}
-	if _, err := conn.Write(binary.BigEndian.AppendUint64(nil, number)); err != nil {
+	if _, err := conn.Write(binary.BigEndian.AppendUint64(nil, uint64(of))); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("torchrun: the agent at %s: %w", addr, err)
 	}
@@ -351,7 +369,7 @@ type workerStore struct {
 func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*workerStore, error) {
 	s := &workerStore{log: log, end: func() {}}
 	var serve func(d *tcpstore.Door, conn net.Conn)
-	number := uint64(round.Number) + 1
+	of := workersStore.of(round.Number)
 	switch {
 	case round.Rank == 0:
 		store := new(tcpstore.Store)
@@ -363,8 +381,8 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 			if err != nil {
 				return nil, err
 			}
-			peers.offer(number, store)
-			s.end = func() { peers.offer(number, nil) }
+			peers.offer(of, store)
+			s.end = func() { peers.offer(of, nil) }
 			if err := round.Store.Set(ctx, "store", []byte(addr)); err != nil {
 				s.end()
 				return nil, err
@@ -380,7 +398,7 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 		open, end := context.WithCancel(context.WithoutCancel(ctx))
 		s.end = end
 		serve = func(d *tcpstore.Door, worker net.Conn) {
-			far, err := peers.dial(open, string(addr), number)
+			far, err := peers.dial(open, string(addr), of)
 			if open.Err() != nil && err != nil {
 				return
 			}

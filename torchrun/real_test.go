@@ -374,7 +374,7 @@ func TestOtherKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peers.offer(agentsStore, new(tcpstore.Store))
+	peers.offer(agentsStore.of(0), new(tcpstore.Store))
 	over, cancel := context.WithCancel(t.Context())
 	defer peers.Close(over)
 	defer cancel()
@@ -389,7 +389,7 @@ func TestOtherKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := p.dial(t.Context(), addr.String(), agentsStore)
+		conn, err := p.dial(t.Context(), addr.String(), agentsStore.of(0))
 		if err == nil {
 			client, cerr := tcpstore.NewClient(conn, false)
 			if err = cerr; err == nil {

@@ -119,13 +119,13 @@ func (s *Static) connect(ctx context.Context) error {
 		s.own = new(tcpstore.Store)
 		s.Peers.gone = s.gone
 		for node := range s.Nodes {
-			s.Peers.offer(agentsStore+uint64(node), s.own)
+			s.Peers.offer(agentsStore.of(node), s.own)
 		}
-		s.Peers.offer(agentsWatch, s.own)
+		s.Peers.offer(agentsWatch.of(0), s.own)
 		s.kv = memoryKV{s.own}
 		return nil
 	}
-	c, err := s.dial(ctx, agentsStore+uint64(s.Node))
+	c, err := s.dial(ctx, agentsStore.of(s.Node))
 	if err != nil {
 		return err
 	}
@@ -141,8 +141,8 @@ func (s *Static) connect(ctx context.Context) error {
 // errOtherProgram is of who takes a connection, and answers nothing.
 var errOtherProgram = errors.New("it takes connections, and does not answer as an agent of hvdrun torchrun: another program may have the port")
 
-func (s *Static) dial(ctx context.Context, number uint64) (*tcpstore.Client, error) {
-	conn, err := s.Peers.dial(ctx, s.Addr, number)
+func (s *Static) dial(ctx context.Context, of service) (*tcpstore.Client, error) {
+	conn, err := s.Peers.dial(ctx, s.Addr, of)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +239,7 @@ func (s *Static) watch() {
 	s.wg.Go(func() {
 		kv := KV(memoryKV{s.own})
 		if s.Node != 0 {
-			c, err := s.dial(ctx, agentsWatch)
+			c, err := s.dial(ctx, agentsWatch.of(0))
 			if err != nil {
 				if ctx.Err() == nil {
 					s.fire()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,18 +15,23 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// versionStore is the number of the store with versions, which a dynamic rendezvous needs.
-const versionStore = 1<<64 - 2
-
 // maxFrame bounds a question to that store, or an answer, in bytes.
 const maxFrame = 8 << 20
 
-// question is one call of a store.Store; Wait blocks the connection until it is answered.
+// question is one call of a store.Store, or the members of a round. Wait blocks the connection
+// until it is answered.
 type question struct {
-	Do      string `json:"do"` // get, set or wait
-	Key     string `json:"key"`
-	Version uint64 `json:"version,omitempty"`
-	Value   []byte `json:"value,omitempty"`
+	Do      string      `json:"do"` // get, set or wait; members: Members alone says which
+	Key     string      `json:"key,omitempty"`
+	Version uint64      `json:"version,omitempty"`
+	Value   []byte      `json:"value,omitempty"`
+	Members *membership `json:"members,omitempty"`
+}
+
+// membership says with whom the agent that has a store keeps copies of it.
+type membership struct {
+	Round int      `json:"round"`
+	Names []string `json:"names"`
 }
 
 type reply struct {
@@ -92,8 +96,8 @@ func ask(ctx context.Context, s store.Store, q question) (r reply) {
 	case "wait":
 		e, err = s.Wait(ctx, q.Key, q.Version)
 	case "members":
-		if moving, is := s.(*movingStore); is {
-			err = moving.setMembers(ctx, int(q.Version), strings.Fields(q.Key))
+		if moving, is := s.(*movingStore); is && q.Members != nil {
+			err = moving.setMembers(ctx, q.Members.Round, q.Members.Names)
 		}
 	default:
 		err = fmt.Errorf("torchrun: a store is asked to %.20q", q.Do)
@@ -214,7 +218,7 @@ func (r *remoteStore) take(ctx context.Context) (net.Conn, error) {
 	r.mu.Unlock()
 	bounded, cancel := context.WithTimeoutCause(ctx, silentAfter, errSilentStore)
 	defer cancel()
-	conn, err := r.peers.dial(bounded, r.addr, versionStore)
+	conn, err := r.peers.dial(bounded, r.addr, versionStore.of(0))
 	if bounded.Err() != nil && err != nil {
 		err = errSilentStore
 	}
@@ -288,7 +292,7 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 			return nil, nil, err
 		}
 		s.set(at)
-		p.answer(leaderIs, s.told, new(sync.WaitGroup))
+		p.answer(leaderIs.of(0), s.told, new(sync.WaitGroup))
 		return s, end, nil
 	}
 	r := &remoteStore{peers: p, addr: addr}
