@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"syscall"
 	"time"
@@ -72,37 +73,183 @@ type saved struct {
 	Mark    json.RawMessage   `json:"mark,omitempty"` // the driver's Config.Mark
 }
 
-// The kinds of records.
-const (
-	kindHosts       = "hosts"
-	kindFailed      = "discovery_failed_first"
-	kindStale       = "discovery_failed"
-	kindForked      = "forked"
-	kindJoined      = "joined"
-	kindReport      = "report"
-	kindBackend     = "backend"
-	kindEnded       = "ended"
-	kindFailing     = "failing"
-	kindWrites      = "writes"
-	kindInterrupted = "interrupted"
-	kindStalled     = "stalled"
-	kindLocated     = "located"
-	kindStirred     = "stall_ended"
-	kindHung        = "hung"
-	kindMoved       = "moved"
-	kindTrains      = "trains"
-	kindJammed      = "jammed"
-	kindStuck       = "stuck"
-	kindUnjammed    = "jam_ended"
-	kindBegan       = "world_trains"
-	kindDying       = "dying"
-	kindDeadline    = "deadline"
-	kindCommanded   = "commanded"
-	kindAudited     = "audited"
-	kindTasks       = "tasks"
-	kindResumed     = "resumed"
-	kindSnapshot    = "snapshot"
-)
+// kindSnapshot is the kind of a record with a snapshot.
+const kindSnapshot = "snapshot"
+
+// form is how the inputs of one type are recorded.
+type form struct {
+	kind  string
+	of    reflect.Type
+	write func(*Record, Input)
+	read  func(*Record) (Input, error)
+}
+
+// formOf returns the form of inputs of type T. write may be nil: the kind says all.
+func formOf[T Input](kind string, write func(*Record, T), read func(*Record) (T, error)) form {
+	f := form{kind: kind, of: reflect.TypeFor[T](), write: func(*Record, Input) {}}
+	if write != nil {
+		f.write = func(r *Record, in Input) { write(r, in.(T)) }
+	}
+	f.read = func(r *Record) (Input, error) {
+		in, err := read(r)
+		return in, err
+	}
+	return f
+}
+
+// forms has all inputs. Errors are recorded as text.
+var forms = []form{
+	formOf("hosts",
+		func(r *Record, e HostsFound) { r.Hosts = e.Hosts },
+		func(r *Record) (HostsFound, error) { return HostsFound{r.Hosts}, plan.CheckHosts(r.Hosts) }),
+	formOf("discovery_failed_first",
+		func(r *Record, e SourceFailed) { r.Error = e.Err.Error() },
+		func(r *Record) (SourceFailed, error) { return SourceFailed{errors.New(r.Error)}, nil }),
+	formOf("discovery_failed",
+		func(r *Record, e SourceStale) { r.Error, r.Age = e.Err.Error(), int64(e.Age) },
+		func(r *Record) (SourceStale, error) {
+			return SourceStale{errors.New(r.Error), time.Duration(r.Age)}, nil
+		}),
+	formOf("forked",
+		func(r *Record, e WorkerForked) { r.Worker, r.PID = e.ID, e.PID },
+		func(r *Record) (WorkerForked, error) { return WorkerForked{r.Worker, r.PID}, nil }),
+	formOf("joined",
+		func(r *Record, e WorkerJoined) { r.Worker, r.Join = e.ID, &e.Join },
+		func(r *Record) (WorkerJoined, error) {
+			if r.Join == nil {
+				return WorkerJoined{}, errors.New("a join record without a join")
+			}
+			return WorkerJoined{r.Worker, *r.Join}, nil
+		}),
+	formOf("report",
+		func(r *Record, e WorkerReported) {
+			r.Worker, r.Report, r.Generation, r.Commits = e.ID, e.Report, e.Generation, e.Commits
+		},
+		func(r *Record) (WorkerReported, error) {
+			return WorkerReported{r.Worker, r.Report, r.Generation, r.Commits}, nil
+		}),
+	formOf("backend",
+		func(r *Record, e BackendTold) { r.Worker, r.Generation, r.What = e.ID, e.Generation, e.Backend },
+		func(r *Record) (BackendTold, error) { return BackendTold{r.Worker, r.Generation, r.What}, nil }),
+	formOf("ended",
+		func(r *Record, e WorkerEnded) {
+			r.Worker, r.Code, r.Signal = e.ID, e.Exit.Code, int(e.Exit.Signal)
+			r.Evicted, r.Unkillable, r.Ran, r.TakenBy = e.Exit.Evicted, e.Exit.Unkillable, e.Ran, e.Exit.TakenBy
+			if e.Exit.Err != nil {
+				r.Error = e.Exit.Err.Error()
+			}
+		},
+		func(r *Record) (WorkerEnded, error) {
+			exit := job.Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable, TakenBy: r.TakenBy}
+			if r.Error != "" {
+				exit.Err = errors.New(r.Error)
+			}
+			return WorkerEnded{r.Worker, exit, r.Ran}, nil
+		}),
+	formOf("failing",
+		func(r *Record, e WorkerFailing) { r.Worker, r.What = e.ID, e.Said },
+		func(r *Record) (WorkerFailing, error) { return WorkerFailing{r.Worker, r.What}, nil }),
+	formOf("writes",
+		func(r *Record, e WorkerWrites) { r.Worker = e.ID },
+		func(r *Record) (WorkerWrites, error) { return WorkerWrites{r.Worker}, nil }),
+	formOf("interrupted",
+		func(r *Record, e Interrupted) {
+			r.Error = e.Cause.Error()
+			var stopped job.StopSignal
+			if errors.As(e.Cause, &stopped) {
+				r.Signal = int(stopped.Signal)
+			}
+		},
+		func(r *Record) (Interrupted, error) {
+			if r.Signal != 0 {
+				return Interrupted{job.StopSignal{Signal: syscall.Signal(r.Signal)}}, nil
+			}
+			return Interrupted{errors.New(r.Error)}, nil
+		}),
+	formOf("stalled",
+		func(r *Record, e WorkerStalled) {
+			r.Worker, r.Generation, r.What, r.Age = e.ID, e.Generation, e.What, int64(e.Long)
+		},
+		func(r *Record) (WorkerStalled, error) {
+			return WorkerStalled{r.Worker, r.Generation, r.What, time.Duration(r.Age)}, nil
+		}),
+	formOf("located",
+		func(r *Record, e WorkerLocated) {
+			r.Worker, r.Generation, r.What, r.Where = e.ID, e.Generation, e.What, e.Where
+		},
+		func(r *Record) (WorkerLocated, error) {
+			return WorkerLocated{r.Worker, r.Generation, r.What, r.Where}, nil
+		}),
+	formOf("stall_ended",
+		func(r *Record, e WorkerStirred) { r.Worker, r.Generation = e.ID, e.Generation },
+		func(r *Record) (WorkerStirred, error) { return WorkerStirred{r.Worker, r.Generation}, nil }),
+	formOf("hung",
+		func(r *Record, e WorkerHung) { r.Worker, r.Generation, r.What = e.ID, e.Generation, e.What },
+		func(r *Record) (WorkerHung, error) { return WorkerHung{r.Worker, r.Generation, r.What}, nil }),
+	formOf("moved",
+		func(r *Record, e WorkerMoved) { r.Worker, r.Generation, r.Age = e.ID, e.Generation, int64(e.Ago) },
+		func(r *Record) (WorkerMoved, error) {
+			return WorkerMoved{r.Worker, r.Generation, time.Duration(r.Age)}, nil
+		}),
+	formOf("trains",
+		func(r *Record, e WorkerTrains) { r.Worker, r.Generation = e.ID, e.Generation },
+		func(r *Record) (WorkerTrains, error) { return WorkerTrains{r.Worker, r.Generation}, nil }),
+	formOf("jammed",
+		func(r *Record, e WorldJammed) { r.Generation, r.What, r.Age = e.Generation, e.What, int64(e.Long) },
+		func(r *Record) (WorldJammed, error) {
+			return WorldJammed{r.Generation, r.What, time.Duration(r.Age)}, nil
+		}),
+	formOf("stuck",
+		func(r *Record, e WorldStuck) { r.Generation, r.What = e.Generation, e.What },
+		func(r *Record) (WorldStuck, error) { return WorldStuck{r.Generation, r.What}, nil }),
+	formOf("jam_ended",
+		func(r *Record, e WorldStirred) { r.Generation = e.Generation },
+		func(r *Record) (WorldStirred, error) { return WorldStirred{r.Generation}, nil }),
+	formOf("world_trains",
+		func(r *Record, e WorldTrains) { r.Generation = e.Generation },
+		func(r *Record) (WorldTrains, error) { return WorldTrains{r.Generation}, nil }),
+	formOf("dying",
+		func(r *Record, e WorkerDying) { r.Worker, r.What, r.Signal = e.ID, e.What, int(e.Signal) },
+		func(r *Record) (WorkerDying, error) {
+			return WorkerDying{r.Worker, r.What, syscall.Signal(r.Signal)}, nil
+		}),
+	formOf("deadline", nil,
+		func(r *Record) (DeadlinePassed, error) { return DeadlinePassed{}, nil }),
+	formOf("commanded",
+		func(r *Record, e Commanded) { r.Command = &e.Command },
+		func(r *Record) (Commanded, error) {
+			if r.Command == nil {
+				return Commanded{}, errors.New("a command record without a command")
+			}
+			return Commanded{*r.Command}, r.Command.Check()
+		}),
+	formOf("audited",
+		func(r *Record, e Audited) { r.Audit = &e.Record },
+		func(r *Record) (Audited, error) {
+			if r.Audit == nil {
+				return Audited{}, errors.New("an audit record without a record")
+			}
+			return Audited{*r.Audit}, nil
+		}),
+	formOf("tasks",
+		func(r *Record, e TasksTold) { r.Tasks = &e.TaskEvent },
+		func(r *Record) (TasksTold, error) {
+			if r.Tasks == nil {
+				return TasksTold{}, errors.New("a record of tasks without an event")
+			}
+			return TasksTold{*r.Tasks}, nil
+		}),
+	formOf("resumed", nil,
+		func(r *Record) (Resumed, error) { return Resumed{}, nil }),
+}
+
+var formOfType, formOfKind = func() (map[reflect.Type]form, map[string]form) {
+	byType, byKind := map[reflect.Type]form{}, map[string]form{}
+	for _, f := range forms {
+		byType[f.of], byKind[f.kind] = f, f
+	}
+	return byType, byKind
+}()
 
 // NewRecords returns the records of a step's inputs, with the names given to workers in the step.
 func NewRecords(now time.Time, inputs []Input, ids []string) []Record {
@@ -117,156 +264,23 @@ func NewRecords(now time.Time, inputs []Input, ids []string) []Record {
 }
 
 // NewRecord returns the record of a step's only input, with the names given to workers in the step.
-// Errors are recorded as text.
 func NewRecord(now time.Time, in Input, ids []string) Record {
-	r := Record{Time: now.UnixNano(), IDs: ids}
-	switch e := in.(type) {
-	case HostsFound:
-		r.Kind, r.Hosts = kindHosts, e.Hosts
-	case SourceFailed:
-		r.Kind, r.Error = kindFailed, e.Err.Error()
-	case SourceStale:
-		r.Kind, r.Error, r.Age = kindStale, e.Err.Error(), int64(e.Age)
-	case WorkerForked:
-		r.Kind, r.Worker, r.PID = kindForked, e.ID, e.PID
-	case WorkerJoined:
-		r.Kind, r.Worker, r.Join = kindJoined, e.ID, &e.Join
-	case WorkerReported:
-		r.Kind, r.Worker, r.Report, r.Generation, r.Commits = kindReport, e.ID, e.Report, e.Generation, e.Commits
-	case BackendTold:
-		r.Kind, r.Worker, r.Generation, r.What = kindBackend, e.ID, e.Generation, e.Backend
-	case WorkerFailing:
-		r.Kind, r.Worker, r.What = kindFailing, e.ID, e.Said
-	case WorkerWrites:
-		r.Kind, r.Worker = kindWrites, e.ID
-	case WorkerEnded:
-		r.Kind, r.Worker, r.Code, r.Signal = kindEnded, e.ID, e.Exit.Code, int(e.Exit.Signal)
-		r.Evicted, r.Unkillable, r.Ran, r.TakenBy = e.Exit.Evicted, e.Exit.Unkillable, e.Ran, e.Exit.TakenBy
-		if e.Exit.Err != nil {
-			r.Error = e.Exit.Err.Error()
-		}
-	case Interrupted:
-		r.Kind, r.Error = kindInterrupted, e.Cause.Error()
-		var stopped job.StopSignal
-		if errors.As(e.Cause, &stopped) {
-			r.Signal = int(stopped.Signal)
-		}
-	case WorkerStalled:
-		r.Kind, r.Worker, r.Generation, r.What, r.Age = kindStalled, e.ID, e.Generation, e.What, int64(e.Long)
-	case WorkerLocated:
-		r.Kind, r.Worker, r.Generation, r.What, r.Where = kindLocated, e.ID, e.Generation, e.What, e.Where
-	case WorkerStirred:
-		r.Kind, r.Worker, r.Generation = kindStirred, e.ID, e.Generation
-	case WorkerHung:
-		r.Kind, r.Worker, r.Generation, r.What = kindHung, e.ID, e.Generation, e.What
-	case WorkerMoved:
-		r.Kind, r.Worker, r.Generation, r.Age = kindMoved, e.ID, e.Generation, int64(e.Ago)
-	case WorkerTrains:
-		r.Kind, r.Worker, r.Generation = kindTrains, e.ID, e.Generation
-	case WorldJammed:
-		r.Kind, r.Generation, r.What, r.Age = kindJammed, e.Generation, e.What, int64(e.Long)
-	case WorldStirred:
-		r.Kind, r.Generation = kindUnjammed, e.Generation
-	case WorldTrains:
-		r.Kind, r.Generation = kindBegan, e.Generation
-	case WorldStuck:
-		r.Kind, r.Generation, r.What = kindStuck, e.Generation, e.What
-	case WorkerDying:
-		r.Kind, r.Worker, r.What, r.Signal = kindDying, e.ID, e.What, int(e.Signal)
-	case DeadlinePassed:
-		r.Kind = kindDeadline
-	case Commanded:
-		r.Kind, r.Command = kindCommanded, &e.Command
-	case Audited:
-		r.Kind, r.Audit = kindAudited, &e.Record
-	case TasksTold:
-		r.Kind, r.Tasks = kindTasks, &e.TaskEvent
-	case Resumed:
-		r.Kind = kindResumed
-	default:
+	f, known := formOfType[reflect.TypeOf(in)]
+	if !known {
 		panic(fmt.Sprintf("driver: unknown input %T", in))
 	}
+	r := Record{Time: now.UnixNano(), Kind: f.kind, IDs: ids}
+	f.write(&r, in)
 	return r
 }
 
 // input returns the input that NewRecord was given.
 func (r *Record) input() (Input, error) {
-	switch r.Kind {
-	case kindHosts:
-		return HostsFound{r.Hosts}, plan.CheckHosts(r.Hosts)
-	case kindFailed:
-		return SourceFailed{errors.New(r.Error)}, nil
-	case kindStale:
-		return SourceStale{errors.New(r.Error), time.Duration(r.Age)}, nil
-	case kindForked:
-		return WorkerForked{r.Worker, r.PID}, nil
-	case kindJoined:
-		if r.Join == nil {
-			return nil, errors.New("a join record without a join")
-		}
-		return WorkerJoined{r.Worker, *r.Join}, nil
-	case kindReport:
-		return WorkerReported{r.Worker, r.Report, r.Generation, r.Commits}, nil
-	case kindBackend:
-		return BackendTold{r.Worker, r.Generation, r.What}, nil
-	case kindFailing:
-		return WorkerFailing{r.Worker, r.What}, nil
-	case kindWrites:
-		return WorkerWrites{r.Worker}, nil
-	case kindEnded:
-		exit := job.Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable, TakenBy: r.TakenBy}
-		if r.Error != "" {
-			exit.Err = errors.New(r.Error)
-		}
-		return WorkerEnded{r.Worker, exit, r.Ran}, nil
-	case kindInterrupted:
-		if r.Signal != 0 {
-			return Interrupted{job.StopSignal{Signal: syscall.Signal(r.Signal)}}, nil
-		}
-		return Interrupted{errors.New(r.Error)}, nil
-	case kindStalled:
-		return WorkerStalled{r.Worker, r.Generation, r.What, time.Duration(r.Age)}, nil
-	case kindLocated:
-		return WorkerLocated{r.Worker, r.Generation, r.What, r.Where}, nil
-	case kindStirred:
-		return WorkerStirred{r.Worker, r.Generation}, nil
-	case kindHung:
-		return WorkerHung{r.Worker, r.Generation, r.What}, nil
-	case kindMoved:
-		return WorkerMoved{r.Worker, r.Generation, time.Duration(r.Age)}, nil
-	case kindTrains:
-		return WorkerTrains{r.Worker, r.Generation}, nil
-	case kindJammed:
-		return WorldJammed{r.Generation, r.What, time.Duration(r.Age)}, nil
-	case kindUnjammed:
-		return WorldStirred{r.Generation}, nil
-	case kindBegan:
-		return WorldTrains{r.Generation}, nil
-	case kindStuck:
-		return WorldStuck{r.Generation, r.What}, nil
-	case kindDying:
-		return WorkerDying{r.Worker, r.What, syscall.Signal(r.Signal)}, nil
-	case kindDeadline:
-		return DeadlinePassed{}, nil
-	case kindCommanded:
-		if r.Command == nil {
-			return nil, errors.New("a command record without a command")
-		}
-		return Commanded{*r.Command}, r.Command.Check()
-	case kindAudited:
-		if r.Audit == nil {
-			return nil, errors.New("an audit record without a record")
-		}
-		return Audited{*r.Audit}, nil
-	case kindTasks:
-		if r.Tasks == nil {
-			return nil, errors.New("a record of tasks without an event")
-		}
-		return TasksTold{*r.Tasks}, nil
-	case kindResumed:
-		return Resumed{}, nil
+	f, known := formOfKind[r.Kind]
+	if !known {
+		return nil, fmt.Errorf("an event of the unknown kind %q: %w", r.Kind, errUnknown)
 	}
-	return nil, fmt.Errorf("an event of the unknown kind %q: %w", r.Kind, errUnknown)
+	return f.read(r)
 }
 
 // Replay rebuilds a machine from a journal, record by record. The zero Replay is ready to use.
