@@ -6,6 +6,7 @@ import collections
 import faulthandler
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -148,6 +149,7 @@ class Worker:
         self._beat_at = 0.0
         self._waits = Waits()
         self._stuck = 0
+        self._figures, self._figures_at = {}, 0.0
         self.failed = False  # an error ends the process
         self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
 
@@ -247,6 +249,23 @@ class Worker:
         except Error:
             pass  # whoever needs hvdrun learns it by the next join
 
+    def figures(self, numbers):
+        """Tells numbers of the program, by name; what is no finite number as null. At most ten messages a second are sent: of what comes
+        between, the newest numbers go with the next one, or with a beat that was held back."""
+        now = time.monotonic()
+        with self._state:
+            self._figures.update((name, value if math.isfinite(value) else None) for name, value in numbers.items())
+            if now - self._figures_at < BEAT:
+                return
+        self._send_figures(now)
+
+    def _send_figures(self, now):
+        with self._state:
+            figures, self._figures = self._figures, {}
+            self._figures_at = now
+        if figures:
+            self.send(do="figures", figures=figures)
+
     def commits(self):
         """The number of the last commit that a beat has told."""
         with self._state:
@@ -289,6 +308,7 @@ class Worker:
                     used = time.clock_gettime(time.pthread_getcpuclockid(main))
                     waits = self._waits.look(sys._current_frames().get(main), now, used)
                     self._send_beat(now, waits)
+                    self._send_figures(now)
                     self._watch(waits)
                     continue
                 data = self._socket.recv(1 << 16)

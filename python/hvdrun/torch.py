@@ -289,6 +289,17 @@ class Job:
             self._resets.append(call)
         return call
 
+    def report(self, **numbers: float) -> None:
+        """Tells hvdrun numbers of the program, such as loss=0.5, for the page, the status and the metrics of the job.
+
+        It does not block. The page draws the numbers of rank 0. Without hvdrun, nothing is told.
+
+        Args:
+            numbers: the newest values, by at most 16 names in all.
+        """
+        if self._worker is not None:
+            self._worker.figures({name: float(value) for name, value in numbers.items()})
+
     def __repr__(self) -> str:
         return f"<hvdrun.torch.Job: rank {self.rank} of {self.size}, generation {self.generation}>"
 

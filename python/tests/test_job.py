@@ -204,11 +204,43 @@ class TestAgree(unittest.TestCase):
     def test_errors(self):
         """Whatever a program raises in a world that has lost a rank is of that world, and of no other."""
         for lost_at, broken in ((1, True), (None, False)):
-            for err in (IndexError("received invalid bucket_size, was abort called?"), AssertionError()):
-                j = job(lost_at)
-                self.assertEqual(j._broken(err, None), broken)
-                j._transport.silent = False
-                self.assertEqual(j._broken(err, None), broken)
+            for err in (IndexError("received invalid bucket_size, was abort called?"), AssertionError(), RuntimeError("connection lost")):
+                for silent in (True, False):
+                    j = job(lost_at)
+                    j._transport.silent = silent
+                    self.assertEqual(j._broken(err, None), broken)
+
+    def test_own(self):
+        """An error of torch.distributed in a world that has lost nobody is the program's when it comes again; the peers, whose
+        connections are closed, go on."""
+        def raised(text):
+            scope = {"__name__": "torch.distributed.fake"}
+            exec("def fail(text): raise RuntimeError(text)", scope)
+            try:
+                scope["fail"](text)
+            except RuntimeError as err:
+                return err
+
+        state = SimpleNamespace(step=5)
+        first, peer = job(), job()
+        with mock.patch("builtins.print"):
+            self.assertTrue(first._broken(raised("invalid tensor list"), state))
+            self.assertFalse(first._broken(raised("invalid tensor list"), state))
+            for _ in range(hvd._VAIN - 1):
+                self.assertTrue(peer._broken(raised("Connection closed by peer"), state))
+            self.assertFalse(peer._broken(raised("Connection closed by peer"), state))
+            peer._clean()
+            self.assertTrue(peer._broken(raised("Connection closed by peer"), state))
+
+    def test_wrapped(self):
+        """An error that the program has raised from that of a broken world is of that world."""
+        try:
+            try:
+                raise hvd.Broken("a rank is lost")
+            except hvd.Broken as err:
+                raise ValueError("the pass has failed") from err
+        except ValueError as err:
+            self.assertTrue(job()._broken(err, SimpleNamespace(step=5)))
 
     def test_state(self):
         """A state that has not arrived is not looked at."""

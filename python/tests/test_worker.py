@@ -172,6 +172,14 @@ class TestWorker(unittest.TestCase):
         self.assertEqual(told, [(4, [1])])
         self.assertFalse(self.worker.lost(5))
 
+    def test_figures(self):
+        self.peer.worker.figures({"loss": 0.5, "lr": float("nan")})
+        self.assertEqual(self.peer.next(), {"do": "figures", "figures": {"loss": 0.5, "lr": None}})
+        self.peer.worker.figures({"loss": 0.25})  # within a tenth of a second
+        self.peer.worker.figures({"loss": 0.125})
+        self.peer.worker._send_figures(1e9)
+        self.assertEqual(self.peer.next(), {"do": "figures", "figures": {"loss": 0.125}})
+
     def test_stacks(self):
         self.peer.send(**{"is": "stacks", "id": 3, "most_bytes": 200})
         answer = self.peer.next()
