@@ -24,9 +24,10 @@ var embedded embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// landing leads a browser that has come with a token to the page, with the token out of the URL. An
-// answer that redirects would not do: after a link of another site browsers leave out the cookie.
-const landing = `<!doctype html><meta charset="utf-8"><title>hvdrun</title><meta http-equiv="refresh" content="0;url=/">`
+// landing leads a browser that has come with a token to the page, with the token out of the URL, and
+// with the proof, where the token permits to steer, in the part that browsers do not send. An answer
+// that redirects would not do: after a link of another site browsers leave out the cookie.
+const landing = `<!doctype html><meta charset="utf-8"><title>hvdrun</title><meta http-equiv="refresh" content="0;url=/%s">`
 
 // refused is for who has no token.
 const refused = `<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -73,15 +74,6 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// granted returns what the request's cookie permits.
-func (s *Server) granted(r *http.Request) right {
-	best := nothing
-	for _, c := range r.CookiesNamed(s.cookie) {
-		best = max(best, s.cfg.Tokens.grants(c.Value))
-	}
-	return best
-}
-
 // may lets requests through that have the right.
 func (s *Server) may(needed right, next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -89,9 +81,10 @@ func (s *Server) may(needed right, next http.HandlerFunc) http.HandlerFunc {
 		case is == nothing:
 			fail(w, http.StatusUnauthorized, "the page needs its token: open the URL that hvdrun dashboard has printed")
 		case is < needed:
-			fail(w, http.StatusForbidden, "this token is for watching only")
+			fail(w, http.StatusForbidden, "this page is for watching only: the URL to steer, which hvdrun dashboard prints, opens another")
 		case !s.proven(r):
-			fail(w, http.StatusServiceUnavailable, "the connection took too long")
+			w.Header().Set("Connection", "close")
+			fail(w, http.StatusServiceUnavailable, "the connection took too long, or the page has too many")
 		default:
 			next(w, r)
 		}
@@ -102,13 +95,17 @@ func (s *Server) may(needed right, next http.HandlerFunc) http.HandlerFunc {
 func (s *Server) index(files fs.FS) http.HandlerFunc {
 	page := asset(files)
 	return func(w http.ResponseWriter, r *http.Request) {
-		if token := r.URL.Query().Get("token"); s.cfg.Tokens.grants(token) != nothing {
+		if granted := s.cfg.Tokens.grants(r.URL.Query().Get("token")); granted != nothing {
 			s.proven(r)
 			http.SetCookie(w, &http.Cookie{
-				Name: s.cookie, Value: token, Path: "/", HttpOnly: true, Secure: s.tls != nil, SameSite: http.SameSiteStrictMode,
+				Name: s.cookie, Value: s.session, Path: "/", HttpOnly: true, Secure: s.tls != nil, SameSite: http.SameSiteStrictMode,
 			})
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_, _ = w.Write([]byte(landing)) // a browser that is gone needs none
+			fragment := ""
+			if granted == steer {
+				fragment = "#steer=" + s.proof
+			}
+			_, _ = fmt.Fprintf(w, landing, fragment) // a browser that is gone needs none
 			return
 		}
 		if s.granted(r) == nothing {
@@ -148,12 +145,8 @@ func fail(w http.ResponseWriter, status int, why string) {
 
 // rights tells the page what it may do.
 func (s *Server) rights(w http.ResponseWriter, r *http.Request) {
-	answer := map[string]any{"write": false}
-	if s.granted(r) == steer {
-		answer["write"], answer["proof"] = true, s.proof
-	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer)
+	_ = json.NewEncoder(w).Encode(map[string]bool{"write": s.granted(r) == steer})
 }
 
 // view answers with the whole view, for programs.
@@ -225,10 +218,6 @@ type order struct {
 
 // command carries out a command.
 func (s *Server) command(w http.ResponseWriter, r *http.Request) {
-	if !same(r.Header.Get("X-Hvdrun-Proof"), s.proof) {
-		fail(w, http.StatusForbidden, "the command does not come from the page: load it anew")
-		return
-	}
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		fail(w, http.StatusUnsupportedMediaType, "a command is JSON")
 		return

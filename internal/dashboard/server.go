@@ -39,18 +39,21 @@ const (
 	idleTime    = 2 * time.Minute
 	maxHeader   = 16 << 10 // bytes
 	maxBody     = 4 << 10  // bytes of a command
+	mostConns   = 128      // connections of those with a token; a browser has six at most
 	shutdownFor = 2 * time.Second
 )
 
 // Server serves the page.
 type Server struct {
-	cfg    Config
-	ln     *identity.Listener
-	tls    *tls.Config // nil: plain HTTP, on loopback
-	cookie string
-	proof  string
-	hub    *hub
-	http   *http.Server
+	cfg  Config
+	ln   *identity.Listener
+	tls  *tls.Config // nil: plain HTTP, on loopback
+	hub  *hub
+	http *http.Server
+	admission
+
+	mu       sync.Mutex
+	admitted map[net.Conn]bool // connections of those with a token
 }
 
 // Listen opens a server's socket. The caller must call Serve, or Close.
@@ -69,17 +72,17 @@ func Listen(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: %w", err)
 	}
-	s := &Server{cfg: cfg, ln: ln, proof: cfg.Tokens.proof(), hub: newHub(cfg.Job, cfg.Interval)}
+	s := &Server{cfg: cfg, ln: ln, hub: newHub(cfg.Job, cfg.Interval), admitted: make(map[net.Conn]bool)}
 	addr := ln.Addr().(*net.TCPAddr).AddrPort()
 	if !addr.Addr().Unmap().IsLoopback() {
 		if s.tls, err = tlsConfig(cfg.Certificate, host); err != nil {
 			return nil, errors.Join(err, ln.Close())
 		}
 	}
-	s.cookie = "hvdrun-" + strconv.Itoa(int(addr.Port())) // cookies of all ports of a host are in one jar
+	s.admission = newAdmission(int(addr.Port()))
 	s.http = &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader, TLSConfig: s.tls,
-		ErrorLog: quiet, ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ErrorLog: quiet, ConnState: s.changed, ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 	}
 	return s, nil
 }
@@ -172,11 +175,38 @@ func (s *Server) knows(hostport string) bool {
 	return false
 }
 
-// proven tells the listener that a request's connection is of somebody with a token.
+// proven tells the listener that a request's connection is of somebody with a token, of whose
+// connections there are so many.
 func (s *Server) proven(r *http.Request) bool {
-	c, _ := r.Context().Value(connKey{}).(net.Conn)
-	if t, is := c.(*tls.Conn); is {
-		c = t.NetConn()
+	c := plainConn(r.Context().Value(connKey{}))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case c == nil:
+		return false
+	case s.admitted[c]:
+		return true
+	case len(s.admitted) >= mostConns || !s.ln.Proven(c):
+		return false
 	}
-	return c != nil && s.ln.Proven(c)
+	s.admitted[c] = true
+	return true
+}
+
+// changed forgets a connection that has ended.
+func (s *Server) changed(c net.Conn, state http.ConnState) {
+	if state == http.StateClosed || state == http.StateHijacked {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.admitted, plainConn(c))
+	}
+}
+
+// plainConn returns the connection below TLS.
+func plainConn(conn any) net.Conn {
+	if t, is := conn.(*tls.Conn); is {
+		return t.NetConn()
+	}
+	c, _ := conn.(net.Conn)
+	return c
 }

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"net/http/cookiejar"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +26,7 @@ type site struct {
 	url    string
 	tokens dashboard.Tokens
 	client *http.Client
+	landed string // the page that the token led to
 }
 
 func newSite(t *testing.T, j *dashboardtest.Job) *site {
@@ -41,7 +45,7 @@ func newSite(t *testing.T, j *dashboardtest.Job) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{t, strings.TrimSuffix(server.URL(), "/"), tokens, &http.Client{Jar: jar}}
+	s := &site{t, strings.TrimSuffix(server.URL(), "/"), tokens, &http.Client{Jar: jar}, ""}
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		cancel()
@@ -79,8 +83,12 @@ func (s *site) ask(method, path, body string, headers ...string) (int, string, h
 
 func (s *site) enter(token string) {
 	s.t.Helper()
-	status, _, header := s.ask("GET", "/?token="+token, "")
+	status, text, header := s.ask("GET", "/?token="+token, "")
 	cookie := header.Get("Set-Cookie")
+	s.landed = text
+	if strings.Contains(cookie, token) {
+		s.t.Errorf("the cookie, which goes to all ports of the host, has the token: %q", cookie)
+	}
 	if status != 200 || !strings.Contains(cookie, "HttpOnly") || !strings.Contains(cookie, "SameSite=Strict") {
 		s.t.Fatalf("status %d, cookie %q", status, cookie)
 	}
@@ -89,12 +97,79 @@ func (s *site) enter(token string) {
 // proof returns what the page sends with commands.
 func (s *site) proof() string {
 	s.t.Helper()
-	_, text, _ := s.ask("GET", "/api/rights", "")
-	var r struct{ Proof string }
-	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		s.t.Fatal(err)
+	_, rest, _ := strings.Cut(s.landed, "#steer=")
+	proof, _, _ := strings.Cut(rest, `"`)
+	_, text, _ := s.ask("GET", "/api/rights", "", "X-Hvdrun-Proof", proof)
+	var r struct{ Write bool }
+	if err := json.Unmarshal([]byte(text), &r); err != nil || r.Write != (proof != "") {
+		s.t.Errorf("with the proof %q: %s, %v", proof, text, err)
 	}
-	return r.Proof
+	return proof
+}
+
+// TestCookieAlone: what browsers send to every port of the host, and to whoever has the page's port
+// after it, does not steer, and is nothing to the next server.
+func TestCookieAlone(t *testing.T) {
+	j := dashboardtest.Story()
+	s := newSite(t, j)
+	s.enter(s.tokens.Write)
+	_, text, _ := s.ask("GET", "/api/rights", "")
+	if strings.Contains(text, "true") || strings.Contains(text, s.proof()) {
+		t.Errorf("the cookie alone has the rights %s", text)
+	}
+	for _, proof := range []string{"", s.tokens.Write, s.tokens.Read} {
+		if status, _, _ := s.ask("POST", "/api/command", `{"verb":"stop"}`, "Content-Type", "application/json", "X-Hvdrun-Proof", proof); status != 403 {
+			t.Errorf("a command with the cookie and %q: status %d", proof, status)
+		}
+	}
+	next := newSite(t, j)
+	from, err := url.Parse(s.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range s.client.Jar.Cookies(from) {
+		_, port, _ := strings.Cut(strings.TrimPrefix(next.url, "http://"), ":")
+		if status, _, _ := next.ask("GET", "/api/view", "", "Cookie", "hvdrun-"+port+"="+c.Value); status != 401 {
+			t.Errorf("a cookie of the server before: status %d", status)
+		}
+	}
+	if n := len(j.Commands()); n != 0 {
+		t.Errorf("%d commands", n)
+	}
+}
+
+// TestConnectionsAreBounded: who may watch has so many connections, and no more.
+func TestConnectionsAreBounded(t *testing.T) {
+	s := newSite(t, dashboardtest.Story())
+	s.enter(s.tokens.Read)
+	from, err := url.Parse(s.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cookie := s.client.Jar.Cookies(from)[0]
+	s.client.CloseIdleConnections()
+	const most = 128
+	refused := 0
+	for range most + 10 {
+		conn, err := net.Dial("tcp", from.Host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := fmt.Fprintf(conn, "GET /api/view HTTP/1.1\r\nHost: %s\r\nCookie: %s\r\n\r\n", from.Host, cookie); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.StatusCode == 503 {
+			refused++
+		}
+	}
+	if refused < 10 {
+		t.Errorf("%d of %d connections are refused, at most %d are kept", refused, most+10, most)
+	}
 }
 
 // TestTokens: without a token nothing of the job is told, and one for watching does not steer.

@@ -1,14 +1,14 @@
 package dashboard
 
 import (
-	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"strconv"
 )
 
 // Tokens let people see the page: Read to watch, Write to steer too. The zero Tokens let nobody in.
@@ -58,9 +58,32 @@ func same(a, b string) bool {
 	return b != "" && subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// proof is what a page that steers sends with each command. Pages of other origins cannot read it.
-func (t Tokens) proof() string {
-	m := hmac.New(sha256.New, []byte(t.Write))
-	m.Write([]byte("hvdrun dashboard: commands"))
-	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
+// admission is what a server gives to browsers for tokens. It ends with the server: whoever listens
+// at its port later gets nothing of worth.
+type admission struct {
+	// cookie names the cookie, which permits to watch. Browsers send it to all ports of the host.
+	cookie, session string
+	// proof permits to steer. Browsers keep it for the page alone, and send it with commands.
+	proof string
 }
+
+func newAdmission(port int) admission {
+	return admission{"hvdrun-" + strconv.Itoa(port), rand.Text(), rand.Text()}
+}
+
+// granted returns what a request may do.
+func (a admission) granted(r *http.Request) right {
+	best := nothing
+	for _, c := range r.CookiesNamed(a.cookie) {
+		if same(c.Value, a.session) {
+			best = watch
+		}
+	}
+	if best == watch && same(r.Header.Get(proofHeader), a.proof) {
+		best = steer
+	}
+	return best
+}
+
+// proofHeader has the proof.
+const proofHeader = "X-Hvdrun-Proof"

@@ -84,12 +84,18 @@ function link(state, text) {
 }
 
 async function rights() {
-  const answer = await fetch("/api/rights");
+  // The URL that a token led to has the proof for commands. It stays with this tab: cookies go to all ports of a host.
+  const mark = /^#steer=(.+)$/.exec(location.hash);
+  if (mark) {
+    sessionStorage.setItem("steer", mark[1]);
+    history.replaceState(null, "", "/");
+  }
+  view.proof = sessionStorage.getItem("steer") ?? "";
+  const answer = await fetch("/api/rights", { headers: { "X-Hvdrun-Proof": view.proof } });
   if (answer.status === 401) return false;
   if (!answer.ok) throw new Error(answer.statusText);
   const r = await answer.json();
   view.write = r.write;
-  view.proof = r.proof ?? "";
   return true;
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/tasks"
 )
@@ -198,6 +199,12 @@ func printPage(p *cli.Program, d *jobdir.Dir) error {
 	if err != nil {
 		return cli.Failed(err)
 	}
+	if running, err := journal.Locked(d.Journal()); err != nil {
+		return cli.Failed(err)
+	} else if !running {
+		return cli.Failed(fmt.Errorf("the page of job %s has ended with its hvdrun, and another program may have its port; hvdrun resume serves another",
+			d.About.RunID))
+	}
 	printURLs(p, f, d.About.RunID)
 	return nil
 }
@@ -244,18 +251,20 @@ func Serve(s *settings.Settings, d *jobdir.Dir, resumed bool, log *logrus.Logger
 	}, nil
 }
 
-// openJobPage opens the page, with the tokens and at the port of the driver before, so that
-// browsers find it again.
+// openJobPage opens the page, at the port of the driver before where it is free. The tokens are new:
+// another program may have listened there meanwhile.
 func openJobPage(s *settings.Settings, d *jobdir.Dir) (*dashboard.Server, error) {
 	cfg := Config(d)
 	cfg.Listen, cfg.Tokens = s.Dashboard, dashboard.NewTokens()
 	before, err := readPage(d)
 	var server *dashboard.Server
 	if err == nil {
-		cfg.Tokens = before.Tokens
 		again := cfg
 		again.Listen = before.Addr
 		server, _ = dashboard.Listen(again) // the port may be taken
+	}
+	if err := os.Remove(d.PagePath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err // it names tokens that are of no use
 	}
 	if server == nil {
 		if server, err = dashboard.Listen(cfg); err != nil {
