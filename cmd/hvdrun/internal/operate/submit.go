@@ -168,5 +168,8 @@ func (s *submission) complete(command []string) error {
 		s.DriverArgs = append(s.DriverArgs, "--discovery-config=namespace="+s.Namespace)
 	}
 	s.DriverArgs = append(append(append(s.DriverArgs, s.driverFlags...), "--"), command...)
+	for i, arg := range s.DriverArgs {
+		s.DriverArgs[i] = strings.ReplaceAll(arg, "$", "$$") // Kubernetes expands $(NAME), and makes $$ one
+	}
 	return nil
 }
