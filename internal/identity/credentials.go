@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/big"
 	"net/url"
 	"sync/atomic"
@@ -19,16 +20,24 @@ import (
 )
 
 const (
-	// backdate makes certificates valid on hosts whose clocks are behind the driver's.
+	// backdate makes certificates of a cluster valid on hosts whose clocks are behind.
 	backdate = time.Hour
-	// lifetime exceeds any job. Certificates end with their authority's key.
-	lifetime = 10 * 365 * 24 * time.Hour
 
 	keyLen = 32
 	// maxEncoded bounds the input of Decode. Credentials with the longest names take less than half
 	// of it.
 	maxEncoded      = 16 << 10
 	encodingVersion = 2
+)
+
+// asKey is the life of certificates that end with their authority's key, as those of a job do.
+// Their dates bound nothing, so that a clock that is wrong, or is put right, ends no job.
+const asKey time.Duration = math.MaxInt64
+
+// keyBegin and keyEnd are the dates of such certificates.
+var (
+	keyBegin = time.Unix(0, 0).UTC()
+	keyEnd   = time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC)
 )
 
 // Authority issues the credentials of a job or of a cluster. A job's key exists only in the
@@ -56,8 +65,7 @@ func NewAuthority(runID string) (*Authority, error) {
 		return nil, fmt.Errorf("identity: key of the authority: %w", err)
 	}
 	a.key = key
-	now := time.Now()
-	if err := a.sign("hvdrun job authority", newSerial(), now.Add(-backdate), now.Add(lifetime)); err != nil {
+	if err := a.sign("hvdrun job authority", newSerial(), keyBegin, keyEnd); err != nil {
 		return nil, err
 	}
 	return &Authority{a}, nil
@@ -90,11 +98,11 @@ func (a *authority) sign(name string, serial *big.Int, from, to time.Time) error
 // registrars, without a RunID, and for the driver of any run; a job's authority also issues for its
 // own agents.
 func (a *Authority) Issue(s Subject) (*Credentials, error) {
-	return a.IssueFor(s, time.Now(), lifetime)
+	return a.IssueFor(s, time.Now(), asKey)
 }
 
-// IssueFor is Issue with a certificate that is valid from an hour before now for the time of life
-// after it.
+// IssueFor is Issue with a certificate that is valid for the time of life after now, and from an
+// hour before, or, of a job, at any time before.
 func (a *Authority) IssueFor(s Subject, now time.Time, life time.Duration) (*Credentials, error) {
 	key, err := NewKey()
 	if err != nil {
@@ -137,13 +145,20 @@ func (a *Authority) certify(public *ecdsa.PublicKey, s Subject, now time.Time, l
 	if err != nil {
 		return nil, fmt.Errorf("identity: subject: %w", err)
 	}
+	from, to := now.Add(-backdate), now.Add(life)
+	if a.runID != "" || life == asKey {
+		from = keyBegin
+	}
+	if life == asKey {
+		to = keyEnd
+	}
 	// Every party is both a client and a server; its role, not the extended key usage, determines
 	// what it may do.
 	template := &x509.Certificate{
 		SerialNumber:          newSerial(),
 		Subject:               pkix.Name{CommonName: "hvdrun " + string(s.Role)},
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(life),
+		NotBefore:             from,
+		NotAfter:              to,
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"time"
 )
 
 // Applicant is a client that asks a registrar for a certificate: an agent that has one, or the
@@ -84,8 +83,8 @@ func subjectOf(leaf *x509.Certificate, authorities *x509.CertPool, role Role) (S
 // a cluster, with the known fingerprint of its authority. The registrar is verified before anything
 // except the token's public key is sent.
 func TokenTLS(token ed25519.PrivateKey, fingerprint [sha256.Size]byte) (*tls.Config, error) {
-	now := time.Now()
-	template := &x509.Certificate{SerialNumber: newSerial(), NotBefore: now.Add(-backdate), NotAfter: now.Add(lifetime)}
+	// The cluster knows when the token ends.
+	template := &x509.Certificate{SerialNumber: newSerial(), NotBefore: keyBegin, NotAfter: keyEnd}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, token.Public(), token)
 	if err != nil {
 		return nil, fmt.Errorf("identity: the token's certificate: %w", err)

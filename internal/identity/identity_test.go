@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 )
 
 func newAuthority(t testing.TB, runID string) *Authority {
@@ -385,4 +386,33 @@ func FuzzSubject(f *testing.F) {
 			t.Errorf("%+v becomes %+v, %v", s, again, err)
 		}
 	})
+}
+
+// A clock that is put back or forward, or is wrong by years, ends no job: its certificates are
+// valid at any time, since their authority's key bounds them.
+func TestJobAtAnyTime(t *testing.T) {
+	a, err := NewAuthority("run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := a.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err = DecodeAuthority(again); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []Subject{{RunID: "run", Role: Driver}, {Role: Agent, Host: "a"}, {Role: Worker, Host: "a", Incarnation: "i"}} {
+		c, err := a.Issue(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		for _, at := range []time.Time{time.Unix(1, 0), now.Add(-2 * time.Hour), now, now.Add(2 * time.Hour), now.AddDate(100, 0, 0)} {
+			_, err := c.own.Load().leaf.Verify(x509.VerifyOptions{Roots: c.pool, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+			if err != nil {
+				t.Errorf("%s at %v: %v", s.Role, at, err)
+			}
+		}
+	}
 }
