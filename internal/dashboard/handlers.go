@@ -24,9 +24,9 @@ var embedded embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// landing leads a browser that has come with a token to the page, with the token out of the URL, and
-// with the proof, where the token permits to steer, in the part that browsers do not send. An answer
-// that redirects would not do: after a link of another site browsers leave out the cookie.
+// landing leads a browser that has come with a token to the page, with the token out of the URL,
+// and with the proof, where the token permits to steer, in the part that browsers do not send. An
+// answer that redirects would not do: after a link of another site browsers leave out the cookie.
 const landing = `<!doctype html><meta charset="utf-8"><title>hvdrun</title><meta http-equiv="refresh" content="0;url=/%s">`
 
 // refused is for who has no token.

@@ -251,8 +251,8 @@ func Serve(s *settings.Settings, d *jobdir.Dir, resumed bool, log *logrus.Logger
 	}, nil
 }
 
-// openJobPage opens the page, at the port of the driver before where it is free. The tokens are new:
-// another program may have listened there meanwhile.
+// openJobPage opens the page, at the port of the driver before where it is free. The tokens are
+// new: another program may have listened there meanwhile.
 func openJobPage(s *settings.Settings, d *jobdir.Dir) (*dashboard.Server, error) {
 	cfg := Config(d)
 	cfg.Listen, cfg.Tokens = s.Dashboard, dashboard.NewTokens()
