@@ -10,11 +10,12 @@ package tcpstore
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
+	"time"
 )
 
 // The bounds of one query. PyTorch's own server has the same for keys, and one of 8 MiB for values.
@@ -24,6 +25,13 @@ const (
 	maxValue = 64 << 20
 	// maxQuery bounds all keys and values of one query, in bytes.
 	maxQuery = 96 << 20
+	// smallValue is the size in bytes up to which what is being read is not counted: others that
+	// send large values do not keep small ones out.
+	smallValue = 64 << 10
+	// maxReading bounds the larger keys and values that all connections of a store are reading.
+	maxReading = 192 << 20
+	// queryTime is how long a query may take to come.
+	queryTime = time.Minute
 )
 
 // magic begins a connection of the newer form, behind the query validate.
@@ -83,10 +91,30 @@ type reader struct {
 	r    *bufio.Reader
 	left int // bytes that the query may still have
 	err  error
+
+	reading *atomic.Int64 // bytes that all connections of the store have room for
+	taken   int64         // of those, of this query
 }
 
 // begin is called before each query.
 func (r *reader) begin() { r.left = maxQuery }
+
+// end is called after each query: what it has read is no longer counted.
+func (r *reader) end() {
+	r.reading.Add(-r.taken)
+	r.taken = 0
+}
+
+// grow returns b with room for more bytes, n in all at most, which it counts.
+func (r *reader) grow(b []byte, n int) []byte {
+	room := min(n, max(smallValue, 2*len(b)))
+	more := int64(room - cap(b))
+	if r.taken += more; r.reading.Add(more) > maxReading {
+		r.err = fmt.Errorf("tcpstore: a value of %d bytes: %w: other values are being sent", n, ErrFull)
+		return nil
+	}
+	return append(make([]byte, 0, room), b...)
+}
 
 func (r *reader) full(b []byte) bool {
 	if r.err == nil {
@@ -124,16 +152,22 @@ func (r *reader) bytes(what string, most int) []byte {
 		return nil
 	}
 	r.left -= int(n)
-	if n <= 64<<10 {
+	if n <= smallValue {
 		b := make([]byte, n)
 		r.full(b)
 		return b
 	}
-	var b bytes.Buffer
-	if _, r.err = io.CopyN(&b, r.r, int64(n)); errors.Is(r.err, io.EOF) {
-		r.err = io.ErrUnexpectedEOF
+	var b []byte
+	for len(b) < int(n) {
+		if b = r.grow(b, int(n)); r.err != nil {
+			return nil
+		}
+		at := len(b)
+		if b = b[:cap(b)]; !r.full(b[at:]) {
+			return nil
+		}
 	}
-	return b.Bytes()
+	return b
 }
 
 func (r *reader) key() string   { return string(r.bytes("key", maxKey)) }

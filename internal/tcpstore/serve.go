@@ -9,14 +9,16 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 )
 
 // Serve answers the queries of one connection, whichever form of the protocol it speaks, until the
 // client closes it or asks for what cannot be, and closes it. It blocks as conn does, and returns
 // nil where the client has closed it between two queries. The caller ends it by closing conn.
 func Serve(conn net.Conn, store *Store) error {
-	s := &session{conn: conn, store: store, in: reader{r: bufio.NewReader(conn)}}
+	s := &session{conn: conn, store: store, in: reader{r: bufio.NewReader(conn), reading: &store.reading}}
 	err := s.run()
+	s.in.end()
 	conn.Close() // before the end of a wait that may be writing
 	s.endWait()
 	if errors.Is(err, net.ErrClosed) {
@@ -46,8 +48,11 @@ func (s *session) run() error {
 		if err != nil {
 			return noError(err)
 		}
+		late := time.AfterFunc(queryTime, func() { s.conn.Close() })
 		s.endWait() // a client that asks for something else has given up waiting
 		answer, err := s.answer(q)
+		s.in.end()
+		late.Stop()
 		if err == nil && s.in.err != nil {
 			err = s.in.err
 		}
@@ -155,11 +160,12 @@ func (s *session) answer(q query) ([]byte, error) {
 	return s.look(q), nil
 }
 
-// change does something, unless the query was not whole.
+// change does something, unless the query was not whole. What it keeps counts as kept.
 func (s *session) change(do func() error) error {
 	if s.in.err != nil {
 		return s.in.err
 	}
+	s.in.end()
 	return do()
 }
 

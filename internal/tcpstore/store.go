@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // defaultMaxBytes is the most that the keys and values of a Store take, unless it says otherwise.
@@ -25,6 +26,8 @@ type Store struct {
 	// MaxBytes bounds keys, values and queues together, with keyCost for each. Zero:
 	// defaultMaxBytes.
 	MaxBytes int
+
+	reading atomic.Int64 // bytes of values that connections are reading
 
 	mu      sync.Mutex
 	values  map[string][]byte

@@ -363,3 +363,80 @@ func TestNextWorld(t *testing.T) {
 		t.Errorf("an empty store counts %d bytes", s.bytes)
 	}
 }
+
+// beginSet sends a set of a value of n bytes, without its last byte, and returns its connection and
+// what Serve returns.
+func beginSet(t *testing.T, store *Store, n int) (net.Conn, <-chan error) {
+	near, far := net.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- Serve(far, store) }()
+	head := binary.NativeEndian.AppendUint32([]byte{byte(validate)}, magic)
+	head = appendUint64(appendBytes(append(head, byte(set)), []byte("key")), uint64(n))
+	if _, err := near.Write(head); err != nil {
+		t.Error(err)
+	}
+	return near, served
+}
+
+// What all connections are reading together is bounded, small values come through meanwhile, and
+// nothing is counted any more once the connections have ended.
+func TestReadingIsBounded(t *testing.T) {
+	store := new(Store)
+	const size = 60 << 20
+	var wg sync.WaitGroup
+	failed := make(chan error, 8)
+	var conns []net.Conn
+	for range maxReading/size + 1 {
+		conn, served := beginSet(t, store, size)
+		conns = append(conns, conn)
+		value := make([]byte, size-1)
+		wg.Go(func() {
+			_, _ = conn.Write(value) // it may be refused
+		})
+		go func() { failed <- <-served }()
+	}
+	if err := <-failed; !errors.Is(err, ErrFull) {
+		t.Errorf("one too many ends with %v", err)
+	}
+	wg.Wait()
+	if n := store.reading.Load(); n > maxReading {
+		t.Errorf("%d bytes are being read, at most %d", n, maxReading)
+	}
+	c, end := pair(t, store, false)
+	if err := c.Set(t.Context(), "small", make([]byte, smallValue)); err != nil {
+		t.Errorf("a small value meanwhile: %v", err)
+	}
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+	for _, conn := range conns {
+		conn.Close()
+	}
+	for range len(conns) - 1 {
+		<-failed
+	}
+	if n := store.reading.Load(); n != 0 {
+		t.Errorf("%d bytes count as being read when nothing is", n)
+	}
+}
+
+// A query that has begun comes within its time, or its connection ends.
+func TestBegunQueryEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		conn, served := beginSet(t, new(Store), 100)
+		if err := <-served; time.Since(began) != queryTime {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		conn.Close()
+		store := new(Store)
+		c, end := pair(t, store, false)
+		<-time.After(10 * queryTime) // between two queries there is no bound
+		if err := c.Set(t.Context(), "a", nil); err != nil {
+			t.Error(err)
+		}
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
