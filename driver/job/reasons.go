@@ -100,14 +100,24 @@ func (r *Reasons) exited(e Entry, text string) {
 	case r.stalled[e.Place()]:
 		delete(r.stalled, e.Place())
 		r.add(KindStall, e.Member()+" held up the others", text)
-	case e.Slot == nil || r.members != nil && r.members[plan.SlotID{Host: e.Host, Index: *e.Slot}] != e.PID:
+	case !r.isMember(e):
 	case e.Cause == "failed" && r.known[Reason{Why: lost(e)}]:
 		r.add(KindFailure, "", text)
 	case e.Cause == "failed":
 		r.add(KindFailure, fmt.Sprintf("%s failed (%s)", e.Member(), e.Exit()), text)
-	case e.Cause == "left" && r.members != nil:
+	case e.Cause == "left" && len(r.members) > 0:
 		r.add(KindOther, e.Member()+" left", "")
 	}
+}
+
+// isMember reports whether a worker that has ended is in the last world, and not the one before it
+// in its slot. Where no members are known, it is.
+func (r *Reasons) isMember(e Entry) bool {
+	if e.Slot == nil || len(r.members) == 0 {
+		return e.Slot != nil
+	}
+	pid, is := r.members[plan.SlotID{Host: e.Host, Index: *e.Slot}]
+	return is && (pid == e.PID || pid == 0 || e.PID == 0)
 }
 
 // listed takes a list of hosts: those that have come, changed and gone are reasons.

@@ -64,6 +64,33 @@ func TestReasons(t *testing.T) {
 
 // TestReasonsAreBounded: of any number of events a bounded number is kept, and many hosts leave
 // room for reasons that have a text.
+// TestLateExit: the end of a process that the last world is without is no reason for the next one.
+func TestLateExit(t *testing.T) {
+	var r Reasons
+	for _, line := range []string{
+		`"event":"world_published","cause":"start","slots":[{"host":"a","slot":0,"pid":10},{"host":"a","slot":1,"pid":11}]`,
+		`"event":"worker_dying","host":"a","slot":1,"pid":11,"rank":1,"signal":9,"what":"is killed"`,
+		`"event":"world_published","cause":"death","slots":[{"host":"a","slot":0,"pid":10}]`,
+		"take",
+		`"event":"worker_exited","host":"a","slot":1,"pid":11,"rank":1,"signal":9,"cause":"failed"`,
+		`"event":"returned","host":"a","slot":1`,
+		`"event":"world_published","cause":"growth","slots":[{"host":"a","slot":0,"pid":10},{"host":"a","slot":1,"pid":12}]`,
+	} {
+		if line == "take" {
+			r.Take()
+			continue
+		}
+		e, err := ParseEvent([]byte(`{"time":"2026-01-02T03:04:05Z",` + line + "}"))
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		r.Add(e)
+	}
+	if all := r.Take(); len(all) != 1 || all[0].Why != "a:1 is back" {
+		t.Errorf("the reasons of the growth are %+v", all)
+	}
+}
+
 func TestReasonsAreBounded(t *testing.T) {
 	var r Reasons
 	r.Add(Entry{Name: HostsFound})
