@@ -17,14 +17,20 @@
 
 docs/huggingface.md is the guide.
 """
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import accelerate
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+import hvdrun.torch as hvd
 
 __all__ = ["Accelerator", "adopt", "alone", "one_at_a_time"]
 
@@ -35,7 +41,7 @@ _NOT_CARRIED_ENV = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERA
 _adopted = None  # the job whose world accelerate has
 
 
-def adopt(job):
+def adopt(job: hvd.Job) -> None:
     """Makes the world of accelerate in this process that of a job, now and in each world that follows.
 
     PartialState and AcceleratorState, and so whatever asks them, have the rank and the size of the job. accelerate connects no process
@@ -74,7 +80,7 @@ def _tell(job):
 
 
 @contextlib.contextmanager
-def alone():
+def alone() -> Iterator[None]:
     """Within it, accelerate has a world of this process, the main one: for what one rank does at the end of a job."""
     kept = [(shared, dict(shared)) for shared in (PartialState._shared_state, AcceleratorState._shared_state) if shared]
     for shared, _ in kept:
@@ -87,7 +93,7 @@ def alone():
 
 
 @contextlib.contextmanager
-def one_at_a_time():
+def one_at_a_time() -> Iterator[None]:
     """Within it there is one process of this host and user, in place of main_process_first.
 
     The first makes what the others find, such as a cache. A barrier would wait for ranks that train already. It blocks.
@@ -108,7 +114,7 @@ class Accelerator(accelerate.Accelerator):
     as often as there are processes. A prepared DataLoader is for evaluation: its parts are those of the world in which it is iterated.
     """
 
-    def __init__(self, job, **options):
+    def __init__(self, job: hvd.Job, **options: Any) -> None:
         """Takes accelerate.Accelerator's options.
 
         Raises:
@@ -124,18 +130,18 @@ class Accelerator(accelerate.Accelerator):
         self._job = job
         super().__init__(**options)
 
-    def main_process_first(self):
+    def main_process_first(self) -> contextlib.AbstractContextManager[None]:
         return one_at_a_time()
 
     local_main_process_first = main_process_first
 
-    def prepare_model(self, model, device_placement=None, evaluation_mode=False):
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         return super().prepare_model(model, device_placement, evaluation_mode=True)
 
-    def prepare_scheduler(self, scheduler):
+    def prepare_scheduler(self, scheduler: Any) -> Any:
         return scheduler
 
-    def prepare_data_loader(self, data_loader, device_placement=None, slice_fn_for_dispatch=None):
+    def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None) -> Any:
         def prepare():
             prepared = super(Accelerator, self).prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
             self._dataloaders.remove(prepared)  # that of one iteration

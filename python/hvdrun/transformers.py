@@ -9,6 +9,8 @@
 A step has the samples of per_device_train_batch_size * gradient_accumulation_steps * the number of processes with which the job
 has begun, in each world and after each resumption. docs/huggingface.md is the guide.
 """
+from __future__ import annotations
+
 import copy
 import dataclasses
 import functools
@@ -16,6 +18,7 @@ import itertools
 import json
 import os
 import types
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +41,7 @@ _FLAGS = "should_log", "should_evaluate", "should_save"
 
 
 class _Arguments:
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         global _job
         for name, why in _not_carried(self):
             raise ValueError(f"hvdrun: TrainingArguments({name}=…): {why}")
@@ -55,7 +58,7 @@ class _Arguments:
         self.accelerator_config = dict(config or {}, use_configured_state=True)
         super().__post_init__()
 
-    def main_process_first(self, local=True, desc="work"):
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Any:
         """One process of a host after the other: none can wait for the first rank of a world that trains already."""
         return accelerate.one_at_a_time()
 
@@ -275,7 +278,7 @@ class _Elastic:
         if hasattr(self, "_eval_dataloaders"):
             del self._eval_dataloaders
 
-    def hyperparameter_search(self, *args, **options):
+    def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
         raise NotImplementedError("hvdrun: hyperparameter_search: an elastic Trainer trains one model")
 
     # The data.
@@ -327,7 +330,7 @@ class _Elastic:
 
     # From the beginning, or a checkpoint, to the first world.
 
-    def train(self, resume_from_checkpoint=None, *args, **options):
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Trains, as transformers.Trainer.train does; True resumes from the newest checkpoint that is whole."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = _newest(self.args.output_dir) or True
@@ -567,10 +570,10 @@ class _Elastic:
 
     # Before and after the training.
 
-    def evaluate(self, *args, **options):
+    def evaluate(self, *args: Any, **options: Any) -> Any:
         return self._hvd_together(functools.partial(super().evaluate, *args, **options))
 
-    def predict(self, *args, **options):
+    def predict(self, *args: Any, **options: Any) -> Any:
         return self._hvd_together(functools.partial(super().predict, *args, **options))
 
     def _hvd_together(self, call):
@@ -585,7 +588,7 @@ class _Elastic:
         finally:
             self._hvd_running = False
 
-    def save_model(self, output_dir=None, _internal_call=False):
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model as transformers.Trainer does; hvdrun waits for its end."""
         if self._hvd_running or self._hvd_state is None or not self.args.should_save:
             return super().save_model(output_dir, _internal_call)

@@ -223,6 +223,7 @@ func TestTrainerHostsComeAndGo(t *testing.T) {
 	e := startHF(t, "hf.py", filepath.Join(dir, "disturbed"), 24, []follow.Stage{
 		{Hosts: "localhost:2"}, {Hosts: "localhost:2 127.0.0.2:2", After: "more"}, {Hosts: "localhost:2 127.0.0.2:1", After: "fewer"},
 	}, "odd", "gate:6", "gate:12")
+	e.until("the gate of step 6", 0, func(x entry) bool { return x.Event == "gate" && x.Step == 6 })
 	e.mark("more")
 	e.full(6, 4)
 	e.until("the gate of step 12", 0, func(x entry) bool { return x.Event == "gate" && x.Step == 12 })
