@@ -25,7 +25,7 @@ import (
 
 const module = "github.com/hvdrun/hvdrun"
 
-// maxLines is the longest that a function may be, tests apart.
+// maxLines is the longest that a function may be, tests and flat parts apart.
 const maxLines = 80
 
 // rooms says what the packages of a folder, and of those below it that have no line of their own,
@@ -364,6 +364,10 @@ func (s source) test() bool  { return strings.HasSuffix(s.path, "_test.go") }
 // program returns whether the file is of a program, and not of what several of them import.
 func (s source) program() bool { return s.file.Name.Name == "main" || under(s.dir(), "cmd") }
 
+func (s source) lines(n ast.Node) int {
+	return s.fset.Position(n.End()).Line - s.fset.Position(n.Pos()).Line + 1
+}
+
 func (s source) where(n ast.Node) string {
 	return fmt.Sprintf("%s:%d", s.path, s.fset.Position(n.Pos()).Line)
 }
@@ -551,10 +555,96 @@ func TestFunctionsAreShort(t *testing.T) {
 		}
 		for _, decl := range s.file.Decls {
 			if d, ok := decl.(*ast.FuncDecl); ok {
-				if n := s.fset.Position(d.End()).Line - s.fset.Position(d.Pos()).Line + 1; n > maxLines {
-					t.Errorf("%s: %s has %d lines, more than %d", s.where(d), d.Name.Name, n, maxLines)
+				n := s.lines(d)
+				for _, flat := range flatParts(d) {
+					n -= s.lines(flat)
+				}
+				if n > maxLines {
+					t.Errorf("%s: %s has %d lines without flat switches and tables, more than %d", s.where(d), d.Name.Name, n, maxLines)
 				}
 			}
+		}
+	}
+}
+
+// flatLines is the longest case of a flat switch, and the longest element of a table.
+const flatLines = 6
+
+// flatParts returns the outermost switches and tables of a function that are read line by line: a
+// switch whose cases are short and branch no further than one if, and a composite literal whose
+// elements are short and have no code.
+func flatParts(d *ast.FuncDecl) (all []ast.Node) {
+	ast.Inspect(d, func(n ast.Node) bool {
+		var cases []ast.Stmt
+		switch n := n.(type) {
+		case *ast.SwitchStmt:
+			cases = n.Body.List
+		case *ast.TypeSwitchStmt:
+			cases = n.Body.List
+		case *ast.CompositeLit:
+			if !holdsCode(n) {
+				all = append(all, n)
+				return false
+			}
+		}
+		if len(cases) > 0 && !slices.ContainsFunc(cases, func(c ast.Stmt) bool { return !isFlat(c.(*ast.CaseClause)) }) {
+			all = append(all, n)
+			return false
+		}
+		return true
+	})
+	return all
+}
+
+func holdsCode(n ast.Node) (found bool) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		_, is := n.(*ast.FuncLit)
+		found = found || is
+		return !found
+	})
+	return found
+}
+
+// isFlat reports whether a case has few statements, of which none loops, switches or declares a
+// function, and an if holds no other.
+func isFlat(c *ast.CaseClause) bool {
+	statements, branches := 0, 0
+	flat := true
+	for _, s := range c.Body {
+		ast.Inspect(s, func(n ast.Node) bool {
+			switch n.(type) {
+			case *ast.IfStmt:
+				branches++
+			case *ast.ForStmt, *ast.RangeStmt, *ast.SwitchStmt, *ast.TypeSwitchStmt, *ast.SelectStmt, *ast.FuncLit:
+				flat = false
+			}
+			if _, is := n.(ast.Stmt); is {
+				statements++
+			}
+			return flat
+		})
+	}
+	return flat && branches <= 1 && statements <= flatLines
+}
+
+// TestFlatIsTold: what is read line by line is told from what is not.
+func TestFlatIsTold(t *testing.T) {
+	for text, want := range map[string]int{
+		"switch x { case 1: return 2; case 2: if y { return 3 }; return 4 }":    1,
+		"switch x { case 1: for { f() } }":                                      0,
+		"switch x { case 1: if y { if z { return 3 } } }":                       0,
+		"switch v := x.(type) { case int: g(v) }":                               1,
+		"for range x { switch y { case 1: return 0 } }":                         1,
+		"return []int{1, 2, 3}[x]":                                              1,
+		"m := map[int]func(){1: func() { f() }}; m[x]()":                        0,
+		"switch x { case 1: a(); b(); c(); d(); e(); f(); g(); h(); return 1 }": 0,
+	} {
+		file, err := parser.ParseFile(token.NewFileSet(), "", "package p; func f() int { "+text+" }", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(flatParts(file.Decls[0].(*ast.FuncDecl))); got != want {
+			t.Errorf("%s: %d flat parts, not %d", text, got, want)
 		}
 	}
 }
