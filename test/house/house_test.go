@@ -801,6 +801,38 @@ func TestNothingIsLeftForLater(t *testing.T) {
 	}
 }
 
+// TestDependenciesAreExplained: CONTRIBUTING.md has a line for each direct requirement, and no
+// other.
+func TestDependenciesAreExplained(t *testing.T) {
+	text, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(page), "\n## Dependencies\n")
+	list, _, _ = strings.Cut(list, "\n## ")
+	explained := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]+ \\| [^|]+ \\|$").FindAllStringSubmatch(list, -1) {
+		explained[m[1]] = true
+	}
+	direct := regexp.MustCompile(`(?m)^(?:require )?\s*(\S+\.\S+/\S+) v\S+$`).FindAllStringSubmatch(string(text), -1)
+	if len(direct) == 0 {
+		t.Fatal("go.mod requires nothing directly")
+	}
+	for _, m := range direct {
+		if !explained[m[1]] {
+			t.Errorf("CONTRIBUTING.md does not say what %s is for", m[1])
+		}
+		delete(explained, m[1])
+	}
+	for path := range explained {
+		t.Errorf("CONTRIBUTING.md explains %s, which go.mod does not require directly", path)
+	}
+}
+
 func TestModuleReplacesNothing(t *testing.T) {
 	text, err := os.ReadFile("go.mod")
 	if err != nil {
