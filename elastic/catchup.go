@@ -30,7 +30,7 @@ const (
 )
 
 const (
-	mostTakes  = 5                     // commits taken in a row of which no later step was applied
+	mostTakes  = 5                     // commits taken in a row after which no step was applied
 	takePause  = 20 * time.Millisecond // before another is taken; it doubles
 	busyPause  = 80 * time.Millisecond // longest, while others take theirs
 	samples    = 8                     // chunks that a follower compares in each step
@@ -81,8 +81,9 @@ func (r *runner) catchUp() (arrival, error) {
 	c.ctx, c.cancel = context.WithCancel(r.ctx)
 	c.begin()
 	defer c.end()
-	pause := takePause
-	for takes := 0; takes < mostTakes || c.answered != nil; takes++ {
+	fruitless, pause := 0, takePause
+	for fruitless < mostTakes || c.answered != nil {
+		fruitless++
 		if err := c.take(); err != nil {
 			w.log.Debugf("elastic: following no other worker: %v", err)
 			if errors.Is(err, errNobody) && c.answered == nil || errors.Is(err, transfer.ErrOther) {
@@ -90,7 +91,7 @@ func (r *runner) catchUp() (arrival, error) {
 			}
 			if errors.Is(err, transfer.ErrBusy) { // its turn comes
 				c.report()
-				takes, pause = -1, min(pause, busyPause)
+				fruitless, pause = 0, min(pause, busyPause)
 			}
 		} else {
 			c.train()
@@ -98,7 +99,7 @@ func (r *runner) catchUp() (arrival, error) {
 				break
 			}
 			if c.applied > 0 {
-				takes, pause = -1, takePause
+				fruitless, pause = 0, takePause
 			}
 		}
 		if !c.pause(pause) {

@@ -9,9 +9,6 @@ type Message interface {
 	decode(*frames) error
 }
 
-// TypeOf returns a message's type: its first frame.
-func TypeOf(m Message) string { return m.kind() }
-
 // Task asks a worker to call a function.
 type Task struct {
 	ID     []byte // 16 bytes in Scaler's programs
