@@ -52,42 +52,20 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 		return detach(ctx, p) // the other one says what is wrong with the settings
 	}
 	log := settings.Logger(p, s)
-	fixed, err := hostsource.Fixed(s)
+	j, err := validate(ctx, p, s, command, log)
 	if err != nil {
 		return err
 	}
-	if s.Hosts != "" && plan.HasSlots(command[0]) {
-		return fmt.Errorf("%s: %q, which follows the hosts, would be the command: hosts are separated by commas, without blanks: -H %s,%[2]s",
-			s.Origin("hosts"), command[0], s.Hosts)
-	}
-	size, err := hostsource.Size(s, fixed)
-	if err != nil {
+	if err := makeOutput(s, log); err != nil {
 		return err
-	}
-	if err := errors.Join(checkRestart(s, command, size.Elastic), checkJournal(s), hostsource.CheckSlurmTools(s, p.Env)); err != nil {
-		return err
-	}
-	if hostsource.AllLocal(ctx, fixed) {
-		if err := errors.Join(checkCommand(s, command[0]), checkInterfaces(s, log)); err != nil {
-			return err
-		}
-	}
-	if s.OutputDir != "" {
-		if err := safefile.MakeDir(s.OutputDir, safefile.Mode(s.Tuning.ShareOutput)); err != nil {
-			return fmt.Errorf("%s: %w", s.Origin("output-filename"), err)
-		}
-		if dir := unshared(s); dir != "" {
-			log.Warnf("%s shares nothing in %s, which its owner alone can enter: chmod 755 it", s.Origin("share-output"), dir)
-		}
 	}
 	if names := s.ExposedSecrets(); len(names) > 0 {
 		log.Warnf("everybody may read the config file, which holds secrets (%s): chmod 600 it", strings.Join(names, ", "))
 	}
-	if text := hostsource.Taken(s, size.NP); text != "" {
+	if text := hostsource.Taken(s, j.Size.NP); text != "" {
 		log.Info(text)
 	}
 	s.RunID = driver.NewRunID()
-	j := Spec{Command: command, Fixed: fixed, Size: size}
 	if j.Authority, err = identity.NewAuthority(s.RunID); err != nil {
 		return cli.Failed(err)
 	}
@@ -102,6 +80,58 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 			return cli.Failed(err)
 		}
 	}
+	if err := j.keepCopy(ctx, p, s, c, log); err != nil {
+		if j.dir != nil {
+			j.dir.End(err, log)
+		}
+		return err
+	}
+	return Drive(ctx, p, s, j)
+}
+
+// validate returns the job that the settings and the command describe, or what is wrong with them.
+// It changes nothing.
+func validate(ctx context.Context, p *cli.Program, s *settings.Settings, command []string, log logrus.FieldLogger) (Spec, error) {
+	fixed, err := hostsource.Fixed(s)
+	if err != nil {
+		return Spec{}, err
+	}
+	if s.Hosts != "" && plan.HasSlots(command[0]) {
+		return Spec{}, fmt.Errorf("%s: %q, which follows the hosts, would be the command: hosts are separated by commas, without blanks: -H %s,%[2]s",
+			s.Origin("hosts"), command[0], s.Hosts)
+	}
+	size, err := hostsource.Size(s, fixed)
+	if err != nil {
+		return Spec{}, err
+	}
+	if err := errors.Join(checkRestart(s, command, size.Elastic), checkJournal(s), hostsource.CheckSlurmTools(s, p.Env)); err != nil {
+		return Spec{}, err
+	}
+	if hostsource.AllLocal(ctx, fixed) {
+		if err := errors.Join(checkCommand(s, command[0]), checkInterfaces(s, log)); err != nil {
+			return Spec{}, err
+		}
+	}
+	return Spec{Command: command, Fixed: fixed, Size: size}, nil
+}
+
+// makeOutput makes the folder of the workers' output.
+func makeOutput(s *settings.Settings, log logrus.FieldLogger) error {
+	if s.OutputDir == "" {
+		return nil
+	}
+	if err := safefile.MakeDir(s.OutputDir, safefile.Mode(s.Tuning.ShareOutput)); err != nil {
+		return fmt.Errorf("%s: %w", s.Origin("output-filename"), err)
+	}
+	if dir := unshared(s); dir != "" {
+		log.Warnf("%s shares nothing in %s, which its owner alone can enter: chmod 755 it", s.Origin("share-output"), dir)
+	}
+	return nil
+}
+
+// keepCopy begins the copy of the job with which another node or machine can go on: c, if it is not
+// nil, or the journal in etcd.
+func (j *Spec) keepCopy(ctx context.Context, p *cli.Program, s *settings.Settings, c *Claimed, log *logrus.Logger) (err error) {
 	switch {
 	case c != nil && (j.dir == nil || j.dir.Secrets.Dir == ""):
 		return cli.Failed(errors.New("no other node could go on with the job: it has no folder, or no place for its key"))
@@ -111,13 +141,7 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	case s.Journal.URL != "":
 		j.copy, err = beginCopy(ctx, p, s, j.dir, log)
 	}
-	if err != nil {
-		if j.dir != nil {
-			j.dir.End(err, log)
-		}
-		return err
-	}
-	return Drive(ctx, p, s, j)
+	return err
 }
 
 // unshared returns a folder of the output that others cannot enter, although it is to be shared;
