@@ -352,7 +352,7 @@ func (s *stream) put(w *LineWriter, prefix, text []byte) error {
 		s.end = unfinished
 	}
 	line = append(line, text...)
-	n, err := s.w.Write(line)
+	n, err := safefile.Write(s.w, line)
 	switch {
 	case err != nil && n == 0:
 		s.last, s.end = last, end

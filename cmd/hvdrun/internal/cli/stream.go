@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/term"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // Stream is stdout or stderr: several goroutines may write, and when its reader has gone the job is
@@ -30,7 +32,7 @@ func (s *Stream) WhenClosed(f context.CancelCauseFunc) {
 func (s *Stream) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n, err := s.W.Write(b)
+	n, err := safefile.Write(s.W, b)
 	if errors.Is(err, syscall.EPIPE) {
 		s.Cancel(StopSignal{Signal: syscall.SIGPIPE})
 		return len(b), nil
