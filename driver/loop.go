@@ -136,6 +136,7 @@ type process struct {
 	over    atomic.Bool  // its end was posted before its output was written
 	stopped atomic.Bool  // it was told to end
 	stop    context.CancelFunc
+	forget  func()        // ends the wait for its end
 	more    chan struct{} // restarts its grace; capacity 1
 	look    chan struct{} // demands a look whether a signal is ending it; capacity 1
 
@@ -545,6 +546,9 @@ func (l *loop) perform(a decide.Action) {
 	case decide.ForgetWorker:
 		l.push.Forget(a.ID)
 		l.stalls.forget(a.ID)
+		if p := l.procs[a.ID]; p != nil {
+			p.forget()
+		}
 	case decide.PublishWorld:
 		l.publish(a)
 	case decide.DismissWorker:

@@ -284,6 +284,32 @@ func TestLoopStopsEverythingOnCancel(t *testing.T) {
 	})
 }
 
+// TestHostThatNeverAnswers: the job ends although a launcher takes a worker and never says whether
+// it was started, nor that it has ended.
+func TestHostThatNeverAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		report := make(chan struct{})
+		j := newReportedJob(t, ctx, Config{
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: job.Size{NP: 2, Min: 2},
+			Timeouts: job.Timeouts{Drain: 3 * time.Second},
+		}, report)
+		defer func() {
+			close(report)
+			<-time.After(2 * time.Second) // it is stopped then
+			synctest.Wait()
+		}()
+		cancel()
+		begin := time.Now()
+		if err := <-j.result; !errors.Is(err, context.Canceled) {
+			t.Errorf("the job ended with %v", err)
+		}
+		if took := time.Since(begin); took > 34*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
 // A worker that ends because the job is stopped is no failure, also where the loop hears of both at
 // once.
 func TestStopComesFirst(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 )
 
 // workerEnd posts the end of a worker: when its output is written, or outputGrace after its process
-// has ended. It must be counted by the loop's wg, until that is posted.
+// has ended. It must be counted by the loop's wg, until that is posted or the worker is forgotten.
 type workerEnd struct {
 	loop    *loop
 	process *process
@@ -19,6 +19,14 @@ type workerEnd struct {
 
 	mu         sync.Mutex
 	ended, all bool // processEnded, outputWritten was called
+
+	posted, wrote sync.Once // the loop's wg, and its output, count it no more
+}
+
+// forget takes that nobody waits for the worker any more: its host may never answer.
+func (e *workerEnd) forget() {
+	e.posted.Do(e.loop.wg.Done)
+	e.wrote.Do(e.loop.output.Done)
 }
 
 // processEnded takes that the process has ended. Its output may still be written. It does not
@@ -66,6 +74,6 @@ func (e *workerEnd) ran(exit job.Exit) []string {
 }
 
 func (e *workerEnd) post(exit job.Exit, ran []string) {
-	defer e.loop.wg.Done()
+	defer e.posted.Do(e.loop.wg.Done)
 	e.loop.post(decide.WorkerEnded{ID: e.process.subject.Incarnation, Exit: exit, Ran: ran})
 }

@@ -38,10 +38,13 @@ func (l *loop) start(a decide.StartWorker) {
 		workerEnd: workerEnd{loop: l, process: p, slot: a.Slot.SlotID, written: make(chan job.Exit, 1)},
 		worker:    a,
 	}
-	l.output.Go(func() {
+	p.forget = r.forget
+	l.output.Add(1) // until its output is written
+	go func() {
+		defer r.wrote.Do(l.output.Done)
 		defer stop()
 		r.run(ctx)
-	})
+	}()
 }
 
 // workerRun is one run of a worker. Its goroutine waits with small frames: a job can have thousands

@@ -457,8 +457,12 @@ const killGrace = 30 * time.Second
 // giveUpProcess removes a worker that has not ended after SIGKILL and of which the launcher has
 // reported nothing.
 func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
-	exit := job.Exit{Code: 137, Unkillable: true,
-		Err: fmt.Errorf("process %d has not ended %v after it was stopped", w.pid, now.Sub(w.graceFrom(w.since)))}
+	after := now.Sub(w.graceFrom(w.since)).Round(time.Second)
+	err := fmt.Errorf("process %d has not ended %v after it was stopped", w.pid, after)
+	if w.pid == 0 {
+		err = fmt.Errorf("its host %s has said nothing of its start, nor in %v of its end", w.slot.Host, after)
+	}
+	exit := job.Exit{Code: 137, Unkillable: true, Err: err}
 	m.ended(now, WorkerEnded{ID: w.id, Exit: exit})
 	m.do(ForgetWorker{w.id})
 }

@@ -172,7 +172,7 @@ func TestSSHSays(t *testing.T) {
 				}
 			}
 			res := finish(t, start(t, Job{
-				Flags:   append([]string{"-np", "1", "-H", c.host + ":1", "--ssh-command", command}, c.flags...),
+				Flags:   append([]string{"-np", "1", "-H", c.host + ":1", "--ssh-command", command, "--start-timeout", "1s"}, c.flags...),
 				Command: []string{"true"},
 			}), 1, 0)
 			said := ""

@@ -61,6 +61,7 @@ type hosts struct {
 	mu       sync.Mutex
 	ctx      context.Context // of the sessions
 	cancel   context.CancelFunc
+	kill     sync.Once       // what Kill does once
 	open     context.Context // of what Close ends first: starts of agents, and fences of sessions that are lost
 	shut     context.CancelFunc
 	closed   bool
@@ -232,12 +233,17 @@ func (a *Agents) forget(s *session) {
 	}
 }
 
-// Kill kills all workers that run on agents now, without a grace. It does not block.
+// Kill kills all workers that run on agents now, without a grace. An agent that has not reported
+// the end of its workers after killPatience is given up, and its workers with it. It does not
+// block.
 func (a *Agents) Kill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range a.sessions {
 		s.killAll()
+	}
+	if a.cancel != nil {
+		a.kill.Do(func() { time.AfterFunc(killPatience, a.cancel) })
 	}
 }
 
@@ -263,7 +269,10 @@ func (a *Agents) Close() error {
 	a.shut()
 	late := time.AfterFunc(endPatience, cancel)
 	defer late.Stop()
-	a.wg.Wait()
+	var stuck error
+	if !within(2*endPatience, a.wg.Wait) {
+		stuck = errors.New("agent: a program that reaches a host does not end, though it was killed")
+	}
 	cancel()
 	for _, j := range a.children { // complete by now
 		j.awaitEnd()
@@ -271,7 +280,25 @@ func (a *Agents) Close() error {
 	for _, j := range a.earlier {
 		j.awaitOrphan()
 	}
-	return nil
+	return stuck
+}
+
+// within calls f, and returns whether it has returned within the time. A process that hangs in the
+// kernel is not waited for longer.
+func within(d time.Duration, f func()) bool {
+	done := make(chan struct{})
+	go func() { // left behind where f does not return
+		f()
+		close(done)
+	}()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
 }
 
 // ListenAddr implements Router.

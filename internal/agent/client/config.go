@@ -26,8 +26,14 @@ type Config struct {
 	Authority *identity.Authority
 	// Hello is sent to job agents; host, run and credentials are filled in.
 	Hello Hello
-	// Parallel is the number of job agents that are started at a time. Zero: 16.
+	// Parallel is the number of job agents that are started at a time. Zero: 8; the sshd of a
+	// bastion drops connections while more than ten are not authenticated.
 	Parallel int
+	// Patience is how long a host is tried again whose connection is dropped before
+	// authentication. Zero: 30 s. Await says the same of a host whose name does not resolve yet or
+	// that takes no connections.
+	Patience time.Duration
+	Await    bool
 	// LocalOnly says that all hosts are and remain this machine, so other machines need not reach
 	// anything.
 	LocalOnly bool
@@ -81,7 +87,10 @@ func (c Config) withDefaults() Config {
 	}
 	c.Lease = min(c.Lease, c.Orphan)
 	if c.Parallel <= 0 {
-		c.Parallel = 16
+		c.Parallel = 8
+	}
+	if c.Patience <= 0 {
+		c.Patience = 30 * time.Second
 	}
 	return c
 }

@@ -1,6 +1,9 @@
 package client
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Stage is a step of the start of a job agent on a host.
 type Stage string
@@ -16,6 +19,21 @@ const (
 	stageCommand   Stage = "command"
 	stageReach     Stage = "agent's port"
 )
+
+// droppedError is of a connection that was dropped before authentication, as the sshd of a bastion
+// does with some of many.
+type droppedError struct{ error }
+
+// passes returns whether another try may do better soon; with await also where the host is not
+// there yet.
+func passes(err error, await bool) bool {
+	at, ok := errors.AsType[*HostError](err)
+	if !ok {
+		return false
+	}
+	_, dropped := at.Err.(droppedError)
+	return dropped || await && (at.Stage == stageConnect || at.Stage == stageLookup)
+}
 
 // HostError is the reason, in one line, why there is no agent on a host, and the step that failed.
 type HostError struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 const (
@@ -18,6 +19,9 @@ const (
 	firstContact = time.Minute
 	// reachTimeout bounds the search for an address at which a job agent is reached.
 	reachTimeout = 10 * time.Second
+	// firstPause and mostPause are the pauses before another try to start a job agent.
+	firstPause = 250 * time.Millisecond
+	mostPause  = 4 * time.Second
 )
 
 // jobAgent is the agent of one job on one host.
@@ -48,11 +52,14 @@ func (j *jobAgent) there() error {
 	return j.process.Ended()
 }
 
-// awaitEnd waits for the end of a child of this process, and kills it where that takes too long.
+// awaitEnd waits for the end of a child of this process, and kills it where that takes too long. It
+// does not wait for one that hangs in the kernel.
 func (j *jobAgent) awaitEnd() {
-	late := time.AfterFunc(endPatience, j.ready.kill)
-	defer late.Stop()
-	<-j.ready.gone
+	gone := func() { <-j.ready.gone }
+	if !within(endPatience, gone) {
+		j.ready.kill()
+		within(endPatience, gone)
+	}
 }
 
 // awaitOrphan does the same for a process that was another's child.
@@ -107,8 +114,33 @@ func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAge
 	}
 }
 
-// startAgent starts the agent and finds an address at which it is reached.
+// startAgent starts the agent and finds an address at which it is reached. It tries again where the
+// host may take a connection soon.
 func (a *Agents) startAgent(j *jobAgent) {
+	begun := time.Now()
+	for pause := firstPause; ; pause = min(2*pause, mostPause) {
+		a.tryAgent(j)
+		left := a.cfg.Patience - time.Since(begun)
+		if j.err == nil || !passes(j.err, a.cfg.Await) || left <= 0 {
+			break
+		}
+		if pause == firstPause {
+			a.cfg.Log.Warnf("%v; it is tried again for %v", j.err, a.cfg.Patience)
+		}
+		if retry.Pause(a.open, min(pause, left)) != nil {
+			break
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if j.err != nil && a.jobs[j.host] == j {
+		delete(a.jobs, j.host) // another try may do better
+	}
+	close(j.done)
+}
+
+// tryAgent sets what startNow finds out, as one of few at a time.
+func (a *Agents) tryAgent(j *jobAgent) {
 	select {
 	case a.starting <- struct{}{}:
 		j.err = a.startNow(j)
@@ -120,12 +152,6 @@ func (a *Agents) startAgent(j *jobAgent) {
 	case <-a.open.Done():
 		j.err = errors.New("the launcher was closed")
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if j.err != nil && a.jobs[j.host] == j {
-		delete(a.jobs, j.host) // another try may do better
-	}
-	close(j.done)
 }
 
 func (a *Agents) startNow(j *jobAgent) error {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
@@ -25,6 +26,9 @@ import (
 const (
 	// endPatience is how long the end of a session may take.
 	endPatience = 2 * time.Second
+	// killPatience is how long an agent may take to report the end of workers that are killed. One
+	// that is reached reports after proc.KillPatience that a process cannot be killed.
+	killPatience = proc.KillPatience + 5*time.Second
 	// attachTimeout is how long a first try to attach may take; each later one may take twice as
 	// long as the one before. An agent that lacks processor time answers late, and a try that was
 	// given up costs it as much as one that is answered.
@@ -93,8 +97,9 @@ type carried struct {
 	attached  bool          // one was, ever
 	decided   chan struct{} // closed when one is attached for the first time, or the session is over
 	port      int64         // where the driver listens, as the other end knows it
-	contact   time.Time     // when the agent last sent something
-	looks     int           // how often the stream was found silent since
+	contact   time.Time     // when a stream was last known to carry all that is sent
+	looks     int           // how often the stream was found silent since something came
+	echoes    int           // beats that have come back on the stream
 	tries     int           // to attach, since one succeeded
 	knowsLook bool          // the agent understands the message
 	noted     int64         // what the agent was told of the journal
@@ -244,7 +249,7 @@ func (s *session) tellOf(err error, failures *retry.Row, carried bool) {
 	}
 }
 
-// heardAt returns when the agent last sent something.
+// heardAt returns when a stream was last known to carry all that is sent.
 func (s *session) heardAt() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,9 +304,19 @@ func (s *session) hopeless(err error) (why error, over bool) {
 	case s.process != nil && silent >= s.a.cfg.Lease && refused(err):
 		return fmt.Errorf("for %v %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
 	case s.process == nil && silent >= s.a.cfg.Lease:
-		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
+		return fmt.Errorf("%s for %v: %s", s.deaf(), silent.Round(time.Millisecond), status.Convert(err).Message()), false
 	}
 	return s.gone(), false
+}
+
+// deaf says of what nothing was heard.
+func (s *session) deaf() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.attached && s.tries == 0 {
+		return "it takes connections, and nothing else that is sent arrives (does the path drop large packets, by an MTU that is too large?)"
+	}
+	return "nothing was heard of it"
 }
 
 // refused returns whether an agent has answered that it cannot begin the session. Then it is not
@@ -423,7 +438,10 @@ func (s *session) attach() *agentpb.Attach {
 func (s *session) heardFrom(answer *agentpb.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.attached, s.contact, s.looks, s.tries = true, time.Now(), 0, 0
+	if !s.attached {
+		s.contact = time.Now()
+	}
+	s.attached, s.looks, s.tries, s.echoes = true, 0, 0, 0
 	s.decide()
 	s.knowsLook = answer.GetKnowsLook()
 	if s.takesOver() {

@@ -48,6 +48,40 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 	}
 }
 
+// A path that drops large packets lets each stream carry its first messages: they are no life. What
+// comes after a second beat is, and so is an event.
+func TestBlackHole(t *testing.T) {
+	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a"})
+	s.heardFrom(&agentpb.Attached{})
+	hear := func(m *agentpb.FromAgent) {
+		t.Helper()
+		if err := s.hear(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beat := &agentpb.FromAgent{What: &agentpb.FromAgent_Beat{Beat: &agentpb.Beat{}}}
+	broken := errors.New("nothing was heard of the agent for 3.25s")
+	s.contact = time.Now().Add(-time.Minute)
+	for range 3 {
+		s.attachLimit()
+		s.heardFrom(&agentpb.Attached{})
+		hear(beat)
+		if why, _ := s.hopeless(broken); why == nil || !strings.Contains(why.Error(), "large packets") {
+			t.Fatalf("a stream that carries no more than its first messages: %v", why)
+		}
+	}
+	hear(beat)
+	if why, _ := s.hopeless(broken); why != nil {
+		t.Errorf("after a second beat: %v", why)
+	}
+	s.contact = time.Now().Add(-time.Minute)
+	s.heardFrom(&agentpb.Attached{})
+	hear(&agentpb.FromAgent{Number: 1, What: &agentpb.FromAgent_Started{Started: &agentpb.Started{Incarnation: "x", Pid: 1}}})
+	if why, _ := s.hopeless(broken); why != nil {
+		t.Errorf("after an event: %v", why)
+	}
+}
+
 // Tries to attach take longer and longer, as long as the agent is waited for, until one succeeds.
 func TestTriesToAttach(t *testing.T) {
 	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a"})

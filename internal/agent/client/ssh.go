@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -376,6 +377,9 @@ var sshMessages = []struct {
 	{"not responding", stageConnect},
 }
 
+// dropWords are those of sshMessages about a connection that was dropped before authentication.
+var dropWords = []string{"kex_exchange_identification", "Connection closed by", "Connection reset by"}
+
 // diagnose makes an error of an ssh that has ended without an answer.
 func diagnose(host, stderr, noise string, waitErr, readErr error) error {
 	last := (&tail{text: []byte(stderr)}).last()
@@ -387,7 +391,11 @@ func diagnose(host, stderr, noise string, waitErr, readErr error) error {
 					if say.stage == stageHostKey {
 						line = hostKeyLine(stderr, line)
 					}
-					return &HostError{host, say.stage, errors.New(strings.Trim(line, "@ \t\r\n"))}
+					err := errors.New(strings.Trim(line, "@ \t\r\n"))
+					if slices.Contains(dropWords, say.words) {
+						err = droppedError{err}
+					}
+					return &HostError{host, say.stage, err}
 				}
 			}
 		}

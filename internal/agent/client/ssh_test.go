@@ -13,9 +13,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/test/sandbox"
@@ -89,6 +92,77 @@ func TestDiagnose(t *testing.T) {
 			t.Errorf("%q: %q; want %q", c.stderr, err, c.want)
 		}
 	}
+}
+
+// TestPasses: a connection that is dropped before authentication is tried again, and what a host
+// lacks that is not there yet only where nothing goes on without it.
+func TestPasses(t *testing.T) {
+	for _, c := range []struct {
+		stderr         string
+		always, awaits bool
+	}{
+		{"kex_exchange_identification: Connection closed by remote host", true, true},
+		{"Connection closed by 10.0.0.1 port 22", true, true},
+		{"kex_exchange_identification: read: Connection reset by peer", true, true},
+		{"ssh: Could not resolve hostname b: Name or service not known", false, true},
+		{"ssh: connect to host b port 22: Connection refused", false, true},
+		{"ssh: connect to host b port 22: No route to host", false, true},
+		{"u@b: Permission denied (publickey,password).", false, false},
+		{"Host key verification failed.", false, false},
+	} {
+		err := diagnose("b", c.stderr, "", exited(t, 255), io.EOF)
+		if always, awaits := passes(err, false), passes(err, true); always != c.always || awaits != c.awaits {
+			t.Errorf("%q: %v and %v", c.stderr, always, awaits)
+		}
+	}
+}
+
+// droppingStarter starts no agent: it counts its calls at a time, and the connection is dropped as
+// often as it says.
+type droppingStarter struct {
+	drops     int
+	now, most atomic.Int32
+	calls     atomic.Int32
+}
+
+func (s *droppingStarter) Start(_ context.Context, host string, _ Hello) (Ready, error) {
+	s.most.Store(max(s.most.Load(), s.now.Add(1)))
+	defer s.now.Add(-1)
+	if int(s.calls.Add(1)) <= s.drops {
+		return Ready{}, diagnose(host, "kex_exchange_identification: Connection reset by peer", "", errDropping, io.EOF)
+	}
+	return Ready{}, &HostError{host, stageAuth, errors.New("it came this far")}
+}
+
+var errDropping = exec.Command("sh", "-c", "exit 255").Run()
+
+// TestManyHostsAtOnce: few connections are made at a time, and those that are dropped again.
+func TestManyHostsAtOnce(t *testing.T) {
+	authority, err := identity.NewAuthority("many")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &droppingStarter{drops: 7}
+	a := New(Config{Authority: authority, Starter: s, Log: quietLog()})
+	defer a.Close()
+	var hosts []string
+	for i := range 24 {
+		hosts = append(hosts, fmt.Sprint("n", i))
+	}
+	for host, err := range a.Prepare(t.Context(), hosts) {
+		if !strings.Contains(err.Error(), "it came this far") {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+	if calls, most := s.calls.Load(), s.most.Load(); calls != 24+7 || most > 8 {
+		t.Errorf("%d connections, up to %d at once", calls, most)
+	}
+}
+
+func quietLog() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
 }
 
 func TestFits(t *testing.T) {

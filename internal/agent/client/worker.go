@@ -411,7 +411,15 @@ func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 func (s *session) hear(m *agentpb.FromAgent) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.contact, s.looks = time.Now(), 0
+	s.looks = 0
+	if m.GetBeat() != nil {
+		s.echoes++
+	}
+	// A path that drops large packets carries the answer to a stream's first messages. What comes
+	// after a second beat has passed all that was sent before, in both directions.
+	if s.echoes >= 2 || m.GetNumber() > s.heard {
+		s.contact = time.Now()
+	}
 	if l := m.GetLog(); l != nil && s.logs {
 		s.logLine(l)
 		return nil

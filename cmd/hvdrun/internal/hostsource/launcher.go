@@ -50,7 +50,7 @@ func Agents(
 	}
 	cfg = client.Config{
 		Listen:    listen,
-		Authority: authority, Starter: starter(s), LocalOnly: AllLocal(ctx, fixed), Lease: s.Lease, Orphan: s.OrphanTime(), Log: log,
+		Authority: authority, Starter: starter(s), LocalOnly: AllLocal(ctx, fixed), Patience: s.Timeouts.Start, Lease: s.Lease, Orphan: s.OrphanTime(), Log: log,
 		Audit: s.Record,
 		Hello: client.Hello{LogLevel: log.GetLevel().String(), Drain: s.Timeouts.Drain, BindGPUs: s.BindGPUs},
 	}

@@ -18,6 +18,7 @@ func (*agentsHook) start(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
+	cfg.Await = !r.Size.Elastic // others go on without the host, and try it again
 	if r.dir == nil || r.dir.Secrets.Dir == "" {
 		cfg.Orphan = 0 // there is nothing to wait for
 	}
