@@ -102,6 +102,17 @@ func SeverConn(g *Group, peer, extra int) {
 	})
 }
 
+// CloseConn closes the first connection of the data channel to a peer in one direction, as what is
+// between two hosts does.
+func CloseConn(g *Group, peer int) {
+	_ = g.call.TCP.Sockets(peer, func(index, fd int) error {
+		if index != 0 {
+			return nil
+		}
+		return unix.Shutdown(fd, unix.SHUT_WR)
+	})
+}
+
 // Narrow has e take no more than so many connections that have yet to prove themselves, or that
 // wait for a group.
 func Narrow(e *Endpoint, most int) { e.sockets.Narrow(most) }

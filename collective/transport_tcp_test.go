@@ -54,6 +54,24 @@ func TestStrandSevered(t *testing.T) {
 	wg.Wait()
 }
 
+// TestBetweenTwoThatLive: a connection that is closed by neither rank ends the group because one
+// says so to the other, not because of a time.
+func TestBetweenTwoThatLive(t *testing.T) {
+	for _, cfg := range []collective.Config{{}, {Connections: 3}, {Encrypt: true}} {
+		groups := newWorkers(t, cfg, 2).connect(t, 2)
+		collective.CloseConn(groups[0], 1)
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		for rank, g := range groups {
+			wg.Go(func() { errs[rank] = collective.AllReduce(t.Context(), g, make([]float32, 1<<20), collective.Sum) })
+		}
+		wg.Wait()
+		if !slices.ContainsFunc(errs, func(err error) bool { return err != nil && strings.Contains(err.Error(), "both ranks live") }) {
+			t.Errorf("%+v: %v", cfg, errs)
+		}
+	}
+}
+
 // TestConnectionsUnequal: ranks that disagree on how many connections there are find out.
 func TestConnectionsUnequal(t *testing.T) {
 	w := newWorkers(t, collective.Config{Connections: 2}, 2)

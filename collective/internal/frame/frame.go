@@ -41,8 +41,13 @@ const (
 // IsNotice reports whether a frame of the kind says why the group ends.
 func (k Kind) IsNotice() bool { return k == Abort || k == Mismatch }
 
-// NoticeFollows is the step of a Cut frame whose sender has ended the group, and says why next.
-const NoticeFollows = 1
+// Steps of a Cut frame.
+const (
+	// NoticeFollows is of a sender that has ended the group, and says why next.
+	NoticeFollows = 1
+	// AsIfClosed is of a connection that has ended as the peer ends it, who may have done so.
+	AsIfClosed = 2
+)
 
 // Call says what a rank has called, so that ranks that call different things notice.
 type Call struct {

@@ -73,6 +73,7 @@ func (f *Generation) noteLost(rank int, c *conn) {
 // tcpState is what the kernel knows of a connection.
 type tcpState struct {
 	ended   bool          // by an error: the peer has not closed it
+	closed  bool          // by the peer, or by what is between
 	unacked bool          // something that was sent is not acknowledged
 	heard   time.Duration // since the last acknowledgement
 	sent    Sent
@@ -104,9 +105,9 @@ func stateOf(fd int) (tcpState, bool) {
 	if err != nil {
 		return tcpState{}, false
 	}
-	const closed = 7 // TCP_CLOSE
+	const closed, closeWait = 7, 8 // TCP_CLOSE, TCP_CLOSE_WAIT
 	return tcpState{
-		ended: info.State == closed, unacked: info.Unacked > 0, heard: time.Duration(info.Last_ack_recv) * time.Millisecond,
+		ended: info.State == closed, closed: info.State == closeWait, unacked: info.Unacked > 0, heard: time.Duration(info.Last_ack_recv) * time.Millisecond,
 		sent: Sent{info.Bytes_acked, time.Duration(info.Busy_time-info.Rwnd_limited) * time.Microsecond},
 	}, true
 }
@@ -145,11 +146,15 @@ func (l *link) sockets(each func(index int, c *conn, state func() (tcpState, boo
 	one(-1, l.control, -1)
 }
 
-// noteEnded notes which connections of a link have ended, and returns those of the data channel: if
-// the peer lives, their routes have broken.
-func (l *link) noteEnded() (data []int) {
+// noteEnded notes which connections of a link have ended by an error, and returns those of the data
+// channel: if the peer lives, their routes have broken. It also returns those that have been closed.
+func (l *link) noteEnded() (data, closed []int) {
 	l.sockets(func(index int, c *conn, state func() (tcpState, bool)) {
-		if s, ok := state(); !ok || !s.ended {
+		s, ok := state()
+		if ok && s.closed && index >= 0 {
+			closed = append(closed, index)
+		}
+		if !ok || !s.ended {
 			return
 		}
 		l.path.gen.noteLost(l.path.Original(l.rank), c)
@@ -157,23 +162,28 @@ func (l *link) noteEnded() (data []int) {
 			data = append(data, index)
 		}
 	})
-	return data
+	return data, closed
 }
 
 // tellCut tells the peer over the control channel which connections of the data channel have ended.
 // One that is dead does not hear it, and one whose group has ended has said so. Any other ends the
 // group at once.
 func (l *link) tellCut() {
-	for _, index := range l.noteEnded() {
+	cut, closed := l.noteEnded()
+	for _, index := range cut {
 		l.tell((&frame.Header{Kind: frame.Cut, Generation: l.path.gen.Number, Seq: uint64(index)}).Append(nil))
+	}
+	for _, index := range closed {
+		l.tell((&frame.Header{Kind: frame.Cut, Generation: l.path.gen.Number, Seq: uint64(index), Step: frame.AsIfClosed}).Append(nil))
 	}
 }
 
 // wasCut is called when the peer, which lives, says that a connection of the data channel has
-// ended.
+// ended. It may have been this rank that closed it: the group has ended then, and stays as it is.
 func (l *link) wasCut(h *frame.Header) {
+	ours := h.Step == frame.AsIfClosed && (l.path.hasFailed() || l.path.group.Closing())
 	l.sockets(func(i int, c *conn, _ func() (tcpState, bool)) {
-		if i >= 0 && uint64(i) == h.Seq {
+		if !ours && i >= 0 && uint64(i) == h.Seq {
 			l.path.broke(l.rank, c)
 		}
 	})
