@@ -137,6 +137,7 @@ type process struct {
 	stopped atomic.Bool  // it was told to end
 	stop    context.CancelFunc
 	forget  func()        // ends the wait for its end
+	hurry   func()        // ends its grace
 	more    chan struct{} // restarts its grace; capacity 1
 	look    chan struct{} // demands a look whether a signal is ending it; capacity 1
 
@@ -526,6 +527,9 @@ func (l *loop) perform(a decide.Action) {
 	case decide.StopWorker:
 		p := l.procs[a.ID]
 		p.stopped.Store(true)
+		if a.Now {
+			p.hurry()
+		}
 		p.stop()
 	case decide.GiveTime:
 		if p := l.procs[a.ID]; p != nil {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -25,9 +26,10 @@ const outputGrace = 500 * time.Millisecond
 // after the worker's output is written, or after outputGrace if the reader is slow.
 func (l *loop) start(a decide.StartWorker) {
 	ctx, stop := context.WithCancel(context.Background())
+	hurried := make(chan struct{})
 	p := &process{
 		subject: l.subjectOf(a.ID, a.Slot.SlotID),
-		stop:    stop, more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
+		stop:    stop, hurry: sync.OnceFunc(func() { close(hurried) }), more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
 	}
 	p.rank.Store(int64(a.Slot.Rank))
 	l.procs[a.ID] = p
@@ -37,6 +39,7 @@ func (l *loop) start(a decide.StartWorker) {
 	r := &workerRun{
 		workerEnd: workerEnd{loop: l, process: p, slot: a.Slot.SlotID, written: make(chan job.Exit, 1)},
 		worker:    a,
+		hurry:     hurried,
 	}
 	p.forget = r.forget
 	l.output.Add(1) // until its output is written
@@ -52,6 +55,7 @@ func (l *loop) start(a decide.StartWorker) {
 type workerRun struct {
 	workerEnd
 	worker         decide.StartWorker
+	hurry          <-chan struct{} // closed when its grace is over
 	spec           launch.Spec
 	stdout, stderr *launch.LineWriter
 }
@@ -88,6 +92,7 @@ func (r *workerRun) prepare(ctx context.Context) error {
 		Talk:        proxy.Config{Env: env, Calls: calls, Log: l.cfg.Log}.Talk,
 		Calls:       calls,
 		Grace:       l.cfg.Timeouts.Drain,
+		Hurry:       r.hurry,
 		More:        p.more,
 		CoreLimit:   l.cfg.CoreLimit,
 		Look:        p.look,

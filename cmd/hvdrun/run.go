@@ -83,7 +83,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 // ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error
 // of a write, which stops the workers, rather than this process's sudden end.
 func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry chan struct{}, enough <-chan struct{}, release func()) {
-	stops := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	stops := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT}
 	if !signal.Ignored(syscall.SIGHUP) {
 		stops = append(stops, syscall.SIGHUP)
 	}

@@ -29,8 +29,11 @@ type (
 		GroupRank, GroupSize int    // of the worker's host, as plan.World.Group has them
 		First                string // the host of rank 0
 	}
-	// StopWorker ends a worker, with SIGTERM first.
-	StopWorker struct{ ID string }
+	// StopWorker ends a worker: with SIGTERM first, or Now.
+	StopWorker struct {
+		ID  string
+		Now bool
+	}
 	// LookAt asks for a WorkerDying if a signal is ending the process of a worker.
 	LookAt struct{ ID string }
 	// GiveTime restarts the drain timeout of a worker that is being stopped.

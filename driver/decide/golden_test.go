@@ -573,6 +573,9 @@ func (s *story) describe(a Action) string {
 		}
 		return fmt.Sprintf("start %s as rank %d of %d", a.ID, a.Slot.Rank, a.Trial.Size)
 	case StopWorker:
+		if a.Now {
+			return "kill " + a.ID
+		}
 		return "stop " + a.ID
 	case LookAt:
 		return "look whether " + a.ID + " is being killed"

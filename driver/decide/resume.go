@@ -41,7 +41,7 @@ func (m *Machine) resume(now time.Time) {
 			}
 			m.do(DismissWorker{w.id, why})
 		case stopping:
-			m.do(StopWorker{w.id})
+			m.do(StopWorker{ID: w.id})
 			if w.generation == m.world.Generation && !w.done {
 				members = append(members, w) // it may still leave at a commit
 			}

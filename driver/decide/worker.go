@@ -421,7 +421,8 @@ func (m *Machine) stop(now time.Time, w *Worker, reason string) {
 	m.stopAs(now, w, reason, workerError(w, reason))
 }
 
-// stopAs is stop, where a reason counts as that failure.
+// stopAs is stop, where a reason counts as that failure. A job that ends gives no time to a worker
+// that holds up the others, which wait for it, unless it writes a checkpoint.
 func (m *Machine) stopAs(now time.Time, w *Worker, reason string, err *job.WorkerError) {
 	if w.phase == stopping {
 		return
@@ -433,7 +434,7 @@ func (m *Machine) stopAs(now time.Time, w *Worker, reason string, err *job.Worke
 	}
 	m.enter(now, w, stopping)
 	w.reason = reason
-	m.do(StopWorker{w.id})
+	m.do(StopWorker{w.id, m.decided && !w.stalledFrom.IsZero() && w.writes == 0})
 	if reason != "" {
 		m.failed(now, w, err)
 	}

@@ -187,6 +187,16 @@ func DialLocal(ctx context.Context, path string) (conn net.Conn, err error) {
 	return conn, err
 }
 
+// LocalServer returns the process that listens on the unix socket at a path of any length.
+func LocalServer(ctx context.Context, path string) (LocalPeer, error) {
+	conn, err := DialLocal(ctx, path)
+	if err != nil {
+		return LocalPeer{}, fmt.Errorf("wire: %w", err)
+	}
+	defer conn.Close()
+	return checkUser(conn)
+}
+
 // NewLocalClient returns a connection to the server of the unix socket at a path of any length. It
 // does no I/O until the first call.
 func NewLocalClient(path string) (*grpc.ClientConn, error) {

@@ -3,11 +3,15 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/test/follow"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -108,6 +112,7 @@ func TestInterrupted(t *testing.T) {
 		"Ctrl-C":  {syscall.SIGINT, true},
 		"SIGINT":  {syscall.SIGINT, false},
 		"SIGTERM": {syscall.SIGTERM, false},
+		"SIGQUIT": {syscall.SIGQUIT, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -126,6 +131,38 @@ func TestInterrupted(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestStoppedDriver: commands name a driver that is stopped, and what to do, rather than wait for it.
+func TestStoppedDriver(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "job")
+	driver, log := background(t, "-np", "1", "--job-dir", dir, "sh", "-c", "echo begun; exec sleep 1000000")
+	if !follow.Await(t, func() bool { return strings.Contains(follow.Tail(log, 1<<12), "begun") }) {
+		t.Fatalf("no job: %s", follow.Tail(log, 1<<12))
+	}
+	if err := driver.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if !follow.Await(t, func() bool { _, state, _ := proc.Born(driver.Process.Pid); return state == 'T' }) {
+		t.Fatal("it is not stopped")
+	}
+	want := fmt.Sprintf("kill -CONT %d", driver.Process.Pid)
+	for _, args := range [][]string{{"status"}, {"stop"}, {"stop", "--now"}, {"scale", "--min-np", "1"}, {"stacks"}, {"resume"}} {
+		out, err := exec.Command(binaries.Hvdrun, append(args, dir)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%v: %v: %s; want %q", args, err, out, want)
+		}
+	}
+	if err := driver.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := driver.Process.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	if err := driver.Wait(); driver.ProcessState.ExitCode() != 128+int(syscall.SIGQUIT) {
+		t.Errorf("it ended with %v", err)
 	}
 }
 

@@ -147,7 +147,8 @@ func (l *link) sockets(each func(index int, c *conn, state func() (tcpState, boo
 }
 
 // noteEnded notes which connections of a link have ended by an error, and returns those of the data
-// channel: if the peer lives, their routes have broken. It also returns those that have been closed.
+// channel: if the peer lives, their routes have broken. It also returns those that have been
+// closed.
 func (l *link) noteEnded() (data, closed []int) {
 	l.sockets(func(index int, c *conn, state func() (tcpState, bool)) {
 		s, ok := state()

@@ -13,6 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
 // WhichJob is the help of the commands' first argument.
@@ -75,6 +77,19 @@ func (e *NoDriverError) Error() string {
 // NoDriver returns the error of a job that has no driver.
 func (d *Dir) NoDriver() error { return &NoDriverError{d.About.RunID, d.About.Ended != nil} }
 
+// Stopped returns an error where its driver is a process that is stopped, and so answers nobody.
+func (d *Dir) Stopped(ctx context.Context) error {
+	driver, err := wire.LocalServer(ctx, d.ControlPath())
+	if err != nil {
+		return nil // what is asked of it says more
+	}
+	if _, state, err := proc.Born(driver.PID); err != nil || state != 'T' && state != 't' {
+		return nil
+	}
+	return fmt.Errorf("job %s does not answer: its hvdrun, process %d, is stopped (SIGSTOP, or Ctrl-Z in its terminal); kill -CONT %[2]d lets it go on",
+		d.About.RunID, driver.PID)
+}
+
 // Ask calls its driver. One that has just begun gets a moment until it answers.
 func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 	const moment, pause = 3 * time.Second, 20 * time.Millisecond
@@ -83,6 +98,9 @@ func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 		return err
 	}
 	defer client.Close()
+	if err := d.Stopped(ctx); err != nil {
+		return err
+	}
 	for begin := time.Now(); ; {
 		switch running, err := journal.Locked(d.Journal()); {
 		case errors.Is(err, fs.ErrNotExist): // its driver may have given it up

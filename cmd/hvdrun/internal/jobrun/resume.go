@@ -105,6 +105,9 @@ func resumeJob(ctx context.Context, p *cli.Program, d *jobdir.Dir) error {
 	if running, err := isDriven(ctx, d); err != nil {
 		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w", d.About.RunID, err))
 	} else if running {
+		if err := d.Stopped(ctx); err != nil {
+			return cli.Failed(err)
+		}
 		return cli.Failed(fmt.Errorf("job %s needs no other driver: its own is running", d.About.RunID))
 	}
 	return ResumeClaimed(ctx, p, d, nil)

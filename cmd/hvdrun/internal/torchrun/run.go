@@ -297,7 +297,7 @@ func (f *torchFlags) handleSignals(ctx context.Context) (context.Context, func()
 		if sig == 0 || sig == syscall.SIGKILL || sig == syscall.SIGSTOP {
 			return nil, nil, fmt.Errorf("--signals-to-handle: %q is not a signal that can be handled", name)
 		}
-		if !slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}, sig) {
+		if !slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}, sig) {
 			more = append(more, sig)
 		}
 	}
