@@ -200,7 +200,7 @@ func exitOf(err error) job.Exit {
 	case errors.As(err, &unkillable):
 		return job.Exit{Code: 137, Err: err, Unkillable: true}
 	case errors.As(err, &exit):
-		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
+		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted, Lost: exit.Lost, Why: exit.Why}
 	}
 	exited := job.Exit{Code: 127, Err: err}
 	if errors.As(err, &start) {

@@ -48,6 +48,9 @@ func newFailure(rank, local, pid int, end error, file string, now time.Time) Fai
 	case f.Message != "" || f.Traceback != "":
 	case f.ExitCode < 0:
 		f.Message = fmt.Sprintf("Signal %d (%s) received by PID %d", -f.ExitCode, unix.SignalName(syscall.Signal(-f.ExitCode)), pid)
+		if exit != nil && exit.Why != "" {
+			f.Message += ": " + exit.Why
+		}
 	default:
 		f.Message = "no error file: a program has one whose main function is decorated with @record of " +
 			"torch.distributed.elastic.multiprocessing.errors"

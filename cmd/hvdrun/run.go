@@ -47,7 +47,10 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	if samePlace(stdout, stderr) {
 		errs = out // so that launch.Output knows that their lines meet
 	}
-	p := &cli.Program{Stdin: stdin, Stdout: out, Stderr: errs, Env: env, Hurry: hurry, Hurried: new(atomic.Bool)}
+	passed := make(chan os.Signal, 4)
+	signal.Notify(passed, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(passed)
+	p := &cli.Program{Signals: passed, Stdin: stdin, Stdout: out, Stderr: errs, Env: env, Hurry: hurry, Hurried: new(atomic.Bool)}
 	p.Log = &cli.Queue{To: errs, Most: cli.MaxLog}
 	p.Stop = func(now bool) {
 		cancel(cli.StopSignal{Signal: syscall.SIGTERM})

@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
@@ -144,8 +145,9 @@ func (m *Machine) dying(now time.Time, e WorkerDying) {
 		return // nobody waits for it, or it leaves: its end tells
 	}
 	m.emitDying(now, w, e)
+	_, why, _ := strings.Cut(e.What, ": ")
 	m.stopAs(now, w, e.What, &job.WorkerError{
-		Slot: w.slot, Rank: w.rank, Exit: job.Exit{Code: 128 + int(e.Signal), Signal: e.Signal},
+		Slot: w.slot, Rank: w.rank, Exit: job.Exit{Code: 128 + int(e.Signal), Signal: e.Signal, Why: why},
 	})
 	m.lose(now, w)
 }

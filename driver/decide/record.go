@@ -57,6 +57,8 @@ type Record struct {
 	Evicted    bool           `json:"evicted,omitempty"`
 	TakenBy    string         `json:"taken_by,omitempty"`
 	Unkillable bool           `json:"unkillable,omitempty"`
+	Lost       bool           `json:"lost,omitempty"`
+	Why        string         `json:"why,omitempty"`
 	Ran        []string       `json:"ran,omitempty"` // functions whose tasks a worker ran when it ended
 	Command    *job.Command   `json:"command,omitempty"`
 	What       string         `json:"what,omitempty"`
@@ -135,12 +137,16 @@ var forms = []form{
 		func(r *Record, e WorkerEnded) {
 			r.Worker, r.Code, r.Signal = e.ID, e.Exit.Code, int(e.Exit.Signal)
 			r.Evicted, r.Unkillable, r.Ran, r.TakenBy = e.Exit.Evicted, e.Exit.Unkillable, e.Ran, e.Exit.TakenBy
+			r.Lost, r.Why = e.Exit.Lost, e.Exit.Why
 			if e.Exit.Err != nil {
 				r.Error = e.Exit.Err.Error()
 			}
 		},
 		func(r *Record) (WorkerEnded, error) {
-			exit := job.Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable, TakenBy: r.TakenBy}
+			exit := job.Exit{
+				Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable,
+				TakenBy: r.TakenBy, Lost: r.Lost, Why: r.Why,
+			}
 			if r.Error != "" {
 				exit.Err = errors.New(r.Error)
 			}

@@ -215,6 +215,8 @@ type (
 		Unkillable bool   `json:"unkillable,omitempty"`
 		Early      bool   `json:"early,omitempty"`
 		Said       string `json:"said,omitempty"`
+		Lost       bool   `json:"lost,omitempty"`
+		Why        string `json:"why,omitempty"`
 	}
 )
 
@@ -468,6 +470,7 @@ func saveFailed(e *job.WorkerError) *savedError {
 		Host: e.Slot.Host, Slot: e.Slot.Index, Rank: e.Rank, Reason: e.Reason,
 		Code: e.Exit.Code, Signal: int(e.Exit.Signal), Evicted: e.Exit.Evicted, Unkillable: e.Exit.Unkillable,
 		TakenBy: e.Exit.TakenBy, Early: e.Exit.Early, Said: e.Exit.Said,
+		Lost: e.Exit.Lost, Why: e.Exit.Why,
 	}
 	if e.Exit.Err != nil {
 		f.Error = e.Exit.Err.Error()
@@ -485,7 +488,7 @@ func (s *savedError) failed() *job.WorkerError {
 		Slot: plan.SlotID{Host: f.Host, Index: f.Slot}, Rank: f.Rank, Reason: f.Reason,
 		Exit: job.Exit{
 			Code: f.Code, Signal: syscall.Signal(f.Signal), Evicted: f.Evicted, Unkillable: f.Unkillable,
-			TakenBy: f.TakenBy, Early: f.Early, Said: f.Said,
+			TakenBy: f.TakenBy, Early: f.Early, Said: f.Said, Lost: f.Lost, Why: f.Why,
 		},
 	}
 	if f.Error != "" {

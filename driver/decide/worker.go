@@ -197,6 +197,9 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	if e.Exit.Said != "" {
 		fields = append(fields, field("error", e.Exit.Said))
 	}
+	if e.Exit.Why != "" && cause == causeFailed {
+		fields = append(fields, field("why", e.Exit.Why))
+	}
 	if len(ran) > 0 && cause == causeFailed {
 		fields = append(fields, field("tasks", ran))
 	}

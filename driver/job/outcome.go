@@ -95,6 +95,12 @@ type Exit struct {
 	Early bool
 	// Said is what the program has said of its own error: "ValueError: bad sample (train.py:34)".
 	Said string
+	// Lost: the host is out of reach, so it is not known how the process ended, and it counts as
+	// killed.
+	Lost bool
+	// Why is what else is known of the reason, such as that the kernel has killed for lack of
+	// memory. Empty: nothing.
+	Why string
 }
 
 // String describes the exit: "exited with code 7", "was killed by signal 9 (killed)".
@@ -104,8 +110,10 @@ func (e Exit) String() string {
 		return fmt.Sprintf("could not be killed: %v", e.Err)
 	case e.Err != nil:
 		return "could not be started: " + e.Err.Error()
+	case e.Lost:
+		return "is out of reach and counts as killed" + e.because()
 	case e.Signal != 0:
-		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
+		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal) + e.because()
 	}
 	text := fmt.Sprintf("exited with code %d", e.Code)
 	if e.Early {
@@ -114,7 +122,14 @@ func (e Exit) String() string {
 	if e.Said != "" {
 		text += ": " + e.Said
 	}
-	return text
+	return text + e.because()
+}
+
+func (e Exit) because() string {
+	if e.Why == "" {
+		return ""
+	}
+	return ": " + e.Why
 }
 
 // Clean reports whether the process exited with status 0, as it should.

@@ -137,22 +137,33 @@ type ExitError struct {
 	Signal syscall.Signal
 	// Evicted: its host's agent, not its driver, asked it to end.
 	Evicted bool
+	// Lost: its host is out of reach, so it counts as killed.
+	Lost bool
+	// Why is what else is known of the reason, such as that the kernel has killed for lack of
+	// memory. Empty: nothing.
+	Why string
 }
 
-// Error returns "exited with code 7" or "was killed by signal 9 (killed)".
+// Error returns "exited with code 7", or "was killed by signal 9 (killed)", and why.
 func (e *ExitError) Error() string {
+	text := "exited with code " + strconv.Itoa(e.Code)
 	if e.Signal != 0 {
-		return fmt.Sprintf("was killed by signal %d (%s)", int(e.Signal), e.Signal)
+		text = fmt.Sprintf("was killed by signal %d (%s)", int(e.Signal), e.Signal)
 	}
-	return "exited with code " + strconv.Itoa(e.Code)
+	if e.Why != "" {
+		text += ": " + e.Why
+	}
+	return text
 }
 
-func exitError(ws syscall.WaitStatus) error {
+func exitError(ws syscall.WaitStatus, why string) error {
 	switch {
+	case ws.Signaled() && ws.Signal() == syscall.SIGKILL:
+		return &ExitError{Code: 128 + int(ws.Signal()), Signal: ws.Signal(), Why: why}
 	case ws.Signaled():
 		return &ExitError{Code: 128 + int(ws.Signal()), Signal: ws.Signal()}
-	case ws.ExitStatus() != 0:
-		return &ExitError{Code: ws.ExitStatus()}
+	case ws.ExitStatus() != 0: // what it started may have been killed
+		return &ExitError{Code: ws.ExitStatus(), Why: why}
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 		Closed: talk.closed(),
 	})
 	talk.end()
-	end := exitError(status)
+	end := exitError(status, tree.Why())
 	if !ended {
 		end = newUnkillable(tree.PID)
 	}

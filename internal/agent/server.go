@@ -295,7 +295,7 @@ func (srv *server) attach(
 	if m.GetTakeOver() {
 		heard, answer = s.handOver()
 	}
-	answer.KnowsLook = true
+	answer.KnowsLook, answer.KnowsSignal = true, true
 	if heard > s.sent {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}

@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/plan"
@@ -384,6 +386,8 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 			default: // one is on its way
 			}
 		}
+	case *agentpb.ToAgent_Signal:
+		s.pass(m.Signal)
 	case *agentpb.ToAgent_Beat:
 		heard := m.Beat.GetHeard()
 		if heard >= l.next {
@@ -500,6 +504,18 @@ func (s *session) stop(m *agentpb.Stop) {
 	}
 }
 
+// pass passes a signal on to a worker; the lock is held.
+func (s *session) pass(m *agentpb.Signal) {
+	w, sig := s.workers[m.GetIncarnation()], syscall.Signal(m.GetSignal())
+	if w == nil || w.over || w.pid == 0 || sig != syscall.SIGUSR1 && sig != syscall.SIGUSR2 {
+		return
+	}
+	if proc.Pass(w.pid, sig) == 0 {
+		s.log.Warnf("agent: slot %d: process %d does not handle %s, nor does a process that it has started: it is not passed on",
+			w.id.Index, w.pid, unix.SignalName(sig))
+	}
+}
+
 // kill kills the worker's process group, as soon as there is one; the launcher kills what that
 // leaves.
 func (w *worker) kill() {
@@ -566,6 +582,9 @@ func (w *worker) ended(err error) {
 	var stuck *launch.UnkillableError
 	if errors.As(err, &stuck) {
 		e.StuckPid, e.StuckState, e.StuckMs = uint32(stuck.PID), stuck.State, uint32(stuck.After.Milliseconds())
+	}
+	if errors.As(err, &exit) {
+		e.Why = exit.Why
 	}
 	switch {
 	case errors.As(err, &exit) && exit.Signal != 0:

@@ -63,10 +63,12 @@ type Tree struct {
 	cgroup      *cgroup
 	descendants *descendants
 	dump        *dumpWatch
+	memory      memoryKills
 }
 
 // Fork starts a worker. The caller must call Wait, and Release after that.
 func Fork(c Command) (*Tree, error) {
+	memory := watchMemory(c.Cgroup)
 	g, err := c.newCgroup()
 	if err != nil {
 		return nil, err
@@ -88,6 +90,7 @@ func Fork(c Command) (*Tree, error) {
 	}
 	return &Tree{
 		Child: child, cgroup: g, descendants: newDescendants(c.Mark, child.PID), dump: watchDump(child.PID, c.CoreLimit),
+		memory: memory,
 	}, nil
 }
 
@@ -115,6 +118,10 @@ func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, 
 	}
 	return status, true
 }
+
+// Why returns what else is known of why the process was killed, that the kernel has killed for lack
+// of memory where it runs; empty: nothing.
+func (t *Tree) Why() string { return t.memory.why() }
 
 // Sweep kills what the process has started, after its end, as far as it can be found. It reads all
 // of /proc where this process does not inherit what its descendants leave (Adopt).
@@ -182,7 +189,11 @@ func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 			stop.Dying(t.dump.what(), 0)
 		case by != 0:
 			told = true
-			stop.Dying(signalText(by), by)
+			what := signalText(by)
+			if why := t.Why(); why != "" {
+				what += ": " + why
+			}
+			stop.Dying(what, by)
 		default:
 			look.Reset(t.dump.every())
 		}

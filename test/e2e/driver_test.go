@@ -134,7 +134,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestStoppedDriver: commands name a driver that is stopped, and what to do, rather than wait for it.
+// TestStoppedDriver: commands name a driver that is stopped, and what to do, and do not wait for
+// it.
 func TestStoppedDriver(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "job")

@@ -25,6 +25,7 @@ var openers = map[string]string{
 	"internal/wire/local.go":               "a folder, below which a socket is named",
 	"internal/proc/cgroup.go":              "the kernel's files of cgroups",
 	"internal/proc/usage.go":               "the kernel's files of cgroups",
+	"internal/proc/memory.go":              "the kernel's files of cgroups",
 	"internal/proc/explain.go":             "a program that the kernel has just refused to run, for its first line; it must be a regular file",
 	"collective/internal/shm/segment.go":   "a descriptor of a peer, by the kernel; what it leads to is checked",
 	"internal/blob/clean.go":               "below a descriptor, without following links; the folders must belong to the user whose they should be",

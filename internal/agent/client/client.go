@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/launch"
@@ -244,6 +245,16 @@ func (a *Agents) Kill() {
 	}
 	if a.cancel != nil {
 		a.kill.Do(func() { time.AfterFunc(killPatience, a.cancel) })
+	}
+}
+
+// Signal passes SIGUSR1 or SIGUSR2 on to all workers that run: to those of their processes that
+// handle it. It does not block.
+func (a *Agents) Signal(sig syscall.Signal) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.sessions {
+		s.pass(sig)
 	}
 }
 

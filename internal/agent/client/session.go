@@ -103,6 +103,7 @@ type carried struct {
 	tries     int           // to attach, since one succeeded
 	knowsLook bool          // the agent understands the message
 	noted     int64         // what the agent was told of the journal
+	passes    bool          // the agent passes signals on
 	callsAs   string        // the agent's credentials for its workers' calls, encoded; empty: none
 }
 
@@ -443,7 +444,7 @@ func (s *session) heardFrom(answer *agentpb.Attached) {
 	}
 	s.attached, s.looks, s.tries, s.echoes = true, 0, 0, 0
 	s.decide()
-	s.knowsLook = answer.GetKnowsLook()
+	s.knowsLook, s.passes = answer.GetKnowsLook(), answer.GetKnowsSignal()
 	if s.takesOver() {
 		s.takenOver(answer)
 	}

@@ -28,8 +28,7 @@ type worker struct {
 	sentStop  int
 	sentTaken uint64
 	everSent  bool // on any stream
-	more      bool // grace, which has to be sent
-	look      bool // to be sent
+	toSend
 
 	queue   []*event    // bounded by how far the agent goes ahead of taken
 	ended   func(error) // Spec.Ended; nil once it was called
@@ -58,7 +57,9 @@ func (e *LostError) Error() string {
 
 // Unwrap returns a *launch.ExitError and the cause.
 func (e *LostError) Unwrap() []error {
-	return []error{exitOfSignal(syscall.SIGKILL), e.Err}
+	killed := exitOfSignal(syscall.SIGKILL)
+	killed.Lost, killed.Why = true, "its agent: "+e.Err.Error()
+	return []error{killed, e.Err}
 }
 
 // Run implements launch.Launcher. It also returns *LostError, and start errors that are a
@@ -235,6 +236,13 @@ func pass(w *io.Writer, text []byte) {
 	}
 }
 
+// toSend is what is wanted of a worker besides, once each.
+type toSend struct {
+	more    bool // grace
+	look    bool
+	signals []syscall.Signal
+}
+
 func newWorker(s *launch.Spec) (*worker, error) {
 	dir := s.Dir
 	if dir == "" {
@@ -279,14 +287,16 @@ func exitOfEvent(spec *launch.Spec, e *agentpb.Exited) error {
 		after := time.Duration(e.GetStuckMs()) * time.Millisecond
 		return &launch.UnkillableError{PID: int(e.GetStuckPid()), State: e.GetStuckState(), After: after}
 	case e.GetSignal() != 0:
-		return &launch.ExitError{Code: 128 + int(e.GetSignal()), Signal: syscall.Signal(e.GetSignal()), Evicted: e.GetEvicted()}
+		killed := exitOfSignal(syscall.Signal(e.GetSignal()))
+		killed.Evicted, killed.Why = e.GetEvicted(), e.GetWhy()
+		return killed
 	case e.GetCode() != 0:
-		return &launch.ExitError{Code: int(e.GetCode()), Evicted: e.GetEvicted()}
+		return &launch.ExitError{Code: int(e.GetCode()), Evicted: e.GetEvicted(), Why: e.GetWhy()}
 	}
 	return nil
 }
 
-func exitOfSignal(sig syscall.Signal) error {
+func exitOfSignal(sig syscall.Signal) *launch.ExitError {
 	return &launch.ExitError{Code: 128 + int(sig), Signal: sig}
 }
 
@@ -353,6 +363,18 @@ func (s *session) stop(w *worker, how int) {
 	poke(w.wake) // it may be taken back
 }
 
+// pass passes a signal on to the workers that run.
+func (s *session) pass(sig syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.workers {
+		if w.known && s.passes {
+			w.signals = append(w.signals, sig)
+		}
+	}
+	poke(s.wake)
+}
+
 // extend has the worker's grace begin anew.
 func (s *session) extend(w *worker) {
 	s.mu.Lock()
@@ -393,6 +415,12 @@ func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 			w.look = false
 			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Look{Look: &agentpb.Look{Incarnation: inc}}})
 		}
+		for _, sig := range w.signals {
+			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Signal{
+				Signal: &agentpb.Signal{Incarnation: inc, Signal: uint32(sig)},
+			}})
+		}
+		w.signals = nil
 		if w.taken-w.sentTaken >= takeEvery || beat && w.taken > w.sentTaken {
 			w.sentTaken = w.taken
 			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Taken{

@@ -139,6 +139,7 @@ type ToAgent struct {
 	//	*ToAgent_Beat
 	//	*ToAgent_End
 	//	*ToAgent_Look
+	//	*ToAgent_Signal
 	What          isToAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -244,6 +245,15 @@ func (x *ToAgent) GetLook() *Look {
 	return nil
 }
 
+func (x *ToAgent) GetSignal() *Signal {
+	if x != nil {
+		if x, ok := x.What.(*ToAgent_Signal); ok {
+			return x.Signal
+		}
+	}
+	return nil
+}
+
 type isToAgent_What interface {
 	isToAgent_What()
 }
@@ -276,6 +286,10 @@ type ToAgent_Look struct {
 	Look *Look `protobuf:"bytes,7,opt,name=look,proto3,oneof"`
 }
 
+type ToAgent_Signal struct {
+	Signal *Signal `protobuf:"bytes,8,opt,name=signal,proto3,oneof"`
+}
+
 func (*ToAgent_Attach) isToAgent_What() {}
 
 func (*ToAgent_Start) isToAgent_What() {}
@@ -289,6 +303,8 @@ func (*ToAgent_Beat) isToAgent_What() {}
 func (*ToAgent_End) isToAgent_What() {}
 
 func (*ToAgent_Look) isToAgent_What() {}
+
+func (*ToAgent_Signal) isToAgent_What() {}
 
 type Attach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -774,6 +790,60 @@ func (x *Look) GetIncarnation() string {
 	return ""
 }
 
+// Signal passes a signal on to a worker: to those of its processes that handle it. It is sent only to an agent that
+// knows it.
+type Signal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Signal        uint32                 `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Signal) Reset() {
+	*x = Signal{}
+	mi := &file_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Signal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Signal) ProtoMessage() {}
+
+func (x *Signal) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Signal.ProtoReflect.Descriptor instead.
+func (*Signal) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Signal) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Signal) GetSignal() uint32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
 type FromAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Events (started, output, dying, exited) count from 1; the others have no number.
@@ -794,7 +864,7 @@ type FromAgent struct {
 
 func (x *FromAgent) Reset() {
 	*x = FromAgent{}
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +876,7 @@ func (x *FromAgent) String() string {
 func (*FromAgent) ProtoMessage() {}
 
 func (x *FromAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +889,7 @@ func (x *FromAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FromAgent.ProtoReflect.Descriptor instead.
 func (*FromAgent) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FromAgent) GetNumber() uint64 {
@@ -955,14 +1025,16 @@ type Attached struct {
 	// The agent understands look.
 	KnowsLook bool `protobuf:"varint,4,opt,name=knows_look,json=knowsLook,proto3" json:"knows_look,omitempty"`
 	// The latest noted of the previous driver: a journal that ends before it lacks records.
-	Noted         int64 `protobuf:"varint,5,opt,name=noted,proto3" json:"noted,omitempty"`
+	Noted int64 `protobuf:"varint,5,opt,name=noted,proto3" json:"noted,omitempty"`
+	// The agent understands signal.
+	KnowsSignal   bool `protobuf:"varint,6,opt,name=knows_signal,json=knowsSignal,proto3" json:"knows_signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attached) Reset() {
 	*x = Attached{}
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1046,7 @@ func (x *Attached) String() string {
 func (*Attached) ProtoMessage() {}
 
 func (x *Attached) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1059,7 @@ func (x *Attached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attached.ProtoReflect.Descriptor instead.
 func (*Attached) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Attached) GetSession() []byte {
@@ -1025,6 +1097,13 @@ func (x *Attached) GetNoted() int64 {
 	return 0
 }
 
+func (x *Attached) GetKnowsSignal() bool {
+	if x != nil {
+		return x.KnowsSignal
+	}
+	return false
+}
+
 type Kept struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -1036,7 +1115,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1127,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1140,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Kept) GetIncarnation() string {
@@ -1090,7 +1169,7 @@ type Log struct {
 
 func (x *Log) Reset() {
 	*x = Log{}
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1181,7 @@ func (x *Log) String() string {
 func (*Log) ProtoMessage() {}
 
 func (x *Log) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1194,7 @@ func (x *Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Log.ProtoReflect.Descriptor instead.
 func (*Log) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Log) GetLevel() uint32 {
@@ -1142,7 +1221,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1233,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1246,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Started) GetIncarnation() string {
@@ -1198,7 +1277,7 @@ type Dying struct {
 
 func (x *Dying) Reset() {
 	*x = Dying{}
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1289,7 @@ func (x *Dying) String() string {
 func (*Dying) ProtoMessage() {}
 
 func (x *Dying) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1302,7 @@ func (x *Dying) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dying.ProtoReflect.Descriptor instead.
 func (*Dying) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Dying) GetIncarnation() string {
@@ -1259,7 +1338,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +1350,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +1363,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Output) GetIncarnation() string {
@@ -1324,14 +1403,16 @@ type Exited struct {
 	StuckState string `protobuf:"bytes,7,opt,name=stuck_state,json=stuckState,proto3" json:"stuck_state,omitempty"`
 	StuckMs    uint32 `protobuf:"varint,8,opt,name=stuck_ms,json=stuckMs,proto3" json:"stuck_ms,omitempty"`
 	// With start_error: the run whose worker has the slot; empty if that is not the reason.
-	TakenBy       string `protobuf:"bytes,9,opt,name=taken_by,json=takenBy,proto3" json:"taken_by,omitempty"`
+	TakenBy string `protobuf:"bytes,9,opt,name=taken_by,json=takenBy,proto3" json:"taken_by,omitempty"`
+	// What else is known of why it ended, such as that the kernel has killed for lack of memory.
+	Why           string `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Exited) Reset() {
 	*x = Exited{}
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1424,7 @@ func (x *Exited) String() string {
 func (*Exited) ProtoMessage() {}
 
 func (x *Exited) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1437,7 @@ func (x *Exited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exited.ProtoReflect.Descriptor instead.
 func (*Exited) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Exited) GetIncarnation() string {
@@ -1422,6 +1503,13 @@ func (x *Exited) GetTakenBy() string {
 	return ""
 }
 
+func (x *Exited) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 type InspectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Other agents to connect to, without sending anything.
@@ -1432,7 +1520,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1444,7 +1532,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1457,7 +1545,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InspectRequest) GetTargets() []*Target {
@@ -1479,7 +1567,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1579,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1592,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Target) GetHost() string {
@@ -1541,7 +1629,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1641,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1654,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InspectReply) GetUnixNano() int64 {
@@ -1627,7 +1715,7 @@ type Routes struct {
 
 func (x *Routes) Reset() {
 	*x = Routes{}
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1727,7 @@ func (x *Routes) String() string {
 func (*Routes) ProtoMessage() {}
 
 func (x *Routes) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1740,7 @@ func (x *Routes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Routes.ProtoReflect.Descriptor instead.
 func (*Routes) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Routes) GetRoutes() []*Route {
@@ -1676,7 +1764,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1688,7 +1776,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1701,7 +1789,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Route) GetAddress() string {
@@ -1738,7 +1826,7 @@ type Card struct {
 
 func (x *Card) Reset() {
 	*x = Card{}
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1838,7 @@ func (x *Card) String() string {
 func (*Card) ProtoMessage() {}
 
 func (x *Card) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1851,7 @@ func (x *Card) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Card.ProtoReflect.Descriptor instead.
 func (*Card) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Card) GetAddress() string {
@@ -1799,7 +1887,7 @@ const file_agent_proto_rawDesc = "" +
 	"goroutines\"$\n" +
 	"\n" +
 	"ProbeReply\x12\x16\n" +
-	"\x06worker\x18\x01 \x01(\fR\x06worker\"\xab\x02\n" +
+	"\x06worker\x18\x01 \x01(\fR\x06worker\"\xd8\x02\n" +
 	"\aToAgent\x12+\n" +
 	"\x06attach\x18\x01 \x01(\v2\x11.hvdrun.v1.AttachH\x00R\x06attach\x12(\n" +
 	"\x05start\x18\x02 \x01(\v2\x10.hvdrun.v1.StartH\x00R\x05start\x12%\n" +
@@ -1807,7 +1895,8 @@ const file_agent_proto_rawDesc = "" +
 	"\x05taken\x18\x04 \x01(\v2\x10.hvdrun.v1.TakenH\x00R\x05taken\x12%\n" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03end\x12%\n" +
-	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04lookB\x06\n" +
+	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04look\x12+\n" +
+	"\x06signal\x18\b \x01(\v2\x11.hvdrun.v1.SignalH\x00R\x06signalB\x06\n" +
 	"\x04what\"\x86\x02\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
@@ -1845,7 +1934,10 @@ const file_agent_proto_rawDesc = "" +
 	"\x03End\x12\x10\n" +
 	"\x03now\x18\x01 \x01(\bR\x03now\"(\n" +
 	"\x04Look\x12 \n" +
-	"\vincarnation\x18\x01 \x01(\tR\vincarnation\"\xdd\x02\n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\"B\n" +
+	"\x06Signal\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\rR\x06signal\"\xdd\x02\n" +
 	"\tFromAgent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x121\n" +
 	"\battached\x18\x02 \x01(\v2\x13.hvdrun.v1.AttachedH\x00R\battached\x12%\n" +
@@ -1855,14 +1947,15 @@ const file_agent_proto_rawDesc = "" +
 	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
 	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03log\x12(\n" +
 	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dyingB\x06\n" +
-	"\x04what\"\x94\x01\n" +
+	"\x04what\"\xb7\x01\n" +
 	"\bAttached\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12#\n" +
 	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\x12\x1d\n" +
 	"\n" +
 	"knows_look\x18\x04 \x01(\bR\tknowsLook\x12\x14\n" +
-	"\x05noted\x18\x05 \x01(\x03R\x05noted\">\n" +
+	"\x05noted\x18\x05 \x01(\x03R\x05noted\x12!\n" +
+	"\fknows_signal\x18\x06 \x01(\bR\vknowsSignal\">\n" +
 	"\x04Kept\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"/\n" +
@@ -1879,7 +1972,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\fR\x04text\"\x85\x02\n" +
+	"\x04text\x18\x03 \x01(\fR\x04text\"\x97\x02\n" +
 	"\x06Exited\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
@@ -1891,7 +1984,9 @@ const file_agent_proto_rawDesc = "" +
 	"\vstuck_state\x18\a \x01(\tR\n" +
 	"stuckState\x12\x19\n" +
 	"\bstuck_ms\x18\b \x01(\rR\astuckMs\x12\x19\n" +
-	"\btaken_by\x18\t \x01(\tR\atakenBy\"=\n" +
+	"\btaken_by\x18\t \x01(\tR\atakenBy\x12\x10\n" +
+	"\x03why\x18\n" +
+	" \x01(\tR\x03why\"=\n" +
 	"\x0eInspectRequest\x12+\n" +
 	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
 	"\x06Target\x12\x12\n" +
@@ -1932,7 +2027,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_agent_proto_goTypes = []any{
 	(*ProbeRequest)(nil),   // 0: hvdrun.v1.ProbeRequest
 	(*ProbeReply)(nil),     // 1: hvdrun.v1.ProbeReply
@@ -1944,20 +2039,21 @@ var file_agent_proto_goTypes = []any{
 	(*Beat)(nil),           // 7: hvdrun.v1.Beat
 	(*End)(nil),            // 8: hvdrun.v1.End
 	(*Look)(nil),           // 9: hvdrun.v1.Look
-	(*FromAgent)(nil),      // 10: hvdrun.v1.FromAgent
-	(*Attached)(nil),       // 11: hvdrun.v1.Attached
-	(*Kept)(nil),           // 12: hvdrun.v1.Kept
-	(*Log)(nil),            // 13: hvdrun.v1.Log
-	(*Started)(nil),        // 14: hvdrun.v1.Started
-	(*Dying)(nil),          // 15: hvdrun.v1.Dying
-	(*Output)(nil),         // 16: hvdrun.v1.Output
-	(*Exited)(nil),         // 17: hvdrun.v1.Exited
-	(*InspectRequest)(nil), // 18: hvdrun.v1.InspectRequest
-	(*Target)(nil),         // 19: hvdrun.v1.Target
-	(*InspectReply)(nil),   // 20: hvdrun.v1.InspectReply
-	(*Routes)(nil),         // 21: hvdrun.v1.Routes
-	(*Route)(nil),          // 22: hvdrun.v1.Route
-	(*Card)(nil),           // 23: hvdrun.v1.Card
+	(*Signal)(nil),         // 10: hvdrun.v1.Signal
+	(*FromAgent)(nil),      // 11: hvdrun.v1.FromAgent
+	(*Attached)(nil),       // 12: hvdrun.v1.Attached
+	(*Kept)(nil),           // 13: hvdrun.v1.Kept
+	(*Log)(nil),            // 14: hvdrun.v1.Log
+	(*Started)(nil),        // 15: hvdrun.v1.Started
+	(*Dying)(nil),          // 16: hvdrun.v1.Dying
+	(*Output)(nil),         // 17: hvdrun.v1.Output
+	(*Exited)(nil),         // 18: hvdrun.v1.Exited
+	(*InspectRequest)(nil), // 19: hvdrun.v1.InspectRequest
+	(*Target)(nil),         // 20: hvdrun.v1.Target
+	(*InspectReply)(nil),   // 21: hvdrun.v1.InspectReply
+	(*Routes)(nil),         // 22: hvdrun.v1.Routes
+	(*Route)(nil),          // 23: hvdrun.v1.Route
+	(*Card)(nil),           // 24: hvdrun.v1.Card
 }
 var file_agent_proto_depIdxs = []int32{
 	3,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -1967,30 +2063,31 @@ var file_agent_proto_depIdxs = []int32{
 	7,  // 4: hvdrun.v1.ToAgent.beat:type_name -> hvdrun.v1.Beat
 	8,  // 5: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
 	9,  // 6: hvdrun.v1.ToAgent.look:type_name -> hvdrun.v1.Look
-	11, // 7: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
-	7,  // 8: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
-	14, // 9: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
-	16, // 10: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
-	17, // 11: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
-	13, // 12: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
-	15, // 13: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
-	12, // 14: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
-	19, // 15: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
-	21, // 16: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
-	23, // 17: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
-	22, // 18: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
-	23, // 19: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
-	2,  // 20: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	18, // 21: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	0,  // 22: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
-	10, // 23: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	20, // 24: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	1,  // 25: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
-	23, // [23:26] is the sub-list for method output_type
-	20, // [20:23] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	10, // 7: hvdrun.v1.ToAgent.signal:type_name -> hvdrun.v1.Signal
+	12, // 8: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
+	7,  // 9: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
+	15, // 10: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
+	17, // 11: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
+	18, // 12: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
+	14, // 13: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
+	16, // 14: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
+	13, // 15: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
+	20, // 16: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
+	22, // 17: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
+	24, // 18: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
+	23, // 19: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
+	24, // 20: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
+	2,  // 21: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	19, // 22: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	0,  // 23: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
+	11, // 24: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	21, // 25: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	1,  // 26: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
+	24, // [24:27] is the sub-list for method output_type
+	21, // [21:24] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -2006,8 +2103,9 @@ func file_agent_proto_init() {
 		(*ToAgent_Beat)(nil),
 		(*ToAgent_End)(nil),
 		(*ToAgent_Look)(nil),
+		(*ToAgent_Signal)(nil),
 	}
-	file_agent_proto_msgTypes[10].OneofWrappers = []any{
+	file_agent_proto_msgTypes[11].OneofWrappers = []any{
 		(*FromAgent_Attached)(nil),
 		(*FromAgent_Beat)(nil),
 		(*FromAgent_Started)(nil),
@@ -2022,7 +2120,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,11 +28,12 @@ type Program struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Env            []string
-	Args           []string        // as settings.Normalize has them
-	Log            *Queue          // what is logged, on its way to stderr; nil: it goes there at once
-	Hurried        *atomic.Bool    // a person has asked again to stop
-	Hurry          <-chan struct{} // receives when a person asks again to stop
-	Stop           func(now bool)  // does what a signal does, and where now is set what another does
+	Args           []string         // as settings.Normalize has them
+	Log            *Queue           // what is logged, on its way to stderr; nil: it goes there at once
+	Hurried        *atomic.Bool     // a person has asked again to stop
+	Hurry          <-chan struct{}  // receives when a person asks again to stop
+	Signals        <-chan os.Signal // receives SIGUSR1 and SIGUSR2, which are for the workers
+	Stop           func(now bool)   // does what a signal does, and where now is set what another does
 }
 
 // RunError is an error of the work itself; all others are of the command line.

@@ -8,18 +8,39 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// signalsHook kills the workers when a person is impatient.
+// signalsHook kills the workers when a person is impatient, and passes on the signals that are for
+// them.
 type signalsHook struct{ end func() }
 
 func (h *signalsHook) start(ctx context.Context, r *run) error {
-	h.end = WatchStop(ctx, r.program, r.log, func() {
+	done := make(chan struct{})
+	var passing sync.WaitGroup
+	passing.Go(func() {
+		for {
+			select {
+			case s := <-r.program.Signals:
+				sig := s.(syscall.Signal)
+				r.log.Infof("%s is passed on to the workers", unix.SignalName(sig))
+				r.agents.Signal(sig)
+			case <-done:
+				return
+			}
+		}
+	})
+	stopped := WatchStop(ctx, r.program, r.log, func() {
 		r.agents.Kill()
 		r.output.Hurry()
 	}, r.settings.Timeouts.Drain)
+	h.end = func() {
+		close(done)
+		passing.Wait()
+		stopped()
+	}
 	return nil
 }
 
