@@ -26,8 +26,8 @@ func Pass(pid int, sig syscall.Signal) (passed int) {
 	return passed
 }
 
-// handles returns whether a process has a handler for the signal. One that blocks it may wait for it,
-// or be a shell that is about to start a program.
+// handles returns whether a process has a handler for the signal. One that blocks it may wait for
+// it, or be a shell that is about to start a program.
 func handles(pid int, sig syscall.Signal) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
