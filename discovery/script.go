@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -49,6 +50,41 @@ type Script struct {
 	// Log takes the command's stderr, one message a line; long lines are cut. Nil:
 	// logrus.StandardLogger().
 	Log logrus.FieldLogger
+	// Told, if not nil, keeps what has been logged: a line of stderr that an earlier run with it
+	// has printed, but for digits, is not logged again.
+	Told *Told
+}
+
+// Told remembers lines. The zero value has none. Its method may be called by many goroutines.
+type Told struct {
+	mu    sync.Mutex
+	lines map[string]bool
+}
+
+// mostTold bounds the lines of a Told: one that is full begins anew.
+const mostTold = 1000
+
+// news returns whether a line is new, and remembers it.
+func (t *Told) news(line []byte) bool {
+	if t == nil {
+		return true
+	}
+	key := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return '0'
+		}
+		return r
+	}, string(line))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lines[key] {
+		return false
+	}
+	if t.lines == nil || len(t.lines) >= mostTold {
+		t.lines = make(map[string]bool)
+	}
+	t.lines[key] = true
+	return true
 }
 
 // Discover runs the command once and blocks until it and its process group have ended. An error
@@ -185,7 +221,9 @@ func (s Script) logLines(stderr io.Reader) (why string) {
 			return words.Why()
 		}
 		if len(line) > 0 {
-			log.Info("discovery: script says: " + string(line))
+			if s.Told.news(line) {
+				log.Info("discovery: script says: " + string(line))
+			}
 			words.Write(line)
 			words.Write([]byte("\n"))
 		}

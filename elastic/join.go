@@ -374,6 +374,11 @@ func newDriven(env plan.Worker, network identity.Network, socket net.Conn) (_ *d
 	if err != nil {
 		return nil, fmt.Errorf("elastic: %s: %w", plan.EnvAlgorithm, err)
 	}
+	ports, err := identity.ParsePorts(env.PortRange)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: %s: %w", plan.EnvPortRange, err)
+	}
+	identity.UsePorts(ports)
 	d := &driven{warning: env.StallWarning}
 	d.Member, err = member.New(member.Config{
 		Worker: env, Network: network, Widen: func() ([]string, error) { return d.endpoint.Widen() }, Socket: socket,

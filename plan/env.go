@@ -66,6 +66,9 @@ type Tuning struct {
 	// Listen is the IP address on which workers listen for other workers; on another machine they
 	// use an address towards it. "": loopback, and all addresses once a host is another machine.
 	Listen string
+	// PortRange bounds the ports of listeners to which other machines connect: "40000-40100". "":
+	// the kernel chooses.
+	PortRange string
 	// TimelineFilename is the beginning of the names of the files, on each worker's host, in which
 	// workers record their operations; "": there are none.
 	TimelineFilename string
@@ -104,6 +107,7 @@ const (
 	EnvEncryptData       = "HVD_ENCRYPT_DATA"
 	EnvNetworkInterfaces = "HVD_NETWORK_INTERFACES"
 	EnvListen            = "HVD_LISTEN"
+	EnvPortRange         = "HVD_PORT_RANGE"
 	EnvTimelineFilename  = "HVD_TIMELINE_FILENAME"
 	EnvShareOutput       = "HVD_SHARE_OUTPUT"
 	EnvFusionThreshold   = "HVD_FUSION_THRESHOLD_MB"
@@ -184,6 +188,7 @@ func (w Worker) Environ() []string {
 	text(EnvEncryptData, flag(w.EncryptData))
 	text(EnvNetworkInterfaces, strings.Join(w.NetworkInterfaces, ","))
 	text(EnvListen, w.Listen)
+	text(EnvPortRange, w.PortRange)
 	text(EnvTimelineFilename, w.TimelineFilename)
 	text(EnvShareOutput, flag(w.ShareOutput))
 	text(EnvFusionThreshold, tuned(float64(w.FusionThreshold)))
@@ -227,6 +232,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 		w.NetworkInterfaces = strings.Split(list, ",")
 	}
 	w.Listen, _ = lookup(EnvListen)
+	w.PortRange, _ = lookup(EnvPortRange)
 	w.TimelineFilename, _ = lookup(EnvTimelineFilename)
 	w.ShareOutput = r.flag(EnvShareOutput)
 	w.FusionThreshold = int(r.tuning(EnvFusionThreshold, 1, MaxFusionThreshold))

@@ -21,7 +21,7 @@ func worker() plan.Worker {
 		DriverAddr: "[::1]:4000", DriverDirect: "[::1]:4001", Credentials: "s3cret", MasterAddr: "a", MasterPort: 29500,
 		Restarts: 1, MaxRestarts: 9, StallWarning: -1,
 		Tuning: plan.Tuning{
-			EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"}, Listen: "10.0.0.5", TimelineFilename: "/tmp/t", ShareOutput: true,
+			EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"}, Listen: "10.0.0.5", PortRange: "40000-40100", TimelineFilename: "/tmp/t", ShareOutput: true,
 			FusionThreshold: 16, CycleTime: 2500 * time.Microsecond, Connections: 4,
 			VerifyState: 100, HealState: true, CommitReplicas: 2,
 		},
@@ -52,7 +52,7 @@ func TestEnvironHasTheNamesOfTheContract(t *testing.T) {
 		"ROLE_RANK": "5", "ROLE_WORLD_SIZE": "6", "ROLE_NAME": "default", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
 		"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "9", "TORCHELASTIC_RUN_ID": "run-1",
 		"HVD_RUN_ID": "run-1", "HVD_SLOT": "3", "HVD_DRIVER_ADDR": "[::1]:4000", "HVD_DRIVER_DIRECT": "[::1]:4001", "HVD_INCARNATION": "i7",
-		"HVD_CREDENTIALS": "s3cret", "HVD_ENCRYPT_DATA": "1", "HVD_NETWORK_INTERFACES": "eth0,ib0", "HVD_LISTEN": "10.0.0.5",
+		"HVD_CREDENTIALS": "s3cret", "HVD_ENCRYPT_DATA": "1", "HVD_NETWORK_INTERFACES": "eth0,ib0", "HVD_LISTEN": "10.0.0.5", "HVD_PORT_RANGE": "40000-40100",
 		"HVD_TIMELINE_FILENAME": "/tmp/t", "HVD_SHARE_OUTPUT": "1",
 		"HVD_FUSION_THRESHOLD_MB": "16", "HVD_CYCLE_TIME_MS": "2.5", "HVD_STALL_WARNING": "0", "HVD_CONNECTIONS": "4",
 		"HVD_VERIFY_STATE": "100", "HVD_HEAL_STATE": "1", "HVD_COMMIT_REPLICAS": "2",
@@ -228,7 +228,7 @@ func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 	for _, name := range []string{"GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
 		"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "HOROVOD_ELASTIC",
 		"HVD_ENCRYPT_DATA", "HVD_NETWORK_INTERFACES", "HVD_TIMELINE_FILENAME", "HVD_FUSION_THRESHOLD_MB", "HVD_CYCLE_TIME_MS", "HVD_STALL_WARNING",
-		"HVD_CONNECTIONS", "HVD_LISTEN", "HVD_SHARE_OUTPUT", "HVD_DRIVER_DIRECT",
+		"HVD_CONNECTIONS", "HVD_LISTEN", "HVD_PORT_RANGE", "HVD_SHARE_OUTPUT", "HVD_DRIVER_DIRECT",
 		"HVD_VERIFY_STATE", "HVD_HEAL_STATE", "HVD_COMMIT_REPLICAS"} {
 		delete(env, name)
 	}

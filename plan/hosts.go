@@ -84,21 +84,20 @@ func parseLines(text string, b *listing) ([]Host, error) {
 	return b.hosts, nil
 }
 
-// ParseHostList parses the hosts of a command line: items separated by commas, each in the format
-// of a line of ParseHostfile without comments. A comma may follow the last item; other empty items
-// are errors. Every error is a *ParseError with the item's number.
+// ParseHostList parses the hosts of a command line: items separated by commas or ends of lines, each
+// in the format of a line of ParseHostfile without comments. A comma may follow the last item of a
+// line; other empty items are errors, and empty lines are not. Every error is a *ParseError with
+// the item's number.
 func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 	b := newListing(defaultSlots, "in item")
 	b.sums = true
 	number := 0
-	items := strings.Split(list, ",")
-	if last := len(items) - 1; last > 0 && strings.TrimSpace(items[last]) == "" {
-		items = items[:last]
-	}
-	for _, item := range items {
+	for _, item := range listItems(list) {
 		number++
 		reason := "missing host"
-		if words := strings.Fields(item); len(words) > 0 {
+		if words := strings.Fields(item); strings.Contains(item, ";") {
+			reason = "hosts are separated by commas, not by semicolons"
+		} else if len(words) > 0 {
 			reason = b.add(number, words)
 		}
 		if reason != "" {
@@ -106,6 +105,24 @@ func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 		}
 	}
 	return b.hosts, nil
+}
+
+// listItems splits a list of hosts.
+func listItems(list string) (items []string) {
+	for line := range strings.Lines(list) {
+		line = strings.TrimSpace(line)
+		if line == "" && strings.TrimSpace(list) != "" {
+			continue
+		}
+		if cut := strings.TrimRight(strings.TrimSuffix(line, ","), " \t"); cut != "" {
+			line = cut
+		}
+		items = append(items, strings.Split(line, ",")...)
+	}
+	if len(items) == 0 {
+		return []string{list}
+	}
+	return items
 }
 
 // CheckHosts validates hosts by the rules of ParseHosts: their names, the bounds of their slots,

@@ -195,6 +195,8 @@ func TestParseHostList(t *testing.T) {
 		{"node[01-04,07]", 1, "scontrol show hostnames"},
 		{"a:2 b:2", 1, "a comma (-H)"},
 		{"a #b", 1, `"#b"`},
+		{"a\n,b", 2, "missing host"},
+		{"a:2;b:1", 1, "commas, not by semicolons"},
 	} {
 		_, err := plan.ParseHostList(c.list, 1)
 		var parse *plan.ParseError
@@ -208,8 +210,8 @@ func TestParseHostList(t *testing.T) {
 }
 
 // A list that a program has joined may end with a comma.
-func TestParseHostListTakesACommaAtItsEnd(t *testing.T) {
-	for _, list := range []string{"a:2,b:1,", "a:2,b:1, "} {
+func TestParseHostListTakesLinesAndACommaAtItsEnd(t *testing.T) {
+	for _, list := range []string{"a:2,b:1,", "a:2,b:1, ", "a:2\nb:1\n", "\na:2,\r\n\n b slots=1 ,\n"} {
 		got, err := plan.ParseHostList(list, 1)
 		if want := (hosts{{Name: "a", Slots: 2}, {Name: "b", Slots: 1}}); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q: %v, %v; want %v", list, got, err, want)

@@ -57,6 +57,11 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
+	ports, err := identity.ParsePorts(cfg.Hello.Ports)
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	identity.UsePorts(ports)
 	ln, err := identity.Drivers.Listen(listen)
 	if err != nil {
 		return fmt.Errorf("agent: listening for the driver: %w", err)
@@ -103,7 +108,7 @@ func listenFor(hello client.Hello) (string, error) {
 func (cfg JobConfig) ready(ln net.Listener) client.Ready {
 	r := client.Ready{
 		PID: os.Getpid(), Port: ln.Addr().(*net.TCPAddr).Port,
-		Build: cfg.Facts.Version,
+		Build: cfg.Facts.Version, Machine: client.Machine(),
 	}
 	if at := ln.Addr().(*net.TCPAddr).IP; !at.IsUnspecified() && !at.IsLoopback() {
 		r.Addresses = []string{at.String()}

@@ -35,7 +35,7 @@ const failureEvery = 10 * time.Second
 func (l *Listener) Open(addr string) (net.Addr, error) {
 	listen := l.network.Listen
 	if listen == nil {
-		listen = func(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
+		listen = listenTCP
 	}
 	socket, err := listen(addr)
 	if err != nil {

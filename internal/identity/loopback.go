@@ -24,7 +24,7 @@ func ListenLoopback() string { return netip.AddrPortFrom(Loopback(), 0).String()
 // FreePort returns a TCP port on which nobody listens at the moment, on any address: for programs
 // that get a port on which only they may listen (MASTER_PORT).
 func FreePort() (int, error) {
-	lis, err := net.Listen("tcp", ":0")
+	lis, err := listenTCP(":0")
 	if err != nil {
 		return 0, fmt.Errorf("looking for a free port: %w", err)
 	}

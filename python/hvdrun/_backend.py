@@ -160,6 +160,8 @@ def _options():
         options["interfaces"] = os.environ["HVD_NETWORK_INTERFACES"].split(",")
     if os.environ.get("HVD_LISTEN"):
         options["listen"] = os.environ["HVD_LISTEN"] + ":0"
+    if os.environ.get("HVD_PORT_RANGE"):
+        options["ports"] = os.environ["HVD_PORT_RANGE"]
     if os.environ.get("HVD_ONLY_SOCKETS") == "1":
         options["only_sockets"] = True
     if os.environ.get("HVD_COLLECTIVE_ALGORITHM"):

@@ -69,6 +69,7 @@ type hosts struct {
 	own      *identity.Credentials // the driver's, towards job agents
 	sessions map[string]*session   // by host
 	jobs     map[string]*jobAgent  // by host
+	machines map[string]string     // the first host that each is, by Ready.Machine
 	children []*jobAgent           // all that have been processes of this one
 	earlier  []*jobAgent           // of this machine, begun by drivers before this one
 	// foundFirst is when Find first returned an agent; zero: it has not.

@@ -48,6 +48,8 @@ type Hello struct {
 	// address to listen on instead, or an address towards which the agent's own address is chosen.
 	Loopback bool
 	Listen   string
+	// Ports bounds the ports to which other machines connect, as identity.ParsePorts takes it.
+	Ports string `json:",omitempty"`
 	// Detach makes the process answer from a child process that has left its session.
 	Detach bool
 }
@@ -63,6 +65,8 @@ type Ready struct {
 	Addresses []string
 	// Build names the program.
 	Build string
+	// Machine is the same for agents of one machine, and of one container there. Empty: not known.
+	Machine string `json:",omitempty"`
 
 	gone <-chan struct{} // closed when a child of this process has ended; nil: not known
 	kill func()          // nil: it cannot be

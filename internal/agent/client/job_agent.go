@@ -183,6 +183,7 @@ func (a *Agents) startNow(j *jobAgent) error {
 		}
 		return &HostError{Host: j.host, Stage: stageReach, Err: err}
 	}
+	a.noteMachine(j)
 	if a.cfg.Begun != nil {
 		a.beginning.Lock()
 		err := a.cfg.Begun(KnownAgent{j.host, j.addr, j.ready.PID, j.ready.gone != nil})

@@ -51,7 +51,7 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 // A path that drops large packets lets each stream carry its first messages: they are no life. What
 // comes after a second beat is, and so is an event.
 func TestBlackHole(t *testing.T) {
-	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a"})
+	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a", there: func() error { return nil }})
 	s.heardFrom(&agentpb.Attached{})
 	hear := func(m *agentpb.FromAgent) {
 		t.Helper()
@@ -79,6 +79,33 @@ func TestBlackHole(t *testing.T) {
 	hear(&agentpb.FromAgent{Number: 1, What: &agentpb.FromAgent_Started{Started: &agentpb.Started{Incarnation: "x", Pid: 1}}})
 	if why, _ := s.hopeless(broken); why != nil {
 		t.Errorf("after an event: %v", why)
+	}
+}
+
+// TestOneMachineByTwoNames: that two hosts are one machine is said, unless their names say so.
+func TestOneMachineByTwoNames(t *testing.T) {
+	var out strings.Builder
+	log := logrus.New()
+	log.SetOutput(&out)
+	a := New(Config{Log: log})
+	note := func(host, machine string) bool {
+		out.Reset()
+		a.noteMachine(&jobAgent{host: host, ready: Ready{Machine: machine}})
+		return strings.Contains(out.String(), "are the same machine")
+	}
+	for _, c := range []struct {
+		host, machine string
+		said          bool
+	}{
+		{"node1", "x", false}, {"node2", "y", false}, {"node1", "x", false}, {"node1.example.org", "x", true},
+		{"old", "", false}, {"older", "", false}, {"localhost", "z", false}, {"127.0.0.2", "z", false}, {"::1", "z", false},
+	} {
+		if said := note(c.host, c.machine); said != c.said {
+			t.Errorf("%s on %q: %v: %s", c.host, c.machine, said, out.String())
+		}
+	}
+	if m := Machine(); m == "" || m != Machine() {
+		t.Errorf("this machine: %q", m)
 	}
 }
 

@@ -53,6 +53,7 @@ func OpenKind(s *settings.Settings, name string, log logrus.FieldLogger) (source
 func openScript(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	s.Record(audit.Record{What: "discover", How: "a script is run again and again", Outcome: audit.Done})
 	script := &discovery.Script{
+		Told:    new(discovery.Told),
 		Command: s.Script, DefaultSlots: DefaultSlots(s), Timeout: s.DiscoveryTimeout, Log: log,
 	}
 	if s.RunID == "" {

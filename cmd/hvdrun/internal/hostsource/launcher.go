@@ -52,7 +52,7 @@ func Agents(
 		Listen:    listen,
 		Authority: authority, Starter: starter(s), LocalOnly: AllLocal(ctx, fixed), Patience: s.Timeouts.Start, Lease: s.Lease, Orphan: s.OrphanTime(), Log: log,
 		Audit: s.Record,
-		Hello: client.Hello{LogLevel: log.GetLevel().String(), Drain: s.Timeouts.Drain, BindGPUs: s.BindGPUs},
+		Hello: client.Hello{LogLevel: log.GetLevel().String(), Drain: s.Timeouts.Drain, BindGPUs: s.BindGPUs, Ports: s.Tuning.PortRange},
 	}
 	if s.BindGPUs && cfg.LocalOnly {
 		if _, err := LocalDevices(); err != nil {

@@ -369,6 +369,9 @@ var Table = slices.Concat(
 		{Name: "listen", arg: "ADDR", unset: "loopback; all once a host is another machine",
 			usage: "IP address of this machine to listen on, and of which other machines use theirs towards it; 0.0.0.0: all",
 			set:   setListen},
+		{Name: "port-range", arg: "A-B", unset: "any",
+			usage: "ports to which other machines connect, of hvdrun, its agents and the workers, for firewalls: two for each worker on a host, and three",
+			set:   setPortRange},
 		{Name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true, unset: "all",
 			usage: "interfaces on which workers listen for each other, and whose addresses they offer", set: setInterfaces},
 		{Name: "encrypt-data", def: "false",
@@ -615,6 +618,16 @@ func setListen(s *Settings, text string) error {
 	addr, err := identity.ParseListen(text)
 	if err == nil {
 		s.Tuning.Listen = addr.String()
+	}
+	return err
+}
+
+// setPortRange also has this process use the range.
+func setPortRange(s *Settings, text string) error {
+	ports, err := identity.ParsePorts(text)
+	if err == nil {
+		s.Tuning.PortRange = ports.String()
+		identity.UsePorts(ports)
 	}
 	return err
 }

@@ -32,6 +32,8 @@ type Options struct {
 	OnlySockets bool     `json:"only_sockets"`
 	Algorithm   string   `json:"algorithm"`
 	Connections int      `json:"connections"`
+	// Ports bounds the port: "40000-40100".
+	Ports string `json:"ports"`
 }
 
 // World is whom a process connects to: what the protocol of workers says, of which other fields are
@@ -61,6 +63,11 @@ func (l *Library) Listen(options string) (endpoint int64, err error) {
 	if err != nil {
 		return 0, err
 	}
+	ports, err := identity.ParsePorts(o.Ports)
+	if err != nil {
+		return 0, err
+	}
+	identity.UsePorts(ports)
 	// Proofs on connections need the id of the run and the key of the world, no certificate of
 	// the job's authority.
 	if o.Run == "" {
