@@ -84,10 +84,10 @@ func parseLines(text string, b *listing) ([]Host, error) {
 	return b.hosts, nil
 }
 
-// ParseHostList parses the hosts of a command line: items separated by commas or ends of lines, each
-// in the format of a line of ParseHostfile without comments. A comma may follow the last item of a
-// line; other empty items are errors, and empty lines are not. Every error is a *ParseError with
-// the item's number.
+// ParseHostList parses the hosts of a command line: items separated by commas or ends of lines,
+// each in the format of a line of ParseHostfile without comments. A comma may follow the last item
+// of a line; other empty items are errors, and empty lines are not. Every error is a *ParseError
+// with the item's number.
 func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 	b := newListing(defaultSlots, "in item")
 	b.sums = true

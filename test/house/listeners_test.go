@@ -26,7 +26,7 @@ var listening = map[string][]string{
 
 // listeners are the files that may use them, tests and testbeds apart, and why.
 var listeners = map[string]string{
-	"internal/identity/listener.go": "the guarded way",
+	"internal/identity/ports.go":    "the guarded way",
 	"internal/identity/loopback.go": "looks which loopback address there is, or which port is free, and closes the listener at once",
 	"internal/wire/local.go":        "a unix socket, of which driver/control makes an identity.Listener",
 	"internal/wire/serve.go":        "serves identity.Listeners",

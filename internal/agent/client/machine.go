@@ -20,8 +20,8 @@ func Machine() string {
 	return strings.TrimSpace(string(boot)) + " " + network
 }
 
-// noteMachine warns where the host of an agent is a machine that another host is too: its slots, and
-// their GPUs, would be used twice.
+// noteMachine warns where the host of an agent is a machine that another host is too: its slots,
+// and their GPUs, would be used twice.
 func (a *Agents) noteMachine(j *jobAgent) {
 	if j.ready.Machine == "" || plainLocal(j.host) {
 		return
