@@ -120,7 +120,7 @@ func (a *arguments) flag(word string) error {
 		}
 	}
 	if st == nil {
-		if a.inside != "" && !oneDash && advice(name) == "" {
+		if of, _ := advice(name); a.inside != "" && !oneDash && of == "" {
 			a.take(word) // one of the subcommand's own
 			if a.runs && !assigned && slices.Contains(ofTasksRun, name) && len(a.in) > 0 {
 				a.take(a.in[0]) // and not the program
@@ -181,8 +181,8 @@ func settingOfLetter(body string) *setting {
 // unknownFlag returns why the flag written as word is refused.
 func unknownFlag(word, name string) error {
 	written, _, _ := strings.Cut(word, "=")
-	if why := advice(name); why != "" {
-		return fmt.Errorf("%s of horovodrun is not taken: %s", written, why)
+	if of, why := advice(name); of != "" {
+		return fmt.Errorf("%s of %s is not taken: %s", written, of, why)
 	}
 	if like := nearest(name); like != "" {
 		return fmt.Errorf("unknown flag %s; did you mean %s?", written, flagName(like))

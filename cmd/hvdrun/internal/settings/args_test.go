@@ -69,7 +69,14 @@ func TestNormalizeRefuses(t *testing.T) {
 		{"--min-mp 2 t", "unknown flag --min-mp; did you mean --min-np?"},
 		{"--elastic 5 t", "unknown flag --elastic; did you mean --elastic-timeout?"},
 		{"--zebra=5 t", "unknown flag --zebra; `hvdrun help` lists the flags"},
-		{"-x t", "unknown flag -x; `hvdrun help`"},
+		{"-Z t", "unknown flag -Z; `hvdrun help`"},
+		{"-x A=1 t", "-x of mpirun is not taken: the variables"},
+		{"--env A=1 t", "--env of mpirun is not taken"},
+		{"-np 2 --bind-to core t", "--bind-to of mpirun is not taken: workers are not bound"},
+		{"--mca btl tcp t", "--mca of mpirun is not taken"},
+		{"--nproc-per-node=4 t.py", "--nproc-per-node of torchrun is not taken: `hvdrun torchrun` takes"},
+		{"--rdzv_backend=c10d t.py", "--rdzv_backend of torchrun is not taken"},
+		{"--num_processes 4 t.py", "--num_processes of accelerate launch is not taken: use -np"},
 		{"-pile 22 t", "unknown flag -pile"},
 		{"-np", "-np needs a value: N"},
 		{"-n", "-np needs a value: N"},
@@ -105,12 +112,12 @@ func TestFlagsOfHorovodrun(t *testing.T) {
 		_, err := Normalize([]string{flag, "1", "2", "train"}, nil, testMeant)
 		name := canonical(strings.TrimLeft(flag, "-"))
 		if err == nil {
-			if advice(name) != "" {
+			if of, _ := advice(name); of != "" {
 				t.Errorf("%s is both taken and refused", flag)
 			}
 			continue
 		}
-		if why := advice(name); why == "" || !strings.Contains(err.Error(), why) || strings.Contains(why, "\n") {
+		if _, why := advice(name); why == "" || !strings.Contains(err.Error(), why) || strings.Contains(why, "\n") {
 			t.Errorf("%s: %v", flag, err)
 		}
 	}

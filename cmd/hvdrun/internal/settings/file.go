@@ -209,8 +209,8 @@ func settingOfKey(name string) *setting {
 }
 
 func unknownKey(name, section string) error {
-	if why := advice(name); why != "" {
-		return fmt.Errorf("a key of horovodrun that is not taken: %s", why)
+	if of, why := advice(name); of != "" {
+		return fmt.Errorf("a key of %s that is not taken: %s", of, why)
 	}
 	var known []string
 	for _, st := range everySetting() {
