@@ -51,8 +51,8 @@ const (
 	accelerate = "accelerate launch"
 )
 
-// advice says of which launcher the flag of that name is, and what to do instead of giving it, or ""
-// where it is none of the refused.
+// advice says of which launcher the flag of that name is, and what to do instead of giving it;
+// empty where the flag is not one of the refused.
 func advice(name string) (of, why string) {
 	for _, r := range refused {
 		for flag := range strings.FieldsSeq(r.flags) {
