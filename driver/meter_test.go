@@ -73,7 +73,7 @@ func TestUsage(t *testing.T) {
 		t.Errorf("told twice: %q", lines)
 	}
 	u, figures := s.Usage("b"), s.Figures("b")
-	if u == nil || u.Processors != 2 || !u.Short() || u.Resident != 1000<<20 {
+	if u == nil || u.Processors != 2 || !u.Short() || u.Resident != 992<<20 {
 		t.Errorf("%+v", u)
 	}
 	text, err := json.Marshal(figures)

@@ -469,7 +469,7 @@ func (s *stalls) Figures(id string) []job.Figure {
 	return s.workers[id].figures()
 }
 
-// usage returns what the worker uses, rounded to two digits so that a small change shows nothing
+// usage returns what the worker uses, rounded down by at most 3 % so that a small change shows nothing
 // new; nil: unknown.
 func (w *beating) usage() *job.Usage {
 	if w == nil || w.beat.Usage == nil || w.beat.Usage.Resident == 0 {
