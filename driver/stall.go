@@ -469,8 +469,8 @@ func (s *stalls) Figures(id string) []job.Figure {
 	return s.workers[id].figures()
 }
 
-// usage returns what the worker uses, rounded down by at most 3 % so that a small change shows nothing
-// new; nil: unknown.
+// usage returns what the worker uses, rounded down by at most 3 % so that a small change shows
+// nothing new; nil: unknown.
 func (w *beating) usage() *job.Usage {
 	if w == nil || w.beat.Usage == nil || w.beat.Usage.Resident == 0 {
 		return nil
