@@ -36,6 +36,7 @@ __all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArg
 _job = None
 _trainings = 0  # that this process has begun
 _COUNTS = "hvdrun"  # a key of a batch, and of the state of a trainer
+_STATE = "trainer_state.json"  # of a checkpoint, and written last
 _TOLD = "batch", "epochs", "begun"
 _FLAGS = "should_log", "should_evaluate", "should_save"
 
