@@ -16,7 +16,6 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/audit"
 	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -163,9 +162,9 @@ func TestReplayRefuses(t *testing.T) {
 	}
 }
 
-// TestReplayFromEveryCut: a journal cut anywhere, between records or within one, restores the
-// machine as it was after the last complete record, in every field.
-func TestReplayFromEveryCut(t *testing.T) {
+// TestReplayOfEveryBeginning: the records up to any of them restore the machine as it was then, in
+// every field. Package journal sees to it that a journal ends behind a whole record.
+func TestReplayOfEveryBeginning(t *testing.T) {
 	for seed := range rounds(12) {
 		s := newSim(t, seed)
 		dumps := []string{"", dump(s.m)} // by the number of records
@@ -174,40 +173,19 @@ func TestReplayFromEveryCut(t *testing.T) {
 			s.trouble()
 		}
 		s.calm()
-		path := filepath.Join(t.TempDir(), "journal")
-		j, err := journal.Create(path, "sim")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ends := []int64{j.Size()}
-		for _, r := range s.log {
-			if err := j.Append(r); err != nil {
-				t.Fatal(err)
+		for n := range len(s.log) + 1 {
+			p := &Replay{}
+			for _, r := range s.log[:n] {
+				if err := p.Next(r); err != nil {
+					t.Fatalf("seed %d, %d records of %d: %v", seed, n, len(s.log), err)
+				}
 			}
-			ends = append(ends, j.Size())
-		}
-		j.Close()
-		whole, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for n, end := range ends {
-			within := end
-			if n+1 < len(ends) {
-				within += 1 + s.rnd.Int64N(ends[n+1]-end-1)
+			if n == 0 {
+				continue // no machine yet
 			}
-			for _, cut := range []int64{end, within} {
-				p := &Replay{}
-				if _, _, err := journal.Read(bytes.NewReader(whole[:cut]), p.Next); err != nil {
-					t.Fatalf("seed %d, cut at %d: %v", seed, cut, err)
-				}
-				if n == 0 {
-					continue // no machine yet
-				}
-				if got := dump(p.Machine); got != dumps[n] {
-					t.Fatalf("seed %d, %d records of %d: the machine is another\n%s", seed, n, len(s.log),
-						diff(strings.ReplaceAll(dumps[n], " ", "\n"), strings.ReplaceAll(got, " ", "\n")))
-				}
+			if got := dump(p.Machine); got != dumps[n] {
+				t.Fatalf("seed %d, %d records of %d: the machine is another\n%s", seed, n, len(s.log),
+					diff(strings.ReplaceAll(dumps[n], " ", "\n"), strings.ReplaceAll(got, " ", "\n")))
 			}
 		}
 	}
