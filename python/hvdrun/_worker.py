@@ -444,6 +444,10 @@ def tell_failures(worker, hint):
             print(hint[1], file=sys.stderr, flush=True)
         if isinstance(err, KeyboardInterrupt):
             return
+        if worker.lost(worker.generation):
+            print(f"hvdrun: world {worker.generation} has lost a rank, and this error came outside of `with step`, where nothing takes it: "
+                  "give collectives between steps to job.steps as evaluate=, and those after the loop to job.together",
+                  file=sys.stderr, flush=True)
         try:
             text = " ".join(f"{kind.__name__}: {err}".split())
             worker.report("failed", worker.commits(), error=text[:512], where=_program_line(trace)[:256])

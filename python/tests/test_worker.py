@@ -1,4 +1,5 @@
 """The protocol of the socket, without torch: the test is the other end."""
+import io
 import json
 import os
 import signal
@@ -304,6 +305,44 @@ class TestWorker(unittest.TestCase):
         self.assertEqual([line for line in self.peer.lines], [])
         os.close(writable)
         os.waitpid(pid, 0)
+
+
+class TestFailures(unittest.TestCase):
+    """What is told and printed of the exception that ends a process."""
+
+    def setUp(self):
+        self.peer = Peer()
+        self.addCleanup(self.peer.close)
+        self.peer.welcome()
+        hook = sys.excepthook
+        self.addCleanup(setattr, sys, "excepthook", hook)
+        sys.excepthook = lambda *_: None
+        _worker.tell_failures(self.peer.worker, ("too early", "begin with the loop"))
+
+    def end(self, err):
+        with mock.patch("sys.stderr", new_callable=io.StringIO) as printed:
+            try:
+                raise err
+            except type(err):
+                sys.excepthook(*sys.exc_info())
+        return printed.getvalue()
+
+    def test_told(self):
+        self.assertEqual(self.end(ValueError("two\nlines")), "")
+        said = self.peer.next()
+        self.assertEqual((said["do"], said["what"], said["error"]), ("report", "failed", "ValueError: two lines"))
+        self.assertRegex(said["where"], r"test_worker\.py:[0-9]+$")
+        self.assertTrue(self.peer.worker.failed)
+
+    def test_too_early(self):
+        self.assertIn("begin with the loop", self.end(ValueError("too early for that")))
+
+    def test_lost(self):
+        """A collective between steps that has lost a rank."""
+        self.peer.worker.generation = 4
+        self.peer.send(**{"is": "lost", "generation": 4, "ranks": [1]})
+        self.assertTrue(self.peer.worker.lost(4, 60))
+        self.assertIn("evaluate=", self.end(RuntimeError("Connection closed by peer")))
 
 
 class TestSigterm(unittest.TestCase):
