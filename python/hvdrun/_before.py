@@ -135,6 +135,7 @@ class Before:
 
 def watch(name, optimizer, before):
     """Has the optimizer refuse to be stepped by the program within a step that is not committed, where torch has hooks for that."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper has no hooks
     if not hasattr(optimizer, "register_step_pre_hook"):
         return
     of = weakref.ref(before)
