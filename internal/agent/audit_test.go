@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,6 +88,9 @@ var asked = map[protoreflect.Name]func(*driver){
 			Incarnation: "i", Slot: 1, Command: [][]byte{[]byte("/bin/sh"), []byte("-c"), []byte("exec sleep 600"), []byte("hush")},
 			Environment: [][]byte{[]byte("SECRET=hush")}, Directory: []byte("/"), GraceMs: 10,
 		}}})
+	},
+	"signal": func(d *driver) {
+		d.say(&agentpb.ToAgent{What: &agentpb.ToAgent_Signal{Signal: &agentpb.Signal{Incarnation: "i", Signal: uint32(syscall.SIGUSR1)}}})
 	},
 	"stop": func(d *driver) {
 		d.say(&agentpb.ToAgent{What: &agentpb.ToAgent_Stop{Stop: &agentpb.Stop{Incarnation: "i", Now: true}}})

@@ -507,7 +507,11 @@ func (s *session) stop(m *agentpb.Stop) {
 // pass passes a signal on to a worker; the lock is held.
 func (s *session) pass(m *agentpb.Signal) {
 	w, sig := s.workers[m.GetIncarnation()], syscall.Signal(m.GetSignal())
-	if w == nil || w.over || w.pid == 0 || sig != syscall.SIGUSR1 && sig != syscall.SIGUSR2 {
+	if w == nil || sig != syscall.SIGUSR1 && sig != syscall.SIGUSR2 {
+		return
+	}
+	s.record("signal", w, unix.SignalName(sig), audit.Done)
+	if w.over || w.pid == 0 {
 		return
 	}
 	if proc.Pass(w.pid, sig) == 0 {

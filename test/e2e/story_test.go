@@ -91,7 +91,8 @@ func TestStoryOfASession(t *testing.T) {
 	told("world 7:")
 	_ = syscall.Kill(r.PID, syscall.SIGINT)
 	finish(t, r, 128+2, controlledSteps)
-	want := `INFO job ID: 4 workers on 1 host; hvdrun top ID shows them
+	want := `INFO workers that share a host have OMP_NUM_THREADS=1, as nobody has set it
+INFO job ID: 4 workers on 1 host; hvdrun top ID shows them
 INFO world 1: 4 workers on 1 host, a step after TIME
 WARN host localhost slot 2 rank 2 was killed by signal 9 (killed)
 WARN slot localhost:2 is excluded for 1h0m0s

@@ -134,12 +134,12 @@ type ToAgent struct {
 	//
 	//	*ToAgent_Attach
 	//	*ToAgent_Start
+	//	*ToAgent_Signal
 	//	*ToAgent_Stop
 	//	*ToAgent_Taken
 	//	*ToAgent_Beat
 	//	*ToAgent_End
 	//	*ToAgent_Look
-	//	*ToAgent_Signal
 	What          isToAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -200,6 +200,15 @@ func (x *ToAgent) GetStart() *Start {
 	return nil
 }
 
+func (x *ToAgent) GetSignal() *Signal {
+	if x != nil {
+		if x, ok := x.What.(*ToAgent_Signal); ok {
+			return x.Signal
+		}
+	}
+	return nil
+}
+
 func (x *ToAgent) GetStop() *Stop {
 	if x != nil {
 		if x, ok := x.What.(*ToAgent_Stop); ok {
@@ -245,15 +254,6 @@ func (x *ToAgent) GetLook() *Look {
 	return nil
 }
 
-func (x *ToAgent) GetSignal() *Signal {
-	if x != nil {
-		if x, ok := x.What.(*ToAgent_Signal); ok {
-			return x.Signal
-		}
-	}
-	return nil
-}
-
 type isToAgent_What interface {
 	isToAgent_What()
 }
@@ -264,6 +264,10 @@ type ToAgent_Attach struct {
 
 type ToAgent_Start struct {
 	Start *Start `protobuf:"bytes,2,opt,name=start,proto3,oneof"`
+}
+
+type ToAgent_Signal struct {
+	Signal *Signal `protobuf:"bytes,8,opt,name=signal,proto3,oneof"`
 }
 
 type ToAgent_Stop struct {
@@ -286,13 +290,11 @@ type ToAgent_Look struct {
 	Look *Look `protobuf:"bytes,7,opt,name=look,proto3,oneof"`
 }
 
-type ToAgent_Signal struct {
-	Signal *Signal `protobuf:"bytes,8,opt,name=signal,proto3,oneof"`
-}
-
 func (*ToAgent_Attach) isToAgent_What() {}
 
 func (*ToAgent_Start) isToAgent_What() {}
+
+func (*ToAgent_Signal) isToAgent_What() {}
 
 func (*ToAgent_Stop) isToAgent_What() {}
 
@@ -303,8 +305,6 @@ func (*ToAgent_Beat) isToAgent_What() {}
 func (*ToAgent_End) isToAgent_What() {}
 
 func (*ToAgent_Look) isToAgent_What() {}
-
-func (*ToAgent_Signal) isToAgent_What() {}
 
 type Attach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1890,13 +1890,13 @@ const file_agent_proto_rawDesc = "" +
 	"\x06worker\x18\x01 \x01(\fR\x06worker\"\xd8\x02\n" +
 	"\aToAgent\x12+\n" +
 	"\x06attach\x18\x01 \x01(\v2\x11.hvdrun.v1.AttachH\x00R\x06attach\x12(\n" +
-	"\x05start\x18\x02 \x01(\v2\x10.hvdrun.v1.StartH\x00R\x05start\x12%\n" +
+	"\x05start\x18\x02 \x01(\v2\x10.hvdrun.v1.StartH\x00R\x05start\x12+\n" +
+	"\x06signal\x18\b \x01(\v2\x11.hvdrun.v1.SignalH\x00R\x06signal\x12%\n" +
 	"\x04stop\x18\x03 \x01(\v2\x0f.hvdrun.v1.StopH\x00R\x04stop\x12(\n" +
 	"\x05taken\x18\x04 \x01(\v2\x10.hvdrun.v1.TakenH\x00R\x05taken\x12%\n" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03end\x12%\n" +
-	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04look\x12+\n" +
-	"\x06signal\x18\b \x01(\v2\x11.hvdrun.v1.SignalH\x00R\x06signalB\x06\n" +
+	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04lookB\x06\n" +
 	"\x04what\"\x86\x02\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
@@ -2058,12 +2058,12 @@ var file_agent_proto_goTypes = []any{
 var file_agent_proto_depIdxs = []int32{
 	3,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
 	4,  // 1: hvdrun.v1.ToAgent.start:type_name -> hvdrun.v1.Start
-	5,  // 2: hvdrun.v1.ToAgent.stop:type_name -> hvdrun.v1.Stop
-	6,  // 3: hvdrun.v1.ToAgent.taken:type_name -> hvdrun.v1.Taken
-	7,  // 4: hvdrun.v1.ToAgent.beat:type_name -> hvdrun.v1.Beat
-	8,  // 5: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
-	9,  // 6: hvdrun.v1.ToAgent.look:type_name -> hvdrun.v1.Look
-	10, // 7: hvdrun.v1.ToAgent.signal:type_name -> hvdrun.v1.Signal
+	10, // 2: hvdrun.v1.ToAgent.signal:type_name -> hvdrun.v1.Signal
+	5,  // 3: hvdrun.v1.ToAgent.stop:type_name -> hvdrun.v1.Stop
+	6,  // 4: hvdrun.v1.ToAgent.taken:type_name -> hvdrun.v1.Taken
+	7,  // 5: hvdrun.v1.ToAgent.beat:type_name -> hvdrun.v1.Beat
+	8,  // 6: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
+	9,  // 7: hvdrun.v1.ToAgent.look:type_name -> hvdrun.v1.Look
 	12, // 8: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
 	7,  // 9: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
 	15, // 10: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
@@ -2098,12 +2098,12 @@ func file_agent_proto_init() {
 	file_agent_proto_msgTypes[2].OneofWrappers = []any{
 		(*ToAgent_Attach)(nil),
 		(*ToAgent_Start)(nil),
+		(*ToAgent_Signal)(nil),
 		(*ToAgent_Stop)(nil),
 		(*ToAgent_Taken)(nil),
 		(*ToAgent_Beat)(nil),
 		(*ToAgent_End)(nil),
 		(*ToAgent_Look)(nil),
-		(*ToAgent_Signal)(nil),
 	}
 	file_agent_proto_msgTypes[11].OneofWrappers = []any{
 		(*FromAgent_Attached)(nil),
