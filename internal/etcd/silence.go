@@ -67,7 +67,7 @@ type heard struct {
 	mu     sync.Mutex
 	timer  *time.Timer // runs while an answer is due
 	due    time.Time   // when it ends
-	asked  bool        // the server was asked, in vain so far
+	asked  bool        // the server was asked and has not answered yet
 	closed bool
 }
 

@@ -224,7 +224,7 @@ class State:
 
         Args:
             update: called to apply the step; None: all optimizers of the state are stepped, then its schedulers.
-            step: whether this is a step. An act that is none, such as an evaluation, is counted beside the steps: of two ranks that
+            step: whether this is a step. Another act, such as an evaluation, is counted beside the steps: of two ranks that
                 have made the same steps, the one with more acts is ahead.
 
         Returns:

@@ -618,7 +618,7 @@ def _told(checkpoint):
 
 
 def _newest(folder):
-    """The newest checkpoint whose last file, the state of the trainer, is whole; None: there is none."""
+    """The newest checkpoint whose last file, the state of the trainer, is whole; None if no checkpoint is."""
     found = []
     for entry in os.scandir(folder) if os.path.isdir(folder) else ():
         name, _, number = entry.name.rpartition("-")

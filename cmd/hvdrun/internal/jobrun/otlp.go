@@ -139,7 +139,7 @@ func newExporter(s *settings.Settings, target, protocol string) (*otlptrace.Expo
 		}
 		return otlptracegrpc.New(context.Background(), options...)
 	case protocol != "" && protocol != "http/protobuf" && protocol != "http/json" && s.OTLP == "":
-		return nil, fmt.Errorf("the protocol %q is none of grpc, http/protobuf and http/json", protocol)
+		return nil, fmt.Errorf("the protocol %q is not grpc, http/protobuf or http/json", protocol)
 	}
 	var options []otlptracehttp.Option
 	if s.OTLP != "" {
