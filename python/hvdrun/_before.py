@@ -39,40 +39,55 @@ class _Places:
     """Tensors by the dicts that have them, and copies of them."""
 
     def __init__(self):
-        self._kept = {}
+        self._rows = []  # (dict, name, tensor, address, version, copy)
+        self._names = []  # (dict, how many names it had)
+        self._small = [], []  # the copies of small tensors, and what they are copies of
 
     def save(self, dicts):
-        """Copies the tensors of (dict, names) again, unless they are large and nobody has written to them."""
-        now, onto, those = {}, [], []
-        for of, names in dicts:
-            for name in names:
-                live = of[name]
-                if live is None:
+        """Copies the tensors of the dicts again, unless they are large and nobody has written to them."""
+        if not self._same(dicts):
+            self._look(dicts)
+            return
+        _copy(*self._small)
+        self._rows = [row if row[4] == row[2]._version else
+                      (*row[:4], row[2]._version, row[5] if row[2].nbytes <= SMALL else row[2].detach().clone()) for row in self._rows]
+
+    def _same(self, dicts):
+        """Whether the dicts have the tensors that they had."""
+        return len(dicts) == len(self._names) and all(
+            of is was and len(of) == count for of, (was, count) in zip(dicts, self._names)) and all(
+            of.get(name) is live and live.data_ptr() == address for of, name, live, address, _, _ in self._rows)
+
+    def _look(self, dicts):
+        kept = {(id(of), name): (live, version, copy) for of, name, live, _, version, copy in self._rows}
+        self._rows, self._names, self._small = [], [(of, len(of)) for of in dicts], ([], [])
+        for of in dicts:
+            for name, live in of.items():
+                if not isinstance(live, torch.Tensor):
                     continue
-                was = self._kept.get((id(of), name))
-                fits = was is not None and was[1] is live and was[3].shape == live.shape and was[3].dtype == live.dtype
-                if fits and live.nbytes <= SMALL:
-                    onto.append(was[3])
-                    those.append(live.detach())
-                    now[id(of), name] = (of, live, live._version, was[3])
-                elif fits and was[2] == live._version:
-                    now[id(of), name] = was
+                was = kept.get((id(of), name))
+                if was is not None and was[0] is live and was[1] == live._version and live.nbytes > SMALL:
+                    copy = was[2]
                 else:
-                    now[id(of), name] = (of, live, live._version, live.detach().clone())
-        if onto:
-            _copy(onto, those)
-        self._kept = now
+                    copy = live.detach().clone()
+                self._rows.append((of, name, live, live.data_ptr(), live._version, copy))
+                if live.nbytes <= SMALL:
+                    self._small[0].append(copy)
+                    self._small[1].append(live.detach())
 
     def restore(self):
         with torch.no_grad():
-            for (_, name), (of, live, version, kept) in self._kept.items():
+            for of, name, live, _, version, copy in self._rows:
                 if live.nbytes <= SMALL or live._version != version:
-                    live.data.copy_(kept)
+                    if live.shape == copy.shape:
+                        live.data.copy_(copy)
+                    else:
+                        live.data = copy.clone()
                 of[name] = live
 
 
 def _copy(onto, those):
-    if hasattr(torch, "_foreach_copy_"):
+    if onto and hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(onto, those)
         return
     for a, b in zip(onto, those):
@@ -104,8 +119,8 @@ class Before:
         self._loaders = {name: keep(v.state_dict()) for name, v in parts.items() if hasattr(v, "state_dict") and hasattr(v, "__iter__")
                          and not isinstance(v, (torch.nn.Module, torch.optim.Optimizer))}
         self._schedulers = {name: v.last_epoch for name, v in parts.items() if hasattr(v, "get_last_lr") and hasattr(v, "last_epoch")}
-        self._tensors.save([(parts, [name for name, v in parts.items() if isinstance(v, torch.Tensor)])])
-        self._buffers.save((buffers, list(buffers)) for buffers in self._modules if buffers)
+        self._tensors.save([parts])
+        self._buffers.save(self._modules)
         self._versions = [p._version for _, _, p in self._parameters]
         self.open = True
 
