@@ -32,9 +32,9 @@ func watchMemory(cgroup string) memoryKills {
 	return k
 }
 
-// killsFile returns the file that counts the kills in a control group, or in the nearest group above
-// it that counts: groups of version 2 do so only with the memory controller. It returns "" if no
-// group counts.
+// killsFile returns the file that counts the kills in a control group, or in the nearest group
+// above it that counts: groups of version 2 do so only with the memory controller. It returns "" if
+// no group counts.
 func killsFile(dir string) string {
 	for ; dir != "" && isGroup(dir); dir = filepath.Dir(dir) {
 		for _, name := range []string{"memory.events", "memory.oom_control"} {
