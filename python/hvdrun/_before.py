@@ -35,6 +35,10 @@ def put_back(live, kept):
     return live
 
 
+def _small(tensor):
+    return tensor.element_size() * tensor.numel() <= SMALL
+
+
 class _Places:
     """Tensors by the dicts that have them, and copies of them."""
 
@@ -50,7 +54,7 @@ class _Places:
             return
         _copy(*self._small)
         self._rows = [row if row[4] == row[2]._version else
-                      (*row[:4], row[2]._version, row[5] if row[2].nbytes <= SMALL else row[2].detach().clone()) for row in self._rows]
+                      (*row[:4], row[2]._version, row[5] if _small(row[2]) else row[2].detach().clone()) for row in self._rows]
 
     def _same(self, dicts):
         """Whether the dicts have the tensors that they had."""
@@ -66,19 +70,19 @@ class _Places:
                 if not isinstance(live, torch.Tensor):
                     continue
                 was = kept.get((id(of), name))
-                if was is not None and was[0] is live and was[1] == live._version and live.nbytes > SMALL:
+                if was is not None and was[0] is live and was[1] == live._version and not _small(live):
                     copy = was[2]
                 else:
                     copy = live.detach().clone()
                 self._rows.append((of, name, live, live.data_ptr(), live._version, copy))
-                if live.nbytes <= SMALL:
+                if _small(live):
                     self._small[0].append(copy)
                     self._small[1].append(live.detach())
 
     def restore(self):
         with torch.no_grad():
             for of, name, live, _, version, copy in self._rows:
-                if live.nbytes <= SMALL or live._version != version:
+                if _small(live) or live._version != version:
                     if live.shape == copy.shape:
                         live.data.copy_(copy)
                     else:
