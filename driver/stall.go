@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
@@ -53,7 +54,9 @@ type beating struct {
 	at    time.Time
 	looks int // since the last heartbeat
 
-	processors float64 // busy between the last two heartbeats
+	used       *proc.Usage // by the last heartbeat that told it; nil: none has
+	usedAt     time.Time
+	processors float64 // busy between the last two of these
 	short      bool    // of memory, at the last look
 
 	written   uint64    // largest beat.Written so far
@@ -145,8 +148,11 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 	w.work.hear(b.Counters)
 	b.Counters = nil // w.work has them
 	s.hearLanes(now, w, &b)
-	if was, is := w.beat.Usage, b.Usage; was != nil && is != nil && now.After(w.at) {
-		w.processors = max(0, (is.Processor-was.Processor).Seconds()/now.Sub(w.at).Seconds())
+	if is := b.Usage; is != nil {
+		if w.used != nil && now.After(w.usedAt) {
+			w.processors = max(0, (is.Processor-w.used.Processor).Seconds()/now.Sub(w.usedAt).Seconds())
+		}
+		w.used, w.usedAt = is, now
 	}
 	w.beat, w.at, w.looks = b, now, 0
 	s.hearTrained(now, w)
@@ -472,10 +478,10 @@ func (s *stalls) Figures(id string) []job.Figure {
 // usage returns what the worker uses, rounded down by at most 3 % so that a small change shows
 // nothing new; nil: unknown.
 func (w *beating) usage() *job.Usage {
-	if w == nil || w.beat.Usage == nil || w.beat.Usage.Resident == 0 {
+	if w == nil || w.used == nil || w.used.Resident == 0 {
 		return nil
 	}
-	u := w.beat.Usage
+	u := w.used
 	return &job.Usage{
 		Processors: math.Round(10*w.processors) / 10, Resident: roundBytes(u.Resident), Used: roundBytes(u.Used), Limit: u.Limit,
 	}

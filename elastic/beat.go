@@ -102,6 +102,8 @@ type pulse struct {
 	generation uint64 // of the world of the lanes
 	lanes      map[uint64]*laneSeen
 	reported   bool // the current long wait was reported
+
+	usedAt time.Time // when the process was looked at for what it uses
 }
 
 // laneSeen is the state of a lane at the last observation.
@@ -269,8 +271,9 @@ func (p *pulse) beat() rendezvous.Beat {
 		b.Written = last.Load()
 	}
 	b.Counters, b.Figures = p.counters(), p.worker.doing.figures.list()
-	if p.worker.fake == nil {
-		b.Usage = new(proc.UsageOf(os.Getpid()))
+	// To look takes a millisecond, which the beats of a reset do not have.
+	if now := time.Now(); p.worker.fake == nil && now.Sub(p.usedAt) >= beatEvery/2 {
+		b.Usage, p.usedAt = new(proc.UsageOf(os.Getpid())), now
 	}
 	b.Waits, b.Entered = p.waits(), p.worker.doing.trace.Told(time.Now())
 	for id, l := range p.lanes {

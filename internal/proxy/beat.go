@@ -115,7 +115,10 @@ func stopped(pid int) bool {
 
 // nextBeat returns what to tell, and the size of the world.
 func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
-	usage := proc.UsageOf(p.pid)
+	var usage *proc.Usage
+	if now.Sub(p.usedAt) >= beatEvery/2 { // to look takes a millisecond, which the beats of a reset do not have
+		usage, p.usedAt = new(proc.UsageOf(p.pid)), now
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	was := p.state.beat
@@ -132,6 +135,6 @@ func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
 	if o := was.Operation; o != nil && b.Phase != rendezvous.Joins {
 		b.Lanes = []rendezvous.Lane{{Operation: o.Number, Waiting: o.Waiting, For: b.Quiet, What: o.What}}
 	}
-	b.Entered, b.Figures, b.Usage = p.trace.Told(now), slices.Clone(p.state.figures), &usage
+	b.Entered, b.Figures, b.Usage = p.trace.Told(now), slices.Clone(p.state.figures), usage
 	return b, max(1, p.world.Size())
 }

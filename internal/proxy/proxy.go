@@ -69,6 +69,7 @@ type proxy struct {
 	waiting chan struct{} // of capacity 1: there are reports; closed when no more come
 	last    chan struct{} // closed when the reports have been made; nil: there are none
 	news    chan struct{} // of capacity 1: beat at once
+	usedAt  time.Time     // when the pulse looked at what the process uses
 
 	mu sync.Mutex
 	state

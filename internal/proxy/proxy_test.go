@@ -348,7 +348,9 @@ func TestBeats(t *testing.T) {
 	j.publish(1, "a")
 	a.is("world")
 	a.do(`{"do":"beat","phase":"training","commits":12,"operation":{"number":99,"what":"all_reduce","waiting":true}}`)
+	used := false
 	for b := range j.beats {
+		used = used || b.Usage != nil && b.Usage.Resident > 0
 		if b.Phase == rendezvous.Training {
 			if b.Generation != 1 || b.Commits != 12 || len(b.Lanes) != 1 || b.Lanes[0].Operation != 99 || !b.Lanes[0].Waiting || b.Lanes[0].What != "all_reduce" {
 				t.Errorf("%+v", b)
@@ -366,8 +368,8 @@ func TestBeats(t *testing.T) {
 		if len(b.Figures) != 2 || b.Figures[0] != (rendezvous.Figure{Name: "loss", Value: 0.25}) || !math.IsNaN(b.Figures[1].Value) {
 			t.Errorf("%+v", b.Figures)
 		}
-		if b.Usage == nil || b.Usage.Resident == 0 {
-			t.Errorf("%+v", b.Usage)
+		if !used {
+			t.Error("no beat has told what the process uses")
 		}
 		break
 	}
