@@ -8,8 +8,7 @@ import (
 )
 
 // Bounds describes the listeners of one kind: who listens, who is admitted, and what a connection
-// may cost before it is authenticated. A test makes the table of docs/reference/listeners.md from
-// All.
+// may cost before it is authenticated. A test makes testdata/listeners.txt from All.
 type Bounds struct {
 	// Name is the listener's purpose, Process its process, and Address its address, unless --listen
 	// or another setting changes it.
@@ -150,18 +149,24 @@ func All() []Bounds {
 	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
 
-// Table returns bounds as a table in Markdown.
+// Table returns bounds as text, a paragraph for each listener.
 func Table(all []Bounds) string {
 	var b strings.Builder
-	b.WriteString("| listener | process | address | who is let in | unproven | bytes of each | of all | deadline |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|\n")
-	for _, l := range all {
+	for i, l := range all {
+		if i > 0 {
+			b.WriteString("\n")
+		}
 		total := l.Total
 		if total == 0 {
 			total = int64(l.Unproven) * l.Bytes
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %s | %s | %v |\n",
-			l.Name, l.Process, l.Address, l.Admits, l.Unproven, size(l.Bytes), size(total), l.Deadline)
+		fmt.Fprintf(&b, "%s\n", l.Name)
+		for _, row := range [][2]string{
+			{"process", l.Process}, {"address", l.Address}, {"admits", l.Admits},
+			{"unproven", fmt.Sprintf("%d connections, %s each, %s in all, %v", l.Unproven, size(l.Bytes), size(total), l.Deadline)},
+		} {
+			fmt.Fprintf(&b, "    %-9s %s\n", row[0], row[1])
+		}
 	}
 	return b.String()
 }

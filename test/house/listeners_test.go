@@ -66,7 +66,7 @@ func TestListeners(t *testing.T) {
 	}
 	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data", "WorkerStore", "TorchWorkers", "TorchPeers", "TorchHealth", "Metrics", "Dashboard"} {
 		if !bounds[name] {
-			t.Errorf("identity.%s is not used: docs/reference/listeners.md lists a listener that does not exist", name)
+			t.Errorf("identity.%s is not used: no listener has these bounds", name)
 		}
 	}
 }

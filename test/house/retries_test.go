@@ -2,7 +2,6 @@ package house
 
 import (
 	"go/ast"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,18 +11,15 @@ import (
 // waitNames are the functions by which a loop waits before it goes on.
 var waitNames = regexp.MustCompile(`^(time\.(After|NewTimer|Sleep)|(.*\.)?(pause|Pause|pauseFor|pauseBefore|rest))$`)
 
-// TestRetriesAreDocumented: each loop that waits before it goes on stands on the page of retries,
-// either with what it says when it fails or among those that try nothing again; and the page names
-// no other.
+// TestRetriesAreDocumented: each loop that waits before it goes on is in the table of retries,
+// either with what it logs when it fails or among those that repeat nothing; and the table names no
+// other.
 func TestRetriesAreDocumented(t *testing.T) {
-	const page = "docs/design/retries.md"
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var listed []string
-	for _, found := range regexp.MustCompile("`([a-z_0-9/]+\\.go) ([A-Za-z_0-9]+)`").FindAllStringSubmatch(string(text), -1) {
-		listed = append(listed, found[1]+" "+found[2])
+	listed := map[string]bool{}
+	for cell := range readTable(t, "retries.txt") {
+		for name := range strings.SplitSeq(cell, "`, `") {
+			listed[name] = true
+		}
 	}
 	var there []string
 	for _, s := range sources(t) {
@@ -37,13 +33,13 @@ func TestRetriesAreDocumented(t *testing.T) {
 		}
 	}
 	for _, name := range there {
-		if !slices.Contains(listed, name) {
-			t.Errorf("%s waits in a loop: %s lacks what it says when it fails", name, page)
+		if !listed[name] {
+			t.Errorf("%s waits in a loop: testdata/retries.txt lacks what it logs when it fails", name)
 		}
 	}
-	for _, name := range listed {
+	for name := range listed {
 		if !slices.Contains(there, name) {
-			t.Errorf("%s lists %s, which has no such loop", page, name)
+			t.Errorf("testdata/retries.txt lists %s, which has no such loop", name)
 		}
 	}
 }

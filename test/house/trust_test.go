@@ -1,8 +1,6 @@
 package house
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,46 +11,27 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
 )
 
-// TestTrust: docs/design/trust.md has, for each message that a worker can send, the effect of a
-// false one, and a test.
+// TestTrust: for each message that a worker can send, testdata/trust.txt has the effect of a false
+// one, and a test.
 func TestTrust(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("docs", "design", "trust.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, part, _ := strings.Cut(string(text), "<!-- messages:")
-	table, rest, ended := strings.Cut(part, "<!-- end of messages -->")
-	if !ended {
-		t.Fatal("docs/design/trust.md has no table of messages")
-	}
-	var told []string
-	for line := range strings.Lines(table + rest) {
-		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		name := strings.TrimSpace(cells[0])
-		if len(cells) != 4 || strings.HasPrefix(name, "-") || name == "message" {
-			continue
-		}
-		if strings.Contains(table, line) {
-			told = append(told, strings.Trim(name, "`"))
-		}
-		for i, cell := range cells {
-			if strings.TrimSpace(cell) == "" {
-				t.Errorf("%s: column %d is empty", name, i+1)
-			}
-		}
-		if checkShown(t, cells[3]) == 0 {
+	rows := readTable(t, "trust.txt")
+	for name, row := range rows {
+		cells := strings.Split(row, " | ")
+		if len(cells) != 3 || slices.Contains(cells, "") {
+			t.Errorf("%s: %d columns follow; write the conclusion, the effect and the tests", name, len(cells))
+		} else if checkShown(t, cells[2]) == 0 {
 			t.Errorf("%s: no test is named", name)
 		}
 	}
 	sent := fromWorkers()
 	for _, name := range sent {
-		if !slices.Contains(told, name) {
-			t.Errorf("docs/design/trust.md does not tell what happens if %s is a lie", name)
+		if rows[name] == "" {
+			t.Errorf("testdata/trust.txt does not tell what happens if %s is a lie", name)
 		}
 	}
-	for _, name := range told {
-		if !slices.Contains(sent, name) {
-			t.Errorf("docs/design/trust.md tells of %s, which no worker sends", name)
+	for name := range rows {
+		if !slices.Contains(sent, name) && !strings.HasPrefix(name, "peer: ") {
+			t.Errorf("testdata/trust.txt tells of %s, which no worker sends", name)
 		}
 	}
 }

@@ -11,23 +11,23 @@ import (
 	"testing"
 )
 
-const walksFile = "docs/walks.md"
+const walksFile = "test/house/testdata/walks.txt"
 
 // step is a row of a walk.
 type step struct {
-	line           int // of docs/walks.md
+	line           int // of testdata/walks.txt
 	name, file, by string
 	from           *step // nil: the walk begins
 	decl           *ast.FuncDecl
 }
 
-// walk is a table of the page.
+// walk is a table of the file.
 type walk struct {
 	steps []*step
-	size  string // what the page says of it, above the table
+	size  string // what the line above the table says
 }
 
-// counted is what the page should say of it.
+// counted is what that line should say.
 func (w *walk) counted() string {
 	left, returns, last := map[string]bool{}, 0, ""
 	for _, s := range w.steps {
@@ -41,7 +41,7 @@ func (w *walk) counted() string {
 
 var sizeLine = regexp.MustCompile(`^\d+ files, \d+ returns\.$`)
 
-// TestWalks: each function of docs/walks.md is where the page says, and is mentioned by the one
+// TestWalks: each function of testdata/walks.txt is where the row says, and is mentioned by the one
 // before it.
 func TestWalks(t *testing.T) {
 	text, err := os.ReadFile(walksFile)
@@ -66,7 +66,7 @@ func TestWalks(t *testing.T) {
 	}
 }
 
-// readWalks reads the walks of a page, and returns what is wrong with them.
+// readWalks reads the walks of a text, and returns what is wrong with them.
 func readWalks(text string, read func(path string) ([]byte, error)) (walks []*walk, faults []string) {
 	files := make(map[string]*ast.File)
 	w := &walk{}
