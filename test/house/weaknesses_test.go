@@ -10,18 +10,16 @@ import (
 	"testing"
 )
 
-// TestWeaknesses: docs/design/horovod.md answers each of the 29 weaknesses and 19 pains, and what
-// it names is there.
+// TestWeaknesses: testdata/weaknesses.txt answers each of Horovod's 29 weaknesses and 19 pains, and
+// the tests that it names are there.
 func TestWeaknesses(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("docs", "design", "horovod.md"))
+	text, err := os.ReadFile(filepath.Join("test", "house", "testdata", "weaknesses.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, part, _ := strings.Cut(string(text), "\n## What goes wrong elsewhere\n")
-	part, _, _ = strings.Cut(part, "\n## ")
 	want := 0
 	var counts []int
-	for line := range strings.Lines(part) {
+	for line := range strings.Lines(string(text)) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
 		number, err := strconv.Atoi(strings.TrimSpace(cells[0]))
 		if len(cells) != 4 || err != nil {
@@ -41,6 +39,28 @@ func TestWeaknesses(t *testing.T) {
 	}
 	if len(counts) != 2 || counts[0] != 29 || counts[1] != 19 {
 		t.Errorf("rows: %v", counts)
+	}
+}
+
+// TestShown: the tests that testdata/shown.txt names for the pages of docs/design are there.
+func TestShown(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("test", "house", "testdata", "shown.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "| ") {
+			continue
+		}
+		rows++
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if len(cells) != 2 || checkShown(t, cells[1]) == 0 {
+			t.Errorf("nothing shows what is said in %s", line)
+		}
+	}
+	if rows < 50 {
+		t.Errorf("%d rows", rows)
 	}
 }
 
