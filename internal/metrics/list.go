@@ -1,6 +1,8 @@
-// Package metrics has hvdrun's metrics for Prometheus: one list of all metrics, from which the
-// collectors of a driver and of an agent, the dashboard for Grafana, and the table of
-// docs/metrics.md are made; the rules for alarms; and the HTTP server for scrapes.
+// Package metrics serves the metrics of a driver and of an agent to Prometheus.
+//
+// One list of all metrics is the source of the collectors, of the dashboard for Grafana and of
+// deploy/prometheus/metrics.txt; one list of alarms that of the rules for Prometheus and of the
+// table in docs/metrics.md.
 package metrics
 
 import (

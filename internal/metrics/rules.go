@@ -83,18 +83,19 @@ func Rules() []byte {
 	return []byte(b.String())
 }
 
-// Table returns the metrics as a table in Markdown.
+// Table returns the metrics as text, a section after the other.
 func Table() string {
 	var b strings.Builder
-	b.WriteString("| metric | kind | labels | what it tells |\n|---|---|---|---|\n")
+	b.WriteString("Made by: go test ./internal/metrics -update\n")
 	for _, section := range Sections() {
+		fmt.Fprintf(&b, "\n%s\n", section)
 		for _, m := range list {
 			if m.Of == section {
-				labels := make([]string, 0, len(m.Labels))
-				for _, l := range m.Labels {
-					labels = append(labels, "`"+l+"`")
+				fmt.Fprintf(&b, "  %s  %s", m.Name, m.Kind)
+				if len(m.Labels) > 0 {
+					fmt.Fprintf(&b, "  by %s", strings.Join(m.Labels, ", "))
 				}
-				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Kind, strings.Join(labels, ", "), m.Help)
+				fmt.Fprintf(&b, "\n      %s\n", m.Help)
 			}
 		}
 	}
