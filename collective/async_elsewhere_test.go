@@ -20,7 +20,7 @@ type far struct {
 	op      collective.Op
 	fail    error
 	hang    bool
-	buckets *[]int // the sizes of those that there were
+	buckets *[]int // the sizes of the buckets so far
 	ended   []error
 }
 

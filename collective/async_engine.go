@@ -28,8 +28,8 @@ import (
 //
 // A rank begins a cycle when it has submitted something, and nudges the others if they do not come
 // of themselves, who join in whatever they have to say. After the cycle the ranks know all there is
-// to know; the next one begins when there is news. So no cycle is in vain, and idle ranks send
-// nothing. See Horovod's response cache for the same idea, with cycles by the clock.
+// to know; the next one begins when there is news. So each cycle does something, and idle ranks
+// send nothing. See Horovod's response cache for the same idea, with cycles by the clock.
 //
 // A goroutine that waits for an operation does the cycles itself, if no other does, since to wake
 // the engine's own takes longer than a cycle.
@@ -198,8 +198,8 @@ func (e *engine) help(h *Handle) {
 }
 
 // giveTurn ends the turn of a goroutine that waits for operations. The engine's own goes on if
-// there is a reason. That it has found the turn taken is none: woken for that at the end of each
-// operation, it would find the turn taken by the next one.
+// there is a reason. A failed attempt to take the turn is not a reason: if the engine woke for it
+// at the end of each operation, the next one would have the turn again.
 func (e *engine) giveTurn() {
 	e.wanted.Store(false)
 	reason := !e.met || e.halted != nil || e.look()
@@ -325,8 +325,8 @@ func (e *engine) await() error {
 	}
 }
 
-// rang notes that the timer has gone off: in vain where goroutines that wait for operations have
-// begun all cycles since it was set.
+// rang notes that the timer has gone off. It has no effect if goroutines that wait for operations
+// have begun all cycles since it was set.
 func (e *engine) rang() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

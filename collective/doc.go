@@ -52,12 +52,12 @@
 // # Layers
 //
 // The operations (operations.go) run algorithms on bytes: in memory, by package internal/shm; among
-// ranks that share none by internal/exchange, whose call sends through the group's transport (in
-// one process transport_local.go, over TCP internal/sockets) and receives from one inbox per peer
-// (internal/frame), to which transports deliver; and on two levels by internal/levels. What ranks
-// call, and which algorithm is the cheapest, is in internal/operation. Over TCP without encryption
-// the operation's own goroutine moves the frames while it waits. Frames between two ranks keep
-// their order, so a frame is matched by its position alone and checked against its header. What
-// asynchronous operations ranks do together is decided by internal/agreement, and done by the
-// engine.
+// ranks without shared memory by internal/exchange, whose call sends through the group's transport
+// (in one process transport_local.go, over TCP internal/sockets) and receives from one inbox per
+// peer (internal/frame), to which transports deliver; and on two levels by internal/levels. What
+// ranks call, and which algorithm is the cheapest, is in internal/operation. Over TCP without
+// encryption the operation's own goroutine moves the frames while it waits. Frames between two
+// ranks keep their order, so a frame is matched by its position alone and checked against its
+// header. What asynchronous operations ranks do together is decided by internal/agreement, and done
+// by the engine.
 package collective

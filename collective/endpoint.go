@@ -41,7 +41,7 @@ type Config struct {
 
 	// Visited is called with each connection that another worker's Visit has opened, in a goroutine
 	// of its own. It is closed when Visited returns, and when the endpoint is closed, which waits
-	// for that. Nil: there are none.
+	// for that. Nil: visitors are refused.
 	Visited func(net.Conn)
 
 	// Network is where the other ranks are. The zero value is the kernel's.

@@ -55,7 +55,7 @@ type point struct {
 	watches watches
 }
 
-// pointOf returns the lane of a message, or why there is none.
+// pointOf returns the lane of a message, or why the message has no lane.
 func (g *Group) pointOf(m *message) (*point, error) {
 	switch {
 	case g == nil:
@@ -265,7 +265,7 @@ func (p *point) begin() (idle bool, err error) {
 	return idle, nil
 }
 
-// memory is the host of a lane that is connected and lies in its memory; nil: there is none.
+// memory is the host of a connected lane in shared memory; nil for other lanes.
 func (p *point) memory() *levels.Host {
 	select {
 	case <-p.met:
@@ -380,8 +380,8 @@ func (p *point) drive(last *Handle) {
 	}
 }
 
-// next takes the first operation of the queue, for drive; nil: there is none to do. Its message no
-// longer counts among those ahead: the receiver may have it before the sender knows.
+// next takes the first operation of the queue, for drive; nil: nothing is to be done. Its message
+// no longer counts among those ahead: the receiver may have it before the sender knows.
 func (p *point) next(last *Handle) *Handle {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
-// TestAheadOfOneReceived: a message that the receiver has, and of which the sender does not know
-// that yet, takes no room of those that are sent ahead.
+// TestAheadOfOneReceived: a message that the receiver has taken, before the sender knows it, does
+// not count against the bound of messages that are sent ahead.
 func TestAheadOfOneReceived(t *testing.T) {
 	p := &point{busy: true}
 	if !p.sendAhead(message{do: operation.Send, data: make([]byte, 1)}) {

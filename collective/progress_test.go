@@ -137,7 +137,7 @@ func TestProgressOfTensors(t *testing.T) {
 		if p := tensors(0); p.Operation != 3 || p.Waiting {
 			t.Errorf("the early rank at the end: %+v", p)
 		}
-		// A rank that joins has submitted fewer, and is none that is behind.
+		// A rank that joins has submitted fewer, but is not behind.
 		more := submit(0, 2)
 		each(t, groups, func(g *collective.Group) error {
 			_, err := collective.Join(context.Background(), g)

@@ -102,7 +102,8 @@ func (p *localPath) Flood(n *frame.Notice) {
 func (p *localPath) Release() {}
 
 // Quiesce takes back the requests of both kinds: those for frames, and the frames that wait where
-// they were sent. After a leave there are none, and what has been kept for slower ranks must stay.
+// they were sent. After a leave there are no requests, and frames that are kept for slower ranks
+// must stay.
 func (p *localPath) Quiesce() {
 	if p.world[p.rank].err() == nil {
 		return

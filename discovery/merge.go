@@ -75,7 +75,7 @@ func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 }
 
 // Scale asks each source that can provide hosts for all slots; there should be one such source. It
-// returns ErrNoScale if there is none.
+// returns ErrNoScale if none of them is one.
 func (m *Merged) Scale(ctx context.Context, least, most int) error {
 	some := false
 	var errs []error

@@ -391,7 +391,7 @@ func TestPollWatchesAgainAfterAFailure(t *testing.T) {
 	})
 }
 
-// A source that finds out that it cannot push is asked instead, at once and from then on.
+// A source that cannot push is asked instead, at once and from then on.
 func TestPollAsksWhatCannotPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		watches := 0

@@ -72,7 +72,7 @@ type Config struct {
 	// status and gives commands with a control.Client. It must be in a directory that only that
 	// user may enter. Empty: no socket.
 	Control string
-	// Tasks schedules tasks that workers run beside the job. Nil: there are none.
+	// Tasks schedules tasks that workers run beside the job. Nil: no tasks.
 	Tasks rendezvous.Tasks
 	// TasksStatus, if not nil, returns the status of the tasks. It must not block.
 	TasksStatus func() []string

@@ -53,8 +53,8 @@ type Mirror interface {
 // value writes nothing.
 type journalWriter struct {
 	k      *journal.Keeper // nil: nothing is written
-	mirror Mirror          // nil: there is none
-	meter  *Meter          // nil: there is none
+	mirror Mirror          // nil: no mirror
+	meter  *Meter          // nil: nothing is measured
 	asks   <-chan func()   // what others ask of the loop
 	ids    []string        // of workers named since the last record
 	log    logrus.FieldLogger
@@ -190,7 +190,7 @@ func (w *journalWriter) giveUp(err error) {
 	}
 }
 
-// state describes the journal's error for a status; empty if there is none.
+// state describes the journal's error for a status; empty without an error.
 func (w *journalWriter) state() string {
 	if w.k != nil && w.k.Err() != nil {
 		return w.k.State(time.Now())

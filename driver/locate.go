@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// mostLocated is the number of workers that are looked at together, of those that hold up
-	// others: of a thousand that hang at once, a few tell where.
+	// mostLocated is the number of workers that are looked at together: if a thousand hang at once,
+	// a few show where.
 	mostLocated = decide.MostNamed
 	// locatePause is the least time between two such looks.
 	locatePause = time.Second

@@ -278,7 +278,7 @@ func (l *loop) serve(ctx context.Context) error {
 			l.post(decide.Interrupted{Cause: fmt.Errorf("driver: notifying workers: %w", err)})
 		}
 	})
-	var known []plan.Host // to the previous driver; nil: there is none
+	var known []plan.Host // to the previous driver; nil: the first driver
 	if l.resumes {
 		known = append([]plan.Host{}, l.m.Hosts()...)
 	}
@@ -309,7 +309,7 @@ func (l *loop) route(lis *identity.Listener, server *rendezvous.Server) {
 }
 
 // discover posts the results of discovery until ctx ends. known are the hosts of the previous
-// driver; nil: there is none.
+// driver; nil: the first driver.
 func (l *loop) discover(ctx context.Context, known []plan.Host) {
 	poll := &discovery.Poll{
 		Source:   l.cfg.Source,

@@ -54,7 +54,7 @@ type catchUp struct {
 	follower *transfer.Follower // nil: none
 	applied  int                // steps since the commit was taken
 	broken   bool               // they ended because no further ones came
-	spoiled  bool               // one could not be applied: the state is none of training
+	spoiled  bool               // one could not be applied: the state is not one of training
 	reported time.Time
 
 	answered chan struct{} // closed when the join is answered; nil: not joined yet
@@ -462,8 +462,8 @@ func (s *State) reserve() {
 	}
 }
 
-// hold holds the newest commit for a follower. It does not while the commit and the next one would
-// both be copies, and later ones are none.
+// hold holds the newest commit for a follower, unless the commit and the next one would both be
+// copies and later commits will not be.
 func (s *State) hold(layout string) (*transfer.Commit, error) {
 	if s.waitsForCalm() {
 		return nil, transfer.ErrSoon

@@ -315,7 +315,7 @@ func (s *State) beginsAnew(ctx context.Context, g *collective.Group) error {
 }
 
 // elect returns the newest checkpoint that any rank has and, of the ranks that have it, the lowest;
-// -1: there is none. mine are this rank's, newest first.
+// -1: no rank has one. mine are this rank's, newest first.
 func elect(ctx context.Context, g *collective.Group, mine []uint64) (rank int, commits uint64, err error) {
 	word := []uint64{0}
 	if len(mine) > 0 {

@@ -25,7 +25,7 @@ var Late = InitOption{}
 type firstWorld struct {
 	mu      sync.Mutex // held while entering
 	outside bool       // in no world yet; guarded by mu once Init has returned
-	stop    func()     // ends the reports of prepare; nil: there are none
+	stop    func()     // ends the reports of prepare; nil: none were begun
 
 	none atomic.Pointer[collective.Group] // the group of a worker whose train runs before; nil: it does not
 }

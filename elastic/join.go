@@ -93,7 +93,7 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	return w, nil
 }
 
-// initialized is the worker that this process is; nil: it is none yet.
+// initialized is the worker that this process is; nil before Init.
 var initialized atomic.Pointer[Worker]
 
 // newWorker returns a worker of m that is in no world.

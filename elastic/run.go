@@ -89,7 +89,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 			r.worker.group().Abort(err)
 			r.failed(err)
 		}
-		s.saved.Abandon() // who waits for a commit after the one that lay in place waits in vain
+		s.saved.Abandon() // wakes those that wait for another commit: none follows
 		s.withdraw()
 		s.watch.end()
 	}()

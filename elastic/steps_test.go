@@ -66,7 +66,7 @@ func TestVerdict(t *testing.T) {
 }
 
 // TestAwaits: others wait for a follower that lacks the averages of the last step only where the
-// member that it follows is among them, and has applied them.
+// member that it follows belongs to them and has applied them.
 func TestAwaits(t *testing.T) {
 	member := func(applied, feed uint64) standing {
 		return standing{state: true, within: true, applied: applied, feed: feed}

@@ -260,7 +260,7 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 	return nil
 }
 
-// noChunks returns false for each chunk of the parts in memory; nil if there are none.
+// noChunks returns false for each chunk of the parts in memory; nil without such parts.
 func (ps *parts) noChunks() (all [][][]bool) {
 	ps.inMemory(func(i, _ int, live []byte) {
 		if all == nil {

@@ -70,7 +70,7 @@ type Tuning struct {
 	// the kernel chooses.
 	PortRange string
 	// TimelineFilename is the beginning of the names of the files, on each worker's host, in which
-	// workers record their operations; "": there are none.
+	// workers record their operations; "": they record none.
 	TimelineFilename string
 	// ShareOutput lets other users read the files that workers write: timelines and checkpoints.
 	ShareOutput bool

@@ -142,7 +142,7 @@ func TestChoicesOfTheUserAreInherited(t *testing.T) {
 	}
 	env["HVD_ONLY_SOCKETS"] = "please"
 	if _, _, err := plan.WorkerFromEnv(lookupIn(env)); err == nil || !strings.Contains(err.Error(), "HVD_ONLY_SOCKETS") {
-		t.Errorf("a value that is none: %v", err)
+		t.Errorf("an invalid value: %v", err)
 	}
 }
 

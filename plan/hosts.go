@@ -301,7 +301,7 @@ func (b *listing) number(slots string) (int, string) {
 	return n, ""
 }
 
-// splitSlots splits a host and its slots; slots is "" if there are none.
+// splitSlots splits a host and its slots; slots is "" if the text names none.
 func splitSlots(word string) (name, slots, reason string) {
 	if inner, bracket := strings.CutPrefix(word, "["); bracket {
 		name, rest, closed := strings.Cut(inner, "]")

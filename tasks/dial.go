@@ -50,7 +50,7 @@ type session struct {
 	first *taskspb.FromTasks // the scheduler's first message, which welcomes
 }
 
-// greet connects once and says hello. The error is a refusedError where another try is in vain.
+// greet connects once and says hello. The error is a refusedError if another try cannot succeed.
 func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), hello func(net.Conn) *taskspb.TasksHello) (*session, error) {
 	conn, err := dial(ctx)
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *session) greet(hello *taskspb.TasksHello) error {
 	return nil
 }
 
-// refusedError is the scheduler's answer that another try is in vain.
+// refusedError is the scheduler's answer that another try cannot succeed.
 type refusedError struct{ why string }
 
 func (e refusedError) Error() string {
@@ -153,7 +153,7 @@ func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, 
 	}
 }
 
-// unproven returns whether an end does not accept who the other is: another try is in vain.
+// unproven returns whether an end does not accept who the other is: another try cannot succeed.
 func unproven(err error) bool {
 	var far *net.OpError
 	var near *tls.CertificateVerificationError

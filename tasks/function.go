@@ -67,7 +67,7 @@ func Register[R any](name string, fn any) *Func[R] {
 	return &Func[R]{fn: f}
 }
 
-// register makes a function one of those that this program has.
+// register adds a function to those of this program.
 func register(f *function) {
 	functions.Lock()
 	defer functions.Unlock()

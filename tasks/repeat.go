@@ -70,9 +70,9 @@ func (p *Pool) repeat() {
 	}
 }
 
-// ends returns what has become of tasks that are arguments of those which are not over. The
-// scheduler may have taken the place of one that told it and did not write it down. Stored results
-// are left out: another scheduler may have to make them again. The lock is held.
+// ends returns the results of tasks that are arguments of unfinished ones. The scheduler may be
+// another one than that which sent them, and not have them in its journal. Stored results are left
+// out: another scheduler may have to make them again. The lock is held.
 func (p *Pool) ends() map[uint64]*taskspb.TaskResult {
 	all := map[uint64]*taskspb.TaskResult{}
 	for _, t := range p.tasks {

@@ -20,7 +20,7 @@ type holdings struct {
 	spare *transfer.Client     // a connection for values; nil: none is kept
 }
 
-// takeSpare returns the connection that is kept, which is so no more; nil: there is none.
+// takeSpare returns the spare connection, which the caller owns then; nil: none is kept.
 func (h *holdings) takeSpare() *transfer.Client {
 	c := h.spare
 	h.spare = nil

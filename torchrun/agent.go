@@ -465,7 +465,7 @@ func (a *Agent) exited(g *group, w *worker) State {
 }
 
 // barrier says that this node is done, and waits until all nodes are, so that none ends while
-// another needs its store. That it fails is no failure of the job.
+// another needs its store. A failure of the barrier does not fail the job.
 func (a *Agent) barrier(ctx context.Context) {
 	round := a.place.round
 	if round.World == 1 {

@@ -63,7 +63,7 @@ func (p *Peers) serveLife(conn net.Conn) {
 }
 
 // greet returns a connection to a member's process on which it says its end; or errOtherLife, or
-// why there is none.
+// why it is not there.
 func (p *Peers) greet(ctx context.Context, member string) (net.Conn, error) {
 	addr, life := addrOf(member)
 	conn, err := p.dial(ctx, addr, agentLife.of(0))

@@ -29,7 +29,7 @@ func ParseStreams(text string) (s Streams, err error) {
 	one := func(text string) Std {
 		n, nerr := strconv.Atoi(text)
 		if nerr != nil || n < 0 || n > 3 {
-			err = fmt.Errorf("%q is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both), nor a list as 0:3,1:1", text)
+			err = fmt.Errorf("%q is neither 0 (none), 1 (stdout), 2 (stderr) or 3 (both), nor a list such as 0:3,1:1", text)
 		}
 		return Std(n)
 	}
@@ -69,7 +69,7 @@ type Logs struct {
 	// Template is the prefix, in which ${role_name}, ${rank} and ${local_rank} stand for their
 	// values. Empty: "[${role_name}${local_rank}]:".
 	Template string
-	// Stdout and Stderr are the console; nil: there is none.
+	// Stdout and Stderr are the console; nil: nothing is printed.
 	Stdout, Stderr io.Writer
 }
 
@@ -88,7 +88,7 @@ func (l Logs) check() error {
 	return nil
 }
 
-// paths are the files of one worker's life; empty: there are none.
+// paths are the files of one worker's life; empty: no files.
 type paths struct {
 	dir, errorFile string
 }

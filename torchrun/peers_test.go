@@ -15,7 +15,7 @@ import (
 )
 
 // TestStoreThatIsFull: that a store refuses what a worker sends is a warning, and that a connection
-// has failed is none.
+// has failed does not count.
 func TestStoreThatIsFull(t *testing.T) {
 	log, logged := test.NewNullLogger()
 	for _, c := range []struct {

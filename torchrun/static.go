@@ -223,8 +223,8 @@ func (s *Static) doneIn(round, node int) string {
 	return "done/" + strconv.Itoa(round) + "/" + strconv.Itoa(node)
 }
 
-// allDone is the value of the next round's beginning where there is none, because the node with
-// rank 0 is done and ends the job.
+// allDone is the value in place of the next round's beginning when no round follows, because the
+// node with rank 0 is done and ends the job.
 const allDone = "done"
 
 // watch has Changed fire when a node has come to the next round or has ended the job, or the store

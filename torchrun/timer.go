@@ -61,7 +61,7 @@ func (t *timers) take(line []byte) error {
 	return nil
 }
 
-// next returns the time of the timer that expires first; the zero time where there is none.
+// next returns the time of the timer that expires first; the zero time without timers.
 func (t *timers) next() time.Time {
 	var first time.Time
 	for _, e := range t.of {

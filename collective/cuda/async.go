@@ -11,9 +11,9 @@ import (
 
 // Handle is an asynchronous operation under way.
 type Handle struct {
-	under  *collective.Handle // nil: there is none
+	under  *collective.Handle // nil: it was not begun
 	vector *submission
-	err    error // why there is none
+	err    error // why it was not begun
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the slice belongs to

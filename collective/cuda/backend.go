@@ -304,7 +304,7 @@ func choose(all []record) (name, why string, err error) {
 			reasons = append(reasons, fmt.Sprintf("not %s: %s", possible, obstacle))
 		}
 	}
-	return "", "", &BackendError{max(by, 0), name, "there is none of that name"}
+	return "", "", &BackendError{max(by, 0), name, "no backend has that name"}
 }
 
 // obstacles return why ranks cannot use a backend; empty if they can.

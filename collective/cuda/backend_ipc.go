@@ -144,7 +144,7 @@ func (w *ipcBackend) settleKernel(ctx context.Context, t kernel.Type, op collect
 	return w.settleAfter(ctx, func() error { return w.stagingBackend.device.launch(w.stream, combination(op), t, args) })
 }
 
-// after returns when the event has occurred; nil is none.
+// after returns when the event has occurred, and at once if it is nil.
 func (w *ipcBackend) after(ctx context.Context, e *Event) error {
 	if e == nil {
 		return nil

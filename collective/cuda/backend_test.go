@@ -52,7 +52,7 @@ func TestChoose(t *testing.T) {
 		{"what cannot be", with(with(host("a", 3), 1, refuses), 2, wish(BackendIPC)), "", "", "cuda: rank 2 wants the backend ipc: rank 1: no way"},
 		{"different wishes", with(with(host("a", 3), 1, wish(BackendIPC)), 2, wish(BackendStaging)), "", "",
 			"cuda: rank 2 wants the backend staging: rank 1 wants ipc"},
-		{"an unknown backend", with(host("a", 3), 1, wish("mpi")), "", "", "cuda: rank 1 wants the backend mpi: there is none of that name"},
+		{"an unknown backend", with(host("a", 3), 1, wish("mpi")), "", "", "cuda: rank 1 wants the backend mpi: no backend has that name"},
 	} {
 		name, why, err := choose(c.all)
 		said := ""

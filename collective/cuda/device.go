@@ -208,7 +208,7 @@ type watched struct {
 }
 
 // Open opens a device and starts a thread, which Close ends. It takes a reference to the device's
-// primary context, and makes it if there is none. Opening a device of which another process has
+// primary context, and makes it if it does not exist. Opening a device of which another process has
 // exclusive use fails.
 func Open(config Config) (*Device, error) {
 	a, err := load(config.Library)

@@ -157,7 +157,7 @@ func hasKernels(t kernel.Type) bool {
 	return false
 }
 
-// combination is the kernel of an operation; empty if there is none.
+// combination is the kernel of an operation; empty if no kernel computes it.
 func combination(op collective.Op) string {
 	switch op {
 	case collective.Sum, collective.Average, collective.Min, collective.Max, collective.Product:

@@ -327,7 +327,7 @@ func (c *crew) expect(t *testing.T, process int, want string) string {
 	return got
 }
 
-// meet makes a world of those that are alive, and returns when they work.
+// meet makes a world of the processes that are alive, and returns when they work.
 func (c *crew) meet(t *testing.T, generation uint64, rounds int) {
 	t.Helper()
 	var of [][]string

@@ -206,7 +206,7 @@ func (s *staging) settle(ctx context.Context) error {
 	return err
 }
 
-// after has both streams wait for an event; nil is none.
+// after makes both streams wait for an event, unless it is nil.
 func (s *staging) after(e *Event) error {
 	if e == nil {
 		return nil

@@ -328,7 +328,7 @@ func (p *Part[T]) dropBank() error {
 	return p.live.device.giveBank(bank)
 }
 
-// takeBank allocates memory of the device that its Close frees, if there is none.
+// takeBank allocates memory of the device, once; Close frees it.
 func (d *Device) takeBank(n uint64) (bank uint64, err error) {
 	if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&bank, n) }); err != nil {
 		return 0, err

@@ -138,7 +138,7 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// TestNoRoom: where the device has no memory for a snapshot there is none.
+// TestNoRoom: where the device has no memory for a snapshot, none is made.
 func TestNoRoom(t *testing.T) {
 	n := newNode(t)
 	d := open(t, n.process(), Config{})

@@ -216,7 +216,7 @@ func checkNoHalfList(d discovery.Discoverer, want []plan.Host) error {
 			return fmt.Errorf("context ended after %v: %w", after, err)
 		}
 	}
-	if err := mustFind(d, want); err != nil { // it is none the worse for that
+	if err := mustFind(d, want); err != nil { // the last call did no harm
 		return fmt.Errorf("the next call: %w", err)
 	}
 	return nil

@@ -98,7 +98,7 @@ func TestReplaceKeys(t *testing.T) {
 		for ctx.Err() == nil {
 			for _, k := range ring.GetKeys() {
 				if len(k) != keyLen {
-					t.Error("a key that is none")
+					t.Error("an invalid key")
 				}
 			}
 		}

@@ -77,7 +77,7 @@ type others struct {
 	roster      *roster
 	seen        *view                // at the last look; nil: there may be something else to see
 	changed     chan struct{}        // closed at the next change of the roster
-	lost        map[string]time.Time // addresses of those that vanished, and when
+	lost        map[string]time.Time // addresses of members that vanished, and when
 	notUnder    map[string]bool      // nodes that were logged as not understood
 	silentSince time.Time            // since when deaths are withheld
 }
@@ -395,7 +395,7 @@ const (
 	rejoinLost = 3
 )
 
-// rejoin contacts the seeds that are no members now, and some of those that vanished: after a
+// rejoin contacts the seeds that are no members now, and some of the members that vanished: after a
 // partition neither side would look for the other.
 func (m *Member) rejoin() {
 	m.mu.Lock()
@@ -547,8 +547,8 @@ func (d *delegate) NodeMeta(int) []byte {
 	return d.m.encoded
 }
 
-// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for an application's own messages;
-// there are none.
+// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for an application's own messages:
+// a Member sends none.
 func (d *delegate) NotifyMsg([]byte) {}
 
 func (d *delegate) GetBroadcasts(int, int) [][]byte { return nil }

@@ -85,7 +85,7 @@ type view struct {
 	conflicts []conflict
 }
 
-// agent is one of those that are listed.
+// agent is one that is listed.
 type agent struct {
 	Meta
 	addr string
@@ -149,9 +149,9 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	return v
 }
 
-// decide returns the agent that a host belongs to, of those that claim it, oldest first: its holder
-// keeps it until that is gone. One that is dead, or whose address has another agent, makes room at
-// once.
+// decide returns which of the agents that claim a host, oldest first, it belongs to. The holder
+// keeps the host until it is gone. A holder that is dead, or whose address has another agent, loses
+// it at once.
 func (r *roster) decide(name string, claimants []*peer) *peer {
 	var current *peer // nil too where the holder cannot be understood any more
 	if i := slices.IndexFunc(claimants, func(p *peer) bool { return p.node == r.holders[name] }); i >= 0 {
@@ -174,8 +174,8 @@ func (r *roster) decide(name string, claimants []*peer) *peer {
 	return next
 }
 
-// rival returns an older agent of the same host at another address, or nil. A dead one is none once
-// its time is over.
+// rival returns an older agent of the same host at another address, or nil. A dead one does not
+// count once its time is over.
 func (r *roster) rival(now time.Time, grace time.Duration, node, addr string, me Meta) *peer {
 	for _, p := range r.peers {
 		if p.meta == nil || p.meta.Name != me.Name || p.addr == addr || p.over(now, grace) {

@@ -68,7 +68,7 @@ func (e *SettingError) Unwrap() error { return e.Err }
 func CheckSettings(settings map[string]string, known ...string) error {
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		if !slices.Contains(known, key) {
-			what := "there are none"
+			what := "this source has no settings"
 			if len(known) > 0 {
 				what = "known are " + strings.Join(known, ", ")
 			}

@@ -228,7 +228,7 @@ func (p *Plugin) call(ctx context.Context) (call context.Context, heard func(), 
 // error puts the plugin's name before an error.
 func (p *Plugin) error(err error) error { return fmt.Errorf("discovery/plugin: %s: %w", p.name, err) }
 
-// session returns the session that is up, and starts one where there is none.
+// session returns the session that is up, or starts one.
 func (p *Plugin) session(ctx context.Context) (*session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

@@ -215,8 +215,8 @@ func TestSettings(t *testing.T) {
 	}{
 		{"good", "hosts", "a:x", `setting "hosts": plan: item 1`},
 		{"good", "colour", "red", `setting "colour": not known; known are hosts, feed, fault, crash`},
-		{"hang", "colour", "red", `setting "colour": not known; there are none`},
-		{"raw", "colour", "red", `setting "colour": not known; there are none`},
+		{"hang", "colour", "red", `setting "colour": not known; this source has no settings`},
+		{"raw", "colour", "red", `setting "colour": not known; this source has no settings`},
 	} {
 		p, _ := newPlugin(t, c.mode, map[string]string{c.key: c.value})
 		_, err := discover(t, p)

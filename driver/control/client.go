@@ -77,8 +77,8 @@ func (c *Client) Command(ctx context.Context, what job.Command) (done string, er
 	return reply.GetDone(), nil
 }
 
-// Stacks returns where workers are: those of the given ranks, or all if there are none. With all it
-// includes all of their goroutines. A refusal is a *RefusedError.
+// Stacks returns where workers are: those of the given ranks, or all if no rank is given. With all
+// it includes all of their goroutines. A refusal is a *RefusedError.
 func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Stacks, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stacksPatience)
 	defer cancel()

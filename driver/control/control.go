@@ -19,7 +19,7 @@ type Handler interface {
 	// Command carries out a command that has passed Check and returns a description of what was
 	// done. A refusal is a *job.RefusedError.
 	Command(ctx context.Context, c job.Command) (done string, err error)
-	// Stacks returns the JSON of a slice of Stacks: of the given ranks, or of all workers if there
-	// are none. With all it includes all goroutines. A refusal is a *job.RefusedError.
+	// Stacks returns the JSON of a slice of Stacks: of the given ranks, or of all workers if ranks
+	// is empty. With all it includes all goroutines. A refusal is a *job.RefusedError.
 	Stacks(ctx context.Context, ranks []int, all bool) ([]byte, error)
 }

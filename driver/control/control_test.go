@@ -294,7 +294,7 @@ func TestCallsAreRecorded(t *testing.T) {
 		case readOnly[name]:
 			continue
 		case call == nil:
-			t.Errorf("%s has no record, and is not on the list of those that only read", name)
+			t.Errorf("%s has no record, and is not on the list of methods that only read", name)
 			continue
 		}
 		if err := call("dance"); err == nil {

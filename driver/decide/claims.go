@@ -42,10 +42,10 @@ func (m *Machine) leastCommits(w *Worker) uint64 {
 	return m.base
 }
 
-// credible returns the highest number of commits of those that hold the state and can be true: of
-// the pairs of adjacent numbers, it is the higher one of the pair that most of the workers have; of
-// several such pairs, of the lowest. A member of the current world without the state has not come
-// through its sync, so no commit has been made in it.
+// credible returns the highest number of commits that can be true, among the workers that hold the
+// state. It is the higher number of the pair of adjacent numbers that most of the workers have, or
+// of the lowest such pair. A member of the current world without the state has not come through its
+// sync, so no commit has been made in it.
 func (m *Machine) credible(workers []*Worker) uint64 {
 	type claim struct {
 		commits uint64

@@ -85,8 +85,8 @@ func (m *Machine) settleDone(now time.Time, late bool) {
 	}
 }
 
-// refuteDone ends the work of those that have falsely reported done as their failure. The job goes
-// on.
+// refuteDone counts a false report of done as a failure of the worker that has made it. The job
+// goes on.
 func (m *Machine) refuteDone(now time.Time) {
 	var train []string
 	for _, w := range m.published.Members {

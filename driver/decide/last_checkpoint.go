@@ -50,8 +50,8 @@ func (m *Machine) answerAll() {
 	}
 }
 
-// credibleAtEnd returns the highest number of commits that can be true of those that come, given
-// what those have said that have been answered already.
+// credibleAtEnd returns the highest number of commits that can be true of the workers that join,
+// given the numbers of the workers that have been answered already.
 func (m *Machine) credibleAtEnd(come []*Worker) uint64 {
 	said := slices.Clone(come)
 	for _, w := range m.published.Members {

@@ -66,7 +66,7 @@ func (m *Machine) withoutTaken(now time.Time, free []plan.SlotID) []plan.SlotID 
 	})
 }
 
-// nextTry returns when the next of the slots is tried, of those that are not to be yet.
+// nextTry returns when the next slot that still has to wait is tried.
 func (m *Machine) nextTry() (next time.Time, ok bool) {
 	for _, t := range m.taken {
 		if t.until.After(m.last) && (!ok || t.until.Before(next)) {

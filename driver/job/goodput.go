@@ -14,7 +14,7 @@ type Part string
 const (
 	PartTraining      Part = "training"      // a world trains, or the workers run tasks
 	PartStarting      Part = "starting"      // the workers of the first world start and join
-	PartWaiting       Part = "waiting"       // for enough slots, or for workers in place of those that failed
+	PartWaiting       Part = "waiting"       // for enough slots, or for workers that replace failed ones
 	PartRecovering    Part = "recovering"    // between two worlds, after a loss: a death, a stall, a worker that left
 	PartGrowing       Part = "growing"       // between two worlds, because hosts or slots came
 	PartShrinking     Part = "shrinking"     // between two worlds, because hosts or slots were taken away

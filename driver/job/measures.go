@@ -25,7 +25,7 @@ type Discovery struct {
 
 // Journal tells of a job's journal.
 type Journal struct {
-	// Bytes is its size. 0: there is none.
+	// Bytes is its size. 0: no journal.
 	Bytes int64
 	// Behind reports whether it lacks records: the job could not be resumed now.
 	Behind bool

@@ -163,7 +163,7 @@ func ExitStatus(err error) int {
 // nothing failed.
 func Stopped(status int) bool { return status > 128 }
 
-// Sentinel returns the error with the given exit status; nil if there is none.
+// Sentinel returns the error with the given exit status; nil if no error has it.
 func Sentinel(status int) error {
 	for _, s := range statuses {
 		if s.status == status {

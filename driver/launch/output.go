@@ -124,7 +124,7 @@ func (o *Output) Close() error {
 	return o.failed
 }
 
-// signal returns one of the output's channels, which it makes where there is none.
+// signal returns one of the output's channels, which it makes on first use.
 func (o *Output) signal(c *chan struct{}) chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -394,7 +394,7 @@ func same(a, b io.Writer) bool {
 	return reflect.TypeOf(a).Comparable() && reflect.TypeOf(b).Comparable() && a == b
 }
 
-// file returns the stream of a rank's file, or nil where there is none to write to.
+// file returns the stream of a rank's file, or nil if the output goes to no file.
 func (o *Output) file(rank int, tag string) *stream {
 	if o.Dir == "" || rank < 0 || o.closed {
 		return nil

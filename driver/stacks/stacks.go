@@ -135,7 +135,7 @@ const shownFrames = 3
 
 // Text has the innermost of the user's frames in one line, the caller last; if none of them is in
 // package main, the innermost that is follows: "main.loadBatch data.go:41, main.train train.go:88".
-// Empty: there are none.
+// Empty: no frames.
 func Text(frames []Frame) string {
 	frames = UserFrames(frames)
 	shown := frames[:min(len(frames), shownFrames)]

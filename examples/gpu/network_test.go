@@ -177,7 +177,7 @@ func TestPass(t *testing.T) {
 			p.params = values(t, m.params)
 		}
 		if m.forward(t.Context(), from, nil) == nil || m.forward(t.Context(), from, make([]int, 10)) == nil {
-			t.Error("batches that are none, or too large")
+			t.Error("batches that are empty, or too large")
 		}
 		if err := m.Close(); err != nil {
 			t.Error(err)

@@ -44,7 +44,7 @@ type meter struct {
 	host   int               // this rank's
 	totals []uint64          // by host, for sums
 	layer  time.Duration     // of a model's backward pass, for Gradients
-	ends   *collective.Group // two ranks of different hosts, of which this is one; nil: it is none, or there is one host
+	ends   *collective.Group // two ranks of different hosts, of which this is one; nil: it is another rank, or there is one host
 }
 
 // meet finds which ranks are on which hosts, of which each has ranks that follow each other.

@@ -108,7 +108,7 @@ func most(dir string) int64 {
 	return bound / 10 * 3
 }
 
-// Open opens the store of a run on a host, and makes it if there is none.
+// Open opens the store of a run on a host, and makes it if it does not exist.
 func Open(cfg Config) (*Store, error) {
 	all := top(cfg.Root, os.Geteuid())
 	if err := safefile.MakePrivateDir(all); err != nil {
@@ -168,7 +168,7 @@ func lockLive(dir string) (*os.File, error) {
 	return live, nil
 }
 
-// lockFile opens a file, which it makes if there is none, and locks it.
+// lockFile opens a file, which it makes if it does not exist, and locks it.
 func lockFile(path string, how int) (*os.File, error) {
 	f, err := safefile.Update(path, safefile.Private, true)
 	if err != nil {

@@ -125,7 +125,7 @@ func TestTokensAreForgotten(t *testing.T) {
 		t.Errorf("%d tokens are kept", len(s.Tokens))
 	}
 	if err := s.addToken(first, Grant{Hosts: "["}, begin); err == nil {
-		t.Error("a pattern that is none was taken")
+		t.Error("an invalid pattern was taken")
 	}
 }
 

@@ -28,7 +28,7 @@ type Job struct {
 	// Command is the job's command line, for reading.
 	Command []string
 	// Events is the job's events file, of which the first EventsFrom bytes are of other jobs.
-	// Empty: there is none.
+	// Empty: the job has no events file.
 	Events     string
 	EventsFrom int64
 	// Recorded returns the events that the job's journal tells, oldest first, as in an events file.

@@ -16,7 +16,7 @@ type World struct {
 	// Kind and Why say what led to it.
 	Kind job.Kind `json:"kind"`
 	Why  string   `json:"why"`
-	// First is the time of its first commit, number Commits; zero: there is none yet.
+	// First is the time of its first commit, number Commits; zero before the first commit.
 	First   time.Time `json:"first,omitzero"`
 	Commits uint64    `json:"commits"`
 	// Lost is the time in seconds from when the world before was left, or the job began, until

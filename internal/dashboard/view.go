@@ -29,7 +29,7 @@ type View struct {
 	Curves map[string][]Point
 	// Events are the last events, oldest first.
 	Events []Event
-	// Tasks is what the job's scheduler of tasks says; nil: there are none.
+	// Tasks is what the job's scheduler of tasks says; nil: the job has no scheduler.
 	Tasks json.RawMessage
 	// Output is whether the workers' output is kept where it can be read.
 	Output bool

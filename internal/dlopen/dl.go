@@ -21,8 +21,8 @@ func Open(path string) (handle uintptr, err error) {
 	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
-// Bind sets the functions that the library has. It returns the names of those that it lacks, and
-// the linker's reason for the first of them.
+// Bind sets the functions that the library has. It returns the names of functions that it lacks,
+// and the linker's reason for the first of them.
 func Bind(handle uintptr, symbols []Symbol) (missing []string, reason error) {
 	runtime.LockOSThread() // as in Open
 	defer runtime.UnlockOSThread()

@@ -6,8 +6,8 @@
 //
 // All is by NVML, the driver's own library, which is loaded when it is first needed: by go-nvml
 // where the program is built with cgo, and else by a binding of our own, so that hvdrun needs no
-// newer glibc. Where there is none, or where the program was built with -tags static, there are no
-// GPUs: ErrNoGPU, with the reason.
+// newer glibc. Without that library, or if the program was built with -tags static, the error is
+// ErrNoGPU, with the reason.
 package gpu
 
 import (

@@ -24,7 +24,7 @@ type machine struct {
 	loaded int
 	lost   [8]atomic.Bool
 	parts  map[handle]map[uint32]instance // of a GPU that is cut into some, by their index
-	uuids  map[handle]string              // of handles that are none of the GPUs; empty: lost
+	uuids  map[handle]string              // of handles that belong to no GPU; empty: lost
 	events chan eventData
 }
 

@@ -17,9 +17,10 @@ func (c *Credentials) Dial(ctx context.Context, want Subject, addr, protocol str
 
 // DriverAddrs are the addresses of a worker's driver, and how long an attempt at each may take.
 type DriverAddrs struct {
-	// Direct is the driver's address on this machine; empty, or the same as Addr: there is none. A
-	// connection to it avoids the agent, which costs each message two more wakes of a process. If
-	// another driver has resumed the job, it may be elsewhere, and another process at Direct.
+	// Direct is the driver's address on this machine; empty, or the same as Addr: the worker uses
+	// Addr. A connection to it avoids the agent, which costs each message two more wakes of a
+	// process. If another driver has resumed the job, it may be elsewhere, and another process at
+	// Direct.
 	Direct        string
 	DirectTimeout time.Duration
 	// Addr leads to the current driver, whichever it is.

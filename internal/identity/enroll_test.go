@@ -255,7 +255,7 @@ func FuzzParsePEM(f *testing.F) {
 	f.Add(text)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if c, err := ParsePEM(text); err == nil && c.Subject().validate() != nil {
-			t.Errorf("a subject that is none: %v", c.Subject())
+			t.Errorf("an invalid subject: %v", c.Subject())
 		}
 	})
 }

@@ -136,7 +136,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add("")
 	f.Fuzz(func(t *testing.T, text string) {
 		if c, err := Decode(text); err == nil && c.Subject().validate() != nil {
-			t.Errorf("decoded a subject that is none: %v", c.Subject())
+			t.Errorf("decoded an invalid subject: %v", c.Subject())
 		}
 	})
 }

@@ -61,7 +61,7 @@ type Keeper struct {
 type upkeep struct {
 	bound    int64     // the size from which on a snapshot replaces the records
 	lacking  bool      // records were dropped: only a snapshot helps
-	since    time.Time // of the first failure in a row; zero: there is none
+	since    time.Time // of the first failure in a row; zero: the last write succeeded
 	why      error     // the last failure
 	told     bool      // the log has the row of failures
 	next     time.Time // nothing is tried before
@@ -293,7 +293,7 @@ func (k *Keeper) Compact(now time.Time, snapshot iter.Seq[[]byte]) error {
 	return k.fail(now, err)
 }
 
-// Next returns when an attempt is due after failures; ok is false where there is none to be made.
+// Next returns when an attempt is due after failures; ok is false if no attempt is due.
 func (k *Keeper) Next() (at time.Time, ok bool) {
 	return k.next, !k.gone && (k.lacking || !k.since.IsZero())
 }
@@ -324,7 +324,7 @@ func (k *Keeper) State(now time.Time) string {
 	return fmt.Sprintf("not written for %v: %v", now.Sub(k.since).Round(time.Second), k.why)
 }
 
-// Size returns the size of the journal in bytes, without reserved space; 0: there is none.
+// Size returns the size of the journal in bytes, without reserved space; 0: no journal.
 func (k *Keeper) Size() int64 {
 	if k.j == nil {
 		return 0

@@ -7,8 +7,8 @@
 // by internal/gen with the assembler library avo. It is a module of its own, so that avo is no
 // requirement of programs that import this package, nor of this module.
 //
-// A result that is not a number is the same everywhere as well: the first operand that is none, as
-// a quiet NaN, or the negative NaN without payload if both are numbers.
+// A result that is not a number is the same everywhere as well: the first operand that is not a
+// number, as a quiet NaN, or the negative NaN without payload if both are numbers.
 package kernel
 
 import (
@@ -16,7 +16,7 @@ import (
 	"reflect"
 )
 
-// Type is the type of an element. The zero value is none.
+// Type is the type of an element. The zero value is invalid.
 type Type uint8
 
 // The types. Frames between ranks carry these numbers.

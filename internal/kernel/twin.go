@@ -87,8 +87,8 @@ func operands[T element](dst, a, b []byte) (d, x, y []T) {
 }
 
 // nan is what two numbers make whose sum, product, minimum or maximum is not a number: the first
-// that is none, as a quiet NaN, or else the NaN that amd64 makes. Compilers may swap the sides of +
-// and *, and machines differ.
+// that is not a number, as a quiet NaN, or else the NaN that amd64 makes. Compilers may swap the
+// sides of + and *, and machines differ.
 //
 //go:noinline
 func nan[T element](x, y T) T {

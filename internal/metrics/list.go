@@ -140,7 +140,7 @@ var (
 	waits = define(Metric{Name: "hvdrun_waits", Of: OfDriver, Unit: "short",
 		Help: "Conditions that the driver waits for, as hvdrun status shows them"})
 	waitLeft = define(Metric{Name: "hvdrun_wait_left_seconds", Of: OfDriver, Unit: "s",
-		Help: "Time left of the wait that ends first; 0 if there is none"})
+		Help: "Time left of the wait that ends first; 0 without a wait"})
 	beats = define(Metric{Name: "hvdrun_worker_beats_total", Kind: Counter, Of: OfDriver, Unit: "short",
 		Help: "Heartbeats of workers"})
 )

@@ -199,7 +199,7 @@ hvdrun_worker_commits_spread 1
 # HELP hvdrun_worker_late_max_seconds The largest hvdrun_rank_late_seconds of a rank, in a world of any size
 # TYPE hvdrun_worker_late_max_seconds gauge
 hvdrun_worker_late_max_seconds 0.03
-# HELP hvdrun_wait_left_seconds Time left of the wait that ends first; 0 if there is none
+# HELP hvdrun_wait_left_seconds Time left of the wait that ends first; 0 without a wait
 # TYPE hvdrun_wait_left_seconds gauge
 hvdrun_wait_left_seconds 9
 # HELP hvdrun_agent_slots Slots of the host: taken by a worker, free, or bad because the device has failed

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// adopting: this process becomes the parent of those that its descendants leave behind.
+// adopting: this process becomes the parent of processes that its descendants leave behind.
 var adopting atomic.Bool
 
 // Adopt makes this process the one that inherits the processes its descendants leave behind

@@ -16,7 +16,8 @@ import (
 
 // guardShell runs guardScript, which waits for the end of its input. Where that ends without a
 // line, its writer has died, and the writer's own program, which is descriptor 3, does the rest:
-// see init. A shell waits in less memory than that program, which waits itself where there is none.
+// see init. A shell waits in less memory than that program, which waits itself on machines without
+// a shell.
 var guardShell = "/bin/sh"
 
 const guardScript = `while read -r line; do exit 0; done; exec /proc/self/fd/3 "$@"`

@@ -20,10 +20,10 @@ type Command struct {
 	// Files become the descriptors from 0 on.
 	Files []uintptr
 	// Mark is an entry of Env (NAME=value) by which descendants are found that have lost their
-	// parents. Empty: there is none.
+	// parents. Empty: no mark.
 	Mark string
 	// CoreLimit bounds the core file in bytes, and is never more than this process's own hard
-	// limit. 0: there is none; UnlimitedCore: no bound but that.
+	// limit. 0: no core is dumped; UnlimitedCore: no other bound.
 	CoreLimit uint64
 	// User, if not nil, is whom the worker runs as. That needs the rights of root.
 	User *User

@@ -81,7 +81,7 @@ type Logger interface {
 // Failures is their number.
 func (r *Row) Failures() int { return r.failures }
 
-// For is how long ago the first one was; 0: there is none.
+// For is how long ago the first one was; 0: no failure.
 func (r *Row) For(now time.Time) time.Duration {
 	if r.failures == 0 {
 		return 0

@@ -19,7 +19,8 @@ var ErrLocked = errors.New("it is locked")
 var flock = unix.Flock
 
 // TryLock locks the file as a whole, until it is closed, and does not block. The file must be open
-// for writing, which NFS asks for. The error wraps ErrLocked, or ErrNoLocks where there are none.
+// for writing, which NFS asks for. The error wraps ErrLocked, or ErrNoLocks if the file system has
+// no locks.
 func TryLock(f *os.File) error { return Flock(f, unix.LOCK_EX|unix.LOCK_NB) }
 
 // TryOptionalLock is TryLock for a caller that does without a lock where that fails, other than by

@@ -57,14 +57,14 @@ const always = unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NOCTTY | unix.O_NONBLOC
 type request struct {
 	flags   int         // besides always
 	mode    fs.FileMode // of a new file, and of an old one that is written to; 0: it stays
-	create  bool        // if there is none
+	create  bool        // if it does not exist
 	streams bool        // a pipe or device will do
 	plain   bool        // no link will do
 	anyones bool        // as will a file of whatever owner and mode
 	secret  bool        // it is refused if others may read it
 }
 
-// Append opens a file for appending, which it makes if there is none. access is os.O_WRONLY or
+// Append opens a file for appending, which it makes if it does not exist. access is os.O_WRONLY or
 // os.O_RDWR. The path may also name a pipe, a terminal or another device, and by /dev/stdout or
 // /dev/fd/3 whatever this process has inherited. A pipe without a reader blocks if access is
 // os.O_WRONLY.
@@ -93,7 +93,7 @@ func AppendPlain(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true, plain: true}.open(path)
 }
 
-// Update opens a regular file for reading and writing, which it makes if there is none and create
+// Update opens a regular file for reading and writing, which it makes if it is missing and create
 // is set. What is in the file stays. No link will do: it is for names that a person has not chosen.
 func Update(path string, mode fs.FileMode, create bool) (*os.File, error) {
 	return request{flags: unix.O_RDWR, mode: mode, create: create, plain: true}.open(path)

@@ -135,8 +135,8 @@ func (s *Store) take(more int) error {
 	return nil
 }
 
-// CompareSet sets a value where the present one is as expected, or where there is none and none is
-// expected (an empty one). It returns the value that is there then. Where there is none, and one is
+// CompareSet sets a value if the present one is as expected; an empty expected value stands for an
+// absent one. It returns the value that is present then. If no value is present, but one is
 // expected, it returns the expected one, as PyTorch's store does.
 func (s *Store) CompareSet(key string, expected, desired []byte) ([]byte, error) {
 	s.mu.Lock()

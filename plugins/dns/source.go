@@ -88,7 +88,7 @@ func (s *source) Configure(values map[string]string) error {
 	return nil
 }
 
-// serverAddr adds the port where there is none.
+// serverAddr adds the port if the address lacks it.
 func serverAddr(server string) (string, error) {
 	if addr, err := netip.ParseAddrPort(server); err == nil {
 		return addr.String(), nil

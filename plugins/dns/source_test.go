@@ -197,7 +197,7 @@ func TestNothing(t *testing.T) {
 	finds(t, configured(t, at, "names=n.example,t.example", "allow_empty=true"), "")
 	finds(t, configured(t, at, "names=w.example,n.example", "allow_empty=true"), "10.0.0.1:1")
 	finds(t, configured(t, at, "names=w.example"), "10.0.0.1:1")
-	srv.fail("w.example AAAA", dns.RcodeServerFailure) // half an answer is none
+	srv.fail("w.example AAAA", dns.RcodeServerFailure) // half an answer does not count
 	fails(t, configured(t, at, "names=w.example", "allow_empty=true"), "AAAA of w.example.: "+srv.addr+": it says SERVFAIL")
 }
 

@@ -95,7 +95,7 @@ func (c *config) readURL(r *settings.Reader) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		r.Fault("url", "is none")
+		r.Fault("url", "is not a URL")
 		return
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 		r.Fault("url", "must begin with http:// or https:// and a host")

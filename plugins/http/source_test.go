@@ -134,7 +134,7 @@ func TestConfigure(t *testing.T) {
 		{"url=http://h addr=x", `http: setting "addr" is not known; there are: ca_file, cert_file, default_slots, idle_timeout, interval, `},
 		{"url=ftp://h", "http: setting url: must begin with http:// or https:// and a host"},
 		{"url=http:///hosts", "http: setting url: must begin with"},
-		{"url=http://h%zz", "http: setting url: is none"},
+		{"url=http://h%zz", "http: setting url: is not a URL"},
 		{"url=https://u:secret@h", "http: setting url: holds a password"},
 		{"url=http://h interval=1ms", "http: setting interval: "},
 		{"url=http://h stream=1", "http: setting stream: "},

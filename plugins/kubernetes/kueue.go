@@ -126,10 +126,10 @@ func reserved(usage []flavorUsage, flavor, resource string) (int64, error) {
 	return 0, nil
 }
 
-// excess returns how many pods of the Job are more than the quota of its ClusterQueue, which
-// Kueue does not take back from jobs that run. It takes the whole excess to be the Job's. What can
-// be borrowed from a cohort without a limit is no excess. Where the account may not read the
-// queues, there is none, which is logged once.
+// excess returns how many pods of the Job are more than the quota of its ClusterQueue, which Kueue
+// does not take back from jobs that run. It takes the whole excess to be the Job's. What can be
+// borrowed from a cohort without a limit is no excess. If the account may not read the queues,
+// excess returns 0, which is logged once.
 func (s *source) excess(ctx context.Context, job *agentsJob) (pods int, why string, err error) {
 	if job.Labels[queueName] == "" {
 		return 0, "", nil

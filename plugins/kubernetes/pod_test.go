@@ -113,7 +113,7 @@ func TestWhichPodsAreHosts(t *testing.T) {
 		{"the default", change(func(p *pod) { p.Annotations = nil }), "10.0.0.1:1"},
 		{"GPUs as a text", change(limit(`"8"`)), "10.0.0.1:8"},
 		{"GPUs as a number", change(limit(`8`)), "10.0.0.1:8"},
-		{"GPUs that are none", change(limit(`"8k"`)), "10.0.0.1:0"},
+		{"GPUs that are no number", change(limit(`"8k"`)), "10.0.0.1:0"},
 		{"negative slots", change(func(p *pod) { p.Annotations[slotsAnnotation] = "-1" }), "10.0.0.1:0"},
 	} {
 		hosts, faults, err := defaults(t).hostsOf(shuffled(c.pod))

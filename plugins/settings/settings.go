@@ -35,7 +35,7 @@ func Read(plugin string, values map[string]string) *Reader {
 }
 
 // Err returns what is wrong with the settings: all values that could not be read, and all keys that
-// no method asked for, with a list of those that one did. It is called last.
+// no method asked for, with a list of the known keys. It is called last.
 func (r *Reader) Err() error {
 	faults := slices.Clone(r.faults)
 	for _, key := range slices.Sorted(maps.Keys(r.values)) {

@@ -48,7 +48,7 @@ class Dismissed(Exception):
 def keep_garbage_of_parent():
     """Makes forked processes leave to this one what is garbage here: they never collect it.
 
-    A collection may begin as soon as the fork is done, in what others have registered for then: there is none from before it on.
+    A collection may begin as soon as the fork is done, in functions that others have registered for that moment: collection is off before the fork.
     """
     enabled = []
 
@@ -388,7 +388,7 @@ class Waits:
 
 
 def stacks():
-    """The stacks of all threads, as faulthandler writes them, or why there are none."""
+    """The stacks of all threads, as faulthandler writes them, or why it cannot."""
     try:
         # A file in memory: there may be no folder that this process can write to.
         in_memory = hasattr(os, "memfd_create")

@@ -239,7 +239,7 @@ func (w *worker) loop(ctx, dialCtx context.Context) error {
 	return nil
 }
 
-// ways are the channels of the link, and the next message to send; nil where there is none.
+// ways are the channels of the link, and the next message to send; nil without a link or a message.
 func (w *worker) ways() (in chan received, failed chan error, out chan [][]byte, next [][]byte) {
 	if w.link == nil {
 		return nil, nil, nil, nil

@@ -52,7 +52,7 @@ type recorder struct {
 	records []*taskspb.TasksRecord // to be written; the last one grows
 	size    int                    // of the last one
 	waiting int                    // of all
-	writing int                    // of those that the writer has
+	writing int                    // of the records that the writer has
 	acks    map[*peer]ack          // when they are written
 	tells   []queue.ID             // tasks of which clients are told then
 	telling bool                   // they are told now

@@ -241,7 +241,7 @@ func TestJournalIsBounded(t *testing.T) {
 	c.say(func(m *taskspb.ToTasks) { m.Submits = append(m.Submits, &taskspb.SubmitTask{N: n + 1}) })
 	c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == n+1 })
 	if again := crashed(t, path); again.q.Suspended() > 1 {
-		t.Errorf("%d tasks are left of those that are over", again.q.Suspended())
+		t.Errorf("%d finished tasks are left", again.q.Suspended())
 	}
 }
 

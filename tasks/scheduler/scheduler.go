@@ -562,7 +562,7 @@ func tooLarge(t *taskspb.SubmitTask) string {
 	case needs > link.MaxNeeds:
 		return fmt.Sprintf("%d of its arguments are results or stored values; at most %d may be", needs, link.MaxNeeds)
 	case len(t.GetOptions().GetPrefer()) > link.MaxName:
-		return "the name of the host that it prefers is too long"
+		return "the name of its preferred host is too long"
 	}
 	return ""
 }

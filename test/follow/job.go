@@ -38,8 +38,8 @@ func Build(ctx context.Context, dir string, buildFlags ...string) (Programs, err
 
 // Job is a job to run.
 type Job struct {
-	// Dir is the directory of the job's files, of which there are none yet. Name, which may be
-	// empty, ends their names, so that several jobs can share a directory.
+	// Dir is the directory of the job's files, which is empty at first. Name, which may be empty,
+	// ends their names, so that several jobs can share a directory.
 	Dir, Name string
 	// Verb is the subcommand that starts the job. Empty: none.
 	Verb []string

@@ -25,7 +25,7 @@ type View struct {
 	// World is the last world_published event.
 	World Event
 	// Alive are the processes of workers that have started and have not ended, in order of their
-	// start. Exits is the number of those that have ended.
+	// start. Exits is the number of workers that have ended.
 	Alive []int
 	Exits int
 

@@ -26,8 +26,8 @@ const (
 )
 
 // waits are the files of tests that end a wait at a time other than sandbox.Limit, outside of a
-// bubble of testing/synctest, how often, and why no test fails by that where processors are slow.
-// A pause of at most 20 ms between two looks at something is none.
+// bubble of testing/synctest, how often, and why no test fails by that where processors are slow. A
+// pause of at most 20 ms between two looks at something does not count.
 var waits = map[string]struct {
 	uses int
 	why  string
@@ -161,7 +161,7 @@ func adds(e ast.Expr) bool {
 	return ok && sel.Sel.Name == "Add"
 }
 
-// TestWaitsAreFound: what is within a bubble, or ends with the run, is none.
+// TestWaitsAreFound: what is within a bubble, or ends with the run, does not count.
 func TestWaitsAreFound(t *testing.T) {
 	const text = `package p
 import ("context"; "time"; "testing/synctest")

@@ -275,7 +275,7 @@ func (j *job) await(what string, done func() bool) {
 		return over != "" || done()
 	}) || over != "" {
 		j.print()
-		j.Fatalf("in vain: %s; %s", what, over)
+		j.Fatalf("did not happen: %s; %s", what, over)
 	}
 	j.print()
 	j.say("%s", what)

@@ -32,7 +32,7 @@ type running struct {
 
 	mu     sync.Mutex
 	states map[string]*containerState
-	procs  map[string]*os.Process // of those that run
+	procs  map[string]*os.Process // the running ones
 	over   bool
 	ready  bool
 }

@@ -12,7 +12,7 @@ import (
 type Spread []time.Duration
 
 // Quantile returns the smallest duration that a share q of them does not exceed: the minimum for 0,
-// the median for 0.5, the maximum for 1. It returns 0 if there are none.
+// the median for 0.5, the maximum for 1. It returns 0 without values.
 func (s Spread) Quantile(q float64) time.Duration {
 	if len(s) == 0 {
 		return 0
@@ -21,7 +21,7 @@ func (s Spread) Quantile(q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
-// Mean returns the mean; 0 if there are none.
+// Mean returns the mean; 0 without values.
 func (s Spread) Mean() time.Duration {
 	sum := time.Duration(0)
 	for _, d := range s {

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// version is that of torch; without a number there is none.
+// version describes the installed torch; without one its number is empty.
 var version = sync.OnceValue(func() (v struct {
 	number       string
 	reconfigures bool // process groups

@@ -96,7 +96,7 @@ func (f *faults) any() bool { return len(f.all) > 0 }
 // arm sets this process's slot and the directory of marks.
 func (f *faults) arm(dir, where string) { f.dir, f.where = dir, where }
 
-// at performs the faults scheduled for this point and returns the error of those that have one.
+// at performs the faults scheduled for this point and returns the first error.
 func (f *faults) at(point string, n int) error {
 	point += "=" + strconv.Itoa(n)
 	for _, x := range f.all {

@@ -15,7 +15,7 @@ import (
 // liar tells the driver what is not so, with this worker's credentials.
 type liar struct {
 	env    plan.Worker
-	err    error              // why there is none
+	err    error              // why it cannot lie
 	client *rendezvous.Client // nil: not connected yet
 }
 

@@ -212,7 +212,7 @@ func (g *gates) Set(text string) error {
 	return nil
 }
 
-// openLog opens the steplog, or a writer that discards it if there is none.
+// openLog opens the steplog, or returns a writer that discards everything if no file is named.
 func (s *settings) openLog() (*os.File, error) {
 	path := s.log
 	if path == "" {

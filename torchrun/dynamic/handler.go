@@ -84,7 +84,7 @@ type Handler struct {
 	away    retry.Row // of heartbeats that could not be sent
 	round   *Round    // the last one; nil: none yet
 	beating sync.WaitGroup
-	// silence ends the heartbeats; nil: there are none. It is not guarded by mu, which a heartbeat
+	// silence ends the heartbeats; nil: none are sent. It is not guarded by mu, which a heartbeat
 	// to a slow store holds.
 	silence atomic.Pointer[context.CancelFunc]
 }

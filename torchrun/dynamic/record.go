@@ -46,7 +46,7 @@ type State struct {
 	Round int
 	// Complete: the participants of the round are fixed.
 	Complete bool
-	// Deadline is when the last call ends; zero: there is none.
+	// Deadline is when the last call ends; zero: it has not begun.
 	Deadline time.Time
 	// Closed: no node can join.
 	Closed bool

@@ -99,7 +99,7 @@ type runner struct {
 	restarts int32 // failures for which the job's programs were started again
 	quick    int   // failures of this rank's program at its start, in a row
 	running  *process
-	spare    *process // an interpreter that waits; nil: there is none
+	spare    *process // an interpreter that waits; nil: none waits
 }
 
 // place is what the ranks of a world have agreed on.

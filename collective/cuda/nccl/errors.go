@@ -49,7 +49,7 @@ func (e *Error) Error() string {
 // maxText bounds what is taken of a text of NCCL's.
 const maxText = 1024
 
-// check makes an error of what a call has answered. That it goes on is none.
+// check makes an error of what a call has returned. A call that is still in progress is no error.
 func (l *Library) check(call string, r result, comm uintptr) error {
 	if r == success || r == inProgress {
 		return nil

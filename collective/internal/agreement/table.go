@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// Table is what the ranks know of each other's submissions, and what this rank has yet to say.
-// A submission is an H; the zero H is none.
+// Table is what the ranks know of each other's submissions, and what this rank has yet to say. A
+// submission is an H; the zero H stands for no submission.
 type Table[H comparable] struct {
 	rank, size int
 	Fusion     int // smallest threshold of all ranks, in bytes

@@ -60,8 +60,8 @@ type Program struct {
 const combineTop = -1
 
 // Compile returns the program of node n of a tree of so many leaves, of which at has the nodes
-// whose values are known. missing is the first leaf under none of them; −1: there is none, and the
-// program is valid.
+// whose values are known. missing is the first leaf that is under none of them; −1: all are under
+// one, and the program is valid.
 func Compile(n Node, leaves int, at map[Node]Operand) (p *Program, missing int) {
 	c := &compiler{Program: new(Program), leaves: leaves, at: at, missing: -1}
 	c.visit(n)

@@ -327,7 +327,7 @@ func (b *Inbox) ExpectsFrame() bool {
 }
 
 // Announce takes the header of a frame whose payload the operation itself will read, and returns
-// the request for it. Where there is none yet, e stands for the frame until wanted says so.
+// the request for it. Without a request, e stands for the frame until it is wanted.
 func (b *Inbox) Announce(h *Header, e *Early) (*Incoming, error) {
 	b.mu.Lock()
 	n, ok := b.check(h)
@@ -352,7 +352,7 @@ func (b *Inbox) Announce(h *Header, e *Early) (*Incoming, error) {
 	return nil, ErrShut
 }
 
-// Wanted returns the request for the frame that e stands for; nil while there is none.
+// Wanted returns the request for the frame that e stands for; nil before the request.
 func (b *Inbox) Wanted(e *Early) *Incoming {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -32,7 +32,7 @@ func newAdasumTree(hosts [][]int, here int) *adasumTree {
 	for _, ranks := range hosts {
 		size += len(ranks)
 	}
-	on := make([]int, size) // by rank: the host of all ranks of the vector in its place; −1: there is none
+	on := make([]int, size) // by rank: the host of all ranks of the vector in its place; −1: several hosts
 	for host, ranks := range hosts {
 		for _, r := range ranks {
 			on[r] = host
@@ -108,7 +108,7 @@ type adasumming struct {
 // adasumPart is some blocks of all vectors, that this rank combines.
 type adasumPart struct {
 	first   int      // number of the first block
-	vectors [][]byte // by the ranks in whose places they are; nil: there is none
+	vectors [][]byte // by the ranks in whose places they are; nil: no vector
 }
 
 func (c *Call) newAdasumming(t kernel.Type, bytes int) *adasumming {

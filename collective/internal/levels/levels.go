@@ -115,7 +115,7 @@ type Call struct {
 	shares    hostShares           // of waves
 }
 
-// Here is the ranks that share memory with this one; nil: there are none.
+// Here is the ranks that share memory with this one; nil: no rank does.
 func (c *Call) Here() *Host { return c.host.Load() }
 
 // TwoLevels reports whether operations have two levels.

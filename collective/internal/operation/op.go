@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Op is how values are combined, as the op of package collective. The zero value is none.
+// Op is how values are combined, as the op of package collective. The zero value is invalid.
 type Op uint8
 
 // The ops, and how many there are.

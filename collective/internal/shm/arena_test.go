@@ -109,7 +109,7 @@ func TestRefusedRegion(t *testing.T) {
 	}
 }
 
-// TestTensorBeyondRegion has a member that tells of data where there is none.
+// TestTensorBeyondRegion lets a member announce data outside of its region.
 func TestTensorBeyondRegion(t *testing.T) {
 	members := gathering(t, 2, small(2))
 	defer leave(t, members)

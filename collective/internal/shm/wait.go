@@ -22,7 +22,7 @@ const (
 	napWithoutContext    = time.Second
 	looksElsewhere       = 8000 // about as long as a change of threads takes
 	glances              = 500  // looks before what else is to be moved is looked for
-	movingTurns          = 32   // looks in vain before naps, while something else is to be moved
+	movingTurns          = 32   // looks before naps, while something else is to be moved
 )
 
 // publish stores a word of this member and wakes those that sleep until it has changed.
@@ -211,8 +211,8 @@ func (m *Member) idle(ctx context.Context, of int, word *uint64, value uint64, w
 }
 
 // spinsForCore looks at the word of a member that runs on another core, for about as long as a
-// change of threads takes, if no member that shares this one's core has to be waited for: those
-// would look in vain. It reports whether the word has its value.
+// change of threads takes, if no member that shares this one's core has to be waited for: such a
+// member needs the core. It reports whether the word has its value.
 func (m *Member) spinsForCore(of int, word *uint64, value uint64) bool {
 	here := atomic.LoadUint32(&m.own.core)
 	if here == 0 || atomic.LoadUint32(&m.areas[of].core) == here {

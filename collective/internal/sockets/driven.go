@@ -32,7 +32,7 @@ const (
 // the first share of each large one; a further one has its share of each large frame, without a
 // header, in the order of the frames.
 type dataConn struct {
-	fd    int // −1 while there is none: under TLS, before the group is complete and after its end
+	fd    int // −1 if it is not driven: under TLS, before the group is complete and after its end
 	queue frame.FIFO[*frame.Outgoing]
 	sent  int // bytes of the first in the queue, with its header, that the kernel has taken
 }

@@ -53,7 +53,7 @@ type Config struct {
 	Connections int                   // that share the large frames between two ranks of different hosts
 	ShareFrom   int                   // bytes from which a frame is large
 	Log         logrus.FieldLogger    // needed
-	Visited     func(net.Conn)        // see Visit; nil: there are none
+	Visited     func(net.Conn)        // see Visit; nil: visitors are refused
 	Network     identity.Network      // where the other ranks are
 }
 

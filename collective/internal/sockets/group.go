@@ -43,7 +43,7 @@ type Groups interface {
 	// Demand is called where another rank wants to connect a lane that is not there: it may be one
 	// that is yet to be made. An error tells that rank why it is not.
 	Demand(lane uint64) error
-	// Failure is the first one; nil while there is none.
+	// Failure is the first one; nil before that.
 	Failure() *frame.Notice
 	// FailAll ends all groups.
 	FailAll(n frame.Notice)

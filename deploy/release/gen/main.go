@@ -96,7 +96,7 @@ func (r *release) notes() error {
 	return r.write("NOTES.md", []byte(notes))
 }
 
-// notesOf returns the section of a version, or where there is none that of what is not released.
+// notesOf returns the section of a version, or, if the changelog lacks it, the section Unreleased.
 // Links lead to the files of that version.
 func notesOf(changelog, version string) (string, error) {
 	for _, title := range []string{version, strings.TrimPrefix(version, "v"), "Unreleased"} {

@@ -10,8 +10,9 @@ import (
 )
 
 // Accept returns which of the nodes that the ranks hold count, by rank, and the microbatches that
-// are under none of these, ascending. A node counts unless it is none of a tree of so many leaves
-// or has a leaf that is under an earlier one that counts. All ranks get the same from the same.
+// are under none of them, ascending. A node does not count if a tree of so many leaves lacks it, or
+// if one of its leaves is under an earlier node that counts. The result depends on the arguments
+// alone.
 func Accept(leaves int, held [][]collective.Node) (kept [][]collective.Node, missing []int) {
 	taken := make([]bool, leaves)
 	kept = make([][]collective.Node, len(held))

@@ -35,8 +35,8 @@ type FeedSource struct {
 	Reserve func()
 	// Trim gives that memory back.
 	Trim func()
-	// Hold holds the newest commit, and returns nil if there is none. With ErrSoon it can hold that
-	// of one of the next steps.
+	// Hold holds the newest commit, and returns nil before the first commit. With ErrSoon it can
+	// hold that of one of the next steps.
 	Hold func() (*Commit, error)
 	// Sample returns checksums of some chunks of the newest commit. Keep calls it.
 	Sample func(commit uint64) []Sum

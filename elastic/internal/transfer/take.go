@@ -235,7 +235,7 @@ func (t *taker) ask(p *peer) error {
 }
 
 // newest returns the manifest of the newest commit, the most common one if peers differ; nil if
-// there is none.
+// none has it.
 func (t *taker) newest() *Manifest {
 	var best *Manifest
 	most := 0

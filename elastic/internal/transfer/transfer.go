@@ -87,7 +87,7 @@ var (
 
 // Supply is what a worker has for others.
 type Supply struct {
-	// Newest returns the newest commit; nil: there is none. It is called by any goroutine.
+	// Newest returns the newest commit; nil before the first commit. It is called by any goroutine.
 	Newest func() *Commit
 	// Feed is for followers; nil: nobody can follow this worker.
 	Feed *Feed

@@ -233,7 +233,7 @@ static ncclResult_t make(const char *how, struct comm *parent, struct comm **pla
 	if (!place || size < 1 || size > RANKS || rank < 0 || rank >= size)
 		return wrong("rank %d of %d", rank, size), INVALID_ARGUMENT;
 	if (!config || config->size != 24 || config->magic != 0xcafebeef || config->version != 21400 || config->blocking || config->pad)
-		return wrong("a configuration that is none"), INVALID_ARGUMENT;
+		return wrong("an invalid configuration"), INVALID_ARGUMENT;
 	char path[512];
 	snprintf(path, sizeof path, "%s/comm.%llx", folder(), id);
 	int file = open(path, O_RDWR | O_CREAT, 0600);
@@ -311,7 +311,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *place, int size, ncclUniqueId id
 {
 	unsigned long long n;
 	if (!number(&id, &n))
-		return wrong("an id by value that is none"), INVALID_ARGUMENT;
+		return wrong("an invalid id by value"), INVALID_ARGUMENT;
 	return make("init", 0, place, n, size, rank, config);
 }
 
@@ -320,7 +320,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *place, int size, int rank, int
 {
 	unsigned long long n;
 	if (ids != 1 || !number(id, &n))
-		return wrong("%d ids, or one that is none", ids), INVALID_ARGUMENT;
+		return wrong("%d ids, or an invalid one", ids), INVALID_ARGUMENT;
 	return make("init", 0, place, n, size, rank, config);
 }
 #endif
@@ -596,7 +596,7 @@ ncclResult_t ncclCommGrow(ncclComm_t c, int size, const ncclUniqueId *id, int ra
 {
 	unsigned long long n = 0;
 	if (id && !number(id, &n))
-		return wrong("an id to grow by that is none"), INVALID_ARGUMENT;
+		return wrong("an invalid id to grow by"), INVALID_ARGUMENT;
 	if (!c)
 		return id ? make("join", 0, place, n, size, rank, config) : wrong("a newcomer without an id");
 	ENTER(c);

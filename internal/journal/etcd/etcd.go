@@ -199,7 +199,7 @@ func (s *Store) opened(name string, value []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// get returns a value as it is, or nil where there is none.
+// get returns a value as it is, or nil if the key has no value.
 func (s *Store) get(ctx context.Context, name string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callBound)
 	defer cancel()

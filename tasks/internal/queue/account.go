@@ -8,8 +8,8 @@ const TaskCost = 512
 // account is what the tasks of a client take, in bytes.
 type account struct {
 	tasks  int   // that are known
-	open   int64 // of those that are not over, with their arguments
-	over   int64 // of those that are over, with their results
+	open   int64 // of unfinished tasks, with their arguments
+	over   int64 // of finished tasks, with their results
 	unread int64 // of those results, the ones that the client has not released
 	sent   int   // tasks that are with workers
 	mean   int64 // moving average of the bytes of a result
@@ -90,8 +90,8 @@ func (q *Queue) goOn(now time.Time, client uint64) {
 // Usage is what the tasks of a client take, in bytes.
 type Usage struct {
 	Tasks int
-	// Open is of those that are not over, Over of those that are, of whose results Unread bytes are
-	// those that the client has not taken.
+	// Open is the bytes of unfinished tasks, Over those of finished ones, Unread the part of Over
+	// that is results which the client has not taken.
 	Open, Over, Unread int64
 	// Paused: it has so much to take that its tasks wait.
 	Paused bool

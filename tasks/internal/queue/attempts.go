@@ -37,7 +37,7 @@ type attempts struct {
 
 // limits bound the attempts of a task.
 type limits struct {
-	retries int  // of attempts whose worker was lost, and, with again, of those that failed
+	retries int  // of attempts whose worker was lost, and, with again, of failed ones
 	again   bool // the task runs again where its function has failed
 	deaths  int  // so many lost workers are the task's fault
 	lacked  int  // so many attempts may find an argument nowhere

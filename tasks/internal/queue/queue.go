@@ -56,8 +56,8 @@ const (
 	Poison             // it has ended as many workers as a task may
 	Dependency         // a task whose result is its argument has failed
 	TimedOut           // it has run for longer than it may
-	Gone               // a stored value that it needs is nowhere, and cannot be made again
-	NoMember           // the worker that it is for is gone
+	Gone               // its stored argument is lost, and cannot be computed again
+	NoMember           // its worker is gone
 	Full               // there was no memory for its result
 )
 
@@ -233,7 +233,7 @@ type attempt struct {
 	stopped bool    // it was told to stop: what it is part of is no task any more
 }
 
-// of returns the task of which an attempt is the last and is not over; nil: there is none.
+// of returns the task of which an attempt is the last and is not over; nil: no task.
 func (q *Queue) of(worker uint64, h Held) *task {
 	t := q.tasks[h.ID]
 	if t == nil || t.state != Sent || t.number != h.Attempt || t.worker.ID != worker {

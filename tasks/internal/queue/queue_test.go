@@ -448,7 +448,7 @@ func TestTakenOver(t *testing.T) {
 }
 
 // TestEnded: what a client knows of a task from an earlier queue becomes of it wherever it is now,
-// also while its worker runs it, and of those that need it.
+// also while its worker runs it, and of the tasks that need it.
 func TestEnded(t *testing.T) {
 	failed := Result{State: Failed, Failure: ByUser, Text: "as it did"}
 	for _, known := range []Result{failed, {State: Cancelled}, {State: Succeeded, Value: []byte("before")}} {

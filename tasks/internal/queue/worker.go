@@ -71,7 +71,7 @@ func (c *crew) add(w *worker) {
 	c.list = append(c.list, w)
 }
 
-// remove removes a worker, and returns it; nil: there is none.
+// remove removes a worker, and returns it; nil: no such worker.
 func (c *crew) remove(id uint64) *worker {
 	w := c.workers[id]
 	if w == nil {

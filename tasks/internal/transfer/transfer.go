@@ -413,7 +413,7 @@ type fetch struct {
 
 	mu   sync.Mutex
 	next int64   // bytes from there on have not been asked for
-	back []int64 // chunks that were, in vain
+	back []int64 // chunks that were, and were not sent
 	left int64   // bytes that are missing
 }
 

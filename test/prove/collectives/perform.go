@@ -552,7 +552,7 @@ func (t *turnOf[T]) inBackground() error {
 	return t.settle(handles, data, everybody(t.g.Size()))
 }
 
-// settle waits for operations in the background, and checks the results of those that succeed, also
+// settle waits for operations in the background, and checks the results of successful ones, also
 // where others fail.
 func (t *turnOf[T]) settle(handles []*collective.Handle, data [][]T, ranks []int) error {
 	errs := make([]error, len(handles))

@@ -209,7 +209,7 @@ func (j *job) signal(s syscall.Signal) {
 }
 
 // end waits for hvdrun's end and checks the conditions that must hold then. The exit status must be
-// one of these; if there are none, 0.
+// one of these; without these, 0.
 func (j *job) end(ctx context.Context, statuses ...int) error {
 	if len(statuses) == 0 {
 		statuses = []int{0}

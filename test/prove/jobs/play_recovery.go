@@ -226,7 +226,7 @@ func (b *bench) killSome(ctx context.Context, n int, tasks bool) error {
 	return nil
 }
 
-// besides submits tasks to the job until the function that it returns is called.
+// besides submits tasks to the job until the returned function is called.
 func (b *bench) besides(ctx context.Context, j *job) (end func(), err error) {
 	end = func() {}
 	name, err := j.name()

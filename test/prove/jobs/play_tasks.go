@@ -66,7 +66,7 @@ func playTasks(ctx context.Context, t *trial) error {
 		return fmt.Errorf("exit status %d, want %d", j.Status(), terminated)
 	}
 	// An agent whose driver was killed before it had written down that the agent is there waits for
-	// another driver, in vain, for less than this.
+	// another driver, without success, for less than this.
 	if left := j.AwaitGone(follow.Patience); len(left) > 0 {
 		return fmt.Errorf("processes are left: %q", left)
 	}

@@ -164,7 +164,7 @@ func TestTally(t *testing.T) {
 	all.add(s, 0, nil, found, nil)
 	all.add(s, 0, nil, found, fmt.Errorf("wrong"))
 	all.skip(s)
-	if len(all.all().failed) != 1 || !strings.Contains(all.String(), fmt.Sprintf("seeds of those that failed: [%d]", s.Seed)) {
+	if len(all.all().failed) != 1 || !strings.Contains(all.String(), fmt.Sprintf("seeds of failed ones: [%d]", s.Seed)) {
 		t.Errorf("%d failed\n%s", len(all.all().failed), all.String())
 	}
 	if text := all.String(); !strings.Contains(text, s.Kind+": 6 workers killed\n") {

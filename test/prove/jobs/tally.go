@@ -87,7 +87,7 @@ func (t *tally) String() string {
 		}
 	}
 	if len(all.failed) > 0 {
-		text += fmt.Sprintf("seeds of those that failed: %v\n", all.failed)
+		text += fmt.Sprintf("seeds of failed ones: %v\n", all.failed)
 	}
 	return text
 }

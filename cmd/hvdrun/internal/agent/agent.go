@@ -193,8 +193,8 @@ func runAs(s *settings.Settings, log logrus.FieldLogger) (agent.RunAs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Origin("run-as"), err)
 	}
-	// Descriptors that this process was started with are none of the workers' business. Linux
-	// before 5.11 cannot; there are none under systemd or in a container.
+	// Workers do not inherit the descriptors that this process was started with. Linux before 5.11
+	// cannot; under systemd or in a container this process has no such descriptors.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	return policy, nil
 }

@@ -465,7 +465,7 @@ func (f benchFiles) write(r *bench.Report) error {
 	return nil
 }
 
-// close closes what is open, and sets err to a failure, if there is none yet.
+// close closes what is open, and sets err to a failure, unless err is set already.
 func (f benchFiles) close(err *error) {
 	for _, file := range []*os.File{f.tsv, f.plot} {
 		if file == nil {

@@ -17,8 +17,8 @@ const (
 	DriverReaps = 10 * time.Second
 )
 
-// Inherit makes this process the parent of those that its descendants leave behind, and reaps them
-// until release is called.
+// Inherit makes this process the parent of processes that its descendants leave behind, and reaps
+// them until release is called.
 func Inherit(log logrus.FieldLogger, patience time.Duration) (release func()) {
 	if err := proc.Adopt(); err != nil {
 		log.Warnf("what workers leave behind may outlive them: %v", err)

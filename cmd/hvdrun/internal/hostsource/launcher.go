@@ -85,7 +85,7 @@ func Prepare(ctx context.Context, a *client.Agents, hosts []plan.Host, size job.
 	return nil
 }
 
-// starter returns how agents are started where there are none.
+// starter returns how agents are started on hosts without one.
 func starter(s *settings.Settings) client.Starter {
 	ssh := Shell(s.SSH)
 	ssh.Audit = s.Record

@@ -25,8 +25,8 @@ import (
 // OwnPlugins are the plugins that come with hvdrun.
 var OwnPlugins = []string{"dns", "file", "http", "kubernetes", "slurm"}
 
-// ownPlugin returns the path of a plugin that came with this program, or if there is none of that
-// name an empty one; and where it would be.
+// ownPlugin returns the path of a plugin that came with this program, or an empty path if none has
+// the name; and the places where it looked.
 func ownPlugin(name string) (path string, places []string, err error) {
 	own, err := os.Executable()
 	if err == nil {

@@ -135,8 +135,8 @@ const (
 // driverLeaves is the pause between looks whether a driver whose job has ended is gone.
 const driverLeaves = 20 * time.Millisecond
 
-// Status asks the driver, or the journal where there is none. A driver refuses only when its job
-// has just ended; then it is gone in a moment, and the journal has it all.
+// Status asks the driver, or, without a driver, the journal. A driver refuses only when its job has
+// just ended; then it is gone in a moment, and the journal has it all.
 func (d *Dir) Status(ctx context.Context) (s job.Status, err error) {
 	for {
 		err = d.Ask(ctx, func(driver *control.Client) (err error) {

@@ -64,7 +64,7 @@ type Secrets struct {
 // secretPlace is a folder for the secrets of all jobs of this user.
 type secretPlace struct {
 	base string // is to be this user's alone
-	made bool   // base is made where there is none
+	made bool   // base is made if it does not exist
 }
 
 func (p secretPlace) jobs() string {

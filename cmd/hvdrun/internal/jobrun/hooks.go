@@ -72,7 +72,7 @@ type run struct {
 	agents    *client.Agents // that start the workers
 	localOnly bool           // all hosts there will ever be are this machine
 	output    *launch.Output
-	tracks    *tracks // of the timeline; nil: there is none
+	tracks    *tracks // of the timeline; nil: no timeline
 
 	started []hook
 	result  error // of the job, once its driver has ended
@@ -108,7 +108,7 @@ func (r *run) start(ctx context.Context, all []hook) error {
 	return nil
 }
 
-// each returns what calls all functions, in this order; nil: there is none.
+// each returns a function that calls all functions, in this order; nil: no function is given.
 func each[T any](all []func(T)) func(T) {
 	if len(all) == 0 {
 		return nil

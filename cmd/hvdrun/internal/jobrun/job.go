@@ -145,7 +145,7 @@ func (j *Spec) keepCopy(ctx context.Context, p *cli.Program, s *settings.Setting
 }
 
 // unshared returns a folder of the output that others cannot enter, although it is to be shared;
-// empty: there is none.
+// empty: no such folder.
 func unshared(s *settings.Settings) string {
 	if !s.Tuning.ShareOutput {
 		return ""
@@ -199,7 +199,7 @@ type Spec struct {
 	dir       *jobdir.Dir         // nil: it has none
 	known     []client.KnownAgent // of the driver before
 	resumed   bool
-	copy      *Claimed // nil: there is none
+	copy      *Claimed // nil: no copy
 }
 
 // begun writes down that a job agent has been started.

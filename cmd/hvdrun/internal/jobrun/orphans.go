@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// orphansHook makes this process the parent of those that workers leave behind.
+// orphansHook makes this process the parent of processes that workers leave behind.
 type orphansHook struct{ release func() }
 
 func (h *orphansHook) start(_ context.Context, r *run) error {

@@ -167,7 +167,7 @@ func TestCollectorIsAway(t *testing.T) {
 	}
 }
 
-// TestTracesAreOff: without a collector's name there is none, and a wrong name is refused.
+// TestTracesAreOff: without a collector's name nothing is sent, and a wrong name is refused.
 func TestTracesAreOff(t *testing.T) {
 	for _, env := range [][]string{nil, {"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_SDK_DISABLED=true"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_TRACES_EXPORTER=none"},

@@ -56,7 +56,7 @@ type toldWorld struct {
 type pace struct {
 	told    time.Time // when there was the last line
 	line    string    // which waits for the pause to end
-	why     []string  // the reasons of the waiting line and of those that it has replaced, each once
+	why     []string  // the reasons of the waiting line and of the lines that it has replaced, each once
 	known   map[string]bool
 	between int // worlds that the waiting line has replaced
 	timer   *time.Timer

@@ -33,7 +33,7 @@ the same place are told together. Nothing is stopped, and no core is written: a 
 that does not answer, since a signal has stopped it, is read from its memory by the agent of its host; of other processes,
 and those that they have started, /proc tells.
 
-With --all it tells all goroutines and threads. --pid tells of a process of this machine, and of those that it has started, as
+With --all it tells all goroutines and threads. --pid tells of a process of this machine, and of the processes that it has started, as
 of a hvdrun torchrun or any program, without a job.
 
 ` + jobdir.WhichJob + ` A number that is no job's is a rank.`,

@@ -156,7 +156,7 @@ type jobSource struct{ d *jobdir.Dir }
 // Status returns the status, also of a job that has no driver.
 func (s jobSource) Status(ctx context.Context) (job.Status, error) { return s.d.Status(ctx) }
 
-// Command has the driver carry out a command. That there is none is a refusal.
+// Command asks the driver to carry out a command. Without a driver the command is refused.
 func (s jobSource) Command(ctx context.Context, c job.Command) (done string, err error) {
 	err = s.d.Ask(ctx, func(driver *control.Client) (err error) {
 		done, err = driver.Command(ctx, c)

@@ -63,7 +63,7 @@ Settings that no job can have are refused here too.`,
 }
 
 // configEntry is one setting as it is printed. Value is a string, a []string, a map[string]string,
-// or nil where there is none.
+// or nil if it has none.
 type configEntry struct {
 	section, name string
 	Value         any    `json:"value"`

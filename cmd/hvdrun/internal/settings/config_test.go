@@ -153,7 +153,7 @@ func TestFileOfTheDocs(t *testing.T) {
 	}
 	m := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(page)
 	if m == nil {
-		t.Fatal("there is none")
+		t.Fatal("no setting was found")
 	}
 	s, err := loadArgs(t, "", nil, string(m[1]))
 	if err != nil {

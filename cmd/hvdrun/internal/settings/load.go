@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Dynamic returns the settings that are given of those that name sources which are asked, or
-// listened to, as long as the job runs. The sources are merged in this order (see discovery.Merge).
+// Dynamic returns the given settings that name sources of hosts which are asked, or listened to, as
+// long as the job runs. The sources are merged in this order (see discovery.Merge).
 func (s *Settings) Dynamic() (names []string) {
 	if s.Slurm.On { // it has all that others have
 		return []string{"slurm"}
@@ -268,7 +268,7 @@ func ofService(env []string, name, text string) bool {
 	return is
 }
 
-// mistyped returns a line for each variable that nearly is a setting, but is none. A worker's
+// mistyped returns a line for each variable whose name is nearly that of a setting. A worker's
 // variables are not what a person has written.
 func mistyped(env []string) (lines []string) {
 	if _, nested := cli.Lookup(env, plan.EnvDriverAddr); nested {

@@ -24,8 +24,8 @@ var (
 	secretURL  = regexp.MustCompile(`://[^/@\s]*:[^/@\s]*@`)
 )
 
-// isSecret returns whether a value is better not shown. The name of a file in which a secret lies
-// is none.
+// isSecret returns whether a value is better not shown. The name of a file that contains a secret
+// is not secret.
 func isSecret(name, value string) bool {
 	isFile := strings.HasSuffix(strings.ToLower(name), "file") || strings.HasSuffix(strings.ToLower(name), "path")
 	return secretURL.MatchString(value) || secretName.MatchString(name) && !isFile
@@ -44,7 +44,7 @@ func (s *Settings) ExposedSecrets() []string {
 	return secrets
 }
 
-// withoutSecrets returns the rest of a map, and the names of those that are left out.
+// withoutSecrets returns the rest of a map, and the names of the values that are left out.
 func withoutSecrets(m map[string]string) (rest map[string]string, secrets []string) {
 	rest = map[string]string{}
 	for name, value := range m {

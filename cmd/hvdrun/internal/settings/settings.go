@@ -100,7 +100,7 @@ type sourceSettings struct {
 	SlotsPerHost            int // 0: as many as GPUs are seen, else 1
 	Plugin                  string
 	PluginSettings          map[string]string
-	Trail                   *audit.Trail      // has the records of a job; nil: there is none
+	Trail                   *audit.Trail      // has the records of a job; nil: no record is kept
 	Stray                   func(line string) // takes what a plugin should not have printed; nil: it is only logged
 	DiscoveryTimeout        time.Duration
 	RemovalAfter            int // 0: as is usual
@@ -154,8 +154,8 @@ type setting struct {
 	arg     string // stands for the value in the help; "" for a switch
 	usage   string
 	section string // of the file
-	// def is the value where none is given, as text; where there is none, or not the same for all,
-	// unset says what is.
+	// def is the default as text. If a setting has no default, or different ones, unset describes
+	// what applies.
 	def, unset string
 	Source     bool // is about which hosts there are: a setting of `hvdrun discover` too
 	list       bool // of values a,b,c; a file may have a list

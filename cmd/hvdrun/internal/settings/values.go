@@ -115,5 +115,5 @@ func parseChoice(text string, choices ...string) (int, error) {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("%q is none of %s", text, strings.Join(choices, ", "))
+	return 0, fmt.Errorf("%q is not one of %s", text, strings.Join(choices, ", "))
 }

@@ -102,7 +102,7 @@ type shownOutput struct {
 	of   outputOf
 	text string
 	to   int64  // what was read of it; negative: nothing
-	gone string // why there is none
+	gone string // why no output is known
 }
 
 func newTop(j *topJob) *top {
@@ -332,7 +332,7 @@ func (m *top) move(name string) tea.Cmd {
 	return nil
 }
 
-// slot returns the slot of a spot; nil: there is none.
+// slot returns the slot of a spot; nil: the spot has no slot.
 func (m *top) slot(at spot) *job.Slot {
 	if m.view == nil {
 		return nil

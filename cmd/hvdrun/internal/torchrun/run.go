@@ -417,7 +417,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 }
 
 // machineKey returns the key of jobs whose nodes are all on this machine: the user's own, which is
-// made where there is none, and the file that has it.
+// made if it does not exist, and the file that has it.
 func machineKey(env []string) (key []byte, path string, err error) {
 	var failed error
 	for _, jobs := range jobdir.StateDirs(env, jobdir.Shared) {

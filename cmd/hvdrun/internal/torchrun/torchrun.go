@@ -83,7 +83,8 @@ Where the two differ, docs/torchrun.md says how.`,
 // noID is the run id of a job that is given none.
 const noID = "none"
 
-// addFlags defines the flags, in both spellings; the first word that is none begins the script.
+// addFlags defines the flags, in both spellings; the first word that is not a flag begins the
+// script.
 func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 	fs.SetInterspersed(false)

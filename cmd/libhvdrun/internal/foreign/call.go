@@ -224,8 +224,8 @@ func (c *Call) checkArg(rank, size int) error {
 	return nil
 }
 
-// extent returns how many elements there are in Data and in Result; of those that only some kinds
-// have, one stands for all.
+// extent returns how many elements Data and Result have. For a value that only some kinds of calls
+// have, it counts one.
 func (c *Call) extent(rank, size int) (sent, received int64, err error) {
 	all := c.Count * int64(size)
 	switch c.Kind {

@@ -18,7 +18,7 @@ import (
 // group, and with it all later calls. Any goroutine may use it.
 type Group struct {
 	g      *collective.Group
-	parent *Group // of a subset; nil: it is none
+	parent *Group // of a subset; nil: it is not a subset
 
 	mu     sync.Mutex
 	limit  time.Duration // of a call; 0: none
@@ -156,9 +156,9 @@ func (s *Group) push(line int, do func(context.Context) error) (ticket uint64, e
 }
 
 // Wait waits until the call of a ticket has ended, and returns its error. Where limit is not
-// negative it waits no longer than that, and done is false if the call has not ended. A negative
-// limit is none: then it performs calls itself that nobody performs yet, and ends the group where
-// check says so.
+// negative it waits no longer than that, and done is false if the call has not ended. With a
+// negative limit it waits without one: it performs calls itself that nobody performs yet, and ends
+// the group where check says so.
 func (s *Group) Wait(ticket uint64, limit time.Duration, check Check) (done bool, err error) {
 	var until time.Time
 	if limit >= 0 {

@@ -67,7 +67,7 @@ func (s *Group) inCheck() *patience {
 	return nil
 }
 
-// begin makes it the context of another operation; there is none after one that has failed.
+// begin makes it the context of another operation. After a failed operation it is not called again.
 func (p *patience) begin(check Check, limit time.Duration) {
 	now := time.Now()
 	p.check, p.limit, p.began, p.asked = check, limit, now, now
@@ -76,7 +76,7 @@ func (p *patience) begin(check Check, limit time.Duration) {
 	}
 }
 
-// Deadline is none: an operation that had one would set a timer for it.
+// Deadline returns no deadline: an operation would set a timer for it.
 func (p *patience) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Done is closed once Err has returned an error.

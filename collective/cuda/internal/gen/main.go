@@ -10,15 +10,15 @@
 //	256  how many sources               u32
 //	260  how many targets               u32
 //	264  bytes of the head              u64   before the first place where 16 bytes are aligned
-//	272  vectors of 16 bytes            u64   all addresses are aligned alike, or there are none
+//	272  vectors of 16 bytes            u64   0 unless all addresses are aligned alike
 //	280  elements of the head           u64
 //	288  elements of head and tail      u64
 //	296  a number                       64 bits: what to divide or multiply by
 //
 // The arithmetic is that of internal/kernel in every bit. Rounding is said with each instruction,
 // which keeps the compiler from fusing a product and a sum, and subnormal numbers stay what they
-// are. What a device makes of a NaN differs from what a processor does, so it is said too: the
-// first operand that is none, made quiet, or else the negative NaN without payload.
+// are. A device and a processor make different NaNs, so the kernels choose the NaN: the first
+// operand that is a NaN, made quiet, or else the negative NaN without payload.
 package main
 
 import (

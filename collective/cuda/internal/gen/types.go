@@ -125,7 +125,7 @@ func (t kind) narrowed(w *writer, a string) string {
 	return a
 }
 
-// isNaN returns the predicate that an element is none.
+// isNaN returns the predicate that an element is not a number.
 func (t kind) isNaN(w *writer, a string) string {
 	return w.to("p", "setp.nan."+t.compute, "%s, %s", a, a)
 }
@@ -143,7 +143,7 @@ func (t kind) guarded(w *writer, a, b, op string) string {
 	return t.chosen(w, t.narrowed(w, r), none, a, b, t.isNaN(w, x), t.isNaN(w, y))
 }
 
-// chosen is r, or where there is none the NaN of the operands a and b.
+// chosen is r, or if r is not a number the NaN of the operands a and b.
 func (t kind) chosen(w *writer, r, none, a, b, noA, noB string) string {
 	n := w.to(t.class, "selp."+t.bits, "%s, %s, %s", t.quieted(w, b), t.constant(w, t.made), noB)
 	n = w.to(t.class, "selp."+t.bits, "%s, %s, %s", t.quieted(w, a), n, noA)

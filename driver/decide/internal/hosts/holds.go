@@ -50,7 +50,7 @@ func (h *Table) Hold(hold Hold) {
 	h.holds[keyOf(hold.Host, hold.Slot)] = hold
 }
 
-// Held returns the hold on the slot's host, or else on the slot; false if there is none.
+// Held returns the hold on the slot's host, or else on the slot; false if neither is held.
 func (h *Table) Held(now time.Time, id plan.SlotID) (Hold, bool) {
 	for _, k := range []holdKey{{id.Host, -1}, {id.Host, id.Index}} {
 		if h.isHeld(k, now) {
@@ -60,7 +60,7 @@ func (h *Table) Held(now time.Time, id plan.SlotID) (Hold, bool) {
 	return Hold{}, false
 }
 
-// HostHeld returns the hold on the whole host; false if there is none.
+// HostHeld returns the hold on the whole host; false if it is not held.
 func (h *Table) HostHeld(now time.Time, host string) (Hold, bool) {
 	k := holdKey{host, -1}
 	return h.holds[k], h.isHeld(k, now)
@@ -106,7 +106,7 @@ func (h *Table) Readmit(now time.Time, host string, slot *int) []Exclusion {
 	return ended
 }
 
-// Excluded returns the Exclusion of the slot's host, or else of the slot; false if there is none.
+// Excluded returns the Exclusion of the slot's host, or else of the slot; false if neither is out.
 func (h *Table) Excluded(now time.Time, id plan.SlotID) (Exclusion, bool) {
 	if r := h.hosts[id.Host]; h.isOut(r, now) {
 		return h.exclusion(id.Host, nil, r), true
@@ -164,8 +164,8 @@ func (h *Table) dropHolds(listed map[string]plan.Host) {
 	}
 }
 
-// outAsWhole returns when the Exclusion or hold of the whole host ends; zero if there is none or it
-// has no end.
+// outAsWhole returns when the Exclusion or hold of the whole host ends; zero if it is not out, or
+// it has no end.
 func (h *Table) outAsWhole(name string) (until time.Time) {
 	if r := h.hosts[name]; r != nil && r.out && !h.cfg.Forever {
 		until = r.until

@@ -679,8 +679,8 @@ func (s *state) leadBy(i, silent int, v variant) (*state, bool) {
 	return n, false
 }
 
-// stuck returns what is wrong where more than half of those that live can talk, or all, and cannot
-// go on.
+// stuck returns what is wrong where more than half of the living, or all, can talk, and cannot go
+// on.
 func (s *state) stuck(v variant) string {
 	for silent := -1; silent < len(s.procs); silent++ {
 		if silent >= 0 && !s.enough(silent, v) {
@@ -704,8 +704,8 @@ func (s *state) stuck(v variant) string {
 	return ""
 }
 
-// enough returns whether those that live but one are more than half of those that live, of all
-// lists of members that they know.
+// enough returns whether all living but one are more than half of the living, of all lists of
+// members that they know.
 func (s *state) enough(silent int, v variant) bool {
 	if !s.procs[silent].up {
 		return false

@@ -19,8 +19,8 @@ type Evidence struct {
 func (e Evidence) Dead() bool { return e.Replaced || e.Refused && e.Ended }
 
 // quorum returns whether those that have something are a quorum of a list of members: more than
-// half of those that are not dead; and of two the first alone, which may go on when the other is
-// silent, while the other may not. Two quorums of up to four members have a member in common, or
+// half of the members that are not dead; and of two the first alone, which may go on when the other
+// is silent, while the other may not. Two quorums of up to four members have a member in common, or
 // all of one are dead.
 func quorum(list []string, has, dead func(member string) bool) bool {
 	have, living := count(list, has, dead)
@@ -101,7 +101,7 @@ type Ballot struct {
 	asked []string // by the node, itself first
 	heard map[string]bool
 	Dead  map[string]bool // are known to be dead
-	Best  Copy            // the newest of those that have promised
+	Best  Copy            // the newest of those who have promised
 	Later uint64          // more than the promise of one that has refused; 0: none has
 }
 
