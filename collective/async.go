@@ -44,8 +44,8 @@ type Handle struct {
 	err     error
 }
 
-// refuse has the engine tell the others that this rank refuses the operation. Where all refuse the
-// same it ends with the reason on each, and the group goes on.
+// refuse makes the engine tell the others that this rank refuses the operation. Where all refuse
+// the same it ends with the reason on each, and the group goes on.
 func (h *Handle) refuse(reason error) {
 	h.refusal, h.request.Refused = reason, true
 	h.request.Prescale, h.request.Postscale = 1, 1 // one that is not a number is not equal to itself

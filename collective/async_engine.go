@@ -343,7 +343,7 @@ func (e *engine) rest() time.Duration {
 	return max(e.tuning.cycle, min(e.tuning.cycle<<max(0, e.vain-fewVain), longestRest))
 }
 
-// wakeBy has the engine's goroutine look again at some time at the latest. A timer that is set
+// wakeBy makes the engine's goroutine look again at some time at the latest. A timer that is set
 // already and goes off before stays as it is: to set one earlier wakes a thread of the runtime,
 // which costs a small operation more than the rest of it. The caller holds e.mu.
 func (e *engine) wakeBy(now, at time.Time) {
@@ -384,7 +384,7 @@ func (e *engine) cycleIfDue(urgent bool) (worked bool) {
 	return worked
 }
 
-// look reports whether there is a reason for a cycle, and if not, has the engine's goroutine look
+// look reports whether there is a reason for a cycle, and if not, makes the engine's goroutine look
 // again in time.
 func (e *engine) look() bool {
 	e.mu.Lock()

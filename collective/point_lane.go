@@ -332,7 +332,7 @@ func (p *point) submit(ctx context.Context, m message) (*Handle, error) {
 	return h, nil
 }
 
-// kick has a goroutine do what is in the queue, if nobody is at it.
+// kick makes a goroutine do what is in the queue, if nobody is at it.
 func (p *point) kick() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,7 +42,7 @@ type controlled loop
 
 var errEnded = &job.RefusedError{Reason: "the job has ended"}
 
-// Status has the loop take the status between two events.
+// Status makes the loop take the status between two events.
 func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	var s job.Status
 	taken := make(chan error, 1)

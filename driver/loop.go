@@ -92,7 +92,7 @@ type services struct {
 }
 
 // inboxRoom is how many events may wait. A worker posts few at a time, and is not to wait, nor to
-// have others of its host wait, while the loop writes to a slow disk.
+// make others of its host wait, while the loop writes to a slow disk.
 const inboxRoom = 1 << 14
 
 // inbox is open until run returns.

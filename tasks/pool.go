@@ -325,7 +325,7 @@ func (p *Pool) listen(r *link.Reader) error {
 	}
 }
 
-// release has the scheduler forget results soon; the lock is held.
+// release makes the scheduler forget results soon; the lock is held.
 func (p *Pool) release(all []uint64) {
 	if len(all) == 0 || p.link == nil {
 		return
@@ -345,7 +345,7 @@ func (p *Pool) pushSoon() {
 	}
 }
 
-// keep has the scheduler keep the stored result of a task until nothing has its Future any more;
+// keep makes the scheduler keep the stored result of a task until nothing has its Future any more;
 // the lock is held.
 func (p *Pool) keep(t *pending) {
 	p.kept[t.n] = true

@@ -68,7 +68,7 @@ func (a *admission) free(left int, cost int64) {
 	}
 }
 
-// retry has those try again that wait for room.
+// retry wakes the submitters that wait for room.
 func (a *admission) retry() {
 	a.short = 0
 	close(a.room)

@@ -22,7 +22,7 @@ const byeTimeout, dropTimeout = time.Second, 5 * time.Second
 // one with rank 0, and a connection that ends without a last word is that of a process that is
 // gone. Members are then dropped at once, where a heartbeat would be missed for seconds. What this
 // cannot see, as the silence of a machine, the heartbeats still tell. A connection that was reset,
-// which a firewall does too, is made again. Where the store is not reached, w has the round end.
+// which a firewall does too, is made again. Where the store is not reached, w makes the round end.
 func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched) {
 	of := attendance.of(r.Number)
 	stay := func(conn net.Conn, rank int) (cut bool) { // until one of both leaves

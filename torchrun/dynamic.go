@@ -35,8 +35,8 @@ type watched struct {
 	away, parted, fired bool
 }
 
-// note takes what has changed, and has the round end where a member is missing and the store cannot
-// tell why. Members that are all there train on without it.
+// note takes what has changed, and makes the round end where a member is missing and the store
+// cannot tell why. Members that are all there train on without it.
 func (w *watched) note(change func(*watched)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,7 +46,7 @@ func (w *watched) note(change func(*watched)) {
 	}
 }
 
-// fire has the round end; the lock is held.
+// fire makes the round end; the lock is held.
 func (w *watched) fire() {
 	if !w.fired {
 		w.fired = true

@@ -293,7 +293,7 @@ func (r *elasticRun) depart(why error, drain func(error), served <-chan struct{}
 	return status, nil
 }
 
-// stopJob has the driver stop the job, and returns its exit status.
+// stopJob tells the driver to stop the job, and returns its exit status.
 func (r *elasticRun) stopJob() (status int, stopped bool) {
 	close(r.lead.stop)
 	out := <-r.drove

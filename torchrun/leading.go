@@ -106,7 +106,7 @@ func (s *leadingStore) CompareAndSet(ctx context.Context, key string, version ui
 	return e, set, s.kept(ctx)
 }
 
-// forget has the oldest values go where there are too many; the lock is held.
+// forget removes the oldest values if there are too many; the lock is held.
 func (s *leadingStore) forget() {
 	if len(s.values) <= mostValues {
 		return

@@ -62,7 +62,7 @@ func newMovingStore(p *Peers, endpoint string, host bool) *movingStore {
 	return s
 }
 
-// copies has this node keep a copy of the store for the one that leads, which may wait for it as
+// copies makes this node keep a copy of the store for the one that leads, which may wait for it as
 // soon as this node is in a round. The agent listens.
 func (s *movingStore) copies() {
 	s.mu.Lock()
@@ -80,7 +80,7 @@ func (s *movingStore) copies() {
 	}, new(sync.WaitGroup))
 }
 
-// copyStore has this node keep a copy of the store that moves, if there is one.
+// copyStore makes this node keep a copy of the store that moves, if there is one.
 func (p *Peers) copyStore() {
 	p.mu.Lock()
 	s := p.moving
@@ -114,7 +114,7 @@ func (p *Peers) tellMembers(ctx context.Context, r dynamic.Round, drop func(ctx 
 	}
 }
 
-// setMembers has the one that has the store keep copies with the members of a round.
+// setMembers makes the one that has the store keep copies with the members of a round.
 func (s *movingStore) setMembers(ctx context.Context, round int, members []string) error {
 	return s.ask(ctx, func(at store.Store) (e store.Entry, err error) {
 		switch at := at.(type) {

@@ -422,9 +422,9 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 	return s, nil
 }
 
-// also has the store listen at further addresses, which other programs may have. The workers are
-// told the last one: newer torch takes the store for the agent's only where the program names
-// the address that the variables have.
+// also makes the store listen at further addresses, which other programs may have. The workers are
+// told the last one: newer torch takes the store for the agent's only where the program names the
+// address that the variables have.
 func (s *workerStore) also(addrs []string) {
 	for _, addr := range addrs {
 		at := addr

@@ -124,8 +124,8 @@ func (w *warm) tell(err error) {
 	w.ended = true
 }
 
-// become has the interpreter run a worker, until that ends or ctx does. used: it did; false: it was
-// not fit for that, and is gone.
+// become makes the interpreter run a worker, until that ends or ctx does. used: it did; false: it
+// was not fit for that, and is gone.
 func (w *warm) become(ctx context.Context, spec *launch.Spec, args []string, started func(pid int)) (used bool, err error) {
 	if !w.adopt(spec) {
 		w.end()

@@ -915,7 +915,7 @@ func testDeath(t *testing.T, newGroups NewGroups) {
 	CheckDeath(t, repeat(40), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
 
-// CheckDeath has kill end one rank of a group at random moments of a loop of all operations, for
+// CheckDeath makes kill end one rank of a group at random moments of a loop of all operations, for
 // each seed, and checks that every other rank gets an error that names it.
 func CheckDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *collective.Group)) {
 	t.Helper()
@@ -946,8 +946,8 @@ type murder struct {
 	kill          func(g *collective.Group)
 }
 
-// check has all ranks do the same work again and again until it fails: on every rank because of the
-// victim, and so does what they do later.
+// check makes all ranks do the same work again and again until it fails: on every rank because of
+// the victim, and so does what they do later.
 func (m *murder) check(work func(ctx context.Context, g *collective.Group) error, later func(g *collective.Group) error) {
 	t := m.t
 	t.Helper()

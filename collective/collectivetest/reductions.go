@@ -33,7 +33,7 @@ func RunReductions(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// checkReductionDeath has one rank end at a random moment of a loop of AllReduces.
+// checkReductionDeath makes one rank end at a random moment of a loop of AllReduces.
 func checkReductionDeath(t *testing.T, newGroups NewGroups, seed uint64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 4))

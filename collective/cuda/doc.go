@@ -10,7 +10,7 @@
 // blocks in the driver until the device is done.
 //
 // The program's own kernels are loaded as PTX by [Device.Load] and put into streams by
-// [Function.Launch]; [Options].After has a collective wait for them.
+// [Function.Launch]; [Options].After makes a collective wait for them.
 //
 // At its first collective the ranks of a group choose a backend together ([Config].Backend). Where
 // all have NVIDIA's library for it, NCCL, they make a communicator in the background, and use it as

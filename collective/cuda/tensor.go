@@ -189,7 +189,7 @@ func (p *Part[T]) copyOut(ctx context.Context, s *staging, address uint64) ([]by
 	return fresh, err
 }
 
-// after has the streams of s wait for what is in the part's stream.
+// after makes the streams of s wait for what is in the part's stream.
 func (p *Part[T]) after(s *staging) error {
 	e, err := Options{After: p.options.Stream}.event()
 	if err != nil {

@@ -246,7 +246,7 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// kill ends the process group, or has it end as soon as it is there.
+// kill ends the process group, now or as soon as it exists.
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -220,7 +220,7 @@ func (s *session) ping() error {
 	return nil
 }
 
-// shutDown has the process end by itself, if it does so soon.
+// shutDown makes the process end by itself, if it does so soon.
 func (s *session) shutDown() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()

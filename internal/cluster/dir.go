@@ -124,8 +124,8 @@ func (d *Dir) read() (*State, error) {
 	return s, nil
 }
 
-// Update has change change the state, which other processes do not meanwhile. Where it returns an
-// error nothing is changed.
+// Update changes the state by the given function, and keeps other processes from changing it
+// meanwhile. Where it returns an error nothing is changed.
 func (d *Dir) Update(change func(*State) error) error {
 	lock, err := safefile.Update(d.file(lockFile), safefile.Private, true)
 	if err != nil {

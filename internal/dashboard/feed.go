@@ -17,7 +17,7 @@ import (
 type Source interface {
 	// Status returns the job's status, also of one that has no driver or has ended.
 	Status(ctx context.Context) (job.Status, error)
-	// Command has the job carry out a command, and returns what was done. A refusal is a
+	// Command asks the job to carry out a command, and returns what was done. A refusal is a
 	// *job.RefusedError.
 	Command(ctx context.Context, c job.Command) (done string, err error)
 }

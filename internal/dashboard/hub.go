@@ -23,7 +23,7 @@ const (
 	idle = 5
 )
 
-// hub looks at the job again and again, and has viewers get what is new.
+// hub looks at the job again and again, and sends viewers what is new.
 type hub struct {
 	feed     *Feed
 	interval time.Duration
@@ -82,7 +82,7 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-// nudge has the job be looked at soon.
+// nudge asks for a look at the job soon.
 func (h *hub) nudge() {
 	select {
 	case h.nudged <- struct{}{}:

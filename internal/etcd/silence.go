@@ -81,7 +81,7 @@ func (h *heard) Write(p []byte) (int, error) {
 	return h.Conn.Write(p)
 }
 
-// wait has the answer be due after that time; h.mu is held.
+// wait sets the time after which the answer is due; h.mu is held.
 func (h *heard) wait(after time.Duration) {
 	h.due = time.Now().Add(after)
 	h.timer = time.AfterFunc(after, h.expire)

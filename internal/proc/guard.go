@@ -161,7 +161,7 @@ func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	return g, nil
 }
 
-// Close has the guard do its work now and blocks until it is done: some 20 ms where nothing is
+// Close makes the guard do its work now and blocks until it is done: some 20 ms where nothing is
 // left, and a few seconds at most. It returns an error where something could not be killed. Later
 // calls return the same.
 func (g *Guard) Close() error { return g.close() }

@@ -13,8 +13,8 @@ import (
 // fsync, fdatasync and renameat2 are the system calls. Tests replace them.
 var fsync, fdatasync, renameat2 = unix.Fsync, unix.Fdatasync, unix.Renameat2
 
-// Sync blocks until a file is on the disk. Where its file system has no such call that is told, see
-// TellLacks, and is no error.
+// Sync blocks until a file is on the disk. If its file system has no such call, that is reported,
+// see TellLacks, and is no error.
 func Sync(f *os.File) error { return syncBy("fsync", fsync, f) }
 
 // SyncData is Sync for what was written, without the file's times.

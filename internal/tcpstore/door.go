@@ -50,7 +50,7 @@ func OpenDoor(cfg DoorConfig) (*Door, error) {
 // Addr returns where the door is.
 func (d *Door) Addr() *net.TCPAddr { return d.ln.Addr().(*net.TCPAddr) }
 
-// Open has the door listen at a further address.
+// Open makes the door listen at a further address.
 func (d *Door) Open(addr string) error {
 	_, err := d.ln.Open(addr)
 	return err

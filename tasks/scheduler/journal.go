@@ -185,7 +185,7 @@ type debts struct {
 	owes  *time.Timer // sends it
 }
 
-// owe has what was put for a client be sent soon, if nothing else is; the lock is held.
+// owe makes sure that what was put for a client is sent soon, if nothing else is; the lock is held.
 func (p *peer) owe(accepted uint64) {
 	switch {
 	case accepted >= p.told+acceptAt:

@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// The scheduler is in the process that keeps a training job going, so what clients have it keep is
+// The scheduler is in the process that keeps a training job going, so what it keeps for clients is
 // bounded. Clients are told how many bytes their tasks may have that are not over: half of what
 // others leave. So one client alone has half of all, two have a third each, and there is always
 // room for another. Submit of package tasks waits beyond that. The tasks of a client that does not

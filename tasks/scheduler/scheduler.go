@@ -119,7 +119,7 @@ type alarm struct {
 	at    time.Time // when it fires; zero: it does not
 }
 
-// set has it fire at a time, or before; zero: at none.
+// set makes it fire at a time, or before; zero: at none.
 func (a *alarm) set(at time.Time) {
 	if !at.IsZero() && (a.at.IsZero() || at.Before(a.at)) {
 		a.at = at
@@ -214,7 +214,7 @@ func (p *peer) put(part proto.Message, add func(*taskspb.FromTasks)) bool {
 	return err == nil
 }
 
-// touch has what was put be sent when the lock is given back.
+// touch makes sure that what was put is sent when the lock is released.
 func (p *peer) touch() {
 	if !p.touched {
 		p.touched = true

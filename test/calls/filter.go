@@ -1,4 +1,4 @@
-// Package calls has the kernel refuse single system calls to the programs that a test runs, as an
+// Package calls makes the kernel refuse single system calls to the programs that a test runs, as an
 // old kernel, a container's filter or a file system that lacks them does. Its tests run whole jobs
 // so. Nothing of it needs rights: a filter is of a process, and of its descendants.
 package calls

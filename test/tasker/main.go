@@ -198,7 +198,7 @@ var measures = tasks.Register[int]("measures/v1", func(ctx context.Context, b ta
 	return len(all), err
 })
 
-// putOne puts a value, and has a task read it.
+// putOne puts a value, and makes a task read it.
 func putOne(ctx context.Context, size int) error {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {

@@ -22,7 +22,7 @@ type liar struct {
 // lieBound limits a lie: the driver may answer it never.
 const lieBound = 20 * time.Second
 
-// lies are what a fault can have this worker say while it trains on, by name.
+// lies are what a fault can make this worker say while it trains on, by name.
 var lies = map[string]func(ctx context.Context, l *liar, generation uint64) error{
 	"lie-done": func(ctx context.Context, l *liar, generation uint64) error {
 		return l.client.Report(ctx, rendezvous.Done, generation, math.MaxUint64)

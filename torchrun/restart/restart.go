@@ -135,7 +135,7 @@ func (r *runner) train(ctx context.Context) error {
 	return err
 }
 
-// failedError has all ranks of a world go to the next one.
+// failedError sends all ranks of a world to the next one.
 type failedError struct{ ranks int32 }
 
 func (e failedError) Error() string {

@@ -372,7 +372,7 @@ func (c *Call) Nudge(cycle uint64) {
 	}
 }
 
-// TellIfLate has the next operation tell the others of a cycle once it has waited for so long.
+// TellIfLate makes the next operation tell the others of a cycle once it has waited for so long.
 func (c *Call) TellIfLate(cycle uint64, bound time.Duration) {
 	c.late = lateness{cycle: cycle, bound: bound}
 }

@@ -366,8 +366,8 @@ func (c *Call) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []
 	return nil
 }
 
-// adasumAll has all vectors of this host's ranks put into memory, and returns the rest of it.
-// Vectors has this rank's one.
+// adasumAll puts all vectors of this host's ranks into memory, and returns the rest of it. Vectors
+// has this rank's one.
 func (h *Host) adasumAll(ctx context.Context, m *shm.Member, d shm.Desc, vectors [][]byte, memory []byte) (rest []byte, err error) {
 	own := vectors[h.c.Rank]
 	return memory[len(h.Ranks)*alignedTo(len(own)):], m.AllGather(ctx, d, own, func(lengths []int) ([][]byte, error) {

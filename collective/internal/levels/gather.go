@@ -92,7 +92,7 @@ func (c *Call) waveParts(to []crossing, part []byte) []crossing {
 	return to
 }
 
-// beginWave has the root's host take part in a wave, and send it on; elsewhere it asks for it.
+// beginWave makes the root's host take part in a wave, and pass it on; elsewhere it asks for it.
 func (c *Call) beginWave(all *[]crossing, part []byte, parent int, children []int, step uint32) error {
 	*all = c.waveParts((*all)[:0], part)
 	if parent < 0 {

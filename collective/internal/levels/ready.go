@@ -21,7 +21,7 @@ func (c *Call) ReducesIfReady(n int) bool {
 	return len(h.hosts) <= fewHosts || c.Strict
 }
 
-// AllReduceIfReady has the ranks of a host tell each other in memory whether they are ready, and
+// AllReduceIfReady makes the ranks of a host tell each other in memory whether they are ready, and
 // the hosts, or all ranks where none share memory, by the first frames that they send each other,
 // which every rank receives from all: each owns an element at least. The sums of a host lie beside
 // the data until the rank has heard of all.

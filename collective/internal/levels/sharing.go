@@ -63,8 +63,8 @@ func (s *Sharing) together(ranks []int) bool {
 	return len(ranks) > 1 && !slices.ContainsFunc(ranks, func(r int) bool { return s.met[r] == 0 })
 }
 
-// Settle has the operations of the group use the memory that all ranks of this host have, once the
-// operation that meet is has ended with err, which it returns.
+// Settle makes the operations of the group use the memory that all ranks of this host have, once
+// the operation that meet is has ended with err, which it returns.
 func (s *Sharing) Settle(err error) error {
 	c, h := s.c, s.host
 	if h.member != nil && (err != nil || !s.together(h.Ranks)) {

@@ -206,10 +206,10 @@ func (m *Member) Index() int { return m.index }
 // Members is how many there are.
 func (m *Member) Members() int { return m.members }
 
-// Meanwhile has the member call move again and again while it waits for others in an operation: it
-// is for what they may need of this process, besides the operation, before they come to theirs. It
-// moves what can be moved at once, and reports whether that was anything, whether more may be due
-// at any moment, and within what time it is to be called again: 0 where nothing is left. No
+// Meanwhile makes the member call move again and again while it waits for others in an operation:
+// it is for what they may need of this process, besides the operation, before they come to theirs.
+// It moves what can be moved at once, and reports whether that was anything, whether more may be
+// due at any moment, and within what time it is to be called again: 0 where nothing is left. No
 // operation may be under way.
 func (m *Member) Meanwhile(move func() (moved, due bool, within time.Duration)) { m.other = move }
 
@@ -221,8 +221,8 @@ func (m *Member) Waited() time.Duration {
 	return waited
 }
 
-// Met has the member call met whenever all members have called the operation under way. None may be
-// under way at the call of Met.
+// Met makes the member call met whenever all members have called the operation under way. None may
+// be under way at the call of Met.
 func (m *Member) Met(met func()) { m.met = met }
 
 // Abort makes the operations under way and all later ones of every member return [ErrAborted]. It

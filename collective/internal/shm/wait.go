@@ -336,7 +336,7 @@ func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uin
 	}
 }
 
-// sleepOn has another member wake this one when it changes a word, until the returned function is
+// sleepOn makes another member wake this one when it changes a word, until the returned function is
 // called.
 func (m *Member) sleepOn(of int) (end func()) {
 	sleepers := &m.areas[of].sleepers

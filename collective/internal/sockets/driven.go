@@ -547,7 +547,7 @@ func (l *link) pull() bool {
 	}
 }
 
-// expect has a frame read to where it was asked for.
+// expect asks for a frame to be read to where an operation wants it.
 func (w *wire) expect(r *frame.Incoming) {
 	r.Shares = w.shares(len(r.Buf))
 	w.target, w.into, w.filling = r, w.share(r.Buf, 0), true

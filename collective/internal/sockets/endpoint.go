@@ -282,7 +282,7 @@ func (e *Endpoint) Kill() {
 
 var errKilled = errors.New("collective: this worker has been killed")
 
-// Connect connects a new path, whose group it enrolls, and has enrolled call it before it dials. It
+// Connect connects a new path, whose group it enrolls, and calls enrolled before it dials. It
 // blocks until every near link is complete or the group has failed, and returns an error where the
 // group is refused.
 func (e *Endpoint) Connect(ctx context.Context, path *Path, enrolled func()) error {

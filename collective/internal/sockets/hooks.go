@@ -12,8 +12,8 @@ import (
 // Unproven is the number of connections that wait for newer generations, or prove themselves.
 func (e *Endpoint) Unproven() int { return e.listener.Unproven() }
 
-// Narrow has e take no more than so many connections that have yet to prove themselves, or that
-// wait for a group.
+// Narrow limits e to so many connections that have yet to prove themselves, or that wait for a
+// group.
 func (e *Endpoint) Narrow(most int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -102,7 +102,7 @@ func (j *Job) Commands() []job.Command {
 	return append([]job.Command{}, j.commands...)
 }
 
-// Refuse has all commands be refused; "" ends that.
+// Refuse makes the job refuse all commands; "" ends that.
 func (j *Job) Refuse(why string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -183,7 +183,7 @@ func (j *Job) Tell(at time.Time, name job.EventName, fields ...any) {
 	j.status.Last, j.status.Time = at, at
 }
 
-// World has a generation of that size be published, and commit for the first time after d.
+// World publishes a generation of that size, whose first commit is after d.
 func (j *Job) World(at time.Time, size int, d time.Duration, commits uint64) {
 	j.Change(func(s *job.Status) {
 		s.Generation++

@@ -144,7 +144,8 @@ func (q *Queue) inputs(t *task) (all []*object) {
 	return all
 }
 
-// needObject has a task wait for a stored value that is nowhere, and has it made again.
+// needObject makes a task wait for a stored value that is nowhere, and asks for it to be computed
+// again.
 func (q *Queue) needObject(now time.Time, t *task, id Object) {
 	o := q.object(id)
 	if len(o.hosts) > 0 {

@@ -396,7 +396,7 @@ func (q *Queue) need(t *task) {
 	}
 }
 
-// await has a task wait for what it needs.
+// await makes a task wait for what it needs.
 func (q *Queue) await(now time.Time, t *task) {
 	t.missing = 0
 	for _, id := range t.Needs {

@@ -272,7 +272,7 @@ func (q *Queue) attemptEnded(now time.Time, t *task, how ending, r Result, by st
 	q.finish(now, t, r)
 }
 
-// retry has a task wait for its next attempt, and before that for arguments that were lost.
+// retry makes a task wait for its next attempt, and before that for arguments that were lost.
 func (q *Queue) retry(now time.Time, t *task) {
 	q.move(t, Waiting)
 	t.taking = false
@@ -313,7 +313,7 @@ func (q *Queue) Train(now time.Time, id uint64, trains bool) {
 	q.failPinned(now, id, workerTrains)
 }
 
-// takeAway has a task of a worker run elsewhere. Whatever the worker says of it is refused.
+// takeAway lets a task of a worker run elsewhere. Whatever the worker says of it is refused.
 func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 	if t.worker != w || t.state != Sent || t.stopped {
 		return

@@ -75,7 +75,7 @@ func generate(seed uint64) *program {
 	return p.tidy()
 }
 
-// abort has a rank end the groups during a step, which is often one that ranks of a host reduce
+// abort makes a rank end the groups during a step, which is often one that ranks of a host reduce
 // where their tensors lie.
 func (p *program) abort(d dice) {
 	x := disturbance{Rank: d.IntN(p.ranks()), Step: d.IntN(len(p.Steps)), Kind: pick(d, []int{3, 1}, abort, cancel), After: d.IntN(1 + 1<<d.IntN(18))}

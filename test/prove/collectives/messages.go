@@ -13,8 +13,9 @@ const (
 	aheadAll  = 1 << 20
 )
 
-// messages has each rank send its tensors to other ranks, in their order, and receive as many, some
-// of them in the background. What may be sent ahead is sent by Send before anything is received.
+// messages makes each rank send its tensors to other ranks, in their order, and receive as many,
+// some of them in the background. What may be sent ahead is sent by Send before anything is
+// received.
 func (t *turnOf[T]) messages() error {
 	n, me := t.g.Size(), t.g.Rank()
 	if n == 1 {

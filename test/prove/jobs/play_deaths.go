@@ -104,7 +104,7 @@ func playCore(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// playMany has many workers train to the end, or until one of them is killed and the others have
+// playMany makes many workers train to the end, or until one of them is killed and the others have
 // continued.
 func playMany(ctx context.Context, t *trial) error {
 	j, err := t.job()

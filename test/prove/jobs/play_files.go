@@ -24,7 +24,7 @@ import (
 // length of lists.
 const memoryOfDriver = 200 << 20
 
-// playPrint has workers print much output and counts it.
+// playPrint makes workers print much output and counts it.
 func playPrint(ctx context.Context, t *trial) error {
 	j, err := t.job()
 	if err != nil {

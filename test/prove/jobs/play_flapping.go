@@ -19,8 +19,8 @@ const (
 	mostLines = 20
 )
 
-// playFlapping has a tenth of the hosts leave each second, and those of the second before come
-// back, and looks how much hvdrun logs.
+// playFlapping makes a tenth of the hosts leave each second, and those of the second before return,
+// and looks how much hvdrun logs.
 func playFlapping(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.job()

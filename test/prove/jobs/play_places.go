@@ -275,7 +275,7 @@ func (j *job) cluster(ctx context.Context) (*cluster, error) {
 		"--gossip-bind", addr + ":0", "--drain-timeout", "5s"}, j.plan.Marks}, err
 }
 
-// have has a job run on the cluster.
+// have prepares a job to run on the cluster.
 func (c *cluster) have(j *job) {
 	j.source(c.flags...)
 	j.plan.Wrap, j.plan.Marks = c.on("driver"), c.marks

@@ -267,8 +267,8 @@ func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Dur
 	return err
 }
 
-// rotationStep looks whether the rotation can go on, and has it do so. Nothing is written where it
-// cannot.
+// rotationStep looks whether the rotation can go on, and continues it if it can. Nothing is written
+// where it cannot.
 func rotationStep(dir *cluster.Dir, hold time.Duration, advanced *bool, phase *cluster.Phase, waiting *[]string) error {
 	step := func(s *cluster.State) {
 		*advanced, *waiting = s.AdvanceRotation(time.Now(), hold)

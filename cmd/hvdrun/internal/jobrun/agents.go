@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
-// agentsHook has agents start the workers. They are written down where another driver may go on
+// agentsHook makes agents start the workers. They are written down where another driver may go on
 // with the job.
 type agentsHook struct{}
 

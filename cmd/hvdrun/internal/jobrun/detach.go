@@ -92,8 +92,8 @@ func inBackground(p *cli.Program) *os.File {
 	return os.NewFile(uintptr(fd), "run id")
 }
 
-// settle has this hvdrun write to its job's folder from now on, and tells the one that has started
-// it that the job has begun.
+// settle makes this hvdrun write to its job's folder from now on, and tells the one that has
+// started it that the job has begun.
 func settle(told *os.File, d *jobdir.Dir) error {
 	if d == nil {
 		return errors.New("--detach: the job has no folder, where its output would be")

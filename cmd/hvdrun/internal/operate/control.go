@@ -198,7 +198,7 @@ func parsePlace(text string) (host string, slot *int, err error) {
 	return host, slot, nil
 }
 
-// order has the job's driver carry out a command, and prints what was done.
+// order asks the job's driver to carry out a command, and prints what was done.
 func order(ctx context.Context, p *cli.Program, job string, c job.Command) error {
 	d, err := jobdir.TheJob(p.Env, job)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// stopJob has the job's driver stop it, or ends the workers of a job whose driver is gone.
+// stopJob asks the job's driver to stop it, or ends the workers of a job whose driver is gone.
 func stopJob(ctx context.Context, p *cli.Program, name string, now bool) error {
 	d, err := jobdir.TheJob(p.Env, name)
 	if err != nil {
@@ -74,9 +74,9 @@ func damagedJob(env []string, name string) *jobdir.Dir {
 	return d
 }
 
-// endWorkers has the agents that the job's drivers have started end the workers and themselves. It
-// looks at neither the journal nor job.json, which may be damaged. It returns journal.ErrLocked
-// where the job has a driver.
+// endWorkers tells the agents that the job's drivers have started to end the workers and
+// themselves. It looks at neither the journal nor job.json, which may be damaged. It returns
+// journal.ErrLocked where the job has a driver.
 func endWorkers(ctx context.Context, p *cli.Program, d *jobdir.Dir, now bool) error {
 	authority, known, err := d.Open(p.Env)
 	switch {

@@ -97,7 +97,8 @@ type replayed struct {
 	last   time.Time // of the job, that was asked for
 }
 
-// newReplayed returns a job that is played from now on. A speed of 0 has it take a minute at most.
+// newReplayed returns a job that is played from now on. A speed of 0 makes it take a minute at
+// most.
 func newReplayed(r *replay.Recording, speed float64, now time.Time) *replayed {
 	if speed == 0 {
 		speed = max(1, r.Ended().Sub(r.Begun()).Seconds()/longestReplay.Seconds())

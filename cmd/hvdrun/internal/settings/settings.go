@@ -622,7 +622,7 @@ func setListen(s *Settings, text string) error {
 	return err
 }
 
-// setPortRange also has this process use the range.
+// setPortRange also makes this process use the range.
 func setPortRange(s *Settings, text string) error {
 	ports, err := identity.ParsePorts(text)
 	if err == nil {

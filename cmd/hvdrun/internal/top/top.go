@@ -120,7 +120,7 @@ func (j *topJob) ask(f func(ctx context.Context) tea.Msg) tea.Cmd {
 	}
 }
 
-// order has the job carry out a command.
+// order asks the job to carry out a command.
 func (j *topJob) order(by *dialog, c job.Command) tea.Cmd {
 	return j.ask(func(ctx context.Context) tea.Msg {
 		done, err := j.Source.Command(ctx, c)

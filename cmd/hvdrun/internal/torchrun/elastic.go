@@ -236,7 +236,7 @@ func (n *elasticNode) signal(ctx context.Context, driver *os.Process, stop, done
 	}
 }
 
-// keep starts the driver at the other end, and has the nodes keep what that says, until the
+// keep starts the driver at the other end, and sends the nodes what it says, to be kept, until the
 // connection ends.
 func keep(conn net.Conn, start driverStart, at torchrun.Seat) error {
 	out, in := json.NewEncoder(conn), json.NewDecoder(conn)

@@ -285,7 +285,7 @@ func watchTorchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kil
 	}
 }
 
-// handleSignals has those signals stop the workers too that do not in the rest of hvdrun.
+// handleSignals makes those signals stop the workers too that do not in the rest of hvdrun.
 func (f *torchFlags) handleSignals(ctx context.Context) (context.Context, func(), error) {
 	var more []os.Signal
 	for name := range strings.SplitSeq(f.signals, ",") {

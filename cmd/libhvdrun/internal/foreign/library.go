@@ -124,7 +124,7 @@ func (l *Library) Addresses(endpoint int64) ([]string, error) {
 	return e.Addrs(), nil
 }
 
-// Widen has an endpoint listen on the addresses of the interfaces too.
+// Widen makes an endpoint listen on the addresses of the interfaces too.
 func (l *Library) Widen(endpoint int64) error {
 	e, err := l.endpoint(endpoint)
 	if err == nil {

@@ -27,7 +27,7 @@ type order struct {
 	// to leave, because some have died or because of an update.
 	Whole uint64 `json:",omitempty"`
 	Over  uint64 `json:",omitempty"`
-	// Kill, if not 0, has each worker die at once whose rank in the world Over it divides.
+	// Kill, if not 0, makes each worker die at once whose rank in the world Over it divides.
 	Kill int `json:",omitempty"`
 }
 

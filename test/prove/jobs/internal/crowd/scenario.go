@@ -101,7 +101,7 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 	return st.play(ctx)
 }
 
-// permit has this process open so many descriptors.
+// permit raises the limit of open descriptors of this process to so many.
 func permit(n uint64) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= n {

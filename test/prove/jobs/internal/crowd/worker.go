@@ -145,7 +145,7 @@ func (c *crew) Run(ctx context.Context, s *launch.Spec, started func(int)) error
 	return nil
 }
 
-// connect gives the worker its socket, and has the launcher's end served until release.
+// connect gives the worker its socket, and serves the launcher's end until release.
 func (w *worker) connect(serve func(context.Context, net.Conn)) (release func(), err error) {
 	if serve == nil {
 		return func() {}, nil
@@ -204,7 +204,7 @@ func (c *crew) turn(o order) {
 	}
 }
 
-// end kills one in so many members, unless that is 0, and has the others leave.
+// end kills one in so many members, unless that is 0, and makes the others leave.
 func (w *world) end(one int) {
 	select {
 	case <-w.over:
