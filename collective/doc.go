@@ -1,5 +1,5 @@
-// Package collective has collective operations: groups of ranks that reduce, broadcast, gather and
-// wait for each other.
+// Package collective lets the ranks of a group compute together: they reduce, broadcast, gather and
+// exchange data, and wait for each other.
 //
 // A [Group] is the connected ranks of one generation. Groups come from [Endpoint.Connect], between
 // worker processes over TCP, or from [Local], in one process. Every rank calls the same operations

@@ -1,4 +1,4 @@
-// Package discovery answers which hosts there are.
+// Package discovery finds the hosts of a job.
 //
 // A host list comes from a Discoverer: Script runs a command and parses its output, Fixed has a
 // constant list, other packages ask a cloud or a cluster; Merge makes one source of several. Poll

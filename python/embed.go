@@ -1,4 +1,5 @@
-// Package python has hvdrun's package for programs of PyTorch, and puts it where workers find it.
+// Package python embeds hvdrun's package for programs of PyTorch, and installs it where workers
+// find it.
 package python
 
 import (

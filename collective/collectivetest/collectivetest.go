@@ -1,4 +1,4 @@
-// Package collectivetest holds what every way of making groups must keep.
+// Package collectivetest tests groups of ranks, in whatever way they are made.
 package collectivetest
 
 import (

@@ -1,5 +1,5 @@
-// Package conformance has the promises of every discovery.Discoverer, as checks that need only the
-// Discoverer.
+// Package conformance checks whether a discovery.Discoverer keeps the promises of the interface,
+// with the Discoverer alone.
 //
 // Package discoverytest runs them as tests of an implementation in Go. `hvdrun discover --verify`
 // runs them on any source of a job, whatever its language.

@@ -1,5 +1,5 @@
-// Package discoverytest has the promises of every discovery.Discoverer, as tests for each
-// implementation.
+// Package discoverytest tests whether an implementation of discovery.Discoverer keeps the promises
+// of the interface.
 //
 // Run is for every implementation. RunDraining, RunFailing and RunChanging are for those whose
 // source can be made to drain, to fail and to change.

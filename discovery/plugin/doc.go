@@ -1,4 +1,5 @@
-// Package plugin makes a discovery.Discoverer of a separate program, and a program of a Discoverer.
+// Package plugin turns a discovery.Discoverer into a separate program, and such a program into a
+// Discoverer.
 //
 // A plugin is a program, not of this project, that knows a kind of cluster. In Go it is a main that
 // calls Serve:

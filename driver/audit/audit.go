@@ -1,5 +1,5 @@
-// Package audit has the record of requests: who asked for what, and the outcome. Records are among
-// the events of a job, in the log of an agent, and in the folder of a cluster.
+// Package audit records who asked for what, and the outcome. Records are among the events of a job,
+// in the log of an agent, and in the folder of a cluster.
 //
 // A record contains no secret: only the program of a command line, and nothing of an environment.
 // Texts from others are shortened, and unprintable characters are replaced.

@@ -1,5 +1,5 @@
-// Package control is the interface of commands and status between a job's driver and the user's
-// programs: a unix socket in the job's directory that only the job's user may open.
+// Package control carries commands of the user's programs to a job's driver, and its status to
+// them, over a unix socket in the job's directory that only the job's user may open.
 package control
 
 import (

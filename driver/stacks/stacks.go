@@ -1,6 +1,6 @@
-// Package stacks has the values that say where a process is: its goroutines, and its threads as the
-// kernel reports them. It tells which frames are the user's own code, and makes text of all this.
-// Data from other processes passes Clean before it is shown. Package probe collects the values.
+// Package stacks describes where a process is: its goroutines, and its threads as the kernel
+// reports them. It selects the frames of the user's own code, and formats them. Data from other
+// processes passes Clean before it is shown. Package probe collects the values.
 package stacks
 
 import (

@@ -1,6 +1,6 @@
-// Package cluster keeps what those who start jobs on a cluster of agents have: the authority that
-// signs certificates, the keys of the gossip, the tokens by which hosts may join, and what is known
-// of the hosts that have.
+// Package cluster stores the keys of a cluster of agents for the people who start jobs on it: the
+// authority that signs certificates, the keys of the gossip, the tokens by which hosts may join,
+// and the hosts that have joined.
 //
 // State is what changes of it, with pure methods: who may join with a token, which hosts have
 // certificates, and the phases in which the key of the gossip is replaced. Dir is the folder that

@@ -1,4 +1,3 @@
-// Package dashboard is the page on which a person watches a job and steers it: a server of one
-// embedded page, which follows a job by its status, its events and what its journal tells. It
-// depends on nothing outside this machine.
+// Package dashboard serves a page that shows and steers a job in a browser. The page follows the
+// job by its status, its events and its journal, and loads nothing from other machines.
 package dashboard

@@ -1,4 +1,4 @@
-// Package etcd opens connections to etcd, for all that keep something there.
+// Package etcd opens connections to etcd.
 package etcd
 
 import (

@@ -1,4 +1,4 @@
-// Package kernel is the arithmetic of collectives: element by element on raw memory, without an
+// Package kernel combines elements in raw memory: the arithmetic of collectives, without an
 // allocation, a lock or a goroutine. Memory holds elements in the byte order of the machine; it
 // needs no alignment.
 //

@@ -1,5 +1,5 @@
-// Package licenses has the licences of all that hvdrun's programs are linked with, as their own
-// texts say. A generator collects them from the module cache, and a test compares.
+// Package licenses provides the texts of the licences of all modules that hvdrun's programs are
+// linked with. A generator collects them from the module cache, and a test compares.
 package licenses
 
 import (

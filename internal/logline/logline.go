@@ -1,5 +1,5 @@
-// Package logline writes an entry of a log as one short line of text, as hvdrun and its workers do,
-// and escapes what texts of other machines could do to a terminal.
+// Package logline formats an entry of a log as one short line of text, and escapes control
+// characters in texts of other machines.
 package logline
 
 import (

@@ -1,5 +1,5 @@
-// Package cards tells about the network interfaces of this host: which one has an address, how fast
-// its link is, and that one may have gone down.
+// Package cards describes the network interfaces of this host: which one has an address, how fast
+// its link is, and whether one may have gone down.
 package cards
 
 import (

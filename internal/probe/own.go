@@ -1,5 +1,5 @@
-// Package probe says where processes are: the goroutines of this process, those of another by its
-// memory, and the threads of a process tree as the kernel tells them.
+// Package probe finds out where processes are: it collects the goroutines of this process, the
+// goroutines of another one from its memory, and the threads of a process tree from the kernel.
 package probe
 
 import (

@@ -1,5 +1,5 @@
-// Package replay tells what a past job was like at any time, from its events file: for the page in
-// the browser, and for a picture that moves.
+// Package replay computes the state of a past job at any time from its events file, for the page in
+// the browser and for an animated picture.
 package replay
 
 import (

@@ -1,5 +1,5 @@
-// Package retry serves loops that try again: it pauses between two attempts, and decides which
-// failures are told to a person: the first, each of another kind, and others ever more seldom.
+// Package retry pauses between the attempts of a loop, and decides which failures are logged: the
+// first one, each one of another kind, and repetitions less and less often.
 package retry
 
 import (

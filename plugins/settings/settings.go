@@ -1,5 +1,5 @@
-// Package settings reads what --discovery-config gives to a plugin: words for a Configure that
-// refuses what it does not know, so that a slip of the pen is an error and not a default.
+// Package settings reads the settings of a discovery plugin (--discovery-config). A Configure that
+// uses it refuses unknown keys, so that a misspelt key is an error.
 //
 //	s := settings.Read("file", values)
 //	path := s.Required("path")

@@ -1,4 +1,4 @@
-// Package report has the reports of a scheduler of tasks, as plain values: its status, and why a
+// Package report defines the reports of a scheduler of tasks as plain values: its status, and why a
 // task does not run.
 package report
 

@@ -1,5 +1,5 @@
-// Package restart is the worker of an elastic job that runs a program without hvdrun's library: in
-// each world it starts the program again, with its place in the world in torchrun's environment
+// Package restart runs a program without hvdrun's library as a worker of an elastic job. In each
+// world it starts the program again, with its place in the world in torchrun's environment
 // variables, and ends it when the world ends. The program continues from its own checkpoint.
 package restart
 

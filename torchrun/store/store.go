@@ -1,5 +1,5 @@
-// Package store keeps small values through which processes of several machines meet. Each value has
-// a version, can be written if it has a given version, and can be waited for.
+// Package store stores small values by which processes of several machines meet. Each value has a
+// version. A process can write a value if it still has a given version, and wait for another one.
 package store
 
 import (

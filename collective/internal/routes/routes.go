@@ -1,5 +1,5 @@
-// Package routes chooses among the addresses of a host by what was measured of them, and remembers
-// that. It is pure: it sends nothing and reads no clock.
+// Package routes chooses among the addresses of a host by measurements, which it remembers. It is
+// pure: it sends nothing and reads no clock.
 package routes
 
 import (

@@ -1,5 +1,5 @@
-// Package launchtest is the kit that every launch.Launcher passes: what the driver relies on,
-// whatever way a worker is started.
+// Package launchtest tests whether a launch.Launcher does what the driver relies on, in whatever
+// way it starts workers.
 //
 // It starts small shell scripts and needs sh, setsid and sleep where the launcher runs them, which
 // must share the file system of the test.

@@ -1,5 +1,5 @@
-// Package dashboardtest has jobs that are made up, for tests of what shows jobs: they answer as a
-// driver does, but nothing runs.
+// Package dashboardtest provides simulated jobs for tests of programs that show jobs: they answer
+// as a driver does, but nothing runs.
 package dashboardtest
 
 import (

@@ -1,4 +1,5 @@
-// Package etcd is a store in etcd, which is there as long as most of its members are.
+// Package etcd stores the values of package store in etcd, which survives the loss of fewer than
+// half of its members.
 package etcd
 
 import (

@@ -1,4 +1,4 @@
-// Package storetest checks what a store promises.
+// Package storetest tests whether an implementation of store.Store keeps its promises.
 package storetest
 
 import (

@@ -1,4 +1,4 @@
-// Package agent has the commands of an agent, and of the cluster of agents.
+// Package agent implements the commands hvdrun agent and hvdrun cluster.
 package agent
 
 import (

@@ -1,4 +1,4 @@
-// Package bench is the command that measures collectives, of hvdrun and of other libraries.
+// Package bench implements hvdrun bench, which measures collectives of hvdrun and other libraries.
 package bench
 
 import (

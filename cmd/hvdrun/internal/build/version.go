@@ -1,5 +1,5 @@
-// Package build is what this program is: its version, and those of the formats that it reads and
-// writes.
+// Package build reports the version of this program, and the versions of the formats that it reads
+// and writes.
 package build
 
 import (

@@ -1,5 +1,5 @@
-// Package cli is one run of hvdrun for all its commands: the streams, the log on its way to stderr,
-// what signals ask for, and the errors with their exit statuses.
+// Package cli provides the environment of a command of hvdrun: the streams, the log on stderr, the
+// handling of signals, and the exit statuses of errors.
 package cli
 
 import (

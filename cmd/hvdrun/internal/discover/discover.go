@@ -1,5 +1,5 @@
-// Package discover has the commands that show which hosts the sources find, test a source, and
-// check whether hosts can be used.
+// Package discover implements the commands that show which hosts the sources find, test a source,
+// and check whether hosts can be used.
 package discover
 
 import (

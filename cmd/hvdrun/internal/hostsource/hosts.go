@@ -1,5 +1,5 @@
-// Package hostsource makes of the settings the source of a job's hosts (fixed ones, a script, a
-// plugin, gossip, Slurm), the bounds of its worlds, and the way in which its workers are started.
+// Package hostsource turns settings into the source of a job's hosts (fixed ones, a script, a
+// plugin, gossip, Slurm), the bounds of its worlds, and the launcher of its workers.
 package hostsource
 
 import (

@@ -1,5 +1,5 @@
-// Package jobdir is a job's folder, in which a job keeps what another driver needs to go on with
-// it: how the folder is made, found and listed, where its secrets are, and how its driver is asked.
+// Package jobdir creates, finds and lists the folders of jobs, in which a job keeps what another
+// driver needs to take it over, stores their secrets, and talks to their drivers.
 package jobdir
 
 import (

@@ -1,5 +1,5 @@
-// Package jobrun runs a job: it begins one or resumes one, and drives it with all that a job has
-// beside its driver.
+// Package jobrun begins or resumes a job, and runs it: the driver, and the metrics, the page, the
+// tasks and the traces beside it.
 package jobrun
 
 import (

@@ -1,5 +1,5 @@
-// Package operate has the commands by which a person watches and steers a job that runs, and those
-// that show what jobs have left.
+// Package operate implements the commands that show and steer a running job, and those that show
+// jobs that have ended.
 package operate
 
 import (

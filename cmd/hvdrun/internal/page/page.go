@@ -1,5 +1,5 @@
-// Package page serves the page on which a job is watched and steered in a browser: by the command
-// hvdrun dashboard, and for the driver of a job.
+// Package page serves the page that shows and steers a job in a browser: for the command hvdrun
+// dashboard, and for the driver of a job.
 package page
 
 import (

@@ -1,5 +1,5 @@
-// Package settings is what a person can set: the table of settings, each of which is a flag, a
-// variable and a key of the file, and how they are read, checked against each other and printed.
+// Package settings reads, checks and prints the settings of hvdrun. Each setting of its table is a
+// flag, an environment variable and a key of the config file.
 package settings
 
 import (

@@ -1,5 +1,5 @@
-// Package show has the words in which several commands show a job: times, sizes, the state of a
-// slot, the tables of tasks.
+// Package show formats what several commands print of a job: times, sizes, the state of a slot,
+// tables of tasks.
 package show
 
 import (

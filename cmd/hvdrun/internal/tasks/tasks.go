@@ -1,4 +1,4 @@
-// Package tasks has the commands about the tasks of a job, which are side work of its workers.
+// Package tasks implements the commands that run, show and explain tasks.
 package tasks
 
 import (

@@ -1,4 +1,4 @@
-// Package top is the command that shows and steers a job in a terminal.
+// Package top implements hvdrun top, which shows and steers a job in a terminal.
 package top
 
 import (

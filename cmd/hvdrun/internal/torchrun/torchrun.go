@@ -1,4 +1,4 @@
-// Package torchrun is torchelastic's command line: its flags, and how they become a node of package
+// Package torchrun implements hvdrun torchrun: it turns torchelastic's flags into a node of package
 // torchrun.
 package torchrun
 

@@ -1,6 +1,6 @@
-// Package rules has the rules by which the leader of a replica moves, and by which it knows what it
-// has written to be kept. They know no network, clock or goroutine: package replica puts them to
-// work. A test explores all that a few nodes can come to by them.
+// Package rules decides who leads a replica, and which records of the leader are sure to be kept.
+// It is pure: it knows no network, clock or goroutine; package replica applies it. A test explores
+// all states that a few nodes can reach.
 package rules
 
 import (
