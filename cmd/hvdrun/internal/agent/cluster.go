@@ -154,7 +154,7 @@ func clusterServeCommand(p *cli.Program) *cobra.Command {
 	var listen string
 	cmd := &cobra.Command{
 		Use:   "serve DIR [flags]",
-		Short: "Sign and renew the certificates of agents, and tell them the keys of the gossip",
+		Short: "Sign and renew the certificates of agents, and give them the gossip keys",
 		Long: `serve signs the certificates of hosts that have a token, renews them, and tells agents the keys of the gossip, until it is
 asked to stop. Agents do without it for half of the life of their certificates before they warn.`,
 		Args:                  cobra.ExactArgs(1),
@@ -200,7 +200,7 @@ asked to stop. Agents do without it for half of the life of their certificates b
 func clusterRotateCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate DIR [flags]",
-		Short: "Replace the key of the gossip, while jobs run",
+		Short: "Replace the gossip key while jobs run",
 		Long: `rotate replaces the key of the gossip: all agents get a new key beside the old one, then encrypt with it, then forget the
 old one. Each step waits until all hosts whose certificates are valid have taken it, for which hvdrun cluster serve must run,
 and until drivers that use this folder have. Where rotate ends before, the next one goes on where it stopped. A host that is
@@ -336,7 +336,7 @@ func clusterHostsCommand(p *cli.Program) *cobra.Command {
 func clusterRemoveCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "remove DIR HOST…",
-		Short: "Have the certificates of hosts end",
+		Short: "Stop renewing the certificates of hosts",
 		Long: `remove has the certificates of hosts not be renewed: they stop being hosts of the cluster when those end. They do not get
 the next key of the gossip, so that after hvdrun cluster rotate no driver finds them. A host that is to come back needs a
 token.`,

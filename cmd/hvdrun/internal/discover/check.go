@@ -32,7 +32,7 @@ func checkCommand(p *cli.Program) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check [flags]",
-		Short: "Look whether workers can be started on all hosts, and print a table",
+		Short: "Check whether workers can be started on all hosts, and print a table",
 		Long: `check asks the source of hosts once, as a job with the same flags would, starts an agent on each host the way a job would
 (through ssh, or on this machine; where a cluster's agent runs, it takes that), and prints for each host whether that
 went well, how far its clock is off, which hvdrun runs there, its GPUs, and how many of the other hosts it reaches.

@@ -27,7 +27,7 @@ func discoverCommand(p *cli.Program) *cobra.Command {
 	var asJSON, watch, verify bool
 	cmd := &cobra.Command{
 		Use:   "discover [flags]",
-		Short: "Ask the source of hosts, and print what was understood; or test it",
+		Short: "Print the hosts that the sources find, or test a source",
 		Long: `discover asks the source of hosts once, as a job with the same flags would, and prints the hosts in the order in which
 their ranks are given out. It exits with 6 if the source fails.
 

@@ -32,7 +32,7 @@ func resumeCommand(p *cli.Program) *cobra.Command {
 	var flags resumeFlags
 	cmd := &cobra.Command{
 		Use:   "resume [JOB]",
-		Short: "Go on with a job whose driver has died",
+		Short: "Take over a job whose driver has died",
 		Long: `resume takes over a job whose hvdrun has died, by whatever way: its workers have gone on training meanwhile, kept by
 their agents for the time of --orphan-timeout, and none of them is started again. All settings are those of the job, and so
 are the environment and the working directory; what workers print goes to where resume was started. JOB is the job's run id,

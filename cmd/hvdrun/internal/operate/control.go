@@ -58,7 +58,7 @@ themselves, waits for that and says how many there were. Such a job cannot be re
 func drainCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "drain [JOB] HOST[:SLOT]",
-		Short: "Have the workers of a host, or of one slot, leave without loss",
+		Short: "Ask the workers of a host, or of one slot, to leave without loss",
 		Long: `drain has the workers of a host, or the one of a slot, leave at the next commit, when training goes on without them; no
 step is lost. No worker is started there until hvdrun readmit, or until the host has left the list of hosts and come back.
 It is refused where fewer than --min-np slots would be left.

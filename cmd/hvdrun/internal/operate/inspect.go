@@ -16,7 +16,7 @@ import (
 func inspectCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect FILE | DIR…",
-		Short: "Print what checkpoints hold, and whether they are whole",
+		Short: "Print the contents of checkpoints, and whether they are whole",
 		Long: `inspect prints what is in a checkpoint of elastic.Checkpoint, or in each of a folder: the number of the commit, when it was
 written and by how large a world, and the parts of the state. All of it is read and compared with its checksums; the exit status
 is 1 where something is damaged. Tensors are read by anything that reads safetensors.`,

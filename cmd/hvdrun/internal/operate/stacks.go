@@ -26,7 +26,7 @@ func stacksCommand(p *cli.Program) *cobra.Command {
 	var pid string
 	cmd := &cobra.Command{
 		Use:   "stacks [JOB] [RANK…] | stacks --pid PID",
-		Short: "Tell where the workers of a job are: the user's frames, or what they do in the kernel",
+		Short: "Show where the workers of a job are: the user's frames, or what they do in the kernel",
 		Long: `stacks tells where each worker is, or those of some ranks: the functions of the user's code in which a Go program is, with
 file and line, and of other programs in which system call each thread is, and where it waits in the kernel. Ranks that are at
 the same place are told together. Nothing is stopped, and no core is written: a Go worker tells its goroutines itself, and one

@@ -24,7 +24,7 @@ func statusCommand(p *cli.Program) *cobra.Command {
 	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use:   "status [JOB] [--json] [--watch]",
-		Short: "Tell how a job is doing: hosts, slots, ranks, exclusions, what is waited for, the last events",
+		Short: "Show the state of a job: hosts, slots, ranks, exclusions, waits, the last events",
 		Long: `status asks the driver of a job how it is doing. Where the driver is gone, it tells how the job was when it was last heard
 of.
 

@@ -54,7 +54,7 @@ func submitCommand(p *cli.Program) *cobra.Command {
 	s := submission{}
 	cmd := &cobra.Command{
 		Use:                   "submit",
-		Short:                 "Print what runs a job on a cluster",
+		Short:                 "Print a manifest that runs a job on a cluster",
 		DisableFlagsInUseLine: true,
 	}
 	kubernetes := &cobra.Command{

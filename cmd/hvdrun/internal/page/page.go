@@ -43,7 +43,7 @@ func Command(p *cli.Program) *cobra.Command {
 	var url bool
 	cmd := &cobra.Command{
 		Use:   "dashboard [JOB] [--listen ADDR:PORT]",
-		Short: "Serve a page on which a job is watched and steered in a browser",
+		Short: "Serve a page that shows and steers a job in a browser",
 		Long: `dashboard serves a page that shows a job live: hosts and slots, commits, generations and their causes, what the time was
 lost to, stragglers, events, output and tasks. It can drain, exclude, scale and stop. It prints two URLs, one to watch and
 steer, one to watch only; whoever has a URL can do what it permits. Ctrl-C ends the page, and not the job. Of a job that has

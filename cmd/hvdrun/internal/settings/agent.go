@@ -49,7 +49,7 @@ var AgentShares = []struct{ Name, Usage string }{
 	{"listen", "IP address for drivers, gossip and workers (default: that of --bind, and for workers all)"},
 	{"bind-gpus", "show each worker the GPU of its slot only (CUDA_VISIBLE_DEVICES)"},
 	{"drain-timeout", "longest that workers may take to leave when the agent is asked to stop"},
-	{"log-level", "least that is logged: trace, debug, info, warning, error or fatal (default: info)"},
+	{"log-level", "lowest level that is logged: trace, debug, info, warning, error or fatal (default: info)"},
 	{"metrics-listen", ""}, {"metrics-token-file", ""}, {"metrics-tls-cert", ""}, {"metrics-tls-key", ""},
 	{"log-format", ""},
 	{configFile, ""},

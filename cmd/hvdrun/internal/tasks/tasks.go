@@ -61,7 +61,7 @@ func tasksExplainCommand(p *cli.Program) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "explain [--job JOB] [--json] NUMBER | FUNCTION",
-		Short: "Say why a task of a job waits, or where it runs",
+		Short: "Show why a task of a job waits, or where it runs",
 		Long: `explain says of tasks where they stand, and why: those with a number, of which each client may have one, or those of a
 function that are not over, at most 20.
 
