@@ -35,17 +35,16 @@ func agentCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "agent [flags]",
 		Short: "Be the agent of this host: offer its slots to jobs by gossip, and run their workers",
-		Long: `agent joins a cluster of agents by gossip, says how many slots this host has, and starts, watches and stops workers for
-drivers (hvdrun --gossip-join) with a certificate of the cluster. Workers run as the user that the agent runs as, or, if
-that is root, as the file of --run-as says.
+		Long: `agent joins a cluster of agents by gossip, announces how many slots this host has, and starts, watches and stops workers for
+drivers (hvdrun --gossip-join) with a certificate of the cluster. Workers run as the agent's user, or, if that is root, as
+the file of --run-as says.
 
-With --enroll the agent makes a key, has it certified by hvdrun cluster serve, for which it needs a token once, and has the
-certificate renewed from then on. Nothing that is on its host lets anyone run commands on another host. With --key-file all
-agents and drivers share one key, and whoever reads it can.
+With --enroll the agent makes a key, and hvdrun cluster serve certifies it, for which the agent needs a token once, and
+renews the certificate. Nothing on its host lets anyone run commands on another host. With --key-file all agents and drivers
+share one key, and whoever reads it can run commands on all hosts.
 
-It serves until it is asked to stop by SIGTERM or SIGINT; then the host is draining: jobs move their workers elsewhere at
-the next step, the agent ends what is left after --drain-timeout, says good-bye, and exits with 0. A second signal cuts
-that short.`,
+SIGTERM and SIGINT drain the host: jobs move their workers elsewhere at the next step, the agent ends the remaining workers
+after --drain-timeout, leaves the gossip, and exits with 0. A second signal ends it at once.`,
 		Example: `  hvdrun cluster init ~/cluster && hvdrun cluster serve ~/cluster # on head
   hvdrun agent --enroll head:7945 --token-file token \
       --state-dir /var/lib/hvdrun --join node1:7946,node2:7946

@@ -38,9 +38,9 @@ func clusterCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Keep the keys of a cluster of agents",
-		Long: `cluster keeps the keys of a cluster of agents (hvdrun agent --enroll) in a folder. Whoever can read the folder can run
-commands on all hosts; it stays with those who start jobs. Agents have only a certificate, which lets drivers know them, and
-the key of the gossip.`,
+		Long: `cluster manages the keys of a cluster of agents (hvdrun agent --enroll) in a folder. Whoever can read the folder can run
+commands on all hosts: keep it with the people who start jobs. Agents have only a certificate, by which drivers recognize
+them, and the gossip key.`,
 		Example: `  hvdrun cluster init ~/cluster
   hvdrun cluster serve ~/cluster
   hvdrun agent --enroll head:7945 --token-file token \
@@ -80,7 +80,7 @@ func clusterInitCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "init DIR",
 		Short: "Make the folder of a new cluster",
-		Long: `init makes the folder of a new cluster, of mode 0700: an authority, which signs certificates, a key of the gossip, and
+		Long: `init makes the folder of a new cluster, of mode 0700: an authority, which signs certificates, a gossip key, and
 DIR/token, with which any number of hosts may join within an hour; hvdrun cluster token makes others.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
@@ -155,8 +155,8 @@ func clusterServeCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve DIR [flags]",
 		Short: "Sign and renew the certificates of agents, and give them the gossip keys",
-		Long: `serve signs the certificates of hosts that have a token, renews them, and tells agents the keys of the gossip, until it is
-asked to stop. Agents do without it for half of the life of their certificates before they warn.`,
+		Long: `serve signs the certificates of hosts that have a token, renews them, and gives agents the gossip keys, until it is
+stopped. Agents warn when they have not reached it for half of the life of their certificates.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 	}
@@ -201,10 +201,10 @@ func clusterRotateCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate DIR [flags]",
 		Short: "Replace the gossip key while jobs run",
-		Long: `rotate replaces the key of the gossip: all agents get a new key beside the old one, then encrypt with it, then forget the
-old one. Each step waits until all hosts whose certificates are valid have taken it, for which hvdrun cluster serve must run,
-and until drivers that use this folder have. Where rotate ends before, the next one goes on where it stopped. A host that is
-gone for good holds it up until its certificate ends, or hvdrun cluster remove.`,
+		Long: `rotate replaces the gossip key: all agents get a new key in addition to the old one, then encrypt with it, then drop the
+old one. Each step waits for all hosts with valid certificates, so hvdrun cluster serve must run, and for the drivers that
+use this folder. If rotate is stopped, the next call continues. A host that is gone for good delays it until its certificate
+expires, or hvdrun cluster remove.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 	}
@@ -337,9 +337,8 @@ func clusterRemoveCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "remove DIR HOST…",
 		Short: "Stop renewing the certificates of hosts",
-		Long: `remove has the certificates of hosts not be renewed: they stop being hosts of the cluster when those end. They do not get
-the next key of the gossip, so that after hvdrun cluster rotate no driver finds them. A host that is to come back needs a
-token.`,
+		Long: `remove stops renewing the certificates of hosts: when they expire, the hosts are no longer in the cluster. They do not get
+the next gossip key, so after hvdrun cluster rotate no driver finds them. A host that is to return needs a token.`,
 		Args:                  cobra.MinimumNArgs(2),
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -59,25 +59,23 @@ func benchCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench [flags]",
 		Short: "Measure the collectives, alone or beside other libraries'",
-		Long: `bench starts ranks on this machine, or on other hosts the way a job would, lets them run a collective operation on float32
-tensors of several sizes, and prints how long it took: the least, the median and the 99th percentile of the samples. A
-sample is one operation, and its time the longest over the ranks; operations follow each other without a pause. As many
-are taken as fit into --seconds, at least 10 and at most 20,000. Results are checked first.
+		Long: `bench starts ranks on this machine, or on other hosts as a job would, lets them run a collective operation on float32
+tensors of several sizes, and prints its time: the minimum, the median and the 99th percentile of the samples. A sample is
+one operation, and its time that of the slowest rank; operations follow each other without a pause. bench takes as many
+samples as fit into --seconds, at least 10 and at most 20,000. Results are checked first.
 
-Of ranks on several hosts it also prints the bytes on sockets for each operation, and their share of what one plain stream
-between two of the hosts takes.
+For ranks on several hosts it also prints the bytes on sockets for each operation, and their share of the time of one plain
+stream between two of the hosts.
 
-With --against other libraries are measured too, by programs that are compiled on the spot, in turns with hvdrun's ranks.
-Those are openmpi, mpich, torch (torch.distributed with gloo) and gloo with their defaults, openmpi-tcp, and with settings
-by which they are faster for some sizes and numbers of ranks: openmpi-nocma, openmpi-acoll, openmpi-xhc, openmpi-ucx,
-openmpi-linear, openmpi-rabenseifner, mpich-posix and mpich-ucc. Their versions and settings are printed too.
-Between hosts Open MPI needs ssh to all of them, with the settings that hvdrun has for it; the ranks of Gloo and PyTorch
-are started as hvdrun's are. The libraries must be installed on all hosts. MPICH is measured on one machine only.
+--against measures other libraries too, in turns with hvdrun's ranks, by programs that bench compiles: openmpi, mpich, torch
+(torch.distributed with gloo) and gloo with their defaults, openmpi-tcp, and, with settings that are faster for some sizes
+and numbers of ranks, openmpi-nocma, openmpi-acoll, openmpi-xhc, openmpi-ucx, openmpi-linear, openmpi-rabenseifner,
+mpich-posix and mpich-ucc. bench prints their versions and settings. Between hosts Open MPI needs ssh to all of them, with
+hvdrun's settings for ssh. The libraries must be installed on all hosts. MPICH is measured on one machine only.
 
-With --memory the ranks also copy memory, one alone and all at once, which tells the bandwidth that an all-reduce can reach
-with tensors beyond the size of the caches. The operation gradients is a backward pass of 32 layers, computed by a device
-in the time of one all-reduce, of which elastic/gradient averages each as soon as it is there. Nothing else should run on
-the machines.`,
+With --memory the ranks also copy memory, one alone and all at once, which shows the bandwidth that an all-reduce of large
+tensors can reach. The operation gradients is a backward pass of 32 layers, which a device computes in the time of one
+all-reduce, and whose layers elastic/gradient averages as soon as they are ready. Run nothing else on the machines.`,
 		Example: `  hvdrun bench -np 4
   hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo \
       --tsv bench.tsv --plot bench.svg

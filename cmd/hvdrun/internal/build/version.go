@@ -82,11 +82,11 @@ func Command(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version [--json | --licenses | --sbom]",
 		Short: "Print the version, the commit and the versions of formats, or the licences of what hvdrun is linked with",
-		Long: `version prints what hvdrun --version does, the commit, and the versions of what hvdrun says to agents and keeps in files. Two
-hvdruns with the same of these work together; otherwise the one that comes to the other's says so in one line. With
---licenses it prints the modules that hvdrun and its discovery plugins are linked with, each with its version, its licence
-and where its source is had, and then the full texts of all licences and notices; with --sbom, those modules as a software
-bill of materials in CycloneDX's JSON.`,
+		Long: `version prints the version, the commit, and the versions of the messages to agents and of the files that hvdrun keeps. Two
+hvdruns with the same of these work together; otherwise one of them prints one line that says so. With --licenses it prints
+the modules that hvdrun and its discovery plugins are linked with, each with its version, its licence and the place of its
+source, and the texts of all licences and notices; with --sbom, those modules as a software bill of materials in CycloneDX's
+JSON.`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(*cobra.Command, []string) error {

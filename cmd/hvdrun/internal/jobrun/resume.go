@@ -33,13 +33,14 @@ func resumeCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume [JOB]",
 		Short: "Take over a job whose driver has died",
-		Long: `resume takes over a job whose hvdrun has died, by whatever way: its workers have gone on training meanwhile, kept by
-their agents for the time of --orphan-timeout, and none of them is started again. All settings are those of the job, and so
-are the environment and the working directory; what workers print goes to where resume was started. JOB is the job's run id,
-the beginning of it, or the path of its folder; hvdrun jobs lists them. It may be left out where one job can be resumed.
+		Long: `resume takes over a job whose hvdrun has died. Its agents have kept the workers for the time of --orphan-timeout; they train
+on, and none of them is started again. The settings, the environment and the working directory are those of the job; the
+output of the workers goes to this terminal. JOB is the job's run id, the beginning of it, or the path of its folder; hvdrun
+jobs lists them. Leave it out if only one job can be resumed.
 
-With --journal the job is one that was begun with the same --journal and --journal-key-file, on any machine: this one needs the
-job's working directory, its sources of hosts and a way to its hosts. With --standby it waits for the end of the job's driver.`,
+With --journal it takes over a job that was begun with the same --journal and --journal-key-file, on any machine: this one
+needs the job's working directory, its sources of hosts and a way to its hosts. With --standby it waits until the job's
+driver has ended.`,
 		Args:                  cobra.MaximumNArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {

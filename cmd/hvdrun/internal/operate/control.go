@@ -37,12 +37,12 @@ func stopCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stop [JOB] [--now]",
 		Short: "Stop a job",
-		Long: `stop does what SIGTERM to the job's hvdrun does: workers in training leave at a step boundary, all others get SIGTERM,
-and those that are there still after --drain-timeout, and do not write the last checkpoint, are killed. That hvdrun exits
-with 143; stop does not wait for it.
+		Long: `stop does the same as SIGTERM to the job's hvdrun: workers in training leave at a step boundary, all others get SIGTERM,
+and workers that remain after --drain-timeout, and do not write the last checkpoint, are killed. That hvdrun exits with 143;
+stop does not wait for it.
 
-Where the job's hvdrun is gone, or its journal is damaged, stop has the agents that the job has started end the workers and
-themselves, waits for that and says how many there were. Such a job cannot be resumed any more.
+If the job's hvdrun is gone, or its journal is damaged, stop tells the agents that the job has started to end the workers
+and themselves, waits for that and prints how many there were. Such a job cannot be resumed.
 
 ` + jobdir.WhichJob,
 		Args:                  cobra.MaximumNArgs(1),
@@ -59,9 +59,9 @@ func drainCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "drain [JOB] HOST[:SLOT]",
 		Short: "Ask the workers of a host, or of one slot, to leave without loss",
-		Long: `drain has the workers of a host, or the one of a slot, leave at the next commit, when training goes on without them; no
-step is lost. No worker is started there until hvdrun readmit, or until the host has left the list of hosts and come back.
-It is refused where fewer than --min-np slots would be left.
+		Long: `drain asks the workers of a host, or of a slot, to leave at the next commit; training goes on without them, and no step is
+lost. No worker is started there until hvdrun readmit, or until the host has left the list of hosts and returned. drain is
+refused if fewer than --min-np slots would be left.
 
 ` + jobdir.WhichJob,
 		Example:               "  hvdrun drain 3f2a node7:3",
@@ -78,8 +78,8 @@ func excludeCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exclude [JOB] HOST[:SLOT] [--for D]",
 		Short: "Stop the workers of a host, or of one slot, at once, and start none there",
-		Long: `exclude stops the workers of a host, or the one of a slot, at once: the others go back to their last commit and go on.
-No worker is started there for the time of --for, or until hvdrun readmit. drain is the gentle way.
+		Long: `exclude stops the workers of a host, or of a slot, at once: the others go back to their last commit and go on. No worker is
+started there for the time of --for, or until hvdrun readmit. drain does this without loss.
 
 ` + jobdir.WhichJob,
 		Example:               "  hvdrun exclude 3f2a node7 --for 30m",
@@ -103,8 +103,8 @@ func readmitCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "readmit [JOB] HOST[:SLOT]",
 		Short: "Use a host or slot again that was drained or excluded",
-		Long: `readmit lets workers be started again on a host, or in a slot, that was drained or excluded by a person, or excluded
-because workers had failed there; those failures are forgotten.
+		Long: `readmit lets workers start again on a host, or in a slot, that a person has drained or excluded, or that is excluded
+because workers have failed there; those failures are forgotten.
 
 ` + jobdir.WhichJob,
 		Example:               "  hvdrun readmit 3f2a node7:3",
@@ -121,8 +121,8 @@ func scaleCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "scale [JOB] [--min-np N] [--max-np N]",
 		Short: "Change the bounds of the number of workers",
-		Long: `scale changes --min-np and --max-np of a job that runs. With more workers than the new maximum the youngest leave at the
-next commit; where there are slots for more, workers are started at once. --max-np none is no bound.
+		Long: `scale changes --min-np and --max-np of a running job. If there are more workers than the new maximum, the youngest leave at
+the next commit; if there are slots for more, workers are started at once. --max-np none removes the bound.
 
 ` + jobdir.WhichJob,
 		Example:               "  hvdrun scale 3f2a --max-np 16",

@@ -17,9 +17,9 @@ func inspectCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect FILE | DIR…",
 		Short: "Print the contents of checkpoints, and whether they are whole",
-		Long: `inspect prints what is in a checkpoint of elastic.Checkpoint, or in each of a folder: the number of the commit, when it was
-written and by how large a world, and the parts of the state. All of it is read and compared with its checksums; the exit status
-is 1 where something is damaged. Tensors are read by anything that reads safetensors.`,
+		Long: `inspect prints the contents of a checkpoint of elastic.Checkpoint, or of each in a folder: the number of the commit, when it
+was written and by how large a world, and the parts of the state. It reads all of it and compares the checksums; the exit
+status is 1 if something is damaged. Any program that reads safetensors can read the tensors.`,
 		Example:               "  hvdrun inspect checkpoints/commit-00000000000000001200.safetensors",
 		Args:                  cobra.MinimumNArgs(1),
 		DisableFlagsInUseLine: true,

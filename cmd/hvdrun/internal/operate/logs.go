@@ -23,9 +23,8 @@ func logsCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs [JOB [RANK]] [-f]",
 		Short: "Show the output of a job in the background",
-		Long: `logs prints what a job that was started with --detach has printed: the output of its workers and the log of its
-hvdrun. With RANK it prints the output of the worker of that rank alone, and with -f also what comes, until the job has
-ended.
+		Long: `logs prints the output of a job that was started with --detach: that of its workers and the log of its hvdrun. With RANK it
+prints the output of the worker of that rank alone; -f follows the output until the job has ended.
 
 ` + jobdir.WhichJob,
 		Args:                  cobra.MaximumNArgs(2),

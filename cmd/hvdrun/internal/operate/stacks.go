@@ -27,14 +27,14 @@ func stacksCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stacks [JOB] [RANK…] | stacks --pid PID",
 		Short: "Show where the workers of a job are: the user's frames, or what they do in the kernel",
-		Long: `stacks tells where each worker is, or those of some ranks: the functions of the user's code in which a Go program is, with
-file and line, and of other programs in which system call each thread is, and where it waits in the kernel. Ranks that are at
-the same place are told together. Nothing is stopped, and no core is written: a Go worker tells its goroutines itself, and one
-that does not answer, since a signal has stopped it, is read from its memory by the agent of its host; of other processes,
-and those that they have started, /proc tells.
+		Long: `stacks shows where each worker is, or those of some ranks: for a Go program the functions of the user's code, with file and
+line, for other programs the system call of each thread, and where it waits in the kernel. Ranks that are at the same place
+are shown together. Nothing is stopped, and no core is written: a Go worker reports its goroutines itself; if it does not
+answer, for example because a signal has stopped it, the agent of its host reads them from its memory. For other processes
+and their children the source is /proc.
 
-With --all it tells all goroutines and threads. --pid tells of a process of this machine, and of the processes that it has started, as
-of a hvdrun torchrun or any program, without a job.
+--all shows all goroutines and threads. --pid shows a process of this machine and its children without a job, for example a
+hvdrun torchrun.
 
 ` + jobdir.WhichJob + ` A number that is no job's is a rank.`,
 		Example:               "  hvdrun stacks 3f2a 7\n  hvdrun stacks --pid 4711",

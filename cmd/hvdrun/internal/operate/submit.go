@@ -61,13 +61,13 @@ func submitCommand(p *cli.Program) *cobra.Command {
 		Use:   "kubernetes [flags] -- command [args…]",
 		Short: "Print the manifest of a job for Kubernetes",
 		Long: `submit kubernetes prints the manifest of a job, for kubectl apply: an elastic Job of agents, in whose pods the workers run,
-and a Job of the driver. The driver sets the number of agents: as many as --max-np has use for and the namespace's quotas
-allow, and at least those of --min-np. Where a quota shrinks, a pod is deleted or a node is drained, the workers leave at a
-step boundary. Where the driver's pod is lost, another goes on with the job, whose folder is on a volume.
+and a Job of the driver. The driver sets the number of agents: as many as --max-np can use and the namespace's quotas
+allow, and at least those of --min-np. When a quota shrinks, a pod is deleted or a node is drained, the workers leave at a
+step boundary. When the driver's pod is lost, another one takes over the job, whose folder is on a volume.
 
-The pods run as a user that is not root, with a read-only root file system and no capabilities; the pod security level
-"restricted" lets them run. The image has hvdrun, sh, the plugin kubernetes and the program. The manifest has a new key,
-with which one can run programs in the job's pods.`,
+The pods run as a non-root user, with a read-only root file system and no capabilities; the pod security level "restricted"
+permits them. The image has hvdrun, sh, the plugin kubernetes and the program. The manifest contains a new key: whoever has
+it can run programs in the job's pods.`,
 		Example: `  hvdrun submit kubernetes --image registry.example/train:1 -np 4 --min-np 2 \
       --max-np 8 -- train --epochs 90 | kubectl apply -f -
   kubectl logs -f job/NAME-driver`,

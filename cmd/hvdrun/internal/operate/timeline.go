@@ -18,9 +18,9 @@ func timelineCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "timeline [flags] F | file.rank.N.json…",
 		Short: "Join the timelines of a job's ranks into one that Perfetto opens",
-		Long: `timeline joins the files that the ranks of a job with --timeline-filename F have written, into one that ui.perfetto.dev and
-chrome://tracing open. Each rank is a process there, and its time is that of rank 0's clock. Files of other hosts are
-copied next to those of this one first, or all are named one by one.`,
+		Long: `timeline joins the files that the ranks of a job with --timeline-filename F have written, into one file for ui.perfetto.dev
+and chrome://tracing. Each rank is a process there, with times by the clock of rank 0. Copy the files of other hosts next to
+those of this one first, or name all files.`,
 		Example: `  hvdrun -np 4 --timeline-filename trace ./train
   hvdrun timeline trace`,
 		Args:                  cobra.MinimumNArgs(1),

@@ -26,8 +26,8 @@ func waitCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "wait [JOB]",
 		Short: "Wait until a job has ended, and exit with its status",
-		Long: `wait waits until the job has ended, prints its end in one line, and exits with the exit status of the job, also if it
-has ended before. A job that has had no driver for 3 seconds is an error, status 1: hvdrun resume goes on with it.
+		Long: `wait waits until the job has ended, prints the outcome in one line, and exits with the exit status of the job, also if the
+job ended earlier. If the job has had no driver for 3 seconds, wait fails with status 1: hvdrun resume takes the job over.
 
 ` + jobdir.WhichJob,
 		Args:                  cobra.MaximumNArgs(1),

@@ -44,14 +44,13 @@ func Command(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dashboard [JOB] [--listen ADDR:PORT]",
 		Short: "Serve a page that shows and steers a job in a browser",
-		Long: `dashboard serves a page that shows a job live: hosts and slots, commits, generations and their causes, what the time was
-lost to, stragglers, events, output and tasks. It can drain, exclude, scale and stop. It prints two URLs, one to watch and
-steer, one to watch only; whoever has a URL can do what it permits. Ctrl-C ends the page, and not the job. Of a job that has
-ended it shows the history.
+		Long: `dashboard serves a page that shows a job live: hosts and slots, commits, generations and their causes, the use of time,
+stragglers, events, output and tasks. It can drain, exclude, scale and stop. It prints two URLs, one to watch and steer, one
+to watch only; whoever has a URL can do what it permits. Ctrl-C ends the page, and not the job. For a job that has ended it
+shows the history.
 
-The page is for this machine alone unless --listen names another address, where it is served over TLS: with --tls-cert and
---tls-key, or a certificate that is made at the start, whose fingerprint is printed. From elsewhere, ssh -L leads to it:
-ssh -L 8470:localhost:8470 HOST.
+Only this machine can reach the page unless --listen names another address. There it uses TLS: with --tls-cert and
+--tls-key, or a new certificate, whose fingerprint it prints. From elsewhere, use ssh -L 8470:localhost:8470 HOST.
 
 With --url it prints the URLs of the page that the job's own hvdrun serves (--dashboard-listen).
 

@@ -27,11 +27,11 @@ func ReplayCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay EVENTS [--speed N] [--picture FILE]",
 		Short: "Show a past job on the page, from its events file",
-		Long: `replay shows on the page in the browser what a job has done: hosts and workers, generations, throughput and events, as they
-were, from the beginning to the end. EVENTS is its events file (--events-file); of several jobs in it, the last is shown. It
-prints a URL; Ctrl-C ends the page. The page is for this machine alone unless --listen names another address.
+		Long: `replay plays a past job on the page in the browser: hosts and workers, generations, throughput and events, from the
+beginning to the end. EVENTS is its events file (--events-file); if it has several jobs, the last is shown. It prints a
+URL; Ctrl-C ends the page. Only this machine can reach the page unless --listen names another address.
 
-With --picture it writes an SVG that moves, for a document, and ends.`,
+With --picture it writes an animated SVG, for a document, and ends.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {

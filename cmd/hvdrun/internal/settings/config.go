@@ -22,11 +22,10 @@ func ConfigCommand(p *cli.Program, possible func(*Settings) error) *cobra.Comman
 		Use:   "config [flags] [-- command [args…]]",
 		Short: "Print all settings as a job with these flags would have them, and where each comes from",
 		Long: `config prints the settings that a job with the same flags, variables and file would have, and those of an agent, as a file
-for --config-file: by sections, with a comment at each that says where it comes from. What is not set stands there as a
-comment. The file that is printed gives the same settings again. Values that look like secrets are not shown; they are
-missing from that file.
+for --config-file: by sections, with a comment at each that names its origin. Settings that are not set are comments. The
+printed file gives the same settings again. It does not contain values that look like secrets.
 
-Settings that no job can have are refused here too.`,
+config refuses contradictory settings, as a job does.`,
 		Example: `  hvdrun config -np 2 --min-np 1 --host-discovery-script ./discover.sh \
       -- ./train --epochs 3 > job.yaml
   hvdrun --config-file job.yaml`,

@@ -39,8 +39,8 @@ func gatewayCommand(p *cli.Program) *cobra.Command {
 		Long: `gateway listens for programs of other machines and carries their connections to the scheduler of a job's tasks, which is in
 its hvdrun, on this machine. It writes an invitation into a file, for its owner alone: the addresses, and a certificate and
 key that the job's authority has signed. Whoever has it may submit tasks, cancel their own and join as a worker of tasks, as
-long as it is valid; nobody else gets further than the handshake of mutual TLS. Copy it to the other machine and run there
-hvdrun tasks run --invitation FILE program, or set ` + "HVD_TASKS=FILE" + `. The gateway ends with the job, and outlives
+long as it is valid; others cannot connect (mutual TLS). Copy it to the other machine and run there hvdrun tasks run
+--invitation FILE program, or set ` + "HVD_TASKS=FILE" + `. The gateway ends with the job, and outlives
 an hvdrun that is resumed on this machine.
 
 ` + jobdir.WhichJob,

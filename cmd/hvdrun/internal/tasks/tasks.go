@@ -28,8 +28,8 @@ func Command(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tasks [JOB] [--json]",
 		Short: "Show the tasks of a job: how many wait and run, why they wait, and its workers",
-		Long: `tasks asks the scheduler of a job, which is in its hvdrun, for the tasks that programs of the job have submitted (package
-tasks), by function, and for the workers that run them. For functions with tasks that do not run, it says why.
+		Long: `tasks shows the tasks that programs of a job have submitted (package tasks), by function, and the workers that run them.
+For functions with tasks that do not run, it shows why.
 
 ` + jobdir.WhichJob,
 		Args:                  cobra.MaximumNArgs(1),
@@ -62,8 +62,8 @@ func tasksExplainCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain [--job JOB] [--json] NUMBER | FUNCTION",
 		Short: "Show why a task of a job waits, or where it runs",
-		Long: `explain says of tasks where they stand, and why: those with a number, of which each client may have one, or those of a
-function that are not over, at most 20.
+		Long: `explain shows where tasks are, and why they wait: the tasks with a number, of which each client may have one, or at most 20
+unfinished tasks of a function.
 
 ` + jobdir.WhichJob,
 		Example:               "  hvdrun tasks explain 17\n  hvdrun tasks explain trial/v1",
@@ -115,9 +115,8 @@ func tasksRunCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [--job JOB | --invitation FILE] PROGRAM [ARGUMENT…]",
 		Short: "Run a program that submits tasks to a job",
-		Long: `run starts a program in the place of this one, whose tasks.Connect reaches the scheduler of a job. Its functions must be
-registered in the job's workers too. A job of another machine is reached by an invitation, which hvdrun tasks gateway has
-written there.
+		Long: `run replaces itself by a program whose tasks.Connect reaches the scheduler of a job. The job's workers must register its
+functions too. A job on another machine is reached by an invitation, which hvdrun tasks gateway writes there.
 
 ` + jobdir.WhichJob,
 		Example:               "  hvdrun tasks run --job 3f2a ./sweep -trials 200",
@@ -165,8 +164,8 @@ func tasksServeCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "serve [flags] [--] command [args…]",
 		Short: "Run a job whose workers run tasks and do not train",
-		Long: `serve is hvdrun --tasks-only, and takes the same flags: it starts the command once for every slot of some hosts, keeps as
-many workers running while hosts come and go, and schedules the tasks that programs submit to them.`,
+		Long: `serve is the same as hvdrun --tasks-only, with the same flags: it starts the command once for every slot of some hosts,
+keeps as many workers running while hosts come and go, and schedules the tasks that programs submit to them.`,
 		Example:               "  hvdrun tasks serve -np 4 --min-np 1 -H node1:2,node2:2 ./sweep",
 		DisableFlagsInUseLine: true,
 		RunE: func(*cobra.Command, []string) error {

@@ -25,10 +25,10 @@ func Command(p *cli.Program) *cobra.Command {
 	return jobdir.CompletesJobs(p, &cobra.Command{
 		Use:   "top [JOB]",
 		Short: "Watch and steer a job in this terminal",
-		Long: `top shows in a terminal what the page of hvdrun dashboard shows: hosts and slots, commits, generations and their causes,
-what the time went into, stragglers, where a worker hangs, events, output and tasks. It goes on when the job's hvdrun has
-died and hvdrun resume has taken the job over, and when the job has ended, until q or Ctrl-C. Its other keys are at the bottom
-of the screen and behind ?; those that change the job ask first.
+		Long: `top shows in a terminal what the page of hvdrun dashboard shows: hosts and slots, commits, generations and their causes, the
+use of time, stragglers, where a worker hangs, events, output and tasks. It stays open when hvdrun resume takes the job over,
+and when the job has ended, until q or Ctrl-C. Its other keys are at the bottom of the screen and behind ?; those that
+change the job ask first.
 
 It needs a terminal: hvdrun status --watch is for pipes and files. With NO_COLOR in the environment it has no colours.
 

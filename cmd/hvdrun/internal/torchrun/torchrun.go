@@ -41,16 +41,16 @@ func torchrunCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   settings.TorchrunName + " [flags] script [args…]",
 		Short: "Run a PyTorch program as torchrun does",
-		Long: `torchrun runs unmodified PyTorch programs in place of torchrun and python -m torch.distributed.run: it takes their flags,
-with dashes or underscores, and their variables (PET_NNODES=2 for --nnodes), gives workers the same environment, and
-restarts them when one fails or nodes come and go. Each node runs it; there is no driver.
+		Long: `torchrun runs unmodified PyTorch programs as torchrun and python -m torch.distributed.run do: it takes their flags, with
+dashes or underscores, and their variables (PET_NNODES=2 for --nnodes), gives workers the same environment, and restarts
+them when one fails or nodes come and go. Each node runs it; there is no driver.
 
-Workers reach the store of torch.distributed at a port of loopback, where only they are let in. Agents of several nodes
-reach each other over mutual TLS, for which all need the same key: --rdzv-conf key_file=FILE, a file that hvdrun agent
---generate-key FILE makes. Agents that all run on this machine need none. With --rdzv-conf insecure=true nobody is asked
-for a key, as with torchrun: whoever reaches the ports can change what the job's processes read.
+Workers reach the store of torch.distributed at a port of loopback, which admits only them. Agents of several nodes reach
+each other over mutual TLS, for which all need the same key: --rdzv-conf key_file=FILE, a file of hvdrun agent
+--generate-key FILE. Agents that all run on this machine need no key. With --rdzv-conf insecure=true no key is required, as
+with torchrun: whoever reaches the ports can change what the job's processes read.
 
-Where the two differ, docs/torchrun.md says how.`,
+docs/torchrun.md lists the differences.`,
 		Example: `  hvdrun torchrun --standalone --nproc-per-node 4 train.py --epochs 10
   hvdrun torchrun --nnodes 2 --node-rank 0 --master-addr node1 \
       --rdzv-conf key_file=key --nproc-per-node 8 train.py`,
