@@ -17,6 +17,11 @@
 //		return err // as it is: elastic.Run knows what to do
 //	}
 //
+// Overlap helps if a device computes, not if a processor computes and reduces at the same time. The
+// last bucket is reduced after the pass. `hvdrun bench --op gradients --bucket 1MiB` shows which
+// share of a reduction is hidden on a network. Package elastic's Steps give a result that does not
+// depend on the workers.
+//
 // # Several passes
 //
 // With [Options].Passes the gradients of several passes are accumulated before they are averaged,
