@@ -121,40 +121,39 @@ func dropOp(round int) operator {
 	}
 }
 
-// joinOp ends once the node participates in a complete round. The rows are those of the table in
-// docs/design/masterless.md.
+// joinOp ends once the node participates in a complete round.
 func joinOp(v view) action {
 	s, count, most := v.state, len(v.state.Participants), v.settings.MaxNodes
 	redundant, waiting, participates := s.RedundancyList[v.node], s.WaitList[v.node], v.participates()
 	switch {
 	case s.Closed && redundant:
-		return errorDismiss // 1
+		return errorDismiss
 	case s.Closed:
-		return errorClosed // 2
-	case redundant && count == most: // 3
+		return errorClosed
+	case redundant && count == most: // the node's timeout does not count here
 		return v.rest()
-	case redundant:
-		return removeFromRedundancyList // 4
-	case s.Complete && participates && s.broken():
-		return removeFromParticipants // 5a
+	case redundant: // the timeout starts again
+		return removeFromRedundancyList
+	case s.Complete && participates && s.broken(): // another node is gone already
+		return removeFromParticipants
 	case s.Complete && participates:
-		return finish // 5
+		return finish
 	case v.late() && !v.clock.After(v.deadline.Add(rollback)) && participates:
-		return removeFromParticipants // 6
+		return removeFromParticipants
 	case v.late() && !v.clock.After(v.deadline.Add(rollback)) && waiting:
-		return removeFromWaitList // 7
+		return removeFromWaitList
 	case v.late():
-		return errorTimeout // 8
-	case s.Complete && count < most && !waiting:
-		return addToWaitList // 9
-	case s.Complete && count >= most && !waiting:
-		return addToRedundancyList // 10
+		return errorTimeout
+	case s.Complete && count < most && !waiting: // the others start a new round
+		return addToWaitList
+	case s.Complete && count >= most && !waiting: // the round goes on
+		return addToRedundancyList
 	case !s.Complete && participates && count >= v.settings.MinNodes && count <= most && v.lastCallOver():
-		return markComplete // 11
+		return markComplete
 	case !s.Complete && !participates:
-		return addToParticipants // 12
+		return addToParticipants
 	}
-	return v.rest() // 13 and 14
+	return v.rest()
 }
 
 // rest sends a heartbeat if one is due, and otherwise waits.

@@ -21,7 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
-// The tests' names are those of the list of scenarios in docs/design/masterless.md.
+// The names of the tests number the scenarios.
 
 var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
