@@ -186,7 +186,7 @@ func TestNames(t *testing.T) {
 			}
 		}
 	}
-	if n < 200 {
+	if n < 150 {
 		t.Errorf("the pages name %d things", n)
 	}
 }
