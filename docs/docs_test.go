@@ -1,5 +1,3 @@
-// Package docs_test keeps README.md and the pages of docs true: it runs their commands, checks
-// their flags, messages, links and files, and builds the training loop of the README.
 package docs_test
 
 import (

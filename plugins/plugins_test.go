@@ -1,4 +1,3 @@
-// Package plugins_test runs the plugins as hvdrun does: as processes of their own.
 package plugins_test
 
 import (

@@ -1,5 +1,3 @@
-// Package kubernetes_test checks that the manifests are consistent with each other and with the
-// plugin.
 package kubernetes_test
 
 import (

@@ -1,5 +1,3 @@
-// Package house keeps the house in order: which room may import which, what every package
-// must have, and what none may hold.
 package house
 
 import (
