@@ -1,6 +1,6 @@
 // Command gen writes the vector code of package kernel for amd64 into the folder that it is given.
-// It is a module of its own, so that neither it nor its assembler is a requirement of programs that
-// use the package.
+// It is a module of its own, so that neither it nor the assembler that it drives is a requirement
+// of programs that use the package.
 package main
 
 import (
