@@ -1,5 +1,7 @@
-"""What a step that fails gives back: buffers, tensors and values of a state, as of the beginning of the step."""
+"""What a step that fails gives back: buffers, tensors, values and rates of a state, as of the beginning of the step."""
 import copy
+import functools
+import inspect
 import weakref
 
 import torch
@@ -98,6 +100,33 @@ def _copy(onto, those):
         a.copy_(b)
 
 
+def is_scheduler(value):
+    """Whether commit steps a part. One that needs a measure, as ReduceLROnPlateau does, is the program's."""
+    return _is_stepped(value) and not _needs_argument(type(value))
+
+
+def is_plateau(value):
+    return isinstance(value, torch.optim.lr_scheduler.ReduceLROnPlateau) or _is_stepped(value) and _needs_argument(type(value))
+
+
+def _is_stepped(value):
+    return all(hasattr(value, name) for name in ("get_last_lr", "step", "load_state_dict"))
+
+
+@functools.lru_cache(maxsize=None)
+def _needs_argument(kind):
+    parameters = list(inspect.signature(kind.step).parameters.values())[1:]
+    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def pace(scheduler):
+    """How often a scheduler was stepped: a number, or those of the schedulers that it combines."""
+    if hasattr(scheduler, "last_epoch"):
+        return scheduler.last_epoch
+    inner = getattr(scheduler, "scheduler", None)  # of accelerate's wrapper
+    return [pace(each) for each in ([inner] if inner is not None else getattr(scheduler, "_schedulers", ()))]
+
+
 class Before:
     """The beginning of a step of a state."""
 
@@ -105,6 +134,7 @@ class Before:
         self._parts = parts
         self._buffers, self._tensors = _Places(), _Places()
         self._values, self._loaders, self._schedulers = {}, {}, {}
+        self._rates = []  # a group of an optimizer, and what it had besides its parameters
         self._modules, self._parameters, self._versions = [], [], []
         self.open = False
 
@@ -120,9 +150,11 @@ class Before:
         parts = self._parts
         values = {name: v for name, v in parts.items() if not isinstance(v, torch.Tensor) and not hasattr(v, "load_state_dict")}
         self._values = {name: keep(v) for name, v in values.items()}
-        self._loaders = {name: keep(v.state_dict()) for name, v in parts.items() if hasattr(v, "state_dict") and hasattr(v, "__iter__")
-                         and not isinstance(v, (torch.nn.Module, torch.optim.Optimizer))}
-        self._schedulers = {name: v.last_epoch for name, v in parts.items() if hasattr(v, "get_last_lr") and hasattr(v, "last_epoch")}
+        self._loaders = {name: keep(v.state_dict()) for name, v in parts.items() if is_plateau(v) or hasattr(v, "state_dict") and
+                         hasattr(v, "__iter__") and not isinstance(v, (torch.nn.Module, torch.optim.Optimizer))}
+        self._schedulers = {name: pace(v) for name, v in parts.items() if is_scheduler(v)}
+        self._rates = [(group, {name: keep(v) for name, v in group.items() if name != "params"})
+                       for v in parts.values() if isinstance(v, torch.optim.Optimizer) for group in v.param_groups]
         self._tensors.save([parts])
         self._buffers.save(self._modules)
         self._versions = [p._version for _, _, p in self._parameters]
@@ -137,6 +169,12 @@ class Before:
             self._parts[name] = put_back(self._parts[name], keep(kept))
         for name, kept in self._loaders.items():
             self._parts[name].load_state_dict(keep(kept))
+        for group, kept in self._rates:
+            for name, value in kept.items():
+                if isinstance(group.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = keep(value)
 
     def check(self):
         """Raises if the step was applied before its commit."""
@@ -147,7 +185,7 @@ class Before:
                     "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "
                     "step.commit(update)")
         for name, before in self._schedulers.items():
-            if self._parts[name].last_epoch != before:
+            if pace(self._parts[name]) != before:
                 raise RuntimeError(f"hvdrun: the scheduler {name!r} was stepped within the step: step.commit() steps it; for another "
                                    "pace, name it in job.state(each_epoch=[…]), or step it in step.commit(update)")
 

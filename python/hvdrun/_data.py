@@ -4,6 +4,24 @@ import collections
 import torch.utils.data
 
 
+def check(loader):
+    """Raises TypeError if a loader has an order of samples of its own, which Job.steps would not follow."""
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise TypeError("hvdrun: data has an IterableDataset, whose samples have no indices, so that nobody can say which rank takes which: "
+                        "use a data set with __getitem__")
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+        own = f"batch_sampler={type(loader.batch_sampler).__name__}"
+    else:
+        sampler = loader.sampler
+        kinds = torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler, torch.utils.data.DistributedSampler
+        if type(sampler) in kinds and not getattr(sampler, "replacement", False) and getattr(sampler, "num_samples", 0) <= len(loader.dataset):
+            return
+        own = f"sampler={type(sampler).__name__}"
+    raise TypeError(f"hvdrun: data is a DataLoader({own}), which job.steps does not use, as it takes each sample of the data set once in an "
+                    "epoch: leave it out, and use torch.utils.data.Subset for a part of the data set; to draw samples, take "
+                    "order[step.indices] in the body, where order is drawn with step.epoch as the seed")
+
+
 class Ahead:
     """The batches of this rank, by a DataLoader whose worker processes outlive the worlds.
 
@@ -11,9 +29,6 @@ class Ahead:
     """
 
     def __init__(self, loader, plan, job):
-        if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-            raise TypeError("hvdrun: data has an IterableDataset, whose samples have no indices, so that nobody can say which rank takes "
-                            "which: use a data set with __getitem__")
         self._plan, self._job = plan, job
         self._next, self._total = 0, 0
         self._asked = collections.deque()  # (generation, step) of what the loader has asked for

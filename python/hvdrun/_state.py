@@ -1,9 +1,12 @@
 """What the ranks of a job have in common: the parts of a state, how one rank sends them to others, and checkpoints."""
 from __future__ import annotations
 
+import inspect
 import io
+import math
 import os
 import pickle
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +14,12 @@ import torch
 import torch.distributed as dist
 
 from hvdrun import _checkpoint, _values
-from hvdrun._before import Before, put_back, watch
+from hvdrun._before import Before, is_scheduler, pace, put_back, watch
 
 _BUCKET = 32 << 20  # bytes that are broadcast at a time
 _ALIGN = 16
 PLAN = 6  # numbers of a plan that all ranks have in common
+_SAME = 1 << 7  # the most by which the measures of two gradients differ that are the same: 0.4 to 0.8 %
 
 
 class _Pickler(pickle.Pickler):
@@ -125,7 +129,12 @@ def _count(shape):
 
 def _snapshot(value):
     """What is sent and saved of a part."""
-    return value.state_dict() if hasattr(value, "state_dict") else value
+    if not hasattr(value, "state_dict"):
+        return value
+    of = value.state_dict()
+    if is_scheduler(value):  # that of torch 1.13 may have its own methods
+        of = {name: v for name, v in of.items() if not callable(v)}
+    return of
 
 
 class State:
@@ -152,21 +161,33 @@ class State:
             if isinstance(value, torch.nn.parallel.DistributedDataParallel):
                 raise TypeError(f"hvdrun: the part {name!r} is wrapped in DistributedDataParallel, which the state does itself in each "
                                 f"world: give it the module")
+            if isinstance(value, torch.nn.Module) and any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in value.parameters()):
+                raise ValueError(f"hvdrun: the part {name!r} has layers whose shape is not known yet: call it once before job.state")
             hidden = _hidden(value)
             if hidden is not None:
                 raise TypeError(f"hvdrun: the part {name!r} is a {type(value).__name__} with a {type(hidden).__name__}, which the state "
                                 "would not see: give each a part of its own")
+        owned = {id(p) for v in parts.values() for p in (v.parameters() if isinstance(v, torch.nn.Module) else [v])}
+        for name, value in parts.items():
+            strange = isinstance(value, torch.optim.Optimizer) and next(
+                (p for group in value.param_groups for p in group["params"] if id(p) not in owned), None)
+            if isinstance(strange, torch.Tensor):
+                raise ValueError(f"hvdrun: the optimizer {name!r} steps a parameter of shape {tuple(strange.shape)} that no part of the state "
+                                 "has, so that ranks would not share it: give job.state its module too, or the tensor")
         for name in each_epoch:
-            if not _is_scheduler(parts.get(name)):
+            if not is_scheduler(parts.get(name)):
                 raise ValueError(f"hvdrun: each_epoch has {name!r}, which is no scheduler among the parts")
         _values.check({name: _snapshot(value) for name, value in parts.items()})
-        self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _holds=False, _torn=False, _acts=[], _results=[], _plan=[],
-                             _each_epoch=frozenset(each_epoch), _paces={}, _before=Before(parts), _committed=False)
+        self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _trains={}, _holds=False, _torn=False, _acts=[], _results=[], _plan=[],
+                             _each_epoch=frozenset(each_epoch), _paces={}, _before=Before(parts), _committed=False, _stepped=[],
+                             _closures=[name for name, v in parts.items() if isinstance(v, torch.optim.Optimizer) and _needs_closure(v)])
         for name, value in parts.items():
             if isinstance(value, torch.optim.Optimizer):
                 watch(name, value, self._before)
 
     def __getattr__(self, name: str) -> Any:
+        if any(p.requires_grad is not was for p, was in self._trains.get(name, ())):
+            self._wrap_one(name)  # layers that are frozen, or are no more
         try:
             return self._wrapped.get(name) or self._parts[name]
         except KeyError:
@@ -223,7 +244,7 @@ class State:
         """Applies the step when all ranks have come so far: collective.
 
         Args:
-            update: called to apply the step; None: all optimizers of the state are stepped, then its schedulers.
+            update: called to apply the step, without collectives; None: all optimizers of the state are stepped, then its schedulers.
             step: whether this is a step. Another act, such as an evaluation, is counted beside the steps: of two ranks that
                 have made the same steps, the one with more acts is ahead.
 
@@ -233,12 +254,14 @@ class State:
         Raises:
             RuntimeError: a rank was lost before all had come so far, and nothing is applied; or the step has not begun, or has nothing
                 to apply.
+            ValueError: the gradients differ from rank to rank.
         """
         return self._commit(update, step, False, False)
 
     def _commit(self, update, step, stop, ends_epoch):
         job, before = self._job, self._before
         worker = job._worker
+        measures = []
         if not before.open:
             raise RuntimeError("hvdrun: commit is called twice in a step, or outside of one" if self._committed else
                                "hvdrun: commit is called before the step has begun (state.begin)")
@@ -246,7 +269,16 @@ class State:
             before.check()
         if update is None:
             self._check_update()
-        changed, stopped = job._agree(worker is not None and worker.changed(), stop)
+        if step and job.size > 1:
+            measures = [(name, _measure(parameters)) for name, parameters in self._stepped]
+        changed, stopped, *differ = job._agree(worker is not None and worker.changed(), stop, same=[m for _, m in measures])
+        # With update, some optimizers may not be stepped, and their gradients may be anything.
+        if differ and (any(differ) if update is None else all(differ) and self._wrapped):
+            name = measures[differ.index(True)][0]
+            raise ValueError(
+                f"hvdrun: the gradients of the optimizer {name!r} differ from rank to rank, so that each rank would train a model of its own: "
+                "call the module by its attribute of the state, such as state.model(x), which averages the gradients; where the program "
+                "averages them itself, it does so before step.commit(), with ddp=None in job.state")
         before.open = False
         self.__dict__.update(_torn=True, _committed=True)
         if update is None:
@@ -269,11 +301,15 @@ class State:
 
     def _check_update(self):
         """Raises if a commit without update would do nothing, or step a scheduler that the program steps too."""
+        for name in self._closures:
+            raise RuntimeError(
+                f"hvdrun: the optimizer {name!r} needs a closure: step.commit(lambda: {name}.step(closure)), where closure takes all samples "
+                "of the batch on each rank, without collectives, with ddp=None in job.state")
         if self._modules() and not self._of(torch.optim.Optimizer):
             raise RuntimeError("hvdrun: commit has nothing to step, since no part of the state is an optimizer: give job.state the "
                                "optimizer, or call step.commit(update)")
         for name, value in self._parts.items():
-            if _is_scheduler(value) and self._paces.get(name, value.last_epoch) != value.last_epoch:
+            if is_scheduler(value) and self._paces.get(name, pace(value)) != pace(value):
                 raise RuntimeError(
                     f"hvdrun: the program steps the scheduler {name!r}, and step.commit() steps it too, once a step: leave the call out; "
                     f"for a scheduler by epoch, job.state(each_epoch=[{name!r}], …) has commit step it at the end of each epoch")
@@ -286,29 +322,39 @@ class State:
         for scaler in scalers:
             scaler.update()
         for name, value in self._parts.items():
-            if _is_scheduler(value):
+            if is_scheduler(value):
                 if ends_epoch or name not in self._each_epoch:
                     value.step()
-                self._paces[name] = value.last_epoch
+                self._paces[name] = pace(value)
 
     # What a world does with it.
 
     def _unwrap(self):
         self._wrapped.clear()
+        self._trains.clear()
 
     def _wrap(self):
         """Wraps the modules anew: collective. A wrapper of an earlier world divides by its size."""
         self._unwrap()
         self._before.look()
-        if self._ddp is None:
+        self.__dict__["_stepped"] = [
+            (name, sorted((p for group in v.param_groups for p in group["params"]), key=torch.numel))
+            for name, v in self._parts.items() if isinstance(v, torch.optim.Optimizer)]
+        for name, value in self._parts.items():
+            if self._ddp is not None and isinstance(value, torch.nn.Module) and not isinstance(value, torch.optim.swa_utils.AveragedModel):
+                self._wrap_one(name)
+
+    def _wrap_one(self, name):
+        """Wraps a module anew, by the parameters that need gradients now: collective."""
+        module = self._parts[name]
+        self._wrapped.pop(name, None)
+        self._trains[name] = [(p, p.requires_grad) for p in module.parameters()]
+        if not any(trains for _, trains in self._trains[name]):
             return
         options = dict(self._ddp)
         if "init_sync" in torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_varnames:
             options.setdefault("init_sync", False)  # all ranks have the same state already
-        for name, value in self._parts.items():
-            trains = isinstance(value, torch.nn.Module) and not isinstance(value, torch.optim.swa_utils.AveragedModel)
-            if trains and any(p.requires_grad for p in value.parameters()):
-                self._wrapped[name] = torch.nn.parallel.DistributedDataParallel(value, **options)
+        self._wrapped[name] = torch.nn.parallel.DistributedDataParallel(module, **options)
 
     def _settle(self):
         """Makes the state of all ranks that of the one that is furthest, the first of several: collective.
@@ -327,7 +373,8 @@ class State:
         told = [tuple(t[:3]) for t in all_of]
         best = max(told)
         if not best[0] and any(t[3] for t in all_of):
-            raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it")
+            raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it. What "
+                            "step.commit(update) calls uses no collectives, which fail where a rank is lost")
         if best[0] == 0 or min(told) != best:
             root = told.index(best)
             mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
@@ -362,7 +409,10 @@ class State:
                 if isinstance(part, torch.Tensor):
                     part.copy_(value)
                 elif hasattr(part, "load_state_dict"):
-                    part.load_state_dict(value)
+                    try:
+                        part.load_state_dict(value)
+                    except (RuntimeError, ValueError, KeyError) as err:
+                        raise ValueError(f"hvdrun: the part {name!r} does not fit that of the other ranks, or of the checkpoint: {err}") from err
                 else:
                     self._parts[name] = put_back(part, value)
         self._paces.clear()
@@ -414,11 +464,6 @@ class State:
             folder, lambda file: self._load(_values.decode(file, {name: _snapshot(value) for name, value in self._parts.items()})))
 
 
-def _is_scheduler(value):
-    """Whether commit steps a part. ReduceLROnPlateau needs a measure, which the program has."""
-    return hasattr(value, "get_last_lr") and hasattr(value, "last_epoch") and hasattr(value, "step") and not hasattr(value, "is_better")
-
-
 def _hidden(value):
     """A module, an optimizer or the like within a container; None: there is no such thing."""
     if isinstance(value, dict):
@@ -430,6 +475,29 @@ def _hidden(value):
         if found is not None:
             return found
     return None
+
+
+def _needs_closure(optimizer):
+    parameter = inspect.signature(optimizer.step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _measure(parameters):
+    """A number of 23 bits for the size of the first gradient that a plain tensor has; 0: there is none.
+
+    Two sizes that differ by a part in 2^15 have different numbers.
+    """
+    for p in parameters:
+        grad = p.grad
+        if type(grad) is torch.Tensor and grad.layout == torch.strided:
+            size = torch.linalg.vector_norm(grad.detach() if grad.is_complex() else grad.detach().float()).item()
+            return struct.unpack("<I", struct.pack("<f", size if math.isfinite(size) else math.inf))[0] >> 8
+    return 0
+
+
+def differ(size, total, squares):
+    """Whether numbers of _measure of so many ranks, with these sums of them and of their squares, are not the same."""
+    return size * squares - total * total > size * _SAME * _SAME
 
 
 class PlansDiffer(ValueError):

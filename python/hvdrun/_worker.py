@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from importlib import metadata
 
 VARIABLE = "HVD_WORKER_SOCKET"
 CREDENTIALS = "HVD_CREDENTIALS"
@@ -95,6 +96,27 @@ def _running(own):
     return False
 
 
+_early = None  # the worker that has greeted, until the program asks for it
+
+
+def greet(package):
+    """Tells hvdrun that this process is a worker, before it imports a package, which may take longer than --start-timeout."""
+    global _early
+    number = os.environ.get(VARIABLE)
+    if not number:
+        return
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        version = ""
+    try:
+        _early = Worker.from_environment(f"{package} {version}".strip())
+        _early.greet()
+    except Error:
+        _early = None
+        os.environ[VARIABLE] = number  # a child has the variable without the socket
+
+
 class Lines:
     """The lines that arrive in pieces. A line that is longer than MOST_READ is an Error."""
 
@@ -151,11 +173,16 @@ class Worker:
         self._stuck = 0
         self._figures, self._figures_at = {}, 0.0
         self.failed = False  # an error ends the process
+        self._greeted = False
         self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
 
     @classmethod
     def from_environment(cls, program):
         """Returns None in a process that hvdrun has not started, or whose hvdrun has no such socket."""
+        global _early
+        if _early is not None:
+            early, _early = _early, None
+            return early
         number = os.environ.pop(VARIABLE, "")
         if not number:
             return None
@@ -167,10 +194,16 @@ class Worker:
         os.environ.pop(CREDENTIALS, None)  # hvdrun acts for this process, and what this starts has no part in the job
         return cls(sock, program)
 
+    def greet(self):
+        """Sends the first message, unless that was done. It does not block."""
+        if not self._greeted:
+            self._greeted = True
+            os.register_at_fork(after_in_child=self._forget)
+            self.send(do="hello", version=VERSION, program=self._program)
+
     def hello(self):
         """Starts the thread, and returns the answer to the first message."""
-        os.register_at_fork(after_in_child=self._forget)
-        self.send(do="hello", version=VERSION, program=self._program)
+        self.greet()
         self._thread.start()
         with self._state:
             self._wait(lambda: self._welcome is not None)
@@ -265,6 +298,14 @@ class Worker:
             self._figures_at = now
         if figures:
             self.send(do="figures", figures=figures)
+
+    def tell_failure(self, error, where):
+        """Tells hvdrun what ends this process, for its log and the last line of the job, and the program's line, or an empty string."""
+        self.failed = True
+        try:
+            self.report("failed", self.commits(), error=" ".join(error.split())[:512], where=where)
+        except Error:
+            pass  # hvdrun is gone
 
     def commits(self):
         """The number of the last commit that a beat has told."""
@@ -444,15 +485,12 @@ def tell_failures(worker, hint):
             print(hint[1], file=sys.stderr, flush=True)
         if isinstance(err, KeyboardInterrupt):
             return
+        where = _program_line(trace)[:256]
         if worker.lost(worker.generation):
-            print(f"hvdrun: world {worker.generation} has lost a rank, and this error came outside of `with step`, where nothing takes it: "
-                  "give collectives between steps to job.steps as evaluate=, and those after the loop to job.together",
+            print(f"hvdrun: {where}: world {worker.generation} has lost a rank, and this line is outside of `with step`, where nothing takes "
+                  "the error: give collectives between steps to job.steps as evaluate=, and those after the loop to job.together",
                   file=sys.stderr, flush=True)
-        try:
-            text = " ".join(f"{kind.__name__}: {err}".split())
-            worker.report("failed", worker.commits(), error=text[:512], where=_program_line(trace)[:256])
-        except Error:
-            pass  # hvdrun is gone
+        worker.tell_failure(f"{kind.__name__}: {err}", where)
 
     sys.excepthook = hook
 

@@ -26,6 +26,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from hvdrun import _worker
+
+_worker.greet("torch")
+
 import accelerate
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState

@@ -31,12 +31,16 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
+from hvdrun import _worker
+
+_worker.greet("torch")
+
 import torch
 import torch.distributed as dist
 
-from hvdrun import _indices, _worker
-from hvdrun._data import Ahead
-from hvdrun._state import PLAN, PlansDiffer, State, StateLost
+from hvdrun import _indices
+from hvdrun._data import Ahead, check
+from hvdrun._state import PLAN, PlansDiffer, State, StateLost, differ
 from hvdrun._transport import Anew, Broken, Reconfigured, Transport, own_gpu
 
 __all__ = ["init", "run", "Job", "State", "Step", "Micro", "Plan", "Broken", "Changed", "PlansDiffer", "Removed", "StateLost"]
@@ -47,6 +51,7 @@ _Result = TypeVar("_Result")
 _TOLD = 1.0  # seconds in which hvdrun says that a rank is lost, after an error that is not known to be of a connection
 _ABANDON = 0.05  # seconds in which a connect ends once a rank is lost; then its thread is abandoned
 _OWN = 2  # failures of one step in a row, in which this rank began and nobody was lost, after which the error is the program's
+_FRAMES = 4  # in which a loop over steps is looked for: that of tqdm may be between
 _VAIN = 20  # the same, whoever began
 # What a connection says that another rank has closed.
 _CLOSED = re.compile(r"closed|reset|broken pipe|abort|timed out|connect|remote|peer", re.I)
@@ -130,7 +135,9 @@ def _init(backend, timeout):
         transport = way(backend, welcome["store"], timeout)
     _worker.on_sigterm(worker)
     _worker.tell_failures(worker, _NOT_YET)
-    return Job(worker, transport)
+    job = Job(worker, transport)
+    atexit.register(job._explain_end, os.getpid())
+    return job
 
 
 # What torch says of a program that uses torch.distributed before the first world, and what to do.
@@ -230,6 +237,8 @@ class Job:
         self._trained = False  # this rank has made its last step
         self._over = False  # all have
         self._last = False  # the job ends, and this rank saves the state
+        self._dismissed_why = ""
+        self._left = ""  # the line at which the program has left the loop over steps
         self._vain = self._own = 0
         if worker is not None:
             worker.on_lost = self._lose
@@ -347,12 +356,13 @@ class Job:
             Removed: this process is in no further world.
             StateLost: no rank has a whole state any more.
             PlansDiffer: the ranks have given different numbers.
-            TypeError: a number is no int, or data has an IterableDataset.
+            TypeError: a number is no int, or data has an IterableDataset or a sampler of its own.
             ValueError: batch or samples is less than 1, every does not fit, or the ranks' states have other parts.
             RuntimeError: the body has not entered or not committed its step, or hvdrun has ended.
         """
-        if data is not None and samples is None:
-            samples = len(data.dataset)
+        if data is not None:
+            check(data)
+            samples = len(data.dataset) if samples is None else samples
         if isinstance(total, bool) or not isinstance(total, int):
             raise TypeError(f"hvdrun: total={total!r}: the number of steps is an int")
         if self._trained and self._worker is not None:
@@ -385,7 +395,12 @@ class Job:
                     self._act(state, evaluate)
                     continue
                 step = Step(self, state, plan, total, ahead)
-                yield step
+                try:
+                    yield step
+                except GeneratorExit:
+                    frame = sys._getframe(1)
+                    self._left = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                    raise
                 if not step._entered:
                     raise RuntimeError("hvdrun: the body of the loop over job.steps begins with `with step:`")
                 if step._failed is not None:
@@ -512,6 +527,7 @@ class Job:
         worker.beat("training", state.step)
 
     def _dismissed(self, state, dismissed):
+        self._dismissed_why = dismissed.why
         if self._trained and dismissed.why == "finished":
             raise _Over
         self._last = dismissed.last
@@ -598,18 +614,22 @@ class Job:
         """The body of a step has ended without an error."""
         self._vain = self._own = 0
 
-    def _agree(self, *flags):
-        """Whether any rank has each flag: collective. It raises if not all ranks are here, or what they have sent has not arrived."""
+    def _agree(self, *flags, same=()):
+        """Whether any rank has each flag, and then for each number of same whether it differs: collective.
+
+        It raises if not all ranks are here, or what they have sent has not arrived.
+        """
         self._check()
         # An operation of NCCL that is aborted ends without an error, and its result is anything: a number of the world tells.
         number = (self.generation + 1) * 0x9E3779B1 % (1 << 40)
-        sums = torch.tensor([*flags, number], dtype=torch.int64, device=self.device)
+        sums = torch.tensor([*flags, *same, *(n * n for n in same), number], dtype=torch.int64, device=self.device)
         dist.all_reduce(sums)
         *counts, total = sums.tolist()
         self._check()
         if total != self.size * number:
             raise Broken(f"hvdrun: not all ranks of world {self.generation} have come to an agreement")
-        return [count > 0 for count in counts]
+        sums, squares = counts[len(flags):len(flags) + len(same)], counts[len(flags) + len(same):]
+        return [count > 0 for count in counts[:len(flags)]] + [differ(self.size, *both) for both in zip(sums, squares)]
 
     def _arrived(self):
         """Raises if what the ranks have sent each other has not arrived, where an operation does not: collective."""
@@ -653,6 +673,15 @@ class Job:
             return False
         self._trained = False
         return False
+
+    def _explain_end(self, pid):
+        """At the end of the process: it may have left its loop too early."""
+        if self._state is None or self._trained or self._dismissed_why or self._worker.failed or pid != os.getpid():
+            return
+        text = f"the program has left the loop over job.steps after step {self._state.step}, and the training goes on without this rank"
+        print(f"hvdrun: {self._left and self._left + ': '}{text}: step.stop(), before step.commit(), makes a step the last one on all ranks",
+              file=sys.stderr, flush=True)
+        self._worker.tell_failure(text, self._left)
 
     def _tell_done(self, state):
         if self._done or self._worker.failed:
@@ -726,31 +755,53 @@ def _tell_world(world):
 
 
 def _tail(frame):
-    """Where the loop over job.steps that runs in a frame has code after `with step` that is not under `if step.done`; None: nowhere."""
+    """Where the loop over steps that runs in a frame, or in one that has called it, has code after `with step` that is not under
+    `if step.done`; None: nowhere."""
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        loop, name, offset = _loop(frame)
+        if loop is not None:
+            break
+        frame = frame.f_back
+    else:
+        return None
+    after = False
+    for n in loop.body:
+        if after:
+            if not isinstance(n, ast.If) or f"{name}.done" not in ast.unparse(n.test):
+                return f"{frame.f_code.co_filename}:{n.lineno + offset}"
+            if isinstance(n.body[-1], ast.Continue):
+                return None
+        after = after or _enters(n, {name}) is not None
+    return None
+
+
+def _loop(frame):
+    """The innermost loop around the line of a frame whose body enters what it yields, the name of that, and what to add to its lines."""
     code = frame.f_code
     lines = linecache.getlines(code.co_filename, frame.f_globals)
     first = 1
-    if code.co_name != "<module>":
-        first = code.co_firstlineno
-        lines = inspect.getblock(lines[first - 1:])
     try:
+        if code.co_name != "<module>":
+            first = code.co_firstlineno
+            lines = inspect.getblock(lines[first - 1:])
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (SyntaxError, IndentationError):
-        return None  # a cell of a notebook, or no source
+        return None, "", 0  # a cell of a notebook, or no source
     at = frame.f_lineno - first + 1
-    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= at <= n.end_lineno and isinstance(n.target, ast.Name)
-             and isinstance(n.iter, ast.Call) and getattr(n.iter.func, "attr", "") == "steps"]
-    if not loops:
-        return None
-    loop, after = loops[-1], False
-    for n in loop.body:
-        if after:
-            if not isinstance(n, ast.If) or f"{loop.target.id}.done" not in ast.unparse(n.test):
-                return f"{code.co_filename}:{n.lineno + first - 1}"
-            if isinstance(n.body[-1], ast.Continue):
-                return None
-        after = after or isinstance(n, ast.With) and any(getattr(i.context_expr, "id", "") == loop.target.id for i in n.items)
-    return None
+    for n in reversed([n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= at <= n.end_lineno]):
+        names = {t.id for t in ast.walk(n.target) if isinstance(t, ast.Name)}
+        name = next((name for name in (_enters(inner, names) for inner in n.body) if name is not None), None)
+        if name is not None:
+            return n, name, first - 1
+    return None, "", 0
+
+
+def _enters(node, names):
+    """Which of the names a with statement enters; None: none, or it is another statement."""
+    entered = [getattr(item.context_expr, "id", "") for item in node.items] if isinstance(node, ast.With) else []
+    return next((name for name in entered if name in names), None)
 
 
 def _shuffled(n, seed, epoch):
@@ -908,11 +959,13 @@ class Step:
         """Applies the step when all ranks have come so far: collective, the last thing in the context.
 
         Args:
-            update: what applies the step, in place of a step of all optimizers of the state and then of its schedulers.
+            update: what applies the step, in place of a step of all optimizers of the state and then of its schedulers. It uses no
+                collectives: a rank that is lost meanwhile would leave the others with half a step.
 
         Raises:
             RuntimeError: a rank was lost before, and nothing is applied, which the context takes; or commit is called twice, or outside
                 of the context, or has nothing to apply.
+            ValueError: the gradients differ from rank to rank.
         """
         if not self._entered:
             raise RuntimeError("hvdrun: step.commit() is called within `with step:`")
@@ -927,7 +980,8 @@ class Step:
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None) -> bool:
         if err is None:
             if not self.done:
-                raise RuntimeError("hvdrun: the step ends without step.commit()")
+                raise RuntimeError("hvdrun: the step ends without step.commit(), which all ranks call in each step: to leave a step out, "
+                                   "step.commit(lambda: None)")
             self._job._clean()
             return False
         if not isinstance(err, Exception) or not self._job._broken(err, self._state):

@@ -20,6 +20,10 @@ import os
 import types
 from typing import Any
 
+from hvdrun import _worker
+
+_worker.greet("torch")
+
 import torch
 import torch.distributed as dist
 import transformers

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Mistakes of programs, alone, and what is said of them: a line of JSON for each, its name and the error."""
 import json
+import os
 import sys
+import tempfile
 import types
 
 import hvdrun.torch as hvd
@@ -10,12 +12,12 @@ import torch
 job = hvd.init("gloo")
 
 
-def loop(body, total=2, samples=None, batch=4, each_epoch=(), every=None, evaluate=None, **parts):
+def loop(body, total=2, samples=None, batch=4, each_epoch=(), every=None, evaluate=None, data=None, ddp={}, **parts):
     net = torch.nn.Linear(2, 1)
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     given = {"model": net, "optimizer": opt, **parts}
-    state = job.state(each_epoch=each_epoch, **{name: v(net, opt) if isinstance(v, types.FunctionType) else v for name, v in given.items() if v is not None})
-    for step in job.steps(state, total=total, batch=batch, samples=samples, evaluate=evaluate, every=every):
+    state = job.state(each_epoch=each_epoch, ddp=ddp, **{name: v(net, opt) if isinstance(v, types.FunctionType) else v for name, v in given.items() if v is not None})
+    for step in job.steps(state, total=total, batch=batch, samples=samples, evaluate=evaluate, every=every, data=data):
         with step:
             loss = step.mean(state.model(torch.ones(len(step.indices), 2)).mean())
             opt.zero_grad()
@@ -59,13 +61,61 @@ def scheduler(net, opt):
     return torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+def loads(**options):
+    """A loop whose samples come by a DataLoader."""
+    return lambda: loop(commit, data=torch.utils.data.DataLoader(options.pop("of", list(range(8))), **options))
+
+
+def weights(n):
+    return torch.utils.data.WeightedRandomSampler([1.0] * n, n)
+
+
+def checkpoint(saved, restored):
+    with tempfile.TemporaryDirectory() as folder:
+        job.state(**saved()).save(folder)
+        return job.state(**restored()).restore(folder)
+
+
+def linear(n):
+    return lambda: {"model": torch.nn.Linear(n, 1)}
+
+
+def without(state, step, opt):
+    """As after `continue` for a bad batch: the others wait for this rank's commit."""
+
+
 MISTAKES = {
     "good": lambda: loop(commit),
     "good by epoch": lambda: loop(commit, total=6, samples=8, scheduler=scheduler, each_epoch=["scheduler"]),
     "optimizer in the body": lambda: loop(step_first),
     "parameters by hand": lambda: loop(by_hand),
     "commit twice": lambda: loop(twice),
-    "no commit": lambda: loop(lambda *_: None),
+    "no commit": lambda: loop(without),
+    "commit in vain": lambda: loop(lambda s, step, opt: step.commit(lambda: None)),
+    "a module that is no part": lambda: loop(commit, optimizer=lambda net, opt: torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=1)),
+    "an optimizer that calls the loss": lambda: loop(commit, optimizer=lambda net, opt: torch.optim.LBFGS(net.parameters())),
+    "layers without shapes": lambda: job.state(model=torch.nn.LazyLinear(1)),
+    "a sampler by weights": loads(sampler=weights(8)),
+    "a sampler that repeats": loads(sampler=torch.utils.data.RandomSampler(range(8), replacement=True)),
+    "batches of its own": loads(batch_sampler=[[0, 1], [2, 3]]),
+    "a sampler of others": loads(sampler=torch.utils.data.SubsetRandomSampler([1, 2])),
+    "a stream": loads(of=Stream()),
+    "a loader that shuffles": loads(shuffle=True, batch_size=2, drop_last=True),
+    "a loader of a rank": loads(sampler=torch.utils.data.DistributedSampler(range(8), 2, 1)),
+    "batch 0": lambda: loop(commit, batch=0),
+    "no samples": lambda: loop(commit, samples=0),
+    "an option that is none": lambda: loop(commit, ddp={"nonsense": 1}),
+    "mean of a number": lambda: loop(lambda s, step, opt: step.mean(1.0)),
+    "a value that is none": lambda: loop(lambda s, step, opt: setattr(s, "loss", 1)),
+    "a module is assigned": lambda: loop(lambda s, step, opt: setattr(s, "model", 1)),
+    "a checkpoint of other shapes": lambda: checkpoint(linear(2), linear(3)),
+    "a checkpoint without a part": lambda: checkpoint(linear(2), lambda: {**linear(2)(), "best": 1.0}),
+    "a folder that is not there": lambda: job.state(w=torch.zeros(1)).restore(os.path.join(tempfile.gettempdir(), "nothing", "here")),
     "no optimizer": lambda: loop(commit, optimizer=None),
     "optimizers in a list": lambda: loop(commit, optimizer=None, optimizers=lambda net, opt: [opt]),
     "optimizers in a dict": lambda: loop(commit, optimizer=None, optimizers=lambda net, opt: {"a": opt}),

@@ -3,9 +3,12 @@
 A rank that has to die sends itself SIGKILL once, and makes a file in FOLDER for that. A rank that has what is right ends with the line
 "all right"; what is wrong is an AssertionError.
 """
+import itertools
 import os
 import signal
 import sys
+import time
+from datetime import timedelta
 
 import hvdrun.torch as hvd
 import torch
@@ -48,14 +51,27 @@ def backward(state, step, opt):
     return loss
 
 
-def train(state, opt, total=20, at=10, **more):
-    """Each rank makes the steps, and rank 1 dies within one."""
+def train(state, opt, total=20, at=10, fault=die, update=None, **more):
+    """Each rank makes the steps, and rank 1 dies within one, or has another fault."""
     for step in job.steps(state, total=total, batch=8, **more):
         with step:
             backward(state, step, opt)
             if step.number == at:
-                die()
-            step.commit()
+                fault()
+            step.commit(update)
+
+
+def trains(**more):
+    """train with a net whose weight is the number of steps in the end."""
+    net = line()
+    opt = sgd(net)
+    train(job.state(model=net, optimizer=opt), opt, **more)
+    assert net.weight.item() == -20, net.weight
+
+
+def second():
+    """Whether this process is the worker of the second slot: a replacement is too."""
+    return os.environ["HVD_SLOT"] == "1"
 
 
 def cell_twice():
@@ -104,7 +120,10 @@ def evaluation():
             die(0, "dead too")
         one = torch.ones(1)
         dist.all_reduce(one)
-        assert one.item() == job.size
+        every = [None] * job.size
+        dist.all_gather_object(every, {"rank": job.rank})
+        dist.barrier()
+        assert one.item() == job.size and [of["rank"] for of in every] == [*range(job.size)]
         state.evaluations.append(state.step)
 
     train(state, opt, total=30, at=-1, samples=80, evaluate=evaluate, every="epoch")
@@ -195,10 +214,316 @@ def too_early():
     dist.barrier()
 
 
-PROGRAMS = {**{of.__name__: of for of in (alternating, evaluation, at_the_end, own_loop, too_early, cell_twice)},
+def naive_evaluation():
+    """A collective between steps, where nothing takes the error."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+    for step in job.steps(state, total=20, batch=8):
+        with step:
+            backward(state, step, opt)
+            step.commit()
+        if step.done and step.number == 10:
+            die()
+            dist.all_reduce(torch.ones(1))  # between steps
+
+
+def naive_end():
+    """A collective after the loop, where hvdrun counts the job as done."""
+    trains(at=-1)
+    die()
+    dist.all_reduce(torch.ones(1))  # after the loop
+
+
+def bare(update=None):
+    """The module is called, and not its attribute of the state, so that nothing averages the gradients."""
+    net = line()
+    opt = sgd(net, 0.1)
+    state = job.state(model=net, optimizer=opt)
+    x = torch.arange(80.0)[:, None]
+    for step in job.steps(state, total=20, batch=8, samples=80):
+        with step:
+            opt.zero_grad()
+            step.mean(net(x[step.indices]).mean()).backward()
+            step.commit(update and (lambda: opt.step()))
+
+
+def never_synchronized():
+    """All passes are within no_sync."""
+    net = line()
+    opt = sgd(net, 0.1)
+    state = job.state(model=net, optimizer=opt)
+    for step in job.steps(state, total=20, batch=8, samples=80):
+        with step:
+            opt.zero_grad()
+            with state.model.no_sync():
+                step.mean(state.model(torch.tensor(step.indices, dtype=torch.float32)[:, None]).mean()).backward()
+            step.commit()
+
+
+def torn_update():
+    """A rank dies in a collective of the update, so that no rank has the whole step."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+
+    def update():
+        opt.step()
+        if state.step == 10:
+            die()
+        dist.all_reduce(torch.ones(1))
+
+    train(state, opt, at=-1, update=update)
+
+
+def of_its_own():
+    """A plain loop sums its gradients itself."""
+    w = torch.zeros(1)
+    state = job.state(ddp=None, w=w)
+    for step in job.steps(state, total=20, batch=8):
+        with step:
+            grad = torch.tensor([float(len(step.indices))])
+            dist.all_reduce(grad)
+            if step.number == 10:
+                die()
+            step.commit(lambda: w.sub_(grad / step.batch))
+    assert w.item() == -20, w
+
+
+def parts_differ():
+    """One rank has made a part otherwise."""
+    net = nn.Linear(2 if second() else 1, 1, bias=False)
+    opt = sgd(net)
+    train(job.state(model=net, optimizer=opt), opt)
+
+
+# Faults of one rank, once or in each life.
+
+def leaves(how, once_only=True):
+    def fault():
+        if job.rank == 1 and (not once_only or once("left")) or how == "stop":
+            {"exit": lambda: sys.exit(0), "_exit": lambda: os._exit(0), "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
+             "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV), "term": lambda: os.kill(os.getpid(), signal.SIGTERM)}[how]()
+            time.sleep(0.01)  # the handler of a signal runs
+    trains(fault=fault)
+
+
+def breaks():
+    """All ranks leave the loop before its end."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+    for step in job.steps(state, total=20, batch=8):
+        with step:
+            backward(state, step, opt)
+            step.commit()
+        if step.number == 10:
+            break  # before the end
+
+
+def by_islice():
+    """A loop over epochs around one over steps: a step that comes again counts there."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+    steps = job.steps(state, total=20, batch=8, samples=80)
+    for _ in range(2):
+        for step in itertools.islice(steps, 10):
+            with step:
+                backward(state, step, opt)
+                if step.number == 10:
+                    die()
+                step.commit()
+
+
+def skips_bad():
+    """One rank leaves a bad batch out by `continue`."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+    for step in job.steps(state, total=20, batch=8):
+        with step:
+            if step.number == 10 and second():
+                continue
+            backward(state, step, opt)
+            step.commit()
+
+
+def skips_together():
+    """All ranks leave a step out, as one has seen a bad batch."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+    for step in job.steps(state, total=20, batch=8):
+        with step:
+            loss = backward(state, step, opt)
+            bad = torch.tensor([float(step.number == 10 and job.rank == 1)])
+            dist.all_reduce(bad)
+            if step.number == 11:
+                die()
+            step.commit(None if bad.item() == 0 else lambda: None)
+    assert net.weight.item() == -19 and loss is not None, net.weight
+
+
+class Bad(Squares):
+    def __getitem__(self, i):
+        if i == 33 and os.environ["HVD_SLOT"] == "1":
+            raise ValueError(f"bad sample {i}")
+        return super().__getitem__(i)
+
+
+class Dying(Squares):
+    def __getitem__(self, i):
+        if i >= 40 and once("worker"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+def loads(kind):
+    net = line()
+    opt = sgd(net, 1e-6)
+    state = job.state(model=net, optimizer=opt, seen=[])
+    data = torch.utils.data.DataLoader(kind(), num_workers=1, multiprocessing_context="fork")
+    for step in job.steps(state, total=20, batch=8, data=data, shuffle=False):
+        with step:
+            x, _ = step.data
+            opt.zero_grad()
+            step.mean(state.model(x).mean()).backward()
+            state.seen.append(step.number)
+            step.commit()
+    assert state.seen == [*range(20)], state.seen
+
+
+def by_sampler():
+    """DistributedSampler and a loop over epochs of the program's own, which begins its epoch again in each world."""
+    net = line()
+    opt = sgd(net, 1e-4)
+    state = job.state(model=net, optimizer=opt, epoch=0, seen=[])
+    data = Squares()
+
+    def loop():
+        sampler = torch.utils.data.DistributedSampler(data, job.size, job.rank, seed=3)
+        while state.epoch < 3:
+            sampler.set_epoch(state.epoch)
+            state.seen = []
+            for x, i in torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler):
+                state.begin()
+                opt.zero_grad()
+                state.model(x).mean().backward()
+                if state.step == 10:
+                    die()
+                every = [None] * job.size
+                dist.all_gather_object(every, i.tolist())
+                state.seen = state.seen + sum(every, [])
+                if state.commit():
+                    raise hvd.Changed
+            assert set(state.seen) == set(range(80)), state.seen
+            state.begin()
+            state.epoch += 1
+            state.commit(lambda: None, step=False)
+
+    hvd.run(state, loop)
+    assert state.epoch == 3
+
+
+def operations():
+    """Each collective of torch.distributed in a step, in which the last rank dies before it."""
+    w = torch.zeros(1)
+    state = job.state(ddp=None, w=w)
+    groups = []
+
+    @job.on_reset
+    def make():
+        groups[:] = [dist.new_group([r for r in range(job.size) if r % 2 == k]) for k in range(2)]
+
+    def gather_object(n):
+        all_of = [None] * n
+        dist.all_gather_object(all_of, {"rank": job.rank})
+        return [of["rank"] for of in all_of] == [*range(n)]
+
+    def broadcast_object(n):
+        those = [{"step": state.step}] if job.rank == 0 else [None]
+        dist.broadcast_object_list(those, src=0)
+        return those == [{"step": state.step}]
+
+    def all_to_all(n):
+        got = [torch.empty(1, dtype=torch.int64) for _ in range(n)]
+        dist.all_to_all(got, [torch.tensor([job.rank])] * n)
+        return [t.item() for t in got] == [*range(n)]
+
+    def neighbours(n):
+        got = torch.ones(1)
+        if n > 1:
+            for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), (job.rank + 1) % n),
+                                                   dist.P2POp(dist.irecv, got, (job.rank - 1) % n)]):
+                request.wait()
+        return got.item() == 1
+
+    def in_groups(n):
+        one = torch.ones(1)
+        dist.all_reduce(one, group=groups[job.rank % 2])
+        return one.item() == len(range(job.rank % 2, n, 2))
+
+    def later(n):
+        many = torch.ones(1 << 16)
+        dist.all_reduce(many, async_op=True).wait()
+        return many[-1].item() == n
+
+    def gather(n):
+        all_of = [torch.empty(1) for _ in range(n)] if job.rank == 0 else None
+        dist.gather(torch.tensor([float(job.rank)]), all_of, dst=0)
+        return job.rank > 0 or [t.item() for t in all_of] == [*range(n)]
+
+    def reduce(n):
+        one = torch.ones(1)
+        dist.reduce(one, dst=0)
+        return job.rank > 0 or one.item() == n
+
+    def scatter(n):
+        got = torch.empty(1)
+        dist.scatter(got, [torch.tensor([float(r)]) for r in range(n)] if job.rank == 0 else None, src=0)
+        return got.item() == job.rank
+
+    def barrier(n):
+        return dist.barrier() is None
+
+    def monitored(n):
+        return dist.monitored_barrier(timeout=timedelta(minutes=5)) is None
+
+    all_of = [gather_object, broadcast_object, all_to_all, neighbours, in_groups, later, gather, reduce, scatter, barrier, monitored]
+    if not hasattr(dist, "_reconfigure"):
+        all_of.remove(all_to_all)  # gloo of old torch has none
+    for step in job.steps(state, total=3 * len(all_of), batch=8):
+        operation = all_of[step.number // 3]
+        with step:
+            if step.number % 3 == 1:
+                while job.size == 1 and not job._worker.changed():
+                    time.sleep(0.01)  # until somebody can die
+                if job.size > 1:
+                    die(job.size - 1, operation.__name__)
+            assert operation(job.size), operation
+            step.commit(lambda: w.add_(1))
+    assert w.item() == 3 * len(all_of), w
+    if job.rank == 0:
+        dead = {name for name in os.listdir(FOLDER)}
+        assert len(dead) > len(all_of) // 2, dead
+
+
+def before_the_loop(how):
+    {"barrier": dist.barrier, "sampler": lambda: torch.utils.data.DistributedSampler(Squares()), "rank": dist.get_rank,
+     "wrapper": lambda: nn.parallel.DistributedDataParallel(line())}[how]()
+
+
+PROGRAMS = {**{of.__name__: of for of in (
+    alternating, evaluation, at_the_end, own_loop, cell_twice, naive_evaluation, naive_end, bare, never_synchronized, torn_update,
+    of_its_own, parts_differ, breaks, by_islice, skips_bad, skips_together, by_sampler, operations)},
             **{f"differ_{name}": lambda name=name, value=value: differ(**{name: value})
                for name, value in dict(batch=16, total=25, samples=88).items()},
-            **{f"loader_{context}": lambda context=context: loader(context) for context in ("forkserver", "spawn")}}
+            **{f"loader_{context}": lambda context=context: loader(context) for context in ("forkserver", "spawn")},
+            **{f"leaves_{how}": lambda how=how: leaves(how) for how in ("exit", "_exit", "interrupt", "segv", "term")},
+            **{f"before_{how}": lambda how=how: before_the_loop(how) for how in ("barrier", "sampler", "rank", "wrapper")},
+            "always_exits": lambda: leaves("exit", once_only=False), "bare_update": lambda: bare(True),
+            "bad_sample": lambda: loads(Bad), "dying_loader": lambda: loads(Dying)}
 
 if __name__ == "__main__":
     job = hvd.init("gloo")

@@ -1,6 +1,8 @@
 package torch
 
 import (
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -8,23 +10,54 @@ import (
 // TestPrograms runs the programs of programs.py: each has the right value in the end, though ranks
 // die, or ends with the error that says what is wrong.
 func TestPrograms(t *testing.T) {
-	for name, fails := range map[string]string{
-		"alternating":       "",
-		"evaluation":        "",
-		"at_the_end":        "",
-		"own_loop":          "",
-		"loader_forkserver": "",
-		"loader_spawn":      "",
-		"differ_batch":      "batch must be the same on all ranks: rank 0 has ",
-		"differ_total":      "total must be the same on all ranks: rank 0 has ",
-		"differ_samples":    "samples must be the same on all ranks: rank 0 has ",
-		"too_early":         "worlds begin with job.steps",
+	for name, x := range map[string]struct {
+		says string
+		ends bool // well
+	}{
+		"alternating":       {"", true},
+		"evaluation":        {"", true},
+		"at_the_end":        {"", true},
+		"own_loop":          {"", true},
+		"by_sampler":        {"", true},
+		"of_its_own":        {"", true},
+		"skips_together":    {"", true},
+		"operations":        {"", true},
+		"loader_forkserver": {"", true},
+		"loader_spawn":      {"", true},
+		"dying_loader":      {"is killed by signal: Killed", true},
+		"leaves_exit":       {"the program has left the loop over job.steps after step 10", true},
+		"leaves__exit":      {"", true},
+		"leaves_interrupt":  {"KeyboardInterrupt", true},
+		"leaves_segv":       {"signal 11", true},
+		"leaves_term":       {"", true},
+
+		"always_exits":       {"the program has left the loop over job.steps after step 10", false},
+		"breaks":             {"programs.py:" + lineOf(t, "break  # before the end") + ": the program has left the loop over job.steps after step 11", false},
+		"by_islice":          {"the program has left the loop over job.steps after step 19", false},
+		"naive_evaluation":   {"programs.py:" + lineOf(t, "# between steps") + ": world 1 has lost a rank", false},
+		"bare":               {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
+		"bare_update":        {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
+		"never_synchronized": {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
+		"torn_update":        {"What step.commit(update) calls uses no collectives", false},
+		"parts_differ":       {"the part 'model' does not fit that of the other ranks", false},
+		"skips_bad":          {"to leave a step out, step.commit(lambda: None)", false},
+		"bad_sample":         {"bad sample 33", false},
+		"differ_batch":       {"batch must be the same on all ranks: rank 0 has ", false},
+		"differ_total":       {"total must be the same on all ranks: rank 0 has ", false},
+		"differ_samples":     {"samples must be the same on all ranks: rank 0 has ", false},
+		"before_barrier":     {"worlds begin with job.steps", false},
+		"before_sampler":     {"worlds begin with job.steps", false},
+		"before_rank":        {"worlds begin with job.steps", false},
+		"before_wrapper":     {"worlds begin with job.steps", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			needTorch(t)
-			out := runs(t, fails == "", elasticJob("3", program(t, "programs.py"), t.TempDir(), name)...)
-			if strings.Contains(out, "AssertionError") || strings.Contains(out, "all right") != (fails == "") || !strings.Contains(out, fails) {
-				t.Errorf("without %q\n%s", fails, out)
+			if !x.ends {
+				t.Setenv("HVD_FAILURE_LIMIT", "2") // no more lives than needed
+			}
+			out := runs(t, x.ends, elasticJob("3", program(t, "programs.py"), t.TempDir(), name)...)
+			if strings.Contains(out, "AssertionError") || strings.Contains(out, "all right") != x.ends || !strings.Contains(out, x.says) {
+				t.Errorf("without %q\n%s", x.says, out)
 			}
 		})
 	}
@@ -36,4 +69,20 @@ func TestCellTwice(t *testing.T) {
 	if out := runs(t, true, *python, program(t, "programs.py"), t.TempDir(), "cell_twice"); !strings.Contains(out, "all right") {
 		t.Error(out)
 	}
+}
+
+// lineOf returns the number of the line of programs.py that ends so.
+func lineOf(t *testing.T, end string) string {
+	t.Helper()
+	text, err := os.ReadFile("programs.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, line := range strings.Split(string(text), "\n") {
+		if strings.HasSuffix(line, end) {
+			return strconv.Itoa(i + 1)
+		}
+	}
+	t.Fatalf("programs.py has no line with %q", end)
+	return ""
 }

@@ -1,0 +1,557 @@
+#!/usr/bin/python3
+"""Trainings as people write them, whose result does not depend on deaths: recipes.py FOLDER NAME...
+
+Alone it makes the trainings of these names, one after the other. Under hvdrun it makes one, in which rank 1 kills itself once, before
+the commit of step 6 or in an evaluation; at step 9 the others wait for the newcomer. Each process appends a line of JSON to FOLDER/NAME:
+what the training has come to. "all" alone stands for all names, and "list" prints them.
+"""
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+
+import hvdrun.torch as hvd
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR, AveragedModel
+
+FOLDER = sys.argv[1]
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)  # so that the order of sums shows in the last digits only
+TOTAL, BATCH, SAMPLES = 14, 8, 45
+X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
+Y = X.sum(1, keepdim=True).sin()
+RECIPES = {}
+
+
+def recipe(call):
+    RECIPES[call.__name__] = call
+    return call
+
+
+def mark(name):
+    return os.path.join(FOLDER, f"{name}-{NAME}")
+
+
+def die(rank=1):
+    """The rank dies here, once in a training."""
+    if job.rank == rank and job.size > 1:
+        try:
+            os.close(os.open(mark("died"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def newcomer(at, number):
+    """At a step, waits for the one that replaces the dead."""
+    while number == at and job.size == 1 and job._worker is not None and os.path.exists(mark("died")) and not job._worker.changed():
+        time.sleep(0.01)
+
+
+def net(*more, seed=1):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), *more, nn.Linear(5, 1))
+
+
+def each(out, y):
+    """The loss of each sample."""
+    return ((out - y) ** 2).mean(1)
+
+
+def train(state, body, update=None, at=6, **more):
+    """The loop of most recipes: body makes the gradients, and update what commit takes."""
+    given = dict(total=TOTAL, batch=BATCH, samples=SAMPLES, seed=1)
+    given.update(more)
+    for step in job.steps(state, **given):
+        with step:
+            body(step)
+            if step.number == at:
+                die()
+            newcomer(9, step.number)
+            step.commit(update(step) if update else None)
+    return state
+
+
+def plain(state, *optimizers, before=lambda step: None):
+    """A body: one forward and backward pass of state.model."""
+    def body(step):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        step.mean(each(state.model(X[step.indices]), Y[step.indices])).backward()
+        before(step)
+    return body
+
+
+def numbers(*those):
+    """What is compared."""
+    found = []
+    for one in those:
+        if isinstance(one, nn.Module):
+            found += [v.detach().double().flatten().tolist() for v in one.state_dict().values()]
+        elif isinstance(one, torch.Tensor):
+            found.append(one.detach().double().flatten().tolist())
+        else:
+            found.append(one)
+    return found
+
+
+def rates(*optimizers):
+    return [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+
+
+@recipe
+def schedulers():
+    """Of every kind, by the step and by the epoch."""
+    nets = [net(seed=i) for i in range(7)]
+    opts = [torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.5) for n in nets]
+    opts[0] = torch.optim.Adam(nets[0].parameters(), lr=0.01)
+    parts = {f"net{i}": n for i, n in enumerate(nets)} | {f"opt{i}": o for i, o in enumerate(opts)}
+    kinds = dict(
+        one=lr_scheduler.OneCycleLR(opts[0], max_lr=0.05, total_steps=TOTAL + 1),
+        warm=lr_scheduler.CosineAnnealingWarmRestarts(opts[1], T_0=4, T_mult=2),
+        several=lr_scheduler.SequentialLR(opts[2], [lr_scheduler.LinearLR(opts[2], 0.1, total_iters=4), lr_scheduler.ExponentialLR(opts[2], 0.9)], [4]),
+        chained=lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(opts[3], 0.5, total_iters=5), lr_scheduler.ExponentialLR(opts[3], 0.9)]),
+        by_lambda=lr_scheduler.LambdaLR(opts[4], lambda step: 1 / (1 + step)),
+        cyclic=lr_scheduler.CyclicLR(opts[5], 0.01, 0.1, step_size_up=3),
+        epochs=lr_scheduler.StepLR(opts[6], 1, 0.7))
+    state = job.state(each_epoch=["epochs"], **parts, **kinds)
+
+    def body(step):
+        for i, opt in enumerate(opts):
+            opt.zero_grad()
+            step.mean(each(getattr(state, f"net{i}")(X[step.indices]), Y[step.indices])).backward()
+
+    train(state, body)
+    return numbers(rates(*opts), opts[0].param_groups[0]["betas"][0], [o.param_groups[0]["momentum"] for o in opts[1:]], *nets)
+
+
+@recipe
+def plateau():
+    """ReduceLROnPlateau by a measure of all ranks, one of which dies after it was stepped."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    sched = lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=0.5, factor=0.5)
+    state = job.state(model=model, optimizer=opt, scheduler=sched, best=1e9, measures=[])
+
+    def evaluate():
+        part = torch.arange(job.rank, SAMPLES, job.size)
+        with torch.no_grad():
+            total = each(model(X[part]), Y[part]).sum()
+        dist.all_reduce(total)
+        state.measures.append(total.item())
+        state.best = min(state.best, total.item())
+        sched.step(total.item())
+        if state.step == 6:
+            die()
+
+    train(state, plain(state, opt), at=-1, evaluate=evaluate, every=3)
+    return numbers(rates(opt), sched.num_bad_epochs, state.best, state.measures, model)
+
+
+@recipe
+def swa():
+    """An average of the weights from step 5 on, with a schedule of its own."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    average, slow, fast = AveragedModel(model), SWALR(opt, swa_lr=0.05, anneal_epochs=3), lr_scheduler.ExponentialLR(opt, 0.95)
+    state = job.state(model=model, optimizer=opt, average=average, slow=slow, fast=fast)
+
+    def update(step):
+        def call():
+            opt.step()
+            if step.number < 5:
+                fast.step()
+            else:
+                average.update_parameters(model)
+                slow.step()
+        return call
+
+    train(state, plain(state, opt), update)
+    return numbers(rates(opt), model, average)
+
+
+@recipe
+def lbfgs():
+    """An optimizer that calls the loss: all ranks compute the same, without collectives."""
+    model = net()
+    opt = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    state = job.state(ddp=None, model=model, optimizer=opt)
+    plan = hvd.Plan(BATCH, SAMPLES, seed=1)
+
+    def update(step):
+        whole = plan.part(step.number, 0, 1)
+
+        def closure():
+            opt.zero_grad()
+            loss = each(model(X[whole]), Y[whole]).mean()
+            loss.backward()
+            return loss
+
+        return lambda: opt.step(closure)
+
+    train(state, lambda step: None, update)
+    return numbers(model)
+
+
+@recipe
+def clipped():
+    model = net()
+    opt = torch.optim.AdamW(model.parameters(), lr=0.05, amsgrad=True)
+    state = job.state(model=model, optimizer=opt, norms=[])
+
+    def clip(step):
+        state.norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
+        nn.utils.clip_grad_value_(model.parameters(), 0.05)
+
+    train(state, plain(state, opt, before=clip))
+    return numbers(state.norms, model)
+
+
+@recipe
+def sparse():
+    """Sparse gradients of an embedding, with an optimizer of their own."""
+    torch.manual_seed(1)
+    words = nn.Embedding(SAMPLES, 4, sparse=True)
+    head = nn.Linear(4, 1)
+    rare, often = torch.optim.SparseAdam(words.parameters(), lr=0.05), torch.optim.SGD(head.parameters(), lr=0.1)
+    state = job.state(words=words, head=head, rare=rare, often=often)
+
+    def body(step):
+        rare.zero_grad()
+        often.zero_grad()
+        step.mean(each(state.head(state.words(torch.tensor(step.indices, dtype=torch.int64))), Y[step.indices])).backward()
+
+    train(state, body)
+    return numbers(words, head)
+
+
+@recipe
+def two_models():
+    """An encoder and a decoder with an optimizer each, and a teacher that does not train."""
+    torch.manual_seed(2)
+    encoder, decoder, teacher = nn.Linear(4, 3), nn.Linear(3, 4), net()
+    teacher.requires_grad_(False)
+    first, second = torch.optim.Adam(encoder.parameters(), lr=0.02), torch.optim.RMSprop(decoder.parameters(), lr=0.01)
+    state = job.state(encoder=encoder, decoder=decoder, teacher=teacher, first=first, second=second)
+
+    def body(step):
+        for opt in (first, second):
+            opt.zero_grad()
+        x = X[step.indices]
+        out = state.decoder(state.encoder(x))
+        step.mean(each(out, x) + each(state.teacher(out), state.teacher(x))).backward()
+
+    train(state, body)
+    return numbers(encoder, decoder, teacher)
+
+
+@recipe
+def thawed():
+    """Layers that train from step 4 on."""
+    model = net()
+    model[0].requires_grad_(False)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = job.state(model=model, optimizer=opt)
+    body = plain(state, opt)
+
+    def thaw(step):
+        model[0].requires_grad_(step.number >= 4)
+        body(step)
+
+    train(state, thaw)
+    return numbers(model)
+
+
+@recipe
+def norms():
+    """Parametrizations, and statistics of batches, which are the same on all ranks as all samples of a step are."""
+    torch.manual_seed(1)
+    weight_norm = getattr(nn.utils.parametrizations, "weight_norm", nn.utils.weight_norm)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)), nn.BatchNorm1d(5, momentum=None), nn.Tanh(),
+                          nn.BatchNorm1d(5), weight_norm(nn.Linear(5, 1)))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt)
+
+    def body(step):
+        opt.zero_grad()
+        n = max(len(step.indices), 2)  # a statistic of one sample is none
+        rows = X[step.number].expand(n, 4)
+        step.mean(each(state.model(rows), Y[step.number].expand(n, 1)).mean()).backward()
+
+    train(state, body)
+    return numbers(model)
+
+
+@recipe
+def weighted():
+    """What WeightedRandomSampler does: samples are drawn by weights, anew in each epoch."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt)
+    weights = torch.arange(1.0, SAMPLES + 1)
+
+    def body(step):
+        order = torch.multinomial(weights, SAMPLES, replacement=True, generator=torch.Generator().manual_seed(step.epoch))
+        drawn = order[step.indices]
+        opt.zero_grad()
+        step.mean(each(state.model(X[drawn]), Y[drawn])).backward()
+
+    train(state, body)
+    return numbers(model)
+
+
+@recipe
+def wrapped_loop():
+    """tqdm and enumerate around the loop, with lines of a log after the commit and after the context."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        def tqdm(those, **options):
+            yield from those
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt)
+    inside, after = [], []
+    body = plain(state, opt)
+    for i, step in enumerate(tqdm(job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=1), total=TOTAL, disable=True)):
+        with step:
+            body(step)
+            if step.number == 6:
+                die()
+            newcomer(9, step.number)
+            step.commit()
+            inside.append(step.number)
+        if step.done:
+            after.append(step.number)
+    first = inside[0]  # of a newcomer that of the others
+    assert inside == after == [*range(first, TOTAL)], (inside, after)
+    return numbers(model)
+
+
+@recipe
+def stops_early():
+    """Patience: the evaluation says so, and the next step is the last one."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt, best=1e9, bad=0)
+
+    def evaluate():
+        loss = each(model(X), Y).mean().item()
+        state.bad, state.best = (0, loss) if loss < state.best * 0.97 else (state.bad + 1, state.best)
+        if state.step == 6:
+            die()
+
+    for step in job.steps(state, total=100, batch=BATCH, samples=SAMPLES, seed=1, evaluate=evaluate, every=2):
+        with step:
+            plain(state, opt)(step)
+            newcomer(9, step.number)
+            if state.bad >= 3:
+                step.stop()
+            step.commit()
+    return numbers(state.step, state.bad, state.best, model)
+
+
+@recipe
+def scaled():
+    """A GradScaler: the gradient of step 3 is not finite, so that its update is left out, and the scale halves."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+    state = job.state(model=model, optimizer=opt, scaler=scaler)
+
+    def body(step):
+        opt.zero_grad()
+        loss = step.mean(each(state.model(X[step.indices]), Y[step.indices]))
+        scaler.scale(loss * (float("inf") if step.number == 3 else 1)).backward()
+        scaler.unscale_(opt)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    train(state, body)
+    return numbers(scaler.get_scale(), model)
+
+
+@recipe
+def accumulated():
+    """Passes of a step, options of DistributedDataParallel, and gradients that are dropped at the end of a step."""
+    model = net()
+    opt = torch.optim.NAdam(model.parameters(), lr=0.02)
+    state = job.state(ddp=dict(gradient_as_bucket_view=True, bucket_cap_mb=1), model=model, optimizer=opt)
+
+    def body(step):
+        for micro in step.micro(3):
+            micro.mean(each(state.model(X[micro.indices]), Y[micro.indices])).backward()
+
+    def update(step):
+        return lambda: (opt.step(), opt.zero_grad())
+
+    train(state, body, update)
+    return numbers(model)
+
+
+@recipe
+def rates_by_hand():
+    """Rates that the body sets, and one that it changes from step to step."""
+    model = net()
+    opt = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters(), "weight_decay": 0.1}], lr=0.1)
+    state = job.state(model=model, optimizer=opt)
+
+    def before(step):
+        opt.param_groups[0]["lr"] = 0.1 * (1 + step.number) / TOTAL
+        opt.param_groups[1]["lr"] *= 0.9
+
+    train(state, plain(state, opt, before=before))
+    return numbers(rates(opt), model)
+
+
+@recipe
+def values():
+    """What people keep beside the model."""
+    import collections
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt, history=[], counts=collections.Counter(), table={"best": [0, None]}, seen=torch.zeros(SAMPLES),
+                      places=set(), name="run")
+
+    def body(step):
+        plain(state, opt)(step)
+        state.history.append({"step": step.number, "epoch": step.epoch})
+        state.counts[step.epoch] += step.batch
+        state.table["best"][0] += 1
+        state.places.add(step.number % 3)
+        state.seen[step.number] += 1
+        state.name += str(step.epoch)
+
+    train(state, body)
+    return numbers([h["step"] for h in state.history], sorted(state.counts.items()), state.table["best"][0], sorted(state.places), state.seen,
+                   state.name == "run" + "0" * 6 + "1" * 6 + "2" * 2, model)
+
+
+@recipe
+def tied():
+    """A weight that two layers share."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    opt = torch.optim.Adam(model.parameters(), lr=0.01)
+    state = job.state(model=model, optimizer=opt)
+
+    def body(step):
+        opt.zero_grad()
+        step.mean(each(state.model(X[step.indices]), X[step.indices])).backward()
+
+    train(state, body)
+    assert model[2].weight is model[0].weight
+    return numbers(model)
+
+
+class Trainer:
+    """A class of the program's own, as tutorials have it."""
+
+    def __init__(self):
+        self.model = net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = job.state(model=self.model, optimizer=self.optimizer)
+
+    def _batch(self, step):
+        self.optimizer.zero_grad()
+        loss = step.mean(each(self.state.model(X[step.indices]), Y[step.indices]))
+        loss.backward()
+        return loss
+
+    def _apply(self, step):
+        step.commit()
+
+    def train(self):
+        for step in job.steps(self.state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=1):
+            self._step(step)
+
+    def _step(self, step):
+        with step:
+            self._batch(step)
+            if step.number == 6:
+                die()
+            newcomer(9, step.number)
+            self._apply(step)
+
+
+@recipe
+def nested():
+    trainer = Trainer()
+    trainer.train()
+    return numbers(trainer.model)
+
+
+@recipe
+def without_source():
+    """As a cell of a notebook: there is no file with the lines."""
+    scope = dict(globals())
+    exec(compile("""
+model = net()
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+state = job.state(model=model, optimizer=opt)
+for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=1):
+    with step:
+        plain(state, opt)(step)
+        if step.number == 6:
+            die()
+        newcomer(9, step.number)
+        step.commit()
+""", "<cell 1>", "exec"), scope)
+    return numbers(scope["model"])
+
+
+@recipe
+def seeds():
+    """Dropout and seeds by rank: the weights are the same on all ranks in the end, and no others can be expected."""
+    model = net(nn.Dropout(0.5))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(100 + job.rank)
+    state = job.state(model=model, optimizer=opt)
+    train(state, plain(state, opt), more=True)
+
+    def gather():
+        all_of = [None] * job.size
+        dist.all_gather_object(all_of, numbers(model))
+        return all_of
+
+    all_of = job.together(state, gather)
+    return all(one == all_of[0] for one in all_of)
+
+
+@recipe
+def checkpoints():
+    """Rank 0 saves at the end of each epoch, and the training goes on from there, by another number of ranks."""
+    model = net()
+    opt = torch.optim.Adam(model.parameters(), lr=0.02)
+    sched = lr_scheduler.OneCycleLR(opt, max_lr=0.05, total_steps=TOTAL + 1)
+    state = job.state(model=model, optimizer=opt, scheduler=sched, losses=[])
+    state.restore(os.path.join(FOLDER, "checkpoints-folder"))
+    body = plain(state, opt)
+    for step in job.steps(state, total=int(os.environ.get("TOTAL", TOTAL)), batch=BATCH, samples=SAMPLES, seed=1):
+        with step:
+            body(step)
+            if step.number == 6:
+                die()
+            state.losses.append(step.epoch)
+            step.commit()
+        if step.done and step.ends_epoch and job.rank == 0:
+            state.save(os.path.join(FOLDER, "checkpoints-folder"))
+    return numbers(state.step, state.losses, rates(opt), model)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["list"]:
+        print(*RECIPES, sep="\n")
+        sys.exit()
+    job = hvd.init("gloo")
+    for NAME in RECIPES if sys.argv[2:] == ["all"] else sys.argv[2:]:
+        if NAME == "scaled" and not hasattr(torch.amp, "GradScaler"):
+            continue
+        result = RECIPES[NAME]()
+        with open(os.path.join(FOLDER, NAME), "a") as f:
+            f.write(json.dumps(result) + "\n")
