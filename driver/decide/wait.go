@@ -175,7 +175,7 @@ func (m *Machine) notStarted(w *Worker) string {
 	if w.pid == 0 {
 		return fmt.Sprintf("has no process %v after it was to start (--start-timeout)", m.wait.Start)
 	}
-	return fmt.Sprintf("did not join within %v of its start", m.wait.Start)
+	return fmt.Sprintf("did not join within %v of its start (--start-timeout)", m.wait.Start)
 }
 
 // waitsForDone are the waits of a job whose training is done.

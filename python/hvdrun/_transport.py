@@ -275,6 +275,7 @@ class Reconfigured(Anew):
             number = store.add("hvdrun/members", 1)
             initialize(backend=self._backend, store=dist.PrefixStore("hvdrun/reconfigure", store), rank=number,
                        world_size=number + 1, timeout=self._timeout, enable_reconfigure=True)
+            sys.excepthook = getattr(sys.excepthook, "hvdrun_before", sys.excepthook)  # it would tell that number as the rank
             self._fit = True
         return dist._get_reconfigure_handle()
 

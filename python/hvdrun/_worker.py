@@ -26,6 +26,7 @@ MOST_LOST = 64  # ranks of a join
 SAME_REQUEST = 1.0  # seconds in which a second SIGTERM is the first one, by another way
 BEAT = 0.1  # seconds between two beats, at least
 QUIET = 1.0  # seconds after which the thread looks where the program is, and sends a beat that was held back
+TOLD = 1.0  # seconds in which hvdrun says that a rank is lost, after an error that is not known to be of a connection
 REST = 1.0  # seconds that the end of a program waits at most for its threads
 STUCK = 10  # looks, a QUIET apart, that find the program in the same world, lost, waiting for others: nothing will end that
 
@@ -173,6 +174,7 @@ class Worker:
         self._stuck = 0
         self._figures, self._figures_at = {}, 0.0
         self.failed = False  # an error ends the process
+        self.done = False  # hvdrun was told that training is done
         self._greeted = False
         self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
 
@@ -486,13 +488,25 @@ def tell_failures(worker, hint):
         if isinstance(err, KeyboardInterrupt):
             return
         where = _program_line(trace)[:256]
-        if worker.lost(worker.generation):
+        # A connection may break before hvdrun has told why.
+        if worker.lost(worker.generation, TOLD if isinstance(err, RuntimeError) else 0):
             print(f"hvdrun: {where}: world {worker.generation} has lost a rank, and this line is outside of `with step`, where nothing takes "
                   "the error: give collectives between steps to job.steps as evaluate=, and those after the loop to job.together",
                   file=sys.stderr, flush=True)
+        elif worker.done and isinstance(err, RuntimeError) and _in_distributed(trace):
+            print(f"hvdrun: {where}: a collective after the loop has failed, where hvdrun counts the training as done: "
+                  "job.steps(…, more=True) and job.together call it again when a rank is lost", file=sys.stderr, flush=True)
         worker.tell_failure(f"{kind.__name__}: {err}", where)
 
     sys.excepthook = hook
+
+
+def _in_distributed(trace):
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("torch.distributed."):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _program_line(trace):

@@ -48,7 +48,6 @@ __all__ = ["init", "run", "Job", "State", "Step", "Micro", "Plan", "Broken", "Ch
 _Call = TypeVar("_Call", bound=Callable[[], object])
 _Result = TypeVar("_Result")
 
-_TOLD = 1.0  # seconds in which hvdrun says that a rank is lost, after an error that is not known to be of a connection
 _ABANDON = 0.05  # seconds in which a connect ends once a rank is lost; then its thread is abandoned
 _OWN = 2  # failures of one step in a row, in which this rank began and nobody was lost, after which the error is the program's
 _FRAMES = 4  # in which a loop over steps is looked for: that of tqdm may be between
@@ -590,7 +589,7 @@ class Job:
                        (_raised_in(e, _WORLD) or _NATIVE.search(str(e)))]
             # What trips over anything that an operation has left raises anything.
             if not worldly and (self._transport.silent or isinstance(err, RuntimeError)):
-                told = self._worker.lost(generation, _TOLD)
+                told = self._worker.lost(generation, _worker.TOLD)
             if not told and not worldly:
                 return False
         if told:
@@ -678,7 +677,7 @@ class Job:
         """At the end of the process: it may have left its loop too early."""
         if self._state is None or self._trained or self._dismissed_why or self._worker.failed or pid != os.getpid():
             return
-        text = f"the program has left the loop over job.steps after step {self._state.step}, and the training goes on without this rank"
+        text = f"the program has left the loop over job.steps after step {self._state.step}, before its end"
         print(f"hvdrun: {self._left and self._left + ': '}{text}: step.stop(), before step.commit(), makes a step the last one on all ranks",
               file=sys.stderr, flush=True)
         self._worker.tell_failure(text, self._left)
@@ -686,7 +685,7 @@ class Job:
     def _tell_done(self, state):
         if self._done or self._worker.failed:
             return
-        self._done = True
+        self._done = self._worker.done = True
         self._worker.report("done", state.step)
         self._worker.beat("outside", state.step)
 

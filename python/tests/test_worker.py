@@ -388,6 +388,62 @@ class TestLines(unittest.TestCase):
                 _worker.Lines().feed(bad)
 
 
+# What a package does that takes its time to import.
+SLOW = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers", "accelerate"):
+            print("imports", name, os.environ.get("HVD_WORKER_SOCKET"), flush=True)
+            sys.exit()
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+class TestGreeting(unittest.TestCase):
+    def test_before_imports(self):
+        """The worker has said hello when a package that takes long begins to be imported."""
+        for module, imports in ("torch", "torch"), ("transformers", "torch"), ("accelerate", "accelerate"):
+            with self.subTest(module):
+                ours, other = socket.socketpair()
+                with ours, other:
+                    out = subprocess.check_output(
+                        [sys.executable, "-c", f"{SLOW}import hvdrun.{module}"], pass_fds=[other.fileno()], text=True,
+                        env={**os.environ, _worker.VARIABLE: str(other.fileno()),
+                             "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(_worker.__file__)))})
+                    self.assertEqual(out, f"imports {imports} None\n")
+                    other.close()
+                    with ours.makefile("rb") as lines:
+                        said = [json.loads(line) for line in lines]
+                self.assertEqual([(line["do"], line["version"]) for line in said], [("hello", 1)])
+
+    def test_once(self):
+        """The program that asks for the worker afterwards gets that one, and hello is not said again."""
+        ours, other = socket.socketpair()
+        os.environ[_worker.VARIABLE] = str(other.detach())
+        _worker.greet("hvdrun-nothing")
+        worker = _worker.Worker.from_environment("test")
+        self.assertIsNone(_worker.Worker.from_environment("test"))
+        ours.sendall(b'{"is": "hello", "version": 1}\n')
+        self.assertEqual(worker.hello(), {"is": "hello", "version": 1})
+        worker.close()
+        with ours, ours.makefile("rb") as lines:
+            self.assertEqual([json.loads(line)["program"] for line in lines], ["hvdrun-nothing"])
+
+    def test_child(self):
+        """A child that has the variable and not the socket imports the package as before."""
+        reads, writes = os.pipe()
+        self.addCleanup(os.close, reads)
+        self.addCleanup(os.close, writes)
+        for value in ("9999", "x", str(writes)):
+            os.environ[_worker.VARIABLE] = value
+            _worker.greet("torch")
+            self.assertEqual(os.environ.pop(_worker.VARIABLE), value)
+            self.assertIsNone(_worker.Worker.from_environment("test"))
+
+
 class TestEnvironment(unittest.TestCase):
     def test_none(self):
         self.assertIsNone(_worker.Worker.from_environment("test"))

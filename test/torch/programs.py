@@ -367,7 +367,7 @@ def skips_together():
 
 class Bad(Squares):
     def __getitem__(self, i):
-        if i == 33 and os.environ["HVD_SLOT"] == "1":
+        if 32 <= i < 40 and os.environ["HVD_SLOT"] == "1":
             raise ValueError(f"bad sample {i}")
         return super().__getitem__(i)
 
@@ -434,7 +434,7 @@ def operations():
 
     @job.on_reset
     def make():
-        groups[:] = [dist.new_group([r for r in range(job.size) if r % 2 == k]) for k in range(2)]
+        groups[:] = [dist.new_group([r for r in range(job.size) if r % 2 == k]) for k in range(min(2, job.size))]
 
     def gather_object(n):
         all_of = [None] * n
