@@ -675,7 +675,13 @@ class Job:
 
     def _explain_end(self, pid):
         """At the end of the process: it may have left its loop too early."""
-        if self._state is None or self._trained or self._dismissed_why or self._worker.failed or pid != os.getpid():
+        if self._trained or self._dismissed_why or self._worker.failed or pid != os.getpid():
+            return
+        if self._state is None:
+            if self.rank == 0:
+                print("hvdrun: the program has called hvd.init, and neither job.steps nor hvdrun.torch.run, so that hvdrun has connected no "
+                      "ranks, and nothing that it has trained would have survived a death (a Trainer that does is in hvdrun.transformers)",
+                      file=sys.stderr, flush=True)
             return
         text = f"the program has left the loop over job.steps after step {self._state.step}, before its end"
         print(f"hvdrun: {self._left and self._left + ': '}{text}: step.stop(), before step.commit(), makes a step the last one on all ranks",

@@ -19,7 +19,7 @@ class Steps:
 
     def __init__(self, job):
         self._job = job
-        self._plan = hvd.Plan(BATCH, SAMPLES, True, SEED, hvd._shuffled)
+        self._plan = hvd.Plan(BATCH, SAMPLES, seed=SEED)
 
     def world(self):
         self._tell("world")

@@ -394,6 +394,28 @@ def accumulated():
 
 
 @recipe
+def hooked():
+    """A communication hook, which each world's wrapper gets."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt)
+    hooked = []
+
+    def halves(group, bucket):
+        work = dist.all_reduce(bucket.buffer().div_(2 * job.size), async_op=True).get_future()
+        return work.then(lambda done: done.value()[0])
+
+    def body(step):
+        if hooked != [job.generation]:
+            state.model.register_comm_hook(None, halves)
+            hooked[:] = [job.generation]
+        plain(state, opt)(step)
+
+    train(state, body)
+    return numbers(model)
+
+
+@recipe
 def rates_by_hand():
     """Rates that the body sets, and one that it changes from step to step."""
     model = net()

@@ -1,0 +1,44 @@
+package torch
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// TestOthers: programs of other libraries run as they are, by hvdrun torchrun and by hvdrun.
+func TestOthers(t *testing.T) {
+	for name, needs := range map[string]string{
+		"process_group": "torch", "accelerate": "accelerate", "ignite": "ignite", "xgboost": "xgboost", "trainer": "transformers",
+		"naive_trainer": "transformers",
+	} {
+		for by, command := range map[string][]string{
+			"torchrun": {"torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"},
+			"hvdrun":   {"-np", "2", *python},
+		} {
+			t.Run(name+"/"+by, func(t *testing.T) {
+				needTorch(t)
+				if err := exec.Command(*python, "-c", "import "+needs).Run(); err != nil {
+					t.Skipf("%s has no %s: NOT run", *python, needs)
+				}
+				t.Setenv("PYTHON_EXEC", *python)
+				t.Setenv("USE_LIBUV", "0") // Debian's torch has none
+				if name == "naive_trainer" && by == "torchrun" {
+					t.Skip("it is for hvdrun")
+				}
+				dir := t.TempDir()
+				out := runs(t, true, append(append([]string{hvdrun}, command...), program(t, "others.py"), dir, name)...)
+				if strings.Count(out, "all right") != 2 {
+					t.Errorf("not all ranks are right\n%s", out)
+				}
+				if said := strings.Contains(out, "has called hvd.init, and neither job.steps nor"); said != (name == "naive_trainer") {
+					t.Errorf("said that the program trained by itself: %v\n%s", said, out)
+				}
+				if _, err := os.Stat(dir + "/dead"); (err == nil) != (name == "trainer" && by == "torchrun") {
+					t.Errorf("a rank has died: %v", err == nil)
+				}
+			})
+		}
+	}
+}
