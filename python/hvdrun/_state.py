@@ -483,7 +483,7 @@ def _needs_closure(optimizer):
 
 
 def _measure(parameters):
-    """A number of 23 bits for the size of the first gradient that a plain tensor has; 0: there is none.
+    """A number of 23 bits for the size of the first gradient that a plain tensor has; 0 where no parameter has one.
 
     Two sizes that differ by a part in 2^15 have different numbers.
     """

@@ -279,7 +279,7 @@ def norms():
 
     def body(step):
         opt.zero_grad()
-        n = max(len(step.indices), 2)  # a statistic of one sample is none
+        n = max(len(step.indices), 2)  # one sample has no variance
         rows = X[step.number].expand(n, 4)
         step.mean(each(state.model(rows), Y[step.number].expand(n, 1)).mean()).backward()
 
