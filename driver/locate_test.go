@@ -12,9 +12,9 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/job"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 // probed is the launcher of a job whose workers are Go programs that do not answer.

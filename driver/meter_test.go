@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // counters are those of a worker that has done so much.

@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/job"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

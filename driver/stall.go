@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 const (

@@ -12,10 +12,11 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/proxy"
+	"github.com/hvdrun/hvdrun/job"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/python"
 )
 
 // outputGrace is how long the end of a worker is delayed so that its last output can be written
@@ -86,16 +87,19 @@ func (r *workerRun) prepare(ctx context.Context) error {
 		Slot:        a.Slot.SlotID,
 		Command:     l.cfg.Command,
 		Env:         env,
-		Dir:         l.cfg.Dir,
-		Stdout:      r.stdout,
-		Stderr:      r.stderr,
-		Talk:        proxy.Config{Env: env, Calls: calls, Log: l.cfg.Log}.Talk,
-		Calls:       calls,
-		Grace:       l.cfg.Timeouts.Drain,
-		Hurry:       r.hurry,
-		More:        p.more,
-		CoreLimit:   l.cfg.CoreLimit,
-		Look:        p.look,
+		Prepare: func(env []string) []string {
+			return python.Environ(env, l.cfg.Command[0], false, r.stderr)
+		},
+		Dir:       l.cfg.Dir,
+		Stdout:    r.stdout,
+		Stderr:    r.stderr,
+		Talk:      proxy.Config{Env: env, Calls: calls, Log: l.cfg.Log}.Talk,
+		Calls:     calls,
+		Grace:     l.cfg.Timeouts.Drain,
+		Hurry:     r.hurry,
+		More:      p.more,
+		CoreLimit: l.cfg.CoreLimit,
+		Look:      p.look,
 		Dying: func(what string, by syscall.Signal) {
 			l.postNoted(decide.WorkerDying{ID: a.ID, What: what, Signal: by})
 		},

@@ -58,7 +58,7 @@ type Service struct {
 	credentials *identity.Credentials
 	latest      atomic.Pointer[Update]
 	// Stacks, if not nil, is asked for the stacks of the worker, as JSON of the package
-	// driver/stacks, in place of this process: the worker is another one. It is set before Serve,
+	// stacks, in place of this process: the worker is another one. It is set before Serve,
 	// and called by many goroutines.
 	Stacks func(ctx context.Context, mostBytes int) ([]byte, error)
 

@@ -8,12 +8,14 @@ import (
 	"embed"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"strings"
 	"sync"
 
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 //go:embed hvdrun/*.py hvdrun/py.typed
@@ -80,6 +82,44 @@ func put(path string, data []byte, shared bool) error {
 		return nil
 	}
 	return safefile.Replace(path, data, safefile.Mode(shared))
+}
+
+// Environ returns env with the folder of the package at the end of PYTHONPATH, after it has
+// installed the package: in the user's cache, or if shared, in that of the system. Of two entries
+// of env with the same name the later counts. If the package cannot be installed, env is returned,
+// and stderr, unless nil, gets a line if the program is one in Python. With HVD_NO_PYTHON_PATH=1 in
+// env, Environ does nothing.
+func Environ(env []string, program string, shared bool, stderr io.Writer) []string {
+	value := func(name string) (v string) {
+		for _, entry := range env {
+			if text, ok := strings.CutPrefix(entry, name+"="); ok {
+				v = text
+			}
+		}
+		return v
+	}
+	if value(plan.EnvNoPythonPath) == "1" {
+		return env
+	}
+	cache := value("XDG_CACHE_HOME")
+	switch home := value("HOME"); {
+	case shared:
+		cache = "/var/cache"
+	case filepath.IsAbs(cache):
+	case filepath.IsAbs(home):
+		cache = filepath.Join(home, ".cache")
+	default:
+		return env
+	}
+	dir, err := Install(filepath.Join(cache, "hvdrun"), shared)
+	if err == nil {
+		return AddPath(env, dir)
+	}
+	// Only programs in Python miss it.
+	if program = filepath.Base(program); stderr != nil && (strings.HasPrefix(program, "python") || strings.HasSuffix(program, ".py")) {
+		fmt.Fprintf(stderr, "hvdrun: its package for PyTorch is not in PYTHONPATH: %v\n", err)
+	}
+	return env
 }
 
 // AddPath returns env with the folder at the end of its PYTHONPATH, which is one entry.

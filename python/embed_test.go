@@ -132,3 +132,32 @@ func TestAddPath(t *testing.T) {
 		}
 	}
 }
+
+// TestEnviron: the package is at the end of the last PYTHONPATH, of programs that want it; those of
+// Python are told if it cannot be installed.
+func TestEnviron(t *testing.T) {
+	home := t.TempDir()
+	file := filepath.Join(home, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		program, home, no string
+		added, told       bool
+	}{
+		{"true", home, "", true, false},
+		{"true", home, "1", false, false},
+		{"true", "", "", false, false},
+		{"/usr/bin/python3", file, "", false, true},
+		{"train.py", file, "", false, true},
+		{"true", file, "", false, false},
+	} {
+		var said bytes.Buffer
+		env := []string{"HOME=" + c.home, "HVD_NO_PYTHON_PATH=" + c.no, "PYTHONPATH=/x"}
+		got := Environ(slices.Clone(env), c.program, false, &said)
+		added := strings.HasPrefix(got[len(got)-1], "PYTHONPATH=/x:"+filepath.Join(home, ".cache", "hvdrun"))
+		if added != c.added || !added && !slices.Equal(got, env) || (said.Len() > 0) != c.told {
+			t.Errorf("%+v: %q, said %q", c, got, said.String())
+		}
+	}
+}

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // TestDoneNodeEnds: a node that is done and waits for no other ends, and the workers of the others

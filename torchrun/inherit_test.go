@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 

@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // Std selects streams of a worker: bit 0 is its stdout, bit 1 its stderr.

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )
 

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/store"
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"

@@ -16,9 +16,9 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	jobs "github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -14,10 +14,10 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 // Config says how agents are started, and how long they and the driver wait for each other.

@@ -5,7 +5,7 @@ package control
 import (
 	"context"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // SocketName is the name of the socket in a job's folder.

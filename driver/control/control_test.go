@@ -21,11 +21,11 @@ import (
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/controlpb"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // strangerSocket is set for a copy of this program that connects to that socket as another user.

@@ -6,9 +6,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/wire/controlpb"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // obeyed is a handler that keeps the last command.

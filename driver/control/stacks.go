@@ -1,6 +1,6 @@
 package control
 
-import "github.com/hvdrun/hvdrun/driver/stacks"
+import "github.com/hvdrun/hvdrun/stacks"
 
 // Stacks is where a worker of the current world is. Its JSON names are stable.
 type Stacks struct {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // The root of a sync is chosen by the numbers of commits that workers tell. Commits are collective:

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // finish waits for the remaining workers once one worker has reported done. What a worker does

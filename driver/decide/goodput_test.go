@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // TestGoodputOfRandomJobs: the parts add up under all that happens to random jobs, across drivers

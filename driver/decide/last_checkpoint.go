@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // The last checkpoint of a job. When training ends, rank 0 writes it by itself. When the job is

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // lossAfter is how long members have to notice a death by themselves. The kernel of a process that

@@ -7,7 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
 	"github.com/hvdrun/hvdrun/driver/decide/internal/ledger"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -14,8 +14,8 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/audit"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -15,7 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide/internal/hosts"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // told are heartbeats in which all workers report commits of generation 3.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // wait is a condition that the machine waits for, with its deadline. All waits are in the table

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 
-	driverjob "github.com/hvdrun/hvdrun/driver/job"
+	driverjob "github.com/hvdrun/hvdrun/job"
 )
 
 type (

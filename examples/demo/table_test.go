@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	driverjob "github.com/hvdrun/hvdrun/driver/job"
+	driverjob "github.com/hvdrun/hvdrun/job"
 )
 
 func readEvents(t *testing.T, path string) []event {

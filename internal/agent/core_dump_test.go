@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // wedged is a launcher whose workers dump their cores, and cannot be killed.

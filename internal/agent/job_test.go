@@ -21,11 +21,11 @@ import (
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/driver/launch/launchtest"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/launch/launchtest"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/discovery/gossip"
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )

@@ -18,13 +18,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 const (

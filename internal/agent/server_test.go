@@ -23,11 +23,11 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/driver/launch/launchtest"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/launch/launchtest"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )

@@ -15,15 +15,16 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/python"
 )
 
 const (
@@ -474,6 +475,9 @@ func (s *session) start(m *agentpb.Start) error {
 	if s.forward != nil && s.forward.calls.Aimed() {
 		calls := s.forward.calls
 		spec.Calls = func(_ context.Context, conn net.Conn) { calls.Take(conn, inc) }
+	}
+	spec.Prepare = func(env []string) []string {
+		return python.Environ(env, w.program, spec.As != nil, spec.Stderr)
 	}
 	spec.Talk = proxy.Config{Env: spec.Env, Program: s.srv.program, Calls: spec.Calls, Log: s.log}.Talk
 	s.running.Go(func() {

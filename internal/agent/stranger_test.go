@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // Event is an event as the page shows it.

@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 //go:embed page

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // World is a generation in a job's history.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // TestFigures: curves of what rank 0 reports have at most maxPoints, which reach to the end, and

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
 	"github.com/hvdrun/hvdrun/internal/dashboard/dashboardtest"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // site is a page that is served, and a browser that has no token yet.

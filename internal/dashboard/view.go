@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // View is all that the page and the terminal show of a job.

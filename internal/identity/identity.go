@@ -20,7 +20,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 )
 
 // Role is the role of a party of the job.

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 // FromMemory reads the goroutines of another Go process from its memory. The process takes no part

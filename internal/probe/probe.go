@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 //go:generate sh gen_syscalls.sh

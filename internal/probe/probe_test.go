@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/stacks"
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 

@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
-	"github.com/hvdrun/hvdrun/driver/launch/launchtest"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/launch/launchtest"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 // FuzzLine: what is taken of a worker is within its bounds, and written again is read as the same.

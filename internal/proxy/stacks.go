@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 // stacksAsked are the questions for stacks that the program has not answered.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // Sizes of a picture, in its units, which are pixels where it is not scaled.

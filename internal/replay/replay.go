@@ -10,7 +10,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 const (

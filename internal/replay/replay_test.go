@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 func read(t *testing.T, text string) *Recording {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 

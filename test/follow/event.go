@@ -1,6 +1,6 @@
 package follow
 
-import "github.com/hvdrun/hvdrun/driver/job"
+import "github.com/hvdrun/hvdrun/job"
 
 // Event is an event of a job.
 type Event = job.Entry

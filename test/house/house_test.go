@@ -164,6 +164,21 @@ func TestImportTable(t *testing.T) {
 	}
 }
 
+// TestNothingBelowImportsTheDriver: only what stands on the driver imports its packages.
+func TestNothingBelowImportsTheDriver(t *testing.T) {
+	above := []string{"driver", "cmd", "examples", "test"}
+	for _, p := range list(t, "./...") {
+		if isKit(p.path()) || slices.ContainsFunc(above, func(room string) bool { return under(p.path(), room) }) {
+			continue
+		}
+		for _, i := range p.Imports {
+			if under(ours(i), "driver") {
+				t.Errorf("%s imports %s", p.path(), ours(i))
+			}
+		}
+	}
+}
+
 // TestCommandsStandApart: a package for the commands of hvdrun of one kind imports none for those
 // of another.
 func TestCommandsStandApart(t *testing.T) {
@@ -196,8 +211,8 @@ func TestImportTableRefuses(t *testing.T) {
 		{"elastic", "driver", false},
 		{"elastic", "collective/ring", true},
 		{"collective", "collective/ring", true},
-		{"driver/launch", "driver/launch/launchtest", false},
-		{"driver/launch/launchtest", "driver/launch", true},
+		{"launch", "launch/launchtest", false},
+		{"launch/launchtest", "launch", true},
 		{"examples/digits", "driver", false},
 		{"cmd/hvdrun", "driver", true},
 		{"driver", "cmd/hvdrun", false},
@@ -228,7 +243,7 @@ var clocks = []string{
 // TestDecisionsArePure: what decides is a function of what it is told.
 func TestDecisionsArePure(t *testing.T) {
 	for _, s := range sources(t) {
-		if s.test() || !under(s.dir(), "driver/decide") && !under(s.dir(), "driver/job") {
+		if s.test() || !under(s.dir(), "driver/decide") && !under(s.dir(), "job") {
 			continue
 		}
 		for _, found := range impurities(s.file) {
@@ -659,9 +674,9 @@ var wide = map[string]string{
 	"collective/cuda/nccl.api":                "functions of a library",
 	"driver/decide.Record":                    "an object of the journal",
 	"driver/decide.savedWorker":               "an object of the journal",
-	"driver/job.Entry":                        "an object of the events file",
-	"driver/job.Status":                       "an object of the status",
-	"driver/launch.Spec":                      "what is asked of a launcher",
+	"job.Entry":                               "an object of the events file",
+	"job.Status":                              "an object of the status",
+	"launch.Spec":                             "what is asked of a launcher",
 	"plan.Worker":                             "the environment of a worker",
 }
 

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	events "github.com/hvdrun/hvdrun/driver/job"
+	events "github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/follow"
 )

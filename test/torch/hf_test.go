@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	events "github.com/hvdrun/hvdrun/driver/job"
+	events "github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 

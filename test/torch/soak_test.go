@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	events "github.com/hvdrun/hvdrun/driver/job"
+	events "github.com/hvdrun/hvdrun/job"
 )
 
 var (

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 func TestParse(t *testing.T) {

@@ -17,10 +17,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // defaultLease is how long an agent may be silent before its workers count as lost, unless

@@ -6,7 +6,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // KnownAgent is a job agent that has been started, as another driver must know it to take it over.

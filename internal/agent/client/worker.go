@@ -11,9 +11,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // worker is one worker: what is wanted of it, and what of that has been sent on this stream.

@@ -22,9 +22,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 const (

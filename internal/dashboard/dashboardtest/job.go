@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // Job is a job that is made up. Its methods may be called by several goroutines.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // Begun is when the jobs of stories have begun.

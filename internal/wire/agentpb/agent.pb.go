@@ -85,7 +85,7 @@ func (x *ProbeRequest) GetGoroutines() bool {
 
 type ProbeReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// JSON, of the package driver/stacks.
+	// JSON, of the package stacks.
 	Worker        []byte `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

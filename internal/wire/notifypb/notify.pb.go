@@ -133,7 +133,7 @@ func (x *WorkerStacksRequest) GetMostBytes() uint32 {
 
 type WorkerStacksReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// JSON, of the package driver/stacks.
+	// JSON, of the package stacks.
 	Worker        []byte `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

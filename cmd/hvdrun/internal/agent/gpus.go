@@ -10,8 +10,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/gpu"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // slotDevices are the devices of this machine's slots, by index, and what is known against them. A

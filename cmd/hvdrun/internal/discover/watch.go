@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

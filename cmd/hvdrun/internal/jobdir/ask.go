@@ -11,10 +11,10 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // WhichJob is the help of the commands' first argument.

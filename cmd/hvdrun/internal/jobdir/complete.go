@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // completePatience is how long a shell's completion waits for a driver.

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // State is the state of a job, as the list shows it.

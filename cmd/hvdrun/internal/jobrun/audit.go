@@ -4,7 +4,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 )
 
 // auditHook keeps the record of who asks for what. It begins with the wish to run the job.

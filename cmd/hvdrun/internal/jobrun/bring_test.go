@@ -12,7 +12,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

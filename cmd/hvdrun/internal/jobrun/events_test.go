@@ -10,7 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // shortDisk takes n bytes more, then none until it is given more room.

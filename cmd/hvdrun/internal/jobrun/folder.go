@@ -5,8 +5,8 @@ import (
 	"errors"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // folderHook keeps the job's folder, if it has one: the journal, the socket for commands, and the

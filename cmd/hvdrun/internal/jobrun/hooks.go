@@ -9,9 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/job"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // hook is one of the things that a job has beside its driver.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // noted is a hook that writes down what is called of it.

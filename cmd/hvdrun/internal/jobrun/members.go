@@ -6,8 +6,8 @@ import (
 	"sync"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // membersHook writes down, whenever hosts have changed, where some members of the cluster are. The

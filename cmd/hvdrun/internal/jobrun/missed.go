@@ -8,8 +8,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // missedEvents finds out which events the driver of a job has not written to the events file before

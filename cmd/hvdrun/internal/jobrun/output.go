@@ -3,7 +3,7 @@ package jobrun
 import (
 	"context"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // outputHook writes what workers print.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
-	"github.com/hvdrun/hvdrun/driver/launch"
 	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/torchrun/prestart"
 	"github.com/hvdrun/hvdrun/torchrun/restart"
 )

@@ -7,11 +7,11 @@ import (
 	"os"
 	"sync"
 
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
-	"github.com/hvdrun/hvdrun/driver/audit"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 

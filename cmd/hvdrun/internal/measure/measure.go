@@ -15,10 +15,10 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/build"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent"
 	"github.com/hvdrun/hvdrun/internal/metrics"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // checkMetrics returns what is wrong with the settings of metrics.

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // Commands returns the commands that ask something of the driver of a job that runs, those that

@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/driver/stacks"
 	"github.com/hvdrun/hvdrun/internal/probe"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 func stacksCommand(p *cli.Program) *cobra.Command {

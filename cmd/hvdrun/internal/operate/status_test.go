@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 var Update = flag.Bool("update", false, "rewrite what is expected with what there is now")

@@ -16,10 +16,10 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // stopJob asks the job's driver to stop it, or ends the workers of a job whose driver is gone.

@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
 	"github.com/hvdrun/hvdrun/internal/replay"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // longestReplay is how long a job is shown where no speed is given.

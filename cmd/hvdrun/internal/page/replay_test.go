@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // TestReplayed: a past job is played as fast as it is asked for, stays at its end, and refuses

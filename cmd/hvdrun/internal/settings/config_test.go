@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"pgregory.net/rapid"
 
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // checkSame writes settings as a config file, and reads the same ones back.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
-	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // ShortCommand is a command for the last column of a table.

@@ -9,8 +9,8 @@ import (
 	"charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // pane is what the middle of the screen shows.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/tasks"
 )
 

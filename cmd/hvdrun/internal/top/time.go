@@ -11,8 +11,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // partStyles are the colours of the parts of a job's time.

@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/page"
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // Command returns the command hvdrun top.

@@ -15,9 +15,9 @@ import (
 	"charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
 	"github.com/hvdrun/hvdrun/internal/dashboard/dashboardtest"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/tasks"
 )
 

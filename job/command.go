@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/plan"
 )
 

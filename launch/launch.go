@@ -2,7 +2,7 @@
 // everything it started, and reports how it ended.
 //
 // Local does so on this machine, and internal/agent/client on other hosts through their agents.
-// Every Launcher passes the kit in driver/launch/launchtest. Output joins the lines of all workers.
+// Every Launcher passes the kit in launch/launchtest. Output joins the lines of all workers.
 // The package needs Linux 5.3 or newer (process descriptors).
 package launch
 
@@ -47,8 +47,11 @@ type Spec struct {
 	Command []string
 	// Env is the whole environment as NAME=value; of two entries with the same name the later
 	// counts. Local, on whichever node it runs, adds what describes that node and Env lacks: see
-	// plan.WithNode. Nothing else is added.
+	// plan.WithNode. Prepare may add more.
 	Env []string
+	// Prepare, if not nil, returns the environment of the process, given Env with the additions.
+	// It may change its argument. Only Local uses it.
+	Prepare func(env []string) []string
 	// Dir is the working directory; empty: the driver's.
 	Dir string
 	// Stdin, if not nil, is the input of the process; the launcher does not read it. nil: no input.

@@ -8,8 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/python"
 )
 
 // TestTalk: what a process has written to its socket is read before its end is told, though a child
@@ -126,8 +127,9 @@ func TestEachVariableOnce(t *testing.T) {
 	var out bytes.Buffer
 	err := launch.Local{}.Run(t.Context(), &launch.Spec{
 		Incarnation: "once", Command: []string{"cat", "/proc/self/environ"}, Env: mine, Stdout: &out,
-		Talk:  func(context.Context, int, net.Conn) func() { return nil },
-		Calls: func(_ context.Context, conn net.Conn) {},
+		Talk:    func(context.Context, int, net.Conn) func() { return nil },
+		Calls:   func(_ context.Context, conn net.Conn) {},
+		Prepare: func(env []string) []string { return python.Environ(env, "cat", false, nil) },
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

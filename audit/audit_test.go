@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/audit"
+	"github.com/hvdrun/hvdrun/audit"
 )
 
 // TestRecord: a record is one line of JSON, and what others have sent cannot make it two, steer a

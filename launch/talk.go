@@ -3,10 +3,8 @@ package launch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/python"
 )
 
 // talk is the socket by which a process speaks with the launcher. A nil *talk has none.
@@ -64,6 +61,9 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	env := slices.DeleteFunc(plan.WithNode(lastOfEach(s.Env), os.Environ(), s.As == nil), func(entry string) bool { // that of this process
 		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=") || strings.HasPrefix(entry, plan.EnvWorkerCalls+"=")
 	})
+	if s.Prepare != nil {
+		env = s.Prepare(env)
+	}
 	if s.Talk == nil {
 		return nil, env, nil
 	}
@@ -82,7 +82,7 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	env = append(withPython(s, env), plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
+	env = append(env, plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
 	if s.Calls != nil {
 		var is unix.Stat_t
 		if err := unix.Fstat(ends[1], &is); err != nil {
@@ -91,42 +91,6 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 		env = append(env, plan.EnvWorkerCalls+"="+strconv.FormatUint(is.Ino, 10))
 	}
 	return &talk{ours: &nearEnd{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{})}, with: s.Talk, calls: s.Calls}, env, nil
-}
-
-// withPython returns the environment with hvdrun's package for programs of PyTorch at the end of
-// PYTHONPATH. The package is kept in the user's cache, and for workers of another user in that of
-// the system.
-func withPython(s *Spec, env []string) []string {
-	value := func(name string) (v string) {
-		for _, entry := range env {
-			if text, ok := strings.CutPrefix(entry, name+"="); ok {
-				v = text
-			}
-		}
-		return v
-	}
-	if value(plan.EnvNoPythonPath) == "1" {
-		return env
-	}
-	cache := value("XDG_CACHE_HOME")
-	switch home := value("HOME"); {
-	case s.As != nil:
-		cache = "/var/cache"
-	case filepath.IsAbs(cache):
-	case filepath.IsAbs(home):
-		cache = filepath.Join(home, ".cache")
-	default:
-		return env
-	}
-	dir, err := python.Install(filepath.Join(cache, "hvdrun"), s.As != nil)
-	if err == nil {
-		return python.AddPath(env, dir)
-	}
-	// Only programs in Python miss it.
-	if program := filepath.Base(s.Command[0]); s.Stderr != nil && (strings.HasPrefix(program, "python") || strings.HasSuffix(program, ".py")) {
-		fmt.Fprintf(s.Stderr, "hvdrun: its package for PyTorch is not in PYTHONPATH: %v\n", err)
-	}
-	return env
 }
 
 func (t *talk) start(ctx context.Context, pid int) {

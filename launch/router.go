@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/hvdrun/hvdrun/driver/stacks"
+	"github.com/hvdrun/hvdrun/stacks"
 )
 
 // Router is a Launcher whose workers reach the driver through their agents, and may run on other

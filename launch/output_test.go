@@ -17,7 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"pgregory.net/rapid"
 
-	"github.com/hvdrun/hvdrun/driver/launch"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // sink keeps each Write by itself. It needs no lock of its own: Output writes one line at a time.
