@@ -234,7 +234,7 @@ func (k *keeper) settled(hosts []plan.Host) []plan.Host {
 	hosts, k.kept = k.settle.take(hosts)
 	if k.kept > before {
 		k.log.WithField("missing", k.kept).WithField("hosts", len(hosts)).
-			Info("discovery: hosts are missing from the list; they count as gone if the source says so again")
+			Info("discovery: hosts are missing from the list; they count as gone if the next lists lack them too")
 	}
 	return hosts
 }

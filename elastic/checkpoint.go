@@ -308,8 +308,8 @@ func (s *State) beginsAnew(ctx context.Context, g *collective.Group) error {
 	}
 	awaitAllInformed(ctx, g)
 	if len(aside) > 0 {
-		return fmt.Errorf("elastic: no checkpoint in %s is intact, and training is not begun anew without a person's word: put an intact "+
-			"one there, or remove the damaged ones to begin anew: %s", dir, strings.Join(aside, " "))
+		return fmt.Errorf("elastic: no checkpoint in %s is intact, and training does not start from the beginning by itself: put an intact "+
+			"one there, or remove the damaged ones to start from the beginning: %s", dir, strings.Join(aside, " "))
 	}
 	return fmt.Errorf("elastic: no checkpoint of rank %d is intact", math.MaxUint32-word[0])
 }

@@ -200,7 +200,7 @@ func TestCheckpointsOfWhichNoneIsIntact(t *testing.T) {
 		}
 	}
 	for range 2 {
-		refused("no checkpoint of rank 1 is intact", "to begin anew: "+checkpoint.Path(dir, all[len(all)-1])+".damaged")
+		refused("no checkpoint of rank 1 is intact", "to start from the beginning: "+checkpoint.Path(dir, all[len(all)-1])+".damaged")
 	}
 	if err := os.WriteFile(checkpoint.Path(dir, 999), whole, 0o600); err != nil {
 		t.Fatal(err)

@@ -131,7 +131,7 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 	v := verdictOf(all, root)
 	if v.source >= 0 {
 		if v.kept && v.source == g.Rank() {
-			s.state.worker.log.Debugf("elastic: sends the averages of step %d, which it has kept, to those who lack them", s.last.number)
+			s.state.worker.log.Debugf("elastic: sends the averages of step %d, which it has kept, to the ranks that lack them", s.last.number)
 		}
 		applies := all[g.Rank()].applies(v.reached)
 		if v.lacking {

@@ -210,7 +210,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 		_, torch := lookup("TORCHELASTIC_RUN_ID")
 		if size, _ := lookup("WORLD_SIZE"); torch && size != "" && size != "1" {
 			return Worker{}, false, fmt.Errorf("plan: this process was started as one of %s (WORLD_SIZE) that torchrun, or --restart-workers, "+
-				"starts anew when one fails: start programs of package elastic by hvdrun torchrun --elastic, or without --restart-workers", size)
+				"restarts when one fails: start programs of package elastic by hvdrun torchrun --elastic, or without --restart-workers", size)
 		}
 		return Worker{}, false, nil
 	}

@@ -67,7 +67,7 @@ func ParseHostfile(text string, defaultSlots int) ([]Host, error) {
 
 func parseLines(text string, b *listing) ([]Host, error) {
 	if strings.HasPrefix(text, "\xff\xfe") || strings.HasPrefix(text, "\xfe\xff") {
-		return nil, &ParseError{Line: 1, Text: shorten(text), Reason: "the text is in UTF-16; UTF-8 is wanted"}
+		return nil, &ParseError{Line: 1, Text: shorten(text), Reason: "the text is in UTF-16; write it in UTF-8"}
 	}
 	text = strings.TrimPrefix(text, "\ufeff") // byte order mark
 	number := 0
@@ -368,7 +368,7 @@ var instead = map[rune]string{
 	'[': rangeHint,
 	']': rangeHint,
 	',': "; a list with commas is given to -H; a file has a host on each line",
-	0:   "; is the text in UTF-16? UTF-8 is wanted",
+	0:   "; if the text is in UTF-16, write it in UTF-8",
 }
 
 const rangeHint = "; a range of names is written out, a name on each line: scontrol show hostnames 'node[01-04]' prints them"

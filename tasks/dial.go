@@ -90,7 +90,7 @@ func (s *session) greet(hello *taskspb.TasksHello) error {
 	case s.first.GetRefused() != "":
 		return refusedError{s.first.GetRefused()}
 	case s.first.GetWelcome() == nil:
-		return errors.New("tasks: the scheduler's first message is no welcome")
+		return errors.New("tasks: the scheduler's first message is not a welcome")
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ func (o *outlet) include(part proto.Message, add func(*taskspb.ToTasks)) {
 		return
 	}
 	if err := o.link.Put(part, add); err != nil {
-		o.log.WithError(err).Error("tasks: the scheduler cannot be told")
+		o.log.WithError(err).Error("tasks: the scheduler does not get the message")
 	}
 }
 
@@ -115,7 +115,7 @@ func (k *kinds) number(f *function, d queue.Demand) (n uint32, new *taskspb.Task
 	case ok:
 		return n, nil, nil
 	case len(k.groups) >= link.MaxFunctions:
-		return 0, nil, fmt.Errorf("tasks: %s: the pool has submitted %d kinds of tasks, which differ in their functions or their needs; there may be no more",
+		return 0, nil, fmt.Errorf("tasks: %s: the pool has submitted %d kinds of tasks, which differ in their functions or their needs; that is the maximum",
 			f.name, len(k.groups))
 	}
 	new = &taskspb.TaskGroup{Function: f.wire()}

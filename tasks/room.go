@@ -89,7 +89,7 @@ func (p *Pool) waitFor(ctx context.Context, room <-chan struct{}, f *function) e
 			p.mu.Unlock()
 			if short {
 				p.cfg.Log.Warnf("tasks: Submit of %s waits: %d bytes of tasks of this program are not over, and the scheduler takes %d now "+
-					"(--tasks-memory); hvdrun tasks shows who has how many", f.name, bytes, most)
+					"(--tasks-memory); hvdrun tasks shows the tasks of each client", f.name, bytes, most)
 			}
 		case <-ctx.Done():
 			return fmt.Errorf("%w for a task of %s: %w", ErrQueueFull, f.name, ctx.Err())

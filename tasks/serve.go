@@ -484,7 +484,7 @@ func (w *server) put(part proto.Message, add func(*taskspb.ToTasks)) {
 		return
 	}
 	if err := w.link.Put(part, add); err != nil {
-		w.cfg.Log.WithError(err).Error("tasks: the scheduler cannot be told")
+		w.cfg.Log.WithError(err).Error("tasks: the scheduler does not get the message")
 	}
 }
 

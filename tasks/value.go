@@ -114,7 +114,7 @@ func decodeOwn(b []byte, t reflect.Type) (reflect.Value, error) {
 		return v, fmt.Errorf("no bytes for a %v", t)
 	}
 	how, b := b[0], b[1:]
-	wrong := fmt.Errorf("the bytes are not those of a %v", t)
+	wrong := fmt.Errorf("the bytes do not encode a %v", t)
 	switch kind := t.Kind(); {
 	case how == asNothing:
 		return v, nil

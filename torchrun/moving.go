@@ -231,7 +231,7 @@ func (s *movingStore) move(ctx context.Context, lost string, moves uint64) error
 // search is move for as long as it takes.
 func (s *movingStore) search(ctx context.Context, lost string, members []string) error {
 	if len(members) == 0 {
-		return errors.New("torchrun: no round is known whose members could go on with it")
+		return errors.New("torchrun: the members that could continue with it are not known")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, movePatience, errors.New("torchrun: no other node has taken it over"))
 	defer cancel()
@@ -288,11 +288,11 @@ func (s *movingStore) have(ctx context.Context, members []string) bool {
 	defer cancel()
 	at, err := s.peers.leadStore(bounded, &s.node, members, clock)
 	if err != nil {
-		s.peers.log.Debugf("torchrun: taking over what the nodes share: %v", err)
+		s.peers.log.Debugf("torchrun: taking over the store of the nodes: %v", err)
 		return false
 	}
 	s.set(at)
-	s.peers.log.Info("torchrun: this node keeps what the nodes share: the node that did is gone")
+	s.peers.log.Info("torchrun: this node has taken over the store of the nodes: the node that had it is gone")
 	for _, rank := range s.missing(ctx, members) {
 		drop(ctx, rank)
 	}
@@ -379,7 +379,7 @@ func (s *movingStore) told(conn net.Conn) {
 		at.close()
 		return
 	}
-	s.peers.log.Infof("torchrun: the job runs already: the node at %s keeps what the nodes share", addr)
+	s.peers.log.Infof("torchrun: the job runs already: the node at %s has the store of the nodes", addr)
 	s.set(at)
 }
 

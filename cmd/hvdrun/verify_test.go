@@ -70,7 +70,7 @@ func TestVerifyPlugin(t *testing.T) {
 			"        super().configure(settings)\n        open(self.path + '.lock', 'x').close()",
 			`(?m)^FAILED  is there again, with the same list, after kill -9: discovery/plugin: `},
 		{"immortal", "pass", "os._exit = lambda *_: time.sleep(600)",
-			`(?m)^FAILED  ends when it is told to, and leaves nothing running: it did not end with SIGTERM and had to be killed`},
+			`(?m)^FAILED  ends when its context ends, and leaves nothing running: it did not end with SIGTERM and had to be killed`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

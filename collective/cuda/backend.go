@@ -247,10 +247,10 @@ func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe
 	all := make([]record, len(texts))
 	for rank, text := range texts {
 		if len(text) > maxRecord {
-			return nil, fmt.Errorf("cuda: rank %d tells %d bytes of itself", rank, len(text))
+			return nil, fmt.Errorf("cuda: rank %d has sent a description of %d bytes", rank, len(text))
 		}
 		if err := json.Unmarshal(text, &all[rank]); err != nil {
-			return nil, fmt.Errorf("cuda: what rank %d tells of itself: %w", rank, err)
+			return nil, fmt.Errorf("cuda: the description of rank %d: %w", rank, err)
 		}
 	}
 	if name, _, err := choose(all); err != nil || name == BackendStaging {

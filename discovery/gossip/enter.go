@@ -13,7 +13,7 @@ import (
 // The reasons why a member of the cluster, or a program at its address, refuses this member.
 var (
 	ErrKey   = errors.New("its key is another than this one's")
-	errLabel = errors.New("it hung up without a word: its cluster has another label, or it is no member of any")
+	errLabel = errors.New("it closed the connection without an answer: its cluster has another label, or it belongs to no cluster")
 )
 
 // refusals are memberlist's messages where both ends do not agree. A member of another label hangs

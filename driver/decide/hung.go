@@ -51,7 +51,7 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	case n <= mostHolding:
 		m.log(Warn, "%s holds up the job: %s", w, e.What)
 	case n == mostHolding+1:
-		m.log(Warn, "more than %d workers hold up the job; hvdrun status tells what each does", mostHolding)
+		m.log(Warn, "more than %d workers hold up the job; hvdrun status shows what each does", mostHolding)
 	}
 }
 

@@ -45,7 +45,7 @@ func IsFreePort(port int) bool {
 func ParseListen(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	if err != nil || addr.IsMulticast() {
-		return netip.Addr{}, fmt.Errorf("%q is no IP address to listen on, such as 10.0.0.5, or 0.0.0.0 for all", text)
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address to listen on, such as 10.0.0.5, or 0.0.0.0 for all", text)
 	}
 	return addr.Unmap(), nil
 }

@@ -25,7 +25,7 @@ func ParsePorts(text string) (p Ports, err error) {
 	a, err1 := strconv.ParseUint(strings.TrimSpace(from), 10, 16)
 	b, err2 := strconv.ParseUint(strings.TrimSpace(to), 10, 16)
 	if !ok || err1 != nil || err2 != nil || a == 0 || b < a {
-		return p, fmt.Errorf("%q is no range of ports, such as 40000-40100", text)
+		return p, fmt.Errorf("%q is not a range of ports, such as 40000-40100", text)
 	}
 	return Ports{uint16(a), uint16(b)}, nil
 }

@@ -120,7 +120,7 @@ var (
 	stalls = define(Metric{Name: "hvdrun_stalls_total", Kind: Counter, Of: OfDriver, Unit: "short",
 		Help: "Times that a worker was reported to hold up the others, or all to wait for each other"})
 	notifications = define(Metric{Name: "hvdrun_notifications_total", Kind: Counter, Of: OfDriver, Labels: []string{"change"}, Unit: "short",
-		Help: "Times that the workers were told that the hosts changed: added, removed, mixed, or none where a change was reverted"})
+		Help: "Notifications of the workers that the hosts have changed: added, removed, mixed, or none if a change was reverted"})
 	notificationDelay = define(Metric{Name: "hvdrun_notification_delay_seconds", Kind: Histogram, Of: OfDriver, Unit: "s", Buckets: delayBuckets,
 		Help: "Time until a worker has acknowledged such a notification"})
 	discoveryLists = define(Metric{Name: "hvdrun_discovery_lists_total", Kind: Counter, Of: OfDriver, Unit: "short",
@@ -180,7 +180,7 @@ var (
 	rankSeconds = define(Metric{Name: "hvdrun_rank_collective_seconds_total", Kind: Counter, Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
 		Help: "Time that the rank's worker spent in collective operations: one that holds up the others spends less"})
 	rankLast = define(Metric{Name: "hvdrun_rank_last_ratio", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
-		Help: "Share of the operations of the last minutes to which the rank came last; those to which all came within a millisecond do not count"})
+		Help: "Share of the operations of the last minutes to which the rank came last, without those to which all came within a millisecond"})
 	rankLate = define(Metric{Name: "hvdrun_rank_late_seconds", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "s",
 		Help: "How much later than the median rank the rank came to operations of the last minutes, on average"})
 	rankProcessors = define(Metric{Name: "hvdrun_rank_processors", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "short",
@@ -188,7 +188,7 @@ var (
 	rankResident = define(Metric{Name: "hvdrun_rank_resident_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
 		Help: "Resident memory of the processes of the rank's worker"})
 	rankMemoryUsed = define(Metric{Name: "hvdrun_rank_memory_used_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
-		Help: "Used bytes of the memory of which least is left to the rank's worker: its machine's, or that of a control group"})
+		Help: "Used bytes of the memory that limits the rank's worker most: its machine's, or that of a control group"})
 	rankMemoryLimit = define(Metric{Name: "hvdrun_rank_memory_limit_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
 		Help: "Size of that memory; when it is full, the kernel ends processes"})
 	rankFigure = define(Metric{Name: "hvdrun_rank_figure", Of: OfRanks, Labels: []string{"rank", "host", "slot", "name"}, Unit: "short",
@@ -204,7 +204,7 @@ var (
 	agentDrivers = define(Metric{Name: "hvdrun_agent_drivers", Of: OfAgent, Labels: []string{"state"}, Unit: "short",
 		Help: "Jobs whose drivers have a session with the agent: connected, or away"})
 	agentDraining = define(Metric{Name: "hvdrun_agent_draining", Of: OfAgent, Unit: "bool",
-		Help: "1 if the agent starts no more workers because it was asked to stop; else 0"})
+		Help: "1 if the agent is stopping and starts no more workers; else 0"})
 	agentMembers = define(Metric{Name: "hvdrun_agent_members", Of: OfAgent, Unit: "short",
 		Help: "Members of the cluster that the agent knows, itself included; 0 for an agent of one job"})
 	agentStarts = define(Metric{Name: "hvdrun_agent_worker_starts_total", Kind: Counter, Of: OfAgent, Unit: "short",

@@ -79,7 +79,7 @@ func ReadToken(path string) (string, error) {
 	case err != nil:
 		return "", err
 	case token == "":
-		return "", fmt.Errorf("%s: there is no token in it", path)
+		return "", fmt.Errorf("%s: the file has no token", path)
 	case len(text) > tokenBytes || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", fmt.Errorf("%s: a token is one word of printable ASCII", path)
 	}

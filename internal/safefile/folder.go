@@ -51,7 +51,7 @@ func isDir(path string) error {
 		return err
 	}
 	if owner := owner(link); link.Mode().Type() == fs.ModeSymlink && !ours(owner, path) {
-		return fmt.Errorf("%s is a symbolic link of %s, who may have it lead anywhere: name the folder itself, or remove the link",
+		return fmt.Errorf("%s is a symbolic link of %s, who can change where it leads: name the folder itself, or remove the link",
 			path, userName(owner))
 	}
 	if fi, err := os.Stat(path); err != nil {
@@ -116,7 +116,7 @@ func SecretDir(path string) error {
 			continue
 		}
 		if owner := owner(fi); owner != 0 && int(owner) != os.Geteuid() && int(owner) != unmapped() {
-			return fmt.Errorf("%s: %s is a symbolic link of %s, who may have it lead anywhere", path, next, userName(owner))
+			return fmt.Errorf("%s: %s is a symbolic link of %s, who can change where it leads", path, next, userName(owner))
 		}
 		if links++; links > maxLinks {
 			return wrap(path, unix.ELOOP)
@@ -147,7 +147,7 @@ func unreplaced(dir string) error {
 	st := fi.Sys().(*syscall.Stat_t)
 	switch {
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid() && int(st.Uid) != unmapped():
-		return fmt.Errorf("%s belongs to %s, who could replace what is in it: name a folder elsewhere", dir, userName(st.Uid))
+		return fmt.Errorf("%s belongs to %s, who could replace its contents: name a folder elsewhere", dir, userName(st.Uid))
 	case writable(st.Mode&0o777, st.Gid) && fi.Mode()&fs.ModeSticky == 0:
 		return fmt.Errorf("others may write to %s (mode %#o) and could replace what is in it: chmod go-w it, or name a folder elsewhere",
 			dir, st.Mode&0o777)

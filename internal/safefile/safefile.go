@@ -307,7 +307,7 @@ func (r request) follow(p int, link *unix.Stat_t, path, at string) (string, erro
 		return "", fmt.Errorf("%s is a symbolic link of %s, where hvdrun makes a file: remove the link", path, userName(link.Uid))
 	}
 	if !r.anyones && !ours(link.Uid, at) {
-		return "", fmt.Errorf("%s is a symbolic link of %s, who may have it lead anywhere: name the file itself, or remove the link",
+		return "", fmt.Errorf("%s is a symbolic link of %s, who can change where it leads: name the file itself, or remove the link",
 			path, userName(link.Uid))
 	}
 	buf := make([]byte, unix.PathMax)

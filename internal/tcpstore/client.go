@@ -85,7 +85,7 @@ func (c *Client) Check(ctx context.Context, keys ...string) (all bool, err error
 func (c *Client) Wait(ctx context.Context, keys ...string) error {
 	return c.ask(ctx, wait, appendKeys(keys), func(in *reader) {
 		if b := in.byte(); in.err == nil && b != stopWaiting {
-			in.err = fmt.Errorf("tcpstore: %d is no answer to a wait", b)
+			in.err = fmt.Errorf("tcpstore: %d is not an answer to a wait", b)
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	errEnough = errors.New("no more documents are wanted")
+	errEnough = errors.New("the reader has stopped")
 	errSilent = errors.New("the stream is silent")
 )
 

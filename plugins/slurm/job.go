@@ -53,7 +53,7 @@ func parseJob(text, id, gres string) (job, error) {
 			return j, nil
 		}
 	}
-	return job{}, fmt.Errorf("slurm: scontrol tells nothing of job %s", id)
+	return job{}, fmt.Errorf("slurm: scontrol shows no job %s", id)
 }
 
 func parseRecord(record, id, gres string) (job, error) {
@@ -126,7 +126,7 @@ func (j *job) detail(line, gres string) error {
 	}
 	for _, node := range nodes {
 		if _, twice := j.cpus[node]; twice {
-			return fmt.Errorf("scontrol tells twice what it has on node %s", node)
+			return fmt.Errorf("scontrol shows node %s twice", node)
 		}
 		j.gpus[node], j.cpus[node] = gpus, cpus
 	}
@@ -177,7 +177,7 @@ func countGres(list, name string) (int, error) {
 		if last := words[len(words)-1]; len(words) > 1 && last != "" && strings.Trim(last[:1], "0123456789") == "" {
 			var err error
 			if count, err = strconv.Atoi(last); err != nil || count > maxNodes {
-				return 0, fmt.Errorf("%q does not tell how many", shorten(item))
+				return 0, fmt.Errorf("%q has no number", shorten(item))
 			}
 		}
 		total += count

@@ -131,7 +131,7 @@ func tasksPerNode(jobID string, lookup func(string) (string, bool)) (map[string]
 		return nil, err
 	}
 	if len(names) != len(numbers) {
-		return nil, fmt.Errorf("slurm: SLURM_JOB_NODELIST names %d nodes, SLURM_TASKS_PER_NODE tells of %d",
+		return nil, fmt.Errorf("slurm: SLURM_JOB_NODELIST names %d nodes, SLURM_TASKS_PER_NODE has %d",
 			len(names), len(numbers))
 	}
 	tasks := make(map[string]int, len(names))

@@ -165,7 +165,7 @@ func (s *source) ask(ctx context.Context, id string) (job, error) {
 	switch {
 	case err != nil && strings.Contains(err.Error(), "Invalid job id"):
 		// The controller forgets a job some minutes after its end.
-		j = job{id: id, phase: ended, state: "the controller knows it no more"}
+		j = job{id: id, phase: ended, state: "the controller no longer knows it"}
 	case err != nil:
 		return job{}, err
 	default:
@@ -219,7 +219,7 @@ func (s *source) hostsOf(ctx context.Context, j job) ([]plan.Host, error) {
 	for _, name := range j.nodes {
 		n, there := nodes[name]
 		if !there {
-			return nil, fmt.Errorf("slurm: scontrol tells nothing of node %s of job %s", name, j.id)
+			return nil, fmt.Errorf("slurm: scontrol shows no node %s of job %s", name, j.id)
 		}
 		if n.health == useless {
 			continue
@@ -255,7 +255,7 @@ func (s *source) slots(j job) (map[string]int, error) {
 	}
 	for _, name := range j.nodes {
 		if _, there := j.cpus[name]; !there && kind != "tasks" {
-			return nil, fmt.Errorf("slurm: scontrol does not tell what job %s has on node %s", j.id, name)
+			return nil, fmt.Errorf("slurm: scontrol does not show the resources of job %s on node %s", j.id, name)
 		}
 		slots[name] = map[string]int{"gpus": j.gpus[name], "cpus": j.cpus[name] / s.cfg.cpusPerSlot}[kind]
 	}

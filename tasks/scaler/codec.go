@@ -8,7 +8,7 @@ import (
 )
 
 // ErrFormat is returned by Decode for frames that are not a message.
-var ErrFormat = errors.New("scaler: frames are no message")
+var ErrFormat = errors.New("scaler: the frames are not a message")
 
 // UnknownTypeError is returned by Decode for a message of an unknown type. Scaler's own programs
 // drop such messages.

@@ -39,11 +39,11 @@ func (c *Config) find(object []byte) (Func, error) {
 	name := string(object)
 	if bytes.HasPrefix(object, []byte(`"`)) {
 		if err := json.Unmarshal(object, &name); err != nil {
-			return nil, &CallError{"ValueError", fmt.Sprintf("the function's name is no JSON string: %v", err)}
+			return nil, &CallError{"ValueError", fmt.Sprintf("the function's name is not a JSON string: %v", err)}
 		}
 	}
 	if len(name) > maxName || !utf8.ValidString(name) || name == "" {
-		return nil, &CallError{"ValueError", fmt.Sprintf("the function is an object of %d bytes that is no name", len(object))}
+		return nil, &CallError{"ValueError", fmt.Sprintf("the function is an object of %d bytes, not a name", len(object))}
 	}
 	fn := c.Functions[name]
 	switch {
@@ -59,7 +59,7 @@ func (c *Config) find(object []byte) (Func, error) {
 func JSON[A, R any](fn func(context.Context, A) (R, error)) Func {
 	return func(ctx context.Context, args [][]byte) ([]byte, error) {
 		if len(args) != 1 {
-			return nil, &CallError{"TypeError", fmt.Sprintf("1 argument is wanted, not %d", len(args))}
+			return nil, &CallError{"TypeError", fmt.Sprintf("the function takes 1 argument, not %d", len(args))}
 		}
 		var arg A
 		if err := json.Unmarshal(args[0], &arg); err != nil {

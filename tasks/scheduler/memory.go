@@ -115,7 +115,7 @@ type greedyError struct{ bytes int64 }
 
 // Error returns a message with the sizes.
 func (e greedyError) Error() string {
-	return fmt.Sprintf("scheduler: the client's tasks have %d bytes, more than it was told that they may have; --tasks-memory bounds them", e.bytes)
+	return fmt.Sprintf("scheduler: the client's tasks have %d bytes, more than it may have; --tasks-memory is the limit", e.bytes)
 }
 
 // room returns an error where a client has no room for a task; the lock is held.
@@ -123,7 +123,7 @@ func (s *Scheduler) room(p *peer, cost int64) error {
 	open := s.q.Usage(p.session).Open + cost
 	if open > s.cfg.Memory/2+overdraft || open > overdraft && s.used() > s.cfg.Memory/4*5 {
 		err := greedyError{open}
-		s.cfg.Log.Warnf("tasks: client %s is ended: its tasks have %d bytes, more than it was told that they may have", p.name, open)
+		s.cfg.Log.Warnf("tasks: client %s is ended: its tasks have %d bytes, more than it may have", p.name, open)
 		p.left = true
 		return err
 	}

@@ -140,7 +140,7 @@ func (s *Scheduler) attach(from identity.Subject, h *taskspb.TasksHello, l *link
 	case known && (p.from != from || p.worker != h.GetWorker()):
 		return nil, errors.New("scheduler: the session is of another process")
 	case !known && !h.GetWorker() && s.clients() >= mostClients:
-		return nil, fmt.Errorf("scheduler: %d clients are connected; there may be no more", mostClients)
+		return nil, fmt.Errorf("scheduler: %d clients are connected; that is the maximum", mostClients)
 	case !known:
 		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), profile: profileOf(h), parting: parting{over: make(chan struct{})}}
 		s.peers[p.session] = p

@@ -208,7 +208,7 @@ var errClosed = errors.New("scheduler: closed")
 func (p *peer) put(part proto.Message, add func(*taskspb.FromTasks)) bool {
 	err := p.link.Put(part, add)
 	if err != nil {
-		p.s.cfg.Log.WithError(err).Errorf("tasks: %s cannot be told", p.name)
+		p.s.cfg.Log.WithError(err).Errorf("tasks: %s does not get the message", p.name)
 	}
 	p.touch()
 	return err == nil

@@ -207,11 +207,11 @@ func (h *Handler) keepAlive(ctx context.Context) {
 	case ctx.Err() != nil:
 	case err == nil:
 		if lasted := h.away.For(now); h.away.Ended() > 0 {
-			h.cfg.Log.Infof("rendezvous: what the nodes share is reached again, after %v", lasted.Round(time.Second))
+			h.cfg.Log.Infof("rendezvous: the store of the nodes is in reach again, after %v", lasted.Round(time.Second))
 		}
 	case h.away.Failed(now, err):
-		h.cfg.Log.Warnf("rendezvous: what the nodes share is not reached; the workers go on, and cannot be started again "+
-			"until it is: %v", err)
+		h.cfg.Log.Warnf("rendezvous: the store of the nodes is out of reach; the workers go on, but cannot be restarted "+
+			"until it is in reach again: %v", err)
 	}
 }
 

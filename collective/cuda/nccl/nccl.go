@@ -144,7 +144,7 @@ func (l *Library) bind(handle uintptr) error {
 	}
 	var code int32
 	if r := l.getVersion(&code); r != success {
-		return fmt.Errorf("does not tell its version: %v", r)
+		return fmt.Errorf("does not return its version: %v", r)
 	}
 	l.version = Version(code)
 	if l.version < Oldest {

@@ -67,7 +67,7 @@ func (m *Member) direct(ctx context.Context, d Desc, data []byte) (bool, error) 
 		}
 		at, n := m.where(i), uint64(len(data))
 		if at > p.size || n > p.size-at {
-			return false, fmt.Errorf("shm: member %d tells of data beyond its memory", i)
+			return false, fmt.Errorf("shm: member %d names data outside of its memory", i)
 		}
 		m.regions.tensors[i] = p.memory[at : at+n]
 	}

@@ -87,7 +87,7 @@ func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, 
 		p := m.regions.peers[o.Member]
 		at := binary.LittleEndian.Uint64(m.areas[o.Member].banks[turn][8*(o.Number+1):])
 		if at > p.size || uint64(n) > p.size-at {
-			return nil, fmt.Errorf("shm: member %d tells of data beyond its memory", o.Member)
+			return nil, fmt.Errorf("shm: member %d names data outside of its memory", o.Member)
 		}
 		all[i] = p.memory[at : at+uint64(n)]
 	}

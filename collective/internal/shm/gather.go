@@ -149,7 +149,7 @@ func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(l
 // setLength notes how long what a member tells of is.
 func (m *Member) setLength(i, member int, n uint64) error {
 	if n > math.MaxInt {
-		return fmt.Errorf("shm: member %d tells of %d bytes", member, n)
+		return fmt.Errorf("shm: member %d announces %d bytes", member, n)
 	}
 	m.lengths[i] = int(n)
 	return nil

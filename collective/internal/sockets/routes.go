@@ -212,7 +212,7 @@ func (e *Endpoint) measure(ctx context.Context, f *Generation, rank int, host st
 	if leader := f.leader(f.Self); leader != f.Self {
 		var err error
 		if found, err = e.ask(ctx, f, leader, rank); err != nil {
-			e.cfg.Log.WithError(err).Debugf("collective: rank %d does not tell the routes to %s", leader, host)
+			e.cfg.Log.WithError(err).Debugf("collective: rank %d does not send the routes to %s", leader, host)
 		}
 	} else {
 		found = e.measureAll(ctx, f, rank, addrs)

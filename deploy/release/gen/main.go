@@ -146,7 +146,7 @@ func tree(dir, prefix string) (files []file, err error) {
 			return err
 		}
 		if !d.Type().IsRegular() {
-			return fmt.Errorf("%s is no plain file", path)
+			return fmt.Errorf("%s is not a regular file", path)
 		}
 		info, err := d.Info()
 		if err != nil {

@@ -433,7 +433,7 @@ function recoveries() {
 function stragglers() {
   const box = byId("stragglers");
   const all = view.slots.map((s, i) => ({ s, i })).filter((x) => x.s.straggler && x.s.straggler.operations > 0);
-  if (!all.length) return fill(box, h("p.empty", null, "Nothing is known of who comes last."));
+  if (!all.length) return fill(box, h("p.empty", null, "No rank is known to come last."));
   all.sort((a, b) => b.s.straggler.last - a.s.straggler.last);
   const top = all.filter((x) => x.s.late).slice(0, 8);
   if (!top.length) return fill(box, h("p.empty", null, "No rank comes last more often than the others."));

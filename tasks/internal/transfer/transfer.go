@@ -204,7 +204,7 @@ func (c *Client) send(q *taskspb.ValueRequest) (err error) {
 func (c *Client) Answer(n int) ([]byte, error) {
 	reply, err := c.reply()
 	if err == nil && len(reply.GetData()) != n {
-		err = fmt.Errorf("transfer: %d bytes came of %d", len(reply.GetData()), n)
+		err = fmt.Errorf("transfer: received %d bytes of %d", len(reply.GetData()), n)
 	}
 	return reply.GetData(), err
 }

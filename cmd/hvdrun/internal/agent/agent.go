@@ -87,7 +87,7 @@ after --drain-timeout, leaves the gossip, and exits with 0. A second signal ends
 		}
 	}
 	fs.StringVar(&newKey, "generate-key", "", "write a new key for a cluster to this new file, and exit")
-	fs.BoolVar(&enrollOnly, "enroll-only", false, "get a certificate where there is no valid one, and exit: then the agent itself needs no token")
+	fs.BoolVar(&enrollOnly, "enroll-only", false, "get a certificate unless a valid one exists, and exit; the agent itself then needs no token")
 	fs.BoolVar(&job, "job", false, "be the agent of one job, which its driver has started")
 	fs.Lookup("job").Hidden = true
 	return cmd

@@ -77,7 +77,7 @@ func verifySource(p *cli.Program,
 	if plug, ok := source.(*plugin.Plugin); ok {
 		v.check("is there again, with the same list, after kill -9", func() error { return killed(plug, v.want) })
 	}
-	v.check("ends when it is told to, and leaves nothing running", func() error { return closed(source, closeSource) })
+	v.check("ends when its context ends, and leaves nothing running", func() error { return closed(source, closeSource) })
 	if _, ok := source.(*plugin.Plugin); ok {
 		v.check("prints nothing to stdout but the handshake", stray.err)
 	}

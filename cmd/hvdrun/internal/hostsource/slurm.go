@@ -116,7 +116,7 @@ func TakeSlurm(s *settings.Settings, env []string, d *jobdir.Dir) (err error) {
 func openSlurm(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	c := &s.Slurm
 	if c.Folder == "" {
-		return nil, nil, errors.New("nodes are asked for by a job alone; squeue and sinfo show those there are")
+		return nil, nil, errors.New("only a job asks for nodes; squeue and sinfo show the existing ones")
 	}
 	var err error
 	if s.Plugin, err = slurmPlugin(s); err != nil {

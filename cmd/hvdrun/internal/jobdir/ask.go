@@ -50,7 +50,7 @@ func TheJob(env []string, name string) (*Dir, error) {
 	}
 	switch len(left) {
 	case 0:
-		return nil, errors.New("no job runs; `hvdrun jobs` lists those there were")
+		return nil, errors.New("no job runs; `hvdrun jobs` lists earlier ones")
 	case 1:
 		return left[0], nil
 	}

@@ -375,7 +375,7 @@ func Find(env []string, name string) (*Dir, error) {
 	}
 	switch len(found) {
 	case 0:
-		return nil, fmt.Errorf("there is no job %s in %s; `hvdrun jobs` lists those there are", name, strings.Join(places, " or "))
+		return nil, fmt.Errorf("there is no job %s in %s; `hvdrun jobs` lists the existing ones", name, strings.Join(places, " or "))
 	case 1:
 		return Read(found[0])
 	}

@@ -106,7 +106,7 @@ func (b *bringer) run(ctx context.Context) {
 		case ctx.Err() != nil || errors.Is(err, discovery.ErrNoScale):
 			return
 		case err != nil && !failing:
-			b.log.Warnf("asking for hosts: %v; the job goes on with those that there are", err)
+			b.log.Warnf("asking for hosts: %v; the job goes on with its present hosts", err)
 		}
 		failing = err != nil
 		select {

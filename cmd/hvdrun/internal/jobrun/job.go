@@ -39,7 +39,7 @@ func checkInterfaces(s *settings.Settings, log logrus.FieldLogger) error {
 		}
 	}
 	if missing > 0 && missing == len(s.Tuning.NetworkInterfaces) {
-		return fmt.Errorf("%s: this machine has none of them; `ip link` lists those that it has", s.Origin("network-interfaces"))
+		return fmt.Errorf("%s: this machine has none of them; `ip link` lists its interfaces", s.Origin("network-interfaces"))
 	}
 	return nil
 }

@@ -87,7 +87,7 @@ func resumableJob(env []string) (*jobdir.Dir, error) {
 		if len(broken) > 0 {
 			return nil, cli.Failed(errors.New(strings.Join(broken, "; ")))
 		}
-		return nil, errors.New("no job can be resumed; `hvdrun jobs` lists those there are")
+		return nil, errors.New("no job can be resumed; `hvdrun jobs` lists the existing ones")
 	case 1:
 		return all[0], nil
 	}

@@ -38,7 +38,7 @@ prints the output of the worker of that rank alone; -f follows the output until 
 			if len(args) > 1 {
 				n, err := strconv.ParseUint(args[1], 10, 31)
 				if err != nil {
-					return fmt.Errorf("RANK %q is no rank", args[1])
+					return fmt.Errorf("%q is not a RANK", args[1])
 				}
 				rank, begin = int(n), fmt.Sprintf("[%d]<", n)
 			}

@@ -42,7 +42,7 @@ hvdrun torchrun.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("pid") {
 				if len(args) > 0 {
-					return errors.New("--pid stands alone: no job and no rank")
+					return errors.New("--pid takes neither a job nor a rank")
 				}
 				n, err := settings.ParseCount(pid, 1)
 				if err != nil {
@@ -59,7 +59,7 @@ hvdrun torchrun.
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: an array with an object for each rank")
 	cmd.Flags().BoolVar(&all, "all", false, "all goroutines and threads, not only those in the user's code")
-	cmd.Flags().StringVar(&pid, "pid", "", "a process of this machine, in place of a job")
+	cmd.Flags().StringVar(&pid, "pid", "", "a process of this machine, instead of a job")
 	return cmd
 }
 

@@ -94,7 +94,7 @@ it can run programs in the job's pods.`,
 	fs.IntVar(&s.MaxNP, "max-np", 0, "most workers (default: -np)")
 	fs.IntVar(&s.Slots, "slots", 1, "workers in a pod")
 	fs.StringVar(&s.CPU, "cpu", "1", "processors of a pod of workers")
-	fs.StringVar(&s.Memory, "memory", "1Gi", "memory of a pod of workers, of which its shared memory is a part")
+	fs.StringVar(&s.Memory, "memory", "1Gi", "memory of a pod of workers, its shared memory included")
 	fs.IntVar(&s.GPUs, "gpus", 0, "GPUs of a pod of workers")
 	fs.StringVar(&s.GPUResource, "gpu-resource", "nvidia.com/gpu", "what these are as a resource")
 	fs.StringVar(&s.Queue, "queue", "", "Kueue's queue for the agents, as an elastic job")

@@ -33,7 +33,7 @@ those of this one first, or name all files.`,
 					files = found
 				} else if _, serr := os.Stat(args[0]); serr != nil {
 					path, _ := timeline.Path(args[0], 0)
-					return fmt.Errorf("there is no file %s, nor of another rank", path)
+					return fmt.Errorf("the files of the ranks, such as %s, do not exist", path)
 				}
 			}
 			if output == "" {

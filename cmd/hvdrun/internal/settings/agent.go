@@ -8,7 +8,7 @@ import (
 // job, each is a flag, a variable (HVD_KEY_FILE) and a key of the file.
 var AgentTable = section("agent", []setting{
 	{Name: "enroll", arg: "host:port",
-		usage: "where those who have the cluster's authority run hvdrun cluster serve: certificates come from there",
+		usage: "address of hvdrun cluster serve, which signs the certificates",
 		set:   clusterText(func(c *ClusterSettings) *string { return &c.Enroll })},
 	{Name: "token-file", arg: "F",
 		usage: "file with a token of hvdrun cluster token, needed once",
@@ -23,7 +23,7 @@ var AgentTable = section("agent", []setting{
 		unset: "none", usage: "name of the cluster: agents and drivers of another one are not heard",
 		set: clusterText(func(c *ClusterSettings) *string { return &c.Label })},
 	{Name: "join", arg: "host:port,…", repeat: true,
-		usage: "agents that may be there already; those that are not yet are tried again and again", set: setJoin},
+		usage: "some other agents of the cluster; the agent keeps trying those that do not answer yet", set: setJoin},
 	{Name: "name", arg: "HOST",
 		unset: "the one that the system knows", usage: "name of this host in the cluster",
 		set: clusterText(func(c *ClusterSettings) *string { return &c.Name })},
@@ -34,7 +34,7 @@ var AgentTable = section("agent", []setting{
 		usage: "address under which others reach this host, where that is not the one that is bound to",
 		set:   clusterText(func(c *ClusterSettings) *string { return &c.Advertise })},
 	{Name: "run-as", arg: "F",
-		usage: "file that says as which user the workers of which drivers run, and in which cgroup; for an agent that is root",
+		usage: "file of the users and cgroups for the workers of each driver; for an agent that runs as root",
 		set:   clusterText(func(c *ClusterSettings) *string { return &c.RunAs })},
 	{Name: "launch-port", arg: "P",
 		unset: "any that is free", usage: "TCP port to which drivers come", set: setLaunchPort},

@@ -104,7 +104,7 @@ func parseConfig(path, text string) (*config, error) {
 		if err != nil {
 			return nil, c.broken(err)
 		}
-		return nil, fmt.Errorf("%s:%d: a second document begins; there is to be one", path, more.Line)
+		return nil, fmt.Errorf("%s:%d: a second document begins; write one only", path, more.Line)
 	}
 	top := target(doc.Content[0])
 	if top.Kind != yaml.MappingNode {

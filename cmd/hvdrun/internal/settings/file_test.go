@@ -81,7 +81,7 @@ func TestFilesThatAreRefused(t *testing.T) {
 		{"np: 2\n  min-np: 3\n", `job.yaml:2: not YAML: mapping values are not allowed`},
 		{"a: &a [*a]\n", `job.yaml:1: a: unknown key`},
 		{"np: 2\nmin-np: 3\n", `job.yaml:2: min-np is 3, and `},
-		{"np: 4\n\nmax-np: 3\n", `job.yaml:3: max-np is 3: min-np ≤ np ≤ max-np is wanted`},
+		{"np: 4\n\nmax-np: 3\n", `job.yaml:3: max-np is 3: they must be min-np ≤ np ≤ max-np`},
 		{"min-np: 4\nmax-np: 3\n", `job.yaml:1: min-np is 4, and `},
 		{"hosts: a\ndiscovery:\n  host-discovery-script: x\n", `job.yaml:3: host-discovery-script: each says which hosts there are`},
 		{"discovery-config: {a: b}\n", `job.yaml:1: discovery-config: there is no --discovery-plugin`},

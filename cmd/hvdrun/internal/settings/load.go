@@ -202,7 +202,7 @@ func (s *Settings) contradictions() error {
 		{"min-np", "np", s.MinNP, s.Np}, {"np", "max-np", s.Np, s.MaxNP}, {"min-np", "max-np", s.MinNP, s.MaxNP},
 	} {
 		if s.Given(c.low) && s.Given(c.high) && c.least > c.most {
-			return fmt.Errorf("%s is %d, and %s is %d: min-np ≤ np ≤ max-np is wanted", s.Origin(c.low), c.least, s.Origin(c.high), c.most)
+			return fmt.Errorf("%s is %d, and %s is %d: they must be min-np ≤ np ≤ max-np", s.Origin(c.low), c.least, s.Origin(c.high), c.most)
 		}
 	}
 	if warn, end := s.Timeouts.StallWarning, s.Timeouts.Stall; end > 0 && warn > end {

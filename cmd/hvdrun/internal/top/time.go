@@ -193,7 +193,7 @@ func (m *top) stragglers() []string {
 	lines := []string{bold.Render("Stragglers")}
 	switch {
 	case !known:
-		lines = append(lines, "Nothing is known of who comes last.")
+		lines = append(lines, "No rank is known to come last.")
 	case len(all) == 0:
 		lines = append(lines, "No rank comes last to most operations.")
 	}

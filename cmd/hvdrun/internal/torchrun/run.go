@@ -476,7 +476,7 @@ func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun
 	}
 	if f.nodeRank == 0 {
 		if !here {
-			cfg.Log.Warnf("torchrun: %s is not known as a name of this machine, which has rank 0 and listens at all of its addresses", host)
+			cfg.Log.Warnf("torchrun: %s is not a known name of this machine, which has rank 0 and listens at all of its addresses", host)
 			_, port, _ := net.SplitHostPort(addr)
 			addr = net.JoinHostPort("", port)
 		}

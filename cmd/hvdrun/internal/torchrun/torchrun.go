@@ -93,7 +93,7 @@ func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	})
 	fs.StringVar(&f.nnodes, "nnodes", "1:1", "nodes of the job: N, or MIN:MAX where they may come and go")
 	fs.StringVar(&f.workers, "nproc-per-node", "1", "workers of this node: a number, or auto, cpu or gpu for as many as it has")
-	fs.StringVar(&f.backend, "rdzv-backend", "static", "how nodes meet: static, where each is told its rank, c10d, or etcd")
+	fs.StringVar(&f.backend, "rdzv-backend", "static", "how nodes meet: static (each is given its rank), c10d, or etcd")
 	fs.StringVar(&f.endpoint, "rdzv-endpoint", "", "host[:port] where nodes meet (default: for static --master-addr:--master-port; port of c10d: 29400, of etcd: 2379)")
 	fs.StringVar(&f.id, "rdzv-id", noID, "name of the job, the same on all nodes; a job of one node has a random one if it is given none")
 	fs.StringVar(&f.conf, "rdzv-conf", "", "k=v,…: key_file, insecure, timeout, join_timeout, last_call_timeout, close_timeout and others of torchrun")

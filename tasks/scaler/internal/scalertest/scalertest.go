@@ -21,7 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
-var update = flag.Bool("update", false, "write the golden frames anew")
+var update = flag.Bool("update", false, "rewrite the golden frames")
 
 // Sources returns the folder of the real Scaler, which is not part of this repository, or skips the
 // test. HVDRUN_SCALER names a folder with the sources of
