@@ -157,7 +157,7 @@ class Before:
                        for v in parts.values() if isinstance(v, torch.optim.Optimizer) for group in v.param_groups]
         self._tensors.save([parts])
         self._buffers.save(self._modules)
-        self._versions = [p._version for _, _, p in self._parameters]
+        self.note()
         self.open = True
 
     def restore(self):
@@ -175,6 +175,10 @@ class Before:
                     group[name].copy_(value)
                 else:
                     group[name] = keep(value)
+
+    def note(self):
+        """From here on, whoever writes to a parameter applies the step."""
+        self._versions = [p._version for _, _, p in self._parameters]
 
     def check(self):
         """Raises if the step was applied before its commit."""

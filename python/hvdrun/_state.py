@@ -187,7 +187,10 @@ class State:
 
     def __getattr__(self, name: str) -> Any:
         if any(p.requires_grad is not was for p, was in self._trains.get(name, ())):
-            self._wrap_one(name)  # layers that are frozen, or are no more
+            if self._before.open:
+                self._before.check()
+            self._wrap_one(name)
+            self._before.note()  # a wrapper of old torch writes the same values to all parameters
         try:
             return self._wrapped.get(name) or self._parts[name]
         except KeyError:
@@ -379,10 +382,14 @@ class State:
             root = told.index(best)
             mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
             # A rank that dies while it sends much leaves gloo waiting for the rest, which nothing ends: the thread is abandoned.
-            values, acts, results = job._interruptible(
-                lambda: broadcast((mine, self._acts, self._results), root, job.rank, job.device, job._arrived))
+            trains = {name: [p.requires_grad for p in v.parameters()] for name, v in self._parts.items() if isinstance(v, torch.nn.Module)}
+            values, trains, acts, results = job._interruptible(
+                lambda: broadcast((mine, trains, self._acts, self._results), root, job.rank, job.device, job._arrived))
             if job.rank != root and (best[0] == 0 or told[job.rank] != best):
                 self._load(values)
+                for name, flags in trains.items():  # layers that are frozen, or are no more
+                    for p, flag in zip(self._parts[name].parameters(), flags):
+                        p.requires_grad_(flag)
                 self._acts[:], self._results[:] = acts, results
         # Of ranks that have made the last step, some may have lost the world before they could agree that it was the last one.
         job._stopped = any(t[4] for t, at in zip(all_of, told) if at == best)
