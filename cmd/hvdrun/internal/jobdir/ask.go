@@ -18,7 +18,7 @@ import (
 )
 
 // WhichJob is the help of the commands' first argument.
-const WhichJob = `JOB is the job's run id, the beginning of it, or the path of its folder, and may be left out where exactly one job runs.`
+const WhichJob = `JOB is the job's run id, the beginning of it, its name (--name), or the path of its folder, and may be left out where exactly one job runs.`
 
 // TheJob returns the job that a person means, which is the only one that runs where nothing is
 // said; where none runs, the only one whose driver is gone, if possible one that can be resumed.

@@ -74,8 +74,10 @@ func (d *Dir) aboutPath() string { return filepath.Join(d.Path, "job.json") }
 
 // File is job.json: what is known of the job by those who list jobs.
 type File struct {
-	Version int       `json:"version"`
-	RunID   string    `json:"run"`
+	Version int    `json:"version"`
+	RunID   string `json:"run"`
+	// Name is the name that a person has given the job; empty: none.
+	Name    string    `json:"name,omitempty"`
 	Begun   time.Time `json:"begun"`
 	Command []string  `json:"command"`
 	Dir     string    `json:"dir"`
@@ -142,7 +144,7 @@ func Usable(env []string, all, temp string, create bool) error {
 func New(p *cli.Program, s *settings.Settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*Dir, error) {
 	PruneSecrets(p.Env, time.Now())
 	d := &Dir{Path: s.JobDir, Named: s.JobDir != ""}
-	d.About = File{Version: FileVersion, RunID: s.RunID, Begun: time.Now(), Command: command, Boot: journal.BootID()}
+	d.About = File{Version: FileVersion, RunID: s.RunID, Name: s.Name, Begun: time.Now(), Command: command, Boot: journal.BootID()}
 	d.About.Host, _ = os.Hostname()
 	key, err := authority.Encode()
 	if err != nil {
@@ -354,8 +356,29 @@ func prune(all string, now time.Time) {
 	}
 }
 
+// nameDigits is the number of random digits after the name in the run id of a job that has a name.
+// Agents end the workers of a run whose id another driver of the same user brings, so that jobs of
+// one name that run at the same time, from several machines, must differ.
+const nameDigits = 8
+
+// NewRunID returns a run id that no folder of a job has: a random one, with the job's name before it
+// unless that is empty.
+func NewRunID(env []string, name string) string {
+	entries, _, _ := JobEntries(env) // where they cannot be read, chance must do
+	for {
+		id := driver.NewRunID()
+		if name != "" {
+			id = name + "-" + id[:nameDigits]
+		}
+		if !slices.ContainsFunc(entries, func(path string) bool { return filepath.Base(path) == id }) {
+			return id
+		}
+	}
+}
+
 // Find returns the folder of the job that a person means: by its run id, by the beginning of
-// that, or by its path.
+// that, by its name, or by its path. Of several jobs that match, the one that has not ended is
+// meant.
 func Find(env []string, name string) (*Dir, error) {
 	if strings.ContainsRune(name, filepath.Separator) {
 		return Read(name)
@@ -379,10 +402,35 @@ func Find(env []string, name string) (*Dir, error) {
 	case 1:
 		return Read(found[0])
 	}
-	for i, path := range found {
-		found[i] = filepath.Base(path)
+	return oneOf(found, name)
+}
+
+// oneOf returns the one of several folders that a person means by the beginning of its run id: of
+// those whose job has that name, or else of all, the one whose job has not ended.
+func oneOf(paths []string, name string) (*Dir, error) {
+	var named, all []*Dir
+	for _, path := range paths {
+		if d, err := Read(path); err == nil {
+			all = append(all, d)
+			if d.About.Name == name {
+				named = append(named, d)
+			}
+		}
 	}
-	return nil, fmt.Errorf("%s may be any of the jobs %s", name, strings.Join(found, " "))
+	if len(named) > 0 {
+		all = named
+	}
+	if len(all) == 1 {
+		return all[0], nil
+	}
+	if open := slices.DeleteFunc(slices.Clone(all), func(d *Dir) bool { return d.About.Ended != nil }); len(open) == 1 {
+		return open[0], nil
+	}
+	var ids []string
+	for _, d := range all {
+		ids = append(ids, d.About.RunID)
+	}
+	return nil, fmt.Errorf("%s may be any of the jobs %s", name, strings.Join(ids, " "))
 }
 
 // OneJob returns the run id that a person means, by its beginning, or the only one.

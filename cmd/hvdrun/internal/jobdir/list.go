@@ -22,20 +22,41 @@ const (
 
 // Line is one job of the list.
 type Line struct {
-	Job        string    `json:"job"`
-	State      State     `json:"state"`
-	Begun      time.Time `json:"begun"`
-	Workers    int       `json:"workers"`
-	Generation uint64    `json:"generation"`
-	Dir        string    `json:"dir"`
-	Command    []string  `json:"command"`
-	Message    string    `json:"message,omitempty"`
+	Job   string    `json:"job"`
+	Name  string    `json:"name,omitempty"`
+	State State     `json:"state"`
+	Begun time.Time `json:"begun"`
+	// Ended is when the job has ended, Status its exit status; nil: it has not.
+	Ended      *time.Time `json:"ended,omitempty"`
+	Status     *int       `json:"status,omitempty"`
+	Workers    int        `json:"workers"`
+	Generation uint64     `json:"generation"`
+	Dir        string     `json:"dir"`
+	Command    []string   `json:"command"`
+	Message    string     `json:"message,omitempty"`
+}
+
+// Took returns how long the job took, or has taken so far.
+func (l *Line) Took(now time.Time) time.Duration {
+	if l.Ended != nil {
+		now = *l.Ended
+	}
+	return max(0, now.Sub(l.Begun))
 }
 
 // Line returns the state of the found.
 func (d *Dir) Line() Line {
-	l := Line{Job: d.About.RunID, Begun: d.About.Begun, Dir: d.Path, Command: d.About.Command}
+	l := Line{Job: d.About.RunID, Name: d.About.Name, Begun: d.About.Begun, Dir: d.Path, Command: d.About.Command}
 	found, err := d.Inspect()
+	if d.About.Ended != nil {
+		l.Ended, l.Status = d.About.Ended, &d.About.Status
+	} else if err == nil && found.Finished && !found.Running { // its driver was killed at the very end
+		status := 0
+		if found.Result != nil {
+			status = job.ExitStatus(found.Result)
+		}
+		l.Ended, l.Status = &found.Last, &status
+	}
 	l.Workers, l.Generation = found.Workers, found.Generation
 	switch {
 	case found.Running:

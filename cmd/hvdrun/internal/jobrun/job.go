@@ -65,7 +65,7 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	if text := hostsource.Taken(s, j.Size.NP); text != "" {
 		log.Info(text)
 	}
-	s.RunID = driver.NewRunID()
+	s.RunID = jobdir.NewRunID(p.Env, s.Name)
 	if j.Authority, err = identity.NewAuthority(s.RunID); err != nil {
 		return cli.Failed(err)
 	}

@@ -1,6 +1,7 @@
 package jobrun
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -31,7 +32,7 @@ const (
 // the end. Programs that are in no world are not told of.
 type story struct {
 	log       logrus.FieldLogger
-	run       string // the job's id
+	run, name string // the job's id, and what commands may call it
 	places    string // where the job's output and events are; "": nowhere
 	stateless bool   // its programs make no commits
 
@@ -75,7 +76,7 @@ func (h *storyHook) start(_ context.Context, r *run) error {
 func (h *storyHook) stop(*run) { h.story.close() }
 
 func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
-	t := &story{log: log, run: s.RunID, stateless: s.Restart.Workers}
+	t := &story{log: log, run: s.RunID, name: cmp.Or(s.Name, s.RunID[:min(4, len(s.RunID))]), stateless: s.Restart.Workers}
 	var places []string
 	if s.OutputDir != "" {
 		places = append(places, "output in "+s.OutputDir)
@@ -158,7 +159,7 @@ func (t *story) published(e job.Entry) {
 	case t.silent:
 		return
 	case w.generation == 1:
-		t.log.Infof("job %s: %s; hvdrun top %s shows them", t.run, who, t.run[:min(4, len(t.run))])
+		t.log.Infof("job %s: %s; hvdrun top %s shows them", t.run, who, t.name)
 	case t.stateless:
 		t.tell(e.Time, "")
 		return
@@ -269,7 +270,7 @@ func (t *story) ends(e job.Entry) {
 	}
 	text += fmt.Sprintf(" after %v: %s", show.Round(e.Time.Sub(t.begun)), show.Plural(t.world.size, "worker"))
 	if e.Commits > 0 {
-		text += fmt.Sprintf(", %s commits", show.Grouped(e.Commits))
+		text += ", " + show.Plural(e.Commits, "commit")
 	}
 	switch {
 	case e.Checkpoint > 0:

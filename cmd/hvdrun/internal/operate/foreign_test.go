@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/clitest"
@@ -19,7 +20,7 @@ func TestForeignJobs(t *testing.T) {
 		print func(p *cli.Program) error
 	}{
 		"jobs": {2, func(p *cli.Program) error {
-			return printJobs(p, []jobdir.Line{{Job: clitest.Foreign, Command: []string{clitest.Foreign}}})
+			return printJobs(p, []jobdir.Line{{Job: clitest.Foreign, Command: []string{clitest.Foreign}}}, time.Now())
 		}},
 		"status": {0, func(p *cli.Program) error {
 			_, err := io.WriteString(p.Stdout, picture((&jobdir.Dir{}), foreignStatus(t)))

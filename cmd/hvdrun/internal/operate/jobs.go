@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -22,7 +23,8 @@ func jobsCommand(p *cli.Program) *cobra.Command {
 		Short: "List the jobs of this user on this machine, and which of them can be resumed",
 		Long: `jobs lists the jobs that have their folders in $XDG_STATE_HOME/hvdrun/jobs, which is in ~/.local/state unless it is
 set, or where that cannot be used in $XDG_RUNTIME_DIR/hvdrun/jobs or /tmp/hvdrun-UID/jobs: first those that run, then those
-whose driver has died, which hvdrun resume takes over, and last those that have ended within a week.`,
+whose driver has died, which hvdrun resume takes over, and last those that have ended within a week, of each kind the newest
+first. STATUS is the exit status of a job that has ended, TOOK the time from its begin to its end, or until now.`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(*cobra.Command, []string) error {
@@ -44,7 +46,7 @@ whose driver has died, which hvdrun resume takes over, and last those that have 
 				enc.SetIndent("", "  ")
 				return enc.Encode(lines)
 			}
-			return printJobs(p, lines)
+			return printJobs(p, lines, time.Now())
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a list of JSON objects")
@@ -52,7 +54,7 @@ whose driver has died, which hvdrun resume takes over, and last those that have 
 }
 
 // sortJobs puts those first that run, and those after them that can be resumed; of each kind the
-// oldest is first.
+// newest is first.
 func sortJobs(lines []jobdir.Line) {
 	place := func(l jobdir.Line) int {
 		if i := slices.Index([]jobdir.State{jobdir.Running, jobdir.Resumable, jobdir.Broken}, l.State); i >= 0 {
@@ -61,16 +63,26 @@ func sortJobs(lines []jobdir.Line) {
 		return 3
 	}
 	slices.SortStableFunc(lines, func(a, b jobdir.Line) int {
-		return cmp.Or(cmp.Compare(place(a), place(b)), a.Begun.Compare(b.Begun))
+		return cmp.Or(cmp.Compare(place(a), place(b)), b.Begun.Compare(a.Begun))
 	})
 }
 
-func printJobs(p *cli.Program, lines []jobdir.Line) error {
+func printJobs(p *cli.Program, lines []jobdir.Line, now time.Time) error {
 	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "JOB\tSTATE\tBEGUN\tAGE\tWORKERS\tGENERATION\tCOMMAND")
+	fmt.Fprintln(w, "JOB\tSTATE\tSTATUS\tBEGUN\tENDED\tTOOK\tWORKERS\tGENERATION\tCOMMAND")
 	for _, l := range lines {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n", cli.EscapeCell(l.Job), l.State, l.Begun.Local().Format(time.DateTime), show.Age(time.Since(l.Begun)), l.Workers, l.Generation,
-			show.ShortCommand(l.Command))
+		status, ended, took := "-", "-", "-"
+		if l.Status != nil {
+			status = strconv.Itoa(*l.Status)
+		}
+		if l.Ended != nil {
+			ended = l.Ended.Local().Format(time.DateTime)
+		}
+		if l.State != jobdir.Broken {
+			took = show.Round(l.Took(now)).String()
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", cli.EscapeCell(l.Job), l.State, status, l.Begun.Local().Format(time.DateTime), ended, took,
+			l.Workers, l.Generation, show.ShortCommand(l.Command))
 	}
 	return w.Flush()
 }

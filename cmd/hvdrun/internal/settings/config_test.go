@@ -173,15 +173,17 @@ func TestFileOfTheDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, st := range settingsOf(agents) {
-		if o, ok := doc.values[st.Name]; ok {
+		if o, ok := valueOf(doc.values, st); ok {
 			if err := st.set(&a, o.text); err != nil {
 				t.Error(o.name, err)
 			}
 		}
 	}
 	used := map[string]bool{}
-	for name := range doc.values {
-		used[settingOfKey(name).section] = true
+	for _, st := range everySetting() {
+		if _, ok := valueOf(doc.values, st); ok {
+			used[st.section] = true
+		}
 	}
 	if got := slices.Sorted(maps.Keys(used)); len(got) < len(sections()) {
 		t.Errorf("it has the sections %v of %v", got, sections())

@@ -54,8 +54,8 @@ func ReadHostfile(path string) (string, error) {
 // config is the contents of a config file. A key stands at the top, or in its section.
 type config struct {
 	path    string
-	values  map[string]origin // of settings, by their names
-	lines   map[string]string // of each key and section: where it stands
+	values  map[string]origin // of settings, by keyName
+	lines   map[string]string // of each key and section, by keyName: where it stands
 	command []string
 	env     []string // NAME=value
 	dir     string
@@ -147,10 +147,10 @@ func (c *config) each(n *yaml.Node, section string) error {
 		}
 		where := fmt.Sprintf("%s:%d: %s", c.path, key.Line, key.Value)
 		name := canonical(key.Value)
-		if had, twice := c.lines[name]; twice {
+		if had, twice := c.lines[keyName(section, name)]; twice {
 			return fmt.Errorf("%s: set already (%s)", where, had)
 		}
-		c.lines[name] = where
+		c.lines[keyName(section, name)] = where
 		var err error
 		if section == "" && slices.Contains(sections(), name) {
 			err = c.section(where, name, value)
@@ -184,28 +184,50 @@ func (c *config) key(where, section, name string, value *yaml.Node) error {
 	if name == configFile {
 		return errors.New("a file cannot name another")
 	}
-	st := settingOfKey(name)
-	if st == nil {
+	of := settingsOfKey(name)
+	if len(of) == 0 {
 		return unknownKey(name, section)
 	}
-	if section != "" && st.section != section {
-		return fmt.Errorf("it belongs into the section %s", st.section)
+	if section != "" && !slices.ContainsFunc(of, func(st *setting) bool { return st.section == section }) {
+		var in []string
+		for _, st := range of {
+			in = append(in, st.section)
+		}
+		return fmt.Errorf("it belongs into the section %s", strings.Join(in, " or "))
 	}
-	text, err := valueText(value, st)
+	text, err := valueText(value, of[0])
 	if err != nil {
 		return err
 	}
-	c.values[name] = origin{where, text}
+	c.values[keyName(section, name)] = origin{where, text}
 	return nil
 }
 
-func settingOfKey(name string) *setting {
+// settingsOfKey returns the settings of that name: a job and an agent may each have one.
+func settingsOfKey(name string) (of []*setting) {
 	for _, st := range everySetting() {
 		if st.Name == name {
-			return st
+			of = append(of, st)
 		}
 	}
-	return nil
+	return of
+}
+
+// keyName is the name of a key, with its section where settings of several sections have the name.
+// At the top of the file it is for all of these.
+func keyName(section, name string) string {
+	if section != "" && len(settingsOfKey(name)) > 1 {
+		return section + "." + name
+	}
+	return name
+}
+
+// valueOf returns what the file says of a setting.
+func valueOf(values map[string]origin, st *setting) (o origin, ok bool) {
+	if o, ok = values[keyName(st.section, st.Name)]; !ok {
+		o, ok = values[st.Name]
+	}
+	return o, ok
 }
 
 func unknownKey(name, section string) error {

@@ -53,6 +53,9 @@ launch-port: 7947
 func TestFilesThatAreRefused(t *testing.T) {
 	for _, c := range []struct{ file, message string }{
 		{"ssh:\n  np: 2\n", `job.yaml:2: np: it belongs into the section job`},
+		{"ssh:\n  name: a\n", `job.yaml:2: name: it belongs into the section job or agent`},
+		{"job: {name: a}\nagent:\n  name: b\n  name: c\n", `job.yaml:4: name: set already (`},
+		{"name: " + strings.Repeat("x", maxName+1) + "\n", `job.yaml:1: name: "x`},
 		{"job:\n  key-file: k\n", `job.yaml:2: key-file: it belongs into the section agent`},
 		{"command: [a]\n", `job.yaml:1: command: it belongs into the section job`},
 		{"ssh:\n  dir: a\n", `job.yaml:2: dir: it belongs into the section job`},
@@ -135,5 +138,38 @@ func TestFileOfAResumedJob(t *testing.T) {
 	s, err := LoadAgain(fs, nil, "job: {np: 3, env: {A: b}}\n")
 	if err != nil || s.Np != 3 || s.MaxNP != 9 || !slices.Equal(s.Env, []string{"A=b"}) {
 		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// TestNamesOfSections: a key that a job and an agent have is read for the one in whose section it
+// stands, and for both where it stands at the top.
+func TestNamesOfSections(t *testing.T) {
+	for _, c := range []struct{ file, job, agent string }{
+		{"job: {name: nightly}\nagent: {name: node1}\n", "nightly", "node1"},
+		{"agent: {name: node1}\n", "", "node1"},
+		{"job: {name: nightly}\n", "nightly", ""},
+		{"name: x\nagent: {name: node1}\n", "x", "node1"},
+		{"name: x\n", "x", "x"},
+	} {
+		s, err := loadArgs(t, "", nil, c.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		for i := range AgentTable {
+			AddFlag(fs, &AgentTable[i])
+		}
+		AddFlag(fs, SettingNamed(configFile))
+		path := filepath.Join(t.TempDir(), "file.yaml")
+		if err := os.WriteFile(path, []byte(c.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		a, err := Load(fs, []string{"HVD_CONFIG_FILE=" + path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Name != c.job || a.Cluster.Name != c.agent {
+			t.Errorf("%q: the job's name is %q, the agent's %q", c.file, s.Name, a.Cluster.Name)
+		}
 	}
 }

@@ -130,7 +130,7 @@ func LoadAgain(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
 	for _, layer := range []map[string]origin{fromFile, fromEnv} {
 		values := map[string]any{}
 		for _, st := range known {
-			if o, ok := layer[st.Name]; ok {
+			if o, ok := valueOf(layer, st); ok {
 				values[st.Name], s.Origins[st.Name] = o.text, o.name
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,6 +67,7 @@ type restartSettings struct {
 // Settings are what a person has set, by flags, variables or a file.
 type Settings struct {
 	RunID        string // of the job that is run, if one is
+	Name         string // of the job; empty: none
 	Np           int
 	MinNP, MaxNP int
 	Spares       int
@@ -229,6 +231,9 @@ var Table = slices.Concat(
 		{Name: "bind-gpus", def: "false",
 			usage: "show each worker only the GPU of its slot, and use no slot whose GPU fails (agents have a setting of their own)",
 			set:   onOff(func(s *Settings) *bool { return &s.BindGPUs })},
+		{Name: "name", arg: "NAME", unset: "none",
+			usage: "name of the job: its run id is the name and four digits, nightly-3f2a, and commands take the name for it",
+			set:   setName},
 		{Name: "job-dir", arg: "DIR", unset: "one in ~/.local/state/hvdrun/jobs",
 			usage: "the job's folder, from which it can be resumed; the job's key and environment are in it then",
 			set:   text(func(s *Settings) *string { return &s.JobDir })},
@@ -565,6 +570,19 @@ func text(field func(*Settings) *string) func(*Settings, string) error {
 		*field(s) = text
 		return nil
 	}
+}
+
+// maxName bounds the name of a job, in bytes: it is in the names of folders, and in certificates.
+const maxName = 64
+
+var jobName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+func setName(s *Settings, text string) error {
+	if len(text) > maxName || !jobName.MatchString(text) {
+		return fmt.Errorf("%q is not a name of letters, digits, dots, dashes and underscores, at most %d, with a letter or a digit first", text, maxName)
+	}
+	s.Name = text
+	return nil
 }
 
 func setSlotsPerHost(s *Settings, text string) (err error) {

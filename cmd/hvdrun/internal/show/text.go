@@ -119,19 +119,6 @@ func Round(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// Age is a duration in its largest unit: 40s, 5m, 3h or 2d.
-func Age(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", max(0, d)/time.Second)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	}
-	return fmt.Sprintf("%dd", d/(24*time.Hour))
-}
-
 // Grouped is a number with its digits in groups of three.
 func Grouped[T int | uint64](n T) string {
 	text := fmt.Sprint(n)
@@ -142,7 +129,7 @@ func Grouped[T int | uint64](n T) string {
 }
 
 // Plural counts things.
-func Plural(n int, what string) string {
+func Plural[T int | uint64](n T, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
