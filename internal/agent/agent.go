@@ -60,8 +60,9 @@ type Config struct {
 	OtherKeys [][]byte
 	Label     string
 	// Follow, if not nil, runs while the agent is in the cluster, until ctx ends. It calls use when
-	// the keys of the gossip have changed: the first key encrypts.
-	Follow func(ctx context.Context, use func(keys [][]byte) error)
+	// the keys of the gossip have changed: the first key encrypts. used returns the number of slots
+	// that have workers, by run.
+	Follow func(ctx context.Context, used func() map[string]uint32, use func(keys [][]byte) error)
 	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the address at
 	// which others reach this host if it differs, and Join lists members of the cluster that may
 	// already exist.
@@ -168,7 +169,7 @@ func Run(ctx context.Context, cfg Config) error {
 		defer cfg.Meter.agent.Store(nil)
 	}
 	if cfg.Follow != nil {
-		a.wg.Go(func() { cfg.Follow(side, a.member.SetKeys) })
+		a.wg.Go(func() { cfg.Follow(side, a.server.used, a.member.SetKeys) })
 	}
 	if cfg.Health != nil {
 		a.wg.Go(func() { a.watchHealth(side) })

@@ -173,6 +173,17 @@ func (srv *server) busy() (slots, sessions int, change <-chan struct{}) {
 	return len(srv.taken), len(srv.sessions), srv.news
 }
 
+// used returns the number of slots that have workers, by run.
+func (srv *server) used() map[string]uint32 {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	used := make(map[string]uint32)
+	for _, w := range srv.taken {
+		used[w.s.run]++
+	}
+	return used
+}
+
 // occupied is busy, of slots alone.
 func (srv *server) occupied() (slots int, change <-chan struct{}) {
 	slots, _, change = srv.busy()
@@ -484,5 +495,9 @@ func (v service) Inspect(ctx context.Context, r *agentpb.InspectRequest) (*agent
 		return nil, err
 	}
 	v.srv.recordInspect(by, len(r.GetTargets()), audit.Done)
-	return v.srv.inspect(ctx, r), nil
+	reply := v.srv.inspect(ctx, r)
+	if len(r.GetTargets()) == 0 {
+		reply.Used = v.srv.used()
+	}
+	return reply, nil
 }

@@ -529,6 +529,9 @@ func TestSlots(t *testing.T) {
 	other, _ := script(t, 1, "exit 0")
 	other.Incarnation = "other"
 	wantRefused(t, second.Run(t.Context(), other, nil), "slot 1 of host a is taken by worker "+s.Incarnation+" of run first")
+	if used := h.used(); len(used) != 1 || used["first"] != 1 {
+		t.Errorf("used: %v", used)
+	}
 	other.Slot.Index, other.Incarnation = 2, "other-2"
 	wantRefused(t, second.Run(t.Context(), other, nil), "slot 2 is out of range: host a has 2 slots")
 	other.Slot.Index, other.Incarnation = 0, "other-3"

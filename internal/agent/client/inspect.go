@@ -38,6 +38,8 @@ type Inspection struct {
 	GPUError string
 	// Cards are its network interfaces by address.
 	Cards map[netip.Addr]cards.Card
+	// Used is the number of its slots that have workers, by run.
+	Used map[string]uint32
 }
 
 // Route is a way from one host to another.
@@ -74,6 +76,7 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 				in.Offset = time.Unix(0, reply.GetUnixNano()).Sub(begin.Add(trip / 2).Round(0))
 			}
 			in.Version, in.GPUs, in.GPUError = reply.GetVersion(), int(reply.GetGpus()), reply.GetGpuError()
+			in.Used = reply.GetUsed()
 			in.Cards = make(map[netip.Addr]cards.Card)
 			for _, c := range reply.GetCards() {
 				if addr, card := cardFromWire(c); addr.IsValid() {
@@ -146,15 +149,31 @@ func CardOf(addr netip.Addr) *agentpb.Card {
 	return &agentpb.Card{Address: addr.String(), Name: card.Name, Bits: uint64(card.Bits)}
 }
 
+// Used asks the agent of the host, at addr, how many slots have workers, by run. creds are those of
+// a driver of the agent's cluster. It begins no session there.
+func Used(ctx context.Context, creds *identity.Credentials, host, addr string) (used map[string]uint32, err error) {
+	err = ask(ctx, creds, host, addr, func(ctx context.Context, agent agentpb.AgentClient) error {
+		reply, err := agent.Inspect(ctx, &agentpb.InspectRequest{})
+		used = reply.GetUsed()
+		return err
+	})
+	return used, err
+}
+
 // ask calls the agent by a connection of its own.
 func (s *session) ask(ctx context.Context, do func(context.Context, agentpb.AgentClient) error) error {
-	conn, err := wire.NewClient(s.addr, s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host}), time.Second)
+	return ask(ctx, s.credentials, s.host, s.addr, do)
+}
+
+// ask calls the agent of the host, at addr, by a connection of its own.
+func ask(ctx context.Context, creds *identity.Credentials, host, addr string, do func(context.Context, agentpb.AgentClient) error) error {
+	conn, err := wire.NewClient(addr, creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: host}), time.Second)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	if err := do(ctx, agentpb.NewAgentClient(conn)); err != nil {
-		return &HostError{Host: s.host, Stage: stageReach, Err: errors.New(status.Convert(err).Message())}
+		return &HostError{Host: host, Stage: stageReach, Err: errors.New(status.Convert(err).Message())}
 	}
 	return nil
 }

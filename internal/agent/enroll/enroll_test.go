@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -223,7 +224,7 @@ func TestAgentsAskForThemselves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := back.refresh(within(t), time.Now()); err != nil {
+	if _, err := back.refresh(within(t), nil, time.Now()); err != nil {
 		t.Errorf("it is back with another token: %v", err)
 	}
 }
@@ -255,7 +256,7 @@ func follow(t *testing.T, m *Membership) *follower {
 	ctx, cancel := context.WithCancel(context.Background())
 	var following sync.WaitGroup
 	following.Go(func() {
-		m.Follow(ctx, func(keys [][]byte) error {
+		m.Follow(ctx, func() map[string]uint32 { return map[string]uint32{"run": 2} }, func(keys [][]byte) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.keys = keys
@@ -284,7 +285,7 @@ func TestRenewal(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, before := m.Credentials().Valid()
-	if _, err := m.refresh(within(t), time.Now()); err != nil {
+	if _, err := m.refresh(within(t), nil, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if _, now := m.Credentials().Valid(); !now.Equal(before) {
@@ -294,7 +295,7 @@ func TestRenewal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.refresh(within(t), time.Now().Add(30*time.Second)); err != nil {
+	if _, err := m.refresh(within(t), nil, time.Now().Add(30*time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	now, err := os.ReadFile(m.file(credentialsFile))
@@ -391,6 +392,53 @@ type writer func([]byte)
 func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
 
 // One applicant cannot keep the registrar busy with certificates.
+// TestSeen: the folder says when the agents of hosts have asked, and which slots are used there, and
+// forgets hosts that are no more known. A host that claims too much is only seen.
+func TestSeen(t *testing.T) {
+	s := serve(t, Server{Pause: leastPause})
+	if seen, err := s.dir.Seen(); err != nil || len(seen) > 0 {
+		t.Fatalf("%v, %v", seen, err)
+	}
+	token := s.token(cluster.Grant{Expires: time.Now().Add(time.Hour), Reusable: true})
+	begin := time.Now()
+	for _, host := range []string{"a", "b"} {
+		m, err := Join(within(t), s.config(host, token))
+		if err != nil {
+			t.Fatal(err)
+		}
+		follow(t, m)
+	}
+	var seen map[string]cluster.Seen
+	until(t, "both hosts are seen", func() bool {
+		var err error
+		if seen, err = s.dir.Seen(); err != nil {
+			t.Fatal(err)
+		}
+		return len(seen) == 2
+	})
+	for host, at := range seen {
+		if at.At.Before(begin) || at.Used["run"] != 2 || len(at.Used) != 1 {
+			t.Errorf("%s: %+v", host, at)
+		}
+	}
+	many := map[string]uint32{}
+	for i := range mostRuns + 1 {
+		many[fmt.Sprint(i)] = 1
+	}
+	r := &registrar{Server: Server{Dir: s.dir, Pause: leastPause, Log: quiet()}, seen: map[string]cluster.Seen{"unknown": {}}}
+	r.see(&enrollpb.EnrollRequest{Host: "c", Used: many}, begin)
+	if err := s.dir.Update(func(state *cluster.State) error {
+		state.Issued("c", begin.Add(time.Hour), begin)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r.see(&enrollpb.EnrollRequest{Host: "c", Used: many}, begin.Add(time.Hour))
+	if seen, err := s.dir.Seen(); err != nil || len(seen) != 3 || seen["c"].At.IsZero() || seen["c"].Used != nil {
+		t.Errorf("%v, %v", seen, err)
+	}
+}
+
 func TestRation(t *testing.T) {
 	r := &registrar{Server: Server{Log: quiet()}, recent: map[string]int{}}
 	now := time.Now()

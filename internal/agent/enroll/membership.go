@@ -87,7 +87,7 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
-	if _, err := m.refresh(ctx, time.Now()); err != nil {
+	if _, err := m.refresh(ctx, nil, time.Now()); err != nil {
 		cfg.Log.Warnf("enroll: going on with the keys that are known: %v", err)
 	}
 	return m, nil
@@ -220,9 +220,10 @@ func due(from, until, now time.Time) (renew, late bool) {
 	return age > life/3, age > life/2
 }
 
-// refresh asks the registrar for what is new, and returns whether the keys are.
-func (m *Membership) refresh(ctx context.Context, now time.Time) (changed bool, err error) {
-	q := &enrollpb.EnrollRequest{Host: m.cfg.Host, Ring: m.ring.Version}
+// refresh asks the registrar for what is new, tells it which slots are used, and returns whether the
+// keys are new.
+func (m *Membership) refresh(ctx context.Context, used map[string]uint32, now time.Time) (changed bool, err error) {
+	q := &enrollpb.EnrollRequest{Host: m.cfg.Host, Ring: m.ring.Version, Used: used}
 	from, until := m.creds.Valid()
 	key, err := identity.NewKey()
 	if err != nil {
@@ -252,15 +253,15 @@ func (m *Membership) refresh(ctx context.Context, now time.Time) (changed bool, 
 	return m.ring.Version != before, err
 }
 
-// Follow renews the certificate in time, and calls use with the keys of the gossip whenever they
-// have changed. If the registrar cannot be reached it tries again, and warns after half of the
+// Follow renews the certificate in time, tells the registrar what used returns, the number of slots
+// that have workers by run, and calls use with the keys of the gossip whenever they have changed. If the registrar cannot be reached it tries again, and warns after half of the
 // certificate's life. It blocks until ctx ends.
-func (m *Membership) Follow(ctx context.Context, use func(keys [][]byte) error) {
+func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, use func(keys [][]byte) error) {
 	var warned time.Time
 	retry := firstRetry
 	for ctx.Err() == nil {
 		pause := m.pause
-		changed, err := m.refresh(ctx, time.Now())
+		changed, err := m.refresh(ctx, used(), time.Now())
 		if err == nil && changed {
 			err = use(m.ring.Keys)
 		}

@@ -74,7 +74,7 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	if err != nil {
 		return err
 	}
-	r := &registrar{Server: s, creds: creds, recent: map[string]int{}}
+	r := &registrar{Server: s, creds: creds, recent: map[string]int{}, seen: map[string]cluster.Seen{}}
 	r.audit = audit.NewRecorder(r.record)
 	ln.OnRefused(func(from net.Addr, why error) {
 		r.audit.Add(audit.Record{Who: audit.Who{From: from.String()}, What: "connect", Outcome: audit.Refused(why)})
@@ -85,7 +85,11 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	defer cancel()
 	renewing.Go(func() { s.Dir.Follow(side, creds, 0, func([][]byte) error { return nil }, s.Log) })
 	register := func(to grpc.ServiceRegistrar) { enrollpb.RegisterRegistrarServer(to, r) }
-	if err := wire.Serve(ctx, ln, creds.RegistrarTLS(r.knows), register, func() {}); err != nil {
+	err = wire.Serve(ctx, ln, creds.RegistrarTLS(r.knows), register, func() {})
+	r.mu.Lock()
+	r.writeSeen(time.Now())
+	r.mu.Unlock()
+	if err != nil {
 		return fmt.Errorf("enroll: serving agents: %w", err)
 	}
 	return nil
@@ -99,8 +103,10 @@ type registrar struct {
 	audit *audit.Recorder
 
 	mu     sync.Mutex
-	window time.Time      // when the counts of recent began
-	recent map[string]int // certificates by applicant
+	window time.Time               // when the counts of recent began
+	recent map[string]int          // certificates by applicant
+	seen   map[string]cluster.Seen // hosts that have asked since they were written down
+	wrote  time.Time               // when that was
 }
 
 // knows returns whether the cluster has a token.
@@ -144,6 +150,9 @@ func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enr
 		r.audit.Add(entry)
 		return nil, err
 	}
+	if who.Token == nil {
+		r.see(q, time.Now())
+	}
 	switch {
 	case len(reply.GetCertificate()) > 0:
 		by := "by its certificate"
@@ -157,6 +166,34 @@ func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enr
 		r.audit.Add(entry)
 	}
 	return reply, nil
+}
+
+// mostRuns bounds the runs of which a host tells that they use its slots.
+const mostRuns = 256
+
+// see notes that the agent of a host has asked, and which slots are used there. It is written down
+// at most ten times a pause, for those who list the hosts.
+func (r *registrar) see(q *enrollpb.EnrollRequest, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	seen := cluster.Seen{At: now, Used: q.GetUsed()}
+	if len(seen.Used) > mostRuns {
+		seen.Used = nil
+	}
+	r.seen[q.GetHost()] = seen
+	if now.Sub(r.wrote) < r.Pause/10 {
+		return
+	}
+	r.writeSeen(now)
+}
+
+// writeSeen writes down which hosts have asked; the lock is held.
+func (r *registrar) writeSeen(now time.Time) {
+	if err := r.Dir.AddSeen(r.seen); err != nil {
+		r.Log.Warn(err)
+	}
+	r.wrote = now
+	clear(r.seen)
 }
 
 // record writes a record to the log and to the folder.

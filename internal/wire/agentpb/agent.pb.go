@@ -1622,7 +1622,9 @@ type InspectReply struct {
 	// One for each target: the addresses at which it is reached.
 	Routes []*Routes `protobuf:"bytes,6,rep,name=routes,proto3" json:"routes,omitempty"`
 	// The addresses of the host; without targets.
-	Cards         []*Card `protobuf:"bytes,7,rep,name=cards,proto3" json:"cards,omitempty"`
+	Cards []*Card `protobuf:"bytes,7,rep,name=cards,proto3" json:"cards,omitempty"`
+	// The number of slots that have workers, by run; without targets.
+	Used          map[string]uint32 `protobuf:"bytes,8,rep,name=used,proto3" json:"used,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1702,6 +1704,13 @@ func (x *InspectReply) GetRoutes() []*Routes {
 func (x *InspectReply) GetCards() []*Card {
 	if x != nil {
 		return x.Cards
+	}
+	return nil
+}
+
+func (x *InspectReply) GetUsed() map[string]uint32 {
+	if x != nil {
+		return x.Used
 	}
 	return nil
 }
@@ -1991,7 +2000,7 @@ const file_agent_proto_rawDesc = "" +
 	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
 	"\x06Target\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x1c\n" +
-	"\taddresses\x18\x02 \x03(\tR\taddresses\"\xe4\x01\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\"\xd4\x02\n" +
 	"\fInspectReply\x12\x1b\n" +
 	"\tunix_nano\x18\x01 \x01(\x03R\bunixNano\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
@@ -1999,7 +2008,11 @@ const file_agent_proto_rawDesc = "" +
 	"\tgpu_error\x18\x04 \x01(\tR\bgpuError\x12\x1a\n" +
 	"\bfailures\x18\x05 \x03(\tR\bfailures\x12)\n" +
 	"\x06routes\x18\x06 \x03(\v2\x11.hvdrun.v1.RoutesR\x06routes\x12%\n" +
-	"\x05cards\x18\a \x03(\v2\x0f.hvdrun.v1.CardR\x05cards\"2\n" +
+	"\x05cards\x18\a \x03(\v2\x0f.hvdrun.v1.CardR\x05cards\x125\n" +
+	"\x04used\x18\b \x03(\v2!.hvdrun.v1.InspectReply.UsedEntryR\x04used\x1a7\n" +
+	"\tUsedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"2\n" +
 	"\x06Routes\x12(\n" +
 	"\x06routes\x18\x01 \x03(\v2\x10.hvdrun.v1.RouteR\x06routes\"j\n" +
 	"\x05Route\x12\x18\n" +
@@ -2027,7 +2040,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_agent_proto_goTypes = []any{
 	(*ProbeRequest)(nil),   // 0: hvdrun.v1.ProbeRequest
 	(*ProbeReply)(nil),     // 1: hvdrun.v1.ProbeReply
@@ -2054,6 +2067,7 @@ var file_agent_proto_goTypes = []any{
 	(*Routes)(nil),         // 22: hvdrun.v1.Routes
 	(*Route)(nil),          // 23: hvdrun.v1.Route
 	(*Card)(nil),           // 24: hvdrun.v1.Card
+	nil,                    // 25: hvdrun.v1.InspectReply.UsedEntry
 }
 var file_agent_proto_depIdxs = []int32{
 	3,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -2075,19 +2089,20 @@ var file_agent_proto_depIdxs = []int32{
 	20, // 16: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
 	22, // 17: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
 	24, // 18: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
-	23, // 19: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
-	24, // 20: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
-	2,  // 21: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	19, // 22: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	0,  // 23: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
-	11, // 24: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	21, // 25: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	1,  // 26: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
-	24, // [24:27] is the sub-list for method output_type
-	21, // [21:24] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	25, // 19: hvdrun.v1.InspectReply.used:type_name -> hvdrun.v1.InspectReply.UsedEntry
+	23, // 20: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
+	24, // 21: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
+	2,  // 22: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	19, // 23: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	0,  // 24: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
+	11, // 25: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	21, // 26: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	1,  // 27: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
+	25, // [25:28] is the sub-list for method output_type
+	22, // [22:25] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -2120,7 +2135,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,7 +31,9 @@ type EnrollRequest struct {
 	// PKCS #10, DER: of the key that is to be certified. Empty: no certificate is wanted.
 	Request []byte `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// The version of the gossip keys that the agent uses. 0: it has none.
-	Ring          uint64 `protobuf:"varint,3,opt,name=ring,proto3" json:"ring,omitempty"`
+	Ring uint64 `protobuf:"varint,3,opt,name=ring,proto3" json:"ring,omitempty"`
+	// The number of slots of the host that have workers, by run. It is told for lists of hosts alone.
+	Used          map[string]uint32 `protobuf:"bytes,4,rep,name=used,proto3" json:"used,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -85,6 +87,13 @@ func (x *EnrollRequest) GetRing() uint64 {
 		return x.Ring
 	}
 	return 0
+}
+
+func (x *EnrollRequest) GetUsed() map[string]uint32 {
+	if x != nil {
+		return x.Used
+	}
+	return nil
 }
 
 type EnrollReply struct {
@@ -170,11 +179,15 @@ var File_enroll_proto protoreflect.FileDescriptor
 
 const file_enroll_proto_rawDesc = "" +
 	"\n" +
-	"\fenroll.proto\x12\thvdrun.v1\"Q\n" +
+	"\fenroll.proto\x12\thvdrun.v1\"\xc2\x01\n" +
 	"\rEnrollRequest\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\fR\arequest\x12\x12\n" +
-	"\x04ring\x18\x03 \x01(\x04R\x04ring\"\x90\x01\n" +
+	"\x04ring\x18\x03 \x01(\x04R\x04ring\x126\n" +
+	"\x04used\x18\x04 \x03(\v2\".hvdrun.v1.EnrollRequest.UsedEntryR\x04used\x1a7\n" +
+	"\tUsedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x90\x01\n" +
 	"\vEnrollReply\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x1c\n" +
 	"\tauthority\x18\x02 \x01(\fR\tauthority\x12\x12\n" +
@@ -196,19 +209,21 @@ func file_enroll_proto_rawDescGZIP() []byte {
 	return file_enroll_proto_rawDescData
 }
 
-var file_enroll_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_enroll_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_enroll_proto_goTypes = []any{
 	(*EnrollRequest)(nil), // 0: hvdrun.v1.EnrollRequest
 	(*EnrollReply)(nil),   // 1: hvdrun.v1.EnrollReply
+	nil,                   // 2: hvdrun.v1.EnrollRequest.UsedEntry
 }
 var file_enroll_proto_depIdxs = []int32{
-	0, // 0: hvdrun.v1.Registrar.Enroll:input_type -> hvdrun.v1.EnrollRequest
-	1, // 1: hvdrun.v1.Registrar.Enroll:output_type -> hvdrun.v1.EnrollReply
-	1, // [1:2] is the sub-list for method output_type
-	0, // [0:1] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	2, // 0: hvdrun.v1.EnrollRequest.used:type_name -> hvdrun.v1.EnrollRequest.UsedEntry
+	0, // 1: hvdrun.v1.Registrar.Enroll:input_type -> hvdrun.v1.EnrollRequest
+	1, // 2: hvdrun.v1.Registrar.Enroll:output_type -> hvdrun.v1.EnrollReply
+	2, // [2:3] is the sub-list for method output_type
+	1, // [1:2] is the sub-list for method input_type
+	1, // [1:1] is the sub-list for extension type_name
+	1, // [1:1] is the sub-list for extension extendee
+	0, // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_enroll_proto_init() }
@@ -222,7 +237,7 @@ func file_enroll_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_enroll_proto_rawDesc), len(file_enroll_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
 	"github.com/hvdrun/hvdrun/internal/agent/enroll"
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -230,9 +231,10 @@ expires, or hvdrun cluster remove.`,
 func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Duration) error {
 	err := dir.Update(func(s *cluster.State) error {
 		if !s.BeginRotation(time.Now()) {
-			fmt.Fprintf(p.Stdout, "going on where the last rotation stopped: %s\n", s.Ring.Phase)
+			fmt.Fprintln(p.Stdout, "going on where the last rotation stopped")
 		}
 		fmt.Fprintf(p.Stdout, "each of three steps takes %v at least (--hold), and until all hosts ask for their keys again\n", hold)
+		fmt.Fprintln(p.Stdout, stepText(s.Ring.Phase))
 		return nil
 	})
 	look := time.NewTicker(rotateLook)
@@ -249,10 +251,10 @@ func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Dur
 			fmt.Fprintln(p.Stdout, "the key of the gossip is replaced")
 			return nil
 		case advanced:
-			fmt.Fprintf(p.Stdout, "%s\n", phase)
+			fmt.Fprintln(p.Stdout, stepText(phase))
 		case time.Since(told) > rotateTell && len(waiting) > 0:
 			told = time.Now()
-			fmt.Fprintf(p.Stdout, "%s: waiting until these hosts have the keys: %s\n", phase, cli.EscapeCell(someOf(waiting)))
+			fmt.Fprintf(p.Stdout, "%s: waiting for %s to take the keys: %s\n", stepText(phase), show.Plural(len(waiting), "host"), cli.EscapeCell(someOf(waiting)))
 		}
 		select {
 		case <-ctx.Done():
@@ -265,6 +267,12 @@ func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Dur
 		}
 	}
 	return err
+}
+
+// stepText names a phase of a rotation, and how many there are.
+func stepText(phase cluster.Phase) string {
+	n := 1 + slices.Index([]cluster.Phase{cluster.Adding, cluster.Switching, cluster.Removing}, phase)
+	return fmt.Sprintf("step %d of 3, %s", n, phase)
 }
 
 // rotationStep looks whether the rotation can go on, and continues it if it can. Nothing is written
@@ -299,8 +307,10 @@ func someOf(names []string) string {
 
 func clusterHostsCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
-		Use:                   "hosts DIR",
-		Short:                 "List the hosts that have a certificate",
+		Use:   "hosts DIR",
+		Short: "List the hosts that have a certificate",
+		Long: `hosts lists the hosts that have a certificate. While hvdrun cluster serve runs, each running agent asks it twice a minute:
+LAST SEEN is when it last has, USED how many slots of the host had workers then, and RUN of which runs.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -312,8 +322,12 @@ func clusterHostsCommand(p *cli.Program) *cobra.Command {
 			if err != nil {
 				return cli.Failed(err)
 			}
+			seen, err := dir.Seen()
+			if err != nil {
+				return cli.Failed(err)
+			}
 			w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "HOST\tCERTIFICATE UNTIL\tGOSSIP KEYS")
+			fmt.Fprintln(w, "HOST\tCERTIFICATE UNTIL\tLAST SEEN\tUSED\tRUN\tGOSSIP KEYS")
 			for _, name := range slices.Sorted(maps.Keys(state.Hosts)) {
 				h := state.Hosts[name]
 				keys := "current"
@@ -323,7 +337,12 @@ func clusterHostsCommand(p *cli.Program) *cobra.Command {
 				case h.Ring != state.Ring.Version:
 					keys = "old"
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\n", cli.EscapeCell(name), h.Expires.Format(time.RFC3339), keys)
+				last, used, runs := "never", "-", "-"
+				if s, ok := seen[name]; ok {
+					last = s.At.UTC().Format(time.RFC3339)
+					used, runs = show.Used(s.Used)
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", cli.EscapeCell(name), h.Expires.UTC().Format(time.RFC3339), last, used, runs, keys)
 			}
 			if err := w.Flush(); err != nil {
 				return cli.Failed(err)

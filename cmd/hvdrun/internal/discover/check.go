@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -35,7 +36,8 @@ func checkCommand(p *cli.Program) *cobra.Command {
 		Short: "Check whether workers can be started on all hosts, and print a table",
 		Long: `check asks the source of hosts once, as a job with the same flags would, starts an agent on each host the way a job would
 (through ssh, or on this machine; where a cluster's agent runs, it takes that), and prints for each host whether that
-went well, how far its clock is off, which hvdrun runs there, its GPUs, and how many of the other hosts it reaches.
+went well, how far its clock is off, which hvdrun runs there, its GPUs, how many of its slots have workers and of which run, and
+how many of the other hosts it reaches.
 Where it reaches another host at several addresses, a line names them, with the interfaces, the speeds of their links where
 these are known, and the round trip: workers measure them and use the fastest (see --network-interfaces).
 
@@ -69,6 +71,8 @@ type checked struct {
 	Offset  float64 `json:"offset"`
 	Version string  `json:"version"`
 	GPUs    int     `json:"gpus"`
+	// Used is the number of its slots that have workers, by run.
+	Used map[string]uint32 `json:"used,omitempty"`
 	// Reaches counts the other hosts whose agents it has reached.
 	Reaches  int      `json:"reaches"`
 	Problems []string `json:"problems"`
@@ -172,6 +176,7 @@ func (c *checked) inspect(ctx context.Context, agents *client.Agents) {
 	}
 	c.ok, c.in = true, in
 	c.Took, c.Offset, c.Version, c.GPUs = time.Since(begin).Seconds(), in.Offset.Seconds(), in.Version, in.GPUs
+	c.Used = in.Used
 	if in.Offset.Abs() > maxOffset {
 		c.problem("its clock is off by %v", in.Offset.Round(time.Second))
 	}
@@ -213,11 +218,11 @@ func (c *checked) reach(ctx context.Context, agents *client.Agents, all []*check
 
 func printChecked(p *cli.Program, all []*checked) error {
 	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "HOST\tSLOTS\tLOCAL\tAGENT\tCLOCK\tVERSION\tGPUS\tREACHES")
+	fmt.Fprintln(w, "HOST\tSLOTS\tLOCAL\tAGENT\tCLOCK\tVERSION\tGPUS\tUSED\tRUN\tREACHES")
 	for _, c := range all {
 		local := map[bool]string{true: "yes", false: "no"}[c.Local]
 		if !c.ok {
-			fmt.Fprintf(w, "%s\t%d\t%s\tnone\t-\t-\t-\t-\n", cli.EscapeCell(c.Host), c.Slots, local)
+			fmt.Fprintf(w, "%s\t%d\t%s\tnone\t-\t-\t-\t-\t-\t-\n", cli.EscapeCell(c.Host), c.Slots, local)
 			continue
 		}
 		name, _, _ := strings.Cut(c.Version, " ")
@@ -225,8 +230,9 @@ func printChecked(p *cli.Program, all []*checked) error {
 		if c.in.GPUError != "" {
 			gpus = "?"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%.2fs\t%+.1fms\t%s\t%s\t%d of %d\n",
-			cli.EscapeCell(c.Host), c.Slots, local, c.Took, 1000*c.Offset, cli.EscapeCell(name), gpus, c.Reaches, len(all)-1)
+		used, runs := show.Used(c.Used)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%.2fs\t%+.1fms\t%s\t%s\t%s\t%s\t%d of %d\n",
+			cli.EscapeCell(c.Host), c.Slots, local, c.Took, 1000*c.Offset, cli.EscapeCell(name), gpus, used, runs, c.Reaches, len(all)-1)
 	}
 	if err := w.Flush(); err != nil {
 		return err

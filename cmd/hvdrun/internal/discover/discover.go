@@ -6,13 +6,19 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"sync"
 	"text/tabwriter"
+	"time"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
+	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
@@ -29,7 +35,8 @@ func discoverCommand(p *cli.Program) *cobra.Command {
 		Use:   "discover [flags]",
 		Short: "Print the hosts that the sources find, or test a source",
 		Long: `discover asks the source of hosts once, as a job with the same flags would, and prints the hosts in the order in which
-their ranks are given out. It exits with 6 if the source fails.
+their ranks are given out. Of hosts with an agent it also says how many slots have workers (USED), and of which runs, with the
+number of slots of each where there are several. It exits with 6 if the source fails.
 
 With --watch it goes on until it is stopped, and prints each change and each failure as a job would learn of it. With
 --verify it tests whether the source does what a job counts on, prints a line for each promise, and exits with 1 if one
@@ -77,6 +84,8 @@ type understoodHost struct {
 	Agent bool `json:"agent,omitempty"`
 	// Draining is left out where it is false.
 	Draining bool `json:"draining,omitempty"`
+	// Used is the number of its slots that have workers, by run, as its agent says; nil: unknown.
+	Used map[string]uint32 `json:"used,omitempty"`
 }
 
 // understand returns what is known of the hosts. It resolves their names; where ctx ends meanwhile
@@ -92,10 +101,41 @@ func understand(ctx context.Context, s *settings.Settings, hosts []plan.Host) (u
 		if s.Cluster.Source != nil {
 			_, agent = hostsource.FindAgent(s, h.Name)
 		}
-		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, local[i], agent, h.Draining})
+		found.Hosts = append(found.Hosts, understoodHost{Host: h.Name, Slots: h.Slots, Local: local[i], Agent: agent, Draining: h.Draining})
 		found.Slots += h.Slots
 	}
 	return found, nil
+}
+
+// usedPatience bounds how long the agents are waited for to say which of their slots are used.
+const usedPatience = 3 * time.Second
+
+// askUsed asks the agents of the hosts, all at the same time, which of their slots are used.
+func askUsed(ctx context.Context, s *settings.Settings, hosts []understoodHost, log logrus.FieldLogger) {
+	ctx, cancel := context.WithTimeout(ctx, usedPatience)
+	defer cancel()
+	var asking sync.WaitGroup
+	for i := range hosts {
+		h := &hosts[i]
+		addr, ok := "", h.Agent
+		if ok {
+			addr, ok = hostsource.FindAgent(s, h.Host)
+		}
+		if !ok {
+			continue
+		}
+		asking.Go(func() {
+			used, err := client.Used(ctx, s.Cluster.Credentials, h.Host, addr)
+			if err != nil {
+				log.Warnf("which slots of host %s are used is not known: %v", h.Host, err)
+				return
+			}
+			if h.Used = used; used == nil {
+				h.Used = map[string]uint32{}
+			}
+		})
+	}
+	asking.Wait()
 }
 
 func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {
@@ -103,7 +143,9 @@ func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON 
 	if err != nil {
 		return err
 	}
-	source, closeSource, err := hostsource.Open(s, fixed, settings.Logger(p, s))
+	s.RunID = driver.NewRunID() // as which the agents are asked
+	log := settings.Logger(p, s)
+	source, closeSource, err := hostsource.Open(s, fixed, log)
 	if err != nil {
 		return err
 	}
@@ -119,6 +161,7 @@ func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON 
 	if err != nil {
 		return cli.Failed(err)
 	}
+	askUsed(ctx, s, found.Hosts, log)
 	if err := printHosts(p, found, asJSON); err != nil {
 		return cli.Failed(err)
 	}
@@ -129,12 +172,24 @@ func printHosts(p *cli.Program, found understood, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(p.Stdout).Encode(found)
 	}
+	agents := slices.ContainsFunc(found.Hosts, func(h understoodHost) bool { return h.Agent })
 	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "HOST\tSLOTS\tLOCAL")
+	header := "HOST\tSLOTS\tLOCAL"
+	if agents { // others do not say
+		header += "\tUSED\tRUN"
+	}
+	fmt.Fprintln(w, header)
 	for _, h := range found.Hosts {
 		local := map[bool]string{true: "yes", false: "no"}[h.Local]
 		if h.Agent {
 			local = "agent"
+		}
+		switch {
+		case agents && h.Used == nil:
+			local += "\t-\t-"
+		case agents:
+			used, runs := show.Used(h.Used)
+			local += "\t" + used + "\t" + runs
 		}
 		if h.Draining {
 			local += "\tdraining"

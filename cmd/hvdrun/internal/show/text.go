@@ -4,6 +4,8 @@ package show
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -71,6 +73,23 @@ func FiguresText(all []job.Figure) string {
 		fmt.Fprintf(&b, "%s %.6g", f.Name, f.Value)
 	}
 	return b.String()
+}
+
+// Used is two cells of a table of hosts: how many slots have workers, and of which runs, by the
+// number of slots that each run has. Where all are of one run it stands alone.
+func Used(used map[string]uint32) (slots, runs string) {
+	total, words := uint64(0), []string{}
+	for _, run := range slices.Sorted(maps.Keys(used)) {
+		total += uint64(used[run])
+		words = append(words, fmt.Sprintf("%s:%d", cli.EscapeCell(run), used[run]))
+	}
+	switch len(words) {
+	case 0:
+		return "0", "-"
+	case 1:
+		return fmt.Sprint(total), cli.EscapeCell(slices.Collect(maps.Keys(used))[0])
+	}
+	return fmt.Sprint(total), strings.Join(words, ",")
 }
 
 // Bytes is a size in KiB, MiB or GiB.
