@@ -2,10 +2,17 @@ package torchrun
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
+	"io"
 	"net"
+	"os"
+	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/sirupsen/logrus"
@@ -86,6 +93,71 @@ func TestTorchrunIsThere(t *testing.T) {
 		s := &Static{Node: 1, Nodes: 2, Addr: addr, Peers: peers, Log: discard()}
 		if _, err := s.Next(t.Context(), false); !errors.Is(err, errTorch) {
 			t.Errorf("static, %s: %v", name, err)
+		}
+	}
+}
+
+// otherProgram is an address at which a program listens that takes connections and answers nothing.
+func otherProgram(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	f, err := ln.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() // and ln's end: cat alone has the port then
+	cat := exec.Command("cat")
+	cat.ExtraFiles = []*os.File{f}
+	end, err := cat.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cat.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		end.Close()
+		_ = cat.Wait()
+	})
+	return ln.Addr().String()
+}
+
+// TestOtherProgramIsThere: where another program of this machine has the endpoint, a node says so
+// and does not try again, whether its agents have a key or not.
+func TestOtherProgramIsThere(t *testing.T) {
+	addr := otherProgram(t)
+	want := regexp.MustCompile(`^torchrun: ` + addr + ` is in use by another program of this machine, process \d+ \(cat\): choose another port`)
+	for name, key := range keys {
+		peers, err := NewPeers(key, "run", "", discard())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := peers.Meet(t.Context(), addr, false); err == nil || !want.MatchString(err.Error()) {
+			t.Errorf("c10d, %s: %v", name, err)
+		}
+		s := &Static{Node: 1, Nodes: 2, Addr: addr, Peers: peers, Log: discard()}
+		if _, err := s.Next(t.Context(), false); err == nil || !want.MatchString(err.Error()) {
+			t.Errorf("static, %s: %v", name, err)
+		}
+	}
+	// This program's own port may be that of an agent.
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if err := inUse(t.Context(), ln.Addr().String()); err != nil {
+		t.Error(err)
+	}
+	for err, other := range map[error]bool{
+		io.EOF: false, syscall.ECONNRESET: false, errSilentStore: true, fmt.Errorf("x: %w", errOtherProgram): true, tls.RecordHeaderError{}: true,
+	} {
+		if isOther(err) != other {
+			t.Errorf("%v: %v", err, !other)
 		}
 	}
 }

@@ -79,19 +79,24 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 			s.Log.Debugf("torchrun: %v", err)
 		}
 	}
+	if s.Node != 0 {
+		if err := inUse(ctx, s.Addr); err != nil {
+			return Round{}, err
+		}
+	}
 	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
 	var others strangers
 	for {
 		r, err := s.arrive(ctx)
-		torch := false
+		final := false
 		if err != nil && s.Node != 0 && !errors.Is(err, ErrClosed) {
-			err, torch = others.who(ctx, s.Addr, err)
+			err, final = others.who(ctx, s.Addr, err)
 		}
 		switch {
 		case err == nil:
 			s.watch()
 			return r, nil
-		case torch:
+		case final:
 			return Round{}, err
 		case ctx.Err() != nil:
 			return Round{}, context.Cause(ctx)

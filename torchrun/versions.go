@@ -295,6 +295,9 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 		p.answer(leaderIs.of(0), s.told, new(sync.WaitGroup))
 		return s, end, nil
 	}
+	if err := inUse(ctx, addr); err != nil {
+		return nil, nil, err
+	}
 	r := &remoteStore{peers: p, addr: addr}
 	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
 	var others strangers
@@ -303,8 +306,8 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 		if err == nil {
 			break
 		}
-		err, torch := others.who(ctx, addr, err)
-		if torch {
+		err, final := others.who(ctx, addr, err)
+		if final {
 			r.close()
 			return nil, nil, err
 		}

@@ -10,7 +10,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // ErrStranger is returned by PeerBelow for a connection of another process.
@@ -28,7 +30,7 @@ func PeerBelow(conn net.Conn, root int) error {
 	if !ok1 || !ok2 {
 		return ErrStranger
 	}
-	inode, err := inodeOf(remote.AddrPort(), local.AddrPort())
+	inode, err := inodeOf(connection(remote.AddrPort(), local.AddrPort()))
 	if err != nil {
 		return err
 	}
@@ -77,8 +79,51 @@ func holds(pid int, link string) bool {
 	return false
 }
 
-// inodeOf returns the number of the socket of this machine with those ends.
-func inodeOf(near, far netip.AddrPort) (string, error) {
+// Listener returns the process of this machine, and the name of its program's file, that listens at
+// a TCP address, or at all addresses with its port; 0 if there is none, or this process may not look
+// at it. It reads /proc.
+func Listener(addr netip.AddrPort) (pid int, program string) {
+	inode, err := inodeOf(listening(addr))
+	if err != nil {
+		return 0, ""
+	}
+	for _, pid := range processIDs() {
+		if holds(pid, "socket:["+inode+"]") {
+			return pid, Program(pid)
+		}
+	}
+	return 0, ""
+}
+
+// Program returns the name of the file of a process's program; empty if it is unknown.
+func Program(pid int) string {
+	path, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(strings.TrimSuffix(path, " (deleted)"))
+}
+
+// wanted selects a socket by its ends and its state in /proc/net/tcp.
+type wanted func(near, far netip.AddrPort, state string) bool
+
+// connection selects the socket with these ends.
+func connection(near, far netip.AddrPort) wanted {
+	near, far = unmapped(near), unmapped(far)
+	return func(a, b netip.AddrPort, _ string) bool { return a == near && b == far }
+}
+
+// listening selects a socket that listens at the address, or at all addresses with its port.
+func listening(addr netip.AddrPort) wanted {
+	const listens = "0A"
+	addr = unmapped(addr)
+	return func(near, _ netip.AddrPort, state string) bool {
+		return state == listens && near.Port() == addr.Port() && (near.Addr() == addr.Addr() || near.Addr().IsUnspecified())
+	}
+}
+
+// inodeOf returns the number of the socket of this machine that is wanted.
+func inodeOf(is wanted) (string, error) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		f, err := os.Open("/proc/self/net/" + table)
 		if errors.Is(err, os.ErrNotExist) {
@@ -87,7 +132,7 @@ func inodeOf(near, far netip.AddrPort) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("proc: %w", err)
 		}
-		inode := findInode(f, near, far)
+		inode := findInode(f, is)
 		f.Close()
 		if inode != "" {
 			return inode, nil
@@ -97,17 +142,18 @@ func inodeOf(near, far netip.AddrPort) (string, error) {
 }
 
 // findInode reads lines as "sl local rem st tx:rx tr:when retrnsmt uid timeout inode …".
-func findInode(table *os.File, near, far netip.AddrPort) string {
+func findInode(table *os.File, is wanted) string {
 	lines := bufio.NewScanner(table)
 	for lines.Scan() {
 		fields := bytes.Fields(lines.Bytes())
 		if len(fields) < 10 || len(fields[1]) < 13 {
 			continue
 		}
-		if a, ok := parseEnd(fields[1]); !ok || a != unmapped(near) {
+		near, ok := parseEnd(fields[1])
+		if !ok {
 			continue
 		}
-		if b, ok := parseEnd(fields[2]); ok && b == unmapped(far) && string(fields[9]) != "0" {
+		if far, ok := parseEnd(fields[2]); ok && string(fields[9]) != "0" && is(near, far, string(fields[3])) {
 			return string(fields[9])
 		}
 	}

@@ -76,6 +76,8 @@ func TestFindInode(t *testing.T) {
    2: 0000000000000000FFFF00000100007F:A002 0000000000000000FFFF00000100007F:1F90 01 0:0 0:0 0  1000 0 33 1
    3: 00000000000000000000000001000000:A003 00000000000000000000000001000000:1F90 01 0:0 0:0 0  1000 0 44 1
    4: 0100007F:A004 0100007F:1F90 06 0:0 0:0 0  0 0 0 1
+   5: 0100007F:1F90 00000000:0000 0A 0:0 0:0 0  0 0 55 1
+   6: 00000000000000000000000000000000:1F91 00000000000000000000000000000000:0000 0A 0:0 0:0 0  0 0 66 1
 `
 	path := t.TempDir() + "/tcp"
 	if err := os.WriteFile(path, []byte(rows), 0o600); err != nil {
@@ -92,11 +94,38 @@ func TestFindInode(t *testing.T) {
 		if strings.HasPrefix(from, "[") {
 			to = "[::1]:8080"
 		}
-		got := findInode(f, addrPort(t, from), addrPort(t, to))
+		got := findInode(f, connection(addrPort(t, from), addrPort(t, to)))
 		f.Close()
 		if got != want {
 			t.Errorf("%s: %q, want %q", from, got, want)
 		}
+	}
+	for at, want := range map[string]string{"127.0.0.1:8080": "55", "127.0.0.2:8080": "", "127.0.0.2:8081": "66", "[::1]:8081": "66", "127.0.0.1:40961": ""} {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := findInode(f, listening(addrPort(t, at)))
+		f.Close()
+		if got != want {
+			t.Errorf("who listens at %s: %q, want %q", at, got, want)
+		}
+	}
+}
+
+// TestListener: the process is found that listens at an address, and the name of its program.
+func TestListener(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := addrPort(t, ln.Addr().String())
+	if pid, program := Listener(at); pid != os.Getpid() || program != Program(os.Getpid()) || program == "" {
+		t.Errorf("process %d, %q", pid, program)
+	}
+	ln.Close()
+	if pid, _ := Listener(at); pid != 0 {
+		t.Errorf("process %d listens, and it has ended that", pid)
 	}
 }
 

@@ -2,6 +2,9 @@ package torchrun
 
 import (
 	"io"
+	"net"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -175,5 +178,43 @@ func TestTorchrunStoreAddrs(t *testing.T) {
 		if got := f.storeAddrs(left[1:]); !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", line, got, want)
 		}
+	}
+}
+
+// TestTorchrunPortInUse: where another program of this machine has the endpoint, it is said at once.
+func TestTorchrunPortInUse(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	held, err := ln.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	cat := exec.Command("cat") // has the port from here on, and never answers
+	cat.ExtraFiles = []*os.File{held}
+	end, err := cat.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cat.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cat.Wait()
+	defer end.Close()
+	held.Close()
+	ln.Close()
+	f, _, err := torchCommand(t, nil, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", ln.Addr().String(), "a.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	home := t.TempDir()
+	err = f.meet(t.Context(), []string{"HOME=" + home}, &torchrun.Config{RunID: "run", Backend: "c10d", Log: log})
+	if err == nil || !strings.Contains(err.Error(), "is in use by another program of this machine, process ") {
+		t.Error(err)
 	}
 }
