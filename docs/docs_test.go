@@ -409,6 +409,15 @@ func TestFlags(t *testing.T) {
 	var takeAll func(path ...string)
 	takeAll = func(path ...string) {
 		text := help(path...)
+		if len(path) == 0 {
+			for _, topic := range []string{"flags", "commands"} {
+				out, err := s.command(t, "bin/hvdrun", "help", topic).Output()
+				if err != nil {
+					t.Fatalf("hvdrun help %s: %v", topic, err)
+				}
+				text += string(out)
+			}
+		}
 		take(text)
 		for _, m := range helpName.FindAllStringSubmatch(text, -1) {
 			takeAll(append(slices.Clone(path), m[1])...)

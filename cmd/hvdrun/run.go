@@ -138,7 +138,9 @@ func execute(ctx context.Context, p *cli.Program, args []string) error {
 	root.InitDefaultCompletionCmd()
 	subcommands := []string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}
 	for _, c := range root.Commands() {
-		subcommands = append(subcommands, c.Name())
+		if !c.IsAdditionalHelpTopicCommand() {
+			subcommands = append(subcommands, c.Name())
+		}
 	}
 	if len(args) > 0 && args[0] == "run" && !isProgram(p, "run") {
 		args = args[1:] // as docker and podman have it
@@ -216,7 +218,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 				command = s.Command
 			}
 			if len(command) == 0 {
-				return errors.New("no command to run\nusage: " + usage + "\n`hvdrun --help` has examples, and lists the flags and the other commands")
+				return errors.New("no command to run\nusage: " + usage + "\n`hvdrun --help` has examples and names the other commands; `hvdrun help flags` lists the flags")
 			}
 			return jobrun.Run(cmd.Context(), p, &s, command, nil)
 		},

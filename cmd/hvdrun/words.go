@@ -46,7 +46,7 @@ func isCommandOf(c *cobra.Command, name string) bool {
 // namesOf are the subcommands of a command that its help shows.
 func namesOf(c *cobra.Command) (names []string) {
 	for _, sub := range c.Commands() {
-		if !sub.Hidden {
+		if !sub.Hidden && !sub.IsAdditionalHelpTopicCommand() {
 			names = append(names, sub.Name())
 		}
 	}

@@ -133,9 +133,9 @@ func (p *prover) run(ctx context.Context) (err error) {
 	if p.programs, err = p.build(ctx); err != nil {
 		return errors.Join(err, os.RemoveAll(p.dir))
 	}
-	help, err := exec.CommandContext(ctx, p.programs.Hvdrun, "--help").CombinedOutput()
+	help, err := exec.CommandContext(ctx, p.programs.Hvdrun, "help", "flags").CombinedOutput()
 	if err != nil {
-		return errors.Join(fmt.Errorf("hvdrun --help: %w: %s", err, help), os.RemoveAll(p.dir))
+		return errors.Join(fmt.Errorf("hvdrun help flags: %w: %s", err, help), os.RemoveAll(p.dir))
 	}
 	p.help = string(help)
 	p.tally.began = time.Now()

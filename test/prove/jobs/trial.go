@@ -23,7 +23,7 @@ type trial struct {
 	can
 	place
 	programs follow.Programs
-	help     string // output of hvdrun --help
+	help     string // output of hvdrun help flags
 	dir      string
 	keep     bool // the case's files, though it has not failed
 	dice     *rand.Rand

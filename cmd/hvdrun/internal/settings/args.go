@@ -187,7 +187,7 @@ func unknownFlag(word, name string) error {
 	if like := nearest(name); like != "" {
 		return fmt.Errorf("unknown flag %s; did you mean %s?", written, flagName(like))
 	}
-	return fmt.Errorf("unknown flag %s; `hvdrun help` lists the flags", written)
+	return fmt.Errorf("unknown flag %s; `hvdrun help flags` lists the flags", written)
 }
 
 // nearest returns the setting of a job that name abbreviates or nearly spells, or "".

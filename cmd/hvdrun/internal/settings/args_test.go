@@ -68,8 +68,8 @@ func TestNormalizeRefuses(t *testing.T) {
 	for _, c := range []struct{ in, message string }{
 		{"--min-mp 2 t", "unknown flag --min-mp; did you mean --min-np?"},
 		{"--elastic 5 t", "unknown flag --elastic; did you mean --elastic-timeout?"},
-		{"--zebra=5 t", "unknown flag --zebra; `hvdrun help` lists the flags"},
-		{"-Z t", "unknown flag -Z; `hvdrun help`"},
+		{"--zebra=5 t", "unknown flag --zebra; `hvdrun help flags` lists the flags"},
+		{"-Z t", "unknown flag -Z; `hvdrun help flags`"},
 		{"-x A=1 t", "-x of mpirun is not taken: the variables"},
 		{"--env A=1 t", "--env of mpirun is not taken"},
 		{"-np 2 --bind-to core t", "--bind-to of mpirun is not taken: workers are not bound"},

@@ -15,7 +15,7 @@ import (
 // helpWidth is the number of columns of the help.
 const helpWidth = 80
 
-// Notes is the annotation of a command for what its help says after the flags.
+// Notes is the annotation of hvdrun for what its help says after the flags.
 const Notes = "notes"
 
 const helpTemplate = `{{fill (or .Long .Short)}}
@@ -31,25 +31,115 @@ Examples:
 
 {{commandGroups .}}{{end}}{{if .HasAvailableLocalFlags}}
 
-{{flagSections .LocalFlags}}{{end}}{{with .Annotations.notes}}
-
-{{fill .}}{{end}}{{if .HasAvailableSubCommands}}
+{{flagSections .LocalFlags}}{{end}}{{if .HasAvailableSubCommands}}
 
 Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
 `
 
+// firstScreen is the usage of hvdrun itself, which fits a terminal. The topics have the rest.
+const firstScreen = `Usage:
+  {{.UseLine}}
+  {{.CommandPath}} [command]
+
+Examples:
+{{.Example}}
+
+Flags:
+{{firstFlags .LocalFlags}}
+
+Commands:
+{{commandNames .}}
+
+{{.CommandPath}} help flags       all flags, and how variables and files set them
+{{.CommandPath}} help commands    what each command does
+{{.CommandPath}} COMMAND --help   the flags and examples of a command
+`
+
 var addHelpFuncs = sync.OnceFunc(func() {
+	cobra.AddTemplateFunc("firstFlags", firstFlags)
+	cobra.AddTemplateFunc("commandNames", commandNames)
 	cobra.AddTemplateFunc("fill", fill)
 	cobra.AddTemplateFunc("commandGroups", commandGroups)
 	cobra.AddTemplateFunc("flagSections", flagSections)
 })
 
-// ShapeHelp makes the help of a command, and of its subcommands, fit a terminal of 80 columns, with
-// the flags by the sections of the file.
+// ShapeHelp makes the help of a command, and of its subcommands, fit a terminal of 80 columns. That
+// of root is one screen; two topics, flags and commands, have the rest of it: the flags by the
+// sections of the file with the notes, and the commands by groups.
 func ShapeHelp(root *cobra.Command) {
 	addHelpFuncs()
 	root.SetHelpTemplate(helpTemplate)
-	root.SetUsageTemplate(usageTemplate)
+	root.SetUsageTemplate("{{if .HasParent}}" + usageTemplate + "{{else}}" + firstScreen + "{{end}}")
+	addTopic(root, "flags", func() string {
+		root.InitDefaultHelpFlag()
+		root.InitDefaultVersionFlag()
+		return flagSections(root.LocalFlags()) + "\n\n" + fill(root.Annotations[Notes])
+	})
+	addTopic(root, "commands", func() string {
+		return commandGroups(root) + "\n\n" + fill(root.CommandPath()+" COMMAND --help has the flags and examples of a command.")
+	})
+}
+
+// addTopic adds what help shows by the name of a topic. A program of that name is still run: a topic
+// is no command.
+func addTopic(root *cobra.Command, name string, text func() string) {
+	topic := &cobra.Command{Use: name}
+	topic.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), text()) })
+	root.AddCommand(topic)
+}
+
+// firstFlags lists the flags of the first screen.
+func firstFlags(fs *pflag.FlagSet) string {
+	first := pflag.NewFlagSet("", pflag.ContinueOnError)
+	first.SortFlags = false
+	fs.VisitAll(func(f *pflag.Flag) {
+		if text, ok := f.Value.(*flagText); ok && text.setting.first != "" {
+			g := *f
+			g.Usage = text.setting.first
+			first.AddFlag(&g)
+		}
+	})
+	return strings.TrimRight(flagLines(first), "\n")
+}
+
+// commandNames lists the names of a command's subcommands, a line for each group.
+func commandNames(c *cobra.Command) string {
+	width := 0
+	for _, g := range c.Groups() {
+		width = max(width, len(g.Title))
+	}
+	var b strings.Builder
+	for _, g := range c.Groups() {
+		var names []string
+		for _, sub := range c.Commands() {
+			if sub.GroupID == g.ID && (sub.IsAvailableCommand() || sub.Name() == "help") {
+				names = append(names, sub.Name())
+			}
+		}
+		fmt.Fprintf(&b, "  %-*s  %s\n", width, g.Title, wrap(strings.Join(names, " "), width+4))
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// wideRune is written with three bytes in the name of a flag's value. pflag counts bytes, so
+// flagLines has it write a byte in its place.
+const wideRune, narrowRune = "…", "\x01"
+
+// flagLines returns the lines of the flags, of which all descriptions begin in one column.
+func flagLines(fs *pflag.FlagSet) string {
+	narrow := pflag.NewFlagSet("", pflag.ContinueOnError)
+	narrow.SortFlags = false
+	fs.VisitAll(func(f *pflag.Flag) {
+		g := *f
+		g.Usage = strings.ReplaceAll(f.Usage, wideRune, narrowRune)
+		if text, ok := f.Value.(*flagText); ok {
+			st := *text.setting
+			st.arg = strings.ReplaceAll(st.arg, wideRune, narrowRune)
+			g.Value = &flagText{text: text.text, setting: &st}
+		}
+		narrow.AddFlag(&g)
+	})
+	return strings.ReplaceAll(narrow.FlagUsagesWrapped(helpWidth), narrowRune, wideRune)
 }
 
 // fill breaks the lines of a text anew, but for paragraphs with lines that are indented.
@@ -132,7 +222,7 @@ func flagSections(fs *pflag.FlagSet) string {
 		case name == "":
 			title = "Others"
 		}
-		b.WriteString(title + ":\n" + of.FlagUsagesWrapped(helpWidth) + "\n")
+		b.WriteString(title + ":\n" + flagLines(of) + "\n")
 	}
 	return strings.TrimRight(b.String(), "\n")
 }

@@ -159,10 +159,11 @@ type setting struct {
 	// def is the default as text. If a setting has no default, or different ones, unset describes
 	// what applies.
 	def, unset string
-	Source     bool // is about which hosts there are: a setting of `hvdrun discover` too
-	list       bool // of values a,b,c; a file may have a list
-	repeat     bool // the same, and values of several flags are joined
-	pairs      bool // of values key=value, a line each; a file may have a map
+	first      string // what the first screen of the help says of it; empty: it is not there
+	Source     bool   // is about which hosts there are: a setting of `hvdrun discover` too
+	list       bool   // of values a,b,c; a file may have a list
+	repeat     bool   // the same, and values of several flags are joined
+	pairs      bool   // of values key=value, a line each; a file may have a map
 	set        func(s *Settings, text string) error
 }
 
@@ -182,13 +183,13 @@ const (
 // Table is every setting of a job, in the order of the help, by the sections of the file.
 var Table = slices.Concat(
 	section("job", []setting{
-		{Name: "np", aliases: []string{"num-proc"}, arg: "N", Source: true, unset: "the slots of -H, else the GPUs of this machine, or 1",
+		{Name: "np", first: "slots needed before the first start", aliases: []string{"num-proc"}, arg: "N", Source: true, unset: "the slots of -H, else the GPUs of this machine, or 1",
 			usage: "slots needed before the first start, mostly written -np N",
 			set:   count(func(s *Settings) *int { return &s.Np })},
-		{Name: "min-np", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",
+		{Name: "min-np", first: "fewest workers with which training goes on", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",
 			usage: "fewest workers with which training goes on; makes the job elastic",
 			set:   count(func(s *Settings) *int { return &s.MinNP })},
-		{Name: "max-np", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
+		{Name: "max-np", first: "most workers", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
 			usage: "most workers; makes the job elastic",
 			set:   count(func(s *Settings) *int { return &s.MaxNP })},
 		{Name: "tasks-only", def: "false",
@@ -232,7 +233,7 @@ var Table = slices.Concat(
 			usage: "show each worker only the GPU of its slot, and use no slot whose GPU fails (agents have a setting of their own)",
 			set:   onOff(func(s *Settings) *bool { return &s.BindGPUs })},
 		{Name: "name", arg: "NAME", unset: "none",
-			usage: "name of the job: its run id is the name and four digits, nightly-3f2a, and commands take the name for it",
+			usage: "name of the job: its run id is the name with eight digits (nightly-3f2a91bc), and commands take the name for it",
 			set:   setName},
 		{Name: "job-dir", arg: "DIR", unset: "one in ~/.local/state/hvdrun/jobs",
 			usage: "the job's folder, from which it can be resumed; the job's key and environment are in it then",
@@ -240,7 +241,7 @@ var Table = slices.Concat(
 		{Name: "no-resume", def: "false",
 			usage: "keep the job's key and environment only in memory: if hvdrun dies, its workers soon end",
 			set:   onOff(func(s *Settings) *bool { return &s.NoResume })},
-		{Name: "detach", short: "d", def: "false",
+		{Name: "detach", first: "run the job in the background", short: "d", def: "false",
 			usage: "run the job in the background and print its run id; hvdrun logs shows its output, hvdrun wait its end",
 			set:   onOff(func(s *Settings) *bool { return &s.Detach })},
 		{Name: "journal", arg: "URL", unset: "none",
@@ -254,13 +255,13 @@ var Table = slices.Concat(
 			set:   duration(func(s *Settings) *time.Duration { return &s.Journal.Lease })},
 	}),
 	section("discovery", []setting{
-		{Name: "hosts", short: "H", list: true, arg: "a:2,b:4", Source: true, unset: "localhost with -np slots",
+		{Name: "hosts", first: "hosts and their slots", short: "H", list: true, arg: "a:2,b:4", Source: true, unset: "localhost with -np slots",
 			usage: "fixed hosts and their slots",
 			set:   text(func(s *Settings) *string { return &s.Hosts })},
 		{Name: "hostfile", arg: "F", Source: true,
 			usage: "file of fixed hosts: \"a slots=2\" or \"a:2\" a line",
 			set:   text(func(s *Settings) *string { return &s.Hostfile })},
-		{Name: "host-discovery-script", arg: "CMD", Source: true,
+		{Name: "host-discovery-script", first: "command that prints the hosts", arg: "CMD", Source: true,
 			usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
 			set:   text(func(s *Settings) *string { return &s.Script })},
 		{Name: "discovery-plugin", arg: "PATH", Source: true,
