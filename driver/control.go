@@ -104,6 +104,7 @@ func (l *controlled) stopJob(c job.Command) (string, error) {
 		return "", err
 	}
 	l.cfg.Audit.Add(c.Record(audit.Done))
+	l.stoppedBy.CompareAndSwap(nil, &c.By)
 	l.cfg.Stop(c.Now)
 	if c.Now {
 		return "the workers are killed", nil

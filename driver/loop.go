@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -98,9 +99,11 @@ const inboxRoom = 1 << 14
 // inbox is open until run returns.
 type inbox struct {
 	events chan posted
-	asks   chan func()   // functions for the loop's goroutine
-	batch  []posted      // room for the inputs of a step
-	ended  chan struct{} // closed when the loop takes no more events
+	// stoppedBy is who has given a stop command first; nil: nobody has.
+	stoppedBy atomic.Pointer[audit.Who]
+	asks      chan func()   // functions for the loop's goroutine
+	batch     []posted      // room for the inputs of a step
+	ended     chan struct{} // closed when the loop takes no more events
 }
 
 // crew is the workers that run, and the goroutines for them.
@@ -353,7 +356,7 @@ func (l *loop) run(ctx context.Context) error {
 		case in = <-l.events:
 			if interrupt != nil && ctx.Err() != nil { // the workers may have ended because of it
 				interrupt = nil
-				if end := l.admit([]posted{{input: decide.Interrupted{Cause: context.Cause(ctx)}}}); end != nil {
+				if end := l.admit([]posted{{input: decide.Interrupted{Cause: l.interruption(ctx)}}}); end != nil {
 					in.tellSender()
 					return end.Err
 				}
@@ -384,7 +387,7 @@ func (l *loop) run(ctx context.Context) error {
 			in.input = decide.DeadlinePassed{}
 		case <-interrupt:
 			interrupt = nil
-			in.input = decide.Interrupted{Cause: context.Cause(ctx)}
+			in.input = decide.Interrupted{Cause: l.interruption(ctx)}
 		}
 		if end := l.admit([]posted{in}); end != nil {
 			return end.Err
@@ -734,6 +737,16 @@ func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
 	if l.stalls.begins(from.Incarnation, b) {
 		l.post(decide.WorldTrains{Generation: b.Generation})
 	}
+}
+
+// interruption returns why the job is to end, with the user who has given the command.
+func (l *loop) interruption(ctx context.Context) error {
+	cause, by := context.Cause(ctx), l.stoppedBy.Load()
+	if command, is := errors.AsType[job.StopCommand](cause); is && by != nil {
+		command.UID = by.UID
+		return command
+	}
+	return cause
 }
 
 // NewRunID returns a random Config.RunID, for callers that need it before Run.

@@ -34,6 +34,7 @@ func TestWords(t *testing.T) {
 		`"event":"resumed"`:             "driver another driver has taken over",
 		`"event":"job_done","status":0`: "ended the job is done",
 		`"event":"job_done","status":130,"message":"stopped by signal: interrupt"`:           "ended the job was stopped, status 130: interrupt",
+		`"event":"job_done","status":143,"message":"` + StopCommand{UID: "7"}.Error() + `"`:  "ended the job was stopped, status 143: by command (hvdrun stop), uid 7",
 		`"event":"job_done","status":3,"message":"m"`:                                        "ended the job has failed, status 3: m",
 		`"event":"task_worker_joined","worker":"w","host":"a"`:                               "start w on a runs tasks",
 		`"event":"task_worker_left","worker":"w","host":"a","lost":true`:                     "failure w on a is lost to tasks",

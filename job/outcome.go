@@ -34,6 +34,25 @@ type StopSignal struct{ syscall.Signal }
 // Error returns "stopped by signal: terminated".
 func (s StopSignal) Error() string { return "stopped by signal: " + s.Signal.String() }
 
+// StopCommand is the cause of the context of a job that a stop command ends. It is a StopSignal of
+// SIGTERM too.
+type StopCommand struct {
+	// UID is the user who gave the command; empty: unknown.
+	UID string
+}
+
+// Error returns "stopped by command (hvdrun stop), uid 1000".
+func (s StopCommand) Error() string {
+	text := "stopped by command (hvdrun stop)"
+	if s.UID != "" {
+		text += ", uid " + s.UID
+	}
+	return text
+}
+
+// Unwrap returns the signal that has the same effect.
+func (s StopCommand) Unwrap() error { return StopSignal{syscall.SIGTERM} }
+
 // WorkerError ends a job because a worker has failed. It describes the first failure.
 type WorkerError struct {
 	Slot plan.SlotID

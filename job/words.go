@@ -87,7 +87,7 @@ var words = map[EventName]func(e Entry) (Kind, string){
 		case e.Status == 0:
 			return KindEnded, "the job is done"
 		case e.Status > 128:
-			return KindEnded, fmt.Sprintf("the job was stopped, status %d: %s", e.Status, strings.TrimPrefix(e.Message, "stopped by signal: "))
+			return KindEnded, fmt.Sprintf("the job was stopped, status %d: %s", e.Status, strings.TrimPrefix(strings.TrimPrefix(e.Message, "stopped by signal: "), "stopped "))
 		}
 		return KindEnded, fmt.Sprintf("the job has failed, status %d: %s", e.Status, e.Message)
 	},

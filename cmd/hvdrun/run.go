@@ -31,6 +31,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/top"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/torchrun"
 	"github.com/hvdrun/hvdrun/internal/logline"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // usage is the first line of the help.
@@ -53,7 +54,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	p := &cli.Program{Signals: passed, Stdin: stdin, Stdout: out, Stderr: errs, Env: env, Hurry: hurry, Hurried: new(atomic.Bool)}
 	p.Log = &cli.Queue{To: errs, Most: cli.MaxLog}
 	p.Stop = func(now bool) {
-		cancel(cli.StopSignal{Signal: syscall.SIGTERM})
+		cancel(job.StopCommand{})
 		if now {
 			cli.Again(hurry)
 		}

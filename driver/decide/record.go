@@ -167,8 +167,10 @@ var forms = []form{
 			}
 		},
 		func(r *Record) (Interrupted, error) {
-			if r.Signal != 0 {
-				return Interrupted{job.StopSignal{Signal: syscall.Signal(r.Signal)}}, nil
+			if stopped := (job.StopSignal{Signal: syscall.Signal(r.Signal)}); r.Signal != 0 && r.Error != stopped.Error() {
+				return Interrupted{&storedError{r.Error, []error{stopped}}}, nil
+			} else if r.Signal != 0 {
+				return Interrupted{stopped}, nil
 			}
 			return Interrupted{errors.New(r.Error)}, nil
 		}),

@@ -287,3 +287,18 @@ func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, fiel
 		fmt.Fprintf(b, "%#v", v.Interface())
 	}
 }
+
+// TestStopIsRecorded: who has stopped the job is known to the next driver, and that it is no failure.
+func TestStopIsRecorded(t *testing.T) {
+	for _, cause := range []error{job.StopCommand{UID: "1000"}, job.StopCommand{}, job.StopSignal{Signal: syscall.SIGINT}} {
+		r := NewRecord(time.Unix(0, 0), Interrupted{cause}, nil)
+		in, err := r.input()
+		back, is := in.(Interrupted)
+		if err != nil || !is || back.Cause.Error() != cause.Error() || job.ExitStatus(back.Cause) != job.ExitStatus(cause) {
+			t.Errorf("%v was read for %v, %v", in, cause, err)
+		}
+		if saved := saveError(cause).load(); saved.Error() != cause.Error() || job.ExitStatus(saved) != job.ExitStatus(cause) {
+			t.Errorf("%v was saved as %v", cause, saved)
+		}
+	}
+}

@@ -18,7 +18,7 @@ func (m *Machine) resume(now time.Time) {
 		*t = t.Add(away)
 	}
 	m.emit(now, job.Resumed)
-	m.log(Info, "resumed in generation %d with %d workers, %v after the last event",
+	m.log(Info, "resumed in generation %d with %d workers; the previous driver's last event was %v ago",
 		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
 		w.stalledFrom = time.Time{} // a worker that still holds up others is detected anew

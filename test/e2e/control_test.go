@@ -321,7 +321,7 @@ func TestWatch(t *testing.T) {
 		t.Error(err)
 	}
 	lines := strings.Split(strings.TrimSpace(text()), "\n")
-	if last := lines[len(lines)-1]; !strings.Contains(last, "has ended: stopped by signal: terminated") {
+	if last := lines[len(lines)-1]; !strings.Contains(last, "has ended: stopped by command (hvdrun stop), uid "+strconv.Itoa(os.Getuid())) {
 		t.Errorf("the last line is %q", last)
 	}
 	told := slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name == audit.Name }) // records are not

@@ -103,7 +103,7 @@ INFO world 4: 6 workers on 2 hosts, a step after TIME: 127.0.0.1 came
 INFO command: slot localhost:3 is drained: its worker leaves at the next commit
 INFO world 5: 5 workers on 2 hosts, a step after TIME: localhost:3 is drained
 INFO world 6: 3 workers on 1 host, a step after TIME: 127.0.0.1 went
-INFO resumed in generation 6 with 3 workers, TIME after the last event
+INFO resumed in generation 6 with 3 workers; the previous driver's last event was TIME ago
 INFO command: 2 workers, before 2 or more workers
 INFO world 7: 2 workers on 1 host, a step after TIME: workers allowed: 2
 WARN stopped by signal: interrupt: stopping the workers, 30s at most, or as long as a last checkpoint grows; again to kill them

@@ -85,7 +85,7 @@ func Fixed(s *settings.Settings) ([]plan.Host, error) {
 			return nil, fmt.Errorf("%s: %w", s.Origin("hosts"), err)
 		}
 	case s.Hostfile != "":
-		data, err := settings.ReadHostfile(s.Hostfile)
+		data, err := s.ReadHosts()
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Origin("hostfile"), err)
 		}

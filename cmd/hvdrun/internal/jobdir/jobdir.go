@@ -153,7 +153,7 @@ func New(p *cli.Program, s *settings.Settings, command []string, authority *iden
 	if d.About.Output, err = absolute(s.OutputDir); err != nil {
 		return nil, cli.Failed(err)
 	}
-	d.Secrets = Secrets{Authority: key, Launch: launchFile{Args: p.Args, Env: p.Env, Config: s.ConfigText, Orphan: s.OrphanTime()}}
+	d.Secrets = Secrets{Authority: key, Launch: launchFile{Args: p.Args, Env: p.Env, Config: s.ConfigText, Hosts: s.HostsText, Orphan: s.OrphanTime()}}
 	if d.Named {
 		if err = d.make(s.EventsFile); err == nil {
 			err = keepSecrets(p, s, d, log)

@@ -50,6 +50,8 @@ type launchFile struct {
 	Env  []string `json:"env"`
 	// Config is the text of the config file, for it may be changed while the job runs.
 	Config string `json:"config,omitempty"`
+	// Hosts is the text of the hostfile, likewise.
+	Hosts string `json:"hosts,omitempty"`
 	// Orphan is how long the workers outlive their driver.
 	Orphan time.Duration `json:"orphan"`
 }

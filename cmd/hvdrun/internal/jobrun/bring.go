@@ -29,8 +29,11 @@ type bringer struct {
 	asking sync.WaitGroup
 	woken  chan struct{}
 
-	mu   sync.Mutex
-	size job.Size
+	brought bool // the source has been asked with success; of the goroutine, until it has ended
+
+	mu     sync.Mutex
+	size   job.Size
+	listed bool // the source has listed hosts: what fails before that ends the job, and its error says so
 }
 
 // bringHook has a source that can bring hosts bring as many as the job has use for.
@@ -60,12 +63,14 @@ func bring(ctx context.Context, source discovery.Discoverer, size job.Size, log 
 	return b
 }
 
-// hear takes new bounds of the job.
+// hear takes new bounds of the job, and that there is a list of hosts.
 func (b *bringer) hear(e job.Event) {
-	if e.Name != job.Scaled {
+	b.mu.Lock()
+	if e.Name != job.Scaled && (e.Name != job.HostsFound || b.listed) {
+		b.mu.Unlock()
 		return
 	}
-	b.mu.Lock()
+	b.listed = b.listed || e.Name == job.HostsFound
 	for _, f := range e.Fields {
 		n, _ := strconv.Atoi(fmt.Sprint(f.Value)) // of another kind where it was replayed; no bound: nil
 		switch f.Key {
@@ -98,17 +103,19 @@ func (b *bringer) bounds() (least, most int) {
 
 // run asks again and again.
 func (b *bringer) run(ctx context.Context) {
-	failing := false
+	told := false // that it fails
 	for {
 		least, most := b.bounds()
 		err := b.scaler.Scale(ctx, least, most)
 		switch {
 		case ctx.Err() != nil || errors.Is(err, discovery.ErrNoScale):
 			return
-		case err != nil && !failing:
+		case err == nil:
+			b.brought, told = true, false
+		case !told && b.lists():
 			b.log.Warnf("asking for hosts: %v; the job goes on with its present hosts", err)
+			told = true
 		}
-		failing = err != nil
 		select {
 		case <-ctx.Done():
 			return
@@ -116,6 +123,13 @@ func (b *bringer) run(ctx context.Context) {
 		case <-time.After(bringPause):
 		}
 	}
+}
+
+// lists returns whether the source has listed hosts.
+func (b *bringer) lists() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.listed
 }
 
 // end stops asking, and gives the hosts back where the job is over. It blocks until that is done.
@@ -130,7 +144,7 @@ func (b *bringer) end(over bool) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), returnTimeout)
 	defer cancel()
-	if err := b.scaler.Scale(ctx, 0, 0); err != nil && !errors.Is(err, discovery.ErrNoScale) {
+	if err := b.scaler.Scale(ctx, 0, 0); err != nil && !errors.Is(err, discovery.ErrNoScale) && (b.brought || b.lists()) {
 		b.log.Errorf("giving the hosts back: %v", err)
 	}
 }

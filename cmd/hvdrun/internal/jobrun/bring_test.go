@@ -39,6 +39,11 @@ func TestBring(t *testing.T) {
 			log, logged := test.NewNullLogger()
 			b := bring(t.Context(), source, job.Size{NP: 4, Min: 2, Max: 8, Spares: 1, Elastic: true}, log)
 			<-time.After(time.Minute) // of the bubble
+			if n := len(logged.AllEntries()); n != 0 {
+				t.Errorf("%d messages before the source has listed hosts: %s", n, logged.LastEntry().Message)
+			}
+			b.hear(job.Event{Name: job.HostsFound})
+			<-time.After(time.Minute)
 			if n := len(logged.AllEntries()); n != 1 {
 				t.Errorf("%d messages about a failure that lasts, want 1", n)
 			}
@@ -56,6 +61,21 @@ func TestBring(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestNothingIsBrought: where a source fails before it has listed any host, the job's error is all
+// that is said.
+func TestNothingIsBrought(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, logged := test.NewNullLogger()
+		source := &bringing{answer: errors.New("path is missing")}
+		b := bring(t.Context(), source, job.Size{NP: 1, Elastic: true}, log)
+		<-time.After(time.Minute)
+		b.end(true)
+		if n := len(logged.AllEntries()); n != 0 || !slices.Equal(source.asked, []string{"1 1", "0 0"}) {
+			t.Errorf("%d messages; asked for %q", n, source.asked)
+		}
+	})
 }
 
 // TestNothingBrings: a source that cannot bring hosts is not asked for long, nor is one for a job

@@ -29,8 +29,9 @@ const detachedEnv = "HVDRUN_DETACHED_FD"
 const mostSaid = 64 << 10
 
 // detach starts the same hvdrun in the background, in a session of its own, and returns once its
-// job has a folder, to which its output goes from then on.
-func detach(ctx context.Context, p *cli.Program) error {
+// job has a folder, to which its output goes from then on. With input the other hvdrun has the
+// standard input of this one.
+func detach(ctx context.Context, p *cli.Program, input bool) error {
 	program, err := os.Executable()
 	if err != nil {
 		return cli.Failed(err)
@@ -43,6 +44,9 @@ func detach(ctx context.Context, p *cli.Program) error {
 	var text bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, p.Args...)
 	cmd.Env = append(slices.Clone(p.Env), detachedEnv+"=3")
+	if input {
+		cmd.Stdin = os.Stdin
+	}
 	cmd.ExtraFiles = []*os.File{runEnd} // 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	output, outputEnd, err := os.Pipe()

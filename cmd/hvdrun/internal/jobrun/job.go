@@ -49,7 +49,7 @@ func checkInterfaces(s *settings.Settings, log logrus.FieldLogger) error {
 func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []string, c *Claimed) error {
 	told := inBackground(p)
 	if s.Detach && told == nil {
-		return detach(ctx, p) // the other one says what is wrong with the settings
+		return detach(ctx, p, s.Hostfile == settings.StandardInput) // the other one says what is wrong with the settings
 	}
 	log := settings.Logger(p, s)
 	j, err := validate(ctx, p, s, command, log)

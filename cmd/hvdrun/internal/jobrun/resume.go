@@ -157,7 +157,7 @@ func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claime
 	if err != nil {
 		return err
 	}
-	s.RunID = d.About.RunID
+	s.RunID, s.HostsText = d.About.RunID, launch.Hosts
 	if j.Fixed, err = hostsource.Fixed(&s); err != nil {
 		return err
 	}

@@ -41,14 +41,24 @@ func readConfigFile(path string) (text string, exposed bool, err error) {
 // maxHostfile bounds a list of hosts, in bytes.
 const maxHostfile = 64 << 20
 
-// ReadHostfile reads a list of hosts, of whatever owner. The path may name a pipe.
-func ReadHostfile(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
+// StandardInput stands for standard input where a hostfile is named.
+const StandardInput = "-"
+
+// ReadHosts returns the text of the hostfile, of whatever owner, which may also be a pipe or
+// StandardInput. It is read once: later calls, and the job's next drivers, have what was read then.
+func (s *Settings) ReadHosts() (text string, err error) {
+	if s.HostsText != "" {
+		return s.HostsText, nil
 	}
-	defer f.Close()
-	return cli.ReadAll(f, maxHostfile)
+	f := os.Stdin
+	if s.Hostfile != StandardInput {
+		if f, err = os.Open(s.Hostfile); err != nil {
+			return "", err
+		}
+		defer f.Close()
+	}
+	s.HostsText, err = cli.ReadAll(f, maxHostfile)
+	return s.HostsText, err
 }
 
 // config is the contents of a config file. A key stands at the top, or in its section.

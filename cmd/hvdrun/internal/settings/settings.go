@@ -133,6 +133,7 @@ type Provenance struct {
 	Origins, texts map[string]string
 	mistyped       []string // what is to be said of variables that nearly are settings
 	ConfigText     string   // of the file
+	HostsText      string   // of the hostfile; empty: it was not read
 	configExposed  bool     // everybody may read it
 }
 
@@ -259,7 +260,7 @@ var Table = slices.Concat(
 			usage: "fixed hosts and their slots",
 			set:   text(func(s *Settings) *string { return &s.Hosts })},
 		{Name: "hostfile", arg: "F", Source: true,
-			usage: "file of fixed hosts: \"a slots=2\" or \"a:2\" a line",
+			usage: "file of fixed hosts, or - for standard input: \"a slots=2\" or \"a:2\" a line",
 			set:   text(func(s *Settings) *string { return &s.Hostfile })},
 		{Name: "host-discovery-script", first: "command that prints the hosts", arg: "CMD", Source: true,
 			usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
