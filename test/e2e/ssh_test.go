@@ -243,9 +243,9 @@ func TestCheck(t *testing.T) {
 		t.Errorf("exit status %d", status)
 	}
 	for _, line := range []string{
-		`localhost +2 +yes +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +2 of 2`,
-		`far-a +4 +no +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +2 of 2`,
-		`far-b +4 +no +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +2 of 2`,
+		`localhost +2 +yes +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +0 +- +2 of 2`,
+		`far-a +4 +no +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +0 +- +2 of 2`,
+		`far-b +4 +no +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +0 +- +2 of 2`,
 	} {
 		if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(out) {
 			t.Errorf("no line %q", line)
@@ -276,8 +276,8 @@ func TestCheck(t *testing.T) {
 	}
 	for _, line := range []string{
 		`far-a +4 +no .* 0 of 2`,
-		`no-key +1 +no +none +- +- +- +-`,
-		`host no-key: authentication failed: .*: Permission denied \(publickey\)\.`,
+		`no-key +1 +no +none +- +- +- +- +- +-`,
+		`host no-key: authentication failed: .*: Permission denied \(publickey\); .ssh-copy-id .*`,
 		`host stranger: name lookup failed: ssh: Could not resolve hostname stranger: .*`,
 		`hvdrun: 2 of 3 hosts have problems`,
 	} {

@@ -291,7 +291,37 @@ func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.R
 	if ctx.Err() != nil {
 		return "", &HostError{host, stageCommand, context.Cause(ctx)}
 	}
-	return "", diagnose(host, stderr.String(), noise, waitErr, readErr)
+	return "", s.advise(diagnose(host, stderr.String(), noise, waitErr, readErr))
+}
+
+// advise adds what a person can do to an error of a host that does not let in, or is not known.
+func (s *SSH) advise(err error) error {
+	at, is := errors.AsType[*HostError](err)
+	if !is || at.Stage != stageHostKey && at.Stage != stageAuth {
+		return err
+	}
+	where := at.Host
+	if s.Port != 0 {
+		where = fmt.Sprintf("-p %d %s", s.Port, at.Host)
+	}
+	said, advice := strings.TrimRight(at.Err.Error(), "."), ""
+	switch {
+	case at.Err == errOtherHostKey && s.Port != 0:
+		advice = fmt.Sprintf("if that is right, `ssh-keygen -R [%s]:%d` forgets the old one", at.Host, s.Port)
+	case at.Err == errOtherHostKey:
+		advice = fmt.Sprintf("if that is right, `ssh-keygen -R %s` forgets the old one", at.Host)
+	case at.Stage == stageHostKey:
+		advice = fmt.Sprintf("`%s %s` asks once whether to trust it", strings.Join(s.words(), " "), where)
+	case strings.Contains(said, "Permission denied"):
+		advice = fmt.Sprintf("`ssh-copy-id %s` brings a key there, and --ssh-identity-file (-i) names another", where)
+	case strings.Contains(said, "Too many authentication failures"):
+		advice = "--ssh-identity-file (-i) names the key"
+	case strings.Contains(said, "UNPROTECTED"):
+		advice = "chmod 600 it"
+	default:
+		return err
+	}
+	return &HostError{at.Host, at.Stage, fmt.Errorf("%s; %s", said, advice)}
 }
 
 // failedAnswer returns the failure that an answer reports.
@@ -392,6 +422,9 @@ func diagnose(host, stderr, noise string, waitErr, readErr error) error {
 						line = hostKeyLine(stderr, line)
 					}
 					err := errors.New(strings.Trim(line, "@ \t\r\n"))
+					if line == errOtherHostKey.Error() {
+						err = errOtherHostKey
+					}
 					if slices.Contains(dropWords, say.words) {
 						err = droppedError{err}
 					}
@@ -417,6 +450,8 @@ func diagnose(host, stderr, noise string, waitErr, readErr error) error {
 	return &HostError{host, stageCommand, fmt.Errorf("no answer came: %w", readErr)}
 }
 
+var errOtherHostKey = errors.New("the host shows another key than the one that is known of it")
+
 // hostKeyLine returns the most useful line about why a host key is refused.
 func hostKeyLine(stderr, line string) string {
 	for l := range strings.Lines(stderr) {
@@ -424,7 +459,7 @@ func hostKeyLine(stderr, line string) string {
 			return l
 		}
 		if strings.Contains(l, "REMOTE HOST IDENTIFICATION HAS CHANGED") {
-			return "the host shows another key than the one that is known of it"
+			return errOtherHostKey.Error()
 		}
 	}
 	return line

@@ -94,6 +94,32 @@ func TestDiagnose(t *testing.T) {
 	}
 }
 
+// TestAdvice: where a host does not let in, or is not known, the error says what to do.
+func TestAdvice(t *testing.T) {
+	for _, c := range []struct {
+		port         int
+		stderr, want string
+	}{
+		{0, "u@b: Permission denied (publickey).\r\n", "host b: authentication failed: u@b: Permission denied (publickey); " +
+			"`ssh-copy-id b` brings a key there, and --ssh-identity-file (-i) names another"},
+		{2222, "u@b: Permission denied (publickey).\r\n", "host b: authentication failed: u@b: Permission denied (publickey); " +
+			"`ssh-copy-id -p 2222 b` brings a key there, and --ssh-identity-file (-i) names another"},
+		{2222, "Host key verification failed.\r\n",
+			"host b: host key failed: Host key verification failed; `ssh -p 2222 b` asks once whether to trust it"},
+		{0, "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\r\nHost key verification failed.\r\n",
+			"host b: host key failed: the host shows another key than the one that is known of it; if that is right, `ssh-keygen -R b` forgets the old one"},
+		{22, "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\r\nHost key verification failed.\r\n",
+			"host b: host key failed: the host shows another key than the one that is known of it; if that is right, `ssh-keygen -R [b]:22` forgets the old one"},
+		{0, "Received disconnect: Too many authentication failures\r\n",
+			"host b: authentication failed: Received disconnect: Too many authentication failures; --ssh-identity-file (-i) names the key"},
+		{0, "ssh: connect to host b port 22: Connection refused\r\n", "host b: connection failed: ssh: connect to host b port 22: Connection refused"},
+	} {
+		if got := (&SSH{Port: c.port}).advise(diagnose("b", c.stderr, "", exited(t, 255), io.EOF)).Error(); got != c.want {
+			t.Errorf("%q\n%s, want\n%s", c.stderr, got, c.want)
+		}
+	}
+}
+
 // TestPasses: a connection that is dropped before authentication is tried again, and what a host
 // lacks that is not there yet only where nothing goes on without it.
 func TestPasses(t *testing.T) {
