@@ -229,6 +229,38 @@ func TestAgentsAskForThemselves(t *testing.T) {
 	}
 }
 
+// TestRemovedHostHasToken: the agent of a host that was removed, which still has its folder, joins
+// again where it has a token that is valid; with another it goes on with what it has, as before.
+func TestRemovedHostHasToken(t *testing.T) {
+	s := serve(t, Server{})
+	once := s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)})
+	cfg := s.config("a", once)
+	if _, err := Join(within(t), cfg); err != nil {
+		t.Fatal(err)
+	}
+	removed := func() bool {
+		state, err := s.dir.View()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return state.Hosts["a"].Removed
+	}
+	if err := s.dir.Update(func(st *cluster.State) error { return st.Remove("a") }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Join(within(t), cfg); err != nil || !removed() {
+		t.Errorf("with a token that was used: %v, removed %v", err, removed())
+	}
+	cfg.TokenFile = s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)})
+	m, err := Join(within(t), cfg)
+	if err != nil || removed() {
+		t.Fatalf("with a new token: %v, removed %v", err, removed())
+	}
+	if _, err := m.refresh(within(t), nil, time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDue(t *testing.T) {
 	from := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	until := from.Add(6 * time.Hour)

@@ -68,8 +68,9 @@ type ring struct {
 }
 
 // Join returns the membership in the agent's folder, updated if the registrar answers within some
-// seconds. If the folder has none, or an expired certificate, it enrolls with the token: it blocks
-// until the registrar can be reached, and a refusal is an error.
+// seconds. If the registrar refuses it, and there is a token, it enrolls with that. If the folder
+// has none, or an expired certificate, it enrolls with the token: it blocks until the registrar can
+// be reached, and a refusal is an error.
 func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	if err := safefile.MakePrivateDir(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("enroll: the agent's folder: %w", err)
@@ -87,7 +88,12 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
-	if _, err := m.refresh(ctx, nil, time.Now()); err != nil {
+	_, err = m.refresh(ctx, nil, time.Now())
+	if errors.Is(err, errRefused) && cfg.TokenFile != "" { // the host was removed, perhaps, and may come back
+		cfg.Log.Warnf("%v: enrolling anew with the token in %s", err, cfg.TokenFile)
+		err = m.enroll(ctx)
+	}
+	if err != nil {
 		cfg.Log.Warnf("enroll: going on with the keys that are known: %v", err)
 	}
 	return m, nil

@@ -357,7 +357,8 @@ func clusterRemoveCommand(p *cli.Program) *cobra.Command {
 		Use:   "remove DIR HOST…",
 		Short: "Stop renewing the certificates of hosts",
 		Long: `remove stops renewing the certificates of hosts: when they expire, the hosts are no longer in the cluster. They do not get
-the next gossip key, so after hvdrun cluster rotate no driver finds them. A host that is to return needs a token.`,
+the next gossip key, so after hvdrun cluster rotate no driver finds them. A host that is to return needs a token:
+an agent that is started with a valid one joins again.`,
 		Args:                  cobra.MinimumNArgs(2),
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, args []string) error {
