@@ -49,9 +49,9 @@ type process struct {
 	child   *proc.Child // nil: it has not been started
 	killed  bool
 	last    []string // the lines that it printed last
-	panicky bool     // they begin with a panic, which stays
-	greeted bool     // there was a handshake
-	refused error    // why the process is not wanted
+	words   proc.LastWords
+	greeted bool  // there was a handshake
+	refused error // why the process is not wanted
 }
 
 // pipes are what go-plugin reads: the handshake, if it can be one, and nothing.
@@ -185,12 +185,7 @@ func (p *process) say(line string) {
 	logLine(p.log, line)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.panicky {
-		return // a stack follows
-	}
-	if p.panicky = strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: "); p.panicky {
-		p.last = nil
-	}
+	p.words.Write([]byte(line + "\n"))
 	if p.last = append(p.last, line); len(p.last) > keptLines {
 		p.last = p.last[1:]
 	}
@@ -227,14 +222,19 @@ func (p *process) startFault(err error) error {
 	return p.withLastWords(err)
 }
 
-// withLastWords adds what the process has printed last to an error.
+// withLastWords adds what the process has printed last to an error, or the line that says why it has
+// crashed.
 func (p *process) withLastWords(err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.last) == 0 {
+	why := p.words.Crash()
+	if why == "" {
+		why = strings.Join(p.last, " ")
+	}
+	if why == "" {
 		return err
 	}
-	return fmt.Errorf("%w: %s", err, strings.Join(p.last, " "))
+	return fmt.Errorf("%w: %s", err, why)
 }
 
 // signal sends the process group a signal, if there is one yet.

@@ -2,16 +2,21 @@ package proc
 
 import (
 	"bytes"
+	"cmp"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // LastWords finds the line by which a program that fails says why, in what it writes to its
-// standard error: the first one of a crash of the Go runtime or of a panic, the last one of a
-// traceback of Python, otherwise the last line that is not empty. The zero value has read nothing.
+// standard error: the first one of a crash of the Go runtime, of a panic, or of an exception of C++
+// that nobody handles, the last one of a traceback of Python, otherwise the last line that is not
+// empty. The zero value has read nothing.
 // It is not safe for concurrent use.
 type LastWords struct {
 	part        []byte // of an incomplete line
 	crash       string // how a stack begins
+	more        bool   // the next line belongs to crash: it has the message
 	exception   string // with which the latest traceback ends
 	inTraceback bool
 	last        string
@@ -38,9 +43,16 @@ func (w *LastWords) Write(b []byte) (int, error) {
 func (w *LastWords) line(line string) {
 	text := strings.TrimSpace(line)
 	switch {
-	case text == "" || w.crash != "": // a stack follows
-	case strings.HasPrefix(line, "panic: "), strings.HasPrefix(line, "fatal error: "):
+	case text == "":
+	case w.more:
+		w.crash, w.more = w.crash+" "+text, false
+	case w.crash != "": // a stack follows
+	case strings.HasPrefix(line, "panic: "), strings.HasPrefix(line, "fatal error: "), isGoSignal(line):
 		w.crash = text
+	case strings.HasPrefix(line, "thread '") && strings.Contains(line, " panicked at "): // Rust
+		w.crash, w.more = text, strings.HasSuffix(text, ":")
+	case strings.HasPrefix(line, "terminate called "): // C++
+		w.crash, w.more = text, strings.Contains(line, "throwing an instance")
 	case strings.HasPrefix(line, "Traceback (most recent call last):"):
 		w.inTraceback = true
 	case w.inTraceback && line[0] != ' ' && line[0] != '\t':
@@ -51,14 +63,23 @@ func (w *LastWords) line(line string) {
 	}
 }
 
+// isGoSignal returns whether the Go runtime begins a dump of stacks and registers so: with the name
+// of the signal that ends the program, as in "SIGQUIT: quit".
+func isGoSignal(line string) bool {
+	name, _, is := strings.Cut(line, ": ")
+	return is && unix.SignalNum(name) != 0
+}
+
 // Why returns that line; empty: none has been written.
 func (w *LastWords) Why() string {
 	end := *w
 	end.line(string(w.part))
-	for _, why := range []string{end.crash, end.exception} {
-		if why != "" {
-			return why
-		}
-	}
-	return end.last
+	return cmp.Or(end.crash, end.exception, end.last)
+}
+
+// Crash returns that line of a crash, a panic or an exception; empty: there was none.
+func (w *LastWords) Crash() string {
+	end := *w
+	end.line(string(w.part))
+	return cmp.Or(end.crash, end.exception)
 }

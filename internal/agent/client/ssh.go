@@ -291,7 +291,7 @@ func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.R
 	if ctx.Err() != nil {
 		return "", &HostError{host, stageCommand, context.Cause(ctx)}
 	}
-	return "", s.advise(diagnose(host, stderr.String(), noise, waitErr, readErr))
+	return "", s.advise(diagnose(host, stderr, noise, waitErr, readErr))
 }
 
 // advise adds what a person can do to an error of a host that does not let in, or is not known.
@@ -411,8 +411,8 @@ var sshMessages = []struct {
 var dropWords = []string{"kex_exchange_identification", "Connection closed by", "Connection reset by"}
 
 // diagnose makes an error of an ssh that has ended without an answer.
-func diagnose(host, stderr, noise string, waitErr, readErr error) error {
-	last := (&tail{text: []byte(stderr)}).last()
+func diagnose(host string, written *tail, noise string, waitErr, readErr error) error {
+	stderr, last := written.String(), written.why()
 	var exit *exec.ExitError
 	if errors.As(waitErr, &exit) && exit.ExitCode() == 255 {
 		for _, say := range sshMessages {

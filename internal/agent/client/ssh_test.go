@@ -81,17 +81,25 @@ func TestDiagnose(t *testing.T) {
 		{"something new\r\n", "", 255, "host b: connection failed: something new"},
 		{"", "", 255, "host b: connection failed: ssh failed without a word"},
 		{"hvdrun: 1: exec: /opt/hvdrun: not found\n", "", 127, "host b: command failed: hvdrun: 1: exec: /opt/hvdrun: not found"},
+		{"SIGQUIT: quit\nPC=0x46e2a1 m=0 sigcode=0\n\ngoroutine 1 [running]:\n" + strings.Repeat("rip    0x46e2a1\n", 1000) + "gs     0x0\n", "", 2,
+			"host b: command failed: SIGQUIT: quit"},
 		{"", "This account is currently not available.", 1,
 			`host b: command failed: no answer came, only "This account is currently not available."`},
 		{"", "", 1, "host b: command failed: no answer came: exit status 1"},
 		{"", "", 0, "host b: command failed: no answer came: EOF"},
 	} {
-		err := diagnose("b", c.stderr, c.noise, exited(t, c.status), io.EOF)
+		err := diagnose("b", written(c.stderr), c.noise, exited(t, c.status), io.EOF)
 		var host *HostError
 		if err.Error() != c.want || !errors.As(err, &host) || strings.ContainsAny(err.Error(), "\r\n") {
 			t.Errorf("%q: %q; want %q", c.stderr, err, c.want)
 		}
 	}
+}
+
+func written(text string) *tail {
+	t := &tail{}
+	t.Write([]byte(text))
+	return t
 }
 
 // TestAdvice: where a host does not let in, or is not known, the error says what to do.
@@ -114,7 +122,7 @@ func TestAdvice(t *testing.T) {
 			"host b: authentication failed: Received disconnect: Too many authentication failures; --ssh-identity-file (-i) names the key"},
 		{0, "ssh: connect to host b port 22: Connection refused\r\n", "host b: connection failed: ssh: connect to host b port 22: Connection refused"},
 	} {
-		if got := (&SSH{Port: c.port}).advise(diagnose("b", c.stderr, "", exited(t, 255), io.EOF)).Error(); got != c.want {
+		if got := (&SSH{Port: c.port}).advise(diagnose("b", written(c.stderr), "", exited(t, 255), io.EOF)).Error(); got != c.want {
 			t.Errorf("%q\n%s, want\n%s", c.stderr, got, c.want)
 		}
 	}
@@ -136,7 +144,7 @@ func TestPasses(t *testing.T) {
 		{"u@b: Permission denied (publickey,password).", false, false},
 		{"Host key verification failed.", false, false},
 	} {
-		err := diagnose("b", c.stderr, "", exited(t, 255), io.EOF)
+		err := diagnose("b", written(c.stderr), "", exited(t, 255), io.EOF)
 		if always, awaits := passes(err, false), passes(err, true); always != c.always || awaits != c.awaits {
 			t.Errorf("%q: %v and %v", c.stderr, always, awaits)
 		}
@@ -155,7 +163,7 @@ func (s *droppingStarter) Start(_ context.Context, host string, _ Hello) (Ready,
 	s.most.Store(max(s.most.Load(), s.now.Add(1)))
 	defer s.now.Add(-1)
 	if int(s.calls.Add(1)) <= s.drops {
-		return Ready{}, diagnose(host, "kex_exchange_identification: Connection reset by peer", "", errDropping, io.EOF)
+		return Ready{}, diagnose(host, written("kex_exchange_identification: Connection reset by peer"), "", errDropping, io.EOF)
 	}
 	return Ready{}, &HostError{host, stageAuth, errors.New("it came this far")}
 }
@@ -399,7 +407,7 @@ func TestReadAnswer(t *testing.T) {
 		t.Errorf("an answer that is too long, and another: %q, %v", got, err)
 	}
 	_, noise, err := readAnswer(endless{})
-	if said := diagnose("b", "", noise, nil, err).Error(); !strings.Contains(said, "more than 16 MiB") || !strings.Contains(said, "start-up files") {
+	if said := diagnose("b", written(""), noise, nil, err).Error(); !strings.Contains(said, "more than 16 MiB") || !strings.Contains(said, "start-up files") {
 		t.Errorf("a shell that never ends to print: %s", said)
 	}
 }

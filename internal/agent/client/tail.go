@@ -1,7 +1,6 @@
 package client
 
 import (
-	"strings"
 	"sync"
 
 	"github.com/hvdrun/hvdrun/internal/proc"
@@ -38,15 +37,4 @@ func (t *tail) why() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.words.Why()
-}
-
-// last returns the last line that is not empty.
-func (t *tail) last() string {
-	lines := strings.FieldsFunc(t.String(), func(r rune) bool { return r == '\n' || r == '\r' })
-	for i := len(lines) - 1; i >= 0; i-- {
-		if line := strings.TrimSpace(lines[i]); line != "" {
-			return line
-		}
-	}
-	return ""
 }
