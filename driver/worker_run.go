@@ -103,6 +103,9 @@ func (r *workerRun) prepare(ctx context.Context) error {
 		Dying: func(what string, by syscall.Signal) {
 			l.postNoted(decide.WorkerDying{ID: a.ID, What: what, Signal: by})
 		},
+		Left: func(processes []string) {
+			l.cfg.Log.Warnf("%s: its process %s", a.Slot.SlotID, launch.LeftText(processes))
+		},
 		Resumed: a.Forked,
 		Passed: func(bytes uint64) {
 			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: r.stdout.Held(), Err: r.stderr.Held()})

@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -90,6 +91,10 @@ type Spec struct {
 	// sentence. by is the signal that ends the process, or 0 if what says more than the signal. Run
 	// returns when the process has ended.
 	Dying func(what string, by syscall.Signal)
+	// Left, if not nil, is called once, by the calling goroutine, when the process has exited with
+	// status 0 by itself and has left others behind, which are killed: each as "sleep, process 7".
+	// Launchers that do not know call nothing.
+	Left func(processes []string)
 	// Look, if not nil, requests with each value a check whether a signal is ending the process.
 	// Launchers that cannot check ignore it.
 	Look <-chan struct{}
@@ -110,6 +115,18 @@ type Spec struct {
 	// but its output may not be complete. It must not block, and may be called from any goroutine.
 	// Run may return without calling it.
 	Ended func(err error)
+}
+
+// mostLeft is how many processes LeftText names.
+const mostLeft = 4
+
+// LeftText completes a sentence about a process, for Spec.Left.
+func LeftText(processes []string) string {
+	text := strings.Join(processes[:min(len(processes), mostLeft)], "; ")
+	if more := len(processes) - mostLeft; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return "ended with status 0 and left processes behind, which were ended with it: " + text
 }
 
 // Launcher starts workers. Its methods may be called by many goroutines.

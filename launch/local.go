@@ -60,6 +60,9 @@ func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 		Closed: talk.closed(),
 	})
 	talk.end()
+	if left := tree.Left(); len(left) > 0 && ended && status.Exited() && status.ExitStatus() == 0 && s.Left != nil {
+		s.Left(left)
+	}
 	end := exitError(status, tree.Why())
 	if !ended {
 		end = newUnkillable(tree.PID)

@@ -186,3 +186,20 @@ func (w writes) Write(p []byte) (int, error) {
 	w <- string(p)
 	return len(p), nil
 }
+
+// TestLocalTellsWhatIsLeft: Local knows what a program has left behind, where this process inherits it.
+func TestLocalTellsWhatIsLeft(t *testing.T) {
+	told := 0
+	s := &launch.Spec{
+		Incarnation: "left", Command: []string{"sh", "-c", "sleep 600 >/dev/null 2>&1 & exit 0"},
+		Env:  []string{"PATH=" + os.Getenv("PATH"), "HVD_INCARNATION=left"},
+		Left: func(processes []string) { told += len(processes) },
+	}
+	if err := (launch.Local{}).Run(t.Context(), s, nil); err != nil || told != 1 {
+		t.Errorf("%v, told of %d processes", err, told)
+	}
+	text := launch.LeftText([]string{"a", "b", "c", "d", "e", "f"})
+	if want := "ended with status 0 and left processes behind, which were ended with it: a; b; c; d; and 2 more"; text != want {
+		t.Errorf("%q", text)
+	}
+}

@@ -96,6 +96,9 @@ func (g *group) spec(w *worker) *launch.Spec {
 		Signal:      func() syscall.Signal { return g.signal },
 		CoreLimit:   launch.UnlimitedCore,
 		Hurry:       a.cfg.Hurry,
+		Left: func(processes []string) {
+			a.cfg.Log.Warnf("torchrun: the worker of local rank %d %s", w.local, launch.LeftText(processes))
+		},
 	}
 }
 

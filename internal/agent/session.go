@@ -449,7 +449,7 @@ func (s *session) start(m *agentpb.Start) error {
 	spec := &launch.Spec{
 		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
 		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, More: w.more, Dying: w.dying, Look: w.look,
-		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead,
+		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead, Left: w.left,
 	}
 	for _, word := range m.GetCommand() {
 		spec.Command = append(spec.Command, string(word))
@@ -562,6 +562,11 @@ func (w *worker) dead(error) {
 
 // room is how many bytes of its output may go on their way; the lock is held.
 func (w *worker) room() int { return window + w.ahead - int(w.produced-w.taken) }
+
+// left logs which processes a worker has left behind.
+func (w *worker) left(processes []string) {
+	w.s.log.Warnf("agent: slot %d: process %d %s", w.id.Index, w.pid, launch.LeftText(processes))
+}
 
 // dying makes an event, for a driver that knows it, of a worker that is as good as dead. One that
 // this agent has asked to end has not failed: its end tells.

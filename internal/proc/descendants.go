@@ -1,8 +1,13 @@
 package proc
 
 import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -12,6 +17,9 @@ import (
 // killBound is how long processes that were sent SIGKILL are waited for: one that hangs in the
 // kernel never ends.
 const killBound = 2 * time.Second
+
+// mostExecs is how often living looks at such a process.
+const mostExecs = 10
 
 // execPause is between two looks at a process that is in the middle of becoming another program.
 const execPause = time.Millisecond
@@ -69,6 +77,29 @@ func (d *descendants) freeze(deadline time.Time) {
 			time.Sleep(execPause)
 		}
 	}
+}
+
+// living returns those of the descendants that this process has inherited and that are still alive,
+// when the root has just ended. Helpers of Python's multiprocessing are left out: they end by
+// themselves a moment after the process that they serve.
+func (d *descendants) living() (names []string) {
+	if !adopting.Load() || len(own.inherited()) == 0 {
+		return nil
+	}
+	for range mostExecs {
+		if _, unclear := d.find(); !unclear {
+			break
+		}
+		time.Sleep(execPause)
+	}
+	for _, pid := range slices.Sorted(maps.Keys(d.held)) {
+		line, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+		if _, state, gone := Born(pid); err != nil || gone != nil || state == 'Z' || bytes.Contains(line, []byte("multiprocessing.")) {
+			continue
+		}
+		names = append(names, fmt.Sprintf("%s, process %d", cmp.Or(Program(pid), "a program"), pid))
+	}
+	return names
 }
 
 func (d *descendants) signal(sig syscall.Signal) {

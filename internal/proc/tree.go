@@ -64,6 +64,7 @@ type Tree struct {
 	descendants *descendants
 	dump        *dumpWatch
 	memory      memoryKills
+	left        []string
 }
 
 // Fork starts a worker. The caller must call Wait, and Release after that.
@@ -110,6 +111,9 @@ func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, 
 		t.abandon()
 		return 0, false
 	}
+	if !stopped {
+		t.left = t.descendants.living()
+	}
 	status, _ = t.Reap() // fails only where it was reaped elsewhere
 	t.descendants.root = 0
 	t.cgroup.empty()
@@ -122,6 +126,11 @@ func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, 
 // Why returns what else is known of why the process was killed, that the kernel has killed for lack
 // of memory where it runs; empty: nothing.
 func (t *Tree) Why() string { return t.memory.why() }
+
+// Left returns the processes that a process has left when it ended without being asked to, each as
+// "sleep, process 7", as far as they are found without a search of all of /proc: where this process
+// inherits them (Adopt). Wait has killed them.
+func (t *Tree) Left() []string { return t.left }
 
 // Sweep kills what the process has started, after its end, as far as it can be found. It reads all
 // of /proc where this process does not inherit what its descendants leave (Adopt).

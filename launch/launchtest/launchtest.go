@@ -63,6 +63,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"HurryEndsTheGrace", hurry},
 		{"MoreTime", more},
 		{"Look", look},
+		{"LeftBehind", leftBehind},
 		{"Many", many},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
@@ -505,6 +506,30 @@ func hurry(t *testing.T, l launch.Launcher) {
 	cancel()
 	close(quick)
 	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+// leftBehind: a program that ends with status 0 and leaves others behind may be told of, once, and
+// what it has left is gone then; one that fails, or has waited for all, is not.
+func leftBehind(t *testing.T, l launch.Launcher) {
+	for text, leaves := range map[string]bool{
+		"sleep 600 >/dev/null 2>&1 & sleep 600 >/dev/null 2>&1 & exit 0": true,
+		"sleep 600 >/dev/null 2>&1 & exit 3":                             false,
+		"true & wait":                                                    false,
+	} {
+		s := script(text)
+		told := make(chan []string, 2)
+		s.Left = func(processes []string) { told <- processes }
+		err := l.Run(t.Context(), s, nil)
+		if exit, failed := errors.AsType[*launch.ExitError](err); err != nil && (!failed || exit.Code != 3) {
+			t.Fatal(err)
+		}
+		if len(told) == 0 {
+			continue // it does not know
+		}
+		if left := <-told; len(told) > 0 || !leaves || len(left) != 2 || !strings.Contains(left[0], ", process ") {
+			t.Errorf("%s: told of %q, and %d times more", text, left, len(told))
+		}
+	}
 }
 
 // look: a process that lives is not taken for one that is being killed; one that is may be told of,
