@@ -44,6 +44,8 @@ type stalls struct {
 	// late holds the workers awaited in the next world, with the time when they were reported or
 	// last made progress.
 	late map[string]time.Time
+	// stops holds the members that were reported, with the time when they will be stopped.
+	stops map[string]time.Time
 	doneWatch
 	stragglers stragglers
 }
@@ -103,7 +105,7 @@ const (
 func newStalls(t job.Timeouts) *stalls {
 	return &stalls{
 		warning: max(0, t.StallWarning), limit: max(0, t.Stall), grace: t.Drain, workers: map[string]*beating{},
-		stragglers: newStragglers(),
+		stragglers: newStragglers(), stops: map[string]time.Time{},
 	}
 }
 
@@ -188,6 +190,7 @@ func (s *stalls) enter(now time.Time, generation uint64, members []string) {
 	s.number, s.jam, s.late, s.trains = generation, jamNone, nil, false
 	s.before = len(s.world)
 	s.stragglers.enter(slices.Clone(members))
+	clear(s.stops)
 	s.world = make([]*member, len(members))
 	for r, id := range members {
 		s.world[r] = &member{id: id}
@@ -221,9 +224,13 @@ func (s *stalls) look(now time.Time) (changes []decide.Input) {
 				ID: member.id, Generation: s.number, What: s.accuse(now, member, h) + s.threat(h), Long: h.long,
 			})
 			member.held = h
+			if s.limit > 0 {
+				s.stops[member.id] = now.Add(s.limit - h.long)
+			}
 		case h == nil && member.held != nil && s.through(member):
 			changes = append(changes, decide.WorkerStirred{ID: member.id, Generation: s.number})
 			member.held, member.where = nil, ""
+			delete(s.stops, member.id)
 		}
 	}
 	if len(holds) == 0 {
@@ -425,14 +432,19 @@ func (s *stalls) threat(h *holdUp) string {
 	return fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", decide.Round(s.limit-h.long))
 }
 
-// What describes what a worker is doing; empty: unknown.
+// What describes what a worker is doing, and when it will be stopped if it holds up others; empty:
+// unknown.
 func (s *stalls) What(now time.Time, id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.workers[id]; w == nil || w.beat.Phase == 0 {
 		return ""
 	}
-	return s.does(now, id)
+	does := s.does(now, id)
+	if at, held := s.stops[id]; held {
+		does += fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", decide.Round(max(0, at.Sub(now))))
+	}
+	return does
 }
 
 // Straggler returns how late the worker comes to operations; nil: unknown.

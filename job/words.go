@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/hvdrun/hvdrun/audit"
 )
 
 // Kind says what an event, a reset or a part of the job's time is about: its colour on pages and
@@ -181,4 +183,10 @@ func plural(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// RecordsStart reports whether the event is the record of a worker's start that has succeeded, of
+// which WorkerStarted tells too.
+func (e Entry) RecordsStart() bool {
+	return e.Name == Audit && e.What == "start" && e.Outcome == audit.Done
 }

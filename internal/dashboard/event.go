@@ -16,6 +16,8 @@ type Event struct {
 	Kind job.Kind  `json:"kind"`
 	// Text says in words what happened.
 	Text string `json:"text"`
+	// Folded: another event says the same, and this one is shown only to those who look for it.
+	Folded bool `json:"folded,omitempty"`
 }
 
 // maxText bounds the text of an event, in bytes.
@@ -27,5 +29,5 @@ func told(e *job.Entry) Event {
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + "…"
 	}
-	return Event{Time: e.Time, Name: string(e.Name), Kind: kind, Text: text}
+	return Event{Time: e.Time, Name: string(e.Name), Kind: kind, Text: text, Folded: e.RecordsStart()}
 }

@@ -125,6 +125,9 @@ func (f *Feed) Look(ctx context.Context, now time.Time) *View {
 // fill copies what the feed knows into a view.
 func (f *Feed) fill(v *View) {
 	h := f.history
+	if v.Over() { // the slots say what was known at the last heartbeat, if they are still there
+		v.Commits = max(v.Commits, h.commits)
+	}
 	v.Worlds = append([]World(nil), h.worlds...)
 	v.Forgotten = h.dropped
 	v.Recoveries = Recoveries{Steps: h.counts.Steps, Failed: append([]int(nil), h.counts.Failed...), Planned: append([]int(nil), h.counts.Planned...)}

@@ -60,6 +60,7 @@ type history struct {
 	worlds  []World
 	dropped int // worlds that are forgotten
 	counts  Recoveries
+	commits uint64 // of the job's end; 0: it has not ended, or it is unknown
 
 	reasons job.Reasons // for the next world
 
@@ -106,6 +107,8 @@ func (h *history) add(f *job.Entry) {
 		h.published(f)
 	case job.FirstCommit:
 		h.trains(f)
+	case job.JobDone:
+		h.commits = f.Commits
 	}
 	h.reasons.Add(*f)
 }

@@ -2,6 +2,7 @@ package dashboard
 
 import (
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,5 +39,40 @@ func TestFigures(t *testing.T) {
 	}
 	if len(h.figures) != maxFigures {
 		t.Errorf("%d curves", len(h.figures))
+	}
+}
+
+// TestEndOfHistory: the number of commits of a job that has ended is that of its end, which the slots
+// do not know.
+func TestEndOfHistory(t *testing.T) {
+	f := &Feed{history: newHistory()}
+	f.history.add(&job.Entry{Name: job.JobDone, Status: 143, Commits: 2_211_559})
+	running, ended := &View{Commits: 7}, &View{Commits: 609_328}
+	running.Status.State, ended.Status.State = job.Running, job.Failed
+	f.fill(running)
+	f.fill(ended)
+	if running.Commits != 7 || ended.Commits != 2_211_559 {
+		t.Errorf("while it runs %d, when it has ended %d", running.Commits, ended.Commits)
+	}
+	out, err := show(ended)
+	if err != nil || !strings.Contains(string(out.parts["job"]), `"commits":2211559`) {
+		t.Errorf("%s, %v", out.parts["job"], err)
+	}
+}
+
+// TestFoldedEvents: the record of a start says what worker_started says; others are not folded.
+func TestFoldedEvents(t *testing.T) {
+	for _, c := range []struct {
+		e      job.Entry
+		folded bool
+	}{
+		{job.Entry{Name: job.Audit, What: "start", Host: "a", Outcome: "done"}, true},
+		{job.Entry{Name: job.Audit, What: "start", Host: "a", Outcome: "refused: the host is draining"}, false},
+		{job.Entry{Name: job.Audit, What: "stop", Outcome: "done"}, false},
+		{job.Entry{Name: job.WorkerStarted, Host: "a"}, false},
+	} {
+		if got := told(&c.e).Folded; got != c.folded {
+			t.Errorf("%+v: folded %v", c.e, got)
+		}
 	}
 }

@@ -89,6 +89,8 @@ type head struct {
 	Problem string   `json:"problem"`
 	Output  bool     `json:"output"`
 	Cannot  string   `json:"cannot"`
+	// Commits is the number of commits of a job that has ended.
+	Commits uint64 `json:"commits,omitempty"`
 }
 
 // hostHead is a host with the indices of its slots in place of the slots.
@@ -130,6 +132,10 @@ func show(v *View) (*shown, error) {
 	waits, goodput := list(s.Waits), s.Goodput
 	s.Time, s.Hosts, s.Waits, s.Events, s.Goodput = time.Time{}, nil, nil, nil, job.Goodput{}
 	out := &shown{parts: map[string][]byte{}, slots: make([][]byte, len(slots))}
+	ended := uint64(0)
+	if v.Over() {
+		ended = v.Commits
+	}
 	var err error
 	put := func(value any) (text []byte) {
 		if err == nil {
@@ -138,7 +144,7 @@ func show(v *View) (*shown, error) {
 		return text
 	}
 	for name, value := range map[string]any{
-		"job":   head{s, list(v.Command), v.Problem, v.Output, v.Cannot()},
+		"job":   head{s, list(v.Command), v.Problem, v.Output, v.Cannot(), ended},
 		"hosts": hosts, "waits": waits, "goodput": goodput, "worlds": list(v.Worlds), "forgotten": v.Forgotten,
 		"recoveries": v.Recoveries, "points": list(v.Points), "curves": v.Curves, "tasks": v.Tasks,
 	} {

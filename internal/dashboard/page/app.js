@@ -6,7 +6,7 @@ import * as act from "./act.js";
 // view is all that the page knows of the job. Messages change it; draw only reads it.
 export const view = {
   seq: 0, now: 0, at: 0, rate: 0, job: null, hosts: [], slots: [], commits: [], waits: [], worlds: [], forgotten: 0,
-  recoveries: null, points: [], curves: {}, goodput: { seconds: 0, parts: [] }, tasks: null, events: [], write: false, proof: "", live: false,
+  recoveries: null, points: [], curves: {}, goodput: { seconds: 0, parts: [] }, tasks: null, events: [], write: false, proof: "", live: false, lost: 0,
 };
 const most = 1000; // events
 
@@ -81,6 +81,8 @@ function link(state, text) {
   e.className = "link " + state;
   set(e, text);
   view.live = state === "live";
+  if (state !== "off") view.lost = 0;
+  else view.lost ||= Date.now();
 }
 
 async function rights() {
@@ -111,6 +113,7 @@ async function connect() {
     }
   } catch {
     link("off", "no answer; trying again…");
+    if (view.job) redraw("job");
     return retry(2000);
   }
   stream = new EventSource("/api/stream" + (last ? "?last=" + encodeURIComponent(last) : ""));

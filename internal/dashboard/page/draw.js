@@ -73,9 +73,13 @@ const looks = {
   running: "good", done: "good", failed: "bad", stopped: "warn", waiting: "warn", starting: "busy", resetting: "busy", finishing: "busy", stopping: "warn",
 };
 
+// silent returns whether the page has had no answer for so long that hvdrun may have died.
+const silent = () => view.lost && !ended() && Date.now() - view.lost > 5000;
+
 function header() {
   const j = view.job;
-  const gone = !j.driver_pid && !ended(), state = gone ? "no driver" : j.stopped ? "stopped" : j.state, e = byId("state");
+  const gone = (!j.driver_pid || silent()) && !ended(), e = byId("state");
+  const state = silent() ? "no answer" : gone ? "no driver" : j.stopped ? "stopped" : j.state;
   document.title = `${j.job.slice(0, 8)} · ${state} · hvdrun`;
   set(byId("job"), j.job);
   set(byId("command"), j.command.join(" "));
@@ -98,6 +102,9 @@ function banners() {
     if (j.stopped) banner("", "The job was ", j.message);
     else if (j.state === "failed") banner("bad", "The job has failed: ", j.message || "no reason is known");
     else banner("good", "The job is done." + (j.message ? " " + j.message : ""));
+  } else if (silent()) {
+    banner("bad", `This page has had no answer since ${clock(new Date(view.lost).toISOString(), view.now)}: hvdrun may have died. `,
+      h("code", null, "hvdrun jobs"), " tells; ", h("code", null, "hvdrun resume " + j.job), " takes the job over. Its workers may train on.");
   } else if (j.problem) banner("bad", "The job cannot be asked: ", j.problem);
   else if (!j.driver_pid) {
     banner("bad", `The job’s hvdrun is gone; this is how the job was at ${clock(j.last_event, view.now)}. Its workers may train on: `,
@@ -108,7 +115,8 @@ function banners() {
     const hung = view.slots.map((s, i) => ({ s, p: places[i] })).filter((x) => x.s.where && x.p);
     for (const { s, p } of hung.slice(0, 3)) {
       banner("", h("b", null, `${s.rank == null ? "A worker" : "Rank " + s.rank} on ${p.host}:${p.slot} holds up the others`), " at ", h("code", null, s.where),
-        s.what ? ": " + s.what : "");
+        s.what ? ": " + s.what : "",
+        view.write && !act.why() && h("button.danger", { type: "button", onclick: () => act.exclude(p.host, p.slot) }, "Exclude…"));
     }
     if (hung.length > 3) banner("", `${number(hung.length - 3)} more workers hold up the others: choose their slots`);
   }
@@ -117,7 +125,7 @@ function banners() {
       banner("", "Waiting for ", w.for, ", ", h("b", null, duration((Date.parse(w.until) - time()) / 1000)), " left");
     }
   }
-  if (!view.live) return; // what was known last stays as it was
+  if (!view.live && !silent()) return; // what was known last stays as it was
   fill(byId("banners"), ...list.slice(0, 6));
 }
 
@@ -129,7 +137,7 @@ function allowed(j) {
 let tile = null;
 function tiles() {
   const j = view.job, over = ended(), now = over || !j.driver_pid ? Date.parse(j.last_event) : time();
-  const newest = Math.max(0, ...view.commits.filter((c) => c != null));
+  const newest = Math.max(j.commits ?? 0, ...view.commits.filter((c) => c != null));
   const at = newest || (view.worlds.length ? view.worlds[view.worlds.length - 1].commits : 0);
   const total = spent() ? view.goodput.seconds : 0, trained = total ? view.goodput.parts.find((p) => p.part === "training").seconds : 0;
   const mean = view.points.length ? view.points.reduce((s, p) => s + p[1], 0) / view.points.length : 0;
@@ -458,6 +466,7 @@ function events() {
   let n = 0;
   for (let i = view.events.length - 1; i >= 0; i--) {
     const e = view.events[i];
+    if (e.folded && !kind && !text) continue;
     if (kind && e.kind !== kind) continue;
     if (text && !(e.text + " " + e.name).toLowerCase().includes(text)) continue;
     if (n++ < most) found.push(e);

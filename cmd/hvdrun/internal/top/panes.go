@@ -358,11 +358,15 @@ func (m *top) filterLine() string {
 	return text
 }
 
-// chosen are the events that have all words of the filter, newest first.
+// chosen are the events that have all words of the filter, newest first, or without a filter those
+// that are not folded.
 func (m *top) chosen() (all []*dashboard.Event) {
 	words := strings.Fields(strings.ToLower(m.filter))
 	for i := len(m.view.Events) - 1; i >= 0; i-- {
 		e := &m.view.Events[i]
+		if e.Folded && len(words) == 0 {
+			continue
+		}
 		text := strings.ToLower(e.Text + " " + e.Name + " " + kindName(e.Kind))
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
 			all = append(all, e)
