@@ -251,9 +251,8 @@ func TestStirs(t *testing.T) {
 }
 
 // TestWorldsForgetStalls: stalls of one world do not matter in the next, nor do workers that have
-// ended.
-// TestWhatSaysWhenAWorkerIsStopped: what a worker that holds up others does is told with the time until
-// it is stopped, as long as it holds them up.
+// ended. TestWhatSaysWhenAWorkerIsStopped: what a worker that holds up others does is told with the
+// time until it is stopped, as long as it holds them up.
 func TestWhatSaysWhenAWorkerIsStopped(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)

@@ -187,7 +187,8 @@ func (w writes) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLocalTellsWhatIsLeft: Local knows what a program has left behind, where this process inherits it.
+// TestLocalTellsWhatIsLeft: Local knows what a program has left behind, where this process inherits
+// it.
 func TestLocalTellsWhatIsLeft(t *testing.T) {
 	told := 0
 	s := &launch.Spec{

@@ -35,8 +35,8 @@ func refused(err error) error {
 // ready.
 type strangers struct{ failed retry.Row }
 
-// who returns err, with which an attempt to reach an agent has failed, or that PyTorch's torchrun or
-// another program of this machine is there, which is final. It asks at the first failure of each
+// who returns err, with which an attempt to reach an agent has failed, or that PyTorch's torchrun
+// or another program of this machine is there, which is final. It asks at the first failure of each
 // kind, and then ever more seldom.
 func (s *strangers) who(ctx context.Context, addr string, err error) (found error, final bool) {
 	if isRefused(err) || ctx.Err() != nil || !s.failed.Failed(time.Now(), err) {

@@ -14,8 +14,8 @@
 //	hvdrun config [flags] [-- command [args…]]
 //	hvdrun jobs | resume | status | logs | wait | stop | drain | exclude | readmit | scale [JOB] …
 //
-// `hvdrun help flags` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for
-// --min-np) and a key of the YAML file that --config-file names.
+// `hvdrun help flags` lists the flags. Every one of them is also an environment variable
+// (HVD_MIN_NP for --min-np) and a key of the YAML file that --config-file names.
 package main
 
 import (

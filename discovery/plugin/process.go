@@ -222,8 +222,8 @@ func (p *process) startFault(err error) error {
 	return p.withLastWords(err)
 }
 
-// withLastWords adds what the process has printed last to an error, or the line that says why it has
-// crashed.
+// withLastWords adds what the process has printed last to an error, or the line that says why it
+// has crashed.
 func (p *process) withLastWords(err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

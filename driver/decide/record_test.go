@@ -288,7 +288,8 @@ func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, fiel
 	}
 }
 
-// TestStopIsRecorded: who has stopped the job is known to the next driver, and that it is no failure.
+// TestStopIsRecorded: who has stopped the job is known to the next driver, and that it is no
+// failure.
 func TestStopIsRecorded(t *testing.T) {
 	for _, cause := range []error{job.StopCommand{UID: "1000"}, job.StopCommand{}, job.StopSignal{Signal: syscall.SIGINT}} {
 		r := NewRecord(time.Unix(0, 0), Interrupted{cause}, nil)

@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// seenFile says when hosts have last been heard of. It is apart from stateFile because it changes all
-// the time, and nothing depends on it.
+// seenFile says when hosts have last been heard of. It is apart from stateFile because it changes
+// all the time, and nothing depends on it.
 const seenFile = "seen.json"
 
 // Seen is what the agent of a host has last said.
@@ -39,8 +39,8 @@ func (d *Dir) Seen() (map[string]Seen, error) {
 	return seen, nil
 }
 
-// AddSeen adds what agents have said to the file, which forgets hosts that the cluster does not know.
-// A file that cannot be read is made anew.
+// AddSeen adds what agents have said to the file, which forgets hosts that the cluster does not
+// know. A file that cannot be read is made anew.
 func (d *Dir) AddSeen(news map[string]Seen) error {
 	state, err := d.View()
 	if err != nil {

@@ -42,8 +42,8 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestEndOfHistory: the number of commits of a job that has ended is that of its end, which the slots
-// do not know.
+// TestEndOfHistory: the number of commits of a job that has ended is that of its end, which the
+// slots do not know.
 func TestEndOfHistory(t *testing.T) {
 	f := &Feed{history: newHistory()}
 	f.history.add(&job.Entry{Name: job.JobDone, Status: 143, Commits: 2_211_559})

@@ -79,9 +79,9 @@ func holds(pid int, link string) bool {
 	return false
 }
 
-// Listener returns the process of this machine, and the name of its program's file, that listens at
-// a TCP address, or at all addresses with its port; 0 if there is none, or this process may not look
-// at it. It reads /proc.
+// Listener returns the process of this machine that listens at a TCP address, or at all addresses
+// with its port, and the name of its program's file. The process is 0 if nobody listens, or if this
+// process may not look at the one that does. It reads /proc.
 func Listener(addr netip.AddrPort) (pid int, program string) {
 	inode, err := inodeOf(listening(addr))
 	if err != nil {

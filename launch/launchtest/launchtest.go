@@ -508,8 +508,8 @@ func hurry(t *testing.T, l launch.Launcher) {
 	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
 }
 
-// leftBehind: a program that ends with status 0 and leaves others behind may be told of, once, and
-// what it has left is gone then; one that fails, or has waited for all, is not.
+// leftBehind: Left may be called once for a program that ends with status 0 and leaves processes
+// behind. It is not called for a program that fails, or that has waited for its children.
 func leftBehind(t *testing.T, l launch.Launcher) {
 	for text, leaves := range map[string]bool{
 		"sleep 600 >/dev/null 2>&1 & sleep 600 >/dev/null 2>&1 & exit 0": true,

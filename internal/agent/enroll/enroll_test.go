@@ -423,9 +423,9 @@ type writer func([]byte)
 
 func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
 
-// One applicant cannot keep the registrar busy with certificates.
-// TestSeen: the folder says when the agents of hosts have asked, and which slots are used there, and
-// forgets hosts that are no more known. A host that claims too much is only seen.
+// One applicant cannot keep the registrar busy with certificates. TestSeen: the folder says when
+// the agents of hosts have asked, and which slots are used there, and forgets hosts that are no
+// more known. A host that claims too much is only seen.
 func TestSeen(t *testing.T) {
 	s := serve(t, Server{Pause: leastPause})
 	if seen, err := s.dir.Seen(); err != nil || len(seen) > 0 {

@@ -226,8 +226,8 @@ func due(from, until, now time.Time) (renew, late bool) {
 	return age > life/3, age > life/2
 }
 
-// refresh asks the registrar for what is new, tells it which slots are used, and returns whether the
-// keys are new.
+// refresh asks the registrar for what is new, tells it which slots are used, and returns whether
+// the keys are new.
 func (m *Membership) refresh(ctx context.Context, used map[string]uint32, now time.Time) (changed bool, err error) {
 	q := &enrollpb.EnrollRequest{Host: m.cfg.Host, Ring: m.ring.Version, Used: used}
 	from, until := m.creds.Valid()
@@ -260,8 +260,9 @@ func (m *Membership) refresh(ctx context.Context, used map[string]uint32, now ti
 }
 
 // Follow renews the certificate in time, tells the registrar what used returns, the number of slots
-// that have workers by run, and calls use with the keys of the gossip whenever they have changed. If the registrar cannot be reached it tries again, and warns after half of the
-// certificate's life. It blocks until ctx ends.
+// that have workers by run, and calls use with the keys of the gossip whenever they have changed.
+// If the registrar cannot be reached it tries again, and warns after half of the certificate's
+// life. It blocks until ctx ends.
 func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, use func(keys [][]byte) error) {
 	var warned time.Time
 	retry := firstRetry

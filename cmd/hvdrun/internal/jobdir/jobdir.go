@@ -361,8 +361,8 @@ func prune(all string, now time.Time) {
 // one name that run at the same time, from several machines, must differ.
 const nameDigits = 8
 
-// NewRunID returns a run id that no folder of a job has: a random one, with the job's name before it
-// unless that is empty.
+// NewRunID returns a run id that no folder of a job has: a random one, with the job's name before
+// it unless that is empty.
 func NewRunID(env []string, name string) string {
 	entries, _, _ := JobEntries(env) // where they cannot be read, chance must do
 	for {

@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 )
 
-// TestJobsTable: jobs that run are first, of each kind the newest is, and of those that have ended
-// it says when, with which status, and how long they took.
+// TestJobsTable: jobs that run are first, of each kind the newest is. An ended job has its end, its
+// status and its duration.
 func TestJobsTable(t *testing.T) {
 	begin := time.Date(2026, 11, 21, 16, 0, 0, 0, time.Local)
 	job := func(name string, state jobdir.State, after, took time.Duration, status int) jobdir.Line {

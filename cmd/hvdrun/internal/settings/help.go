@@ -80,8 +80,8 @@ func ShapeHelp(root *cobra.Command) {
 	})
 }
 
-// addTopic adds what help shows by the name of a topic. A program of that name is still run: a topic
-// is no command.
+// addTopic adds what help shows by the name of a topic. A program of that name is still run: a
+// topic is no command.
 func addTopic(root *cobra.Command, name string, text func() string) {
 	topic := &cobra.Command{Use: name}
 	topic.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), text()) })

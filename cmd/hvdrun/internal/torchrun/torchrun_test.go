@@ -181,7 +181,8 @@ func TestTorchrunStoreAddrs(t *testing.T) {
 	}
 }
 
-// TestTorchrunPortInUse: where another program of this machine has the endpoint, it is said at once.
+// TestTorchrunPortInUse: where another program of this machine has the endpoint, it is said at
+// once.
 func TestTorchrunPortInUse(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
