@@ -368,8 +368,7 @@ func (e *engine) work() (worked bool, err error) {
 	return e.cycleIfDue(false), e.halted
 }
 
-// cycleIfDue does a cycle if there is a reason for one; urgent: that something has been submitted
-// is one.
+// cycleIfDue does a cycle if there is a reason for one; urgent: a submission is a reason.
 func (e *engine) cycleIfDue(urgent bool) (worked bool) {
 	e.mu.Lock()
 	e.urgent = e.urgent || urgent && len(e.fresh) > 0

@@ -68,8 +68,8 @@ func (e *engine) guessApart(b *agreement.Bucket, ready bool) (data []byte, right
 }
 
 // allReduceIfReady is AllReduce of so many bytes on every rank if all ranks are ready for it, with
-// the same bits. Otherwise data stays as it is; that of a rank that is not ready is not looked at.
-// All ranks find the same.
+// the same bits. Otherwise data stays as it is. A rank that is not ready does not need data. All
+// ranks find the same.
 func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operation.Op, length int, data []byte, ready bool) (right bool, err error) {
 	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(length / t.Size()), Algorithm: g.call.Algorithm()}
 	if h := g.inMemory(); h != nil {

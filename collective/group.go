@@ -135,7 +135,7 @@ func (g *Group) Sent() uint64 {
 
 // Failed returns a channel that is closed once the group has failed, also while none of its
 // operations is under way: then every later one returns an error. It is for callers that wait for
-// something else that needs the other ranks. That of a nil Group is never closed.
+// something else that needs the other ranks. The channel of a nil Group is never closed.
 func (g *Group) Failed() <-chan struct{} {
 	if g == nil {
 		return nil

@@ -27,11 +27,11 @@ const (
 )
 
 // Send sends data to another rank, which receives it by [Recv]. It returns when data may be changed
-// again: of a message of up to 64 KiB at once, as long as those to that rank that are still to be
-// received have no more than 1 MiB together; of a larger one when the receiver has all of it, or on
-// one host has come for it. So two ranks may first send each other such small messages, and receive
-// then. Of larger ones that would be for ever: one of the two calls Recv first, or they use
-// [SendAsync].
+// again: for a message of up to 64 KiB at once, if the messages to that rank that it has not
+// received have at most 1 MiB together; for a larger one when the receiver has all of it, or on one
+// host has begun to receive it. So two ranks may first send each other small messages, and then
+// receive. With larger messages both would wait forever: one of the two calls Recv first, or they
+// use [SendAsync].
 func Send[T Element](ctx context.Context, g *Group, data []T, to int) error {
 	return g.pass(ctx, message{operation.Send, to, typeOf[T](), kernel.Bytes(data)})
 }

@@ -51,9 +51,9 @@ type Operations struct {
 	// in each host, or as adasum. Empty: the backend has one algorithm for the kind.
 	Algorithm string
 	// Count is how many there were, Duration is how long they took together, waits for other ranks
-	// included, and Bytes is the size of this rank's tensors, where known beforehand. Of the
-	// AllReduces in memory of less than 1 KiB one of 16 is timed, and counts for those after it;
-	// long waits always count.
+	// included, and Bytes is the size of this rank's tensors, where known beforehand. One of 16
+	// AllReduces in memory of less than 1 KiB is timed, and counts for those after it; long waits
+	// always count.
 	Count    uint64
 	Duration time.Duration
 	Bytes    uint64

@@ -69,11 +69,11 @@ func (w *waits) take() []Wait {
 	return kept
 }
 
-// Waits returns the times of operations of the group of all ranks that have ended well since the
-// last call of it in this process: of some operations, the same ones on all ranks, and of those
-// only that no rank can leave before the last one has come. Asynchronous operations are among them,
-// from the submission of their tensor to its result. It may be called at any time by any goroutine,
-// and by one caller usefully.
+// Waits returns the times of operations of the group of all ranks that have succeeded since its
+// last call in this process. It has only some operations, the same ones on all ranks, which no rank
+// can leave before the last one has come. Asynchronous operations are among them, from the
+// submission of their tensor to its result. It may be called at any time by any goroutine, and by
+// one caller usefully.
 func (g *Group) Waits() []Wait {
 	if g == nil {
 		return nil

@@ -406,7 +406,7 @@ const (
 
 // gather appends in, and the events that have been posted already, as far as they can share a step
 // with it: when a thousand workers join, the machine need not look at all of them a thousand times.
-// Of many, it lets those who are about to post do that first.
+// If there are many, it first lets workers post that are about to.
 func gather(batch []posted, in posted, events <-chan posted) []posted {
 	batch = append(batch, in)
 	looked := 0 // at the channel, when the batch had so many

@@ -290,7 +290,7 @@ func (s *stalls) silent(w *beating) bool {
 }
 
 // holds returns, by rank, the operation that each member holds up, and for how long: not for longer
-// than it has been where it is. Who moves holds nobody up, whatever others say.
+// than it has been where it is. A member that moves holds up nobody, whatever others report.
 func (s *stalls) holds(now time.Time) map[int]*holdUp {
 	waits := s.waits()
 	if len(waits) == 0 {

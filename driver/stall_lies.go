@@ -78,8 +78,8 @@ func (s *stalls) still(now time.Time, m *member, lane uint64) time.Duration {
 	return now.Sub(w.enteredAt) + beatSlack
 }
 
-// Heartbeats that arrive when another worker has just reported done may have been made before. Of
-// two that come later than a heartbeat may take the second was made after the first had arrived.
+// Heartbeats that arrive when another worker has just reported done may have been made before. If
+// two arrive later than a heartbeat may take, the second was made after the first had arrived.
 const (
 	beatsToRefute = 2
 	beatTakes     = time.Second

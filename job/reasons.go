@@ -38,8 +38,8 @@ func (r *Reasons) Take() []Reason {
 	return list
 }
 
-// Add takes the job's next event. Of HostsFound it reads Hosts alone, and of WorldPublished Cause
-// and Slots.
+// Add takes the job's next event. It reads only Hosts of HostsFound, and Cause and Slots of
+// WorldPublished.
 func (r *Reasons) Add(e Entry) {
 	switch e.Name {
 	case HostsFound: // which may be of thousands

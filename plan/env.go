@@ -425,7 +425,7 @@ func flag(set bool) string {
 
 // OwnSocket returns the descriptor and the inode of the socket by which this process's launcher
 // takes calls for the driver; an inode of 0: the launcher takes none. It removes both from the
-// environment: one process uses the socket. Whether this process has inherited it shows the inode.
+// environment: one process uses the socket. The inode shows whether this process has inherited it.
 func OwnSocket() (fd int, inode uint64) {
 	inode, err := strconv.ParseUint(os.Getenv(EnvWorkerCalls), 10, 64)
 	if err != nil {

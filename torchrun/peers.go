@@ -182,7 +182,7 @@ func (p *Peers) serve(raw *identity.Conn) {
 }
 
 // logServed logs why a store has ended a connection, if it has: at its other end, only the end is
-// seen. That of a connection which has failed is nothing to warn of.
+// seen. It does not warn of a failed connection.
 func logServed(log logrus.FieldLogger, what string, err error) {
 	var network net.Error
 	switch {

@@ -11,8 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// RunReductions runs the part of the kit that algorithms can fail: that of AllReduce and of what
-// ends it.
+// RunReductions runs the part of the kit that algorithms can fail: AllReduce, and what ends it.
 func RunReductions(t *testing.T, newGroups NewGroups) {
 	for _, n := range sizes([]int{1, 2, 3, 4, 6, 8}, 1, 3, 8) {
 		groups := newGroups(t, n)

@@ -10,9 +10,10 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Row is a line of the table of what a reduction is: of what In says for a rank, it is Want. It
-// depends on nothing else, neither on the place of the value in a tensor or of its rank in the
-// world, nor on sizes, algorithms, transports and devices. docs/collectives.md has the table.
+// Row is a line of the table of what a reduction is: if the ranks have the values of In, the result
+// is Want. It depends on nothing else, neither on the place of the value in a tensor or of its rank
+// in the world, nor on sizes, algorithms, transports and devices. docs/collectives.md has the
+// table.
 type Row[T collective.Element] struct {
 	Name string
 	Op   collective.Op

@@ -37,8 +37,8 @@ func (h *Handle) Done() bool { return h.under == nil || h.under.Done() }
 // name, ranks may do so in different orders, and slices that are due at the same time are fused:
 // copied, on the device, into one vector that is reduced. A name that some ranks do not submit is
 // told by the group's stall report. The operation begins when what is in the stream After at the
-// time of the call has been done. Of one group, slices under way at a time are on one device of
-// this process. Close of the device waits for them.
+// time of the call has been done. The slices of one group that are under way at a time are on one
+// device of this process. Close of the device waits for them.
 //
 // Slices of 1 MiB or more are reduced where they lie. Others take memory of the device, up to the
 // fusion threshold, until the next generation; where a rank has none left, they are reduced one by

@@ -14,12 +14,12 @@ import (
 // part has an owner. The owner combines the vectors of its host by a kernel, in the order of the
 // ranks; the owners of a part on all hosts reduce what they have, through pinned memory; then each
 // copies the result to the vectors of its host. All owners do so at the same time, piece by piece.
-// Of the vector, 2/n goes over the bus of a device whose host has n ranks, and as much to the
+// 2/n of the vector goes over the bus of a device whose host has n ranks, and as much to the
 // network; staging moves the whole vector twice.
 //
-// Between hosts the result has the bits of the group's algorithm over the sums of the hosts; of
-// asynchronous operations, those of the strict order of the hosts, wherever in a bucket a vector
-// lies. All ranks have the same, for a part is reduced by its owners alone.
+// Between hosts the result has the bits of the group's algorithm over the sums of the hosts. In
+// asynchronous operations it has the bits of the strict order of the hosts, wherever in a bucket a
+// vector lies. All ranks have the same, for a part is reduced by its owners alone.
 type hostsBackend struct {
 	stagingBackend // for types without kernels, and operations other than AllReduce
 	local          *ipcBackend
@@ -67,7 +67,7 @@ func newHostsBackend(ctx context.Context, d *Device, g *collective.Group, all []
 	return w, err
 }
 
-// meetOwners connects the owners of each part: of all parts at a time where no rank has two.
+// meetOwners connects the owners of each part, those of all parts at a time if no rank has two.
 func (w *hostsBackend) meetOwners(ctx context.Context, byHost [][]int) error {
 	owners, apart := make([][]int, w.count), true
 	for _, ranks := range byHost {

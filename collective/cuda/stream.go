@@ -96,8 +96,8 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return e.Close()
 }
 
-// Close gives the event back, whether it has occurred or not. It must not be used afterwards. Of a
-// nil event there is nothing to give back.
+// Close gives the event back, whether it has occurred or not. It must not be used afterwards. It
+// does nothing for a nil event.
 func (e *Event) Close() error {
 	if e == nil {
 		return nil

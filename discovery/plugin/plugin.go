@@ -210,9 +210,9 @@ func (p *Plugin) Scale(ctx context.Context, least, most int) error {
 // count is a number of slots on the wire.
 func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxInt32)) }
 
-// call returns the context of a call: it ends with ctx, and where heard was not called in time.
-// Neither deadline is known to the plugin, whose end might act on it first and leave the question
-// which one it was.
+// call returns the context of a call: it ends with ctx, and where heard was not called in time. The
+// plugin does not know the deadlines: it might act on one first, and it would not be clear on
+// which.
 func (p *Plugin) call(ctx context.Context) (call context.Context, heard func(), end func()) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	release := context.AfterFunc(ctx, cancel)

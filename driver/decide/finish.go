@@ -75,7 +75,7 @@ func (m *Machine) windDown(now time.Time) {
 }
 
 // lastCommit returns the number of the job's newest commit, as far as the machine knows; 0: none.
-// Of the members that have reported done, the one in the middle is believed.
+// It is the median of the members that have reported done.
 func (m *Machine) lastCommit() uint64 {
 	var said []uint64
 	for _, w := range m.published.Members {
@@ -110,8 +110,8 @@ func (m *Machine) checkAlive(now time.Time) {
 	for _, w := range m.workers {
 		if w.live() {
 			alive++
-			// Whether a member of the current world has the state is not known before it joins
-			// again.
+			// Until a member of the current world joins again, it is not known whether it has the
+			// state.
 			able = able || w.holds || w.phase == training
 		}
 	}

@@ -21,7 +21,7 @@ type partings struct {
 }
 
 // part looks at the world that ends, once its members have joined. It returns the worker to blame
-// and why, or nil: that which was lost most often, of several the one of the highest rank.
+// and why, or nil: the one that was lost most often, and of several such workers the highest rank.
 func (m *Machine) part(now time.Time) (worst *Worker, why string) {
 	lost := make([]bool, len(m.world.Slots)) // by rank
 	some := false

@@ -141,8 +141,8 @@ func (s *settling) settle() {
 	s.synced, s.begun = s.begun, s.end
 }
 
-// sweep removes incomplete files whose writer has ended. Of those that are no regular files of this
-// user it opens none: a pipe would block it.
+// sweep removes incomplete files whose writer has ended. It opens only regular files of this user:
+// a pipe would block it.
 func sweep(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, temporary))
 	for _, path := range left {

@@ -216,7 +216,7 @@ func (s *Store) Has(id ID) bool {
 	return err == nil
 }
 
-// Remove removes a value, if it is there. Who has it open can read it on.
+// Remove removes a value, if it is there. Processes that have it open can still read it.
 func (s *Store) Remove(id ID) error {
 	fi, err := os.Lstat(s.path(id))
 	if err == nil {

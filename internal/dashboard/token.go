@@ -58,8 +58,8 @@ func same(a, b string) bool {
 	return b != "" && subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// admission is what a server gives to browsers for tokens. It ends with the server: whoever listens
-// at its port later gets nothing of worth.
+// admission is what a server gives to browsers for tokens. It ends with the server: a later
+// listener at its port gets nothing of worth.
 type admission struct {
 	// cookie names the cookie, which permits to watch. Browsers send it to all ports of the host.
 	cookie, session string

@@ -73,8 +73,8 @@ func figuresOf(s *job.Status) []job.Figure {
 	return nil
 }
 
-// shown is a view as texts of JSON, by their names on the page: of what differs from the one before
-// a patch is made. Slots are apart, for they change most.
+// shown is a view as texts of JSON, by their names on the page. A patch has those that differ from
+// the one before. Slots are apart, for they change most.
 type shown struct {
 	parts   map[string][]byte
 	slots   [][]byte // of all hosts in turn, without commits

@@ -27,7 +27,7 @@ var ErrNoGPU = errors.New("gpu: no GPUs")
 
 // Device is one device. What the driver does not report is zero.
 type Device struct {
-	// Index is the device's place in the inventory, from 0: that of its slot.
+	// Index is the device's place in the inventory, from 0, and the index of its slot.
 	Index int
 	// UUID is "GPU-…" or "MIG-…"; empty where the device is lost.
 	UUID string

@@ -226,8 +226,7 @@ func (w *watcher) run(ctx context.Context) error {
 			w.tell(b.devices, Lost, 0)
 			continue
 		}
-		// Not all GPUs know all kinds of events; that of one that knows none shows when it is
-		// asked.
+		// Not all GPUs know all kinds of events. If a GPU knows none, this call fails.
 		var types uint64
 		if w.nvml.eventTypes(b.handle, &types) != success {
 			types = 0

@@ -27,7 +27,7 @@ type List struct {
 
 // Module is a module that programs of hvdrun are linked with.
 type Module struct {
-	// Path is the module's; of Go's standard library it is "std", which has no Version.
+	// Path is the module's; for Go's standard library it is "std", which has no Version.
 	Path    string `json:"path"`
 	Version string `json:"version,omitempty"`
 	// License has identifiers of SPDX, joined by AND.

@@ -99,7 +99,7 @@ func moduleOf(folder string) (string, error) {
 	return "", errors.New("go.mod names no module")
 }
 
-// read takes note of a file. Of a test only the names count that it mentions.
+// read takes note of a file. From a test it takes only the names that the test mentions.
 func (f *findings) read(module, name, rel string) error {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, nil, parser.ParseComments)

@@ -37,7 +37,7 @@ func FromMemory(pid int) ([]stacks.Goroutines, error) {
 	return all, nil
 }
 
-// Of the runtime's structs, the offsets of fields in Go 1.26, on machines of 64 bits.
+// The offsets of fields in the runtime's structs, in Go 1.26 on machines of 64 bits.
 const (
 	gStackLow, gStackHigh   = 0, 8
 	gSchedSP, gSchedPC      = 56, 64

@@ -16,8 +16,8 @@ import (
 //go:generate sh gen_syscalls.sh
 
 // Probe describes a process and its descendants by what /proc has of them: it neither stops nor
-// signals any, and works whatever they do. Of threads that end meanwhile nothing is told. It reads
-// the parents of all processes of the machine.
+// signals any, and works whatever they do. It omits threads that end meanwhile. It reads the
+// parents of all processes of the machine.
 func Probe(pid int) ([]stacks.Process, error) {
 	p, err := probe(pid)
 	if err != nil {

@@ -99,9 +99,9 @@ func (r *Row) Ended() (failures int) {
 // gatePause is the least time between two lines that a Gate lets through.
 const gatePause = 5 * time.Second
 
-// Gate is shared by the rows of many things of one kind, such as the workers of a job: of what they
-// tell it lets a line through in 5 s, and counts the others. The zero value lets the next one
-// through. Its method may be called by many goroutines.
+// Gate is shared by the rows of many things of one kind, such as the workers of a job. It lets one
+// of their lines through in 5 s, and counts the others. The zero value lets the next one through.
+// Its method may be called by many goroutines.
 type Gate struct {
 	mu   sync.Mutex
 	told time.Time

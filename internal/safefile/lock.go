@@ -23,8 +23,8 @@ var flock = unix.Flock
 // no locks.
 func TryLock(f *os.File) error { return Flock(f, unix.LOCK_EX|unix.LOCK_NB) }
 
-// TryOptionalLock is TryLock for a caller that does without a lock where that fails, other than by
-// ErrLocked. That and its consequence are told then, see TellLacks.
+// TryOptionalLock is TryLock for a caller that continues without a lock if locking fails, other
+// than by ErrLocked. The failure and its consequence are reported then, see TellLacks.
 func TryOptionalLock(f *os.File, consequence string) (locked bool, err error) {
 	err = TryLock(f)
 	if errors.Is(err, ErrLocked) {

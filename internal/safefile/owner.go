@@ -26,8 +26,8 @@ func ours(uid uint32, path string) bool {
 	return networkName(dir) != "" && ownerOfNew(dir) == int(uid)
 }
 
-// writable reports whether users other than the owner may write to what has these permissions. Of a
-// group that has the number of this user, as most systems give each user, no other is a member.
+// writable reports whether users other than the owner may write to what has these permissions. A
+// group with the number of this user, as most systems give each user, has no other member.
 func writable(perm, gid uint32) bool {
 	return perm&0o002 != 0 || perm&0o020 != 0 && int(gid) != os.Geteuid()
 }
@@ -78,7 +78,7 @@ func userName(uid uint32) string {
 }
 
 // networks are the file systems that may show files to other machines, by the number that statfs
-// gives. That of FUSE is among them because most of those are.
+// gives. FUSE is among them because most file systems of FUSE are.
 var networks = map[int64]string{
 	0x6969: "NFS", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB2", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS",
 	0x65735546: "FUSE", 0x00C36400: "Ceph", 0x5346414F: "AFS", 0x6B414653: "AFS", 0x01021997: "9P", 0x19830326: "BeeGFS",

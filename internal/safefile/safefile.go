@@ -347,7 +347,7 @@ func (r request) settles(found *unix.Stat_t) bool {
 }
 
 // chmod gives a file that is open its mode. A file system that has no modes, or one for all files,
-// refuses that; who may use such files is the decision of who has mounted it.
+// refuses that; its mount options decide who may use such files.
 func chmod(fd int, mode fs.FileMode) { _ = unix.Fchmod(fd, uint32(mode)) }
 
 // make makes a new file. It fails with EEXIST if anything has the name.

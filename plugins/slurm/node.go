@@ -56,7 +56,7 @@ var (
 // judge reads a state as MIXED+DRAIN+NOT_RESPONDING: one base, and flags.
 //
 // The flag COMPLETING is not looked at: it says that some job on the node is ending, which on a
-// shared node may be another than this one. Whether this one is, its own state tells.
+// shared node may be another than this one. The job's own state says whether this one is.
 func judge(state string) (health, error) {
 	text := state
 	var flags []string

@@ -369,8 +369,8 @@ func (m *ClientHeartbeat) decode(f *frames) error {
 	return f.err
 }
 
-// Messages without content have one empty frame: of fewer than two frames, Scaler's programs drop
-// a message.
+// Messages without content have one empty frame: Scaler's programs drop messages of fewer than two
+// frames.
 var nothing = [][]byte{{}}
 
 func (*HeartbeatEcho) encode() [][]byte       { return nothing }

@@ -242,10 +242,10 @@ func (h *Handler) Closed(ctx context.Context) (bool, error) {
 }
 
 // Changed blocks until the last round that Next has returned should end: because nodes wait for a
-// place, or members are dead or have left that were not done. That the run is closed is no reason
-// by itself: a member that is done closes it, and one that has failed leaves, too. Nor is an
-// unreachable store: away, if not nil, is called with whether it is unreachable each time that this
-// changes. The error is the cause of ctx's end, or says that there is no round.
+// place, or members are dead or have left that were not done. A closed run is no reason by itself:
+// a member that is done closes it, and one that has failed leaves, too. Neither is an unreachable
+// store: away, if not nil, is called each time that the store becomes unreachable or reachable. The
+// error is the cause of ctx's end, or says that there is no round.
 func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, error) {
 	h.mu.Lock()
 	round := h.round

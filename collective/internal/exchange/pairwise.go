@@ -179,8 +179,8 @@ func (c *Call) combineFrom(t Team, own, result []byte, first int, done func(part
 	return nil
 }
 
-// CombineReceived combines one segment of all ranks of a team, in their order; of another place it
-// is what the receive of that number has got.
+// CombineReceived combines one segment of all ranks of a team, in their order. The segment of
+// another place is what the receive of that number has got.
 func (c *Call) CombineReceived(t Team, result, own []byte, receive func(place int) int) error {
 	c.posted = slices.Grow(c.posted[:0], t.Size)[:t.Size]
 	for place := range t.Size {

@@ -114,7 +114,8 @@ func ParseHeader(b []byte) (Header, error) {
 }
 
 // Reader reads frames from a stream. Headers and small payloads share reads; the rest of a large
-// payload goes directly to where it belongs. Who moves the bytes himself puts them into Room.
+// payload goes directly to where it belongs. A caller that moves the bytes itself puts them into
+// Room.
 type Reader struct {
 	r      io.Reader
 	buf    [8 << 10]byte

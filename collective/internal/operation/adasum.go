@@ -44,7 +44,7 @@ func productsOf[T float32 | float64](s *halves, a, b []T) {
 }
 
 // Shares are what of each vector goes into the sum: half of both where they point the same way and
-// are of one length, all of both where they are orthogonal. Of a vector of zeros it does not
+// are of one length, all of both where they are orthogonal. The share of a vector of zeros does not
 // matter.
 func (p *Products) Shares() (ofA, ofB float64) {
 	ofA, ofB = 1, 1

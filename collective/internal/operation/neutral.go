@@ -6,8 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Neutral is, for each type and operation, the element that changes nothing. That of a sum of
-// floating point numbers is −0: it keeps −0 too. The slices are not changed.
+// Neutral is, for each type and operation, the element that changes nothing. For a sum of floating
+// point numbers it is −0, which keeps −0 too. The slices are not changed.
 var Neutral = [kernel.Types][Ops][]byte{
 	kernel.Float32:  neutralOf[float32](float32(math.Copysign(0, -1)), float32(math.Inf(1)), float32(math.Inf(-1)), 1),
 	kernel.Float64:  neutralOf[float64](math.Copysign(0, -1), math.Inf(1), math.Inf(-1), 1),

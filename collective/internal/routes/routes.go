@@ -73,8 +73,8 @@ func preferred(a, b Route) bool {
 }
 
 // Order sorts routes, the best first, and returns how many at the front are equally good and have
-// no interface in common, so that they can share what is sent. Of equally good ones kept is first,
-// so that a choice does not change without need; then the lower addresses are.
+// no interface in common, so that they can share what is sent. Among equally good ones kept is
+// first, so that a choice does not change without need; then the lower addresses.
 func Order(all []Route, kept netip.Addr) (ordered []Route, rails int) {
 	rest := slices.Clone(all)
 	slices.SortFunc(rest, func(a, b Route) int {

@@ -39,8 +39,8 @@ func (m *Member) Posts(bytes int) bool {
 		return false
 	}
 	for i := range m.areas {
-		// Who has called an operation has done with what the one before it left in cells and banks,
-		// which are used in turn.
+		// A member that has called an operation no longer needs what the one before it left in
+		// cells and banks, which are used in turn.
 		if i != m.index && atomic.LoadUint64(&m.cellOf(i).seq) < m.op {
 			return false
 		}

@@ -281,7 +281,7 @@ func (m *Member) moveApart(of int) {
 // spreadOut moves this thread to another core, where there are more members than cores, if that has
 // at least two members fewer than this one. The system leaves them as they are, since they sleep
 // and wake too often to be counted: four members on two cores take half as long again when three of
-// them are on one. Of those on a core the highest moves, within its memory node if that has room.
+// them are on one. The highest member of a core moves, within its memory node if that has room.
 func (m *Member) spreadOut() {
 	if m.waits++; m.waits%betweenMoves != 0 {
 		return

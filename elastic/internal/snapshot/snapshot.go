@@ -142,7 +142,7 @@ func (c *chunk) checksum() uint32 {
 }
 
 // Blob is a sequence of bytes of a snapshot. Its methods may be called concurrently while the
-// snapshot is held. Of a lent blob only Len, Chunks, Sum, Sums, TrySum and TryRead may be called,
+// snapshot is held. Only Len, Chunks, Sum, Sums, TrySum and TryRead of a lent blob may be called,
 // and Bytes of one that was Given.
 type Blob struct {
 	size     int
@@ -362,7 +362,7 @@ func (s *Store) whole() {
 }
 
 // Hold returns the newest snapshot, or nil, and keeps it until its Release. Later snapshots then
-// use other memory. It waits while Copy overwrites the newest snapshot. Of a snapshot that lies in
+// use other memory. It waits while Copy overwrites the newest snapshot. If the snapshot lies in
 // place it makes a copy, for which Vacate waits.
 func (s *Store) Hold() *Snapshot {
 	s.whole()
@@ -506,9 +506,9 @@ func (s *Store) Reserve() {
 	}
 }
 
-// Trim gives memory back that no snapshot uses: that of whole pages to the operating system, at
-// once and whoever still refers to it, so that it does not wait for the garbage collector. It takes
-// a few milliseconds for each 100 MB; the store can be used meanwhile.
+// Trim frees memory that no snapshot uses. It returns whole pages to the operating system at once,
+// without waiting for the garbage collector. It takes a few milliseconds for each 100 MB; the store
+// can be used meanwhile.
 func (s *Store) Trim() {
 	s.freeing.RLock()
 	defer s.freeing.RUnlock()

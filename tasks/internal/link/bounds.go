@@ -1,8 +1,8 @@
 package link
 
-// What a peer may say, in bytes unless it is a number of things. Whoever says it refuses or cuts
-// what is larger, and the scheduler does so again with what it takes. Each part of a message is
-// measured by Put; with these bounds all fit, and so do the records of the scheduler's journal.
+// The bounds of what a peer may send, in bytes unless it is a number of things. The sender refuses
+// or cuts what is larger, and so does the scheduler with what it receives. Each part of a message
+// is measured by Put; with these bounds all fit, and so do the records of the scheduler's journal.
 const (
 	// MaxText bounds the error of a function.
 	MaxText = 64 << 10

@@ -161,9 +161,10 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	q.begin(now, w)
 }
 
-// Lose removes a worker that is gone. What it had begun counts as an attempt: of a task with which
-// no worker was lost before, what it may have begun; of another, what it has confirmed. The workers
-// of a host that dies are lost one after another, and those that are not lost yet are sent tasks.
+// Lose removes a worker that is gone. A task that it had begun counts as an attempt: if no worker
+// was lost with the task before, when it may have begun, otherwise when it has confirmed that. The
+// workers of a host that dies are lost one after another, and those that are not lost yet are sent
+// tasks.
 func (q *Queue) Lose(now time.Time, id uint64) { q.gone(now, id, true) }
 
 // Left removes a worker that has gone away as it was asked to. What it had counts for nothing.
@@ -528,8 +529,8 @@ func before(a, b *task) bool {
 	return a.order < b.order
 }
 
-// first returns the group's first task for a worker: of those for it or its host or for any, and if
-// it is idle of all. Clients that have much to read are passed over.
+// first returns the group's first task for a worker: one for it, for its host or for any worker,
+// and, if it is idle, any task. It passes over clients that have much to read.
 func (q *Queue) first(g *Group, w *worker, idle bool) (best *task) {
 	for _, s := range g.shares {
 		if q.paused(s.client) {

@@ -104,7 +104,7 @@ func wait(t *testing.T, a, b store.Store) {
 	}
 }
 
-// race: of users that add to a number at the same time none loses anything.
+// race: no addition is lost if several users add to a number at the same time.
 func race(t *testing.T, open func(t *testing.T) store.Store) {
 	const users, times = 4, 25
 	var adding sync.WaitGroup

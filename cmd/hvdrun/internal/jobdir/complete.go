@@ -31,7 +31,7 @@ func CompletesJobs(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// CompletesPlaces is CompletesJobs of a command whose last argument is HOST[:SLOT]: of the job that
+// CompletesPlaces is CompletesJobs of a command whose last argument is HOST[:SLOT], of the job that
 // the first one names, or of the only one that runs.
 func CompletesPlaces(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -98,8 +98,8 @@ type File struct {
 	Status int        `json:"status"`
 }
 
-// FileVersion is the version of job.json. Of version 1, which held the secrets, jobs are listed
-// and stopped, but not resumed.
+// FileVersion is the version of job.json. Jobs of version 1, which held the secrets, are listed and
+// stopped, but not resumed.
 const FileVersion = 2
 
 // StateDirs are where jobs may have their folders, best first: the state folder, and for whoever
@@ -121,8 +121,8 @@ func StateDirs(env []string, temp string) (all []string) {
 const Shared = "/tmp"
 
 // Usable returns why one of StateDirs cannot be used, where that is known before it is tried: those
-// that are not below the home folder must be below one that is the user's alone. That in temp is
-// made where asked for.
+// that are not below the home folder must be below one that is the user's alone. With create it
+// makes the one in temp.
 func Usable(env []string, all, temp string, create bool) error {
 	base := filepath.Dir(all)
 	if runtime, _ := cli.Lookup(env, "XDG_RUNTIME_DIR"); runtime != "" && filepath.Dir(base) == filepath.Clean(runtime) {
@@ -271,7 +271,7 @@ func (d *Dir) Write() error {
 	return safefile.Replace(d.aboutPath(), append(b, '\n'), safefile.Private)
 }
 
-// maxAbout bounds job.json, in bytes: of version 1 it holds an environment.
+// maxAbout bounds job.json, in bytes. In version 1 it contains an environment.
 const maxAbout = 64 << 20
 
 // Read returns the folder of a job, for looking.

@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Of the members of a cluster so many are written down for the driver that may follow; the file is
-// not longer than MaxMembersText.
+// The file has so many members of a cluster, for the driver that may follow, and at most
+// MaxMembersText bytes.
 const (
 	MaxMembers     = 16
 	MaxMembersText = 16 << 10

@@ -10,8 +10,8 @@ import (
 )
 
 // folderHook keeps the job's folder, if it has one: the journal, the socket for commands, and the
-// secrets. The folder of a job that has ended keeps what is told of it; that of another driver's
-// job is left alone.
+// secrets. The folder of a job that has ended keeps the description of the job. The hook does not
+// touch the folder of another driver's job.
 type folderHook struct{ unguard func() }
 
 func (h *folderHook) start(_ context.Context, r *run) error {

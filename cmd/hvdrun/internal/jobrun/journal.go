@@ -184,8 +184,8 @@ func (c *Claimed) begun(k client.KnownAgent) error {
 	return nil
 }
 
-// putAgents queues the list of the job's agents with those that have begun, a line each. Of two on
-// one host the later counts, and the list has no other.
+// putAgents queues the list of the job's agents with those that have begun, a line each. If two are
+// on one host, the list has only the later one.
 func (c *Claimed) putAgents(begun ...client.KnownAgent) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

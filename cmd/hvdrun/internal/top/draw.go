@@ -170,8 +170,8 @@ func (m *top) facts() string {
 	return line
 }
 
-// spent tells whether it is known what the job's time was spent on: of a command without hvdrun's
-// library it is not.
+// spent reports whether it is known what the job's time was spent on. It is not known of a command
+// without hvdrun's library.
 func (m *top) spent() bool {
 	s := &m.view.Status
 	return s.Goodput.Seconds > 0 && (s.Generation > 0 || s.Goodput.Of(job.PartTraining) > 0)

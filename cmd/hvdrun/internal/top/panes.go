@@ -55,7 +55,7 @@ type grid struct {
 	cells []cell
 }
 
-// Of worlds of at most so many slots the grid has the ranks.
+// mostWithRanks is the largest number of slots of a world for which the grid shows ranks.
 const mostWithRanks = 160
 
 // grid draws the world, several hosts beside each other where there is room.

@@ -155,8 +155,8 @@ func (t kind) constant(w *writer, bits string) string {
 	return w.to(t.class, "mov."+t.bits, "%s", bits)
 }
 
-// extreme is the smaller or larger of two elements. Of two zeros the signs are joined; other equals
-// are the same bits.
+// extreme is the smaller or larger of two elements. It joins the signs of two zeros; other equal
+// elements have the same bits.
 func (t kind) extreme(w *writer, a, b, compare, join string) string {
 	x, y := t.widened(w, a), t.widened(w, b)
 	before := w.to("p", "setp."+compare+"."+t.compute, "%s, %s", x, y)
