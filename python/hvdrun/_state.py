@@ -18,6 +18,7 @@ from hvdrun._before import Before, is_scheduler, pace, put_back, watch
 
 _BUCKET = 32 << 20  # bytes that are broadcast at a time
 _ALIGN = 16
+_EACH = 16  # commits of a world: in the first ones, and then in one of so many, ranks compare gradients
 PLAN = 6  # numbers of a plan that all ranks have in common
 _SAME = 1 << 7  # the most by which the measures of two gradients differ that are the same: 0.4 to 0.8 %
 
@@ -179,7 +180,7 @@ class State:
                 raise ValueError(f"hvdrun: each_epoch has {name!r}, which is no scheduler among the parts")
         _values.check({name: _snapshot(value) for name, value in parts.items()})
         self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _trains={}, _holds=False, _torn=False, _acts=[], _results=[], _plan=[],
-                             _each_epoch=frozenset(each_epoch), _paces={}, _before=Before(parts), _committed=False, _stepped=[],
+                             _each_epoch=frozenset(each_epoch), _paces={}, _before=Before(parts), _committed=False, _commits=0, _stepped=[],
                              _closures=[name for name, v in parts.items() if isinstance(v, torch.optim.Optimizer) and _needs_closure(v)])
         for name, value in parts.items():
             if isinstance(value, torch.optim.Optimizer):
@@ -272,7 +273,8 @@ class State:
             before.check()
         if update is None:
             self._check_update()
-        if step and job.size > 1:
+        self.__dict__["_commits"] += 1
+        if step and job.size > 1 and (self._commits <= _EACH or self._commits % _EACH == 0):
             measures = [(name, _measure(parameters)) for name, parameters in self._stepped]
         changed, stopped, *differ = job._agree(worker is not None and worker.changed(), stop, same=[m for _, m in measures])
         # With update, some optimizers may not be stepped, and their gradients may be anything.
@@ -340,6 +342,7 @@ class State:
         """Wraps the modules anew: collective. A wrapper of an earlier world divides by its size."""
         self._unwrap()
         self._before.look()
+        self.__dict__["_commits"] = 0
         self.__dict__["_stepped"] = [
             (name, sorted((p for group in v.param_groups for p in group["params"]), key=torch.numel))
             for name, v in self._parts.items() if isinstance(v, torch.optim.Optimizer)]
@@ -367,12 +370,13 @@ class State:
         job = self._job
         plan = self._plan or [("", 0)] * PLAN
         mine = torch.tensor([self._holds and not self._torn, self._parts["step"], len(self._acts), self._torn, job._stopped,
-                             *(number for _, number in plan)], dtype=torch.int64, device=job.device)
+                             *(number for _, number in plan), *job._transport.address()], dtype=torch.int64, device=job.device)
         all_of = [torch.empty_like(mine) for _ in range(job.size)]
         dist.all_gather(all_of, mine)
         job._arrived()
         all_of = [t.tolist() for t in all_of]
-        self._compare(plan, [t[5:] for t in all_of])
+        self._compare(plan, [t[5:-3] for t in all_of])
+        job._transport.meet(job.generation, [tuple(t[-3:]) for t in all_of])
         told = [tuple(t[:3]) for t in all_of]
         best = max(told)
         if not best[0] and any(t[3] for t in all_of):

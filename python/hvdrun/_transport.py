@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from hvdrun._agree import Pages
 from hvdrun._cut import Connections, shut, sockets
 
 
@@ -50,6 +51,27 @@ class Transport:
 
     def settle(self):
         """The world is complete: connections that appear from here on are the program's own."""
+
+    def address(self):
+        """Numbers that all ranks of the world are told, for meet."""
+        return 0, 0, 0
+
+    def meet(self, generation, addresses):
+        """The ranks of the world have these addresses, in the order of ranks."""
+
+    def agree(self, numbers, generation, size, bits):
+        """The sums of the ranks' numbers; where they are bits, any number above 0 may stand for a sum that is: collective.
+
+        It raises if not all ranks have come, or what they have sent has not arrived.
+        """
+        # An operation of NCCL that is aborted ends without an error, and its result is anything: a number of the world tells.
+        number = (generation + 1) * 0x9E3779B1 % (1 << 40)
+        sums = torch.tensor([*numbers, number], dtype=torch.int64, device=self.device)
+        dist.all_reduce(sums)
+        *sums, total = sums.tolist()
+        if total != size * number:
+            raise Broken(f"hvdrun: not all ranks of world {generation} have come to an agreement")
+        return sums
 
     def finish(self):
         """Blocks until the operations of the world that the program has begun have ended, also those of a device."""
@@ -180,8 +202,11 @@ class Anew(Transport):
         self._meeting = Meeting(store, timeout)
         self._connections = Connections()
         self._connections.settle()
+        self._pages = self._found = self._near = None
         if "nccl" in backend:
             self.device, self.silent = own_gpu(), True
+        elif hasattr(os, "memfd_create"):
+            self._pages = Pages(timeout.total_seconds())
 
     def leave(self):
         self._connections.cut()
@@ -223,6 +248,22 @@ class Anew(Transport):
         self._connections.settle()
         self._meeting.settle()
 
+    def address(self):
+        return self._pages.address() if self._pages else super().address()
+
+    def meet(self, generation, addresses):
+        self._found, self._near = self._pages is not None and self._pages.open(generation, addresses), False
+
+    def agree(self, numbers, generation, size, bits):
+        if not self._near or not bits:
+            *sums, found = super().agree([*numbers, self._found], generation, size, bits)
+            self._near = found == size  # from here on all ranks agree by their pages
+            return sums
+        flags = self._pages.agree(sum(bit << i for i, bit in enumerate(numbers)))
+        if flags is None:
+            raise Broken(f"hvdrun: not all ranks of world {generation} have come to an agreement")
+        return [flags >> i & 1 for i in range(len(numbers))]
+
     def finish(self):
         if self.silent:
             torch.cuda.current_stream(self.device).synchronize()
@@ -231,6 +272,8 @@ class Anew(Transport):
         return self._meeting.waited_at
 
     def cut(self, told=False):
+        if self._pages:
+            self._pages.cut()
         if self.silent:
             _abort(self.device)
         if self._may_wait():

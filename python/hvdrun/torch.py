@@ -619,14 +619,8 @@ class Job:
         It raises if not all ranks are here, or what they have sent has not arrived.
         """
         self._check()
-        # An operation of NCCL that is aborted ends without an error, and its result is anything: a number of the world tells.
-        number = (self.generation + 1) * 0x9E3779B1 % (1 << 40)
-        sums = torch.tensor([*flags, *same, *(n * n for n in same), number], dtype=torch.int64, device=self.device)
-        dist.all_reduce(sums)
-        *counts, total = sums.tolist()
+        counts = self._transport.agree([*flags, *same, *(n * n for n in same)], self.generation, self.size, bits=not same)
         self._check()
-        if total != self.size * number:
-            raise Broken(f"hvdrun: not all ranks of world {self.generation} have come to an agreement")
         sums, squares = counts[len(flags):len(flags) + len(same)], counts[len(flags) + len(same):]
         return [count > 0 for count in counts[:len(flags)]] + [differ(self.size, *both) for both in zip(sums, squares)]
 
