@@ -27,7 +27,7 @@ func init() { Version = "v1.2.3" }
 
 // TestPython runs the tests of what needs no torch.
 func TestPython(t *testing.T) {
-	out, err := python3(t, "-m", "unittest", "tests.test_parts", "tests.test_worker").CombinedOutput()
+	out, err := python3(t, "-m", "unittest", "tests.test_agree", "tests.test_parts", "tests.test_worker").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
