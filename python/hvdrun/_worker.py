@@ -259,11 +259,9 @@ class Worker:
         written are the bytes of the last checkpoint that are on disk.
         """
         now = time.monotonic()
-        with self._state:
-            self._beat = (phase, commits, written)
-            if now - self._beat_at < BEAT:
-                return
-        self._send_beat(now, None)
+        self._beat = (phase, commits, written)
+        if now - self._beat_at >= BEAT:
+            self._send_beat(now, None)
 
     def _send_beat(self, now, waits):
         """waits is the function in which the main thread waits for other ranks; None: in none."""
@@ -316,8 +314,8 @@ class Worker:
 
     def changed(self):
         """Whether the hosts have changed since the world was told, or this worker is to leave."""
-        with self._state:
-            return self._leaving or bool(self._update.get("change")) and self._update.get("seq", 0) > self._seq
+        update = self._update  # without the lock: each commit asks
+        return self._leaving or bool(update.get("change")) and update.get("seq", 0) > self._seq
 
     def leave(self):
         """Asks to leave at the next boundary of steps, as a handler of SIGTERM."""
@@ -327,9 +325,10 @@ class Worker:
 
     def lost(self, generation, seconds=0.0):
         """Whether that world cannot continue; waits so long for the message."""
-        with self._state:
-            self._state.wait_for(lambda: generation in self._lost or self._ended, timeout=seconds)
-            return generation in self._lost
+        if seconds:
+            with self._state:
+                self._state.wait_for(lambda: generation in self._lost or self._ended, timeout=seconds)
+        return generation in self._lost
 
     def lost_ranks(self, generation):
         """Ranks with which that world cannot go on, of which a join may have MOST_LOST."""
