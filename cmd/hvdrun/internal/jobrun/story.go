@@ -270,7 +270,11 @@ func (t *story) ends(e job.Entry) {
 	}
 	text += fmt.Sprintf(" after %v: %s", show.Round(e.Time.Sub(t.begun)), show.Plural(t.world.size, "worker"))
 	if e.Commits > 0 {
-		text += ", " + show.Plural(e.Commits, "commit")
+		text += ", "
+		if e.Status != 0 && !job.Stopped(e.Status) {
+			text += "at least " // workers that fail do not say how many they have made
+		}
+		text += show.Plural(e.Commits, "commit")
 	}
 	switch {
 	case e.Checkpoint > 0:

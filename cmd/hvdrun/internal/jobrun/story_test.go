@@ -172,10 +172,10 @@ the job was stopped after 11s: 1 worker, 12 commits, no last checkpoint; events 
 		}
 
 		before.trainsOn(0.05, "a")
-		before.happens(job.JobDone, "status", 1, "message", "m")
+		before.happens(job.JobDone, "status", 1, "message", "m", "commits", uint64(1))
 		before.close()
 		want = `world 2: 1 worker on 1 host, a step after 50ms
-the job has failed, status 1, after 11s: 1 worker, no last checkpoint; events in ev
+the job has failed, status 1, after 11s: 1 worker, at least 1 commit, no last checkpoint; events in ev
 `
 		if got := before.text(); got != want {
 			t.Errorf("told by another driver is\n%s\nwant\n%s", got, want)
