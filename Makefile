@@ -153,8 +153,8 @@ endef
 DEBIAN = $(CURDIR)/bin/.debian/$(SUITE)
 ifdef SUITE
 check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch, with SUITE=trixie that of another Debian (from MIRROR); ARGS go to go test, such as -run Soak -soak 10m
-	$(call debian,$(DEBIAN),$(SUITE),python3-torch python3-pip python3-setuptools python3-wheel mypy $(if $(filter sid,$(SUITE)),python3-transformers python3-accelerate))
-	DEBIAN_ROOT=$(DEBIAN) $(GO) test -count=1 -timeout 60m -v ./test/torch $(ARGS) -python $(CURDIR)/test/torch/python
+	$(call debian,$(DEBIAN),$(SUITE),python3-torch python3-pip python3-setuptools python3-wheel mypy $(if $(filter sid,$(SUITE)),python3-transformers python3-accelerate python3-torch-ignite python3-xgboost))
+	DEBIAN_ROOT=$(DEBIAN) $(GO) test -count=1 -timeout 90m -v ./test/torch $(ARGS) -python $(CURDIR)/test/torch/python
 else
 check-torch:
 	$(call bring,/usr/lib/python3/dist-packages/torch:python3-torch)

@@ -365,6 +365,37 @@ def skips_together():
     assert net.weight.item() == -19 and loss is not None, net.weight
 
 
+def prints():
+    """The last lines of a rank that is killed are seen, though nobody flushes."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+    for step in job.steps(state, total=20, batch=8):
+        with step:
+            backward(state, step, opt)
+            print("rank", job.rank, "is at step", step.number)
+            if step.number == 10:
+                die()
+            step.commit()
+
+
+def progress(those):
+    """A bar of a library."""
+    yield from those
+
+
+def enumerated():
+    """A loop whose code after the context is not under step.done, in other wrappings."""
+    net = line()
+    opt = sgd(net)
+    state = job.state(model=net, optimizer=opt)
+    for i, step in enumerate(progress(job.steps(state, total=20, batch=8))):
+        with step:
+            backward(state, step, opt)
+            step.commit()
+        assert i >= 0  # after the context
+
+
 class Bad(Squares):
     def __getitem__(self, i):
         if 32 <= i < 40 and os.environ["HVD_SLOT"] == "1":
@@ -516,7 +547,7 @@ def before_the_loop(how):
 
 PROGRAMS = {**{of.__name__: of for of in (
     alternating, evaluation, at_the_end, own_loop, cell_twice, naive_evaluation, naive_end, bare, never_synchronized, torn_update,
-    of_its_own, parts_differ, breaks, by_islice, skips_bad, skips_together, by_sampler, operations)},
+    of_its_own, parts_differ, breaks, by_islice, skips_bad, skips_together, by_sampler, operations, prints, enumerated)},
             **{f"differ_{name}": lambda name=name, value=value: differ(**{name: value})
                for name, value in dict(batch=16, total=25, samples=88).items()},
             **{f"loader_{context}": lambda context=context: loader(context) for context in ("forkserver", "spawn")},

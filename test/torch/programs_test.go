@@ -25,6 +25,8 @@ func TestPrograms(t *testing.T) {
 		"operations":        {"", true},
 		"loader_forkserver": {"", true},
 		"loader_spawn":      {"", true},
+		"prints":            {"rank 1 is at step 10", true},
+		"enumerated":        {"programs.py:" + lineOf(t, "# after the context") + ": code after `with step` also runs", true},
 		"dying_loader":      {"is killed by signal: Killed", true},
 		"leaves_exit":       {"the program has left the loop over job.steps after step 10", true},
 		"leaves__exit":      {"", true},
