@@ -110,8 +110,7 @@ func (j *Job) Hang(at time.Time) {
 				s.Hosts[hi].Slots[si].What = "AllReduce (operation 84311) for 5s"
 			}
 		}
-		s.Hosts[3].Slots[2].What, s.Hosts[3].Slots[2].Where = what, where
-		s.Waits = []job.Wait{{For: "rank 26 (gpu-b1:2), which holds up the job", Until: at.Add(115 * time.Second)}}
+		s.Hosts[3].Slots[2].What, s.Hosts[3].Slots[2].Where = what+"; it will be stopped in 1m55s (--stall-timeout)", where
 	})
 	worker := []any{"host", "gpu-b1", "slot", 2, "pid", 20626, "rank", 26, "generation", 9, "what", what}
 	j.Tell(at, job.Stalled, worker...)

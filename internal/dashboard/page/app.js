@@ -6,7 +6,7 @@ import * as act from "./act.js";
 // view is all that the page knows of the job. Messages change it; draw only reads it.
 export const view = {
   seq: 0, now: 0, at: 0, rate: 0, job: null, hosts: [], slots: [], commits: [], waits: [], worlds: [], forgotten: 0,
-  recoveries: null, points: [], curves: {}, goodput: { seconds: 0, parts: [] }, tasks: null, events: [], write: false, proof: "", live: false, lost: 0,
+  recoveries: null, points: [], curves: {}, goodput: { seconds: 0, parts: [] }, tasks: null, events: [], write: false, proof: "", live: false, lost: 0, stale: false,
 };
 const most = 1000; // events
 
@@ -81,6 +81,7 @@ function link(state, text) {
   e.className = "link " + state;
   set(e, text);
   view.live = state === "live";
+  if (view.live) view.stale = false;
   if (state !== "off") view.lost = 0;
   else view.lost ||= Date.now();
 }
@@ -109,6 +110,8 @@ async function connect() {
   try {
     if (!(await rights())) {
       link("off", "this page needs its token again");
+      Object.assign(view, { lost: 0, stale: true });
+      if (view.job) redraw("job");
       return retry(5000);
     }
   } catch {

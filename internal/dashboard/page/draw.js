@@ -102,6 +102,9 @@ function banners() {
     if (j.stopped) banner("", "The job was ", j.message);
     else if (j.state === "failed") banner("bad", "The job has failed: ", j.message || "no reason is known");
     else banner("good", "The job is done." + (j.message ? " " + j.message : ""));
+  } else if (view.stale) {
+    banner("bad", "The token of this page has ended: another hvdrun may have taken the job over. ",
+      h("code", null, `hvdrun dashboard ${j.job} --url`), " prints the new URL.");
   } else if (silent()) {
     banner("bad", `This page has had no answer since ${clock(new Date(view.lost).toISOString(), view.now)}: hvdrun may have died. `,
       h("code", null, "hvdrun jobs"), " tells; ", h("code", null, "hvdrun resume " + j.job), " takes the job over. Its workers may train on.");
@@ -116,7 +119,7 @@ function banners() {
     for (const { s, p } of hung.slice(0, 3)) {
       banner("", h("b", null, `${s.rank == null ? "A worker" : "Rank " + s.rank} on ${p.host}:${p.slot} holds up the others`), " at ", h("code", null, s.where),
         s.what ? ": " + s.what : "",
-        view.write && !act.why() && h("button.danger", { type: "button", onclick: () => act.exclude(p.host, p.slot) }, "Exclude…"));
+        view.write && !act.why() && " ", view.write && !act.why() && h("button.danger", { type: "button", onclick: () => act.exclude(p.host, p.slot) }, "Exclude…"));
     }
     if (hung.length > 3) banner("", `${number(hung.length - 3)} more workers hold up the others: choose their slots`);
   }
@@ -125,7 +128,7 @@ function banners() {
       banner("", "Waiting for ", w.for, ", ", h("b", null, duration((Date.parse(w.until) - time()) / 1000)), " left");
     }
   }
-  if (!view.live && !silent()) return; // what was known last stays as it was
+  if (!view.live && !silent() && !view.stale) return; // what was known last stays as it was
   fill(byId("banners"), ...list.slice(0, 6));
 }
 
