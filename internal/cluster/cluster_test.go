@@ -289,16 +289,16 @@ func TestDriverFollows(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, first := creds.Valid()
-	if err := d.renew(creds, begin.Add(DriverLife/2-time.Second)); err != nil {
+	if err := d.renew(creds, begin.Add(driverLife/2-time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	if _, until := creds.Valid(); !until.Equal(first) {
 		t.Error("renewed before half of the life was over")
 	}
-	if err := d.renew(creds, begin.Add(DriverLife/2)); err != nil {
+	if err := d.renew(creds, begin.Add(driverLife/2)); err != nil {
 		t.Fatal(err)
 	}
-	if _, until := creds.Valid(); !until.Equal(begin.Add(DriverLife * 3 / 2)) {
+	if _, until := creds.Valid(); !until.Equal(begin.Add(driverLife * 3 / 2)) {
 		t.Errorf("valid until %v", until)
 	}
 	if who := creds.Subject(); who.User != "alice" || who.UID != "1000" || who.RunID != "r" {

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// DriverLife is how long a driver's certificate is valid. It is renewed at half of that.
-	DriverLife = 24 * time.Hour
+	// driverLife is how long a driver's certificate is valid. It is renewed at half of that.
+	driverLife = 24 * time.Hour
 	// followPause is between two looks of a driver at the folder.
 	followPause = 500 * time.Millisecond
 	// DefaultHold is for how long a phase of a rotation lasts at least, so that drivers, which look
@@ -24,7 +24,7 @@ const (
 
 // Driver returns credentials for the driver of a run, started by the user.
 func (d *Dir) Driver(runID, user, uid string, now time.Time) (*identity.Credentials, error) {
-	return d.authority.IssueFor(identity.Subject{RunID: runID, Role: identity.Driver, User: user, UID: uid}, now, DriverLife)
+	return d.authority.IssueFor(identity.Subject{RunID: runID, Role: identity.Driver, User: user, UID: uid}, now, driverLife)
 }
 
 // Follow renews a driver's credentials, which may be nil, at half of their life, and calls use with

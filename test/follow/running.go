@@ -207,9 +207,9 @@ func (r *Running) Status() int {
 
 // Until blocks until a condition holds, about which it asks each time it has read what the job has
 // written. It returns an error if hvdrun or ctx ends first, or, for a job of no test, if the job
-// goes on for [Endless] without it. what says what is waited for.
+// goes on for [endless] without it. what says what is waited for.
 func (r *Running) Until(ctx context.Context, what string, holds func() bool) error {
-	s := stillness{limit: Endless}
+	s := stillness{limit: endless}
 	for last := time.Now(); ; {
 		over := r.Over()
 		if err := r.Look(); err != nil {
@@ -225,7 +225,7 @@ func (r *Running) Until(ctx context.Context, what string, holds func() bool) err
 		}
 		now := time.Now()
 		if r.test == nil && s.hung(0, now.Sub(last)) {
-			return fmt.Errorf("waiting for %s: the job has gone on without it for %v", what, Endless)
+			return fmt.Errorf("waiting for %s: the job has gone on without it for %v", what, endless)
 		}
 		last = now
 		if err := Sleep(ctx, 5*time.Millisecond); err != nil {
@@ -254,13 +254,13 @@ func (r *Running) AwaitEvents(ctx context.Context, enough func([]Event) bool) er
 }
 
 // Subcommand returns a subcommand of hvdrun in the job's environment. Its process is not the job's,
-// and is killed after [Endless], or when the job of a test comes to its limit.
+// and is killed after [endless], or when the job of a test comes to its limit.
 func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
 	if r.test != nil {
 		ctx = r.test.bound(ctx)
 	} else {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, Endless)
+		ctx, cancel = context.WithTimeout(ctx, endless)
 		context.AfterFunc(ctx, cancel)
 	}
 	cmd := exec.CommandContext(ctx, r.programs.Hvdrun, args...)

@@ -9,9 +9,9 @@ import (
 // work: even a machine a hundred times slower than an idle one makes progress in much less time.
 const Patience = 2 * time.Minute
 
-// Endless is the time after which a job that makes progress, but not the awaited one, counts as one
+// endless is the time after which a job that makes progress, but not the awaited one, counts as one
 // that never makes it.
-const Endless = 4 * Patience
+const endless = 4 * Patience
 
 // look is the longest time between two observations that counts in full: the observer may lack CPU
 // time, or the machine may have been suspended.

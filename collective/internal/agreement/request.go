@@ -115,5 +115,5 @@ func (r *Request) ownBucket(bytes, alone int) bool {
 // costs more than another operation does.
 const (
 	AloneInMemory = 64 << 10 // among ranks that share memory
-	AloneOnWire   = 1 << 20
+	aloneOnWire   = 1 << 20
 )

@@ -49,7 +49,7 @@ type unannounced[H comparable] struct {
 
 // NewTable is that of a rank before anything is submitted.
 func NewTable[H comparable](rank, size int) Table[H] {
-	return Table[H]{rank: rank, size: size, Alone: AloneOnWire, ids: map[string]int{}, joined: make([]bool, size), Contribute: size}
+	return Table[H]{rank: rank, size: size, Alone: aloneOnWire, ids: map[string]int{}, joined: make([]bool, size), Contribute: size}
 }
 
 // At is the entry of an id. It is valid until names are announced.

@@ -19,7 +19,7 @@ const (
 
 	MaxPayload = 1 << 20 // of any frame; algorithms cut data into segments below it
 	MaxNotice  = 1 << 10 // of the payload of a notice
-	MaxName    = 255     // bytes of the name of a tensor
+	maxName    = 255     // bytes of the name of a tensor
 	maxCause   = 512
 	maxNamed   = 64 // ranks that a notice names as dead
 )

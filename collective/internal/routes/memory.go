@@ -99,7 +99,7 @@ func (m *Memory) Choose(host string, addrs []netip.Addr) (Choice, bool) {
 	if fresh || len(sound) == 0 {
 		return Choice{}, false
 	}
-	ordered, rails := Order(sound, k.kept)
+	ordered, rails := order(sound, k.kept)
 	k.kept = ordered[0].Addr
 	sounds := len(ordered)
 	for _, r := range whole {

@@ -72,10 +72,10 @@ func preferred(a, b Route) bool {
 	return faster(a, b) || !faster(b, a) && nearer(a, b)
 }
 
-// Order sorts routes, the best first, and returns how many at the front are equally good and have
+// order sorts routes, the best first, and returns how many at the front are equally good and have
 // no interface in common, so that they can share what is sent. Among equally good ones kept is
 // first, so that a choice does not change without need; then the lower addresses.
-func Order(all []Route, kept netip.Addr) (ordered []Route, rails int) {
+func order(all []Route, kept netip.Addr) (ordered []Route, rails int) {
 	rest := slices.Clone(all)
 	slices.SortFunc(rest, func(a, b Route) int {
 		if (a.Addr == kept) != (b.Addr == kept) {

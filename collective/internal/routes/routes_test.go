@@ -71,7 +71,7 @@ func TestOrder(t *testing.T) {
 			if c.kept > 0 {
 				kept = way(c.kept, 0, 0).Addr
 			}
-			got, rails := Order(c.all, kept)
+			got, rails := order(c.all, kept)
 			if names(got) != c.want || rails != c.rails {
 				t.Errorf("%q with %d rails, not %q with %d", names(got), rails, c.want, c.rails)
 			}

@@ -272,7 +272,7 @@ func (v *visitor) hold(from uint64) error {
 		case err != nil:
 			return err
 		case c == nil:
-			return ErrNone
+			return errNone
 		case c.Steps >= from:
 			v.commit, v.first, v.cursor = c, c.Steps, c.Steps
 			return nil

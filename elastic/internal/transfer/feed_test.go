@@ -247,11 +247,11 @@ func TestRefused(t *testing.T) {
 		_ = Serve(far, func() *Supply { return nil }) // the other end checks what comes
 		far.Close()
 	})
-	if _, err := Follow(t.Context(), near, memory(layout)); !errors.Is(err, ErrNone) {
+	if _, err := Follow(t.Context(), near, memory(layout)); !errors.Is(err, errNone) {
 		t.Errorf("nothing to follow: %v", err)
 	}
 	m.feed.End()
-	if _, err := Follow(t.Context(), m.visit(), memory(layout)); !errors.Is(err, ErrNone) {
+	if _, err := Follow(t.Context(), m.visit(), memory(layout)); !errors.Is(err, errNone) {
 		t.Errorf("a feed that has ended: %v", err)
 	}
 	m.serving.Wait()

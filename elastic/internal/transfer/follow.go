@@ -123,7 +123,7 @@ func (f *Follower) begin() error {
 			if fr.number != 0 {
 				return ErrBusy
 			}
-			return ErrNone
+			return errNone
 		case frameHead:
 			h, err := parseHead(b)
 			if err != nil {

@@ -216,7 +216,7 @@ func (t *taker) ask(p *peer) error {
 	case err != nil:
 		return err
 	case f.kind == frameNone:
-		return ErrNone
+		return errNone
 	case f.kind != frameManifest:
 		return ErrDamaged
 	}

@@ -226,7 +226,7 @@ func TestTakeFromTheMajority(t *testing.T) {
 	}
 	same(t, got, [][]byte{live})
 	_, _, err = take(t, t.Context(), []*giver{other, {layout: layout}, shorter}, []int{len(live)}, Options{})
-	if !errors.Is(err, ErrOther) || !errors.Is(err, ErrNone) {
+	if !errors.Is(err, ErrOther) || !errors.Is(err, errNone) {
 		t.Errorf("no source of this state: %v", err)
 	}
 }

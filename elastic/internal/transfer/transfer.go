@@ -75,8 +75,8 @@ func (c *Commit) manifest() Manifest {
 
 // Errors of a source.
 var (
-	// ErrNone: it has no commit, or nothing to follow.
-	ErrNone = errors.New("transfer: the source has no commit to give")
+	// errNone: it has no commit, or nothing to follow.
+	errNone = errors.New("transfer: the source has no commit to give")
 	// ErrOther: it has another state.
 	ErrOther = errors.New("transfer: the source has a state of another layout")
 	// ErrBusy: another worker that follows it takes its commit.

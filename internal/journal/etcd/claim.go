@@ -17,8 +17,8 @@ import (
 // renewals is how many times a claim is renewed in the time of its lease.
 const renewals = 20
 
-// ErrLost: the claim has ended, or may have: another driver may go on with the job.
-var ErrLost = errors.New("etcd: the claim to the job is lost")
+// errLost: the claim has ended, or may have: another driver may go on with the job.
+var errLost = errors.New("etcd: the claim to the job is lost")
 
 // Claim is a driver's claim to a job, and its way to write. It implements journal.Mirror. Its
 // methods may be called by many goroutines.
@@ -218,9 +218,9 @@ func (c *Claim) Sync() error {
 		select {
 		case <-change:
 		case <-c.lost:
-			return ErrLost
+			return errLost
 		case <-c.ctx.Done():
-			return ErrLost
+			return errLost
 		}
 	}
 }

@@ -43,8 +43,8 @@ import (
 )
 
 const (
-	// DefaultLease is how long a claim lasts that is not renewed.
-	DefaultLease = 20 * time.Second
+	// defaultLease is how long a claim lasts that is not renewed.
+	defaultLease = 20 * time.Second
 	// LeastLease is the shortest.
 	LeastLease = 5 * time.Second
 
@@ -59,11 +59,11 @@ const (
 // ErrNoJob: etcd has no such job.
 var ErrNoJob = errors.New("there is no such job in etcd")
 
-// ErrBehind: the last driver could not write the job's last records.
-var ErrBehind = errors.New("the job's last records are not in etcd")
+// errBehind: the last driver could not write the job's last records.
+var errBehind = errors.New("the job's last records are not in etcd")
 
-// ErrKey: a value is not one that was sealed with the key.
-var ErrKey = errors.New("a value in etcd was not sealed with this key")
+// errKey: a value is not one that was sealed with the key.
+var errKey = errors.New("a value in etcd was not sealed with this key")
 
 // HeldError: another driver has the claim.
 type HeldError struct{ By string }
@@ -80,7 +80,7 @@ type Config struct {
 	CA, Cert, Key string
 	// Secret seals the values. It must have 16 bytes at least.
 	Secret []byte
-	// Lease is how long a claim lasts that is not renewed. Zero: DefaultLease.
+	// Lease is how long a claim lasts that is not renewed. Zero: defaultLease.
 	Lease time.Duration
 	// Log must not be nil.
 	Log logrus.FieldLogger
@@ -139,7 +139,7 @@ type Store struct {
 // Close.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Lease == 0 {
-		cfg.Lease = DefaultLease
+		cfg.Lease = defaultLease
 	}
 	switch {
 	case len(cfg.Secret) < 16:
@@ -194,7 +194,7 @@ func (s *Store) sealed(name string, value []byte) string {
 func (s *Store) opened(name string, value []byte) ([]byte, error) {
 	plain, err := s.seal.Open(nil, nil, value, []byte(name))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, ErrKey)
+		return nil, fmt.Errorf("%s: %w", name, errKey)
 	}
 	return plain, nil
 }
@@ -314,7 +314,7 @@ func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
 	if behind, err := s.get(ctx, n.behind()); err != nil {
 		return c, fmt.Errorf("etcd: %w", err)
 	} else if behind != nil {
-		return c, fmt.Errorf("etcd: %w", ErrBehind)
+		return c, fmt.Errorf("etcd: %w", errBehind)
 	}
 	err := s.each(ctx, n.file(""), func(name string, value []byte) error {
 		c.Files[strings.TrimPrefix(name, n.file(""))] = value

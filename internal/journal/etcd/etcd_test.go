@@ -174,12 +174,12 @@ func TestCopy(t *testing.T) {
 	if err := c.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.Read(t.Context(), "run"); !errors.Is(err, ErrBehind) {
+	if _, err := store.Read(t.Context(), "run"); !errors.Is(err, errBehind) {
 		t.Errorf("a journal that lacks records: %v", err)
 	}
 	c.Replace(want.Records)
 	sync()
-	if _, err := s.open("other", 0).Read(t.Context(), "run"); !errors.Is(err, ErrKey) {
+	if _, err := s.open("other", 0).Read(t.Context(), "run"); !errors.Is(err, errKey) {
 		t.Errorf("with another key: %v", err)
 	}
 	if runs, err := store.Jobs(t.Context()); err != nil || !slices.Equal(runs, []string{"run"}) {
@@ -223,7 +223,7 @@ func TestOneClaim(t *testing.T) {
 	}
 	first.Append([]byte("too late"))
 	first.Put("file", nil)
-	if err := first.Sync(); !errors.Is(err, ErrLost) {
+	if err := first.Sync(); !errors.Is(err, errLost) {
 		t.Errorf("the first claim writes: %v", err)
 	}
 	<-first.Lost()
@@ -316,7 +316,7 @@ func TestClaimOfTheSameRevision(t *testing.T) {
 		t.Fatalf("the same revision cannot be made: %v", err)
 	}
 	c.Append([]byte("too late"))
-	if err := c.Sync(); !errors.Is(err, ErrLost) {
+	if err := c.Sync(); !errors.Is(err, errLost) {
 		t.Errorf("a claim writes under another: %v", err)
 	}
 	_ = c.Release(false) // its lease has gone with the value
@@ -392,7 +392,7 @@ func TestEtcdIsGone(t *testing.T) {
 	}
 	began := time.Now()
 	c.Append([]byte("x"))
-	if err := c.Sync(); !errors.Is(err, ErrLost) {
+	if err := c.Sync(); !errors.Is(err, errLost) {
 		t.Errorf("what etcd has not answered is written: %v", err)
 	}
 	<-c.Lost()
@@ -419,7 +419,7 @@ func TestEtcdIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Append([]byte("x"))
-	if err := c.Sync(); !errors.Is(err, ErrLost) {
+	if err := c.Sync(); !errors.Is(err, errLost) {
 		t.Errorf("what etcd has refused is written: %v", err)
 	}
 	<-c.Lost()

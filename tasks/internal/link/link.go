@@ -29,8 +29,8 @@ const flushAt = 1 << 20
 // sealAt is the size of a message beyond which another one begins.
 const sealAt = 16 << 20
 
-// ErrClosed is returned after Close.
-var ErrClosed = errors.New("link: closed")
+// errClosed is returned after Close.
+var errClosed = errors.New("link: closed")
 
 // Link sends messages of type M, which collect what several goroutines have to say.
 type Link[M proto.Message] struct {
@@ -262,7 +262,7 @@ func (l *Link[M]) out() {
 }
 
 // errFlushed ends a link when what is pending has been written.
-var errFlushed = fmt.Errorf("%w in order", ErrClosed)
+var errFlushed = fmt.Errorf("%w in order", errClosed)
 
 func (l *Link[M]) fail(err error) {
 	l.mu.Lock()
@@ -277,7 +277,7 @@ func (l *Link[M]) fail(err error) {
 
 // Close closes the connection at once. What is pending is lost.
 func (l *Link[M]) Close() {
-	l.fail(ErrClosed)
+	l.fail(errClosed)
 	<-l.done
 }
 

@@ -29,8 +29,8 @@ const (
 	Chunk = 4 << 20
 	// depth is how many chunks are asked for of one peer at a time.
 	depth = 2
-	// Silence is how long a peer may take for a chunk.
-	Silence = 20 * time.Second
+	// silence is how long a peer may take for a chunk.
+	silence = 20 * time.Second
 	// MaxSize bounds a value.
 	MaxSize = 1 << 40
 )
@@ -194,7 +194,7 @@ func (c *Client) send(q *taskspb.ValueRequest) (err error) {
 	if c.buf, err = link.Frame(c.buf[:0], q); err != nil {
 		return err
 	}
-	_ = c.conn.SetDeadline(time.Now().Add(Silence))
+	_ = c.conn.SetDeadline(time.Now().Add(silence))
 	_, err = c.conn.Write(c.buf)
 	return err
 }
@@ -211,7 +211,7 @@ func (c *Client) Answer(n int) ([]byte, error) {
 
 func (c *Client) reply() (*taskspb.ValueReply, error) {
 	var reply taskspb.ValueReply
-	_ = c.conn.SetDeadline(time.Now().Add(Silence))
+	_ = c.conn.SetDeadline(time.Now().Add(silence))
 	switch err := c.r.Read(&reply); {
 	case err != nil:
 		return nil, fmt.Errorf("transfer: %w", err)
