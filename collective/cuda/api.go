@@ -69,8 +69,8 @@ type api struct {
 
 // symbols returns the functions by the names under which the driver has them. Where a function was
 // changed the name has a number, and the one without is for programs of long ago.
-func (a *api) symbols() []dl.Symbol {
-	return []dl.Symbol{
+func (a *api) symbols() []dlopen.Symbol {
+	return []dlopen.Symbol{
 		{"cuInit", &a.init}, {"cuDriverGetVersion", &a.driverGetVersion},
 		{"cuGetErrorName", &a.getErrorName}, {"cuGetErrorString", &a.getErrorString},
 		{"cuDeviceGetCount", &a.deviceGetCount}, {"cuDeviceGet", &a.deviceGet}, {"cuDeviceGetName", &a.deviceGetName},
@@ -111,12 +111,12 @@ func load(library string) (*api, error) {
 	if a := loaded.api[library]; a != nil {
 		return a, nil
 	}
-	handle, err := dl.Open(library)
+	handle, err := dlopen.Open(library)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrUnavailable, err)
 	}
 	a := &api{}
-	if _, err := dl.Bind(handle, a.symbols()); err != nil {
+	if _, err := dlopen.Bind(handle, a.symbols()); err != nil {
 		return nil, fmt.Errorf("%w: the driver in %s is too old: %v", ErrUnavailable, library, err)
 	}
 	if err := a.check("cuInit", a.init(0)); err != nil {

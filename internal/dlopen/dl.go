@@ -1,5 +1,5 @@
-// Package dl loads shared libraries of C at run time, without cgo.
-package dl
+// Package dlopen loads shared libraries of C at run time, without cgo.
+package dlopen
 
 import (
 	"runtime"

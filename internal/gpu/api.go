@@ -82,8 +82,8 @@ type api struct {
 	computeInstance func(device handle, id *uint32) result
 }
 
-func (a *api) required() []dl.Symbol {
-	return []dl.Symbol{
+func (a *api) required() []dlopen.Symbol {
+	return []dlopen.Symbol{
 		{"nvmlInit_v2", &a.start}, {"nvmlShutdown", &a.shutdown}, {"nvmlDeviceGetCount_v2", &a.count},
 		{"nvmlDeviceGetHandleByIndex_v2", &a.at}, {"nvmlDeviceGetUUID", &a.uuid},
 		{"nvmlDeviceGetTemperature", &a.temperature}, {"nvmlDeviceGetSupportedEventTypes", &a.eventTypes},
@@ -92,8 +92,8 @@ func (a *api) required() []dl.Symbol {
 	}
 }
 
-func (a *api) optional() []dl.Symbol {
-	return []dl.Symbol{
+func (a *api) optional() []dlopen.Symbol {
+	return []dlopen.Symbol{
 		{"nvmlDeviceGetMigMode", &a.migMode}, {"nvmlDeviceGetMaxMigDeviceCount", &a.migCount},
 		{"nvmlDeviceGetMigDeviceHandleByIndex", &a.migAt}, {"nvmlDeviceGetGpuInstanceId", &a.gpuInstance},
 		{"nvmlDeviceGetComputeInstanceId", &a.computeInstance},

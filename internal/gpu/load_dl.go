@@ -11,14 +11,14 @@ import (
 // load returns the library at a path, or under a name that the system's linker looks for. Its
 // errors are ErrNoGPU, wrapped.
 func load(path string) (*api, error) {
-	at, err := dl.Open(path)
+	at, err := dlopen.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: there is no NVIDIA driver", ErrNoGPU)
 	}
 	a := &api{}
-	if missing, reason := dl.Bind(at, a.required()); len(missing) > 0 {
+	if missing, reason := dlopen.Bind(at, a.required()); len(missing) > 0 {
 		return nil, fmt.Errorf("%w: %s lacks %s: %w", ErrNoGPU, path, missing[0], reason)
 	}
-	dl.Bind(at, a.optional())
+	dlopen.Bind(at, a.optional())
 	return a, nil
 }

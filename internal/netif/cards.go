@@ -1,6 +1,6 @@
-// Package cards describes the network interfaces of this host: which one has an address, how fast
+// Package netif describes the network interfaces of this host: which one has an address, how fast
 // its link is, and whether one may have gone down.
-package cards
+package netif
 
 import (
 	"context"
@@ -107,12 +107,12 @@ func bits(root, name string) int64 {
 func Watch(ctx context.Context, changed func()) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("cards: netlink: %w", err)
+		return fmt.Errorf("netif: netlink: %w", err)
 	}
 	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
 		unix.Close(fd)
-		return fmt.Errorf("cards: netlink: %w", err)
+		return fmt.Errorf("netif: netlink: %w", err)
 	}
 	socket := os.NewFile(uintptr(fd), "netlink")
 	stop := context.AfterFunc(ctx, func() { socket.Close() })
@@ -130,7 +130,7 @@ func Watch(ctx context.Context, changed func()) error {
 		case err == nil, errors.Is(err, syscall.ENOBUFS):
 			changed()
 		default:
-			return fmt.Errorf("cards: netlink: %w", err)
+			return fmt.Errorf("netif: netlink: %w", err)
 		}
 	}
 }

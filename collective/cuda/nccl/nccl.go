@@ -79,8 +79,8 @@ type api struct {
 	grow             func(comm uintptr, size int32, id *ID, rank int32, child *uintptr, c *config) result
 }
 
-func (a *api) required() []dl.Symbol {
-	return []dl.Symbol{
+func (a *api) required() []dlopen.Symbol {
+	return []dlopen.Symbol{
 		{"ncclGetUniqueId", &a.getUniqueID}, {"ncclGetErrorString", &a.getErrorString}, {"ncclGetLastError", &a.getLastError},
 		{"ncclCommInitRankConfig", &a.initRankConfig}, {"ncclCommGetAsyncError", &a.getAsyncError},
 		{"ncclCommAbort", &a.abort}, {"ncclCommFinalize", &a.finalize}, {"ncclCommDestroy", &a.destroy},
@@ -89,8 +89,8 @@ func (a *api) required() []dl.Symbol {
 	}
 }
 
-func (a *api) optional() []dl.Symbol {
-	return []dl.Symbol{
+func (a *api) optional() []dlopen.Symbol {
+	return []dlopen.Symbol{
 		{"ncclCommInitRankScalable", &a.initRankScalable}, {"ncclCommShrink", &a.shrink}, {"ncclCommRevoke", &a.revoke},
 		{"ncclCommGetUniqueId", &a.growID}, {"ncclCommGrow", &a.grow},
 	}
@@ -122,7 +122,7 @@ func Load(path string) (*Library, error) {
 	if l := loaded.all[path]; l != nil {
 		return l, nil
 	}
-	handle, err := dl.Open(path)
+	handle, err := dlopen.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", errUnavailable, err)
 	}
@@ -139,7 +139,7 @@ func Load(path string) (*Library, error) {
 
 // bind finds the functions.
 func (l *Library) bind(handle uintptr) error {
-	if missing, _ := dl.Bind(handle, []dl.Symbol{{"ncclGetVersion", &l.getVersion}}); missing != nil {
+	if missing, _ := dlopen.Bind(handle, []dlopen.Symbol{{"ncclGetVersion", &l.getVersion}}); missing != nil {
 		return errors.New("has no ncclGetVersion: it is not NCCL")
 	}
 	var code int32
@@ -150,10 +150,10 @@ func (l *Library) bind(handle uintptr) error {
 	if l.version < Oldest {
 		return fmt.Errorf("is version %v; %v is the oldest that can be used", l.version, Oldest)
 	}
-	if missing, _ := dl.Bind(handle, l.required()); missing != nil {
+	if missing, _ := dlopen.Bind(handle, l.required()); missing != nil {
 		return fmt.Errorf("is version %v, but lacks %s", l.version, strings.Join(missing, ", "))
 	}
-	l.lacks, _ = dl.Bind(handle, l.optional())
+	l.lacks, _ = dlopen.Bind(handle, l.optional())
 	return nil
 }
 

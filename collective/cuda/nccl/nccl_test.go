@@ -48,13 +48,13 @@ type cuda struct {
 
 func driver(t *testing.T, nccl string) *cuda {
 	t.Helper()
-	handle, err := dl.Open(filepath.Join(filepath.Dir(nccl), "libfakecuda.so.1"))
+	handle, err := dlopen.Open(filepath.Join(filepath.Dir(nccl), "libfakecuda.so.1"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := &cuda{}
 	var start func(uint32) int32
-	if _, err := dl.Bind(handle, []dl.Symbol{
+	if _, err := dlopen.Bind(handle, []dlopen.Symbol{
 		{"cuInit", &start}, {"cuDevicePrimaryCtxRetain", &c.retain}, {"cuCtxSetCurrent", &c.setCurrent},
 		{"cuMemAlloc_v2", &c.alloc}, {"cuMemFree_v2", &c.free}, {"cuStreamCreate", &c.newStream}, {"cuEventCreate", &c.newEvent},
 		{"cuEventRecord", &c.record}, {"cuEventQuery", &c.query},

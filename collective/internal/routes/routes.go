@@ -18,7 +18,7 @@ type Route struct {
 	Local netip.Addr // of this host, on the way there
 	// Near is this host's interface and Far the other's. They are unknown where the kernel does not
 	// tell.
-	Near, Far cards.Card
+	Near, Far netif.Card
 	Trip      time.Duration // of the fastest round trip
 	Rate      float64       // bits a second of a short burst; 0: not measured
 }
@@ -30,7 +30,7 @@ func (r Route) String() string {
 	if near == "" {
 		near = "an unknown interface"
 	}
-	fmt.Fprintf(&b, "%s, %v to %v, %s measured, round trip %v", near, r.Local, r.Addr, cards.Rate(r.Rate), r.Trip.Round(time.Microsecond))
+	fmt.Fprintf(&b, "%s, %v to %v, %s measured, round trip %v", near, r.Local, r.Addr, netif.Rate(r.Rate), r.Trip.Round(time.Microsecond))
 	return b.String()
 }
 

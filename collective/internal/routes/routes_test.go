@@ -13,7 +13,7 @@ import (
 // way is a route to 10.0.0.n by interface n of both hosts.
 func way(n int, rate float64, trip time.Duration) Route {
 	name := fmt.Sprintf("eth%d", n)
-	return Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), Near: cards.Card{Name: name}, Far: cards.Card{Name: name}, Rate: rate, Trip: trip}
+	return Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), Near: netif.Card{Name: name}, Far: netif.Card{Name: name}, Rate: rate, Trip: trip}
 }
 
 func rated(r Route, near, far int64) Route {

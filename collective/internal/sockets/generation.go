@@ -28,7 +28,7 @@ type Generation struct {
 	hurried  bool                             // a route has just broken: those that do not answer are not waited for
 	undriven bool                             // operations do not drive the connections
 	mesh     func(distance, size int) bool    // replaces near's rule in tests; nil: the rule holds
-	own      func() map[netip.Addr]cards.Card // addresses of this host
+	own      func() map[netip.Addr]netif.Card // addresses of this host
 
 	Sent   atomic.Uint64 // bytes that the kernel has taken on data channels
 	Killed atomic.Bool   // the worker, a goroutine, has been killed: it sends nothing any more
@@ -41,7 +41,7 @@ type Generation struct {
 func (e *Endpoint) Generation(p Peers, groups Groups) *Generation {
 	return &Generation{
 		Peers: p, groups: groups, conns: e.cfg.Connections, hurried: e.survived(p.Addrs), mesh: e.mesh,
-		undriven: e.cfg.Encrypt || e.cfg.Network.Dial != nil, own: sync.OnceValue(cards.Own),
+		undriven: e.cfg.Encrypt || e.cfg.Network.Dial != nil, own: sync.OnceValue(netif.Own),
 	}
 }
 

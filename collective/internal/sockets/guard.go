@@ -278,7 +278,7 @@ func (e *Endpoint) tellElsewhere(f *Generation, rank int, spare routes.Route, c 
 	defer other.raw.Close()
 	stop := context.AfterFunc(ctx, func() { other.raw.Close() })
 	defer stop()
-	var card cards.Card
+	var card netif.Card
 	if readAnswer(other, &card) != nil {
 		return
 	}
@@ -340,11 +340,11 @@ func (e *Endpoint) spared(path *Path, l *link) (some bool) {
 
 // watchCards looks at the interfaces of the connections whenever the kernel reports a change.
 func (e *Endpoint) watchCards() {
-	err := cards.Watch(e.life, func() {
+	err := netif.Watch(e.life, func() {
 		e.mu.Lock()
 		f := e.current
 		e.mu.Unlock()
-		own := cards.Own()
+		own := netif.Own()
 		if len(own) == 0 {
 			return // the kernel does not tell
 		}
@@ -358,7 +358,7 @@ func (e *Endpoint) watchCards() {
 }
 
 // checkCards ends a group whose connections have lost their interface, if there is another route.
-func (e *Endpoint) checkCards(path *Path, own map[netip.Addr]cards.Card) {
+func (e *Endpoint) checkCards(path *Path, own map[netip.Addr]netif.Card) {
 	if path.hasFailed() {
 		return
 	}

@@ -322,7 +322,7 @@ func (e *Endpoint) openProbe(ctx context.Context, f *Generation, rank int, at ne
 	p := &probe{conn: c, route: routes.Route{Addr: at.Addr()}}
 	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
 		p.route.Local = local.AddrPort().Addr().Unmap()
-		p.route.Near = cards.Of(p.route.Local)
+		p.route.Near = netif.Of(p.route.Local)
 	}
 	c.raw.SetDeadline(time.Now().Add(probeServe))
 	if err := readAnswer(c, &p.route.Far); err != nil {
@@ -386,7 +386,7 @@ func (e *Endpoint) ask(ctx context.Context, f *Generation, leader, rank int) ([]
 	defer c.raw.Close()
 	stop := context.AfterFunc(ctx, func() { c.raw.Close() })
 	defer stop()
-	var card cards.Card
+	var card netif.Card
 	if err := readAnswer(c, &card); err != nil {
 		return nil, err
 	}
@@ -448,9 +448,9 @@ func (e *Endpoint) endProbe() {
 
 // serveProbe answers the requests on a proven connection, until it ends.
 func (e *Endpoint) serveProbe(f *Generation, from int, c *conn) error {
-	var card cards.Card
+	var card netif.Card
 	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
-		card = cards.Of(local.AddrPort().Addr())
+		card = netif.Of(local.AddrPort().Addr())
 	}
 	c.raw.SetDeadline(time.Now().Add(probeServe))
 	if err := writeAnswer(c, card); err != nil {

@@ -37,7 +37,7 @@ type Inspection struct {
 	GPUs     int
 	GPUError string
 	// Cards are its network interfaces by address.
-	Cards map[netip.Addr]cards.Card
+	Cards map[netip.Addr]netif.Card
 	// Used is the number of its slots that have workers, by run.
 	Used map[string]uint32
 }
@@ -46,7 +46,7 @@ type Inspection struct {
 type Route struct {
 	Local, Addr netip.Addr
 	// Near is the first host's interface, and Far the other's; zero if unknown.
-	Near, Far cards.Card
+	Near, Far netif.Card
 	// Trip is the time of the fastest connection until the other host's kernel has answered.
 	Trip time.Duration
 }
@@ -77,7 +77,7 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 			}
 			in.Version, in.GPUs, in.GPUError = reply.GetVersion(), int(reply.GetGpus()), reply.GetGpuError()
 			in.Used = reply.GetUsed()
-			in.Cards = make(map[netip.Addr]cards.Card)
+			in.Cards = make(map[netip.Addr]netif.Card)
 			for _, c := range reply.GetCards() {
 				if addr, card := cardFromWire(c); addr.IsValid() {
 					in.Cards[addr] = card
@@ -138,14 +138,14 @@ func routesFromWire(all *agentpb.Routes, to Inspection) (routes []Route) {
 	return routes
 }
 
-func cardFromWire(c *agentpb.Card) (netip.Addr, cards.Card) {
+func cardFromWire(c *agentpb.Card) (netip.Addr, netif.Card) {
 	addr, _ := netip.ParseAddr(c.GetAddress()) // the zero value where the agent does not know it
-	return addr, cards.Card{Name: c.GetName(), Bits: int64(min(c.GetBits(), math.MaxInt64))}
+	return addr, netif.Card{Name: c.GetName(), Bits: int64(min(c.GetBits(), math.MaxInt64))}
 }
 
 // CardOf describes the interface of this host that has an address.
 func CardOf(addr netip.Addr) *agentpb.Card {
-	card := cards.Of(addr)
+	card := netif.Of(addr)
 	return &agentpb.Card{Address: addr.String(), Name: card.Name, Bits: uint64(card.Bits)}
 }
 

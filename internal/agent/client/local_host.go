@@ -58,12 +58,12 @@ func AllLocal(ctx context.Context, hosts []string) bool {
 // own is what is known of this machine.
 type own struct {
 	name    string                    // "" if it is not known
-	addrs   map[netip.Addr]cards.Card // none known: only loopback is its
+	addrs   map[netip.Addr]netif.Card // none known: only loopback is its
 	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
 func newOwn() own {
-	o := own{addrs: cards.Own(), resolve: net.DefaultResolver.LookupNetIP}
+	o := own{addrs: netif.Own(), resolve: net.DefaultResolver.LookupNetIP}
 	o.name, _ = os.Hostname()
 	return o
 }

@@ -17,7 +17,7 @@ func TestRouteLines(t *testing.T) {
 	way := func(n byte, near, far int64, trip time.Duration) client.Route {
 		name := "eth" + strconv.Itoa(int(n))
 		return client.Route{Local: netip.AddrFrom4([4]byte{10, 0, n, 1}), Addr: netip.AddrFrom4([4]byte{10, 0, n, 2}),
-			Near: cards.Card{Name: name, Bits: near}, Far: cards.Card{Name: name, Bits: far}, Trip: trip}
+			Near: netif.Card{Name: name, Bits: near}, Far: netif.Card{Name: name, Bits: far}, Trip: trip}
 	}
 	c := &checked{Routes: routesTo("b", []client.Route{
 		way(0, 1e9, 1e9, 90*time.Microsecond), way(1, 100e9, 25e9, 110*time.Microsecond), way(2, 0, 100e9, 80*time.Microsecond)})}
