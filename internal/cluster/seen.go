@@ -21,6 +21,21 @@ type Seen struct {
 	At time.Time
 	// Used is the number of slots that have workers, by run.
 	Used map[string]uint32 `json:",omitempty"`
+	// Ahead is how far its clock was ahead of the registrar's. Nil: unknown.
+	Ahead *time.Duration `json:",omitempty"`
+}
+
+// ClocksApart is how far clocks may be apart without a warning: certificates are dated back by an
+// hour, and logs are read side by side.
+const ClocksApart = time.Minute
+
+// ClockWords describes a clock that is so far ahead, or if less than 0 behind, before the words for
+// another one: "1h2m0s behind", "3s ahead of".
+func ClockWords(ahead time.Duration) string {
+	if ahead = ahead.Round(time.Second); ahead < 0 {
+		return (-ahead).String() + " behind"
+	}
+	return ahead.String() + " ahead of"
 }
 
 // Seen returns what the agents of hosts have last said, by host.

@@ -162,7 +162,7 @@ func (l *Listener) Refused(conn net.Conn, why error) {
 	}
 	l.mu.Unlock()
 	if refused != nil {
-		refused(conn.RemoteAddr(), why)
+		refused(conn.RemoteAddr(), Explain(why, time.Now()))
 	}
 }
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +20,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
 // MaxMessage bounds, in bytes, a message to a server.
@@ -279,7 +283,36 @@ func NewClientBy(
 	if by == nil {
 		by = Dial
 	}
-	return newClient(by, addr, credentials.NewTLS(tlsConf), maxPause)
+	return newClient(by, addr, explaining{credentials.NewTLS(tlsConf)}, maxPause)
+}
+
+// explaining are credentials whose errors say where clocks differ. gRPC keeps only their text.
+type explaining struct {
+	credentials.TransportCredentials
+}
+
+func (e explaining) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := e.TransportCredentials.ClientHandshake(ctx, authority, conn)
+	if err != nil {
+		return nil, nil, identity.Explain(err, time.Now())
+	}
+	return reading{secured}, info, nil
+}
+
+// reading is a connection whose server may still refuse the client's certificate: in TLS 1.3 the
+// client learns of this when it reads.
+type reading struct{ net.Conn }
+
+func (r reading) Read(b []byte) (int, error) {
+	n, err := r.Conn.Read(b)
+	if err != nil && strings.HasSuffix(err.Error(), "tls: expired certificate") {
+		err = fmt.Errorf("%w: by the clock of that machine, this one's certificate has ended or is not valid yet; its log says by how much the clocks differ", err)
+	}
+	return n, err
+}
+
+func (e explaining) Clone() credentials.TransportCredentials {
+	return explaining{e.TransportCredentials.Clone()}
 }
 
 func newClient(

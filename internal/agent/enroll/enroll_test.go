@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -423,9 +424,9 @@ type writer func([]byte)
 
 func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
 
-// One applicant cannot keep the registrar busy with certificates. TestSeen: the folder says when
-// the agents of hosts have asked, and which slots are used there, and forgets hosts that are no
-// more known. A host that claims too much is only seen.
+// TestSeen: the folder says when the agents of hosts have asked, which slots are used there, and
+// how far their clocks are ahead, and forgets hosts that are no more known. A host that claims too
+// much is only seen.
 func TestSeen(t *testing.T) {
 	s := serve(t, Server{Pause: leastPause})
 	if seen, err := s.dir.Seen(); err != nil || len(seen) > 0 {
@@ -449,7 +450,7 @@ func TestSeen(t *testing.T) {
 		return len(seen) == 2
 	})
 	for host, at := range seen {
-		if at.At.Before(begin) || at.Used["run"] != 2 || len(at.Used) != 1 {
+		if at.At.Before(begin) || at.Used["run"] != 2 || len(at.Used) != 1 || at.Ahead == nil || at.Ahead.Abs() > cluster.ClocksApart {
 			t.Errorf("%s: %+v", host, at)
 		}
 	}
@@ -471,6 +472,47 @@ func TestSeen(t *testing.T) {
 	}
 }
 
+// TestClock: the folder says how far the clock of a host is ahead. The log warns once of one that
+// is far from the registrar's, and again when it has changed.
+func TestClock(t *testing.T) {
+	s := serve(t, Server{})
+	now := time.Now()
+	if err := s.dir.Update(func(state *cluster.State) error { state.Issued("a", now.Add(time.Hour), now); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	log, hook := logtest.NewNullLogger()
+	r := &registrar{Server: Server{Dir: s.dir, Log: log}, seen: map[string]cluster.Seen{}, warned: map[string]time.Duration{}}
+	for i, c := range []struct {
+		ahead time.Duration
+		want  string // empty: no warning
+	}{
+		{time.Second, ""},
+		{-62 * time.Minute, `enroll: the clock of host "a" is 1h2m0s behind that of this machine`},
+		{-62*time.Minute + time.Second, ""},
+		{2 * time.Minute, `enroll: the clock of host "a" is 2m0s ahead of that of this machine`},
+		{0, ""},
+		{2 * time.Minute, `enroll: the clock of host "a" is 2m0s ahead of that of this machine`},
+	} {
+		hook.Reset()
+		r.see(&enrollpb.EnrollRequest{Host: "a", UnixNano: now.Add(c.ahead).UnixNano()}, now)
+		if seen, err := s.dir.Seen(); err != nil || seen["a"].Ahead == nil || *seen["a"].Ahead != c.ahead {
+			t.Errorf("%d: %v, %+v", i, err, seen["a"])
+		}
+		said := ""
+		if last := hook.LastEntry(); last != nil {
+			said = last.Message
+		}
+		if said != c.want || len(hook.AllEntries()) > 1 {
+			t.Errorf("%d: the log says %q, want %q", i, said, c.want)
+		}
+	}
+	r.see(&enrollpb.EnrollRequest{Host: "a"}, now)
+	if seen, err := s.dir.Seen(); err != nil || seen["a"].Ahead != nil {
+		t.Errorf("the clock of an agent that does not tell it is known: %v, %+v", err, seen["a"])
+	}
+}
+
+// One applicant cannot keep the registrar busy with certificates.
 func TestRation(t *testing.T) {
 	r := &registrar{Server: Server{Log: quiet()}, recent: map[string]int{}}
 	now := time.Now()

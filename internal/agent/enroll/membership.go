@@ -310,13 +310,14 @@ var errRefused = errors.New("the registrar refuses")
 // refusals are what TLS and gRPC make of a peer that has refused this one, or that was refused.
 var refusals = []string{
 	"remote error: tls: bad certificate", "identity: the server is not of the cluster", "remote error: tls: expired certificate",
-	"x509: certificate", "remote error: tls: unknown certificate authority",
+	"x509: certificate", "identity: the certificate of", "remote error: tls: unknown certificate authority",
 }
 
 // ask asks the registrar once. An error that wraps errRefused does not go away by asking again.
 func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *enrollpb.EnrollRequest) (*enrollpb.EnrollReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	q.UnixNano = time.Now().UnixNano()
 	conn, err := wire.NewClient(addr, tlsConf, time.Second)
 	if err != nil {
 		return nil, fmt.Errorf("enroll: %s: %w", addr, err)

@@ -74,7 +74,7 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	if err != nil {
 		return err
 	}
-	r := &registrar{Server: s, creds: creds, recent: map[string]int{}, seen: map[string]cluster.Seen{}}
+	r := &registrar{Server: s, creds: creds, recent: map[string]int{}, seen: map[string]cluster.Seen{}, warned: map[string]time.Duration{}}
 	r.audit = audit.NewRecorder(r.record)
 	ln.OnRefused(func(from net.Addr, why error) {
 		r.audit.Add(audit.Record{Who: audit.Who{From: from.String()}, What: "connect", Outcome: audit.Refused(why)})
@@ -107,6 +107,8 @@ type registrar struct {
 	recent map[string]int          // certificates by applicant
 	seen   map[string]cluster.Seen // hosts that have asked since they were written down
 	wrote  time.Time               // when that was
+	// warned is how far clocks were ahead when the log warned of them, by host.
+	warned map[string]time.Duration
 }
 
 // knows returns whether the cluster has a token.
@@ -171,8 +173,8 @@ func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enr
 // mostRuns bounds the runs of which a host tells that they use its slots.
 const mostRuns = 256
 
-// see notes that the agent of a host has asked, and which slots are used there. It is written down
-// at most ten times a pause, for those who list the hosts.
+// see notes that the agent of a host has asked, which slots are used there, and how far its clock
+// is ahead. It is written down at most ten times a pause, for those who list the hosts.
 func (r *registrar) see(q *enrollpb.EnrollRequest, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,11 +182,30 @@ func (r *registrar) see(q *enrollpb.EnrollRequest, now time.Time) {
 	if len(seen.Used) > mostRuns {
 		seen.Used = nil
 	}
+	if q.GetUnixNano() != 0 {
+		ahead := time.Unix(0, q.GetUnixNano()).Sub(now)
+		seen.Ahead = &ahead
+		r.warnOfClock(q.GetHost(), ahead)
+	}
 	r.seen[q.GetHost()] = seen
 	if now.Sub(r.wrote) < r.Pause/10 {
 		return
 	}
 	r.writeSeen(now)
+}
+
+// warnOfClock logs a clock that is far ahead or behind, and again when it has changed as much; the
+// lock is held.
+func (r *registrar) warnOfClock(host string, ahead time.Duration) {
+	if ahead.Abs() <= cluster.ClocksApart {
+		delete(r.warned, host)
+		return
+	}
+	if was, warned := r.warned[host]; warned && (ahead-was).Abs() <= cluster.ClocksApart {
+		return
+	}
+	r.warned[host] = ahead
+	r.Log.Warnf("enroll: the clock of host %q is %s that of this machine", host, cluster.ClockWords(ahead))
 }
 
 // writeSeen writes down which hosts have asked; the lock is held.

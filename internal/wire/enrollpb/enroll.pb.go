@@ -33,7 +33,9 @@ type EnrollRequest struct {
 	// The version of the gossip keys that the agent uses. 0: it has none.
 	Ring uint64 `protobuf:"varint,3,opt,name=ring,proto3" json:"ring,omitempty"`
 	// The number of slots of the host that have workers, by run. It is told for lists of hosts alone.
-	Used          map[string]uint32 `protobuf:"bytes,4,rep,name=used,proto3" json:"used,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Used map[string]uint32 `protobuf:"bytes,4,rep,name=used,proto3" json:"used,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The agent's clock, in nanoseconds since 1970. 0: not told.
+	UnixNano      int64 `protobuf:"varint,5,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -94,6 +96,13 @@ func (x *EnrollRequest) GetUsed() map[string]uint32 {
 		return x.Used
 	}
 	return nil
+}
+
+func (x *EnrollRequest) GetUnixNano() int64 {
+	if x != nil {
+		return x.UnixNano
+	}
+	return 0
 }
 
 type EnrollReply struct {
@@ -179,12 +188,13 @@ var File_enroll_proto protoreflect.FileDescriptor
 
 const file_enroll_proto_rawDesc = "" +
 	"\n" +
-	"\fenroll.proto\x12\thvdrun.v1\"\xc2\x01\n" +
+	"\fenroll.proto\x12\thvdrun.v1\"\xdf\x01\n" +
 	"\rEnrollRequest\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\fR\arequest\x12\x12\n" +
 	"\x04ring\x18\x03 \x01(\x04R\x04ring\x126\n" +
-	"\x04used\x18\x04 \x03(\v2\".hvdrun.v1.EnrollRequest.UsedEntryR\x04used\x1a7\n" +
+	"\x04used\x18\x04 \x03(\v2\".hvdrun.v1.EnrollRequest.UsedEntryR\x04used\x12\x1b\n" +
+	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\x1a7\n" +
 	"\tUsedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x90\x01\n" +

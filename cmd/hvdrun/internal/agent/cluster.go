@@ -310,7 +310,8 @@ func clusterHostsCommand(p *cli.Program) *cobra.Command {
 		Use:   "hosts DIR",
 		Short: "List the hosts that have a certificate",
 		Long: `hosts lists the hosts that have a certificate. While hvdrun cluster serve runs, each running agent asks it twice a minute:
-LAST SEEN is when it last has, USED how many slots of the host had workers then, and RUN of which runs.`,
+LAST SEEN is when it last has, USED how many slots of the host had workers then, RUN of which runs, and CLOCK
+how far its clock was ahead of that of the machine with hvdrun cluster serve.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -327,7 +328,7 @@ LAST SEEN is when it last has, USED how many slots of the host had workers then,
 				return cli.Failed(err)
 			}
 			w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "HOST\tCERTIFICATE UNTIL\tLAST SEEN\tUSED\tRUN\tGOSSIP KEYS")
+			fmt.Fprintln(w, "HOST\tCERTIFICATE UNTIL\tLAST SEEN\tUSED\tRUN\tCLOCK\tGOSSIP KEYS")
 			for _, name := range slices.Sorted(maps.Keys(state.Hosts)) {
 				h := state.Hosts[name]
 				keys := "current"
@@ -337,12 +338,15 @@ LAST SEEN is when it last has, USED how many slots of the host had workers then,
 				case h.Ring != state.Ring.Version:
 					keys = "old"
 				}
-				last, used, runs := "never", "-", "-"
+				last, used, runs, clock := "never", "-", "-", "-"
 				if s, ok := seen[name]; ok {
 					last = s.At.UTC().Format(time.RFC3339)
 					used, runs = show.Used(s.Used)
+					if s.Ahead != nil {
+						clock = fmt.Sprintf("%+.1fs", s.Ahead.Seconds())
+					}
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", cli.EscapeCell(name), h.Expires.UTC().Format(time.RFC3339), last, used, runs, keys)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.EscapeCell(name), h.Expires.UTC().Format(time.RFC3339), last, used, runs, clock, keys)
 			}
 			if err := w.Flush(); err != nil {
 				return cli.Failed(err)

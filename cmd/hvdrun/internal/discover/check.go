@@ -20,14 +20,11 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
-
-// maxOffset is how far apart clocks may be: certificates are dated back by an hour, and logs are
-// read side by side.
-const maxOffset = time.Minute
 
 func checkCommand(p *cli.Program) *cobra.Command {
 	var asJSON bool
@@ -177,8 +174,8 @@ func (c *checked) inspect(ctx context.Context, agents *client.Agents) {
 	c.ok, c.in = true, in
 	c.Took, c.Offset, c.Version, c.GPUs = time.Since(begin).Seconds(), in.Offset.Seconds(), in.Version, in.GPUs
 	c.Used = in.Used
-	if in.Offset.Abs() > maxOffset {
-		c.problem("its clock is off by %v", in.Offset.Round(time.Second))
+	if in.Offset.Abs() > cluster.ClocksApart {
+		c.problem("its clock is %s that of this machine", cluster.ClockWords(in.Offset))
 	}
 	if in.Version != build.Version() {
 		c.problem("its hvdrun is %s, and this one %s", in.Version, build.Version())

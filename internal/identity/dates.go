@@ -1,0 +1,44 @@
+package identity
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// datesError is the refusal of a certificate by its dates and this machine's clock. Its text says
+// by how much the clocks differ.
+type datesError struct {
+	of  string // whose certificate it is
+	why string
+}
+
+func (e *datesError) Error() string {
+	return fmt.Sprintf("identity: the certificate of %s %s", e.of, e.why)
+}
+
+// Explain returns, in place of the error of a handshake that was refused because a certificate is
+// outside of its dates now, one that says by how much the clocks differ; other errors as they are.
+func Explain(err error, now time.Time) error {
+	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
+	if !ok || invalid.Reason != x509.Expired {
+		return err
+	}
+	cert, e := invalid.Cert, &datesError{of: "the peer"}
+	if cert.IsCA {
+		e.of = "the peer's authority"
+	} else if len(cert.URIs) == 1 {
+		if s, err := parseURI(cert.URIs[0]); err == nil {
+			e.of = s.String()
+		}
+	}
+	if now.After(cert.NotAfter) {
+		e.why = fmt.Sprintf("ended %v ago, at %s: it was not renewed, or the clock of this machine is that much ahead",
+			now.Sub(cert.NotAfter).Round(time.Minute), cert.NotAfter.Format(time.RFC3339))
+		return e
+	}
+	e.why = fmt.Sprintf("is not yet valid: the clock of this machine is at least %v behind that of the machine which has signed it",
+		cert.NotBefore.Add(backdate).Sub(now).Round(time.Minute))
+	return e
+}

@@ -1,0 +1,75 @@
+package identity
+
+import (
+	"crypto/x509"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestExplain: a certificate that is refused by its dates tells by how much the clocks differ;
+// other errors are as they were.
+func TestExplain(t *testing.T) {
+	now := time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
+	a, err := NewClusterAuthority(now.Add(-48 * time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	later, err := NewClusterAuthority(now.Add(2 * time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		by     *Authority
+		signed time.Duration // after now
+		at     time.Duration
+		want   string // empty: it is valid
+	}{
+		{a, 0, 0, ""},
+		{a, 59 * time.Minute, 0, ""},
+		{a, 62 * time.Minute, 0, "the certificate of agent node1 is not yet valid: the clock of this machine is at least 1h2m0s behind that of the machine which has signed it"},
+		{a, 0, 26 * time.Hour, "the certificate of agent node1 ended 2h0m0s ago, at 2030-01-02T12:00:00Z: it was not renewed, or the clock of this machine is that much ahead"},
+		{later, 0, 0, "the certificate of the peer's authority is not yet valid: the clock of this machine is at least 2h0m0s behind"},
+	} {
+		creds, err := c.by.IssueFor(Subject{Role: Agent, Host: "node1"}, now.Add(c.signed), 24*time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool := x509.NewCertPool()
+		pool.AddCert(creds.ca)
+		at := now.Add(c.at)
+		_, err = creds.own.Load().leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at})
+		if err = Explain(err, at); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("signed %v after, at %v: %v, want %q", c.signed, c.at, err, c.want)
+		}
+	}
+	for _, err := range []error{nil, errors.New("x"), x509.UnknownAuthorityError{}, x509.CertificateInvalidError{Reason: x509.NotAuthorizedToSign}} {
+		if got := Explain(err, now); got != err {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+}
+
+// TestRefusedByDates: who is told of the connections that a listener has refused is told of clocks.
+func TestRefusedByDates(t *testing.T) {
+	ln := &Listener{}
+	var told error
+	ln.OnRefused(func(_ net.Addr, why error) { told = why })
+	a, err := NewClusterAuthority(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, err := a.IssueFor(Subject{Role: Agent, Host: "node1"}, time.Now().Add(3*time.Hour), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	ln.Refused(near, x509.CertificateInvalidError{Cert: creds.own.Load().leaf, Reason: x509.Expired})
+	if told == nil || !strings.Contains(told.Error(), "at least 3h0m0s behind") {
+		t.Errorf("told %v", told)
+	}
+}
