@@ -23,7 +23,7 @@ type Progress struct {
 	What string
 }
 
-// Progress tells how far this rank has come in the groups of its generation: that of all ranks
+// Progress reports how far this rank has come in the groups of its generation: that of all ranks
 // first, the others in the order of their lanes. It may be called at any time by any goroutine,
 // does not block for long and costs operations nothing. A rank that waits, and has the same number
 // when asked again, has waited in between.

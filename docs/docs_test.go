@@ -243,7 +243,7 @@ func (s folder) run(t *testing.T, at, text string) {
 	}
 }
 
-// checkTarget tells whether the line is a command of make, whose target must be in the Makefile.
+// checkTarget reports whether the line is a command of make, whose target must be in the Makefile.
 func checkTarget(t *testing.T, at, line string) bool {
 	t.Helper()
 	words := strings.Fields(line)
@@ -440,7 +440,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// takes tells whether hvdrun knows another name of a flag, or refuses it as horovodrun's.
+// takes reports whether hvdrun knows another name of a flag, or refuses it as horovodrun's.
 func (s folder) takes(t *testing.T, flag string) bool {
 	out, err := s.command(t, "bin/hvdrun", flag+"=1", "--help").CombinedOutput()
 	return err == nil || strings.Contains(string(out), "of horovodrun is not taken")

@@ -63,7 +63,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// hasAnchor tells whether a page has a heading that GitHub gives this anchor.
+// hasAnchor reports whether a page has a heading that GitHub gives this anchor.
 func hasAnchor(t *testing.T, path, anchor string) bool {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -249,7 +249,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// anyHas tells whether a text has the parts of a message, which … separates, in their order.
+// anyHas reports whether a text has the parts of a message, which … separates, in their order.
 func anyHas(texts []string, message string) bool {
 	var parts []string
 	for part := range strings.SplitSeq(message, "…") {

@@ -32,7 +32,7 @@ func Parts() []Part {
 	}
 }
 
-// Goodput tells what a job's time was spent on. The parts add up to Seconds.
+// Goodput reports what a job's time was spent on. The parts add up to Seconds.
 type Goodput struct {
 	// Seconds is the time since the job began, or its whole time if it has ended.
 	Seconds float64 `json:"seconds"`

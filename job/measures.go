@@ -10,20 +10,20 @@ type Measures struct {
 	Status Status
 	// Resets are the resets whose next world was published, by cause, of the whole job.
 	Resets map[Cause]int
-	// Discovery tells of the source of hosts, Journal of the driver's journal, and Workers what the
+	// Discovery describes the source of hosts, Journal the driver's journal, and Workers what the
 	// workers report.
 	Discovery Discovery
 	Journal   Journal
 	Workers   Workers
 }
 
-// Discovery tells of the source of hosts.
+// Discovery describes the source of hosts.
 type Discovery struct {
 	// Stale is how long ago the source last confirmed its list, if its last answer was a failure.
 	Stale time.Duration
 }
 
-// Journal tells of a job's journal.
+// Journal describes a job's journal.
 type Journal struct {
 	// Bytes is its size. 0: no journal.
 	Bytes int64

@@ -51,7 +51,7 @@ type Status struct {
 	MaxNP   int  `json:"max_np"`
 	Elastic bool `json:"elastic"`
 	Resets  int  `json:"resets"`
-	// Goodput tells what the job's time was spent on.
+	// Goodput reports what the job's time was spent on.
 	Goodput Goodput `json:"goodput"`
 	// Hosts are the listed hosts, oldest first, then other hosts that still have workers.
 	Hosts []Host `json:"hosts"`

@@ -362,7 +362,7 @@ func nameFault(name string) string {
 	return ""
 }
 
-// instead tells what to do in place of a character that is not allowed in a name.
+// instead reports what to do in place of a character that is not allowed in a name.
 var instead = map[rune]string{
 	'@': "; the user is given by User in ssh's configuration, or by --ssh-command 'ssh -l USER'",
 	'[': rangeHint,

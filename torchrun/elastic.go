@@ -180,7 +180,7 @@ func (r *elasticRun) meet() {
 	}
 }
 
-// closed tells how a job has ended that another node has closed: this one may never have had a
+// closed reports how a job has ended that another node has closed: this one may never have had a
 // place in it, and has no copy then.
 func (r *elasticRun) closed() {
 	ctx, cancel := context.WithTimeout(r.side, leaveTimeout)

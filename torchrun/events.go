@@ -54,7 +54,7 @@ func Console(w io.Writer) func(Event) {
 	}
 }
 
-// event tells of the agent or, with fill, of something else.
+// event reports something about the agent or, with fill, about another source.
 func (a *Agent) event(name string, fill func(*Event)) {
 	if a.cfg.Events == nil {
 		return
@@ -70,7 +70,7 @@ func (a *Agent) event(name string, fill func(*Event)) {
 	a.cfg.Events(e)
 }
 
-// workerEvent tells of a worker.
+// workerEvent reports something about a worker.
 func (a *Agent) workerEvent(name string, state State, w *worker) {
 	a.event(name, func(e *Event) {
 		rank := a.place.ranks.Base + w.local
@@ -83,12 +83,12 @@ func (a *Agent) workerEvent(name string, state State, w *worker) {
 	})
 }
 
-// lasted tells how long something took.
+// lasted reports how long something took.
 func (a *Agent) lasted(name string, since time.Time) {
 	a.event(name, func(e *Event) { e.Metadata.DurationMS = a.now().Sub(since).Milliseconds() })
 }
 
-// metrics tells what the run came to.
+// metrics reports what the run came to.
 func (a *Agent) metrics() {
 	put := func(name string, value float64) {
 		if a.cfg.Metric != nil {

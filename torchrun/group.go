@@ -102,7 +102,7 @@ func (g *group) spec(w *worker) *launch.Spec {
 	}
 }
 
-// run runs one worker, and tells of its end as soon as that is known.
+// run runs one worker, and reports its end as soon as it is known.
 func (g *group) run(ctx context.Context, w *worker, spec *launch.Spec, closeLogs func() error, started chan<- struct{}) {
 	begun := sync.OnceFunc(func() { started <- struct{}{} })
 	ended := sync.OnceFunc(func() { g.exits <- w })
@@ -134,7 +134,7 @@ func (g *group) launch(ctx context.Context, w *worker, spec *launch.Spec, starte
 	return g.agent.cfg.Launcher.Run(ctx, spec, started)
 }
 
-// finish tells of the end of a worker, unless that was told.
+// finish reports the end of a worker, unless it has been reported.
 func (g *group) finish(w *worker, err error, ended func()) {
 	if w.at.IsZero() {
 		w.end, w.at = err, g.agent.now()

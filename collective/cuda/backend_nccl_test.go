@@ -564,7 +564,7 @@ func (w *ncclWorld) lose(t *testing.T, what, afterwards string) {
 	fault(t, w.path, afterwards)
 }
 
-// running tells whether an operation is under way on all three ranks, since it was asked last.
+// running reports whether an operation is under way on all three ranks, since it was asked last.
 func (w *ncclWorld) running(t *testing.T) bool {
 	all, err := filepath.Glob(filepath.Join(filepath.Dir(w.path), "running.*"))
 	if err != nil {

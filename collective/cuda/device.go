@@ -256,7 +256,7 @@ func (a *api) open(config Config) (*Device, error) {
 	return d, nil
 }
 
-// Info tells what the device is.
+// Info reports what the device is.
 func (d *Device) Info() Info { return d.info }
 
 // Memory asks how many bytes of the device's memory are free, and how many there are.

@@ -55,7 +55,7 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	}
 }
 
-// located tells where a worker is that holds up others.
+// located reports where a worker is that holds up others.
 func (m *Machine) located(now time.Time, e WorkerLocated) {
 	w := m.member(e.ID, e.Generation)
 	if w == nil {

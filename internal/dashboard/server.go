@@ -153,7 +153,7 @@ func (s *Server) Fingerprint() string {
 	return fingerprint(s.tls)
 }
 
-// knows tells whether a page may be asked for under that name. An address cannot be the name of a
+// knows reports whether a page may be asked for under that name. An address cannot be the name of a
 // stranger's site that leads here, as one in DNS can.
 func (s *Server) knows(hostport string) bool {
 	host := hostport

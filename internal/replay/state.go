@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// state is what events tell of a job.
+// state is what the events of a job say about it.
 type state struct {
 	job   job.Status  // without hosts
 	hosts []*job.Host // in the order in which they came, with all slots that they ever had

@@ -82,7 +82,7 @@ func TellLacks(tell func(text string)) {
 	lacks.texts = nil
 }
 
-// lack tells of a call that a file system has not, or that fails there, and of the consequence.
+// lack reports a call that a file system lacks, or that fails there, and the consequence.
 func lack(call, path string, err error, consequence string) {
 	lacks.Lock()
 	defer lacks.Unlock()

@@ -103,8 +103,8 @@ func (f *follower) follow() error {
 	return nil
 }
 
-// holds tells whether all watches are still there. What was removed has lost its own, and what came
-// in its place may look the same: file systems use the numbers of inodes again.
+// holds reports whether all watches are still there. What was removed has lost its own, and what
+// came in its place may look the same: file systems use the numbers of inodes again.
 func (f *follower) holds() bool {
 	list := map[string]bool{}
 	for _, path := range f.w.WatchList() {
@@ -220,7 +220,7 @@ func (f *follower) gather(ctx context.Context) error {
 	}
 }
 
-// concerns tells whether the entry has anything to do with us: the directories may be busy ones.
+// concerns reports whether the entry has anything to do with us: the directories may be busy ones.
 func (f *follower) concerns(path string) bool {
 	path = filepath.Clean(path) // what happens in / is told of //name
 	if f.dir != "" && filepath.Dir(path) == f.dir && f.c.wants(filepath.Base(path)) {

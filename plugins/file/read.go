@@ -147,7 +147,7 @@ func (c *config) files() ([]string, error) {
 	return names, nil
 }
 
-// wants tells whether a file of that name in the directory lists hosts. Hidden files and editors'
+// wants reports whether a file of that name in the directory lists hosts. Hidden files and editors'
 // backups do not.
 func (c *config) wants(name string) bool {
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") || strings.HasSuffix(name, "~") {

@@ -133,7 +133,7 @@ type listing struct {
 	files []string // that were read
 }
 
-// lacks tells whether one of these files is no longer there.
+// lacks reports whether one of these files is no longer there.
 func (l listing) lacks(files []string) bool {
 	return slices.ContainsFunc(files, func(name string) bool { return !slices.Contains(l.files, name) })
 }

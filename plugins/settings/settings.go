@@ -54,7 +54,7 @@ func (r *Reader) Fault(key, format string, args ...any) {
 	r.faults = append(r.faults, fmt.Errorf("%s: setting %s: %w", r.plugin, key, fmt.Errorf(format, args...)))
 }
 
-// Given tells whether the setting is there, be it empty.
+// Given reports whether the setting is there, be it empty.
 func (r *Reader) Given(key string) bool {
 	_, given := r.lookup(key)
 	return given

@@ -27,7 +27,7 @@ type Status struct {
 	Offered []Offered `json:"offered,omitempty"`
 }
 
-// Memory tells how many bytes tasks and their results take in the scheduler, and the limit.
+// Memory reports how many bytes tasks and their results take in the scheduler, and the limit.
 type Memory struct {
 	Used int64 `json:"used"`
 	Most int64 `json:"most"`

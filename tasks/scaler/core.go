@@ -175,7 +175,7 @@ func (c *core) notef(format string, args ...any) {
 	c.out.note = append(c.out.note, fmt.Sprintf(format, args...))
 }
 
-// connected tells of a connection with a new identity. A router keeps the old one for as long as it
+// connected reports a connection with a new identity. A router keeps the old one for as long as it
 // does not know that it has gone, and refuses another connection of the same name. The results that
 // may be lost come first, then the scheduler gives the tasks of the old identity to others.
 func (c *core) connected(now time.Time, id []byte, old []byte, u usage) {
@@ -231,7 +231,7 @@ func (c *core) over(id string, j *job) {
 	}
 }
 
-// message tells what the scheduler has sent.
+// message reports what the scheduler has sent.
 func (c *core) message(now time.Time, m Message) {
 	switch m := m.(type) {
 	case *Task:
@@ -350,7 +350,7 @@ func (c *core) arrived(j *job) {
 	}
 }
 
-// objects tells of an answer. The IDs of an answer are those of its request; where some are missing
+// objects reports an answer. The IDs of an answer are those of its request; where some are missing
 // it does not say which, so that each is asked for alone.
 func (c *core) objects(m *ObjectResponse) {
 	at := -1
@@ -386,7 +386,7 @@ func (c *core) askEach(ids [][]byte) {
 	}
 }
 
-// tooLarge tells of an answer that was larger than a message may be: the first that is due, as
+// tooLarge reports an answer that was larger than a message may be: the first that is due, as
 // answers come in the order of the requests.
 func (c *core) tooLarge(err error) {
 	if len(c.requests) == 0 {

@@ -140,7 +140,7 @@ func (s *Scheduler) bounded(r queue.Result) queue.Result {
 	return r
 }
 
-// memory tells what is taken, and by whom; the lock is held.
+// memory reports what is taken, and by whom; the lock is held.
 func (s *Scheduler) memory() *report.Memory {
 	m := &report.Memory{Used: s.used(), Most: s.cfg.Memory}
 	for _, p := range s.peers {

@@ -91,7 +91,7 @@ func TestOnePackageLocksAndSyncs(t *testing.T) {
 	}
 }
 
-// kernels tells whether a function is called for a name below /proc, or for /dev/null.
+// kernels reports whether a function is called for a name below /proc, or for /dev/null.
 func kernels(file *ast.File, function ast.Node) (is bool) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)

@@ -105,7 +105,7 @@ func ours(importPath string) string {
 	return rest
 }
 
-// isKit tells whether a package is for tests only: its folder ends in test, as
+// isKit reports whether a package is for tests only: its folder ends in test, as
 // discovery/discoverytest.
 func isKit(path string) bool { return strings.HasSuffix(path, "test") }
 
@@ -484,7 +484,7 @@ func columns(text string, tabs int) int {
 	return 4*tabs + utf8.RuneCountInString(text)
 }
 
-// alone tells whether no code stands before the comment.
+// alone reports whether no code stands before the comment.
 func (s source) alone(c *ast.Comment) bool {
 	p := s.fset.Position(c.Pos())
 	line := s.text[p.Offset-(p.Column-1) : p.Offset]

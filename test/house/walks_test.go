@@ -176,7 +176,7 @@ func (s *step) check() (fault string) {
 	return ""
 }
 
-// mentions tells whether a name stands in the function's receiver, signature or body.
+// mentions reports whether a name stands in the function's receiver, signature or body.
 func mentions(f *ast.FuncDecl, name string) (found bool) {
 	ast.Inspect(f, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok && id != f.Name && id.Name == name {

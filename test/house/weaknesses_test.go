@@ -99,7 +99,7 @@ func checkShown(t *testing.T, cell string) (n int) {
 // contents are the texts of the files of a pattern.
 var contents = map[string][]string{}
 
-// exists tells whether one of the files is there and has a line that begins so.
+// exists reports whether one of the files is there and has a line that begins so.
 func exists(t *testing.T, pattern, begin string) {
 	t.Helper()
 	files, read := contents[pattern]

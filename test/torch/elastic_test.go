@@ -192,7 +192,7 @@ func (e *ledgerJob) finish() (started int) {
 	return follow.Count(res.Events, events.WorkerStarted)
 }
 
-// logExits tells how long the interpreters took to end after the last step.
+// logExits reports how long the interpreters took to end after the last step.
 func (e *ledgerJob) logExits(all []follow.Event) {
 	done, gone := 0.0, 0.0
 	for _, x := range e.look() {

@@ -32,7 +32,7 @@ const pace = 50 * time.Millisecond
 
 // TestSoak kills one of four workers that make a step in 50 ms, again and again: a second after the
 // last one, once its place is taken. They use DistributedDataParallel, or reduce one flat buffer.
-// It tells how much later the survivors have their next step than without the death, and what the
+// It reports how much later the survivors have their next step than without the death, and what the
 // deaths cost. Nobody but the dead is started again, and each sample is used once.
 func TestSoak(t *testing.T) {
 	for _, way := range [][]string{{"paced"}, {"paced", "plain"}} {

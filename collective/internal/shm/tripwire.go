@@ -161,7 +161,7 @@ func (t *tripwire) watch() {
 	}
 }
 
-// tell tells of a death once.
+// tell reports a death once.
 func (t *tripwire) tell(i int) {
 	if !t.seen[i] {
 		t.seen[i] = true

@@ -104,12 +104,12 @@ func (w *worker) stoppedStatus(now time.Time) (all []report.StoppedStatus) {
 	return all
 }
 
-// stoppedStatus tells of what stands for an attempt that was told to stop.
+// stoppedStatus reports what stands for an attempt that was told to stop.
 func (t *task) stoppedStatus(now time.Time) report.StoppedStatus {
 	return report.StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()}
 }
 
-// Stopped tells of the attempt of a task that was told to stop and has not ended; false: there is
+// Stopped reports the attempt of a task that was told to stop and has not ended; false: there is
 // none.
 func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (report.StoppedStatus, bool) {
 	w := q.workers[worker]

@@ -33,7 +33,7 @@ type eventMark struct {
 // never.
 const maxMark = 1 << 20
 
-// mark tells how far the file has got.
+// mark reports how far the file has got.
 func (f *eventFile) mark() json.RawMessage {
 	if f == nil {
 		return nil

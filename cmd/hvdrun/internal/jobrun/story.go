@@ -174,7 +174,7 @@ func (w *toldWorld) who() string {
 	return fmt.Sprintf("%s on %s", show.Plural(w.size, "worker"), show.Plural(w.hosts, "host"))
 }
 
-// late tells of a world that has made no commit for a while.
+// late reports a world that has made no commit for a while.
 func (t *story) late(generation uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,7 +183,7 @@ func (t *story) late(generation uint64) {
 	}
 }
 
-// trains tells of a world that has made its first commit.
+// trains reports a world that has made its first commit.
 func (t *story) trains(e job.Entry) {
 	if e.Generation != t.world.generation {
 		return // it is over
@@ -254,7 +254,7 @@ func (t *story) flush(at time.Time) {
 	p.told, p.line, p.why, p.known, p.between = at, "", nil, nil, 0
 }
 
-// ends tells of the end: the outcome, who trained last, how far the job has come, and where its
+// ends reports the end: the outcome, who trained last, how far the job has come, and where its
 // files are. The error is said by hvdrun.
 func (t *story) ends(e job.Entry) {
 	t.flush(e.Time)

@@ -191,7 +191,7 @@ func (m *top) legend() string {
 	return strings.Join(all, "  ")
 }
 
-// about tells of the picked slot.
+// about describes the picked slot.
 func (m *top) about() []string {
 	s := m.slot(m.picked)
 	if s == nil {

@@ -469,7 +469,7 @@ func (s *state) forget(v variant) {
 	})
 }
 
-// story tells how a state has come about.
+// story reports how a state has come about.
 func (s *state) story() string {
 	var lines []string
 	for p := s.path; p != nil; p = p.from {

@@ -320,7 +320,7 @@ func (c *crew) arrive(w *worker, got rendezvous.Place) *world {
 	return in
 }
 
-// count tells how many workers have received the newest world, and have reported a commit.
+// count reports how many workers have received the newest world, and have reported a commit.
 func (c *crew) count(ctx context.Context) {
 	for {
 		select {
