@@ -272,7 +272,7 @@ func (c *collector) finish() (*list, error) {
 	return l, nil
 }
 
-// isNotice reports whether a file is one that Apache-2.0 wants to be passed on.
+// isNotice tells whether a file is one that Apache-2.0 wants to be passed on.
 func isNotice(name string) bool { return strings.HasPrefix(strings.ToUpper(path.Base(name)), "NOTICE") }
 
 // notice returns the text of NOTICE: of hvdrun, and of what it is linked with.
