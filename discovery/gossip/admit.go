@@ -32,7 +32,9 @@ const (
 type members struct {
 	label  string
 	keys   *memberlist.Keyring
-	blocks chan *block // that are free; nil: it is to be made
+	blocks chan *block                            // that are free; nil: it is to be made
+	long   func(from net.Addr, bytes, most int64) // is called for the first message that is too long, unless nil
+	told   sync.Once
 
 	mu   sync.Mutex
 	text []byte // of the message that is being checked
@@ -69,6 +71,9 @@ func (m *members) admit(c net.Conn, counted *identity.Conn) net.Conn {
 	}
 	length := int64(binary.BigEndian.Uint32(head[of+1:]))
 	if length > identity.Gossip.Bytes {
+		if m.long != nil {
+			m.told.Do(func() { m.long(c.RemoteAddr(), length, identity.Gossip.Bytes) })
+		}
 		return nil
 	}
 	parts, err := m.read(c, length, counted.Gone())

@@ -88,6 +88,29 @@ func TestFloodOfState(t *testing.T) {
 	}
 }
 
+// TestTooLong: a member refuses states that are longer than it reads, and tells of the first.
+func TestTooLong(t *testing.T) {
+	keys, err := memberlist.NewKeyring(nil, bytes.Repeat([]byte{1}, keyLen))
+	if err != nil {
+		t.Fatal(err)
+	}
+	who := newMembers("test", keys)
+	var told []int64
+	who.long = func(_ net.Addr, bytes, _ int64) { told = append(told, bytes) }
+	for _, length := range []uint32{uint32(identity.Gossip.Bytes) + 1, 1<<32 - 1} {
+		near, far := net.Pipe()
+		go far.Write(pushState("test", length))
+		if who.admit(near, nil) != nil {
+			t.Error("it was taken")
+		}
+		near.Close()
+		far.Close()
+	}
+	if len(told) != 1 || told[0] != identity.Gossip.Bytes+1 {
+		t.Errorf("told of %v", told)
+	}
+}
+
 // TestShutdownWithPackets: packets that nobody takes do not hold up the end.
 func TestShutdownWithPackets(t *testing.T) {
 	keys, err := memberlist.NewKeyring(nil, bytes.Repeat([]byte{1}, keyLen))

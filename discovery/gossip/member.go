@@ -158,6 +158,10 @@ func (m *Member) start(ctx context.Context) error {
 	}
 	lib.Logger, m.keys = newLibraryLog(m.log), lib.Keyring
 	who := newMembers(m.cfg.Label, lib.Keyring)
+	who.long = func(from net.Addr, bytes, most int64) {
+		m.log.Warnf("gossip: %v announces a message of %d bytes, and %d are read before it is known who sends them: "+
+			"it is no member, or the cluster has more than some 2,000 agents", from, bytes, most)
+	}
 	var t *transport
 	if m.cfg.Transport != nil {
 		t = newTransport(m.cfg.Transport, who, nil)

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/job"
 )
@@ -381,6 +382,41 @@ func TestServer(t *testing.T) {
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// panicking is a collector with a fault.
+type panicking struct{}
+
+func (panicking) Describe(to chan<- *prometheus.Desc) {
+	to <- prometheus.NewDesc("broken", "A fault.", nil, nil)
+}
+
+func (panicking) Collect(chan<- prometheus.Metric) { panic("where secrets are") }
+
+// TestPanic: a collector that panics ends neither hvdrun nor the server, and clients are not sent
+// its words, nor its stack.
+func TestPanic(t *testing.T) {
+	log, hook := logtest.NewNullLogger()
+	s, err := Listen(Config{Listen: "127.0.0.1:0", Log: log}, panicking{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx) }()
+	for range 2 {
+		code, text := get(t, s, "")
+		if code != http.StatusInternalServerError || strings.Contains(text, "secrets") || strings.Contains(text, ".go:") || !strings.Contains(text, "the log of this hvdrun says why") {
+			t.Errorf("%d\n%s", code, text)
+		}
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if said := hook.AllEntries(); len(said) != 1 || !strings.Contains(said[0].Message, "where secrets are") {
+		t.Errorf("logged %d lines, the last %v", len(said), hook.LastEntry())
 	}
 }
 

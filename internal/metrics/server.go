@@ -14,11 +14,14 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	client "github.com/prometheus/client_model/go"
+	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -33,6 +36,8 @@ type Config struct {
 	Listen string
 	// Token, if not empty, is the bearer token that a client must send.
 	Token string
+	// Log takes the first error of a collector. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
 	// Certificate, if not nil, is the server's certificate for TLS. Nil: no TLS.
 	Certificate *tls.Certificate
 }
@@ -107,7 +112,7 @@ func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET "+Path, guarded(cfg.Token, promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+	mux.Handle("GET "+Path, guarded(cfg.Token, promhttp.HandlerFor(discreet(registry, cfg.Log), promhttp.HandlerOpts{
 		MaxRequestsInFlight: 4, Timeout: 2 * readTimeout,
 	})))
 	s := &Server{ln: ln, tls: cfg.Certificate != nil, server: &http.Server{
@@ -119,6 +124,23 @@ func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 		s.server.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*cfg.Certificate}, MinVersion: tls.VersionTLS12}
 	}
 	return s, nil
+}
+
+// discreet gathers without telling clients what has failed: promhttp would send them the stack of a
+// collector that panics. The log has the first error.
+func discreet(all prometheus.Gatherer, log logrus.FieldLogger) prometheus.Gatherer {
+	if log == nil {
+		log = logrus.StandardLogger()
+	}
+	var told sync.Once
+	return prometheus.GathererFunc(func() ([]*client.MetricFamily, error) {
+		families, err := all.Gather()
+		if err == nil {
+			return families, nil
+		}
+		told.Do(func() { log.Errorf("metrics: a scrape fails, and those after it may: %v", err) })
+		return families, errors.New("metrics: not all could be collected; the log of this hvdrun says why")
+	})
 }
 
 // URL returns the URL of the metrics.

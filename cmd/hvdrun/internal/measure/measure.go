@@ -44,7 +44,7 @@ func serveMetrics(s *settings.Settings, c prometheus.Collector, resumed bool, lo
 	if s.Metrics.Listen == "" {
 		return none, checkMetrics(s)
 	}
-	server, err := listenMetrics(s, c)
+	server, err := listenMetrics(s, c, log)
 	if err != nil && resumed {
 		log.WithError(err).Warn("the metrics are not served")
 		return none, nil
@@ -66,11 +66,11 @@ func serveMetrics(s *settings.Settings, c prometheus.Collector, resumed bool, lo
 	}, nil
 }
 
-func listenMetrics(s *settings.Settings, c prometheus.Collector) (*metrics.Server, error) {
+func listenMetrics(s *settings.Settings, c prometheus.Collector, log logrus.FieldLogger) (*metrics.Server, error) {
 	if err := checkMetrics(s); err != nil {
 		return nil, err
 	}
-	cfg := metrics.Config{Listen: s.Metrics.Listen}
+	cfg := metrics.Config{Listen: s.Metrics.Listen, Log: log}
 	if s.Metrics.TokenFile != "" {
 		var err error
 		if cfg.Token, err = metrics.ReadToken(s.Metrics.TokenFile); err != nil {
