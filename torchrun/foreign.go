@@ -47,7 +47,7 @@ func (s *strangers) who(ctx context.Context, addr string, err error) (found erro
 	if here {
 		pid, program = proc.Listener(at)
 	}
-	agent := pid != 0 && program == proc.Program(os.Getpid()) // which may be of this job
+	agent := pid != 0 && mayBeAgent(program) // which may be of this job
 	switch {
 	case (pid == 0 || agent || mayBeTorch(program)) && isTorchStore(ctx, addr):
 		return fmt.Errorf("torchrun: %s: %w", addr, errTorch), true
@@ -76,7 +76,7 @@ func inUse(ctx context.Context, addr string) error {
 		return nil
 	}
 	pid, program := proc.Listener(at)
-	if pid == 0 || program == proc.Program(os.Getpid()) || mayBeTorch(program) {
+	if pid == 0 || mayBeAgent(program) || mayBeTorch(program) {
 		return nil // the first connection tells more
 	}
 	return inUseBy(addr, pid, program)
@@ -97,6 +97,12 @@ func hereAt(ctx context.Context, addr string) (at netip.AddrPort, here bool) {
 		return at, false
 	}
 	return netip.AddrPortFrom(all[0].Unmap(), uint16(n)), true
+}
+
+// mayBeAgent returns whether a program of that name may be one like this: another build of hvdrun,
+// or what this process runs.
+func mayBeAgent(program string) bool {
+	return strings.HasPrefix(program, "hvdrun") || program == proc.Program(os.Getpid())
 }
 
 // mayBeTorch returns whether a program of that name may be PyTorch's torchrun, which a Python

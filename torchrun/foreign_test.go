@@ -19,6 +19,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
@@ -152,6 +153,11 @@ func TestOtherProgramIsThere(t *testing.T) {
 	defer ln.Close()
 	if err := inUse(t.Context(), ln.Addr().String()); err != nil {
 		t.Error(err)
+	}
+	for program, agent := range map[string]bool{"hvdrun": true, "hvdrun-old": true, proc.Program(os.Getpid()): true, "cat": false, "": false} {
+		if mayBeAgent(program) != agent {
+			t.Errorf("%q: %v", program, !agent)
+		}
 	}
 	for err, other := range map[error]bool{
 		io.EOF: false, syscall.ECONNRESET: false, errSilentStore: true, fmt.Errorf("x: %w", errOtherProgram): true, tls.RecordHeaderError{}: true,
