@@ -269,7 +269,7 @@ func TestControlOfAnotherDriver(t *testing.T) {
 	awaitWorld(t, next, g, 4)
 	order(t, next, "being stopped", "stop", long)
 	finish(t, next, 128+15, controlledSteps)
-	if s := statusOf(t, next, long); s.State != job.Failed || s.Driver != 0 || !strings.Contains(s.Message, "terminated") {
+	if s := statusOf(t, next, long); s.State != job.Failed || s.Driver != 0 || !strings.HasPrefix(s.Message, "stopped by command (hvdrun stop), uid ") {
 		t.Errorf("%+v", s)
 	}
 	refused(t, next, 1, "the job has ended", "stop", long)

@@ -21,7 +21,7 @@ var differs = []struct {
 	{regexp.MustCompile(`hvdrun top [0-9a-f]{4} `), "hvdrun top ID "},
 	{regexp.MustCompile(`\b[0-9a-f]{16}\b`), "ID"},
 	{regexp.MustCompile(`(after|within) [0-9.]+m?s`), "$1 TIME"},
-	{regexp.MustCompile(`[0-9.]+m?s after`), "TIME after"},
+	{regexp.MustCompile(`[0-9.]+m?s ago`), "TIME ago"},
 	{regexp.MustCompile(`[0-9,]+ commits`), "N commits"},
 	{regexp.MustCompile(`trained .*`), "trained PARTS"},
 	{regexp.MustCompile(`was lost$|failed \(killed by signal 9\)$`), "was lost"},

@@ -79,7 +79,7 @@ func logged(text string) (n int, err error) {
 		if of == nil {
 			continue
 		}
-		if strings.HasPrefix(of[2], "stopped by signal") {
+		if strings.HasPrefix(of[2], "stopped by ") {
 			break
 		}
 		at, perr := time.Parse("15:04:05.000", of[1])
