@@ -139,7 +139,7 @@ func (p *Peers) serve(raw *identity.Conn) {
 	if p.creds != nil {
 		secure := tls.Server(raw, p.creds.ServerTLS(identity.Driver))
 		if err := secure.Handshake(); err != nil {
-			p.log.Warnf("torchrun: a connection from %v is refused: %v", raw.RemoteAddr(), refused(err))
+			p.ln.WarnRefused(p.log, "torchrun", raw.RemoteAddr(), refused(err))
 			return
 		}
 		conn = secure
@@ -149,7 +149,7 @@ func (p *Peers) serve(raw *identity.Conn) {
 		return
 	}
 	if tcpstore.IsQuery(hello[:]) {
-		p.log.Warnf("torchrun: a connection from %v is refused: %v", raw.RemoteAddr(), errTorch)
+		p.ln.WarnRefused(p.log, "torchrun", raw.RemoteAddr(), errTorch)
 		return
 	}
 	of := service(binary.BigEndian.Uint64(hello[:]))

@@ -3,9 +3,12 @@ package identity
 import (
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -51,6 +54,30 @@ func TestExplain(t *testing.T) {
 		}
 	}
 }
+
+// TestWarnRefused: strangers cannot fill the log by connections that are refused.
+func TestWarnRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said lines
+		ln, from := &Listener{}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7}
+		for range 1000 {
+			ln.WarnRefused(&said, "store", from, errors.New("a stranger"))
+		}
+		<-time.After(time.Minute)
+		ln.WarnRefused(&said, "store", from, errors.New("a stranger"))
+		want := lines{
+			"store: a connection from 127.0.0.1:7 is refused: a stranger",
+			"store: a connection from 127.0.0.1:7 is refused: a stranger; and 999 more such failures in 1m0s",
+		}
+		if !slices.Equal(said, want) {
+			t.Errorf("%q", said)
+		}
+	})
+}
+
+type lines []string
+
+func (l *lines) Warnf(format string, args ...any) { *l = append(*l, fmt.Sprintf(format, args...)) }
 
 // TestRefusedByDates: who is told of the connections that a listener has refused is told of clocks.
 func TestRefusedByDates(t *testing.T) {

@@ -23,6 +23,8 @@ type Listener struct {
 	closed  bool
 	refused func(from net.Addr, why error) // nil: nobody wants to know
 	sockets []net.Listener
+
+	refusals retry.Gate // of the log
 }
 
 // acceptPause is the pause after a failure to accept, mostly for lack of descriptors.
@@ -150,6 +152,14 @@ func (l *Listener) OnRefused(refused func(from net.Addr, why error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.refused = refused
+}
+
+// WarnRefused logs that a connection was refused: a line in some seconds, and how many were left
+// out, as strangers could fill the log.
+func (l *Listener) WarnRefused(log retry.Logger, what string, from net.Addr, why error) {
+	if more, tell := l.refusals.Pass(time.Now()); tell {
+		log.Warnf("%s: a connection from %v is refused: %v%s", what, from, why, more)
+	}
 }
 
 // Refused reports that a connection that Accept has returned has not proven its identity. It

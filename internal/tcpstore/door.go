@@ -59,7 +59,7 @@ func (d *Door) Open(addr string) error {
 func (d *Door) accept(conn *identity.Conn) {
 	defer conn.Close()
 	if err := d.cfg.Admit(conn.NetConn()); err != nil {
-		d.cfg.Log.Warnf("%s: a connection to the store is refused: %v", d.cfg.What, err)
+		d.ln.WarnRefused(d.cfg.Log, d.cfg.What+": store", conn.RemoteAddr(), err)
 		return
 	}
 	if conn.Proven() && d.keep(conn) {

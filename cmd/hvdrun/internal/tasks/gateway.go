@@ -144,7 +144,7 @@ func (g *gateway) serve(ctx context.Context) {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { g.ln.Close() })
 	defer stop()
-	g.ln.OnRefused(func(from net.Addr, why error) { g.log.Warnf("%v is refused: %v", from, why) })
+	g.ln.OnRefused(func(from net.Addr, why error) { g.ln.WarnRefused(g.log, "tasks gateway", from, why) })
 	g.ln.Serve(g.log, "clients of tasks", func(conn *identity.Conn) { g.carry(ctx, conn) })
 }
 
