@@ -48,7 +48,10 @@ func TestScreenshots(t *testing.T) {
 			j := dashboardtest.Story()
 			j.Hang(now)
 			return j
-		}, act: []action{chromedp.Click(css(`[title^="gpu-b1:2"]`))}},
+		}, act: []action{
+			chromedp.Click(css(`[title^="gpu-b1:2"]`)),
+			holds(`document.querySelector("#banners").textContent.includes("it will be stopped in") && document.querySelector("#banners button").textContent === "Exclude…"`),
+		}},
 		{name: "thousand", width: 1280, height: 900, dark: true, job: func() *dashboardtest.Job {
 			j := dashboardtest.Large(dashboardtest.Begun, 125, 8)
 			j.Stir(40)

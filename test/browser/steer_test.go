@@ -272,8 +272,8 @@ func TestKeyboard(t *testing.T) {
 	j.do(key("t"), holds(`document.documentElement.dataset.theme === "light"`), key("t"), holds(`document.documentElement.dataset.theme === "dark"`))
 }
 
-// TestResume: the page says that its job's hvdrun is gone, and goes on with the next one, at the
-// same address and without a person: both the job's own page and one that hvdrun dashboard serves.
+// TestResume: the page says that its job's hvdrun is gone. One that hvdrun dashboard serves goes on
+// with the next one; the job's own says that it needs the URL with the tokens of that.
 func TestResume(t *testing.T) {
 	j := train(t, 1280, 1000)
 	g := j.Generation
@@ -286,6 +286,8 @@ func TestResume(t *testing.T) {
 	pid := j.PID
 	j.KillDriver()
 	j.do(holds(`document.querySelector("#link.off")`))
+	silent := `document.querySelector("#state").textContent === "no answer" && document.querySelector("#banners").textContent.includes("hvdrun resume")`
+	j.do(holds(silent))
 	do(t, beside, holds(`document.querySelector("#state").textContent === "no driver" && document.querySelector("#banners").textContent.includes("hvdrun resume")`),
 		holds(`document.querySelector("#stop").disabled`))
 	next, err := j.Resume("")
@@ -296,11 +298,22 @@ func TestResume(t *testing.T) {
 	if next.PID == pid {
 		t.Fatal("it is the same process")
 	}
+	// The tokens of the page have ended with their hvdrun.
+	j.do(holds(`document.querySelector("#banners").textContent.includes("--url prints the new URL")`))
+	j.ctx = open(t, 1280, 1000, j.url())
+	j.do(chromedp.WaitVisible(css(".slot")))
 	for _, ctx := range []context.Context{j.ctx, beside} {
 		do(t, ctx, holds(`document.querySelector("#link.live") && document.querySelector("#state").textContent === "running"`),
 			holds(`[...document.querySelectorAll("#events li")].some((e) => e.textContent.includes("another driver has taken over"))`),
 			holds(`document.querySelectorAll(".slot.s-training").length === 4 && !document.querySelector("#stop").disabled`))
 	}
+	j.do(holds(`!document.querySelector("#banners").textContent.includes("no answer")`))
+	// The records of starts say what other events say: they are for those who look for them.
+	records := `[...document.querySelectorAll("#events li")].some((e) => e.textContent.includes("audit") && e.textContent.includes("start localhost:"))`
+	filter := func(text string) string {
+		return fmt.Sprintf(`(document.querySelector("#filter").value = %q, document.querySelector("#filter").dispatchEvent(new Event("input")), true)`, text)
+	}
+	j.do(holds("!"+records), holds(filter("audit")), holds(records), holds(filter("")), holds("!"+records))
 	// The page steers the next driver.
 	j.asked("Drain localhost:1?", []string{slotOf("localhost:1"), `[data-verb="drain"]`})
 	j.trains(g, 3)
