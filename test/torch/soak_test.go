@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -12,10 +13,12 @@ import (
 	"time"
 
 	events "github.com/hvdrun/hvdrun/job"
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 var (
 	soak = flag.Duration("soak", time.Minute, "`time` for which TestSoak kills workers, with each way of connecting them")
+	each = flag.Duration("each", 5*time.Second, "`time` between two deaths of TestSoakTrainer")
 	seed = flag.Uint64("seed", 1, "`number` that determines which workers TestSoak kills")
 )
 
@@ -42,6 +45,69 @@ func TestSoak(t *testing.T) {
 	}
 }
 
+// TestSoakTrainer kills one of four workers of transformers.Trainer after each time of -each, whether
+// or not the place of the last one is taken.
+func TestSoakTrainer(t *testing.T) {
+	needHF(t)
+	const warm, measured, samples, batch = 40, 200, 480, 32
+	steps := warm + measured + int(*soak/pace)
+	e := startHF(t, "hf.py", filepath.Join(t.TempDir(), "ledger"), steps, []follow.Stage{{Hosts: "localhost:4"}}, "paced")
+	first := e.size(4).Step
+	e.committed(first + warm + measured)
+	begin, random := seconds(time.Now()), rand.New(rand.NewPCG(*seed, 0))
+	var kills []kill
+	for last := 0; last < steps-int(*each/pace)-1; {
+		<-time.After(*each)
+		k, newest := e.kill(random)
+		kills = append(kills, k)
+		last = newest
+	}
+	end := seconds(time.Now())
+	e.end(steps, samples, batch)
+	e.rate(kills, begin, end, first+warm, measured)
+}
+
+// kill kills any worker of the newest world, once that has several, and returns the newest step.
+func (e *ledgerJob) kill(random *rand.Rand) (k kill, newest int) {
+	e.t.Helper()
+	if err := e.Until(e.t.Context(), "a world of several", func() bool { return len(e.World.Slots) > 1 }); err != nil {
+		e.t.Fatal(err)
+	}
+	k = kill{at: seconds(time.Now()), generation: e.World.Generation}
+	for _, s := range e.World.Slots {
+		k.survivors = append(k.survivors, s.PID)
+	}
+	victim := random.IntN(len(k.survivors))
+	k.pid = k.survivors[victim]
+	k.survivors = slices.Delete(k.survivors, victim, victim+1)
+	if err := syscall.Kill(k.pid, syscall.SIGKILL); err != nil {
+		e.t.Fatal(err)
+	}
+	for _, x := range e.look() {
+		newest = max(newest, x.Step)
+	}
+	return k, newest
+}
+
+// rate tells what deaths cost, beside the steps measured from one on, that nobody has disturbed.
+func (e *ledgerJob) rate(kills []kill, begin, end float64, from, measured int) {
+	e.t.Helper()
+	made := e.made()
+	ordinary := (made[from+measured] - made[from]) / float64(measured)
+	steps := 0
+	for _, at := range made {
+		if begin < at && at <= end {
+			steps++
+		}
+	}
+	load, _ := os.ReadFile("/proc/loadavg") // without it the figures say less
+	next, beyond := e.recoveries(kills, ordinary)
+	rate := float64(steps) / (end - begin)
+	e.t.Logf("%d kills in %.0f s: the last survivor has its next step after %s, %s later than without the death; "+
+		"%.1f steps/s, undisturbed %.1f: %.0f %%; load %s", len(kills), end-begin, spread(next), spread(beyond),
+		rate, 1/ordinary, rate*ordinary*100, strings.TrimSpace(string(load)))
+}
+
 func soakWay(t *testing.T, way []string, connection string) {
 	e := startElastic(t, connection, nil, []string{"--blacklist-cooldown-range", "0.1,0.1"}, way...)
 	const warm, measured = 40, 200 // steps
@@ -61,20 +127,7 @@ func soakWay(t *testing.T, way []string, connection string) {
 			t.Errorf("worker %d has failed, and was not killed", x.PID)
 		}
 	}
-	made := e.made()
-	ordinary := (made[first+warm+measured] - made[first+warm]) / measured
-	steps := 0
-	for _, at := range made {
-		if begin < at && at <= end {
-			steps++
-		}
-	}
-	load, _ := os.ReadFile("/proc/loadavg") // without it the figures say less
-	next, beyond := e.recoveries(kills, ordinary)
-	rate := float64(steps) / (end - begin)
-	t.Logf("%s: %d kills in %.0f s: the last survivor has its next step after %s, %s later than without the death; "+
-		"%.1f steps/s, undisturbed %.1f: %.0f %%; load %s", connection, len(kills), end-begin, spread(next), spread(beyond),
-		rate, 1/ordinary, rate*ordinary*100, strings.TrimSpace(string(load)))
+	e.rate(kills, begin, end, first+warm, measured)
 }
 
 // spread tells the quantiles of milliseconds.
@@ -109,21 +162,9 @@ func (e *ledgerJob) whole(kills []kill) entry {
 func (e *ledgerJob) killFor(long time.Duration, random *rand.Rand) (kills []kill) {
 	e.t.Helper()
 	for end := time.Now().Add(long); time.Now().Before(end); {
-		whole := e.whole(kills)
-		if err := e.Look(); err != nil {
-			e.t.Fatal(err)
-		}
+		e.whole(kills)
 		<-time.After(time.Duration(random.Int64N(int64(pace)))) // at any time of a step
-		k := kill{at: seconds(time.Now()), generation: whole.Generation}
-		for _, s := range e.World.Slots {
-			k.survivors = append(k.survivors, s.PID)
-		}
-		victim := random.IntN(4)
-		k.pid = k.survivors[victim]
-		k.survivors = slices.Delete(k.survivors, victim, victim+1)
-		if err := syscall.Kill(k.pid, syscall.SIGKILL); err != nil {
-			e.t.Fatal(err)
-		}
+		k, _ := e.kill(random)
 		kills = append(kills, k)
 	}
 	return kills
