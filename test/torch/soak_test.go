@@ -45,8 +45,8 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// TestSoakTrainer kills one of four workers of transformers.Trainer after each time of -each, whether
-// or not the place of the last one is taken.
+// TestSoakTrainer kills one of four workers of transformers.Trainer after each time of -each,
+// whether or not the place of the last one is taken.
 func TestSoakTrainer(t *testing.T) {
 	needHF(t)
 	const warm, measured, samples, batch = 40, 200, 480, 32
@@ -57,8 +57,7 @@ func TestSoakTrainer(t *testing.T) {
 	begin, random := seconds(time.Now()), rand.New(rand.NewPCG(*seed, 0))
 	var kills []kill
 	for last := 0; last < steps-int(*each/pace)-1; {
-		<-time.After(*each)
-		k, newest := e.kill(random)
+		k, newest := e.kill(*each, random)
 		kills = append(kills, k)
 		last = newest
 	}
@@ -67,9 +66,11 @@ func TestSoakTrainer(t *testing.T) {
 	e.rate(kills, begin, end, first+warm, measured)
 }
 
-// kill kills any worker of the newest world, once that has several, and returns the newest step.
-func (e *ledgerJob) kill(random *rand.Rand) (k kill, newest int) {
+// kill kills, after a time, any worker of the newest world, once that has several, and returns the
+// newest step.
+func (e *ledgerJob) kill(after time.Duration, random *rand.Rand) (k kill, newest int) {
 	e.t.Helper()
+	<-time.After(after)
 	if err := e.Until(e.t.Context(), "a world of several", func() bool { return len(e.World.Slots) > 1 }); err != nil {
 		e.t.Fatal(err)
 	}
@@ -163,8 +164,7 @@ func (e *ledgerJob) killFor(long time.Duration, random *rand.Rand) (kills []kill
 	e.t.Helper()
 	for end := time.Now().Add(long); time.Now().Before(end); {
 		e.whole(kills)
-		<-time.After(time.Duration(random.Int64N(int64(pace)))) // at any time of a step
-		k, _ := e.kill(random)
+		k, _ := e.kill(time.Duration(random.Int64N(int64(pace))), random) // at any time of a step
 		kills = append(kills, k)
 	}
 	return kills
