@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,6 +27,8 @@ type beater interface {
 	// stallWarning is the wait for other ranks after which the driver is informed at once. 0: the
 	// default; negative: never.
 	stallWarning() time.Duration
+	// usage returns what the worker's process uses; nil: unknown. It takes a millisecond.
+	usage() *proc.Usage
 }
 
 const (
@@ -271,9 +272,8 @@ func (p *pulse) beat() rendezvous.Beat {
 		b.Written = last.Load()
 	}
 	b.Counters, b.Figures = p.counters(), p.worker.doing.figures.list()
-	// To look takes a millisecond, which the beats of a reset do not have.
-	if now := time.Now(); p.worker.fake == nil && now.Sub(p.usedAt) >= beatEvery/2 {
-		b.Usage, p.usedAt = new(proc.UsageOf(os.Getpid())), now
+	if now := time.Now(); now.Sub(p.usedAt) >= beatEvery/2 { // the beats of a reset have no time to look
+		b.Usage, p.usedAt = p.to.usage(), now
 	}
 	b.Waits, b.Entered = p.waits(), p.worker.doing.trace.Told(time.Now())
 	for id, l := range p.lanes {

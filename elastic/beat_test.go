@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -31,6 +33,8 @@ type listener struct {
 	deaf  error // result of each beat
 	tries int
 	beats []timedBeat
+
+	looks atomic.Int64 // at what the process uses
 }
 
 type timedBeat struct {
@@ -60,6 +64,21 @@ func (m *listener) connections() uint64 { return m.made.Load() }
 func (m *listener) operations() []collective.Operations { return nil }
 
 func (m *listener) stallWarning() time.Duration { return m.warning }
+
+func (m *listener) usage() *proc.Usage {
+	m.looks.Add(1)
+	return &proc.Usage{Resident: 1 << 20}
+}
+
+// TestUsage: a worker that has its process to itself tells what that uses.
+func TestUsage(t *testing.T) {
+	if u := (&driven{pid: os.Getpid()}).usage(); u == nil || u.Resident == 0 {
+		t.Errorf("%+v", u)
+	}
+	if u := (&driven{}).usage(); u != nil {
+		t.Errorf("one worker of several in a process uses %+v", u)
+	}
+}
 
 func (m *listener) Beat(_ context.Context, b rendezvous.Beat) error {
 	m.mu.Lock()
@@ -100,6 +119,17 @@ func TestBeats(t *testing.T) {
 		<-time.After(10*time.Second + 400*time.Millisecond)
 		if n := len(m.heard()); n < 10 || n > 12 {
 			t.Errorf("%d beats in 10 s", n)
+		}
+		looks := m.looks.Load()
+		if looks < 10 || looks > 12 {
+			t.Errorf("the process was looked at %d times in 10 s", looks)
+		}
+		for range 20 { // a reset in which each phase is told
+			w.doing.hasNews()
+			synctest.Wait()
+		}
+		if n, more := len(m.heard()), m.looks.Load()-looks; n < 20 || more > 1 {
+			t.Errorf("%d beats at once look at the process %d times", n, more)
 		}
 		entered := time.Now()
 		done := make(chan error)

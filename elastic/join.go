@@ -20,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/member"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/notify"
@@ -72,9 +73,14 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 		if w := initialized.Load(); w != nil && fakeproc.From(ctx) == nil && !w.isClosed() {
 			return nil, errors.New("elastic: Init was called before in this process: a process is one worker")
 		}
-		if m, err = newDriven(env, network, inherited()); err != nil {
+		d, err := newDriven(env, network, inherited())
+		if err != nil {
 			return nil, err
 		}
+		if fakeproc.From(ctx) == nil {
+			d.pid = os.Getpid()
+		}
+		m = d
 	}
 	w := newWorker(ctx, m)
 	w.driven, w.job = started, env.RunID
@@ -362,6 +368,7 @@ type driven struct {
 	endpoint *collective.Endpoint
 	timeline *timeline.Recorder // nil: no timeline is recorded
 	warning  time.Duration      // see beater.stallWarning
+	pid      int                // of the process that is this worker alone; 0: there is none
 
 	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: no callback
 	supply atomic.Pointer[transfer.Supply]                         // nil: nothing to supply
@@ -462,6 +469,13 @@ func (d *driven) connections() uint64 { return d.endpoint.Connections() }
 func (d *driven) operations() []collective.Operations { return d.endpoint.Operations() }
 
 func (d *driven) stallWarning() time.Duration { return d.warning }
+
+func (d *driven) usage() *proc.Usage {
+	if d.pid == 0 {
+		return nil
+	}
+	return new(proc.UsageOf(d.pid))
+}
 
 func (d *driven) close() error {
 	if d.timeline != nil {

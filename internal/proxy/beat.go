@@ -117,7 +117,7 @@ func stopped(pid int) bool {
 func (p *proxy) nextBeat(now time.Time) (rendezvous.Beat, int) {
 	var usage *proc.Usage
 	if now.Sub(p.usedAt) >= beatEvery/2 { // to look takes a millisecond, which the beats of a reset do not have
-		usage, p.usedAt = new(proc.UsageOf(p.pid)), now
+		usage, p.usedAt = new(p.usage(p.pid)), now
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,13 +9,18 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // TestQuiet: the time counts for which the program has told nothing new.
 func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &proxy{news: make(chan struct{}, 1)}
+		looks := 0
+		p := &proxy{news: make(chan struct{}, 1), usage: func(int) proc.Usage {
+			looks++
+			return proc.Usage{Resident: 1}
+		}}
 		p.world.Generation = 3
 		op := func(number uint64, waiting bool) *operation { return &operation{number, "all_reduce", waiting} }
 		for i, step := range []struct {
@@ -39,6 +44,9 @@ func TestQuiet(t *testing.T) {
 			}
 			<-time.After(time.Second)
 			b, size := p.nextBeat(time.Now())
+			if again, _ := p.nextBeat(time.Now()); b.Usage == nil || again.Usage != nil || looks != i+1 {
+				t.Errorf("%d: usage %v, and at once again %v, after %d looks", i, b.Usage, again.Usage, looks)
+			}
 			if b.Phase != step.phase || b.Quiet != step.quiet || news != step.news || b.Generation != 3 || b.Commits != step.beat.Commits || b.Written != step.beat.Written || size != 1 {
 				t.Errorf("%d: %+v, news %v", i, b, news)
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/member"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -45,7 +46,7 @@ func (cfg Config) Talk(ctx context.Context, pid int, conn net.Conn) (cleanup fun
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	p := &proxy{cfg: cfg, process: process{pid: pid, conn: conn}, waiting: make(chan struct{}, 1)}
+	p := &proxy{cfg: cfg, process: process{pid: pid, conn: conn}, waiting: make(chan struct{}, 1), usage: proc.UsageOf}
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has its grace
 	err := p.listen(ctx)
 	p.finish(ctx)
@@ -69,7 +70,8 @@ type proxy struct {
 	waiting chan struct{} // of capacity 1: there are reports; closed when no more come
 	last    chan struct{} // closed when the reports have been made; nil: there are none
 	news    chan struct{} // of capacity 1: beat at once
-	usedAt  time.Time     // when the pulse looked at what the process uses
+	usage   func(pid int) proc.Usage
+	usedAt  time.Time // when the pulse looked at what the process uses
 
 	mu sync.Mutex
 	state

@@ -135,6 +135,14 @@ func TestDrain(t *testing.T) {
 	if got, want := slots(s), "localhost:0 training 0, localhost:1 training 1, 127.0.0.1:0 training 2, 127.0.0.1:1 training 3"; got != want || s.Driver != r.PID {
 		t.Errorf("driver %d, %s; want %d, %s", s.Driver, got, r.PID, want)
 	}
+	if !follow.Await(t, func() bool {
+		s = statusOf(t, r)
+		return !slices.ContainsFunc(s.Hosts, func(h job.Host) bool {
+			return slices.ContainsFunc(h.Slots, func(slot job.Slot) bool { return slot.Usage == nil })
+		})
+	}) {
+		t.Errorf("the status does not have the memory of each worker: %+v", s.Hosts)
+	}
 	order(t, r, "its worker leaves", "drain", s.Job[:7], hostB+":0")
 	g := awaitWorld(t, r, 1, 3)
 	order(t, r, "drained already", "drain", hostB+":0")
