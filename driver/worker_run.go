@@ -106,6 +106,9 @@ func (r *workerRun) prepare(ctx context.Context) error {
 		Left: func(processes []string) {
 			l.cfg.Log.Warnf("%s: its process %s", a.Slot.SlotID, launch.LeftText(processes))
 		},
+		Unreached: func(why string, waits time.Duration) {
+			l.postNoted(decide.WorkerUnreached{ID: a.ID, Why: why, Ago: waits})
+		},
 		Resumed: a.Forked,
 		Passed: func(bytes uint64) {
 			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: r.stdout.Held(), Err: r.stderr.Held()})

@@ -160,6 +160,16 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.step(WorkerFailing{w.id, strings.Join(args[1:], " ")})
+	case "unreached":
+		w, err := s.worker(args[0])
+		if err != nil {
+			return err
+		}
+		ago, err := time.ParseDuration(args[1])
+		if err != nil {
+			return err
+		}
+		s.step(WorkerUnreached{w.id, "dial tcp 192.0.2.1:4711: i/o timeout", ago})
 	case "forked":
 		w, err := s.worker(args[0])
 		if err != nil {

@@ -105,6 +105,12 @@ type (
 		ID, What string
 		Signal   syscall.Signal
 	}
+	// WorkerUnreached: a worker calls the driver, and its host cannot connect to it, for the reason in
+	// Why. Ago is how long ago the call began.
+	WorkerUnreached struct {
+		ID, Why string
+		Ago     time.Duration
+	}
 	// WorkerTrains: after another member of the generation has reported done, heartbeats of this
 	// one show that it still trains.
 	WorkerTrains struct {

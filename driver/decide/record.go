@@ -221,6 +221,11 @@ var forms = []form{
 		func(r *Record) (WorkerDying, error) {
 			return WorkerDying{r.Worker, r.What, syscall.Signal(r.Signal)}, nil
 		}),
+	formOf("unreached",
+		func(r *Record, e WorkerUnreached) { r.Worker, r.What, r.Age = e.ID, e.Why, int64(e.Ago) },
+		func(r *Record) (WorkerUnreached, error) {
+			return WorkerUnreached{r.Worker, r.What, time.Duration(r.Age)}, nil
+		}),
 	formOf("deadline", nil,
 		func(r *Record) (DeadlinePassed, error) { return DeadlinePassed{}, nil }),
 	formOf("commanded",

@@ -58,6 +58,7 @@ var all = []Input{
 	WorkerDying{"w1", "was killed by signal 6 (aborted) and dumps its core", 0},
 	WorkerMoved{"w1", 4, 700 * time.Millisecond},
 	BackendTold{"w1", 4, "ipc+hosts"},
+	WorkerUnreached{"w1", "dial tcp 192.0.2.1:4711: i/o timeout", 3 * time.Second},
 	WorkerFailing{"w1", "ValueError: bad (train.py:3)"},
 	Commanded{job.Command{Verb: job.Drain, Host: "a", By: audit.Who{UID: "1000", PID: 7}}},
 	Audited{audit.Record{

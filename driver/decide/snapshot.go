@@ -163,6 +163,8 @@ type savedLateness struct {
 	DoneFrom    time.Time `json:"done_from,omitzero"`
 	DoneCommits uint64    `json:"done_commits,omitempty"`
 	Reminded    bool      `json:"reminded,omitempty"`
+	CalledFrom  time.Time `json:"called_from,omitzero"`
+	Unreached   string    `json:"unreached,omitempty"`
 	Parted      int       `json:"parted,omitempty"`
 }
 
@@ -368,6 +370,7 @@ func (w *Worker) save() savedWorker {
 		},
 		savedLateness: savedLateness{
 			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, DoneCommits: w.doneCommits, Reminded: w.reminded, Parted: w.parted,
+			CalledFrom: w.calledFrom, Unreached: w.unreached,
 		},
 	}
 }
@@ -389,7 +392,7 @@ func (s *savedWorker) load() *Worker {
 		},
 		lateness: lateness{
 			stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, doneCommits: s.DoneCommits, reminded: s.Reminded,
-			parted: s.Parted,
+			parted: s.Parted, calledFrom: s.CalledFrom, unreached: s.Unreached,
 		},
 	}
 }

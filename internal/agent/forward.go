@@ -40,7 +40,7 @@ type forwarder struct {
 
 // unreached is whether connections to the driver fail.
 type unreached struct {
-	why   error     // the first failure since one was made; nil: there is none, or it was logged
+	why   error     // the first failure since one was made; nil: there is none
 	since time.Time // of why
 	said  bool      // one was logged since a connection was made
 }
@@ -207,21 +207,24 @@ func (f *forwarder) dialForCalls(ctx context.Context, addr string) (net.Conn, er
 func (f *forwarder) failed(to netip.AddrPort, now time.Time, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.said && f.why == nil && f.to == to && f.ctx.Err() == nil {
+	if f.why == nil && f.to == to && f.ctx.Err() == nil {
 		f.why, f.since = err, now
 	}
 }
 
-// heard takes that the driver has sent this host a message. It logs, once, that the driver cannot
-// be reached from here.
-func (f *forwarder) heard(now time.Time) {
+// heard takes that the driver has sent this host a message. It returns why the driver cannot be
+// reached from here, which it logs once; nil: it can be, or that is not known.
+func (f *forwarder) heard(now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.why == nil || now.Sub(f.since) < lives {
-		return
+		return nil
 	}
-	f.log.Warnf("agent: workers do not reach the driver: %v", f.why)
-	f.unreached = unreached{said: true}
+	if !f.said {
+		f.log.Warnf("agent: workers do not reach the driver: %v", f.why)
+		f.said = true
+	}
+	return f.why
 }
 
 // keep records connections to the driver, unless that is elsewhere by now.

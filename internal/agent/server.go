@@ -314,7 +314,7 @@ func (srv *server) attach(
 	if err := s.towards(near, far, m.GetDriverPort(), m.GetCredentials()); err != nil {
 		return nil, nil, cannot(err)
 	}
-	s.knowsDying = m.GetKnowsDying()
+	s.knowsDying, s.knowsUnreached = m.GetKnowsDying(), m.GetKnowsUnreached()
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}

@@ -93,6 +93,8 @@ type attachment struct {
 	contact    time.Time // when the driver last sent something
 	noted      int64     // the time of the latest record of its journal that it has told
 	knowsDying bool      // the driver understands the event
+
+	knowsUnreached bool // the same
 }
 
 // outbox holds the events that the driver has not acknowledged.
@@ -115,6 +117,7 @@ type worker struct {
 	more        chan struct{} // of capacity 1: it gives the whole grace anew
 	look        chan struct{} // of capacity 1: it looks whether a signal is ending the process
 	evicted     bool          // the agent itself has asked it to end
+	unreached   bool          // the driver was told that its calls do not reach it
 	grace       time.Duration
 	cancel      context.CancelCauseFunc
 	over        bool            // its process has ended, and its output is taken in
@@ -364,7 +367,9 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 	}
 	s.contact = time.Now()
 	if s.forward != nil {
-		s.forward.heard(s.contact)
+		if why := s.forward.heard(s.contact); why != nil {
+			s.tellUnreached(why)
+		}
 	}
 	switch m := m.GetWhat().(type) {
 	case *agentpb.ToAgent_Start:
@@ -414,6 +419,22 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		return errors.New("a message of an unknown kind")
 	}
 	return nil
+}
+
+// tellUnreached makes an event, for a driver that knows it, of each worker whose calls do not reach
+// the driver; the lock is held.
+func (s *session) tellUnreached(why error) {
+	if !s.knowsUnreached {
+		return
+	}
+	for inc, since := range s.forward.calls.Unsent() {
+		if w := s.workers[inc]; w != nil && !w.over && !w.unreached {
+			w.unreached = true
+			s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Unreached{Unreached: &agentpb.Unreached{
+				Incarnation: inc, Why: why.Error(), WaitsMs: uint32(min(time.Since(since).Milliseconds(), 1<<31)),
+			}}})
+		}
+	}
 }
 
 // start starts a worker, or makes an event of why it cannot; the lock is held.

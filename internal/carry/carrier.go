@@ -60,6 +60,7 @@ type Carrier struct {
 // call is a call of a worker that waits.
 type call struct {
 	carried *carrypb.CarriedCall
+	since   time.Time
 	reply   chan reply // capacity 1
 }
 
@@ -148,6 +149,7 @@ func (c *Carrier) call(ctx context.Context, method string, request []byte) (mem.
 	incarnation, _ := wire.KnownCaller(ctx).(string)
 	k := &call{
 		carried: &carrypb.CarriedCall{Incarnation: incarnation, Method: method, Request: request},
+		since:   time.Now(),
 		reply:   make(chan reply, 1),
 	}
 	c.mu.Lock()
@@ -168,6 +170,21 @@ func (c *Carrier) call(ctx context.Context, method string, request []byte) (mem.
 		c.giveUp(k.carried.Number)
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
+}
+
+// Unsent returns the workers with calls that no driver has been sent, by incarnation, and since when
+// the first of these waits.
+func (c *Carrier) Unsent() map[string]time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make(map[string]time.Time)
+	for number := range c.unsent {
+		k := c.waiting[number]
+		if first, is := all[k.carried.GetIncarnation()]; !is || k.since.Before(first) {
+			all[k.carried.GetIncarnation()] = k.since
+		}
+	}
+	return all
 }
 
 var errClosed = status.Error(codes.Unavailable, "the agent's session is over")

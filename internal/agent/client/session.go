@@ -431,7 +431,7 @@ func (s *session) attach() *agentpb.Attach {
 	begun := s.attached || s.end == fenced && !s.takesOver() // a fence begins no session in the place of the next
 	return &agentpb.Attach{
 		Session: s.id, Resume: begun, TakeOver: s.takesOver(), Heard: s.told,
-		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true, Term: s.term,
+		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true, KnowsUnreached: true, Term: s.term,
 		Credentials: s.callsAs,
 	}
 }

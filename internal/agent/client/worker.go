@@ -142,6 +142,10 @@ func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) 
 				if spec.Dying != nil {
 					spec.Dying(e.GetDying().GetWhat(), syscall.Signal(e.GetDying().GetSignal()))
 				}
+			case e.GetUnreached() != nil:
+				if spec.Unreached != nil {
+					spec.Unreached(e.GetUnreached().GetWhy(), time.Duration(e.GetUnreached().GetWaitsMs())*time.Millisecond)
+				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
 				out := &spec.Stdout
@@ -469,6 +473,8 @@ func (s *session) hear(m *agentpb.FromAgent) error {
 		incarnation = e.Exited.GetIncarnation()
 	case *agentpb.FromAgent_Dying:
 		incarnation = e.Dying.GetIncarnation()
+	case *agentpb.FromAgent_Unreached:
+		incarnation = e.Unreached.GetIncarnation()
 	case *agentpb.FromAgent_Output:
 		incarnation = e.Output.GetIncarnation()
 		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {

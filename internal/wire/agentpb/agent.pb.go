@@ -330,9 +330,11 @@ type Attach struct {
 	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
 	// The agent's credentials in the job, encoded: with them it carries its workers' calls to driver_port. Empty: it carries
 	// none.
-	Credentials   string `protobuf:"bytes,10,opt,name=credentials,proto3" json:"credentials,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Credentials string `protobuf:"bytes,10,opt,name=credentials,proto3" json:"credentials,omitempty"`
+	// The driver understands unreached.
+	KnowsUnreached bool `protobuf:"varint,11,opt,name=knows_unreached,json=knowsUnreached,proto3" json:"knows_unreached,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Attach) Reset() {
@@ -426,6 +428,13 @@ func (x *Attach) GetCredentials() string {
 		return x.Credentials
 	}
 	return ""
+}
+
+func (x *Attach) GetKnowsUnreached() bool {
+	if x != nil {
+		return x.KnowsUnreached
+	}
+	return false
 }
 
 // Start starts a worker, unless one of that incarnation has been started before. It is answered with a Started or an
@@ -846,7 +855,7 @@ func (x *Signal) GetSignal() uint32 {
 
 type FromAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Events (started, output, dying, exited) count from 1; the others have no number.
+	// Events (started, output, dying, unreached, exited) count from 1; the others have no number.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// Types that are valid to be assigned to What:
 	//
@@ -857,6 +866,7 @@ type FromAgent struct {
 	//	*FromAgent_Exited
 	//	*FromAgent_Log
 	//	*FromAgent_Dying
+	//	*FromAgent_Unreached
 	What          isFromAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -969,6 +979,15 @@ func (x *FromAgent) GetDying() *Dying {
 	return nil
 }
 
+func (x *FromAgent) GetUnreached() *Unreached {
+	if x != nil {
+		if x, ok := x.What.(*FromAgent_Unreached); ok {
+			return x.Unreached
+		}
+	}
+	return nil
+}
+
 type isFromAgent_What interface {
 	isFromAgent_What()
 }
@@ -1001,6 +1020,10 @@ type FromAgent_Dying struct {
 	Dying *Dying `protobuf:"bytes,8,opt,name=dying,proto3,oneof"`
 }
 
+type FromAgent_Unreached struct {
+	Unreached *Unreached `protobuf:"bytes,9,opt,name=unreached,proto3,oneof"`
+}
+
 func (*FromAgent_Attached) isFromAgent_What() {}
 
 func (*FromAgent_Beat) isFromAgent_What() {}
@@ -1014,6 +1037,8 @@ func (*FromAgent_Exited) isFromAgent_What() {}
 func (*FromAgent_Log) isFromAgent_What() {}
 
 func (*FromAgent_Dying) isFromAgent_What() {}
+
+func (*FromAgent_Unreached) isFromAgent_What() {}
 
 type Attached struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1326,6 +1351,70 @@ func (x *Dying) GetSignal() uint32 {
 	return 0
 }
 
+// Unreached reports that a worker calls the driver, and that the agent cannot connect to it. There is one for each worker
+// at most.
+type Unreached struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// The error of the connection.
+	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	// How long the call has waited.
+	WaitsMs       uint32 `protobuf:"varint,3,opt,name=waits_ms,json=waitsMs,proto3" json:"waits_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unreached) Reset() {
+	*x = Unreached{}
+	mi := &file_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unreached) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unreached) ProtoMessage() {}
+
+func (x *Unreached) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unreached.ProtoReflect.Descriptor instead.
+func (*Unreached) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Unreached) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Unreached) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Unreached) GetWaitsMs() uint32 {
+	if x != nil {
+		return x.WaitsMs
+	}
+	return 0
+}
+
 type Output struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -1338,7 +1427,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1439,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1452,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Output) GetIncarnation() string {
@@ -1412,7 +1501,7 @@ type Exited struct {
 
 func (x *Exited) Reset() {
 	*x = Exited{}
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1513,7 @@ func (x *Exited) String() string {
 func (*Exited) ProtoMessage() {}
 
 func (x *Exited) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1526,7 @@ func (x *Exited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exited.ProtoReflect.Descriptor instead.
 func (*Exited) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Exited) GetIncarnation() string {
@@ -1520,7 +1609,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1621,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1634,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InspectRequest) GetTargets() []*Target {
@@ -1567,7 +1656,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1668,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1681,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Target) GetHost() string {
@@ -1631,7 +1720,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1732,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1745,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InspectReply) GetUnixNano() int64 {
@@ -1724,7 +1813,7 @@ type Routes struct {
 
 func (x *Routes) Reset() {
 	*x = Routes{}
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +1825,7 @@ func (x *Routes) String() string {
 func (*Routes) ProtoMessage() {}
 
 func (x *Routes) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +1838,7 @@ func (x *Routes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Routes.ProtoReflect.Descriptor instead.
 func (*Routes) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Routes) GetRoutes() []*Route {
@@ -1773,7 +1862,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +1874,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +1887,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Route) GetAddress() string {
@@ -1835,7 +1924,7 @@ type Card struct {
 
 func (x *Card) Reset() {
 	*x = Card{}
-	mi := &file_agent_proto_msgTypes[24]
+	mi := &file_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +1936,7 @@ func (x *Card) String() string {
 func (*Card) ProtoMessage() {}
 
 func (x *Card) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[24]
+	mi := &file_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +1949,7 @@ func (x *Card) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Card.ProtoReflect.Descriptor instead.
 func (*Card) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Card) GetAddress() string {
@@ -1906,7 +1995,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03end\x12%\n" +
 	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04lookB\x06\n" +
-	"\x04what\"\x86\x02\n" +
+	"\x04what\"\xaf\x02\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
@@ -1919,7 +2008,8 @@ const file_agent_proto_rawDesc = "" +
 	"knowsDying\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12 \n" +
 	"\vcredentials\x18\n" +
-	" \x01(\tR\vcredentialsJ\x04\b\t\x10\n" +
+	" \x01(\tR\vcredentials\x12'\n" +
+	"\x0fknows_unreached\x18\v \x01(\bR\x0eknowsUnreachedJ\x04\b\t\x10\n" +
 	"\"\xd1\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
@@ -1946,7 +2036,7 @@ const file_agent_proto_rawDesc = "" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\"B\n" +
 	"\x06Signal\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
-	"\x06signal\x18\x02 \x01(\rR\x06signal\"\xdd\x02\n" +
+	"\x06signal\x18\x02 \x01(\rR\x06signal\"\x93\x03\n" +
 	"\tFromAgent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x121\n" +
 	"\battached\x18\x02 \x01(\v2\x13.hvdrun.v1.AttachedH\x00R\battached\x12%\n" +
@@ -1955,7 +2045,8 @@ const file_agent_proto_rawDesc = "" +
 	"\x06output\x18\x05 \x01(\v2\x11.hvdrun.v1.OutputH\x00R\x06output\x12+\n" +
 	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
 	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03log\x12(\n" +
-	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dyingB\x06\n" +
+	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dying\x124\n" +
+	"\tunreached\x18\t \x01(\v2\x14.hvdrun.v1.UnreachedH\x00R\tunreachedB\x06\n" +
 	"\x04what\"\xb7\x01\n" +
 	"\bAttached\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
@@ -1977,7 +2068,11 @@ const file_agent_proto_rawDesc = "" +
 	"\x05Dying\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x16\n" +
-	"\x06signal\x18\x03 \x01(\rR\x06signal\"V\n" +
+	"\x06signal\x18\x03 \x01(\rR\x06signal\"Z\n" +
+	"\tUnreached\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x19\n" +
+	"\bwaits_ms\x18\x03 \x01(\rR\awaitsMs\"V\n" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
@@ -2040,7 +2135,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_agent_proto_goTypes = []any{
 	(*ProbeRequest)(nil),   // 0: hvdrun.v1.ProbeRequest
 	(*ProbeReply)(nil),     // 1: hvdrun.v1.ProbeReply
@@ -2059,15 +2154,16 @@ var file_agent_proto_goTypes = []any{
 	(*Log)(nil),            // 14: hvdrun.v1.Log
 	(*Started)(nil),        // 15: hvdrun.v1.Started
 	(*Dying)(nil),          // 16: hvdrun.v1.Dying
-	(*Output)(nil),         // 17: hvdrun.v1.Output
-	(*Exited)(nil),         // 18: hvdrun.v1.Exited
-	(*InspectRequest)(nil), // 19: hvdrun.v1.InspectRequest
-	(*Target)(nil),         // 20: hvdrun.v1.Target
-	(*InspectReply)(nil),   // 21: hvdrun.v1.InspectReply
-	(*Routes)(nil),         // 22: hvdrun.v1.Routes
-	(*Route)(nil),          // 23: hvdrun.v1.Route
-	(*Card)(nil),           // 24: hvdrun.v1.Card
-	nil,                    // 25: hvdrun.v1.InspectReply.UsedEntry
+	(*Unreached)(nil),      // 17: hvdrun.v1.Unreached
+	(*Output)(nil),         // 18: hvdrun.v1.Output
+	(*Exited)(nil),         // 19: hvdrun.v1.Exited
+	(*InspectRequest)(nil), // 20: hvdrun.v1.InspectRequest
+	(*Target)(nil),         // 21: hvdrun.v1.Target
+	(*InspectReply)(nil),   // 22: hvdrun.v1.InspectReply
+	(*Routes)(nil),         // 23: hvdrun.v1.Routes
+	(*Route)(nil),          // 24: hvdrun.v1.Route
+	(*Card)(nil),           // 25: hvdrun.v1.Card
+	nil,                    // 26: hvdrun.v1.InspectReply.UsedEntry
 }
 var file_agent_proto_depIdxs = []int32{
 	3,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -2081,28 +2177,29 @@ var file_agent_proto_depIdxs = []int32{
 	12, // 8: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
 	7,  // 9: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
 	15, // 10: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
-	17, // 11: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
-	18, // 12: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
+	18, // 11: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
+	19, // 12: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
 	14, // 13: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
 	16, // 14: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
-	13, // 15: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
-	20, // 16: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
-	22, // 17: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
-	24, // 18: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
-	25, // 19: hvdrun.v1.InspectReply.used:type_name -> hvdrun.v1.InspectReply.UsedEntry
-	23, // 20: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
-	24, // 21: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
-	2,  // 22: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	19, // 23: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	0,  // 24: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
-	11, // 25: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	21, // 26: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	1,  // 27: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
-	25, // [25:28] is the sub-list for method output_type
-	22, // [22:25] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	17, // 15: hvdrun.v1.FromAgent.unreached:type_name -> hvdrun.v1.Unreached
+	13, // 16: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
+	21, // 17: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
+	23, // 18: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
+	25, // 19: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
+	26, // 20: hvdrun.v1.InspectReply.used:type_name -> hvdrun.v1.InspectReply.UsedEntry
+	24, // 21: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
+	25, // 22: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
+	2,  // 23: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	20, // 24: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	0,  // 25: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
+	11, // 26: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	22, // 27: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	1,  // 28: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
+	26, // [26:29] is the sub-list for method output_type
+	23, // [23:26] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -2128,6 +2225,7 @@ func file_agent_proto_init() {
 		(*FromAgent_Exited)(nil),
 		(*FromAgent_Log)(nil),
 		(*FromAgent_Dying)(nil),
+		(*FromAgent_Unreached)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2135,7 +2233,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
