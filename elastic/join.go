@@ -368,7 +368,7 @@ type driven struct {
 	endpoint *collective.Endpoint
 	timeline *timeline.Recorder // nil: no timeline is recorded
 	warning  time.Duration      // see beater.stallWarning
-	pid      int                // of the process that is this worker alone; 0: there is none
+	pid      int                // of the process that is this worker alone; 0: it has several
 
 	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: no callback
 	supply atomic.Pointer[transfer.Supply]                         // nil: nothing to supply

@@ -95,8 +95,8 @@ type Spec struct {
 	// status 0 by itself and has left others behind, which are killed: each as "sleep, process 7".
 	// Launchers that do not know call nothing.
 	Left func(processes []string)
-	// Unreached, if not nil, is called at most once by launchers that carry the worker's calls to the
-	// driver, where a call has waited for that long and the driver is not reached for the reason why.
+	// Unreached, if not nil, is called by launchers that carry the worker's calls to the driver,
+	// where a call has waited for that long, and the driver is not reached for the reason why.
 	Unreached func(why string, waits time.Duration)
 	// Look, if not nil, requests with each value a check whether a signal is ending the process.
 	// Launchers that cannot check ignore it.

@@ -105,8 +105,8 @@ type (
 		ID, What string
 		Signal   syscall.Signal
 	}
-	// WorkerUnreached: a worker calls the driver, and its host cannot connect to it, for the reason in
-	// Why. Ago is how long ago the call began.
+	// WorkerUnreached: a worker calls the driver, and its host cannot connect to that, for the
+	// reason in Why. Ago is how long ago the call began.
 	WorkerUnreached struct {
 		ID, Why string
 		Ago     time.Duration

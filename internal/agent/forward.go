@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -40,9 +41,10 @@ type forwarder struct {
 
 // unreached is whether connections to the driver fail.
 type unreached struct {
-	why   error     // the first failure since one was made; nil: there is none
-	since time.Time // of why
-	said  bool      // one was logged since a connection was made
+	why   error           // the first failure since one was made; nil: no failure
+	since time.Time       // of why
+	said  bool            // one was logged since a connection was made
+	told  map[string]bool // incarnations that heard has returned since then
 }
 
 // lives is how long after a failed connection a message of the driver shows that it was running
@@ -84,7 +86,7 @@ func (f *forwarder) aim(to netip.AddrPort) {
 	if f.to == to {
 		return
 	}
-	f.to, f.said = to, false
+	f.to, f.said, f.told = to, false, nil
 	f.leave()
 	f.while, f.leave = context.WithCancel(f.ctx)
 	for c := range f.conns {
@@ -212,19 +214,25 @@ func (f *forwarder) failed(to netip.AddrPort, now time.Time, err error) {
 	}
 }
 
-// heard takes that the driver has sent this host a message. It returns why the driver cannot be
-// reached from here, which it logs once; nil: it can be, or that is not known.
-func (f *forwarder) heard(now time.Time) error {
+// heard takes that the driver has sent this host a message. If the driver cannot be reached from
+// here it returns why, which it logs once, and the workers whose calls wait for that, which it
+// returns once, with the time since which they wait.
+func (f *forwarder) heard(now time.Time) (why error, waiting map[string]time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.why == nil || now.Sub(f.since) < lives {
-		return nil
+		return nil, nil
 	}
 	if !f.said {
 		f.log.Warnf("agent: workers do not reach the driver: %v", f.why)
-		f.said = true
+		f.said, f.told = true, make(map[string]bool)
 	}
-	return f.why
+	waiting = f.calls.Unsent()
+	maps.DeleteFunc(waiting, func(incarnation string, _ time.Time) bool { return f.told[incarnation] })
+	for incarnation := range waiting {
+		f.told[incarnation] = true
+	}
+	return f.why, waiting
 }
 
 // keep records connections to the driver, unless that is elsewhere by now.

@@ -399,7 +399,7 @@ func TestForwarderAims(t *testing.T) {
 		t.Errorf("logged, though the driver may have ended: %v", said)
 	}
 	for range 2 {
-		if why := f.heard(time.Now().Add(lives)); why == nil || !strings.HasPrefix(why.Error(), "dial tcp 127.0.0.1:1") {
+		if why, _ := f.heard(time.Now().Add(lives)); why == nil || !strings.HasPrefix(why.Error(), "dial tcp 127.0.0.1:1") {
 			t.Errorf("the driver is not reached: %v", why)
 		}
 	}

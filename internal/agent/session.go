@@ -117,7 +117,6 @@ type worker struct {
 	more        chan struct{} // of capacity 1: it gives the whole grace anew
 	look        chan struct{} // of capacity 1: it looks whether a signal is ending the process
 	evicted     bool          // the agent itself has asked it to end
-	unreached   bool          // the driver was told that its calls do not reach it
 	grace       time.Duration
 	cancel      context.CancelCauseFunc
 	over        bool            // its process has ended, and its output is taken in
@@ -367,9 +366,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 	}
 	s.contact = time.Now()
 	if s.forward != nil {
-		if why := s.forward.heard(s.contact); why != nil {
-			s.tellUnreached(why)
-		}
+		s.tellUnreached(s.forward.heard(s.contact))
 	}
 	switch m := m.GetWhat().(type) {
 	case *agentpb.ToAgent_Start:
@@ -421,15 +418,14 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 	return nil
 }
 
-// tellUnreached makes an event, for a driver that knows it, of each worker whose calls do not reach
-// the driver; the lock is held.
-func (s *session) tellUnreached(why error) {
+// tellUnreached makes an event, for a driver that knows it, of each worker whose calls wait because
+// the driver is not reached; the lock is held.
+func (s *session) tellUnreached(why error, waiting map[string]time.Time) {
 	if !s.knowsUnreached {
 		return
 	}
-	for inc, since := range s.forward.calls.Unsent() {
-		if w := s.workers[inc]; w != nil && !w.over && !w.unreached {
-			w.unreached = true
+	for inc, since := range waiting {
+		if w := s.workers[inc]; w != nil && !w.over {
 			s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Unreached{Unreached: &agentpb.Unreached{
 				Incarnation: inc, Why: why.Error(), WaitsMs: uint32(min(time.Since(since).Milliseconds(), 1<<31)),
 			}}})

@@ -172,8 +172,8 @@ func (c *Carrier) call(ctx context.Context, method string, request []byte) (mem.
 	}
 }
 
-// Unsent returns the workers with calls that no driver has been sent, by incarnation, and since when
-// the first of these waits.
+// Unsent returns the workers with calls that no driver has been sent, by incarnation, and since
+// when the first of these waits.
 func (c *Carrier) Unsent() map[string]time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()

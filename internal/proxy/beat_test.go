@@ -17,10 +17,10 @@ import (
 func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
-		p := &proxy{news: make(chan struct{}, 1), usage: func(int) proc.Usage {
+		p := &proxy{news: make(chan struct{}, 1), looking: looking{usage: func(int) proc.Usage {
 			looks++
 			return proc.Usage{Resident: 1}
-		}}
+		}}}
 		p.world.Generation = 3
 		op := func(number uint64, waiting bool) *operation { return &operation{number, "all_reduce", waiting} }
 		for i, step := range []struct {

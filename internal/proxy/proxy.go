@@ -46,7 +46,7 @@ func (cfg Config) Talk(ctx context.Context, pid int, conn net.Conn) (cleanup fun
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	p := &proxy{cfg: cfg, process: process{pid: pid, conn: conn}, waiting: make(chan struct{}, 1), usage: proc.UsageOf}
+	p := &proxy{cfg: cfg, process: process{pid: pid, conn: conn}, waiting: make(chan struct{}, 1), looking: looking{usage: proc.UsageOf}}
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has its grace
 	err := p.listen(ctx)
 	p.finish(ctx)
@@ -70,13 +70,18 @@ type proxy struct {
 	waiting chan struct{} // of capacity 1: there are reports; closed when no more come
 	last    chan struct{} // closed when the reports have been made; nil: there are none
 	news    chan struct{} // of capacity 1: beat at once
-	usage   func(pid int) proc.Usage
-	usedAt  time.Time // when the pulse looked at what the process uses
+	looking
 
 	mu sync.Mutex
 	state
 	asked stacksAsked
 	store driverStore
+}
+
+// looking is how the pulse looks at what the process uses.
+type looking struct {
+	usage  func(pid int) proc.Usage
+	usedAt time.Time // of the last look
 }
 
 // process is the worker's, at its end of the socket.

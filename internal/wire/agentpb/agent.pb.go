@@ -1352,7 +1352,7 @@ func (x *Dying) GetSignal() uint32 {
 }
 
 // Unreached reports that a worker calls the driver, and that the agent cannot connect to it. There is one for each worker
-// at most.
+// until the agent has connected.
 type Unreached struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
