@@ -309,7 +309,7 @@ func (p *Peers) dial(ctx context.Context, addr string, of service) (net.Conn, er
 			if hello.Err() != nil && ctx.Err() == nil {
 				return nil, fmt.Errorf("torchrun: %s: %w", addr, errOtherProgram)
 			}
-			return nil, fmt.Errorf("torchrun: the agent at %s: %w (have all nodes the same key_file and --rdzv-id?)", addr, err)
+			return nil, fmt.Errorf("torchrun: the agent at %s: %w (have all nodes the same key_file and --rdzv-id?)", addr, identity.Explain(err, time.Now()))
 		}
 		conn = secure
 	}

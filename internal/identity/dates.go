@@ -10,22 +10,26 @@ import (
 // datesError is the refusal of a certificate by its dates and this machine's clock. Its text says
 // by how much the clocks differ.
 type datesError struct {
-	of  string // whose certificate it is
-	why string
+	of    string // whose certificate it is
+	why   string
+	cause error // of the handshake
 }
 
 func (e *datesError) Error() string {
 	return fmt.Sprintf("identity: the certificate of %s %s", e.of, e.why)
 }
 
-// Explain returns, in place of the error of a handshake that was refused because a certificate is
-// outside of its dates now, one that says by how much the clocks differ; other errors as they are.
+func (e *datesError) Unwrap() error { return e.cause }
+
+// Explain wraps the error of a handshake that was refused because a certificate is outside of its
+// dates now: the text of the result says by how much the clocks differ instead. It returns other
+// errors as they are.
 func Explain(err error, now time.Time) error {
 	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
 	if !ok || invalid.Reason != x509.Expired {
 		return err
 	}
-	cert, e := invalid.Cert, &datesError{of: "the peer"}
+	cert, e := invalid.Cert, &datesError{of: "the peer", cause: err}
 	if cert.IsCA {
 		e.of = "the peer's authority"
 	} else if len(cert.URIs) == 1 {

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -95,8 +96,45 @@ func TestRefusedByDates(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()
 	defer far.Close()
-	ln.Refused(near, x509.CertificateInvalidError{Cert: creds.own.Load().leaf, Reason: x509.Expired})
+	refused := x509.CertificateInvalidError{Cert: creds.own.Load().leaf, Reason: x509.Expired}
+	ln.Refused(near, refused)
 	if told == nil || !strings.Contains(told.Error(), "at least 3h0m0s behind") {
 		t.Errorf("told %v", told)
 	}
+	var said lines
+	ln.WarnRefused(&said, "store", &net.TCPAddr{}, refused)
+	if len(said) != 1 || !strings.Contains(said[0], "at least 3h0m0s behind") {
+		t.Errorf("said %q", said)
+	}
+}
+
+// TestDialByDates: the error of Dial says by how much the clocks differ, and is still that of TLS.
+func TestDialByDates(t *testing.T) {
+	a, err := NewClusterAuthority(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead, err1 := a.IssueFor(Subject{Role: Driver, RunID: "r"}, time.Now().Add(3*time.Hour), time.Hour)
+	own, err2 := a.IssueFor(Subject{Role: Driver, RunID: "r"}, time.Now(), time.Hour)
+	ln, err3 := net.Listen("tcp", "127.0.0.1:0")
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if conn, err := ln.Accept(); err == nil {
+			_ = tls.Server(conn, ahead.ServerTLS(Driver)).Handshake()
+			conn.Close()
+		}
+	}()
+	_, err = own.Dial(t.Context(), Subject{Role: Driver}, ln.Addr().String(), "h2")
+	if err == nil || !strings.Contains(err.Error(), "at least 3h0m0s behind") {
+		t.Errorf("the error is %v", err)
+	}
+	if _, is := errors.AsType[*tls.CertificateVerificationError](err); !is {
+		t.Errorf("%v is no error of TLS", err)
+	}
+	ln.Close()
+	<-served
 }

@@ -158,7 +158,7 @@ func (l *Listener) OnRefused(refused func(from net.Addr, why error)) {
 // out, as strangers could fill the log.
 func (l *Listener) WarnRefused(log retry.Logger, what string, from net.Addr, why error) {
 	if more, tell := l.refusals.Pass(time.Now()); tell {
-		log.Warnf("%s: a connection from %v is refused: %v%s", what, from, why, more)
+		log.Warnf("%s: a connection from %v is refused: %v%s", what, from, Explain(why, time.Now()), more)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // TestClocks: where the clocks of two machines of a cluster differ by more than certificates
-// permit, each end says so, whoever's certificate is refused.
+// permit, each end says so, whichever certificate is refused.
 func TestClocks(t *testing.T) {
 	a, err := identity.NewClusterAuthority(time.Now())
 	if err != nil {
