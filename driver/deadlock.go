@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // longest returns the lane in which a member has waited longest; nil if it waits in none or its
 // heartbeats are missing.
-func (s *stalls) longest(member *member) *rendezvous.Lane {
+func (s *stalls) longest(member *member) *line.Lane {
 	if b := s.fresh(member); b != nil {
 		return longestWait(b)
 	}
@@ -19,7 +19,7 @@ func (s *stalls) longest(member *member) *rendezvous.Lane {
 }
 
 // longestWait returns the lane in which the worker has waited longest; nil if it waits in none.
-func longestWait(b *rendezvous.Beat) (in *rendezvous.Lane) {
+func longestWait(b *line.Beat) (in *line.Lane) {
 	for i := range b.Lanes {
 		if l := &b.Lanes[i]; l.Waiting && (in == nil || l.For > in.For) {
 			in = l
@@ -34,7 +34,7 @@ func (s *stalls) jammed() []decide.Input {
 	if len(s.world) < 2 {
 		return nil
 	}
-	all := make([]*rendezvous.Lane, len(s.world))
+	all := make([]*line.Lane, len(s.world))
 	var long time.Duration // shortest of the ranks' waits
 	for r, member := range s.world {
 		in := s.longest(member)
@@ -80,7 +80,7 @@ type stuckIn struct {
 
 // describeWaits lists the operation in which each rank waits: "ranks 0 1 in AllReduce (operation 7)
 // for 2m0s; rank 2 in …". Groups of some ranks have no names and are numbered.
-func describeWaits(all []*rendezvous.Lane) string {
+func describeWaits(all []*line.Lane) string {
 	in, long := map[stuckIn][]int{}, map[stuckIn]time.Duration{}
 	var order []stuckIn
 	groups := map[uint64]int{}

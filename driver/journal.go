@@ -219,9 +219,7 @@ func (l *loop) records() ([][]byte, error) {
 	if l.cfg.Mark != nil {
 		mark = l.cfg.Mark()
 	}
-	first := l.job
-	first.Listen = l.listen.String()
-	return l.m.Records(first, l.recent, mark)
+	return l.m.Records(l.job, l.recent, mark)
 }
 
 // closeJournal closes the journal after a last attempt to write what is missing, and releases the

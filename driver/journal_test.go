@@ -24,7 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
 )
@@ -140,7 +140,7 @@ func (k *kept) config(t *testing.T, events func(job.Event)) Config {
 
 func (j *testJob) joined(k *kept, t *testing.T, slot string, after uint64) {
 	t.Helper()
-	j.Joined(identity.Subject{Incarnation: k.in(t, slot).spec.Incarnation}, rendezvous.Joining{After: after})
+	j.Joined(identity.Subject{Incarnation: k.in(t, slot).spec.Incarnation}, line.Joining{After: after})
 	synctest.Wait()
 }
 
@@ -225,7 +225,7 @@ func TestLoopIsResumed(t *testing.T) {
 			t.Errorf("%d starts, in a:1 there is %+v", k.starts, k.in(t, "a:1").spec)
 		}
 		w := k.in(t, "a:0") // the one in a:1 has not joined, and is stopped in the end
-		second.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 2, 3, func() {})
+		second.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, line.Done, 2, 3, func() {})
 		w.exit <- nil
 		if err := <-second.result; err != nil {
 			t.Errorf("the job ended with %v", err)
@@ -298,7 +298,7 @@ func TestMirror(t *testing.T) {
 		check("when the world is published")
 		for _, slot := range []string{"a:0", "a:1"} {
 			w := k.in(t, slot)
-			d.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
+			d.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, line.Done, 1, 3, func() {})
 			synctest.Wait()
 			w.exit <- nil
 		}
@@ -401,7 +401,7 @@ func TestJournalFails(t *testing.T) {
 func (k *kept) finish(t *testing.T, j *testJob) {
 	t.Helper()
 	for _, slot := range []string{"a:0", "a:1"} {
-		j.Reported(identity.Subject{Incarnation: k.in(t, slot).spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
+		j.Reported(identity.Subject{Incarnation: k.in(t, slot).spec.Incarnation}, line.Done, 1, 3, func() {})
 		k.in(t, slot).exit <- nil
 	}
 	if err := <-j.result; err != nil {

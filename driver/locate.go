@@ -12,9 +12,9 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
@@ -36,15 +36,66 @@ const (
 	// goroutines of one worker in it unless all are wanted.
 	mostAnswer = 8 << 20
 	fewGroups  = 8
+	// mostStacks bounds the answer of one worker, in bytes.
+	mostStacks = 256 << 10
 )
 
 // locator finds out where workers are that hold up others.
 type locator struct {
-	own    *identity.Credentials
 	wanted chan string // incarnations; those that it has no room for are not looked at
+
+	mu    sync.Mutex
+	last  uint64              // the number of a question
+	asked map[uint64]question // that wait for an answer
 }
 
-func newLocator() locator { return locator{wanted: make(chan string, mostLocated)} }
+// question is one that a worker was asked.
+type question struct {
+	incarnation string
+	answer      chan []byte // of capacity 1
+}
+
+func newLocator() *locator {
+	return &locator{wanted: make(chan string, mostLocated), asked: make(map[uint64]question)}
+}
+
+// ask asks a worker where its goroutines are, by tell. The answer is within the bounds of the
+// package stacks. It blocks until ctx ends at most.
+func (f *locator) ask(ctx context.Context, incarnation string, tell func(text []byte)) (stacks.Worker, error) {
+	q := question{incarnation, make(chan []byte, 1)}
+	f.mu.Lock()
+	f.last++
+	id := f.last
+	f.asked[id] = q
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.asked, id)
+	}()
+	tell(line.Down("stacks", struct {
+		ID        uint64 `json:"id"`
+		MostBytes int    `json:"most_bytes"`
+	}{id, mostStacks}))
+	select {
+	case text := <-q.answer:
+		w, err := stacks.Parse(text)
+		w.Processes = nil // that is for its agent to say
+		return w, err
+	case <-ctx.Done():
+		return stacks.Worker{}, errors.New("the worker does not say where it is")
+	}
+}
+
+// Located is called by the rendezvous with a worker's answer.
+func (l *loop) Located(from identity.Subject, s line.StacksLine) {
+	l.locate.mu.Lock()
+	defer l.locate.mu.Unlock()
+	if q, ok := l.locate.asked[s.ID]; ok && q.incarnation == from.Incarnation {
+		delete(l.locate.asked, s.ID)
+		q.answer <- s.Worker
+	}
+}
 
 // everybody stands for some workers of a world in which all wait.
 const everybody = ""
@@ -99,9 +150,9 @@ func (l *loop) locateStalled(ctx context.Context) {
 
 // located is a member of the world, and where it is.
 type located struct {
-	target notify.Target
-	rank   int
-	pid    int
+	subject identity.Subject
+	rank    int
+	pid     int
 	stacks.Worker
 }
 
@@ -109,7 +160,7 @@ type located struct {
 func chosen(members []located, ids []string) []located {
 	all := slices.Contains(ids, everybody)
 	members = slices.DeleteFunc(members, func(m located) bool {
-		return !all && !slices.Contains(ids, m.target.Subject.Incarnation)
+		return !all && !slices.Contains(ids, m.subject.Incarnation)
 	})
 	return members[:min(len(members), mostLocated)]
 }
@@ -122,7 +173,7 @@ func (l *loop) members(ctx context.Context) (all []located, err error) {
 		for _, w := range l.m.Members() {
 			if p := l.procs[w.ID()]; p != nil {
 				_, pid, rank := w.Place()
-				all = append(all, located{target: notify.Target{Subject: p.subject, Addr: w.NotifyAddr()}, rank: rank, pid: pid})
+				all = append(all, located{subject: p.subject, rank: rank, pid: pid})
 			}
 		}
 	}
@@ -166,16 +217,15 @@ func (l *loop) whereIs(ctx context.Context, m *located) (w stacks.Worker) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, bound)
 		defer cancel()
-		w, err := prober.Probe(ctx, m.target.Subject.Host, m.target.Subject.Incarnation, goroutines)
+		w, err := prober.Probe(ctx, m.subject.Host, m.subject.Incarnation, goroutines)
 		errs = append(errs, err)
 		return w
 	}
 	w = probe(false, probeBound)
-	asked := m.target.Addr == "" || l.locate.own == nil
-	if !asked && w.Asks() {
+	if w.Asks() {
 		ctx, cancel := context.WithTimeout(ctx, askBound)
 		defer cancel()
-		own, err := notify.Stacks(ctx, l.locate.own, m.target)
+		own, err := l.locate.ask(ctx, m.subject.Incarnation, func(text []byte) { l.say([]string{m.subject.Incarnation}, nil, text, nil) })
 		if err == nil {
 			w.Goroutines, w.From = own.Goroutines, "worker"
 			w.Error = own.Error
@@ -209,10 +259,10 @@ func (l *loop) tell(found []located) {
 		where := first.Text()
 		for _, m := range found {
 			if same(m) {
-				l.stalls.locate(m.target.Subject.Incarnation, where)
+				l.stalls.locate(m.subject.Incarnation, where)
 			}
 		}
-		generation, what := l.stalls.locate(first.target.Subject.Incarnation, where)
+		generation, what := l.stalls.locate(first.subject.Incarnation, where)
 		found = slices.DeleteFunc(found, same)
 		if where == "" {
 			l.cfg.Log.Debugf("it is not known where rank %d is: %s", first.rank, first.Error)
@@ -221,7 +271,7 @@ func (l *loop) tell(found []located) {
 		if more := there[1:]; len(more) > 0 {
 			where += fmt.Sprintf("; there too: %s", ranks(more))
 		}
-		l.post(decide.WorkerLocated{ID: first.target.Subject.Incarnation, Generation: generation, What: what, Where: where})
+		l.post(decide.WorkerLocated{ID: first.subject.Incarnation, Generation: generation, What: what, Where: where})
 	}
 }
 
@@ -245,7 +295,7 @@ func (l *controlled) Stacks(ctx context.Context, of []int, all bool) ([]byte, er
 	members = (*loop)(l).seek(ctx, members)
 	answer := make([]control.Stacks, len(members))
 	for i, m := range members {
-		s := m.target.Subject
+		s := m.subject
 		answer[i] = control.Stacks{Rank: m.rank, Host: s.Host, Slot: s.Index, PID: m.pid, Where: m.Text(), Worker: m.Worker}
 		if !all {
 			few(&answer[i].Worker)

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math"
 	"net"
-	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -21,6 +20,8 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/line/server"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
@@ -66,7 +67,7 @@ type loop struct {
 	clock  clock
 	recent decide.Recent
 	stalls *stalls
-	locate locator
+	locate *locator
 	source sourceAge
 	traces *tracer
 	record
@@ -86,9 +87,11 @@ type record struct {
 // services are set up by serve, before the first event.
 type services struct {
 	credentials *identity.Authority
-	listen      netip.AddrPort // address of the rendezvous
 	meet        meeting
 	push        pusher
+	say         func(workers []string, ranks []uint32, text, tail []byte)
+	lines       *server.Server // of workers that the launcher starts in this process; nil: it is a launch.Teller
+	door        string         // its address
 	store       tcpstore.Store // for programs that speak by their workers' sockets
 }
 
@@ -119,15 +122,17 @@ type crew struct {
 // meeting and pusher are the parts of rendezvous.Server and notify.Pusher that the loop uses.
 type (
 	meeting interface {
-		Publish(w plan.World, members []rendezvous.Member, root int, seq uint64)
+		Publish(w plan.World, members []line.Member, root int, seq uint64)
 		Dismiss(incarnation string, why error)
 		Admit(worker identity.Subject)
-		ServeSocket(conn net.Conn, worker identity.Subject)
+		Hear(incarnation string, text []byte, noted func())
+		Stream(ctx context.Context, incarnation, protocol string, conn net.Conn)
 		Expel(incarnation string)
 	}
 	pusher interface {
-		Push(targets []notify.Target, u notify.Update)
-		PushLoss(targets []notify.Target, loss notify.Loss)
+		Push(workers []string, u notify.Update)
+		PushLoss(workers []string, loss notify.Loss)
+		Heard(worker string, seq uint64, loss notify.Known, again bool)
 		Forget(incarnation string)
 	}
 )
@@ -143,9 +148,6 @@ type process struct {
 	hurry   func()        // ends its grace
 	more    chan struct{} // restarts its grace; capacity 1
 	look    chan struct{} // demands a look whether a signal is ending it; capacity 1
-
-	known bool         // its PID is; the loop's goroutine alone uses it, and early
-	early decide.Input // the WorkerJoined that came before the PID; nil: none
 }
 
 // posted is an event for the loop.
@@ -179,54 +181,30 @@ func newLoop(cfg Config) *loop {
 	return l
 }
 
-// open sets up the job's credentials, the rendezvous listener and the journal.
-func (l *loop) open() (lis *identity.Listener, err error) {
+// open sets up the job's credentials and the journal.
+func (l *loop) open() (err error) {
 	if l.cfg.Authority == nil {
 		l.cfg.Authority, err = NewAuthority(l.cfg.RunID)
 	}
 	if err == nil {
 		l.credentials, err = identity.AuthorityOf(l.cfg.Authority)
 	}
-	if err != nil {
-		return nil, err
-	}
-	lis, err = l.listenForWorkers()
-	if err != nil {
-		return nil, fmt.Errorf("driver: listening for workers: %w", err)
-	}
-	l.listen = lis.Addr().(*net.TCPAddr).AddrPort()
-	if l.resumes {
-		return lis, nil
+	if err != nil || l.resumes {
+		return err
 	}
 	begun := l.clock.now()
 	l.m.Begin(begun)
 	l.job = decide.JobRecord{
 		Version: decide.JournalVersion, Begun: begun.UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
-		Timeouts: l.cfg.Timeouts, Listen: l.listen.String(),
+		Timeouts: l.cfg.Timeouts,
 	}
 	if l.job.MasterPort, err = identity.FreePort(); err == nil && l.cfg.Journal != "" {
 		err = l.writer.begin(l.cfg, l.job)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
+		return fmt.Errorf("driver: %w", err)
 	}
-	return lis, nil
-}
-
-// listenForWorkers listens on the previous driver's address, if there was one and it is free, so
-// that its workers find this driver.
-func (l *loop) listenForWorkers() (*identity.Listener, error) {
-	if l.resumes {
-		if lis, err := identity.Rendezvous.Listen(l.job.Listen); err == nil {
-			return lis, nil
-		}
-	}
-	// A loopback address suffices unless workers run on other machines.
-	listen := identity.ListenLoopback()
-	if router, ok := l.cfg.Launcher.(launch.Router); ok {
-		listen = router.ListenAddr()
-	}
-	return identity.Rendezvous.On(l.network()).Listen(listen)
+	return nil
 }
 
 // network returns where the workers are. Those of a test may be on one of its own, with the driver.
@@ -239,76 +217,79 @@ func (l *loop) network() identity.Network {
 
 // serve sets up the job's services and runs the loop.
 func (l *loop) serve(ctx context.Context) error {
-	lis, err := l.open()
-	if err != nil {
+	if err := l.open(); err != nil {
 		return err
 	}
 	defer l.closeJournal()
 	if l.keeper != nil && l.cfg.Journal != "" {
 		if err := l.outputs.open(l.cfg); err != nil {
-			return errors.Join(err, lis.Close())
+			return err
 		}
 		defer func() { l.outputs.close(finished(l.m)) }()
 	}
-	own, err := l.credentials.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Driver})
-	if err != nil {
-		return fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
-	}
-	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log, Delivered: l.delivered(), Network: l.network()})
-	server := rendezvous.NewServer(rendezvous.ServerConfig{
-		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
-		Store: func(conn net.Conn) error { return tcpstore.Serve(conn, &l.store) },
-		Also:  push,
-	})
-	l.meet, l.push = server, push
-	for id, slot := range l.m.Incarnations() { // the previous driver's
-		server.Admit(l.subjectOf(id, slot))
-	}
-	l.route(lis, server)
-
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	closeDoor, err := l.openLines(side)
+	if err != nil {
+		cancel()
+		return fmt.Errorf("driver: %w", err)
+	}
+	defer closeDoor()
+	l.push = notify.NewPusher(notify.PusherConfig{
+		Update:    func(workers []string, u notify.Update) { l.say(workers, nil, line.Updated(u), nil) },
+		Loss:      func(workers []string, lost notify.Loss) { l.say(workers, nil, line.Lost(lost), nil) },
+		Delivered: l.delivered(),
+	})
+	meet := rendezvous.NewServer(rendezvous.ServerConfig{
+		Handler: l, Tell: l.say, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
+		Store: func(conn net.Conn) error { return tcpstore.Serve(conn, &l.store) },
+	})
+	l.meet = meet
+	for id, slot := range l.m.Incarnations() { // the previous driver's
+		meet.Admit(l.subjectOf(id, slot))
+	}
+	if widener, ok := l.cfg.Launcher.(launch.Widener); ok {
+		widener.Widen(meet.Widen)
+	}
+
 	defer l.finishOutput()
 	defer l.handTraces(true)
 	defer l.wg.Wait()
 	defer cancel()
-	l.wg.Go(func() {
-		if err := server.Serve(side, lis); err != nil && side.Err() == nil {
-			l.post(decide.Interrupted{Cause: fmt.Errorf("driver: serving the rendezvous: %w", err)})
-		}
-	})
-	l.wg.Go(func() {
-		if err := push.Run(side); err != nil && side.Err() == nil {
-			l.post(decide.Interrupted{Cause: fmt.Errorf("driver: notifying workers: %w", err)})
-		}
-	})
 	var known []plan.Host // to the previous driver; nil: the first driver
 	if l.resumes {
 		known = append([]plan.Host{}, l.m.Hosts()...)
 	}
 	l.wg.Go(func() { l.discover(side, known) })
 	l.wg.Go(func() { l.watchStalls(side.Done()) })
-	l.locate.own = own
 	l.wg.Go(func() { l.locateStalled(side) })
 	defer l.serveControl(side)()
 	return l.run(ctx)
 }
 
-// route tells a Router where the driver listens, and how it listens for other machines.
-func (l *loop) route(lis *identity.Listener, server *rendezvous.Server) {
-	if router, ok := l.cfg.Launcher.(launch.Router); ok {
-		router.Listening(int(l.listen.Port()))
+// openLines sets how lines reach workers: by the launcher if it is a launch.Teller, otherwise from
+// this process.
+func (l *loop) openLines(ctx context.Context) (closeDoor func(), err error) {
+	if teller, ok := l.cfg.Launcher.(launch.Teller); ok {
+		l.say = teller.Tell
+		return func() {}, nil
 	}
-	if widener, ok := l.cfg.Launcher.(launch.Widener); ok {
-		widener.Widen(func() (int, error) {
-			addr, err := lis.Open(":0")
-			if err != nil {
-				return 0, fmt.Errorf("driver: listening for workers on other machines: %w", err)
-			}
-			server.Widen()
-			l.cfg.Log.Debugf("a host is another machine: the driver listens at %v too", addr)
-			return addr.(*net.TCPAddr).Port, nil
-		})
+	l.lines = server.New(server.Config{
+		Up:     func(incarnation string, text []byte, _ string) { l.meet.Hear(incarnation, text, func() {}) },
+		Stream: func(incarnation, protocol string, conn net.Conn) { l.meet.Stream(ctx, incarnation, protocol, conn) },
+		Driver: func() bool { return true },
+		Log:    l.cfg.Log,
+	})
+	l.say = l.lines.Tell
+	own, err := l.credentials.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Agent, Host: "driver"})
+	if err != nil {
+		return nil, err
 	}
+	door, err := server.OpenDoor(l.lines, l.network(), identity.ListenLoopback(), own)
+	if err != nil {
+		return nil, err
+	}
+	l.door = door.Addr()
+	return door.Close, nil
 }
 
 // discover posts the results of discovery until ctx ends. known are the hosts of the previous
@@ -436,32 +417,10 @@ func (in posted) ofWorker() bool {
 	return false
 }
 
-// admit feeds inputs. A join that arrives before the report that the worker was started waits for
-// that report: what is published of a world names processes that people signal. The wait has the
-// start timeout.
+// admit feeds inputs.
 func (l *loop) admit(batch []posted) *decide.FinishJob {
 	l.noteAudit() // what was recorded before the inputs comes before what they lead to
-	admitted := make([]posted, 0, len(batch))
-	for _, in := range batch {
-		switch e := in.input.(type) {
-		case decide.WorkerJoined:
-			if p := l.procs[e.ID]; p != nil && !p.known {
-				p.early = e
-				continue
-			}
-		case decide.WorkerForked:
-			p := l.procs[e.ID]
-			if p == nil || p.known {
-				break
-			}
-			if p.known = true; p.early != nil {
-				admitted = append(admitted, in)
-				in = posted{input: p.early}
-			}
-		}
-		admitted = append(admitted, in)
-	}
-	return l.feed(admitted)
+	return l.feed(batch)
 }
 
 // setTimer sets the timer to the machine's next deadline.
@@ -561,9 +520,9 @@ func (l *loop) perform(a decide.Action) {
 	case decide.DismissWorker:
 		l.meet.Dismiss(a.ID, dismissals[a.Why])
 	case decide.NotifyWorkers:
-		l.push.Push(l.targets(a.Members), notify.Update{Seq: a.Seq, Change: a.Change, Generation: a.Generation})
+		l.push.Push(ids(a.Members), notify.Update{Seq: a.Seq, Change: a.Change, Generation: a.Generation})
 	case decide.TellLoss:
-		l.push.PushLoss(l.targets(a.Members), notify.Loss{Generation: a.Generation, Ranks: a.Ranks})
+		l.push.PushLoss(ids(a.Members), notify.Loss{Generation: a.Generation, Ranks: a.Ranks})
 	case decide.EmitEvent:
 		l.recent.Add(a.Event)
 		l.cfg.Events(a.Event)
@@ -578,9 +537,9 @@ func (l *loop) perform(a decide.Action) {
 
 // dismissals are the errors that answer a dismissed worker's join.
 var dismissals = map[decide.Dismissal]error{
-	decide.DismissRemoved:  rendezvous.ErrRemoved,
-	decide.DismissLast:     rendezvous.ErrLast,
-	decide.DismissFinished: rendezvous.ErrFinished,
+	decide.DismissRemoved:  line.ErrRemoved,
+	decide.DismissLast:     line.ErrLast,
+	decide.DismissFinished: line.ErrFinished,
 }
 
 // ids returns the workers' incarnations.
@@ -596,14 +555,6 @@ func ids(workers []*decide.Worker) []string {
 func finished(m *decide.Machine) bool {
 	is, _ := m.Finished()
 	return is
-}
-
-func (l *loop) targets(members []*decide.Worker) []notify.Target {
-	targets := make([]notify.Target, len(members))
-	for i, w := range members {
-		targets[i] = notify.Target{Subject: l.procs[w.ID()].subject, Addr: w.NotifyAddr()}
-	}
-	return targets
 }
 
 func (l *loop) log(a decide.LogLine) {
@@ -626,12 +577,12 @@ func (l *loop) logGoodput(now time.Time) {
 }
 
 func (l *loop) publish(a decide.PublishWorld) {
-	members := make([]rendezvous.Member, len(a.Members))
+	members := make([]line.Member, len(a.Members))
 	for r, w := range a.Members {
 		if p := l.procs[w.ID()]; p != nil { // nil if it ended under the previous driver
 			p.rank.Store(int64(r))
 		}
-		members[r] = rendezvous.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs(), Handle: w.Handle()}
+		members[r] = line.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs(), Handle: w.Handle()}
 	}
 	l.stalls.enter(l.clock.now(), a.World.Generation, ids(a.Members))
 	l.store.NextWorld()
@@ -703,12 +654,15 @@ func (b *inbox) postNoted(in decide.Input) {
 }
 
 // Joined is called by the rendezvous when a worker joins.
-func (l *loop) Joined(from identity.Subject, j rendezvous.Joining) {
-	l.post(decide.WorkerJoined{ID: from.Incarnation, Join: decide.Join(j)})
+func (l *loop) Joined(from identity.Subject, j line.Joining) {
+	l.post(decide.WorkerJoined{ID: from.Incarnation, Join: decide.Join{
+		After: j.After, Commits: j.Commits, HoldsState: j.HoldsState, DataAddrs: j.DataAddrs, Cause: j.Cause, Trained: j.Trained,
+		Lost: j.Lost, Undone: j.Undone, Handle: []byte(j.Handle), Program: j.Program,
+	}})
 }
 
 // Reported is called by the rendezvous with a worker's report.
-func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64, noted func()) {
+func (l *loop) Reported(from identity.Subject, r line.Report, generation, commits uint64, noted func()) {
 	l.postThen(decide.WorkerReported{
 		ID: from.Incarnation, Report: decide.Report(r), Generation: generation, Commits: commits,
 	}, noted)
@@ -724,9 +678,14 @@ func (l *loop) FailureReported(from identity.Subject, text string, noted func())
 	l.postThen(decide.WorkerFailing{ID: from.Incarnation, Said: text}, noted)
 }
 
+// Heard is called by the rendezvous with what a worker was told.
+func (l *loop) Heard(from identity.Subject, h line.Heard) {
+	l.push.Heard(from.Incarnation, h.Seq, notify.Known{Generation: h.LostGeneration, Ranks: h.LostRanks}, h.Again)
+}
+
 // Beaten is called by the rendezvous with a worker's heartbeat. The machine gets an input only if
 // its last checkpoint grows, or a world begins to train; stalls evaluates the rest.
-func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
+func (l *loop) Beaten(from identity.Subject, b line.Beat) {
 	now := l.clock.now()
 	if len(b.Entered) > 0 {
 		l.traces.beat(now, from.Incarnation, &b)

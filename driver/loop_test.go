@@ -20,7 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
@@ -89,7 +89,7 @@ func (j *testJob) Run(ctx context.Context, s *launch.Spec, started func(int)) er
 	}
 }
 
-func (j *testJob) Publish(w plan.World, _ []rendezvous.Member, _ int, _ uint64) {
+func (j *testJob) Publish(w plan.World, _ []line.Member, _ int, _ uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.published = append(j.published, w)
@@ -101,18 +101,24 @@ func (j *testJob) Dismiss(id string, _ error) {
 	j.dismissed = append(j.dismissed, id)
 }
 
-func (*testJob) Admit(identity.Subject)                     {}
-func (*testJob) ServeSocket(c net.Conn, _ identity.Subject) { c.Close() }
+func (*testJob) Admit(identity.Subject)                               {}
+func (*testJob) Hear(_ string, _ []byte, noted func())                { noted() }
+func (*testJob) Stream(_ context.Context, _, _ string, conn net.Conn) { conn.Close() }
 
 func (*testJob) Expel(string) {}
 
-func (j *testJob) Push(_ []notify.Target, u notify.Update) {
+// pushed is the job as a pusher.
+type pushed struct{ *testJob }
+
+func (pushed) Heard(string, uint64, notify.Known, bool) {}
+
+func (j *testJob) Push(_ []string, u notify.Update) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pushed = append(j.pushed, u)
 }
 
-func (j *testJob) PushLoss(_ []notify.Target, l notify.Loss) {
+func (j *testJob) PushLoss(_ []string, l notify.Loss) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.losses = append(j.losses, l)
@@ -155,7 +161,7 @@ func newReportedJob(t *testing.T, ctx context.Context, cfg Config, report chan s
 func (j *testJob) begin(t *testing.T, ctx context.Context, l *loop) {
 	t.Helper()
 	j.loop = l
-	j.loop.meet, j.loop.push = j, j
+	j.loop.meet, j.loop.push, j.loop.say = j, pushed{j}, func([]string, []uint32, []byte, []byte) {}
 	var err error
 	if j.loop.credentials, err = identity.NewAuthority(l.cfg.RunID); err != nil {
 		t.Fatal(err)
@@ -186,33 +192,9 @@ func (j *testJob) worker(t *testing.T, slot string) *fakeWorker {
 func (j *testJob) joins(t *testing.T, after uint64, slots ...string) {
 	t.Helper()
 	for _, slot := range slots {
-		j.Joined(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Joining{After: after})
+		j.Joined(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, line.Joining{After: after})
 	}
 	synctest.Wait()
-}
-
-// TestJoinBeforeTheReportOfTheStart: a published world names the processes of all its members,
-// although a join can overtake the launcher's report.
-func TestJoinBeforeTheReportOfTheStart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		report := make(chan struct{})
-		j := newReportedJob(t, context.Background(), Config{
-			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: job.Size{NP: 2, Min: 1, Elastic: true},
-		}, report)
-		j.joins(t, 0, "a:0", "a:1")
-		if len(j.published) != 0 {
-			t.Fatalf("published %v before the processes are known", j.published)
-		}
-		close(report)
-		synctest.Wait()
-		if len(j.published) != 1 || len(j.slots) != 2 || j.slots[0].PID != 42 || j.slots[1].PID != 42 {
-			t.Errorf("published %v, with the processes %v", j.published, j.slots)
-		}
-		for _, slot := range []string{"a:0", "a:1"} {
-			j.worker(t, slot).exit <- nil
-		}
-		<-j.result
-	})
 }
 
 func TestLoopRunsAJob(t *testing.T) {
@@ -231,7 +213,7 @@ func TestLoopRunsAJob(t *testing.T) {
 			}
 		}
 		for _, slot := range []string{"a:0", "a:1"} {
-			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
+			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, line.Done, 1, 3, func() {})
 			j.worker(t, slot).exit <- nil
 		}
 		if err := <-j.result; err != nil {
@@ -342,9 +324,9 @@ func TestLoopGivesTimeToWrite(t *testing.T) {
 		from := identity.Subject{Incarnation: w.spec.Incarnation}
 		cancel()
 		synctest.Wait()
-		j.Reported(from, rendezvous.Writing, 1, 7, func() {})
+		j.Reported(from, line.Writing, 1, 7, func() {})
 		grew := func(written uint64) int {
-			j.Beaten(from, rendezvous.Beat{Generation: 1, Phase: rendezvous.Saving, Written: written})
+			j.Beaten(from, line.Beat{Generation: 1, Phase: line.Saving, Written: written})
 			synctest.Wait()
 			select {
 			case <-w.spec.More:
@@ -418,7 +400,7 @@ func TestLoopOutlivesALaterFailure(t *testing.T) {
 		if !slices.Contains(j.events, job.DiscoveryFailed) {
 			t.Error("the failure is in no event")
 		}
-		j.Reported(identity.Subject{Incarnation: j.worker(t, "a:0").spec.Incarnation}, rendezvous.Done, 1, 3, func() {})
+		j.Reported(identity.Subject{Incarnation: j.worker(t, "a:0").spec.Incarnation}, line.Done, 1, 3, func() {})
 		j.worker(t, "a:0").exit <- nil
 		if err := <-j.result; err != nil {
 			t.Errorf("the job ended with %v", err)
@@ -474,7 +456,7 @@ func TestFrozenOutput(t *testing.T) {
 			t.Error("no other worker was started in a:1")
 		}
 		for _, slot := range []string{"a:0", "a:2"} {
-			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 2, 3, func() {})
+			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, line.Done, 2, 3, func() {})
 			j.worker(t, slot).exit <- nil
 		}
 		<-time.After(time.Second)
@@ -533,19 +515,19 @@ func (noSource) Discover(context.Context) ([]plan.Host, error) { return nil, nil
 
 // TestReportsAreTheSame: the machine's reports have the same numbers as the rendezvous'.
 func TestReportsAreTheSame(t *testing.T) {
-	for is, want := range map[rendezvous.Report]decide.Report{
-		rendezvous.Done: decide.ReportDone, rendezvous.Leaving: decide.ReportLeaving,
-		rendezvous.Committed: decide.ReportCommitted, rendezvous.Draining: decide.ReportDraining,
-		rendezvous.Fetching: decide.ReportFetching, rendezvous.Writing: decide.ReportWriting,
-		rendezvous.Written: decide.ReportWritten, rendezvous.NotWritten: decide.ReportNotWritten,
+	for is, want := range map[line.Report]decide.Report{
+		line.Done: decide.ReportDone, line.Leaving: decide.ReportLeaving,
+		line.Committed: decide.ReportCommitted, line.Draining: decide.ReportDraining,
+		line.Fetching: decide.ReportFetching, line.Writing: decide.ReportWriting,
+		line.Written: decide.ReportWritten, line.NotWritten: decide.ReportNotWritten,
 	} {
 		if decide.Report(is) != want {
 			t.Errorf("report %d is taken for %d, want %d", is, decide.Report(is), want)
 		}
 	}
 	for why, want := range map[decide.Dismissal]error{
-		decide.DismissRemoved: rendezvous.ErrRemoved, decide.DismissLast: rendezvous.ErrLast,
-		decide.DismissFinished: rendezvous.ErrFinished,
+		decide.DismissRemoved: line.ErrRemoved, decide.DismissLast: line.ErrLast,
+		decide.DismissFinished: line.ErrFinished,
 	} {
 		if !errors.Is(dismissals[why], want) {
 			t.Errorf("%v is told as %v", why, dismissals[why])

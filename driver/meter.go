@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -133,7 +133,7 @@ type (
 )
 
 // hear takes a worker's counters. It ignores what is smaller than before.
-func (w *work) hear(c *rendezvous.Counters) {
+func (w *work) hear(c *line.Counters) {
 	if c == nil {
 		return
 	}
@@ -145,7 +145,7 @@ func (w *work) hear(c *rendezvous.Counters) {
 	for _, o := range c.Operations {
 		key := operationKind{o.Kind, o.Backend, o.SizeClass}
 		was, known := w.operations[key]
-		if !known && len(w.operations) >= rendezvous.MaxOperations {
+		if !known && len(w.operations) >= line.MaxOperations {
 			continue // a worker that makes kinds up
 		}
 		w.operations[key] = operationSum{max(was.count, o.Count), max(was.bytes, o.Bytes), max(was.duration, o.Duration)}

@@ -9,16 +9,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/job"
 )
 
 // counters are those of a worker that has done so much.
-func counters(n uint64) *rendezvous.Counters {
-	return &rendezvous.Counters{
+func counters(n uint64) *line.Counters {
+	return &line.Counters{
 		Commits: n, CommitTime: time.Duration(n) * time.Second, CommitBytes: 10 * n,
-		Operations: []rendezvous.Operations{{Kind: "AllReduce", Backend: "memory", SizeClass: 3, Count: n, Duration: time.Duration(n), Bytes: 2 * n}},
+		Operations: []line.Operations{{Kind: "AllReduce", Backend: "memory", SizeClass: 3, Count: n, Duration: time.Duration(n), Bytes: 2 * n}},
 	}
 }
 
@@ -31,8 +31,8 @@ func TestSums(t *testing.T) {
 		s.expect(id)
 	}
 	s.enter(now, 4, []string{"a", "b"})
-	s.hear(now, "a", rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Commits: 17, Counters: counters(5)})
-	s.hear(now.Add(time.Second), "b", rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Commits: 16, Counters: counters(7)})
+	s.hear(now, "a", line.Beat{Generation: 4, Phase: line.Training, Commits: 17, Counters: counters(5)})
+	s.hear(now.Add(time.Second), "b", line.Beat{Generation: 4, Phase: line.Training, Commits: 16, Counters: counters(7)})
 	s.forget("b")
 	m := s.measure(now.Add(3 * time.Second))
 	if m.Beats != 2 || m.Commits != 12 || m.CommitTime != 12*time.Second || m.CommitBytes != 120 {
@@ -56,8 +56,8 @@ func TestUsage(t *testing.T) {
 	}
 	s.enter(now, 4, []string{"a", "b"})
 	hear := func(at time.Duration, used uint64, loss float64) []string {
-		s.hear(now.Add(at), "b", rendezvous.Beat{
-			Generation: 4, Phase: rendezvous.Training, Figures: []rendezvous.Figure{{Name: "loss", Value: loss}},
+		s.hear(now.Add(at), "b", line.Beat{
+			Generation: 4, Phase: line.Training, Figures: []line.Figure{{Name: "loss", Value: loss}},
 			Usage: &proc.Usage{Processor: 2 * at, Resident: 1000 << 20, Used: used << 20, Limit: 10000 << 20},
 		})
 		return s.shortages()
@@ -93,8 +93,8 @@ func TestFalseCounters(t *testing.T) {
 	s := newStalls(job.Timeouts{})
 	now := time.Unix(1000, 0)
 	s.expect("a")
-	hear := func(c *rendezvous.Counters) job.Workers {
-		s.hear(now, "a", rendezvous.Beat{Phase: rendezvous.Training, Counters: c})
+	hear := func(c *line.Counters) job.Workers {
+		s.hear(now, "a", line.Beat{Phase: line.Training, Counters: c})
 		return s.measure(now)
 	}
 	hear(counters(9))
@@ -108,11 +108,11 @@ func TestFalseCounters(t *testing.T) {
 		id := fmt.Sprint("liar", worker)
 		s.expect(id)
 		for beat := range 3 {
-			c := &rendezvous.Counters{}
-			for i := range rendezvous.MaxOperations {
-				c.Operations = append(c.Operations, rendezvous.Operations{Kind: fmt.Sprint(worker, "-", beat, "-", i), Backend: "x", Count: 1})
+			c := &line.Counters{}
+			for i := range line.MaxOperations {
+				c.Operations = append(c.Operations, line.Operations{Kind: fmt.Sprint(worker, "-", beat, "-", i), Backend: "x", Count: 1})
 			}
-			s.hear(now, id, rendezvous.Beat{Phase: rendezvous.Training, Counters: c})
+			s.hear(now, id, line.Beat{Phase: line.Training, Counters: c})
 		}
 		if worker%2 == 0 {
 			s.forget(id)
@@ -126,7 +126,7 @@ func TestFalseCounters(t *testing.T) {
 	for _, o := range m.Operations {
 		all += o.Count
 	}
-	if all != 9+20*rendezvous.MaxOperations {
+	if all != 9+20*line.MaxOperations {
 		t.Errorf("%d operations in all", all)
 	}
 }

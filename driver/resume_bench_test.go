@@ -92,7 +92,7 @@ func longJob(b *testing.B, events int) string {
 		for _, id := range alive {
 			step(decide.WorkerJoined{ID: id, Join: decide.Join{
 				After: after, Commits: commits, HoldsState: commits > 0,
-				DataAddrs: []string{"10.0.0.1:40001", "192.168.0.1:40001"}, NotifyAddr: "10.0.0.1:40002",
+				DataAddrs: []string{"10.0.0.1:40001", "192.168.0.1:40001"},
 			}})
 		}
 		step(decide.WorkerReported{ID: alive[0], Report: decide.ReportCommitted, Generation: generation, Commits: commits + 1})

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -52,7 +52,7 @@ type stalls struct {
 
 // beating is a worker with its last heartbeat.
 type beating struct {
-	beat  rendezvous.Beat // the zero Beat: none yet
+	beat  line.Beat // the zero Beat: none yet
 	at    time.Time
 	looks int // since the last heartbeat
 
@@ -139,7 +139,7 @@ func (s *stalls) forget(id string) {
 
 // hear records a heartbeat. It reports whether the machine must be informed that the worker's last
 // checkpoint has grown: a few times per grace.
-func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool) {
+func (s *stalls) hear(now time.Time, id string, b line.Beat) (writes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.workers[id]
@@ -170,13 +170,13 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 
 // begins reports whether a heartbeat is the first that shows that rank 0 of the current world
 // trains.
-func (s *stalls) begins(id string, b rendezvous.Beat) bool {
+func (s *stalls) begins(id string, b line.Beat) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.trains || len(s.world) == 0 || s.world[0].id != id || b.Generation != s.number {
 		return false
 	}
-	s.trains = b.Phase == rendezvous.Training || b.Phase == rendezvous.Saving
+	s.trains = b.Phase == line.Training || b.Phase == line.Saving
 	return s.trains
 }
 
@@ -255,7 +255,7 @@ func (s *stalls) await(now time.Time, late []string) {
 func (s *stalls) moves(now time.Time) (changes []decide.Input) {
 	for id, seen := range s.late {
 		w := s.workers[id]
-		if w == nil || w.beat.Generation != s.number || w.beat.Phase != rendezvous.Connecting && w.beat.Phase != rendezvous.Joins {
+		if w == nil || w.beat.Generation != s.number || w.beat.Phase != line.Connecting && w.beat.Phase != line.Joins {
 			continue
 		}
 		if at := w.at.Add(-w.beat.Quiet); at.Sub(seen) >= leastMove {
@@ -276,7 +276,7 @@ func (s *stalls) patience() time.Duration {
 
 // fresh returns the member's last heartbeat if it is recent and from the current world; otherwise
 // nil.
-func (s *stalls) fresh(member *member) *rendezvous.Beat {
+func (s *stalls) fresh(member *member) *line.Beat {
 	w := s.workers[member.id]
 	if w == nil || s.silent(w) || w.beat.Phase == 0 || w.beat.Generation != s.number {
 		return nil
@@ -286,7 +286,7 @@ func (s *stalls) fresh(member *member) *rendezvous.Beat {
 
 // silent reports whether a worker's heartbeats are overdue.
 func (s *stalls) silent(w *beating) bool {
-	return w.looks > silentLooks*rendezvous.BeatSpacing(max(len(s.world), s.before))
+	return w.looks > silentLooks*line.BeatSpacing(max(len(s.world), s.before))
 }
 
 // holds returns, by rank, the operation that each member holds up, and for how long: not for longer
@@ -384,7 +384,7 @@ func (s *stalls) standing(member *member, wait *holdUp) standing {
 }
 
 // lane returns the lane of the generation in the worker's last heartbeat, or nil.
-func (w *beating) lane(id, generation uint64) *rendezvous.Lane {
+func (w *beating) lane(id, generation uint64) *line.Lane {
 	if w.beat.Generation != generation {
 		return nil
 	}
@@ -398,8 +398,8 @@ func (w *beating) lane(id, generation uint64) *rendezvous.Lane {
 
 // waitsItself reports whether a member has waited for a while: then the ranks that it waits for
 // hold up the operation.
-func waitsItself(b *rendezvous.Beat, patience time.Duration) bool {
-	return slices.ContainsFunc(b.Lanes, func(l rendezvous.Lane) bool {
+func waitsItself(b *line.Beat, patience time.Duration) bool {
+	return slices.ContainsFunc(b.Lanes, func(l line.Lane) bool {
 		return l.Waiting && l.For >= min(time.Second, patience/2)
 	})
 }
@@ -584,7 +584,7 @@ func (s *stalls) does(now time.Time, id string) string {
 	last := w.lane(0, w.beat.Generation)
 	in := longestWait(&w.beat)
 	switch {
-	case w.beat.Phase == rendezvous.Connecting:
+	case w.beat.Phase == line.Connecting:
 	case in != nil:
 		doing, quiet = fmt.Sprintf("%s, in %s", doing, operation(in.What, in.ID, in.Operation)), in.For
 	case last != nil && last.Operation > 0:

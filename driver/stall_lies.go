@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // A worker's heartbeat says what no other can check: for how long it has waited, and for which
@@ -31,7 +31,7 @@ type doneWatch struct {
 
 // hearLanes notes since when the worker can be in the operations of a heartbeat, and limits the
 // waits that it tells to that.
-func (s *stalls) hearLanes(now time.Time, w *beating, b *rendezvous.Beat) {
+func (s *stalls) hearLanes(now time.Time, w *beating, b *line.Beat) {
 	before := w.at // it may have begun just after its last heartbeat
 	if before.Before(w.enteredAt) {
 		before = w.enteredAt

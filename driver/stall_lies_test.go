@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // TestFalseWaits: one worker says that it has waited for all others for ever, in an operation that
@@ -72,11 +72,11 @@ func TestExtremeBeats(t *testing.T) {
 			j := newJobOfBeats(3)
 			j.watchDone(j.now, 4)
 			j.await(j.now, []string{"w0", "w1"})
-			for phase := rendezvous.Joins; phase <= rendezvous.Fetches; phase++ {
+			for phase := line.Joins; phase <= line.Fetches; phase++ {
 				for range 3 {
-					b := rendezvous.Beat{Generation: generation, Phase: phase, Quiet: time.Duration(n & math.MaxInt64), Commits: n, Written: n}
-					for i := range uint64(rendezvous.MaxLanes) {
-						b.Lanes = append(b.Lanes, rendezvous.Lane{
+					b := line.Beat{Generation: generation, Phase: phase, Quiet: time.Duration(n & math.MaxInt64), Commits: n, Written: n}
+					for i := range uint64(line.MaxLanes) {
+						b.Lanes = append(b.Lanes, line.Lane{
 							ID: n - i, Operation: n, Waiting: i%2 == 0, For: time.Duration(n & math.MaxInt64), What: "AllReduce",
 						})
 					}
@@ -92,22 +92,22 @@ func TestExtremeBeats(t *testing.T) {
 // TestRefutals: who trains after another has reported done is found by its second heartbeat that
 // cannot have been made before, and only then.
 func TestRefutals(t *testing.T) {
-	trains := func(trained *bool, commits uint64) rendezvous.Beat {
-		return rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Trained: trained, Commits: commits}
+	trains := func(trained *bool, commits uint64) line.Beat {
+		return line.Beat{Generation: 4, Phase: line.Training, Trained: trained, Commits: commits}
 	}
 	no, yes := new(false), new(true)
 	other := trains(no, 0)
 	other.Generation = 3
 	for name, c := range map[string]struct {
-		beats []rendezvous.Beat // one a second
-		found int               // seconds; 0: not
+		beats []line.Beat // one a second
+		found int         // seconds; 0: not
 	}{
-		"trains":              {[]rendezvous.Beat{trains(no, 5), trains(no, 5), trains(no, 5), trains(no, 5)}, 3},
-		"had not yet trained": {[]rendezvous.Beat{trains(no, 5), trains(no, 5), trains(yes, 5), trains(yes, 5)}, 0},
-		"is silent":           {[]rendezvous.Beat{trains(no, 5)}, 0},
-		"of another world":    {[]rendezvous.Beat{other, other, other, other}, 0},
-		"commits":             {[]rendezvous.Beat{trains(nil, 5), trains(nil, 5), trains(nil, 6), trains(nil, 7)}, 3},
-		"does not commit":     {[]rendezvous.Beat{trains(nil, 5), trains(nil, 5), trains(nil, 5), trains(nil, 5)}, 0},
+		"trains":              {[]line.Beat{trains(no, 5), trains(no, 5), trains(no, 5), trains(no, 5)}, 3},
+		"had not yet trained": {[]line.Beat{trains(no, 5), trains(no, 5), trains(yes, 5), trains(yes, 5)}, 0},
+		"is silent":           {[]line.Beat{trains(no, 5)}, 0},
+		"of another world":    {[]line.Beat{other, other, other, other}, 0},
+		"commits":             {[]line.Beat{trains(nil, 5), trains(nil, 5), trains(nil, 6), trains(nil, 7)}, 3},
+		"does not commit":     {[]line.Beat{trains(nil, 5), trains(nil, 5), trains(nil, 5), trains(nil, 5)}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJobOfBeats(2)

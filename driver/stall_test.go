@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -31,19 +31,19 @@ func newJobOfBeats(n int) *jobOfBeats {
 }
 
 // in returns a heartbeat from within operation n of the group of all ranks, out one from after it.
-func in(n uint64, since time.Duration) rendezvous.Beat {
-	return rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Quiet: since,
-		Lanes: []rendezvous.Lane{{Operation: n, Waiting: true, For: since, What: "AllReduce"}}}
+func in(n uint64, since time.Duration) line.Beat {
+	return line.Beat{Generation: 4, Phase: line.Training, Quiet: since,
+		Lanes: []line.Lane{{Operation: n, Waiting: true, For: since, What: "AllReduce"}}}
 }
 
-func out(n uint64, since time.Duration) rendezvous.Beat {
+func out(n uint64, since time.Duration) line.Beat {
 	b := in(n, since)
 	b.Lanes[0].Waiting = false
 	return b
 }
 
 // beats sends heartbeats of workers, by rank; the zero Beat is silence.
-func (j *jobOfBeats) beats(all ...rendezvous.Beat) {
+func (j *jobOfBeats) beats(all ...line.Beat) {
 	for r, b := range all {
 		if b.Phase != 0 {
 			j.hear(j.now, fmt.Sprint("w", r), b)
@@ -90,12 +90,12 @@ const look = 250 * time.Millisecond
 func TestManyBeatMoreRarely(t *testing.T) {
 	for size, silent := range map[int]time.Duration{3: 3 * time.Second, 300: 8 * time.Second} {
 		j := newJobOfBeats(size)
-		all := make([]rendezvous.Beat, size)
+		all := make([]line.Beat, size)
 		for r := range all {
 			all[r] = in(7, 6*time.Second)
 		}
 		j.beats(all...)
-		all[1] = rendezvous.Beat{} // it was stopped in the operation
+		all[1] = line.Beat{} // it was stopped in the operation
 		var named time.Duration
 		for passed := look; named == 0 && passed < time.Minute; passed += look {
 			for _, found := range j.pass(look) {
@@ -114,10 +114,10 @@ func TestManyBeatMoreRarely(t *testing.T) {
 // TestMoves: progress of workers that were reported for not joining the next world is detected.
 func TestMoves(t *testing.T) {
 	j := newJobOfBeats(3)
-	connects := rendezvous.Beat{Generation: 4, Phase: rendezvous.Connecting}
+	connects := line.Beat{Generation: 4, Phase: line.Connecting}
 	old := connects
 	old.Generation = 3
-	moved := func(beats ...rendezvous.Beat) (found []decide.Input) {
+	moved := func(beats ...line.Beat) (found []decide.Input) {
 		j.beats(beats...)
 		j.now = j.now.Add(look)
 		return j.look(j.now)
@@ -130,7 +130,7 @@ func TestMoves(t *testing.T) {
 	if found := moved(connects, old, out(3, 0)); len(found) != 1 || found[0] != decide.Input(decide.WorkerMoved{ID: "w0", Generation: 4, Ago: look}) {
 		t.Errorf("one connects: %v", found)
 	}
-	if found := moved(rendezvous.Beat{}, rendezvous.Beat{}, rendezvous.Beat{}); len(found) > 0 {
+	if found := moved(line.Beat{}, line.Beat{}, line.Beat{}); len(found) > 0 {
 		t.Errorf("it was told already: %v", found)
 	}
 	j.now = j.now.Add(2 * time.Second)
@@ -151,45 +151,45 @@ func TestStalls(t *testing.T) {
 	const s = time.Second
 	older := in(17, 0)
 	older.Generation = 3
-	joins := rendezvous.Beat{Generation: 3, Phase: rendezvous.Joins, Quiet: 6 * s}
-	connects := rendezvous.Beat{Generation: 4, Phase: rendezvous.Connecting, Quiet: 6 * s,
-		Lanes: []rendezvous.Lane{{Waiting: true, For: 6 * s, What: "connecting"}}}
-	subset := func(n uint64, waiting bool, since time.Duration) rendezvous.Beat {
+	joins := line.Beat{Generation: 3, Phase: line.Joins, Quiet: 6 * s}
+	connects := line.Beat{Generation: 4, Phase: line.Connecting, Quiet: 6 * s,
+		Lanes: []line.Lane{{Waiting: true, For: 6 * s, What: "connecting"}}}
+	subset := func(n uint64, waiting bool, since time.Duration) line.Beat {
 		b := out(17, 6*s)
-		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: 7, Operation: n, Waiting: waiting, For: since, What: "Broadcast"})
+		b.Lanes = append(b.Lanes, line.Lane{ID: 7, Operation: n, Waiting: waiting, For: since, What: "Broadcast"})
 		return b
 	}
 	saving := out(17, 6*s)
-	saving.Phase = rendezvous.Saving
+	saving.Phase = line.Saving
 	for name, c := range map[string]struct {
-		beats []rendezvous.Beat
+		beats []line.Beat
 		want  []string
 	}{
-		"nobody waits for long": {[]rendezvous.Beat{in(18, 4*s), in(18, 3*s), out(17, 9*s)}, nil},
-		"in its own code": {[]rendezvous.Beat{in(18, 5*s), in(18, 6*s), out(17, 7*s)},
+		"nobody waits for long": {[]line.Beat{in(18, 4*s), in(18, 3*s), out(17, 9*s)}, nil},
+		"in its own code": {[]line.Beat{in(18, 5*s), in(18, 6*s), out(17, 7*s)},
 			[]string{"stalled w2: training, after AllReduce (operation 17) for 7.3s; ranks 0 1 wait for it in AllReduce (operation 18) for 6s; it will be stopped in 1m54s (--stall-timeout)"}},
-		"saves":                    {[]rendezvous.Beat{in(18, 5*s), saving}, []string{"stalled w1: saving its state, after AllReduce"}},
-		"two":                      {[]rendezvous.Beat{in(18, 5*s), out(17, 6*s), out(16, 6*s)}, []string{"stalled w1", "stalled w2"}},
-		"never heard of, too soon": {[]rendezvous.Beat{in(18, 5*s), {}}, nil},
-		"all wait": {[]rendezvous.Beat{in(18, 5*s), in(18, 6*s)},
+		"saves":                    {[]line.Beat{in(18, 5*s), saving}, []string{"stalled w1: saving its state, after AllReduce"}},
+		"two":                      {[]line.Beat{in(18, 5*s), out(17, 6*s), out(16, 6*s)}, []string{"stalled w1", "stalled w2"}},
+		"never heard of, too soon": {[]line.Beat{in(18, 5*s), {}}, nil},
+		"all wait": {[]line.Beat{in(18, 5*s), in(18, 6*s)},
 			[]string{"jammed: all 2 ranks wait, and none is missing: ranks 0 1 in AllReduce (operation 18) for 6s; they are sent back to their last commit in 1m55s (--stall-timeout)"}},
-		"all wait, at different places": {[]rendezvous.Beat{in(18, 5*s), subset(3, true, 6*s), in(18, 7*s)},
+		"all wait, at different places": {[]line.Beat{in(18, 5*s), subset(3, true, 6*s), in(18, 7*s)},
 			[]string{"jammed: all 3 ranks wait, and none is missing: ranks 0 2 in AllReduce (operation 18) for 7s; rank 1 in Broadcast of a group of its own for 6s; they"}},
-		"all wait for too long": {[]rendezvous.Beat{in(18, 121*s), subset(3, true, 120*s)}, []string{"jammed: all 2 ranks wait",
+		"all wait for too long": {[]line.Beat{in(18, 121*s), subset(3, true, 120*s)}, []string{"jammed: all 2 ranks wait",
 			"stuck: rank 0 in AllReduce (operation 18) for 2m1s; rank 1 in Broadcast of a group of its own for 2m0s"}},
-		"nearly all for too long":             {[]rendezvous.Beat{in(18, 121*s), subset(3, true, 119*s)}, []string{"jammed: all 2 ranks wait"}},
-		"nearly all":                          {[]rendezvous.Beat{in(18, 5*s), in(18, s)}, nil},
-		"the one who is first does not count": {[]rendezvous.Beat{in(18, 5*s), out(18, 6*s), out(17, 6*s)}, []string{"stalled w2"}},
-		"behind, and waits for another":       {[]rendezvous.Beat{in(18, 5*s), in(17, 5*s), out(16, 5*s)}, []string{"stalled w2"}},
-		"has just come":                       {[]rendezvous.Beat{in(18, 5*s), in(18, 0)}, nil},
-		"in a group of its own": {[]rendezvous.Beat{subset(3, true, 5*s), subset(2, false, 6*s), out(17, 6*s)},
+		"nearly all for too long":             {[]line.Beat{in(18, 121*s), subset(3, true, 119*s)}, []string{"jammed: all 2 ranks wait"}},
+		"nearly all":                          {[]line.Beat{in(18, 5*s), in(18, s)}, nil},
+		"the one who is first does not count": {[]line.Beat{in(18, 5*s), out(18, 6*s), out(17, 6*s)}, []string{"stalled w2"}},
+		"behind, and waits for another":       {[]line.Beat{in(18, 5*s), in(17, 5*s), out(16, 5*s)}, []string{"stalled w2"}},
+		"has just come":                       {[]line.Beat{in(18, 5*s), in(18, 0)}, nil},
+		"in a group of its own": {[]line.Beat{subset(3, true, 5*s), subset(2, false, 6*s), out(17, 6*s)},
 			[]string{"stalled w1: training, after AllReduce (operation 17) for 6.3s; rank 0 waits for it in Broadcast of a group of its own for 5s"}},
-		"held up by who is held up": {[]rendezvous.Beat{in(18, 8*s), subset(3, true, 6*s), subset(2, false, 9*s)}, []string{"stalled w2"}},
-		"on its way into the world": {[]rendezvous.Beat{connects, connects, joins},
+		"held up by who is held up": {[]line.Beat{in(18, 8*s), subset(3, true, 6*s), subset(2, false, 9*s)}, []string{"stalled w2"}},
+		"on its way into the world": {[]line.Beat{connects, connects, joins},
 			[]string{"stalled w2: joining for 6.3s; ranks 0 1 wait for it in connecting for 6s"}},
-		"all connect":  {[]rendezvous.Beat{connects, connects}, []string{"jammed: all 2 ranks wait, and none is missing: ranks 0 1 in connecting for 6s"}},
-		"an old world": {[]rendezvous.Beat{older, older, older}, nil},
-		"alone":        {[]rendezvous.Beat{in(18, 60*s)}, nil},
+		"all connect":  {[]line.Beat{connects, connects}, []string{"jammed: all 2 ranks wait, and none is missing: ranks 0 1 in connecting for 6s"}},
+		"an old world": {[]line.Beat{older, older, older}, nil},
+		"alone":        {[]line.Beat{in(18, 60*s)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJobOfBeats(len(c.beats))
@@ -203,9 +203,9 @@ func TestStalls(t *testing.T) {
 // TestSilence: a suspended process is silent, wherever it was suspended.
 func TestSilence(t *testing.T) {
 	const s = time.Second
-	for name, last := range map[string]rendezvous.Beat{
+	for name, last := range map[string]line.Beat{
 		"between operations": out(17, 0), "in the operation": in(18, 0), "after it": out(18, 0), "never heard of": {},
-		"in an older world": {Generation: 3, Phase: rendezvous.Joins},
+		"in an older world": {Generation: 3, Phase: line.Joins},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJobOfBeats(3)

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -63,7 +63,7 @@ func (s *stragglers) enter(members []string) {
 func (s *stragglers) forget(id string) { delete(s.scores, id) }
 
 // hear takes the waits of a heartbeat from the current world.
-func (s *stragglers) hear(now time.Time, id string, waits []rendezvous.Wait) {
+func (s *stragglers) hear(now time.Time, id string, waits []line.Wait) {
 	rank, member := s.ranks[id]
 	if !member || len(s.world) < 2 {
 		return

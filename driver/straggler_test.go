@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 const ms = time.Millisecond
@@ -29,7 +29,7 @@ func idsOf(n int) []string {
 // operation has each rank tell how long it was in an operation.
 func (s *stragglers) operation(now time.Time, n uint64, waits ...time.Duration) {
 	for r, w := range waits {
-		s.hear(now, s.world[r], []rendezvous.Wait{{Operation: n, For: w}})
+		s.hear(now, s.world[r], []line.Wait{{Operation: n, For: w}})
 	}
 }
 
@@ -75,8 +75,8 @@ func TestStragglerNoise(t *testing.T) {
 		s.operation(now, n, ms/2, ms/3, ms/4)
 	}
 	s.operation(now, 200, 50*ms, 60*ms)
-	s.hear(now, "w7", []rendezvous.Wait{{Operation: 200, For: ms}})
-	s.hear(now, "w0", []rendezvous.Wait{{Operation: 200, For: ms}}) // once more
+	s.hear(now, "w7", []line.Wait{{Operation: 200, For: ms}})
+	s.hear(now, "w0", []line.Wait{{Operation: 200, For: ms}}) // once more
 	if got := s.score(now, "w0"); got != nil {
 		t.Errorf("%+v", got)
 	}
@@ -114,11 +114,11 @@ func TestStragglerBounds(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 20_000 {
 		now = now.Add(time.Duration(r.IntN(3)) * ms)
-		w := rendezvous.Wait{Operation: r.Uint64N(600), For: time.Duration(r.Int64())}
+		w := line.Wait{Operation: r.Uint64N(600), For: time.Duration(r.Int64())}
 		if r.IntN(3) == 0 {
 			w.Operation = r.Uint64()
 		}
-		s.hear(now, fmt.Sprint("w", r.IntN(4)), []rendezvous.Wait{w})
+		s.hear(now, fmt.Sprint("w", r.IntN(4)), []line.Wait{w})
 		if len(s.open) > mostCompared || len(s.order) > 4*mostCompared || len(s.scores) > 3 {
 			t.Fatalf("%d open, %d in order, %d scores", len(s.open), len(s.order), len(s.scores))
 		}
@@ -136,10 +136,10 @@ func BenchmarkStraggler(b *testing.B) {
 	s, now := lateWorld(1000), time.Unix(1000, 0)
 	n := uint64(0)
 	for b.Loop() {
-		waits := make([]rendezvous.Wait, 32)
+		waits := make([]line.Wait, 32)
 		for i := range waits {
 			n++
-			waits[i] = rendezvous.Wait{Operation: n, For: time.Duration(n%100) * ms}
+			waits[i] = line.Wait{Operation: n, For: time.Duration(n%100) * ms}
 		}
 		for r, id := range s.world {
 			waits[0].For = time.Duration(r) * ms

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // Trace describes the time from the first sign that a world had to be left, or from the start of
@@ -227,7 +227,7 @@ func (t *tracer) published(began, now time.Time, a decide.PublishWorld) {
 }
 
 // beat takes what a worker tells of its way into the world.
-func (t *tracer) beat(now time.Time, id string, b *rendezvous.Beat) {
+func (t *tracer) beat(now time.Time, id string, b *line.Beat) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o, w := t.open, t.workers[id]
@@ -247,9 +247,9 @@ func (t *tracer) beat(now time.Time, id string, b *rendezvous.Beat) {
 }
 
 // wayNames are the spans of the phases that a worker passes through.
-var wayNames = map[rendezvous.Phase]string{
-	rendezvous.Joins: "join", rendezvous.Connecting: "connect", rendezvous.Syncing: "sync", rendezvous.Training: "first step",
-	rendezvous.Resetting: "OnReset", rendezvous.Fetches: "fetch state", rendezvous.Outside: "outside of elastic.Run",
+var wayNames = map[line.Phase]string{
+	line.Joins: "join", line.Connecting: "connect", line.Syncing: "sync", line.Training: "first step",
+	line.Resetting: "OnReset", line.Fetches: "fetch state", line.Outside: "outside of elastic.Run",
 }
 
 // take returns the traces that are complete by now: all awaited workers have told their way, or
@@ -258,7 +258,7 @@ func (t *tracer) take(now time.Time, end bool) []Trace {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if o := t.open; o != nil && !o.commit.IsZero() {
-		wait := traceWait + 2*time.Duration(rendezvous.BeatSpacing(t.size))*time.Second
+		wait := traceWait + 2*time.Duration(line.BeatSpacing(t.size))*time.Second
 		if len(o.awaited) == 0 || now.Sub(o.commit) >= wait {
 			t.finish(now, "")
 		}

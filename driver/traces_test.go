@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -36,10 +36,10 @@ func publish(generation uint64, ids ...string) decide.PublishWorld {
 	return w
 }
 
-func way(generation uint64, ago ...time.Duration) *rendezvous.Beat {
-	b := &rendezvous.Beat{Generation: generation}
-	for i, p := range []rendezvous.Phase{rendezvous.Joins, rendezvous.Connecting, rendezvous.Syncing, rendezvous.Training, rendezvous.Saving}[:len(ago)] {
-		b.Entered = append(b.Entered, rendezvous.Entered{Phase: p, Ago: ago[i]})
+func way(generation uint64, ago ...time.Duration) *line.Beat {
+	b := &line.Beat{Generation: generation}
+	for i, p := range []line.Phase{line.Joins, line.Connecting, line.Syncing, line.Training, line.Saving}[:len(ago)] {
+		b.Entered = append(b.Entered, line.Entered{Phase: p, Ago: ago[i]})
 	}
 	return b
 }
@@ -123,7 +123,7 @@ func TestTraceOfMany(t *testing.T) {
 	j.after(time.Second).in(decide.WorkerReported{ID: "w0", Report: decide.ReportCommitted, Generation: 1})
 	for _, id := range ids {
 		j.beat(j.now, id, way(1, 4, 3, 2, 1, 0))
-		j.beat(j.now, id, &rendezvous.Beat{Generation: 1, Entered: make([]rendezvous.Entered, 1)})
+		j.beat(j.now, id, &line.Beat{Generation: 1, Entered: make([]line.Entered, 1)})
 	}
 	got := j.take(j.now, false)
 	if len(got) != 1 || len(got[0].Spans) > mostSpans {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -30,7 +29,7 @@ func (l *loop) start(a decide.StartWorker) {
 	hurried := make(chan struct{})
 	p := &process{
 		subject: l.subjectOf(a.ID, a.Slot.SlotID),
-		stop:    stop, hurry: sync.OnceFunc(func() { close(hurried) }), more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
+		stop:    stop, hurry: sync.OnceFunc(func() { close(hurried) }), more: make(chan struct{}, 1), look: make(chan struct{}, 1),
 	}
 	p.rank.Store(int64(a.Slot.Rank))
 	l.procs[a.ID] = p
@@ -81,7 +80,6 @@ func (r *workerRun) prepare(ctx context.Context) error {
 	before := l.outputs.of(a.ID)
 	r.stdout.Hold(before.Out)
 	r.stderr.Hold(before.Err)
-	calls := func(_ context.Context, conn net.Conn) { l.meet.ServeSocket(conn, p.subject) }
 	r.spec = launch.Spec{
 		Incarnation: a.ID,
 		Slot:        a.Slot.SlotID,
@@ -93,8 +91,8 @@ func (r *workerRun) prepare(ctx context.Context) error {
 		Dir:       l.cfg.Dir,
 		Stdout:    r.stdout,
 		Stderr:    r.stderr,
-		Talk:      proxy.Config{Env: env, Calls: calls, Log: l.cfg.Log}.Talk,
-		Calls:     calls,
+		Line:      func(text []byte, noted func()) { l.meet.Hear(a.ID, text, noted) },
+		Stream:    func(protocol string, conn net.Conn) { l.meet.Stream(ctx, a.ID, protocol, conn) },
 		Grace:     l.cfg.Timeouts.Drain,
 		Hurry:     r.hurry,
 		More:      p.more,
@@ -106,15 +104,15 @@ func (r *workerRun) prepare(ctx context.Context) error {
 		Left: func(processes []string) {
 			l.cfg.Log.Warnf("%s: its process %s", a.Slot.SlotID, launch.LeftText(processes))
 		},
-		Unreached: func(why string, waits time.Duration) {
-			l.postNoted(decide.WorkerUnreached{ID: a.ID, Why: why, Ago: waits})
-		},
 		Resumed: a.Forked,
 		Passed: func(bytes uint64) {
 			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: r.stdout.Held(), Err: r.stderr.Held()})
 		},
 		PassedBefore: before.Bytes,
 		Ended:        func(err error) { r.processEnded(exitOf(err)) },
+	}
+	if l.lines != nil {
+		r.spec.Talk = l.lines.Talk(env)
 	}
 	return nil
 }
@@ -157,9 +155,9 @@ func (l *loop) environ(ctx context.Context, a *decide.StartWorker, p *process) (
 	env := plan.Worker{
 		RunID: l.cfg.RunID, Incarnation: a.ID, Elastic: l.cfg.Size.Elastic,
 		Slot: a.Slot, Size: a.Trial.Size, GroupRank: a.Trial.GroupRank, GroupSize: a.Trial.GroupSize,
-		DriverAddr:  l.listen.String(), // agents replace it by their own address
-		Credentials: credentials.Encode(),
-		Restarts:    a.Resets, MaxRestarts: l.maxResets(),
+		LauncherAddr: l.door, // agents replace it by their own
+		Credentials:  credentials.Encode(),
+		Restarts:     a.Resets, MaxRestarts: l.maxResets(),
 		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
 		StallWarning: l.cfg.Timeouts.StallWarning, Tuning: l.cfg.Tuning,
 	}

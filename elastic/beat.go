@@ -10,16 +10,15 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/internal/member"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
 )
 
 // beater is a meeting whose driver receives reports about the worker's activity.
 type beater interface {
 	meeting
 	// Beat sends b once, if a connection exists.
-	Beat(ctx context.Context, b rendezvous.Beat) error
+	Beat(ctx context.Context, b line.Beat) error
 	// connections returns the number of connections made to other ranks so far, and operations
 	// returns the collective operations.
 	connections() uint64
@@ -42,10 +41,10 @@ const (
 // lock. An observer that reads the same word twice knows that nothing has changed.
 type doing struct {
 	word    atomic.Uint64
-	entered func(rendezvous.Phase)        // nil: none
+	entered func(line.Phase)              // nil: none
 	commits atomic.Uint64                 // number of the last commit in the generation Worker.entering; 0: none
 	trained atomic.Bool                   // the training function has returned nil in that generation
-	trace   member.Trace                  // of its entry into its world
+	trace   line.Trace                    // of its entry into its world
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 	made    commitCounts
 	figures figures
@@ -70,14 +69,14 @@ func (d *doing) hasNews() {
 	}
 }
 
-func (d *doing) enter(p rendezvous.Phase) {
+func (d *doing) enter(p line.Phase) {
 	for {
 		was := d.word.Load()
 		if d.word.CompareAndSwap(was, was&^0xff+0x100|uint64(p)) {
 			break
 		}
 	}
-	if p == rendezvous.Joins || p == rendezvous.Fetches || d.trace.Recording() {
+	if p == line.Joins || p == line.Fetches || d.trace.Recording() {
 		d.trace.Enter(p, time.Now())
 	}
 	if d.entered != nil {
@@ -85,7 +84,7 @@ func (d *doing) enter(p rendezvous.Phase) {
 	}
 }
 
-func (d *doing) phase() rendezvous.Phase { return rendezvous.Phase(d.word.Load()) }
+func (d *doing) phase() line.Phase { return line.Phase(d.word.Load()) }
 
 // pulse observes its worker periodically and reports to the driver: about once a second, less often
 // in a large world, and at once when the worker has waited too long.
@@ -174,7 +173,7 @@ func (p *pulse) run(ctx context.Context) {
 					p.worker.doing.trace.Sent()
 				}
 			}
-			if !errors.Is(err, rendezvous.ErrNotConnected) { // otherwise the next observation tries again
+			if !errors.Is(err, line.ErrNotConnected) { // otherwise the next observation tries again
 				lastBeat = now
 			}
 		}
@@ -195,7 +194,7 @@ func (p *pulse) spacing() time.Duration {
 	if place := p.worker.member.Load(); place != nil {
 		size = place.world.Size()
 	}
-	return time.Duration(rendezvous.BeatSpacing(size))
+	return time.Duration(line.BeatSpacing(size))
 }
 
 // look records what has changed in the time passed since the last observation, and returns the
@@ -209,7 +208,7 @@ func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 		l.seen = false
 	}
 	if made := p.to.connections(); made != p.made {
-		if p.made = made; rendezvous.Phase(p.last) == rendezvous.Connecting {
+		if p.made = made; line.Phase(p.last) == line.Connecting {
 			p.quiet = 0
 		}
 	}
@@ -246,10 +245,10 @@ func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 // progress returns the progress of the worker's lanes, and their generation.
 func (p *pulse) progress() (generation uint64, lanes []collective.Progress) {
 	generation = p.worker.entering.Load()
-	switch phase := rendezvous.Phase(p.last); {
-	case phase == rendezvous.Joins:
+	switch phase := line.Phase(p.last); {
+	case phase == line.Joins:
 		return generation, nil // the world has been left
-	case phase == rendezvous.Connecting:
+	case phase == line.Connecting:
 		return generation, []collective.Progress{{Waiting: true, What: "connecting"}}
 	}
 	place := p.worker.member.Load()
@@ -261,8 +260,8 @@ func (p *pulse) progress() (generation uint64, lanes []collective.Progress) {
 
 // beat returns the last observation. If there are too many lanes it includes those with the longest
 // waits.
-func (p *pulse) beat() rendezvous.Beat {
-	b := rendezvous.Beat{Generation: p.generation, Phase: rendezvous.Phase(p.last), Quiet: p.quiet}
+func (p *pulse) beat() line.Beat {
+	b := line.Beat{Generation: p.generation, Phase: line.Phase(p.last), Quiet: p.quiet}
 	// A worker that enters a world resets commits first and sets its generation then.
 	if commits := p.worker.doing.commits.Load(); p.worker.entering.Load() == b.Generation {
 		b.Commits = commits
@@ -277,9 +276,9 @@ func (p *pulse) beat() rendezvous.Beat {
 	}
 	b.Waits, b.Entered = p.waits(), p.worker.doing.trace.Told(time.Now())
 	for id, l := range p.lanes {
-		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: id, Operation: l.Operation, Waiting: l.Waiting, For: l.since, What: l.What})
+		b.Lanes = append(b.Lanes, line.Lane{ID: id, Operation: l.Operation, Waiting: l.Waiting, For: l.since, What: l.What})
 	}
-	slices.SortFunc(b.Lanes, func(x, y rendezvous.Lane) int {
+	slices.SortFunc(b.Lanes, func(x, y line.Lane) int {
 		switch {
 		case (x.ID == 0) != (y.ID == 0):
 			return first(x.ID == 0)
@@ -290,13 +289,13 @@ func (p *pulse) beat() rendezvous.Beat {
 		}
 		return first(x.ID < y.ID)
 	})
-	b.Lanes = b.Lanes[:min(len(b.Lanes), rendezvous.MaxLanes)]
+	b.Lanes = b.Lanes[:min(len(b.Lanes), line.MaxLanes)]
 	return b
 }
 
 // addOperations adds those of one algorithm to those of others of the same kind.
-func addOperations(all []rendezvous.Operations, o rendezvous.Operations) []rendezvous.Operations {
-	i := slices.IndexFunc(all, func(x rendezvous.Operations) bool {
+func addOperations(all []line.Operations, o line.Operations) []line.Operations {
+	i := slices.IndexFunc(all, func(x line.Operations) bool {
 		return x.Kind == o.Kind && x.Backend == o.Backend && x.SizeClass == o.SizeClass
 	})
 	if i < 0 {
@@ -309,30 +308,30 @@ func addOperations(all []rendezvous.Operations, o rendezvous.Operations) []rende
 }
 
 // counters returns what the worker has done so far.
-func (p *pulse) counters() *rendezvous.Counters {
+func (p *pulse) counters() *line.Counters {
 	s := &p.worker.doing.made
-	c := &rendezvous.Counters{
+	c := &line.Counters{
 		Commits: s.commits.Load(), CommitTime: time.Duration(s.nanoseconds.Load()), CommitBytes: s.bytes.Load(),
 	}
 	for _, o := range p.to.operations() {
-		told := rendezvous.Operations{Kind: o.Kind, Backend: o.Backend, SizeClass: o.SizeClass, Count: o.Count, Duration: o.Duration, Bytes: o.Bytes}
+		told := line.Operations{Kind: o.Kind, Backend: o.Backend, SizeClass: o.SizeClass, Count: o.Count, Duration: o.Duration, Bytes: o.Bytes}
 		c.Operations = addOperations(c.Operations, told)
 	}
-	if len(c.Operations) > rendezvous.MaxOperations { // the rare ones are left out
-		slices.SortStableFunc(c.Operations, func(x, y rendezvous.Operations) int { return cmp.Compare(y.Count, x.Count) })
-		c.Operations = c.Operations[:rendezvous.MaxOperations]
+	if len(c.Operations) > line.MaxOperations { // the rare ones are left out
+		slices.SortStableFunc(c.Operations, func(x, y line.Operations) int { return cmp.Compare(y.Count, x.Count) })
+		c.Operations = c.Operations[:line.MaxOperations]
 	}
 	return c
 }
 
 // waits returns how long operations have taken that have ended since the last beat.
-func (p *pulse) waits() (all []rendezvous.Wait) {
+func (p *pulse) waits() (all []line.Wait) {
 	place := p.worker.member.Load()
 	if place == nil || place.world.Generation != p.generation {
 		return nil
 	}
 	for _, w := range place.group.Waits() {
-		all = append(all, rendezvous.Wait(w))
+		all = append(all, line.Wait(w))
 	}
 	return all
 }

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -39,10 +39,10 @@ type listener struct {
 
 type timedBeat struct {
 	at time.Time
-	rendezvous.Beat
+	line.Beat
 }
 
-func (m *listener) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+func (m *listener) join(ctx context.Context, j line.Joining) (line.World, error) {
 	w, err := m.script.join(ctx, j)
 	if err == nil {
 		w.Slots = append(w.Slots, plan.Slot{SlotID: plan.SlotID{Host: "other"}, Rank: 1, LocalSize: 1, CrossSize: 1})
@@ -50,7 +50,7 @@ func (m *listener) join(ctx context.Context, j rendezvous.Joining) (rendezvous.W
 	return w, err
 }
 
-func (m *listener) connect(context.Context, rendezvous.World) (*collective.Group, error) {
+func (m *listener) connect(context.Context, line.World) (*collective.Group, error) {
 	m.groups = collective.Local(2)
 	if m.follow != nil {
 		other := m.groups[1]
@@ -80,7 +80,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-func (m *listener) Beat(_ context.Context, b rendezvous.Beat) error {
+func (m *listener) Beat(_ context.Context, b line.Beat) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.tries++
@@ -99,7 +99,7 @@ func (m *listener) heard() []timedBeat {
 	return heard
 }
 
-func (m *listener) last(t *testing.T) rendezvous.Beat {
+func (m *listener) last(t *testing.T) line.Beat {
 	t.Helper()
 	heard := m.heard()
 	if len(heard) == 0 {
@@ -165,7 +165,7 @@ func TestBeats(t *testing.T) {
 		}
 		m.heard()
 		<-time.After(2 * time.Second)
-		if b := m.last(t); !slices.Equal(b.Figures, []rendezvous.Figure{{Name: "loss", Value: 0.25}}) || b.Usage == nil || b.Usage.Resident == 0 {
+		if b := m.last(t); !slices.Equal(b.Figures, []line.Figure{{Name: "loss", Value: 0.25}}) || b.Usage == nil || b.Usage.Resident == 0 {
 			t.Errorf("figures %v, usage %+v", b.Figures, b.Usage)
 		}
 		if err := w.Report("the loss", 1); err == nil || !strings.Contains(err.Error(), "the loss") {
@@ -190,12 +190,12 @@ func TestConnectionsAreProgress(t *testing.T) {
 	w := &Worker{meeting: m}
 	p := newPulse(w, m)
 	for _, step := range []struct {
-		phase rendezvous.Phase
+		phase line.Phase
 		made  uint64
 		want  time.Duration
 	}{
-		{rendezvous.Connecting, 0, 0}, {0, 0, time.Second}, {0, 0, 2 * time.Second}, {0, 3, 0}, {0, 0, time.Second},
-		{rendezvous.Training, 0, 0}, {0, 1, time.Second},
+		{line.Connecting, 0, 0}, {0, 0, time.Second}, {0, 0, 2 * time.Second}, {0, 3, 0}, {0, 0, time.Second},
+		{line.Training, 0, 0}, {0, 1, time.Second},
 	} {
 		if step.phase != 0 {
 			w.doing.enter(step.phase)
@@ -223,7 +223,7 @@ func TestBeatsTellPhases(t *testing.T) {
 			}
 		}
 		w := start(t, m)
-		tell := func(phase rendezvous.Phase) (commits uint64) {
+		tell := func(phase line.Phase) (commits uint64) {
 			t.Helper()
 			<-time.After(10 * time.Second)
 			b := m.last(t)
@@ -232,11 +232,11 @@ func TestBeatsTellPhases(t *testing.T) {
 			}
 			return b.Commits
 		}
-		tell(rendezvous.Outside)
-		s := NewState(w, &slowPart{save: func() { tell(rendezvous.Saving) }, sync: func() { tell(rendezvous.Syncing) }})
+		tell(line.Outside)
+		s := NewState(w, &slowPart{save: func() { tell(line.Saving) }, sync: func() { tell(line.Syncing) }})
 		m.joins = []error{nil}
 		s.OnReset(func() error {
-			if n := tell(rendezvous.Resetting); n != 0 {
+			if n := tell(line.Resetting); n != 0 {
 				t.Errorf("%d commits in the new world", n)
 			}
 			return nil
@@ -246,11 +246,11 @@ func TestBeatsTellPhases(t *testing.T) {
 			if trained++; trained > 1 {
 				return io.EOF
 			}
-			tell(rendezvous.Training)
+			tell(line.Training)
 			if err := s.Commit(); err != nil {
 				return err
 			}
-			if n := tell(rendezvous.Training); n != s.Commits() || n == 0 {
+			if n := tell(line.Training); n != s.Commits() || n == 0 {
 				t.Errorf("%d commits, and it has %d", n, s.Commits())
 			}
 			m.others.Wait()
@@ -260,7 +260,7 @@ func TestBeatsTellPhases(t *testing.T) {
 		if !errors.Is(err, io.EOF) {
 			t.Error(err)
 		}
-		tell(rendezvous.Outside)
+		tell(line.Outside)
 		if err := w.Close(); err != nil {
 			t.Error(err)
 		}
@@ -295,7 +295,7 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 	m := &listener{script: newScript()}
 	w := &Worker{meeting: m}
 	w.member.Store(&membership{group: groups[0]})
-	w.doing.enter(rendezvous.Training)
+	w.doing.enter(line.Training)
 	p := newPulse(w, m)
 	var waiting sync.WaitGroup
 	waiting.Go(func() { collective.Barrier(context.Background(), groups[0]) })
@@ -306,9 +306,9 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 		p.look(time.Second)
 	}
 	b := p.beat()
-	want := rendezvous.Beat{Phase: rendezvous.Training, Quiet: 4 * time.Second,
-		Lanes:   []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}},
-		Trained: new(false), Counters: &rendezvous.Counters{}, Usage: b.Usage}
+	want := line.Beat{Phase: line.Training, Quiet: 4 * time.Second,
+		Lanes:   []line.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}},
+		Trained: new(false), Counters: &line.Counters{}, Usage: b.Usage}
 	if !reflect.DeepEqual(b, want) {
 		t.Errorf("%+v, want %+v", b, want)
 	}
@@ -334,8 +334,8 @@ func TestWaitsBeginAnewInEachWorld(t *testing.T) {
 		t.Cleanup(func() { groups[0].Close() })
 		t.Cleanup(func() { groups[1].Close() })
 		w.entering.Store(generation)
-		w.member.Store(&membership{world: rendezvous.World{World: plan.World{Generation: generation}}, group: groups[0]})
-		w.doing.enter(rendezvous.Training)
+		w.member.Store(&membership{world: line.World{World: plan.World{Generation: generation}}, group: groups[0]})
+		w.doing.enter(line.Training)
 		waiting.Go(func() { collective.Barrier(context.Background(), groups[0]) })
 		for !groups[0].Progress()[0].Waiting {
 		}
@@ -368,7 +368,7 @@ func TestBeatsOfManyGroups(t *testing.T) {
 		p.lanes[id] = &laneSeen{Progress: collective.Progress{Lane: id, Waiting: id%2 == 1}, since: time.Duration(id) * time.Second}
 	}
 	b := p.beat()
-	if len(b.Lanes) != rendezvous.MaxLanes || b.Lanes[0].ID != 0 {
+	if len(b.Lanes) != line.MaxLanes || b.Lanes[0].ID != 0 {
 		t.Fatalf("%+v", b.Lanes)
 	}
 	for i, l := range b.Lanes[1:] {
@@ -389,7 +389,7 @@ func TestBeatsWithoutDriver(t *testing.T) {
 		if m.tries > 12 {
 			t.Errorf("%d beats in 10 s", m.tries)
 		}
-		m.deaf = rendezvous.ErrNotConnected
+		m.deaf = line.ErrNotConnected
 		m.mu.Unlock()
 		<-time.After(10 * time.Second)
 		m.mu.Lock()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // A worker that trains by Steps comes into its first world with the state of the others, whatever
@@ -142,7 +142,7 @@ func (c *catchUp) begin() {
 		p.slot.Rank = p.world.Size() - 1
 		w.member.Store(&p)
 	}
-	w.doing.enter(rendezvous.Fetches)
+	w.doing.enter(line.Fetches)
 }
 
 // end ends what is under way, and waits for it.
@@ -375,7 +375,7 @@ func (c *catchUp) isAnswered() bool {
 // join begins to wait for the first world, and to connect to its members.
 func (c *catchUp) join() {
 	w := c.runner.worker
-	w.doing.enter(rendezvous.Joins)
+	w.doing.enter(line.Joins)
 	c.answered = make(chan struct{})
 	answer := sync.OnceFunc(func() { close(c.answered) })
 	c.err = errLeft // kept if the goroutine ends with its worker

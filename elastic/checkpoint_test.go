@@ -19,7 +19,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // logs collects the workers' logs.
@@ -296,11 +296,11 @@ func TestCheckpointsThatDoNotFit(t *testing.T) {
 // told is a meeting that records reports.
 type told struct {
 	meeting
-	reports chan rendezvous.Report
+	reports chan line.Report
 }
 
-func (m told) Report(_ context.Context, r rendezvous.Report, _, _ uint64) error {
-	if r != rendezvous.Committed {
+func (m told) Report(_ context.Context, r line.Report, _, _ uint64) error {
+	if r != line.Committed {
 		m.reports <- r
 	}
 	return nil
@@ -309,7 +309,7 @@ func (m told) Report(_ context.Context, r rendezvous.Report, _, _ uint64) error 
 // The driver learns that the last checkpoint is not on disk even while an earlier one is being
 // written: a worker that is killed then has failed.
 func TestLastCheckpointBehindAnother(t *testing.T) {
-	m := told{solo{}, make(chan rendezvous.Report, 10)}
+	m := told{solo{}, make(chan line.Report, 10)}
 	w, err := newWorker(t.Context(), m).arrive(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -335,14 +335,14 @@ func TestLastCheckpointBehindAnother(t *testing.T) {
 	})
 	ended := make(chan error)
 	go func() { ended <- s.finish(nil) }()
-	if r := <-m.reports; r != rendezvous.Writing {
+	if r := <-m.reports; r != line.Writing {
 		t.Error(r)
 	}
 	close(slow)
 	if err := <-ended; err != nil || !c.has(2) {
 		t.Error(err)
 	}
-	if r := <-m.reports; r != rendezvous.Written {
+	if r := <-m.reports; r != line.Written {
 		t.Error(r)
 	}
 }

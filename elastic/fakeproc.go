@@ -2,7 +2,7 @@ package elastic
 
 import (
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // killable is a meeting that can end as if its process was killed: without messages and without
@@ -13,7 +13,7 @@ type killable interface{ kill() }
 // waits for end.
 func (d *driven) kill() {
 	d.endpoint.Kill()
-	d.Member.Kill()
+	d.Client.Kill()
 }
 
 // appear lets a worker that is a goroutine be killed like a process.
@@ -22,7 +22,7 @@ func (w *Worker) appear() {
 		return
 	}
 	w.log = w.fake.Log
-	w.doing.entered = func(p rendezvous.Phase) { w.reach(p, false) }
+	w.doing.entered = func(p line.Phase) { w.reach(p, false) }
 	w.fake.Enter(func() {
 		w.reports.stop()
 		if m, ok := w.meeting.(killable); ok {
@@ -33,7 +33,7 @@ func (w *Worker) appear() {
 
 // reach reports the worker's progress to its fakeproc.Process, if any. It does not return if that
 // was killed.
-func (w *Worker) reach(p rendezvous.Phase, committed bool) {
+func (w *Worker) reach(p line.Phase, committed bool) {
 	if w.fake == nil {
 		return
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 const (
@@ -36,7 +36,7 @@ func (r *runner) fetch() error {
 	if !ok || len(memory) == 0 {
 		return nil
 	}
-	w.doing.enter(rendezvous.Fetches)
+	w.doing.enter(line.Fetches)
 	sources, err := from.sources(r.ctx)
 	w.prepared() // from now on the bytes that arrive show that the worker is alive
 	if err != nil || len(sources) == 0 {
@@ -71,7 +71,7 @@ func (r *runner) fetch() error {
 
 // reportFetching makes the driver extend the start timeout. It does not block.
 func (w *Worker) reportFetching() {
-	w.reports.Go(func() { _ = w.meeting.Report(w.reports.ctx, rendezvous.Fetching, 0, 0) })
+	w.reports.Go(func() { _ = w.meeting.Report(w.reports.ctx, line.Fetching, 0, 0) })
 }
 
 // adopt saves the fetched state, and marks the save as different from the root's, so that a sync

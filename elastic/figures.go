@@ -5,13 +5,13 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // figures are the newest numbers that the program has reported.
 type figures struct {
 	mu  sync.Mutex
-	all []rendezvous.Figure
+	all []line.Figure
 }
 
 // Report tells the driver a number of the program, such as its loss. The newest value of each name
@@ -25,13 +25,13 @@ func (w *Worker) Report(name string, value float64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var err error
-	if f.all, err = rendezvous.SetFigure(f.all, rendezvous.Figure{Name: name, Value: value}); err != nil {
+	if f.all, err = line.SetFigure(f.all, line.Figure{Name: name, Value: value}); err != nil {
 		return fmt.Errorf("elastic: Report: %w", err)
 	}
 	return nil
 }
 
-func (f *figures) list() []rendezvous.Figure {
+func (f *figures) list() []line.Figure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.all)

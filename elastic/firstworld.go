@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -46,7 +46,7 @@ type preparing interface {
 func (w *Worker) stayOut(env plan.Worker) {
 	slots := make([]plan.Slot, max(env.Size, env.Slot.Rank+1))
 	slots[env.Slot.Rank] = env.Slot
-	w.member.Store(&membership{world: rendezvous.World{World: plan.World{Slots: slots}}, slot: env.Slot, unwatch: func() {}})
+	w.member.Store(&membership{world: line.World{World: plan.World{Slots: slots}}, slot: env.Slot, unwatch: func() {}})
 	w.prepare()
 }
 
@@ -64,7 +64,7 @@ func (w *Worker) prepare() {
 		tick := time.NewTicker(prepareReports)
 		defer tick.Stop()
 		for {
-			_ = w.meeting.Report(ctx, rendezvous.Fetching, 0, 0) // a failure is not the worker's: it still joins
+			_ = w.meeting.Report(ctx, line.Fetching, 0, 0) // a failure is not the worker's: it still joins
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -91,7 +91,7 @@ func (w *Worker) enterFirst(ctx context.Context, called func()) error {
 		return nil
 	}
 	w.prepared()
-	if err := w.enter(ctx, called, rendezvous.Joining{}); err != nil {
+	if err := w.enter(ctx, called, line.Joining{}); err != nil {
 		return err
 	}
 	w.first.outside = false

@@ -8,7 +8,7 @@ import (
 
 // TestLate: the option changes nothing: a worker without a driver is in its world before Run.
 func TestLate(t *testing.T) {
-	t.Setenv(plan.EnvDriverAddr, "")
+	t.Setenv(plan.EnvLauncherAddr, "")
 	w, err := Init(t.Context(), Late)
 	if err != nil {
 		t.Fatal(err)

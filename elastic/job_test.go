@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -59,12 +59,12 @@ type act struct {
 }
 
 type seatWait struct {
-	joining rendezvous.Joining
+	joining line.Joining
 	answer  chan<- seatAnswer
 }
 
 type seatAnswer struct {
-	world rendezvous.World
+	world line.World
 	err   error
 }
 
@@ -401,7 +401,7 @@ func (j *job) publish() {
 		j.groups[j.order[i]] = g
 	}
 	for i, p := range j.order {
-		w := rendezvous.World{World: j.world, Rank: i, SyncRoot: root, Seq: j.update.Seq}
+		w := line.World{World: j.world, Rank: i, SyncRoot: root, Seq: j.update.Seq}
 		j.waiting[p].answer <- seatAnswer{world: w}
 		delete(j.waiting, p)
 	}
@@ -413,14 +413,14 @@ type seat struct {
 	calls int
 }
 
-func (s *seat) join(_ context.Context, joining rendezvous.Joining) (rendezvous.World, error) {
+func (s *seat) join(_ context.Context, joining line.Joining) (line.World, error) {
 	j, answer := s.p.job, make(chan seatAnswer, 1)
 	j.mu.Lock()
 	switch {
 	case s.p.removed: // also if the others are done before it comes
-		answer <- seatAnswer{err: rendezvous.ErrRemoved}
+		answer <- seatAnswer{err: line.ErrRemoved}
 	case j.finished:
-		answer <- seatAnswer{err: rendezvous.ErrFinished}
+		answer <- seatAnswer{err: line.ErrFinished}
 	default:
 		if !s.p.listed {
 			s.p.listed = true
@@ -435,7 +435,7 @@ func (s *seat) join(_ context.Context, joining rendezvous.Joining) (rendezvous.W
 	return a.world, a.err
 }
 
-func (s *seat) connect(_ context.Context, w rendezvous.World) (*collective.Group, error) {
+func (s *seat) connect(_ context.Context, w line.World) (*collective.Group, error) {
 	s.p.mayDie()
 	j := s.p.job
 	j.mu.Lock()
@@ -451,8 +451,8 @@ func (s *seat) connect(_ context.Context, w rendezvous.World) (*collective.Group
 	return j.groups[s.p], nil
 }
 
-func (s *seat) Report(_ context.Context, r rendezvous.Report, generation, commits uint64) error {
-	if r != rendezvous.Done {
+func (s *seat) Report(_ context.Context, r line.Report, generation, commits uint64) error {
+	if r != line.Done {
 		return nil
 	}
 	s.p.mayDie()
@@ -467,7 +467,7 @@ func (s *seat) Report(_ context.Context, r rendezvous.Report, generation, commit
 	}
 	j.finished, j.best = true, commits
 	for p, wait := range j.waiting {
-		wait.answer <- seatAnswer{err: rendezvous.ErrFinished}
+		wait.answer <- seatAnswer{err: line.ErrFinished}
 		delete(j.waiting, p)
 	}
 	return nil

@@ -19,9 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/member"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -59,10 +58,10 @@ const (
 // Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
 // program starts afterwards cannot take part in the job.
 func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
-	own, network, inherited := plan.OwnWorker, identity.Network{}, member.InheritedSocket
+	own, network, inherited := plan.OwnWorker, identity.Network{}, line.InheritedSocket
 	if l := fakeproc.From(ctx); l != nil {
 		own = func() (plan.Worker, bool, error) { return plan.WorkerFromEnv(l.Lookup) }
-		network, inherited = l.Network, func() net.Conn { return nil }
+		network, inherited = l.Network, func(string) net.Conn { return l.Line }
 	}
 	env, started, err := own()
 	if err != nil {
@@ -73,7 +72,7 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 		if w := initialized.Load(); w != nil && fakeproc.From(ctx) == nil && !w.isClosed() {
 			return nil, errors.New("elastic: Init was called before in this process: a process is one worker")
 		}
-		d, err := newDriven(env, network, inherited())
+		d, err := newDriven(env, network, inherited(env.Incarnation))
 		if err != nil {
 			return nil, err
 		}
@@ -112,7 +111,7 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 		d.chosen.Store(&chosen)
 	}
 	w.first.outside = true
-	w.doing.enter(rendezvous.Outside)
+	w.doing.enter(line.Outside)
 	w.reports.stopPulse = w.startPulse()
 	w.appear()
 	return w
@@ -120,7 +119,7 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 
 // enter joins the next world, calls left, which waits until the previous world is left, and
 // connects. If connecting fails it joins again, as the peers do.
-func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) error {
+func (w *Worker) enter(ctx context.Context, left func(), j line.Joining) error {
 	for attempt := 1; ; attempt++ {
 		world, err := w.join(ctx, j)
 		if err != nil {
@@ -131,7 +130,7 @@ func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) e
 		p, err := w.connect(ctx, world)
 		if err == nil {
 			w.member.Store(p)
-			w.doing.enter(rendezvous.Outside)
+			w.doing.enter(line.Outside)
 			w.run.outside = false
 			return nil
 		}
@@ -171,18 +170,18 @@ func lostBy(err error) []int {
 	return nil
 }
 
-func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
-	w.doing.enter(rendezvous.Joins)
+func (w *Worker) join(ctx context.Context, j line.Joining) (line.World, error) {
+	w.doing.enter(line.Joins)
 	stop := w.logWaiting()
 	world, err := w.meeting.join(ctx, j)
 	stop()
 	w.fake.Survive()
 	switch {
-	case errors.Is(err, rendezvous.ErrRemoved):
-		w.run.last = errors.Is(err, rendezvous.ErrLast)
+	case errors.Is(err, line.ErrRemoved):
+		w.run.last = errors.Is(err, line.ErrLast)
 		w.setOver()
 		return world, ErrRemoved
-	case errors.Is(err, rendezvous.ErrFinished):
+	case errors.Is(err, line.ErrFinished):
 		w.setOver()
 		return world, ErrFinished
 	case ctx.Err() != nil:
@@ -217,7 +216,7 @@ func (w *Worker) logWaiting() (stop func()) {
 
 // logUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not
 // reported dead, so that the job's log has it once, and at debug level on the others.
-func (w *Worker) logUnconnected(world rendezvous.World, err error) {
+func (w *Worker) logUnconnected(world line.World, err error) {
 	level, speaker := logrus.DebugLevel, 0
 	var aborted *collective.AbortedError
 	if errors.As(err, &aborted) {
@@ -235,10 +234,10 @@ func (w *Worker) logUnconnected(world rendezvous.World, err error) {
 // connect connects to a world that join returned. It fails, or the group is aborted, as soon as the
 // driver reports a dead rank in that world: peers on an unreachable host would otherwise be noticed
 // only after a long timeout.
-func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*membership, error) {
+func (w *Worker) connect(ctx context.Context, world line.World) (*membership, error) {
 	w.doing.commits.Store(0)
 	w.entering.Store(world.Generation)
-	w.doing.enter(rendezvous.Connecting)
+	w.doing.enter(line.Connecting)
 	watch, stop := context.WithCancel(context.Background())
 	connecting, giveUp := context.WithCancel(ctx)
 	defer giveUp()
@@ -291,7 +290,7 @@ func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 
 // membership is a world, this worker's slot in it and its connections.
 type membership struct {
-	world rendezvous.World
+	world line.World
 	slot  plan.Slot
 	group *collective.Group
 	// unwatch stops watching for lost ranks and waits for the watching goroutine.
@@ -320,12 +319,12 @@ func (p *membership) leaveAsync(why error) (left func()) {
 // by one goroutine at a time, except Report, Connected, Latest and Loss.
 type meeting interface {
 	// join blocks until a world newer than j.After includes this worker. The meeting sets the
-	// addresses of j. It returns rendezvous.ErrRemoved or ErrFinished if no such world follows.
-	join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error)
+	// addresses of j. It returns line.ErrRemoved or ErrFinished if no such world follows.
+	join(ctx context.Context, j line.Joining) (line.World, error)
 	// connect connects to the ranks of a world that join returned. The caller closes the group.
-	connect(ctx context.Context, w rendezvous.World) (*collective.Group, error)
+	connect(ctx context.Context, w line.World) (*collective.Group, error)
 	// Report tells the driver about this worker.
-	Report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error
+	Report(ctx context.Context, r line.Report, generation, commits uint64) error
 	// Connected reports whether the driver is connected. It blocks for a second at most.
 	Connected(ctx context.Context) bool
 	// Latest returns the newest notification; it does not block.
@@ -340,31 +339,31 @@ type meeting interface {
 // solo is the meeting of a worker without a driver: every world has one rank.
 type solo struct{}
 
-func (solo) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+func (solo) join(ctx context.Context, j line.Joining) (line.World, error) {
 	if err := ctx.Err(); err != nil {
-		return rendezvous.World{}, err
+		return line.World{}, err
 	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
 	slot := plan.Slot{SlotID: plan.SlotID{Host: host}, LocalSize: 1, CrossSize: 1}
-	return rendezvous.World{World: plan.World{Generation: j.After + 1, Slots: []plan.Slot{slot}}}, nil
+	return line.World{World: plan.World{Generation: j.After + 1, Slots: []plan.Slot{slot}}}, nil
 }
 
-func (solo) connect(context.Context, rendezvous.World) (*collective.Group, error) {
+func (solo) connect(context.Context, line.World) (*collective.Group, error) {
 	return collective.Local(1)[0], nil
 }
 
-func (solo) Report(context.Context, rendezvous.Report, uint64, uint64) error { return nil }
-func (solo) Connected(context.Context) bool                                  { return true }
-func (solo) Latest() notify.Update                                           { return notify.Update{} }
-func (solo) Loss() (notify.Loss, <-chan struct{})                            { return notify.Loss{}, nil }
-func (solo) close() error                                                    { return nil }
+func (solo) Report(context.Context, line.Report, uint64, uint64) error { return nil }
+func (solo) Connected(context.Context) bool                            { return true }
+func (solo) Latest() notify.Update                                     { return notify.Update{} }
+func (solo) Loss() (notify.Loss, <-chan struct{})                      { return notify.Loss{}, nil }
+func (solo) close() error                                              { return nil }
 
 // driven is the meeting of a worker that a driver has started.
 type driven struct {
-	*member.Member
+	*line.Client
 	endpoint *collective.Endpoint
 	timeline *timeline.Recorder // nil: no timeline is recorded
 	warning  time.Duration      // see beater.stallWarning
@@ -374,8 +373,8 @@ type driven struct {
 	supply atomic.Pointer[transfer.Supply]                         // nil: nothing to supply
 }
 
-// newDriven opens the worker's two listeners, for notifications and for its peers. join sends their
-// addresses to the driver. The socket is as in member.Config.
+// newDriven opens the worker's line, and its listener for its peers. join sends the addresses of
+// that to the driver. The socket is as in line.ClientConfig.
 func newDriven(env plan.Worker, network identity.Network, socket net.Conn) (_ *driven, err error) {
 	algorithm, err := collective.ParseAlgorithm(env.Algorithm)
 	if err != nil {
@@ -387,15 +386,15 @@ func newDriven(env plan.Worker, network identity.Network, socket net.Conn) (_ *d
 	}
 	identity.UsePorts(ports)
 	d := &driven{warning: env.StallWarning}
-	d.Member, err = member.New(member.Config{
-		Worker: env, Network: network, Widen: func() ([]string, error) { return d.endpoint.Widen() }, Socket: socket,
+	d.Client, err = line.NewClient(line.ClientConfig{
+		Worker: env, Widen: func() ([]string, error) { return d.endpoint.Widen() }, Socket: socket,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)
 	}
 	dataAddr, err := dataListenAddr(env.Listen, d.Local)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("elastic: %s=%s: %w", plan.EnvListen, env.Listen, err), d.Member.Close())
+		return nil, errors.Join(fmt.Errorf("elastic: %s=%s: %w", plan.EnvListen, env.Listen, err), d.Client.Close())
 	}
 	data := collective.Config{
 		Credentials: d.Credentials,
@@ -425,7 +424,7 @@ func newDriven(env plan.Worker, network identity.Network, socket net.Conn) (_ *d
 		data.Timeline = d.timeline
 	}
 	if d.endpoint, err = collective.Listen(data); err != nil {
-		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Member.Close())
+		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Client.Close())
 	}
 	return d, nil
 }
@@ -447,12 +446,16 @@ func dataListenAddr(asked string, local netip.Addr) (string, error) {
 	return netip.AddrPortFrom(own, 0).String(), nil
 }
 
-func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+func (d *driven) join(ctx context.Context, j line.Joining) (line.World, error) {
 	j.DataAddrs = d.endpoint.Addrs()
-	return d.Join(ctx, j)
+	place, err := d.Join(ctx, j)
+	if err != nil {
+		return line.World{}, err
+	}
+	return place.World()
 }
 
-func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
+func (d *driven) connect(ctx context.Context, w line.World) (*collective.Group, error) {
 	g, err := d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Key: w.Key, Rank: w.Rank, Addrs: w.DataAddrs(), Hosts: hostsOf(w.World)})
 	if err != nil || d.timeline == nil {
 		return g, err
@@ -481,7 +484,7 @@ func (d *driven) close() error {
 	if d.timeline != nil {
 		_ = d.timeline.Close() // always nil: it logs write errors itself
 	}
-	return errors.Join(d.endpoint.Close(), d.Member.Close())
+	return errors.Join(d.endpoint.Close(), d.Client.Close())
 }
 
 func hostsOf(w plan.World) []string {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +19,8 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/line/server"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -28,12 +33,13 @@ type testDriver struct {
 	authority *identity.Authority
 	server    *rendezvous.Server
 	pusher    *notify.Pusher
-	addr      string
+	lines     *server.Server
+	talking   sync.WaitGroup
 
 	mu      sync.Mutex
 	wanted  []string // incarnations, by rank
-	joined  map[string]rendezvous.Joining
-	targets map[string]notify.Target
+	joined  map[string]line.Joining
+	members map[string]bool
 	world   plan.World
 	seq     uint64
 	reports []report
@@ -49,34 +55,19 @@ func newTestDriver(t *testing.T, wanted ...string) *testDriver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	creds, err := authority.Issue(identity.Subject{RunID: "run", Role: identity.Driver})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &testDriver{t: t, authority: authority, addr: ln.Addr().String(), wanted: wanted, arrived: make(chan string, 10),
-		joined: make(map[string]rendezvous.Joining), targets: make(map[string]notify.Target)}
-	d.server = rendezvous.NewServer(rendezvous.ServerConfig{Credentials: creds, Handler: d})
-	d.pusher = notify.NewPusher(notify.PusherConfig{Credentials: creds})
-	ctx, stop := context.WithCancel(context.Background())
-	var both sync.WaitGroup
-	both.Go(func() {
-		if err := d.server.Serve(ctx, ln); err != nil {
-			t.Error(err)
-		}
+	d := &testDriver{t: t, authority: authority, wanted: wanted, arrived: make(chan string, 10),
+		joined: make(map[string]line.Joining), members: make(map[string]bool)}
+	d.lines = server.New(server.Config{
+		Up:     func(incarnation string, text []byte, _ string) { d.server.Hear(incarnation, text, func() {}) },
+		Stream: func(_, _ string, conn net.Conn) { conn.Close() },
+		Driver: func() bool { return true },
 	})
-	both.Go(func() {
-		if err := d.pusher.Run(ctx); err != nil {
-			t.Error(err)
-		}
+	d.server = rendezvous.NewServer(rendezvous.ServerConfig{Handler: d, Tell: d.lines.Tell})
+	d.pusher = notify.NewPusher(notify.PusherConfig{
+		Update: func(workers []string, u notify.Update) { d.lines.Tell(workers, nil, line.Updated(u), nil) },
+		Loss:   func(workers []string, l notify.Loss) { d.lines.Tell(workers, nil, line.Lost(l), nil) },
 	})
-	t.Cleanup(func() {
-		stop()
-		both.Wait()
-	})
+	t.Cleanup(d.talking.Wait)
 	return d
 }
 
@@ -92,28 +83,41 @@ func (d *testDriver) env(incarnation string, index int) plan.Worker {
 	d.server.Admit(creds.Subject())
 	slot := plan.Slot{SlotID: plan.SlotID{Host: "h", Index: index}, LocalSize: 1, CrossSize: 1}
 	return plan.Worker{RunID: "run", Incarnation: incarnation, Slot: slot, Size: 1, Elastic: true,
-		DriverAddr: d.addr, Credentials: creds.Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
+		LauncherAddr: "127.0.0.1:1", Credentials: creds.Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
 }
 
-func (d *testDriver) Joined(from identity.Subject, j rendezvous.Joining) {
+// driven returns the meeting of the worker of an incarnation, whose process runs.
+func (d *testDriver) driven(incarnation string, index int) (*driven, error) {
+	env := d.env(incarnation, index)
+	return newDriven(env, identity.Network{}, d.run(env))
+}
+
+// run runs the process of a worker, and returns its end of the socket.
+func (d *testDriver) run(env plan.Worker) net.Conn {
+	near, far := net.Pipe()
+	d.talking.Go(func() {
+		cleanup := d.lines.Talk(env.Environ())(context.Background(), os.Getpid(), far)
+		far.Close()
+		cleanup()
+	})
+	return near
+}
+
+func (d *testDriver) Joined(from identity.Subject, j line.Joining) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.joined[from.Incarnation] = j
-	d.targets[from.Incarnation] = notify.Target{Subject: from, Addr: j.NotifyAddr}
+	d.members[from.Incarnation] = true
 	if !slices.Contains(d.wanted, from.Incarnation) {
 		d.wanted = append(d.wanted, from.Incarnation)
 		d.arrived <- from.Incarnation
 		d.seq++
-		var all []notify.Target
-		for _, t := range d.targets {
-			all = append(all, t)
-		}
-		d.pusher.Push(all, notify.Update{Seq: d.seq, Change: plan.Added, Generation: d.world.Generation})
+		d.pusher.Push(slices.Collect(maps.Keys(d.members)), notify.Update{Seq: d.seq, Change: plan.Added, Generation: d.world.Generation})
 	}
 	d.publish()
 }
 
-func (d *testDriver) Reported(_ identity.Subject, r rendezvous.Report, generation, commits uint64, noted func()) {
+func (d *testDriver) Reported(_ identity.Subject, r line.Report, generation, commits uint64, noted func()) {
 	defer noted()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,19 +135,27 @@ func (d *testDriver) BackendReported(_ identity.Subject, generation uint64, back
 	}
 }
 
+func (*testDriver) FailureReported(_ identity.Subject, _ string, noted func()) { noted() }
+func (*testDriver) Beaten(identity.Subject, line.Beat)                         {}
+func (*testDriver) Located(identity.Subject, line.StacksLine)                  {}
+
+func (d *testDriver) Heard(from identity.Subject, h line.Heard) {
+	d.pusher.Heard(from.Incarnation, h.Seq, notify.Known{Generation: h.LostGeneration, Ranks: h.LostRanks}, h.Again)
+}
+
 // lost removes a worker.
 func (d *testDriver) lost(incarnation string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.pusher.Forget(incarnation)
-	delete(d.targets, incarnation)
+	delete(d.members, incarnation)
 	delete(d.joined, incarnation)
 	d.wanted = slices.DeleteFunc(d.wanted, func(o string) bool { return o == incarnation })
 	d.publish()
 }
 
 func (d *testDriver) publish() {
-	members, root, slots := []rendezvous.Member(nil), -1, []plan.Slot(nil)
+	members, root, slots := []line.Member(nil), -1, []plan.Slot(nil)
 	for r, name := range d.wanted {
 		j, here := d.joined[name]
 		if !here {
@@ -152,7 +164,7 @@ func (d *testDriver) publish() {
 		if root < 0 && j.HoldsState {
 			root = r
 		}
-		members = append(members, rendezvous.Member{Incarnation: name, DataAddrs: j.DataAddrs})
+		members = append(members, line.Member{Incarnation: name, DataAddrs: j.DataAddrs})
 		slots = append(slots, plan.Slot{
 			SlotID: plan.SlotID{Host: "h", Index: r}, Rank: r, LocalRank: r, LocalSize: len(d.wanted), CrossSize: 1,
 		})
@@ -170,7 +182,7 @@ func TestDrivenJob(t *testing.T) {
 	var mu sync.Mutex
 	var run func(name string, index int)
 	run = func(name string, index int) {
-		m, err := newDriven(d.env(name, index), identity.Network{}, nil)
+		m, err := d.driven(name, index)
 		if err != nil {
 			t.Error(err)
 			return
@@ -234,11 +246,11 @@ func TestDrivenJob(t *testing.T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, want := range []struct {
-		what       rendezvous.Report
+		what       line.Report
 		generation uint64
 	}{
-		{rendezvous.Committed, 1}, {rendezvous.Committed, 2}, {rendezvous.Committed, 3},
-		{rendezvous.Leaving, 2}, {rendezvous.Done, 3},
+		{line.Committed, 1}, {line.Committed, 2}, {line.Committed, 3},
+		{line.Leaving, 2}, {line.Done, 3},
 	} {
 		if !slices.ContainsFunc(d.reports, func(r report) bool { return r.what == want.what && r.generation == want.generation }) {
 			t.Errorf("no report of %v in generation %d: %v", want.what, want.generation, d.reports)
@@ -254,11 +266,7 @@ func TestDrivenJob(t *testing.T) {
 func (d *testDriver) tell(generation uint64, ranks ...int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var all []notify.Target
-	for _, t := range d.targets {
-		all = append(all, t)
-	}
-	d.pusher.PushLoss(all, notify.Loss{Generation: generation, Ranks: ranks})
+	d.pusher.PushLoss(slices.Collect(maps.Keys(d.members)), notify.Loss{Generation: generation, Ranks: ranks})
 }
 
 // A peer stops responding while its connections stay open: an operation that waits for it ends when
@@ -269,7 +277,7 @@ func TestLossIsTold(t *testing.T) {
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index), identity.Network{}, nil)
+			m, err := d.driven(name, index)
 			if err == nil {
 				workers[index], err = newWorker(context.Background(), m).arrive(context.Background())
 			}
@@ -301,14 +309,14 @@ func TestLossIsTold(t *testing.T) {
 // a worker often gets the report in the next one only.
 func TestLossWhileConnecting(t *testing.T) {
 	d := newTestDriver(t, "a", "b", "c")
-	silent, err := newDriven(d.env("c", 2), identity.Network{}, nil)
+	silent, err := d.driven("c", 2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index), identity.Network{}, nil)
+			m, err := d.driven(name, index)
 			if err != nil {
 				t.Error(err)
 				return
@@ -329,7 +337,7 @@ func TestLossWhileConnecting(t *testing.T) {
 			}
 		})
 	}
-	if _, err := silent.join(t.Context(), rendezvous.Joining{}); err != nil {
+	if _, err := silent.join(t.Context(), line.Joining{}); err != nil {
 		t.Error(err)
 	}
 	d.mu.Lock()
@@ -348,7 +356,7 @@ func TestDeathBeforeConnect(t *testing.T) {
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
-			m, err := newDriven(d.env(name, index), identity.Network{}, nil)
+			m, err := d.driven(name, index)
 			if err != nil {
 				t.Error(err)
 				return
@@ -367,11 +375,11 @@ func TestDeathBeforeConnect(t *testing.T) {
 			}
 		})
 	}
-	m, err := newDriven(d.env("c", 2), identity.Network{}, nil)
+	m, err := d.driven("c", 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w, err := m.join(t.Context(), rendezvous.Joining{}); err != nil || w.Rank != 2 {
+	if w, err := m.join(t.Context(), line.Joining{}); err != nil || w.Rank != 2 {
 		t.Errorf("%+v, %v", w, err)
 	}
 	if err := m.close(); err != nil {
@@ -387,7 +395,7 @@ func TestLogUnconnected(t *testing.T) {
 		log, hook := logtest.NewNullLogger()
 		log.SetLevel(logrus.DebugLevel)
 		w := &Worker{log: log}
-		world := rendezvous.World{World: plan.World{Generation: 4, Slots: make([]plan.Slot, 3)}, Rank: rank}
+		world := line.World{World: plan.World{Generation: 4, Slots: make([]plan.Slot, 3)}, Rank: rank}
 		w.logUnconnected(world, &collective.AbortedError{Generation: 4, Dead: []int{0}, Cause: errors.New("refused")})
 		said, err := hook.LastEntry().String()
 		if err != nil || hook.LastEntry().Level != want || !strings.Contains(said, "refused") || !strings.Contains(said, "generation=4") {
@@ -396,9 +404,23 @@ func TestLogUnconnected(t *testing.T) {
 	}
 }
 
+// TestInitByTheEnvironment: a process that has not inherited its socket finds the launcher's door.
 func TestInitByTheEnvironment(t *testing.T) {
 	d := newTestDriver(t, "a")
-	for _, pair := range d.env("a", 0).Environ() {
+	own, err := d.authority.Issue(identity.Subject{Role: identity.Agent, Host: "h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	door, err := server.OpenDoor(d.lines, identity.Network{}, "127.0.0.1:0", own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer door.Close()
+	env := d.env("a", 0)
+	env.LauncherAddr = door.Addr()
+	process := d.run(env)
+	defer process.Close()
+	for _, pair := range env.Environ() {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)
 	}
@@ -415,9 +437,11 @@ func TestInitByTheEnvironment(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
+	process.Close()
+	d.talking.Wait() // what it has said is heard before its end
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if want := []report{{rendezvous.Leaving, 1, 0}}; !slices.Equal(d.reports, want) {
+	if want := []report{{line.Leaving, 1, 0}}; !slices.Equal(d.reports, want) {
 		t.Errorf("said %v, want %v", d.reports, want)
 	}
 }
@@ -426,7 +450,7 @@ func TestInitRefusesABadEnvironment(t *testing.T) {
 	d := newTestDriver(t)
 	for name, change := range map[string]func(*plan.Worker){
 		"elastic: credentials":              func(w *plan.Worker) { w.Credentials = "none" },
-		"elastic: driver nowh":              func(w *plan.Worker) { w.DriverAddr = "nowhere" },
+		"elastic: launcher nowh":            func(w *plan.Worker) { w.LauncherAddr = "nowhere" },
 		"elastic: HVD_COLLECTIVE_ALGORITHM": func(w *plan.Worker) { w.Algorithm = "fastest" },
 	} {
 		env := d.env("a", 0)
@@ -435,7 +459,7 @@ func TestInitRefusesABadEnvironment(t *testing.T) {
 			t.Errorf("%s…: %v", name, err)
 		}
 	}
-	t.Setenv("HVD_DRIVER_ADDR", d.addr)
+	t.Setenv("HVD_LAUNCHER_ADDR", "127.0.0.1:1")
 	if _, err := Init(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "elastic: environment: ") {
 		t.Errorf("half an environment: %v", err)
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // reportTimeout limits reports of the last checkpoint to the driver. It leaves a driver time to
@@ -65,10 +65,10 @@ func (s *State) writeLast(lost error) error {
 	if lost == nil && c.has(held.Number()) {
 		return nil
 	}
-	s.worker.doing.enter(rendezvous.Saving)
+	s.worker.doing.enter(line.Saving)
 	s.worker.doing.last.Store(&c.bytes)
 	defer s.worker.doing.last.Store(nil)
-	s.reportLast(rendezvous.Writing) // before any wait: it keeps the driver from killing this process
+	s.reportLast(line.Writing) // before any wait: it keeps the driver from killing this process
 	c.writing.Wait()
 	var err error
 	if !c.has(held.Number()) {
@@ -76,12 +76,12 @@ func (s *State) writeLast(lost error) error {
 		c.end(held.Number(), err)
 	}
 	if err = errors.Join(lost, err); err == nil {
-		s.reportLast(rendezvous.Written)
+		s.reportLast(line.Written)
 		return nil
 	}
 	failed := &CheckpointError{Commit: s.commits, Dir: c.Dir, Err: err}
 	s.worker.log.Error(failed)
-	s.reportLast(rendezvous.NotWritten)
+	s.reportLast(line.NotWritten)
 	return failed
 }
 
@@ -97,7 +97,7 @@ func (s *State) writeSnapshot(held *snapshot.Snapshot) error {
 }
 
 // reportLast reports to the driver. A failure is only logged.
-func (s *State) reportLast(r rendezvous.Report) {
+func (s *State) reportLast(r line.Report) {
 	if s.worker.run.deserted {
 		return
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -54,7 +54,7 @@ func (c *crew) member(replicas int, more ...Part) *crewMember {
 	m := &crewMember{rng: rand.NewPCG(1, 2), tags: map[string]int{}}
 	m.w = &Worker{meeting: &seated{}, log: c.log, replicas: replicas}
 	m.w.reports.ctx, m.w.reports.stop = context.WithCancel(context.Background())
-	m.w.member.Store(&membership{slot: plan.Slot{}, world: rendezvous.World{World: plan.World{Slots: make([]plan.Slot, 1)}}})
+	m.w.member.Store(&membership{slot: plan.Slot{}, world: line.World{World: plan.World{Slots: make([]plan.Slot, 1)}}})
 	m.state = NewState(m.w, append(more, Value("step", &m.step), Local("shard", &m.shard), Local("count", &m.count), Local("rng", m.rng), Local("tags", &m.tags),
 		Local("sum", &m.sum, Redistribute(func(pieces []Piece[[]int], rank, size int) ([]int, error) {
 			all := []int{}
@@ -90,7 +90,7 @@ func (c *crew) world(root int, hosts []string, members ...*crewMember) {
 		slots[r] = plan.Slot{SlotID: plan.SlotID{Host: hosts[r]}, Rank: r}
 	}
 	for r, g := range collective.Local(len(members)) {
-		world := rendezvous.World{World: plan.World{Generation: c.generation, Slots: slots}, Rank: r, SyncRoot: root}
+		world := line.World{World: plan.World{Generation: c.generation, Slots: slots}, Rank: r, SyncRoot: root}
 		members[r].w.member.Store(&membership{world: world, slot: slots[r], group: g, unwatch: func() {}})
 	}
 	onAll(c.t, len(members), func(r int) error { return members[r].state.Sync(c.t.Context()) })
@@ -528,7 +528,7 @@ func benchmarkLocalCommit(b *testing.B, size int, isLocal bool, replicas, change
 	states, data := make([]*State, 2), make([][]byte, 2)
 	slots := []plan.Slot{{SlotID: plan.SlotID{Host: "a"}}, {SlotID: plan.SlotID{Host: "b"}, Rank: 1}}
 	for r, g := range groups {
-		world := rendezvous.World{World: plan.World{Generation: 1, Slots: slots}, Rank: r}
+		world := line.World{World: plan.World{Generation: 1, Slots: slots}, Rank: r}
 		w, err := newWorker(b.Context(), &still{world: world, group: g}).arrive(b.Context())
 		if err != nil {
 			b.Fatal(err)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // The sync root does not have the Local pieces of other ranks, so ranks keep copies for each other.
@@ -126,7 +126,7 @@ func (l *locals) keepOnly(ids ...saveID) {
 }
 
 // next returns the ID of the next save in w.
-func (l *locals) next(w rendezvous.World) saveID {
+func (l *locals) next(w line.World) saveID {
 	if l.last.Generation != w.Generation {
 		l.last = saveID{Generation: w.Generation}
 		l.to = keepers(hostsOf(w.World), w.Rank, l.replicas)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 var (
@@ -81,7 +81,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 			term.end()
 		}
 	}()
-	defer s.worker.doing.enter(rendezvous.Outside)
+	defer s.worker.doing.enter(line.Outside)
 	defer func() { err = s.finish(err) }() // before term.end: SIGTERM must not end the process while it writes
 	defer func() {
 		if err != nil {
@@ -235,7 +235,7 @@ func (r *runner) begin() error {
 
 // sync synchronises the state with the root, or restores the last commit if that fails.
 func (r *runner) sync() error {
-	r.worker.doing.enter(rendezvous.Syncing)
+	r.worker.doing.enter(line.Syncing)
 	err := r.state.Sync(r.ctx)
 	if err != nil {
 		return r.rollBack(err)
@@ -277,7 +277,7 @@ func (r *runner) trainOnce() error {
 	if err := collective.AllReduce(r.ctx, r.worker.group(), make([]uint64, 3), collective.Max); err != nil {
 		return err
 	}
-	err := r.worker.meeting.Report(r.ctx, rendezvous.Done, r.worker.Generation(), r.state.commits)
+	err := r.worker.meeting.Report(r.ctx, line.Done, r.worker.Generation(), r.state.commits)
 	if err != nil {
 		return fmt.Errorf("elastic: training is done, but reporting it to the driver failed: %w", err)
 	}
@@ -324,7 +324,7 @@ func (r *runner) reset(cause error) error {
 	if r.worker.run.deserted {
 		return r.worker.endWithoutDriver(r.worker.Rank() == 0)
 	}
-	err := r.worker.enter(r.ctx, left, rendezvous.Joining{
+	err := r.worker.enter(r.ctx, left, line.Joining{
 		After:      r.worker.Generation(),
 		Commits:    r.state.commits,
 		HoldsState: r.state.holds,
@@ -350,7 +350,7 @@ func (r *runner) reset(cause error) error {
 			return err
 		}
 	}
-	r.worker.doing.enter(rendezvous.Resetting)
+	r.worker.doing.enter(line.Resetting)
 	for _, f := range r.state.onReset {
 		if err := f(); err != nil {
 			return r.undo(err)

@@ -15,7 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -27,28 +27,28 @@ type script struct {
 	done     error   // of a report of Done
 
 	update   notify.Update
-	joinings []rendezvous.Joining
+	joinings []line.Joining
 	reports  chan report // buffered
 	failure  string
 	closed   int
 }
 
 type report struct {
-	what                rendezvous.Report
+	what                line.Report
 	generation, commits uint64
 }
 
 func newScript() *script { return &script{reports: make(chan report, 100)} }
 
-func (m *script) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+func (m *script) join(ctx context.Context, j line.Joining) (line.World, error) {
 	m.joinings = append(m.joinings, j)
 	if n := len(m.joinings) - 2; n >= 0 {
-		err := rendezvous.ErrFinished
+		err := line.ErrFinished
 		if n < len(m.joins) {
 			err = m.joins[n]
 		}
 		if err != nil {
-			return rendezvous.World{}, err
+			return line.World{}, err
 		}
 	}
 	w, err := solo{}.join(ctx, j)
@@ -56,7 +56,7 @@ func (m *script) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 	return w, err
 }
 
-func (m *script) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
+func (m *script) connect(ctx context.Context, w line.World) (*collective.Group, error) {
 	if len(m.connects) > 0 {
 		err := m.connects[0]
 		if m.connects = m.connects[1:]; err != nil {
@@ -66,9 +66,9 @@ func (m *script) connect(ctx context.Context, w rendezvous.World) (*collective.G
 	return solo{}.connect(ctx, w)
 }
 
-func (m *script) Report(_ context.Context, r rendezvous.Report, generation, commits uint64) error {
+func (m *script) Report(_ context.Context, r line.Report, generation, commits uint64) error {
 	m.reports <- report{r, generation, commits}
-	if r == rendezvous.Done {
+	if r == line.Done {
 		return m.done
 	}
 	return nil
@@ -203,8 +203,8 @@ func TestInitJoinsAgainWhereConnectFails(t *testing.T) {
 
 func TestInitDismissed(t *testing.T) {
 	for _, test := range []struct{ given, want error }{
-		{fmt.Errorf("dismissed: %w", rendezvous.ErrRemoved), ErrRemoved},
-		{rendezvous.ErrFinished, ErrFinished},
+		{fmt.Errorf("dismissed: %w", line.ErrRemoved), ErrRemoved},
+		{line.ErrFinished, ErrFinished},
 		{errGone, errGone},
 	} {
 		m := newScript()
@@ -268,7 +268,7 @@ func TestRunGoesOn(t *testing.T) {
 	if want := []int{10, 10, 13, 23}; !slices.Equal(began, want) || step != 24 || s.Commits() != 4 || resets != 4 {
 		t.Errorf("training began at %v, want %v; step %d, commit %d, %d resets", began, want, step, s.Commits(), resets)
 	}
-	for i, want := range []rendezvous.Joining{
+	for i, want := range []line.Joining{
 		{},
 		{After: 1, HoldsState: true},
 		{After: 2, Commits: 3, HoldsState: true},
@@ -290,7 +290,7 @@ func TestRunGoesOn(t *testing.T) {
 	slices.SortFunc(said, func(a, b report) int {
 		return int(a.what)*100 + int(a.generation) - int(b.what)*100 - int(b.generation)
 	})
-	want := []report{{rendezvous.Done, 5, 4}, {rendezvous.Committed, 2, 1}, {rendezvous.Committed, 5, 4}}
+	want := []report{{line.Done, 5, 4}, {line.Committed, 2, 1}, {line.Committed, 5, 4}}
 	if !slices.Equal(said, want) {
 		t.Errorf("said %v, want %v", said, want)
 	}
@@ -305,18 +305,18 @@ func TestRunEnds(t *testing.T) {
 		train func(ctx context.Context, end context.CancelFunc, s *State, step *int) error
 		want  error
 		step  int
-		said  []rendezvous.Report
+		said  []line.Report
 	}{
 		"training is done": {
 			train: func(_ context.Context, _ context.CancelFunc, _ *State, step *int) error { *step = 1; return nil },
-			step:  1, said: []rendezvous.Report{rendezvous.Done},
+			step:  1, said: []line.Report{line.Done},
 		},
 		"an error of training": {
 			train: func(_ context.Context, _ context.CancelFunc, _ *State, step *int) error { *step = 1; return errUser },
-			want:  errUser, step: 1, said: []rendezvous.Report{rendezvous.Leaving},
+			want:  errUser, step: 1, said: []line.Report{line.Leaving},
 		},
 		"removed": {
-			joins: []error{rendezvous.ErrRemoved},
+			joins: []error{line.ErrRemoved},
 			train: func(_ context.Context, _ context.CancelFunc, _ *State, step *int) error {
 				*step = 1
 				return &HostsUpdatedError{Change: plan.Removed}
@@ -324,27 +324,27 @@ func TestRunEnds(t *testing.T) {
 			want: ErrRemoved, step: 1,
 		},
 		"the job is done without it": {
-			joins: []error{rendezvous.ErrFinished},
+			joins: []error{line.ErrFinished},
 			train: func(_ context.Context, _ context.CancelFunc, _ *State, step *int) error { *step = 1; return errGone },
 			want:  ErrFinished,
 		},
 		"the driver is gone": {
 			joins: []error{errUser},
 			train: func(context.Context, context.CancelFunc, *State, *int) error { return errGone },
-			want:  errUser, said: []rendezvous.Report{rendezvous.Leaving},
+			want:  errUser, said: []line.Report{line.Leaving},
 		},
 		"the driver does not hear that it is done": {
 			done:  errUser,
 			train: func(context.Context, context.CancelFunc, *State, *int) error { return nil },
-			want:  errUser, said: []rendezvous.Report{rendezvous.Done, rendezvous.Leaving},
+			want:  errUser, said: []line.Report{line.Done, line.Leaving},
 		},
 		"the context ends": {
 			joins: []error{nil, nil},
 			train: func(_ context.Context, end context.CancelFunc, s *State, _ *int) error { end(); return errGone },
-			want:  context.Canceled, said: []rendezvous.Report{rendezvous.Leaving},
+			want:  context.Canceled, said: []line.Report{line.Leaving},
 		},
 		"the last barrier breaks, and the job is done": {
-			joins: []error{rendezvous.ErrFinished},
+			joins: []error{line.ErrFinished},
 			train: func(_ context.Context, _ context.CancelFunc, s *State, step *int) error {
 				*step = 1
 				s.worker.Group().Abort(errUser)
@@ -360,10 +360,10 @@ func TestRunEnds(t *testing.T) {
 				}
 				return nil
 			},
-			step: 1, said: []rendezvous.Report{rendezvous.Done},
+			step: 1, said: []line.Report{line.Done},
 		},
 		"the last barrier breaks, and there is no place": {
-			joins: []error{rendezvous.ErrRemoved},
+			joins: []error{line.ErrRemoved},
 			train: func(_ context.Context, _ context.CancelFunc, s *State, _ *int) error {
 				s.worker.Group().Abort(errUser)
 				return nil
@@ -390,7 +390,7 @@ func TestRunEnds(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			var said []rendezvous.Report
+			var said []line.Report
 			for _, r := range m.said() {
 				said = append(said, r.what)
 			}
@@ -478,7 +478,7 @@ func TestRunFreesThePeers(t *testing.T) {
 // slow is a meeting whose second world takes long.
 type slow struct{ solo }
 
-func (slow) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+func (slow) join(ctx context.Context, j line.Joining) (line.World, error) {
 	if j.After > 0 {
 		<-time.After(17 * time.Second)
 	}
@@ -520,7 +520,7 @@ func TestLongWaitsAreLogged(t *testing.T) {
 // An unreachable driver delays Close by its grace period at most.
 type deaf struct{ solo }
 
-func (deaf) Report(ctx context.Context, _ rendezvous.Report, _, _ uint64) error {
+func (deaf) Report(ctx context.Context, _ line.Report, _, _ uint64) error {
 	<-ctx.Done()
 	return ctx.Err()
 }

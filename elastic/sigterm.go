@@ -9,7 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // sameRequest is the time after a SIGTERM in which further ones count as the same request: systemd
@@ -181,7 +182,10 @@ func (h *termHandler) report() {
 	if w.isOver() {
 		return
 	}
-	err := w.meeting.Report(h.ctx, rendezvous.Draining, w.Generation(), 0)
+	err := w.meeting.Report(h.ctx, line.Draining, w.Generation(), 0)
+	for err == nil && !w.meeting.Connected(h.ctx) { // the launcher has it, and the driver may come
+		err = retry.Pause(h.ctx, aloneAfter/10)
+	}
 	if err == nil {
 		now := time.Now()
 		h.acknowledged.Store(&now)

@@ -12,8 +12,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
-	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/test/sandbox"
@@ -24,9 +23,9 @@ import (
 func (d *testDriver) leave(incarnation string, generation uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.server.Dismiss(incarnation, rendezvous.ErrRemoved)
+	d.server.Dismiss(incarnation, line.ErrRemoved)
 	d.seq++
-	d.pusher.Push([]notify.Target{d.targets[incarnation]}, notify.Update{Seq: d.seq, Change: plan.Removed, Generation: generation})
+	d.pusher.Push([]string{incarnation}, notify.Update{Seq: d.seq, Change: plan.Removed, Generation: generation})
 }
 
 func (d *testDriver) heard(r report) bool {
@@ -54,7 +53,7 @@ func TestAskedToLeave(t *testing.T) {
 			t.Fatal("the program does not get its signal")
 		}
 	}
-	m, err := newDriven(d.env("a", 0), identity.Network{}, nil)
+	m, err := d.driven("a", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +62,7 @@ func TestAskedToLeave(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.driven = true
-	asked := report{rendezvous.Draining, 1, 0}
+	asked := report{line.Draining, 1, 0}
 	ask()
 	steps := 0
 	s := NewState(w, Value("steps", &steps))
@@ -94,7 +93,7 @@ func TestAskedToLeave(t *testing.T) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n := len(slices.DeleteFunc(d.reports, func(r report) bool { return r.what != rendezvous.Draining })); n != 1 {
+	if n := len(slices.DeleteFunc(d.reports, func(r report) bool { return r.what != line.Draining })); n != 1 {
 		t.Errorf("the driver was told %d times", n)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -494,7 +494,7 @@ func (s *State) begin(number uint64, inPlace bool) (_ *snapshot.Pending, err err
 	if !s.catchingUp() { // there the worker joins meanwhile
 		defer s.worker.doing.enter(s.worker.doing.phase())
 		s.worker.run.commit = number
-		s.worker.doing.enter(rendezvous.Saving)
+		s.worker.doing.enter(line.Saving)
 	}
 	if err := s.settled(); err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -18,19 +18,19 @@ import (
 // still is the meeting of a world that does not change.
 type still struct {
 	solo
-	world  rendezvous.World
+	world  line.World
 	group  *collective.Group
 	update notify.Update
 }
 
-func (m *still) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+func (m *still) join(ctx context.Context, j line.Joining) (line.World, error) {
 	if j.After >= m.world.Generation {
-		return rendezvous.World{}, rendezvous.ErrFinished
+		return line.World{}, line.ErrFinished
 	}
 	return m.world, nil
 }
 
-func (m *still) connect(context.Context, rendezvous.World) (*collective.Group, error) {
+func (m *still) connect(context.Context, line.World) (*collective.Group, error) {
 	return m.group, nil
 }
 
@@ -46,7 +46,7 @@ func stillWorld(t *testing.T, n, root int) []*Worker {
 	}
 	workers := make([]*Worker, n)
 	for r, g := range collective.Local(n) {
-		world := rendezvous.World{World: plan.World{Generation: 3, Slots: slots}, Rank: r, SyncRoot: root, Seq: 5}
+		world := line.World{World: plan.World{Generation: 3, Slots: slots}, Rank: r, SyncRoot: root, Seq: 5}
 		w, err := newWorker(t.Context(), &still{world: world, group: g}).arrive(t.Context())
 		if err != nil {
 			t.Fatal(err)

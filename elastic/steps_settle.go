@@ -8,7 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // A world ends for its ranks in different places of a step. All of them are in the same step or, if
@@ -275,8 +275,8 @@ func (s *Steps[T]) settleApply() error {
 	if s.state.catchUp != nil {
 		s.state.saved.clean = false
 	}
-	s.state.worker.doing.enter(rendezvous.Training)
-	defer s.state.worker.doing.enter(rendezvous.Syncing)
+	s.state.worker.doing.enter(line.Training)
+	defer s.state.worker.doing.enter(line.Syncing)
 	if err := s.applySealed(); err != nil {
 		return err
 	}

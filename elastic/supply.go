@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 const (
@@ -63,7 +63,7 @@ func (d *driven) visited(conn net.Conn) {
 }
 
 // look returns the job's newest world.
-func (d *driven) look(ctx context.Context) (rendezvous.World, error) {
+func (d *driven) look(ctx context.Context) (line.World, error) {
 	look, cancel := context.WithTimeout(ctx, lookBound)
 	defer cancel()
 	return d.Look(look)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -59,7 +59,7 @@ func (r *ring) renew(i, chunks int) {
 func (r *ring) enter(generation uint64, root int) {
 	for i, g := range collective.Local(len(r.workers)) {
 		slots := make([]plan.Slot, len(r.workers))
-		w := rendezvous.World{World: plan.World{Generation: generation, Slots: slots}, Rank: i, SyncRoot: root}
+		w := line.World{World: plan.World{Generation: generation, Slots: slots}, Rank: i, SyncRoot: root}
 		r.workers[i].member.Store(&membership{world: w, group: g})
 	}
 	for _, w := range r.workers {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // ErrRemoved is returned by Init and Run if this worker has no place in the new world. The process
@@ -104,14 +104,14 @@ func (w *Worker) committed(commits uint64) {
 	w.reports.committed = generation
 	w.reports.Go(func() {
 		// Ignored on failure: the report is used for measurements only.
-		_ = w.meeting.Report(w.reports.ctx, rendezvous.Committed, generation, commits)
+		_ = w.meeting.Report(w.reports.ctx, line.Committed, generation, commits)
 	})
 }
 
 // beginTraining records that training begins in the world, or goes on.
 func (w *Worker) beginTraining() {
 	w.run.sound = time.Now()
-	w.doing.enter(rendezvous.Training)
+	w.doing.enter(line.Training)
 	if w.Rank() == 0 {
 		w.doing.hasNews() // the driver counts the time until now as synchronisation
 	}
@@ -192,7 +192,7 @@ func (w *Worker) close() error {
 	if p := w.member.Load(); p != nil {
 		if !over && !w.isOutside() {
 			// Ignored on failure: the driver notices the end of the process.
-			_ = w.meeting.Report(w.reports.ctx, rendezvous.Leaving, p.world.Generation, 0)
+			_ = w.meeting.Report(w.reports.ctx, line.Leaving, p.world.Generation, 0)
 		}
 		if err = p.leave(nil); err != nil {
 			err = fmt.Errorf("elastic: close: %w", err)

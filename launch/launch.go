@@ -61,13 +61,17 @@ type Spec struct {
 	// Talk, if not nil, gives the process one end of a stream socket, as the descriptor that
 	// HVD_WORKER_SOCKET names. As soon as the process runs, Talk is called with the other end, in a
 	// separate goroutine; conn is closed when Talk has returned. After the process has ended, conn
-	// can still be read, and the end is reported when Talk has returned. Run calls cleanup, which
-	// may be nil, before it returns. ctx ends with Run's. Only Local uses it.
+	// can still be read, and the end is reported when Talk has returned. conn may have a method
+	// Ended() <-chan struct{}, whose channel is closed when the process has ended. Run calls
+	// cleanup, which may be nil, before it returns. ctx ends with Run's. Only Local uses it.
 	Talk func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
-	// Calls, if not nil, serves gRPC on conn, the launcher's end of that socket, if the first byte
-	// from the process is not that of a line for Talk: a process that finds HVD_WORKER_CALLS calls
-	// the driver so. It closes conn and returns once conn is closed. Only Local uses it, with Talk.
-	Calls func(ctx context.Context, conn net.Conn)
+	// Line, if not nil, is called by a Teller with each line of the worker for the driver, in
+	// order, after started has returned and before Ended; it must not keep text. noted is called
+	// once the line need not be repeated to another driver. Stream, if not nil, is called by a
+	// Teller with each connection that the worker opens for a protocol other than lines; it closes
+	// conn, and returns when that has ended. Both are called from any goroutine.
+	Line   func(text []byte, noted func())
+	Stream func(protocol string, conn net.Conn)
 	// Stdout and Stderr receive the output as it comes; nil drops it. Each is written by one
 	// goroutine at a time, but both may be written at the same time. Run waits for a Write that
 	// blocks. After a failed Write the rest is dropped.
@@ -95,9 +99,6 @@ type Spec struct {
 	// status 0 by itself and has left others behind, which are killed: each as "sleep, process 7".
 	// Launchers that do not know call nothing.
 	Left func(processes []string)
-	// Unreached, if not nil, is called by launchers that carry the worker's calls to the driver,
-	// where a call has waited for that long, and the driver is not reached for the reason why.
-	Unreached func(why string, waits time.Duration)
 	// Look, if not nil, requests with each value a check whether a signal is ending the process.
 	// Launchers that cannot check ignore it.
 	Look <-chan struct{}

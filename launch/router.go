@@ -7,28 +7,30 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// Router is a Launcher whose workers reach the driver through their agents, and may run on other
-// machines.
+// Router is a Launcher whose workers may run on other machines.
 type Router interface {
 	Launcher
-	// ListenAddr returns the address on which the driver has to listen for its workers, as
-	// net.Listen takes it.
-	ListenAddr() string
-	// Listening sets the port on which the driver listens. It is called before the first Run.
-	Listening(port int)
 	// HostAddr returns an address, or a name, at which the job's other hosts reach the host. It may
 	// block until ctx ends; then it returns the cause.
 	HostAddr(ctx context.Context, host string) (string, error)
 }
 
-// Widener is a Router whose workers may all be on this machine at first: ListenAddr is a loopback
-// address then.
+// Teller is a Launcher that has the lines of its workers: it calls Spec.Line and Spec.Stream, and
+// not Spec.Talk.
+type Teller interface {
+	Launcher
+	// Tell passes a line, and tail, which follows it, on to workers, by incarnation. Of a world,
+	// ranks are those of the workers; nil: the line is the same for all. It does not block. A line
+	// may be lost; then Spec.Line is called with what the worker waits for. Tell keeps the slices.
+	Tell(workers []string, ranks []uint32, text, tail []byte)
+}
+
+// Widener is a Router whose workers may all be on this machine at first.
 type Widener interface {
 	Router
-	// Widen sets the function that the Widener calls, at most once, before a worker on another
-	// machine has to reach the driver: it makes the driver listen on other addresses too, and
-	// returns the port there. Widen is called before the first Run, and may call open itself.
-	Widen(open func() (port int, err error))
+	// Widen sets the function that the Widener calls, at most once, before the first worker on
+	// another machine is started. Widen is called before the first Run, and may call it itself.
+	Widen(widen func())
 }
 
 // Prober is a Launcher that can find out where its workers are, without their help.

@@ -19,26 +19,25 @@ import (
 type talk struct {
 	ours  *nearEnd
 	with  func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
-	calls func(ctx context.Context, conn net.Conn) // nil: none are served
-	over  sync.WaitGroup                           // with runs
-	clean func()                                   // what it has returned; may be nil
+	over  sync.WaitGroup // with runs
+	clean func()         // what it has returned; may be nil
+
+	ending sync.Once
 }
 
 // nearEnd is the launcher's end of the socket.
 type nearEnd struct {
 	*net.UnixConn
-	first  []byte        // has been read ahead
 	closed chan struct{} // closed when the process has closed its end
 	once   sync.Once
+	ended  chan struct{} // closed when the process has ended
 }
+
+// Ended returns a channel that is closed when the process has ended, or was not started.
+func (e *nearEnd) Ended() <-chan struct{} { return e.ended }
 
 // Read implements net.Conn.
 func (e *nearEnd) Read(b []byte) (int, error) {
-	if len(e.first) > 0 && len(b) > 0 {
-		n := copy(b, e.first)
-		e.first = e.first[n:]
-		return n, nil
-	}
 	n, err := e.UnixConn.Read(b)
 	if err != nil {
 		e.once.Do(func() { close(e.closed) })
@@ -46,20 +45,12 @@ func (e *nearEnd) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// isHTTP2 waits for the first byte from the process, and returns whether HTTP/2 begins with it.
-func (e *nearEnd) isHTTP2() bool {
-	first := make([]byte, 1)
-	n, err := e.Read(first)
-	e.first = first[:n]
-	return err == nil && first[0] == 'P'
-}
-
 // newTalk makes the socket of a process, where s asks for one, and appends the descriptor of the
 // process's end to files, which become its descriptors. It returns the process's environment. There
 // is no socket where the kernel permits none.
 func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	env := slices.DeleteFunc(plan.WithNode(lastOfEach(s.Env), os.Environ(), s.As == nil), func(entry string) bool { // that of this process
-		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=") || strings.HasPrefix(entry, plan.EnvWorkerCalls+"=")
+		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=")
 	})
 	if s.Prepare != nil {
 		env = s.Prepare(env)
@@ -75,6 +66,9 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	case err != nil:
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
+	// By this name the worker sees that the descriptor is this socket. Without it, it does not use
+	// the socket.
+	_ = unix.Bind(ends[0], &unix.SockaddrUnix{Name: plan.SocketName(s.Incarnation)})
 	*files = append(*files, uintptr(ends[1])) // closed with the others
 	f := os.NewFile(uintptr(ends[0]), "worker socket")
 	defer f.Close()
@@ -83,24 +77,13 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 		return nil, nil, err
 	}
 	env = append(env, plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
-	if s.Calls != nil {
-		var is unix.Stat_t
-		if err := unix.Fstat(ends[1], &is); err != nil {
-			return nil, nil, os.NewSyscallError("fstat", err)
-		}
-		env = append(env, plan.EnvWorkerCalls+"="+strconv.FormatUint(is.Ino, 10))
-	}
-	return &talk{ours: &nearEnd{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{})}, with: s.Talk, calls: s.Calls}, env, nil
+	return &talk{ours: &nearEnd{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{}), ended: make(chan struct{})}, with: s.Talk}, env, nil
 }
 
 func (t *talk) start(ctx context.Context, pid int) {
 	if t != nil {
 		t.over.Go(func() {
-			if t.calls != nil && t.ours.isHTTP2() {
-				t.calls(ctx, t.ours)
-			} else {
-				t.clean = t.with(ctx, pid, t.ours)
-			}
+			t.clean = t.with(ctx, pid, t.ours)
 			_ = t.ours.Close()
 		})
 	}
@@ -119,6 +102,7 @@ func (t *talk) end() {
 	if t == nil {
 		return
 	}
+	t.ending.Do(func() { close(t.ours.ended) })
 	// What is in the socket can still be read. Children of the process may hold its end. Errors:
 	// the talk is over.
 	_ = t.ours.CloseRead()

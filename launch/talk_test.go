@@ -25,6 +25,9 @@ func TestTalk(t *testing.T) {
 			if pid <= 0 {
 				t.Errorf("process %d", pid)
 			}
+			if at := conn.LocalAddr().String(); at != plan.SocketName("talks") {
+				t.Errorf("the launcher's end is %q", at)
+			}
 			if _, err := conn.Write([]byte("hello\n")); err != nil {
 				t.Error(err)
 			}
@@ -77,58 +80,15 @@ func TestTalkOfNobody(t *testing.T) {
 	}
 }
 
-// TestCalls: a process whose first byte is that of HTTP/2 speaks with Calls, and another with Talk.
-// Both find the inode of their socket; a process finds none where no calls are taken.
-func TestCalls(t *testing.T) {
-	for _, tt := range []struct {
-		says, want, prints string
-		calls              bool
-	}{
-		{"PRI", "calls: PRI", "the same\n", true},
-		{"{}", "talk: {}", "the same\n", true},
-		{"PRI", "talk: PRI", "none\n", false},
-		{"", "talk: ", "the same\n", true},
-	} {
-		var heard string
-		var out bytes.Buffer
-		all := func(by string, conn net.Conn) {
-			text, err := io.ReadAll(conn)
-			if err != nil {
-				t.Error(err)
-			}
-			heard = by + string(text)
-		}
-		spec := &launch.Spec{
-			Command: []string{"sh", "-c", `printf "$1" >&3
-				case ${HVD_WORKER_CALLS-none} in none) echo none;; $(stat -Lc %i /proc/self/fd/3)) echo the same;; *) echo another;; esac`, "sh", tt.says},
-			Env: []string{"PATH=/usr/bin:/bin", plan.EnvWorkerCalls + "=7"}, Stdout: &out,
-			Talk: func(_ context.Context, _ int, conn net.Conn) func() {
-				all("talk: ", conn)
-				return nil
-			},
-		}
-		if tt.calls {
-			spec.Calls = func(_ context.Context, conn net.Conn) { all("calls: ", conn) }
-		}
-		if err := (launch.Local{}).Run(t.Context(), spec, nil); err != nil {
-			t.Fatal(err)
-		}
-		if heard != tt.want || out.String() != tt.prints {
-			t.Errorf("%q with calls %v: %q, and it prints %q", tt.says, tt.calls, heard, out.String())
-		}
-	}
-}
-
 // TestEachVariableOnce: a worker finds no variable twice: programs differ in which one they take.
 func TestEachVariableOnce(t *testing.T) {
 	home := t.TempDir()
 	mine := []string{"PATH=/usr/bin:/bin", "HOME=" + home, "PYTHONPATH=/mine", "PYTHONPATH=/other",
-		plan.EnvWorkerSocket + "=7", plan.EnvWorkerCalls + "=7", "HVD_INCARNATION=old", "HVD_INCARNATION=once"}
+		plan.EnvWorkerSocket + "=7", "HVD_INCARNATION=old", "HVD_INCARNATION=once"}
 	var out bytes.Buffer
 	err := launch.Local{}.Run(t.Context(), &launch.Spec{
 		Incarnation: "once", Command: []string{"cat", "/proc/self/environ"}, Env: mine, Stdout: &out,
 		Talk:    func(context.Context, int, net.Conn) func() { return nil },
-		Calls:   func(_ context.Context, conn net.Conn) {},
 		Prepare: func(env []string) []string { return python.Environ(env, "cat", false, nil) },
 	}, nil)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Worker is the content of a worker's environment: its identity, the driver's address, and its
-// place in the world for which it was started, which later worlds do not change.
+// Worker is the content of a worker's environment: its identity, its launcher's address, and
+// its place in the world for which it was started, which later worlds do not change.
 type Worker struct {
 	// RunID identifies the job and Incarnation this process; the next worker of the slot has
 	// another incarnation.
@@ -26,12 +26,9 @@ type Worker struct {
 	GroupRank, GroupSize int
 	// Elastic: the world may change.
 	Elastic bool
-	// DriverAddr is the address of the rendezvous, host:port.
-	DriverAddr string
-	// DriverDirect is the driver's own address where DriverAddr is that of the agent and the driver
-	// is on the same machine; "" elsewhere. The agent sets it. Another driver of the job may be at
-	// another address.
-	DriverDirect string
+	// LauncherAddr is the address of the launcher's door, host:port, for what does not go by the
+	// inherited socket. The launcher sets it.
+	LauncherAddr string
 	// Credentials are the worker's encoded credentials, one line of text. They are secret and must
 	// not be logged.
 	Credentials string
@@ -100,8 +97,7 @@ const (
 
 	EnvRunID             = "HVD_RUN_ID"
 	EnvSlot              = "HVD_SLOT"
-	EnvDriverAddr        = "HVD_DRIVER_ADDR"
-	EnvDriverDirect      = "HVD_DRIVER_DIRECT"
+	EnvLauncherAddr      = "HVD_LAUNCHER_ADDR"
 	EnvIncarnation       = "HVD_INCARNATION"
 	EnvCredentials       = "HVD_CREDENTIALS"
 	EnvEncryptData       = "HVD_ENCRYPT_DATA"
@@ -129,10 +125,6 @@ const (
 	// EnvWorkerSocket is the number of the descriptor by which a program in any language speaks
 	// with the launcher: see docs/reference/worker-protocol.md. The launcher sets it.
 	EnvWorkerSocket = "HVD_WORKER_SOCKET"
-
-	// EnvWorkerCalls is the inode of that socket, if the launcher also takes calls for the driver
-	// there: a program of package elastic makes them so. The launcher sets it.
-	EnvWorkerCalls = "HVD_WORKER_CALLS"
 
 	// EnvNoPythonPath, if it is 1, keeps hvdrun's package for Python out of PYTHONPATH.
 	EnvNoPythonPath = "HVD_NO_PYTHON_PATH"
@@ -181,8 +173,7 @@ func (w Worker) Environ() []string {
 
 	text(EnvRunID, w.RunID)
 	number(EnvSlot, w.Slot.Index)
-	text(EnvDriverAddr, w.DriverAddr)
-	text(EnvDriverDirect, w.DriverDirect)
+	text(EnvLauncherAddr, w.LauncherAddr)
 	text(EnvIncarnation, w.Incarnation)
 	text(EnvCredentials, w.Credentials)
 	text(EnvEncryptData, flag(w.EncryptData))
@@ -202,11 +193,11 @@ func (w Worker) Environ() []string {
 }
 
 // WorkerFromEnv parses the variables of Environ; lookup is os.LookupEnv or similar. It returns
-// false if hvdrun did not start this process, that is if HVD_DRIVER_ADDR is missing or empty; where
-// torchrun has started it as one of several, that is an error, since each would train alone. Errors
-// name the variable.
+// false if hvdrun did not start this process, that is if HVD_LAUNCHER_ADDR is missing or empty;
+// where torchrun has started it as one of several, that is an error, since each would train alone.
+// Errors name the variable.
 func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
-	if addr, _ := lookup(EnvDriverAddr); addr == "" {
+	if addr, _ := lookup(EnvLauncherAddr); addr == "" {
 		_, torch := lookup("TORCHELASTIC_RUN_ID")
 		if size, _ := lookup("WORLD_SIZE"); torch && size != "" && size != "1" {
 			return Worker{}, false, fmt.Errorf("plan: this process was started as one of %s (WORLD_SIZE) that torchrun, or --restart-workers, "+
@@ -216,8 +207,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	}
 	r := envReader{lookup: lookup}
 	var w Worker
-	w.DriverAddr = r.text(EnvDriverAddr)
-	w.DriverDirect, _ = lookup(EnvDriverDirect)
+	w.LauncherAddr = r.text(EnvLauncherAddr)
 	w.RunID = r.text(EnvRunID)
 	w.Incarnation = r.text(EnvIncarnation)
 	w.Credentials = r.text(EnvCredentials)
@@ -423,17 +413,17 @@ func flag(set bool) string {
 	return "0"
 }
 
-// OwnSocket returns the descriptor and the inode of the socket by which this process's launcher
-// takes calls for the driver; an inode of 0: the launcher takes none. It removes both from the
-// environment: one process uses the socket. The inode shows whether this process has inherited it.
-func OwnSocket() (fd int, inode uint64) {
-	inode, err := strconv.ParseUint(os.Getenv(EnvWorkerCalls), 10, 64)
-	if err != nil {
-		return 0, 0
+// SocketName is the name of the launcher's end of the socket of a worker: by it the worker sees
+// that its descriptor is that socket, which a process between the launcher and the worker may have
+// closed.
+func SocketName(incarnation string) string { return "@hvdrun/" + incarnation }
+
+// OwnSocket returns the descriptor of the socket that this process's launcher has given it; false:
+// there is none. It removes the variable from the environment, since one process uses the socket.
+func OwnSocket() (fd int, ok bool) {
+	fd, err := strconv.Atoi(os.Getenv(EnvWorkerSocket))
+	if err != nil || fd < 0 || os.Unsetenv(EnvWorkerSocket) != nil {
+		return 0, false
 	}
-	fd, err = strconv.Atoi(os.Getenv(EnvWorkerSocket))
-	if err := errors.Join(err, os.Unsetenv(EnvWorkerCalls), os.Unsetenv(EnvWorkerSocket)); err != nil {
-		return 0, 0
-	}
-	return fd, inode
+	return fd, true
 }

@@ -18,7 +18,7 @@ func worker() plan.Worker {
 	return plan.Worker{
 		RunID: "run-1", Incarnation: "i7", Slot: slot("b", 3, 5, 1, 2, 1, 2), Size: 6, Elastic: true,
 		GroupRank: 2, GroupSize: 4,
-		DriverAddr: "[::1]:4000", DriverDirect: "[::1]:4001", Credentials: "s3cret", MasterAddr: "a", MasterPort: 29500,
+		LauncherAddr: "[::1]:4000", Credentials: "s3cret", MasterAddr: "a", MasterPort: 29500,
 		Restarts: 1, MaxRestarts: 9, StallWarning: -1,
 		Tuning: plan.Tuning{
 			EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"}, Listen: "10.0.0.5", PortRange: "40000-40100", TimelineFilename: "/tmp/t", ShareOutput: true,
@@ -51,7 +51,7 @@ func TestEnvironHasTheNamesOfTheContract(t *testing.T) {
 		"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4",
 		"ROLE_RANK": "5", "ROLE_WORLD_SIZE": "6", "ROLE_NAME": "default", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
 		"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "9", "TORCHELASTIC_RUN_ID": "run-1",
-		"HVD_RUN_ID": "run-1", "HVD_SLOT": "3", "HVD_DRIVER_ADDR": "[::1]:4000", "HVD_DRIVER_DIRECT": "[::1]:4001", "HVD_INCARNATION": "i7",
+		"HVD_RUN_ID": "run-1", "HVD_SLOT": "3", "HVD_LAUNCHER_ADDR": "[::1]:4000", "HVD_INCARNATION": "i7",
 		"HVD_CREDENTIALS": "s3cret", "HVD_ENCRYPT_DATA": "1", "HVD_NETWORK_INTERFACES": "eth0,ib0", "HVD_LISTEN": "10.0.0.5", "HVD_PORT_RANGE": "40000-40100",
 		"HVD_TIMELINE_FILENAME": "/tmp/t", "HVD_SHARE_OUTPUT": "1",
 		"HVD_FUSION_THRESHOLD_MB": "16", "HVD_CYCLE_TIME_MS": "2.5", "HVD_STALL_WARNING": "0", "HVD_CONNECTIONS": "4",
@@ -84,7 +84,7 @@ func TestWorkerComesBackFromItsEnvironment(t *testing.T) {
 			return rapid.IntRange(0, size-1).Draw(t, label), size
 		}
 		w := plan.Worker{RunID: text.Draw(t, "run"), Incarnation: text.Draw(t, "incarnation"),
-			DriverAddr: text.Draw(t, "addr"), Credentials: text.Draw(t, "credentials"),
+			LauncherAddr: text.Draw(t, "addr"), Credentials: text.Draw(t, "credentials"),
 			MasterAddr: text.Draw(t, "master"), MasterPort: rapid.IntRange(0, 65535).Draw(t, "port"),
 			Restarts: rapid.IntRange(0, 1000).Draw(t, "restarts"), MaxRestarts: rapid.Int().Draw(t, "max") & 0xffff,
 			Elastic: rapid.Bool().Draw(t, "elastic"), Tuning: plan.Tuning{EncryptData: rapid.Bool().Draw(t, "encrypt")}}
@@ -107,7 +107,7 @@ func TestWorkerComesBackFromItsEnvironment(t *testing.T) {
 }
 
 func TestWorkerFromEnvNotStartedByHvdrun(t *testing.T) {
-	for _, env := range []map[string]string{nil, {"HVD_DRIVER_ADDR": ""}, {"HOROVOD_RANK": "x", "HVD_RUN_ID": "r"}} {
+	for _, env := range []map[string]string{nil, {"HVD_LAUNCHER_ADDR": ""}, {"HOROVOD_RANK": "x", "HVD_RUN_ID": "r"}} {
 		if got, started, err := plan.WorkerFromEnv(lookupIn(env)); started || err != nil {
 			t.Errorf("in %v: got %+v, %v, %v", env, got, started, err)
 		}
@@ -202,24 +202,21 @@ func TestOwnWorker(t *testing.T) {
 	}
 }
 
-// TestOwnSocket: the socket is told once, and only where calls are taken.
+// TestOwnSocket: the socket is told once.
 func TestOwnSocket(t *testing.T) {
+	t.Setenv("HVD_WORKER_SOCKET", "five")
+	if fd, ok := plan.OwnSocket(); ok {
+		t.Errorf("no number: %d", fd)
+	}
 	t.Setenv("HVD_WORKER_SOCKET", "5")
-	t.Setenv("HVD_WORKER_CALLS", "")
-	if fd, inode := plan.OwnSocket(); inode != 0 || os.Getenv("HVD_WORKER_SOCKET") != "5" {
-		t.Errorf("without calls: %d, %d", fd, inode)
+	if fd, ok := plan.OwnSocket(); fd != 5 || !ok {
+		t.Errorf("%d, %v", fd, ok)
 	}
-	t.Setenv("HVD_WORKER_CALLS", "77")
-	if fd, inode := plan.OwnSocket(); fd != 5 || inode != 77 {
-		t.Errorf("%d, %d", fd, inode)
+	if value, is := os.LookupEnv("HVD_WORKER_SOCKET"); is {
+		t.Errorf("it is %q", value)
 	}
-	for _, name := range []string{"HVD_WORKER_SOCKET", "HVD_WORKER_CALLS"} {
-		if value, is := os.LookupEnv(name); is {
-			t.Errorf("%s is %q", name, value)
-		}
-	}
-	if _, inode := plan.OwnSocket(); inode != 0 {
-		t.Errorf("again: %d", inode)
+	if _, ok := plan.OwnSocket(); ok {
+		t.Error("again")
 	}
 }
 
@@ -228,14 +225,14 @@ func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 	for _, name := range []string{"GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
 		"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "HOROVOD_ELASTIC",
 		"HVD_ENCRYPT_DATA", "HVD_NETWORK_INTERFACES", "HVD_TIMELINE_FILENAME", "HVD_FUSION_THRESHOLD_MB", "HVD_CYCLE_TIME_MS", "HVD_STALL_WARNING",
-		"HVD_CONNECTIONS", "HVD_LISTEN", "HVD_PORT_RANGE", "HVD_SHARE_OUTPUT", "HVD_DRIVER_DIRECT",
+		"HVD_CONNECTIONS", "HVD_LISTEN", "HVD_PORT_RANGE", "HVD_SHARE_OUTPUT",
 		"HVD_VERIFY_STATE", "HVD_HEAL_STATE", "HVD_COMMIT_REPLICAS"} {
 		delete(env, name)
 	}
 	got, started, err := plan.WorkerFromEnv(lookupIn(env))
 	want := worker()
 	want = plan.Worker{RunID: want.RunID, Incarnation: want.Incarnation, Slot: want.Slot, Size: want.Size,
-		DriverAddr: want.DriverAddr, Credentials: want.Credentials}
+		LauncherAddr: want.LauncherAddr, Credentials: want.Credentials}
 	if err != nil || !started || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v, %v; want %+v", got, started, err, want)
 	}
@@ -262,7 +259,7 @@ func TestGPUFromEnv(t *testing.T) {
 // FuzzWorkerFromEnv: an environment is refused, or yields a valid worker that survives Environ.
 func FuzzWorkerFromEnv(f *testing.F) {
 	f.Add(strings.Join(worker().Environ(), "\x00"))
-	f.Add("HVD_DRIVER_ADDR=a:1\x00HOROVOD_RANK=99999999999999999999")
+	f.Add("HVD_LAUNCHER_ADDR=a:1\x00HOROVOD_RANK=99999999999999999999")
 	f.Fuzz(func(t *testing.T, environ string) {
 		env := map[string]string{}
 		for entry := range strings.SplitSeq(environ, "\x00") {

@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
@@ -34,10 +35,6 @@ const dialTimeout = 5 * time.Second
 
 // greetTimeout bounds the wait for the scheduler's answer over a connection that was made.
 const greetTimeout = 20 * time.Second
-
-// directTimeout bounds a try to reach a driver of this machine without its agent. Another process
-// may have the port of one that has died.
-const directTimeout = time.Second
 
 // absentFor is how long the socket of a job may be missing that begins, or is being resumed.
 const absentFor = 2 * time.Second
@@ -185,7 +182,7 @@ func invited(path string) (func(context.Context) (net.Conn, error), error) {
 	return func(ctx context.Context) (net.Conn, error) {
 		var failed []error
 		for _, addr := range addresses {
-			conn, err := dialer(addr, creds, identity.Driver, wire.TasksProtocol)(ctx)
+			conn, err := dialer(addr, creds, identity.Driver, line.TasksProtocol)(ctx)
 			if err == nil {
 				return conn, nil
 			}
@@ -218,10 +215,9 @@ func ownJob() (own ownPlace, err error) {
 	return ownPlace{dialOwn(w, creds), w.Slot, w.RunID, creds}, nil
 }
 
-// dialOwn returns how a worker reaches its driver.
+// dialOwn returns how a worker reaches its driver: by its launcher.
 func dialOwn(w plan.Worker, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
-	to := identity.DriverAddrs{Direct: w.DriverDirect, DirectTimeout: directTimeout, Addr: w.DriverAddr, Timeout: dialTimeout}
-	return func(ctx context.Context) (net.Conn, error) { return creds.DialDriver(ctx, to, wire.TasksProtocol) }
+	return dialer(w.LauncherAddr, creds, identity.Agent, line.TasksProtocol)
 }
 
 // dialer returns connections to a party of the job at addr, for a protocol.

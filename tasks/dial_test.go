@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -20,12 +20,12 @@ type secured struct {
 
 func newSecured(t *testing.T, a *identity.Authority) *secured {
 	t.Helper()
-	creds, err := a.Issue(identity.Subject{Role: identity.Driver})
+	creds, err := a.Issue(identity.Subject{Role: identity.Agent, Host: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := creds.ServerTLS(identity.Worker)
-	cfg.NextProtos = []string{wire.TasksProtocol}
+	cfg.NextProtos = []string{line.TasksProtocol}
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -49,8 +49,7 @@ func newSecured(t *testing.T, a *identity.Authority) *secured {
 	return s
 }
 
-// A worker goes to a driver of its machine at once, and through the agent where that is not its
-// driver, or not there any more.
+// TestDialOwn: a worker reaches the scheduler by its launcher, and no stranger in its place.
 func TestDialOwn(t *testing.T) {
 	ours, err := identity.NewAuthority("run")
 	if err != nil {
@@ -64,27 +63,15 @@ func TestDialOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agent, driver, stranger := newSecured(t, ours), newSecured(t, ours), newSecured(t, foreign)
-	gone := newSecured(t, ours)
-	gone.ln.Close()
-	for _, c := range []struct {
-		direct *secured
-		want   *secured
-	}{{driver, driver}, {gone, agent}, {stranger, agent}, {nil, agent}} {
-		w := plan.Worker{DriverAddr: agent.ln.Addr().String()}
-		if c.direct != nil {
-			w.DriverDirect = c.direct.ln.Addr().String()
-		}
-		conn, err := dialOwn(w, creds)(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		<-c.want.came
+	launcher, stranger := newSecured(t, ours), newSecured(t, foreign)
+	conn, err := dialOwn(plan.Worker{LauncherAddr: launcher.ln.Addr().String()}, creds)(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-launcher.came
+	conn.Close()
+	if conn, err := dialOwn(plan.Worker{LauncherAddr: stranger.ln.Addr().String()}, creds)(t.Context()); err == nil {
 		conn.Close()
-		for _, other := range []*secured{agent, driver, stranger} {
-			if len(other.came) > 0 {
-				t.Errorf("a connection came to %v too", other.ln.Addr())
-			}
-		}
+		t.Error("a stranger is taken for the launcher")
 	}
 }

@@ -35,7 +35,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 	if !b.spoken {
 		b.written += int64(len(p))
 	}
-	tooMuch := b.written > identity.Forward.Bytes/2
+	tooMuch := b.written > identity.Door.Bytes/2
 	b.mu.Unlock()
 	if tooMuch {
 		b.Close()

@@ -49,8 +49,8 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// Launcher is a launch.Launcher, and also a launch.Widener, a launch.Prober and a launch.Keeper. It
-// serves one driver.
+// Launcher is a launch.Launcher, and also a launch.Teller, a launch.Widener, a launch.Prober and a
+// launch.Keeper. It serves one driver.
 type Launcher struct {
 	agents *client.Agents
 	record client.KnownFile // its Journal is nil where there is no file
@@ -58,6 +58,7 @@ type Launcher struct {
 
 var (
 	_ launch.Widener = (*Launcher)(nil)
+	_ launch.Teller  = (*Launcher)(nil)
 	_ launch.Prober  = (*Launcher)(nil)
 	_ launch.Keeper  = (*Launcher)(nil)
 )
@@ -127,11 +128,10 @@ func (l *Launcher) Run(ctx context.Context, s *launch.Spec, started func(pid int
 	return l.agents.Run(ctx, s, started)
 }
 
-// ListenAddr implements launch.Router.
-func (l *Launcher) ListenAddr() string { return l.agents.ListenAddr() }
-
-// Listening implements launch.Router.
-func (l *Launcher) Listening(port int) { l.agents.Listening(port) }
+// Tell implements launch.Teller.
+func (l *Launcher) Tell(workers []string, ranks []uint32, text, tail []byte) {
+	l.agents.Tell(workers, ranks, text, tail)
+}
 
 // HostAddr implements launch.Router.
 func (l *Launcher) HostAddr(ctx context.Context, host string) (string, error) {
@@ -139,7 +139,7 @@ func (l *Launcher) HostAddr(ctx context.Context, host string) (string, error) {
 }
 
 // Widen implements launch.Widener.
-func (l *Launcher) Widen(open func() (port int, err error)) { l.agents.Widen(open) }
+func (l *Launcher) Widen(widen func()) { l.agents.Widen(widen) }
 
 // Probe implements launch.Prober.
 func (l *Launcher) Probe(ctx context.Context, host, incarnation string, goroutines bool) (stacks.Worker, error) {

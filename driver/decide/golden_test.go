@@ -160,16 +160,6 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.step(WorkerFailing{w.id, strings.Join(args[1:], " ")})
-	case "unreached":
-		w, err := s.worker(args[0])
-		if err != nil {
-			return err
-		}
-		ago, err := time.ParseDuration(args[1])
-		if err != nil {
-			return err
-		}
-		s.step(WorkerUnreached{w.id, "dial tcp 192.0.2.1:4711: i/o timeout", ago})
 	case "forked":
 		w, err := s.worker(args[0])
 		if err != nil {
@@ -381,7 +371,7 @@ func (s *story) join(args []string) error {
 		}
 		s.step(WorkerJoined{w.id, Join{
 			After: w.generation + shift, Trained: trained, Commits: commits, HoldsState: commits > 0,
-			DataAddrs: []string{"data"}, NotifyAddr: "notify", Lost: lost, Undone: undone, Program: program,
+			DataAddrs: []string{"data"}, Lost: lost, Undone: undone, Program: program,
 		}})
 	}
 	return nil

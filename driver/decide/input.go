@@ -105,12 +105,6 @@ type (
 		ID, What string
 		Signal   syscall.Signal
 	}
-	// WorkerUnreached: a worker calls the driver, and its host cannot connect to that, for the
-	// reason in Why. Ago is how long ago the call began.
-	WorkerUnreached struct {
-		ID, Why string
-		Ago     time.Duration
-	}
 	// WorkerTrains: after another member of the generation has reported done, heartbeats of this
 	// one show that it still trains.
 	WorkerTrains struct {
@@ -158,10 +152,8 @@ type Join struct {
 	Commits uint64
 	// HoldsState: the worker has completed a sync and so has the job's state.
 	HoldsState bool
-	// DataAddrs are the addresses for peers, NotifyAddr is the address for the driver. The machine
-	// only passes them on.
-	DataAddrs  []string
-	NotifyAddr string
+	// DataAddrs are the addresses for peers. The machine only passes them on.
+	DataAddrs []string
 	// Cause is why the worker left its last generation, for logs.
 	Cause string
 	// Trained is whether its training function has returned in its last generation; nil: unknown.

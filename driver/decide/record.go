@@ -20,7 +20,7 @@ import (
 // something else or cannot be read any more. A new kind of record, or a new field that earlier
 // records lack, leaves it as it is: a program that does not know them refuses the journal when it
 // comes to one, with errUnknown.
-const JournalVersion = 6
+const JournalVersion = 7
 
 // JobRecord is the first record of a job's journal: the machine's configuration, and what a driver
 // that takes over must have in common with its predecessor.
@@ -30,7 +30,6 @@ type JobRecord struct {
 	Size       job.Size     `json:"size"`
 	Blame      job.Blame    `json:"blame"`
 	Timeouts   job.Timeouts `json:"timeouts"`
-	Listen     string       `json:"listen"` // address and port of the rendezvous
 	MasterPort int          `json:"master_port"`
 }
 
@@ -220,11 +219,6 @@ var forms = []form{
 		func(r *Record, e WorkerDying) { r.Worker, r.What, r.Signal = e.ID, e.What, int(e.Signal) },
 		func(r *Record) (WorkerDying, error) {
 			return WorkerDying{r.Worker, r.What, syscall.Signal(r.Signal)}, nil
-		}),
-	formOf("unreached",
-		func(r *Record, e WorkerUnreached) { r.Worker, r.What, r.Age = e.ID, e.Why, int64(e.Ago) },
-		func(r *Record) (WorkerUnreached, error) {
-			return WorkerUnreached{r.Worker, r.What, time.Duration(r.Age)}, nil
 		}),
 	formOf("deadline", nil,
 		func(r *Record) (DeadlinePassed, error) { return DeadlinePassed{}, nil }),

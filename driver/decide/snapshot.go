@@ -163,8 +163,6 @@ type savedLateness struct {
 	DoneFrom    time.Time `json:"done_from,omitzero"`
 	DoneCommits uint64    `json:"done_commits,omitempty"`
 	Reminded    bool      `json:"reminded,omitempty"`
-	CalledFrom  time.Time `json:"called_from,omitzero"`
-	Unreached   string    `json:"unreached,omitempty"`
 	Parted      int       `json:"parted,omitempty"`
 }
 
@@ -370,7 +368,6 @@ func (w *Worker) save() savedWorker {
 		},
 		savedLateness: savedLateness{
 			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, DoneCommits: w.doneCommits, Reminded: w.reminded, Parted: w.parted,
-			CalledFrom: w.calledFrom, Unreached: w.unreached,
 		},
 	}
 }
@@ -392,7 +389,7 @@ func (s *savedWorker) load() *Worker {
 		},
 		lateness: lateness{
 			stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, doneCommits: s.DoneCommits, reminded: s.Reminded,
-			parted: s.Parted, calledFrom: s.CalledFrom, unreached: s.Unreached,
+			parted: s.Parted,
 		},
 	}
 }

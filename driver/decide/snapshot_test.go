@@ -324,7 +324,7 @@ func TestSnapshotFormat(t *testing.T) {
 
 // TestEarlierSnapshot: a snapshot without what was added to the format later can be read.
 func TestEarlierSnapshot(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("testdata", "journal", "v6-earlier-snapshot.json"))
+	text, err := os.ReadFile(filepath.Join("testdata", "journal", "v7-earlier-snapshot.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,8 +75,6 @@ func (m *Machine) note(now time.Time, in Input) {
 		m.trainsOn(e)
 	case WorkerDying:
 		m.dying(now, e)
-	case WorkerUnreached:
-		m.unreached(now, e)
 	case WorldJammed:
 		m.jammed(now, e)
 	case WorldStuck:

@@ -155,16 +155,13 @@ func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 
 // startBy returns the join deadline of a starting worker; false: it has none. A job that is not
 // elastic may run a command that never joins, so its workers have a deadline only once one of them
-// has joined, until their processes run, and if they call the driver and do not reach it; those
-// that run tasks alone have none.
+// has joined, and until their processes run; those that run tasks alone have none.
 func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	switch {
 	case m.size.TasksOnly:
 		return time.Time{}, false
 	case m.size.Elastic:
 		return w.since.Add(m.wait.Start), true
-	case m.joined.IsZero() && w.unreached != "":
-		return w.calledFrom.Add(m.wait.Start), true
 	case m.joined.IsZero():
 		return w.since.Add(m.wait.Start), w.pid == 0
 	case m.joined.After(w.since):
@@ -177,10 +174,6 @@ func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 func (m *Machine) notStarted(w *Worker) string {
 	if w.pid == 0 {
 		return fmt.Sprintf("has no process %v after it was to start (--start-timeout)", m.wait.Start)
-	}
-	if w.unreached != "" {
-		return fmt.Sprintf("does not reach the driver: process %d has not joined within %v (--start-timeout), its host cannot connect: %s",
-			w.pid, m.wait.Start, w.unreached)
 	}
 	return fmt.Sprintf("did not join within %v of its start (--start-timeout)", m.wait.Start)
 }
@@ -211,7 +204,7 @@ func (m *Machine) clocks() []*time.Time {
 		all = append(all, &m.taken[i].until)
 	}
 	for _, w := range m.workers {
-		all = append(all, &w.since, &w.begun, &w.wroteAt, &w.doneFrom, &w.movedFrom, &w.calledFrom)
+		all = append(all, &w.since, &w.begun, &w.wroteAt, &w.doneFrom, &w.movedFrom)
 	}
 	return slices.DeleteFunc(all, func(t *time.Time) bool { return t.IsZero() })
 }
@@ -346,11 +339,8 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 			return fmt.Sprintf("%d more slots, whose workers start by and by", m.queued)
 		}
 	case forJoin:
-		if m.joined.IsZero() && !m.size.Elastic { // commands that may never join are not named
-			if names := m.namesOf(func(w *Worker) bool { return w.phase == starting && w.pid == 0 }); names != "" {
-				return names + " to start"
-			}
-			return m.namesOf(func(w *Worker) bool { return w.phase == starting && w.unreached != "" }) + " to reach the driver"
+		if m.joined.IsZero() && !m.size.Elastic {
+			return m.namesOf(func(w *Worker) bool { return w.phase == starting && w.pid == 0 }) + " to start"
 		}
 		return m.someNames(starting) + " to join"
 	case forDone:

@@ -74,8 +74,6 @@ type lateness struct {
 	doneFrom    time.Time // when it reported done
 	doneCommits uint64    // its number of commits then, as it said
 	reminded    bool      // the log has named it because it has not exited since
-	calledFrom  time.Time // when its first call began that does not reach the driver
-	unreached   string    // why it does not; empty: nothing is known of that
 	parted      int       // of the worlds that partings counts, those in which it was lost
 }
 
@@ -95,9 +93,6 @@ func (w *Worker) DataAddrs() []string { return w.join.DataAddrs }
 
 // Handle returns what peers need to reach the worker's program, from its last join.
 func (w *Worker) Handle() []byte { return w.join.Handle }
-
-// NotifyAddr returns the address on which the driver reaches the worker, from its last join.
-func (w *Worker) NotifyAddr() string { return w.join.NotifyAddr }
 
 func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 	w := m.find(e.ID)
@@ -150,17 +145,6 @@ func (m *Machine) fetching(now time.Time, w *Worker) {
 	}
 	if w.since = now; !m.overdue(now, w) {
 		m.startsFrom = now
-	}
-}
-
-// unreached notes that the host of a worker which calls the driver does not reach it.
-func (m *Machine) unreached(now time.Time, e WorkerUnreached) {
-	w := m.find(e.ID)
-	if w == nil || w.phase != starting || w.unreached != "" {
-		return
-	}
-	if w.unreached, w.calledFrom = e.Why, now.Add(-e.Ago); w.calledFrom.Before(w.since) {
-		w.calledFrom = w.since
 	}
 }
 

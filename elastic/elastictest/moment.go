@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -79,45 +79,45 @@ func (p Phase) String() string {
 }
 
 // phaseOf returns what a worker begins with moment m after phase before; 0: nothing with a name.
-func phaseOf(before rendezvous.Phase, m fakeproc.Moment) Phase {
+func phaseOf(before line.Phase, m fakeproc.Moment) Phase {
 	if m.Committed {
 		return Committed
 	}
 	switch m.Phase {
-	case rendezvous.Fetches:
-		if before == rendezvous.Saving || before == rendezvous.Fetches {
+	case line.Fetches:
+		if before == line.Saving || before == line.Fetches {
 			return 0 // save of the fetched state, or another way to fetch it
 		}
 		return Fetching
-	case rendezvous.Joins:
-		if before == rendezvous.Joins || before == rendezvous.Saving { // of a commit that it has followed while it waits
+	case line.Joins:
+		if before == line.Joins || before == line.Saving { // of a commit that it has followed while it waits
 			return 0
 		}
 		return Joining
-	case rendezvous.Connecting:
+	case line.Connecting:
 		return Connecting
-	case rendezvous.Outside:
+	case line.Outside:
 		switch before {
-		case rendezvous.Connecting:
+		case line.Connecting:
 			return Connected
-		case rendezvous.Saving:
+		case line.Saving:
 			return 0 // save of the initial state
 		}
 		return Leaving
-	case rendezvous.Resetting:
+	case line.Resetting:
 		return Resetting
-	case rendezvous.Syncing:
-		if before == rendezvous.Saving {
+	case line.Syncing:
+		if before == line.Saving {
 			return Synced
 		}
 		return Syncing
-	case rendezvous.Training:
-		if before == rendezvous.Saving {
+	case line.Training:
+		if before == line.Saving {
 			return Saved
 		}
 		return Training
-	case rendezvous.Saving:
-		if before == rendezvous.Training {
+	case line.Saving:
+		if before == line.Training {
 			return Saving
 		}
 	}

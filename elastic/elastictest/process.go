@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -28,10 +29,8 @@ type launcher struct {
 
 var _ launch.Router = launcher{}
 
-// ListenAddr, Listening and HostAddr implement launch.Router: goroutines do not need to be stopped
-// when the driver's process ends.
-func (launcher) ListenAddr() string                                   { return identity.ListenLoopback() }
-func (launcher) Listening(int)                                        {}
+// HostAddr implements launch.Router: goroutines do not need to be stopped when the driver's process
+// ends.
 func (launcher) HostAddr(_ context.Context, h string) (string, error) { return h, nil }
 
 // Network returns the driver's network.
@@ -50,8 +49,19 @@ func (l launcher) Run(ctx context.Context, s *launch.Spec, started func(pid int)
 	if ctx.Err() != nil {
 		return &launch.StartError{Command: s.Command[0], Err: ctx.Err()}
 	}
-	p := l.job.spawn(s, l.log)
+	near, far := net.Pipe()
+	p := l.job.spawn(s, l.log, near)
 	started(p.pid)
+	var talking sync.WaitGroup
+	talking.Go(func() {
+		cleanup := s.Talk(ctx, p.pid, far)
+		far.Close()
+		if cleanup != nil {
+			cleanup()
+		}
+	})
+	defer talking.Wait()
+	defer near.Close() // nothing of the process is left
 	asked := ctx.Done()
 	var grace <-chan time.Time
 	for {
@@ -84,8 +94,8 @@ type process struct {
 	cancel context.CancelFunc
 	dead   chan struct{} // closed when other workers can no longer see it
 
-	before rendezvous.Phase // used by its goroutine only
-	at     Moment           // at and over are guarded by the job's mu
+	before line.Phase // used by its goroutine only
+	at     Moment     // at and over are guarded by the job's mu
 	over   bool
 
 	mu     sync.Mutex
@@ -93,7 +103,7 @@ type process struct {
 	err    error          // result of its function
 }
 
-func (j *Job) spawn(s *launch.Spec, log logrus.FieldLogger) *process {
+func (j *Job) spawn(s *launch.Spec, log logrus.FieldLogger, socket net.Conn) *process {
 	env := make(map[string]string)
 	for _, pair := range s.Env {
 		name, value, _ := strings.Cut(pair, "=")
@@ -104,6 +114,7 @@ func (j *Job) spawn(s *launch.Spec, log logrus.FieldLogger) *process {
 		Lookup:  func(name string) (string, bool) { value, ok := env[name]; return value, ok },
 		Log:     log.WithField("worker", s.Slot.String()),
 		Reached: p.reached,
+		Line:    socket,
 		Network: j.networkOf(s.Slot),
 	}
 	ctx, cancel := context.WithCancel(fakeproc.With(context.Background(), p.fake))

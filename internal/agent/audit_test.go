@@ -99,6 +99,7 @@ var asked = map[protoreflect.Name]func(*driver){
 	"taken": nil,
 	"beat":  nil,
 	"look":  nil,
+	"tell":  nil,
 	"Inspect": func(d *driver) {
 		if _, err := d.Inspect(d.t.Context(), &agentpb.InspectRequest{}); err != nil {
 			d.t.Error(err)

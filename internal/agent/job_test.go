@@ -1,13 +1,10 @@
 package agent
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -19,7 +16,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -302,109 +298,6 @@ func TestFence(t *testing.T) {
 	gone(t, pipe)
 	if err := in.over(); err != nil {
 		t.Error(err)
-	}
-}
-
-// echo listens, says who it is to those who say a line, and returns its address.
-func echo(t *testing.T, name string) netip.AddrPort {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			serving.Go(func() {
-				defer conn.Close()
-				line, _ := bufio.NewReader(conn).ReadString('\n')
-				fmt.Fprintf(conn, "%s heard %s", name, line)
-				_, _ = io.Copy(io.Discard, conn)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		serving.Wait()
-	})
-	return ln.Addr().(*net.TCPAddr).AddrPort()
-}
-
-// Workers reach the driver through their agent.
-func TestForward(t *testing.T) {
-	at := echo(t, "the driver")
-	l, _ := jobAgents(t, nil)
-	if failed := l.Prepare(t.Context(), []string{"a"}); len(failed) > 0 {
-		t.Fatal(failed)
-	}
-	if _, err := l.Inspect(t.Context(), "a"); err != nil { // it is attached before the driver listens
-		t.Fatal(err)
-	}
-	l.Listening(int(at.Port()))
-	s, _ := script(t, 0, `exec 3<>"/dev/tcp/${HVD_DRIVER_ADDR%:*}/${HVD_DRIVER_ADDR##*:}"; echo hello >&3; read -r answer <&3; echo "$answer"`)
-	s.Command[0] = "bash"
-	s.Env = append(s.Env, "HVD_DRIVER_ADDR=nowhere:1")
-	r := start(t, l, s)
-	if err := r.wait(); err != nil || r.stdout.String() != "the driver heard hello\n" {
-		t.Errorf("%v, %q", err, r.stdout.String())
-	}
-}
-
-// When the driver is elsewhere, connections to where it was are broken, and new ones lead to where
-// it is. Where there is none, a connection is closed.
-func TestForwarderAims(t *testing.T) {
-	log, hook := logtest.NewNullLogger()
-	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"), log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.close()
-	ask := func() (net.Conn, string) {
-		conn, err := net.Dial("tcp", f.addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = conn.SetDeadline(sandbox.Limit())
-		fmt.Fprintln(conn, "hello")
-		answer, _ := bufio.NewReader(conn).ReadString('\n')
-		return conn, answer
-	}
-	f.aim(echo(t, "first"))
-	first, answer := ask()
-	defer first.Close()
-	if answer != "first heard hello\n" {
-		t.Errorf("first: %q", answer)
-	}
-	f.aim(echo(t, "second"))
-	if n, err := first.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the first connection: %d bytes, %v", n, err)
-	}
-	second, answer := ask()
-	defer second.Close()
-	if answer != "second heard hello\n" {
-		t.Errorf("second: %q", answer)
-	}
-	f.aim(netip.MustParseAddrPort("127.0.0.1:1"))
-	third, answer := ask()
-	defer third.Close()
-	if answer != "" {
-		t.Errorf("nobody: %q", answer)
-	}
-	f.heard(time.Now().Add(-lives))
-	if said := hook.LastEntry(); said != nil {
-		t.Errorf("logged, though the driver may have ended: %v", said)
-	}
-	for range 2 {
-		if why, _ := f.heard(time.Now().Add(lives)); why == nil || !strings.HasPrefix(why.Error(), "dial tcp 127.0.0.1:1") {
-			t.Errorf("the driver is not reached: %v", why)
-		}
-	}
-	if said := hook.AllEntries(); len(said) != 1 || !strings.Contains(said[0].Message, "workers do not reach the driver: dial tcp 127.0.0.1:1") {
-		t.Errorf("logged: %v", said)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
@@ -104,7 +105,8 @@ func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *iden
 	register := func(r grpc.ServiceRegistrar) { agentpb.RegisterAgentServer(r, service{srv: srv}) }
 	release := func() { srv.close(errShutdown) }
 	srv.recordStrangers(ln)
-	err := wire.ServeUpTo(ctx, wire.MaxStart, ln, creds.ServerTLS(identity.Driver), register, release)
+	connects := wire.Raw{Protocol: wire.ConnectProtocol, Handle: srv.connect}
+	err := wire.ServeUpTo(ctx, wire.MaxStart, ln, creds.ServerTLS(identity.Driver), register, release, connects)
 	srv.close(errShutdown)
 	srv.wg.Wait()
 	if err != nil {
@@ -264,13 +266,17 @@ func (srv *server) grantTo(driver identity.Subject, m *agentpb.Attach) grant {
 
 // attach finds the session of the driver's run that it means, or begins it, and makes l its stream.
 func (srv *server) attach(
-	g grant, by audit.Who, m *agentpb.Attach, l *link, near, far netip.Addr,
+	g grant, by audit.Who, m *agentpb.Attach, l *link, near netip.Addr,
 ) (*session, *agentpb.Attached, error) {
 	driver := g.driver
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
 	if len(id) != sessionLen || lease < client.MinLease || lease > client.MaxOrphan {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
+	}
+	if v := m.GetLines(); v != line.Version && !(m.GetTakeOver() && m.GetTerm() == 0) {
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "the driver speaks version %d of the lines of workers, and this agent "+
+			"version %d: the hvdrun of the agent's host and that of the job must be of one version", v, line.Version)
 	}
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -306,20 +312,21 @@ func (srv *server) attach(
 	if m.GetTakeOver() {
 		heard, answer = s.handOver()
 	}
-	answer.KnowsLook, answer.KnowsSignal = true, true
+	answer.KnowsLook, answer.KnowsSignal, answer.Lines = true, true, line.Version
 	if heard > s.sent {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}
 	heard = max(heard, s.acknowledged()) // a late attach knows less than was acknowledged since
-	if err := s.towards(near, far, m.GetDriverPort(), m.GetCredentials()); err != nil {
+	if err := s.openDoor(near, m.GetCredentials()); err != nil {
 		return nil, nil, cannot(err)
 	}
-	s.knowsDying, s.knowsUnreached = m.GetKnowsDying(), m.GetKnowsUnreached()
+	s.knowsDying = m.GetKnowsDying()
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}
 	s.by, s.term = by, max(s.term, m.GetTerm())
 	s.attach(l, heard)
+	s.repeat()
 	return s, answer, nil
 }
 
@@ -357,6 +364,7 @@ func (srv *server) begin(g grant, id string, lease time.Duration) (*session, err
 	if s.guard, err = srv.guard(hex.EncodeToString([]byte(id)), cgroups); err != nil {
 		return nil, err
 	}
+	s.newLines()
 	srv.sessions[s.run] = s
 	srv.wg.Go(s.live)
 	s.log.Info("agent: a driver began a session")
@@ -394,13 +402,13 @@ func (v service) Session(stream grpc.BidiStreamingServer[agentpb.ToAgent, agentp
 		v.srv.recordAttach(by, nil, err)
 		return err
 	}
-	near, far := wire.PeerAddrs(stream.Context())
+	near, _ := wire.PeerAddrs(stream.Context())
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	g := v.srv.grantTo(from, first.GetAttach())
 	if err := stream.Context().Err(); err != nil {
 		return status.FromContextError(err).Err() // the driver has given the stream up meanwhile
 	}
-	s, answer, err := v.srv.attach(g, by, first.GetAttach(), l, near, far)
+	s, answer, err := v.srv.attach(g, by, first.GetAttach(), l, near)
 	v.srv.recordAttach(by, first.GetAttach(), err)
 	if err != nil {
 		return err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -20,7 +19,6 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/internal/proxy"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -59,7 +57,7 @@ type session struct {
 	grant
 	attachment
 
-	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
+	lines
 	outbox
 	workers map[string]*worker
 	room    *sync.Cond    // output may go on
@@ -93,8 +91,6 @@ type attachment struct {
 	contact    time.Time // when the driver last sent something
 	noted      int64     // the time of the latest record of its journal that it has told
 	knowsDying bool      // the driver understands the event
-
-	knowsUnreached bool // the same
 }
 
 // outbox holds the events that the driver has not acknowledged.
@@ -124,12 +120,19 @@ type worker struct {
 	printed
 }
 
+// said is what a worker has said by its line.
+type said struct {
+	lines  int  // that the driver has not acknowledged
+	floods bool // the log says that they are too many
+}
+
 // printed is the output of a worker.
 type printed struct {
 	produced, taken uint64 // bytes: made events of, and acknowledged
 	spool           spool  // what comes after what was produced
 	torn            bool   // what was produced ends within a line
 	ahead           int    // bytes beyond window that may be on their way
+	said
 }
 
 // link is one stream of a session.
@@ -166,8 +169,9 @@ func (s *session) live() {
 	if err := s.guard.Close(); err != nil {
 		s.log.Warnf("agent: %v", err)
 	}
-	if s.forward != nil {
-		s.forward.close()
+	s.die()
+	if s.door != nil {
+		s.door.Close()
 	}
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -282,7 +286,8 @@ func (s *session) detach(l *link) {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	if s.link == l {
-		s.link = nil
+		s.link, s.opened = nil, nil
+		clear(s.latest)
 		s.room.Broadcast()
 	}
 }
@@ -296,6 +301,8 @@ func (s *session) acknowledge(heard uint64) {
 	for ; i < len(s.events) && s.events[i].GetNumber() <= heard; i++ {
 		if e := s.events[i].GetExited(); e != nil {
 			delete(s.workers, e.GetIncarnation())
+		} else if l := s.events[i].GetLine(); l != nil {
+			s.heardLine(l)
 		}
 		s.events[i] = nil
 	}
@@ -340,12 +347,12 @@ func (s *session) pending(l *link) (events []*agentpb.FromAgent, beats []*agentp
 	}
 	beats, l.beats = l.beats, nil
 	if len(s.events) == 0 {
-		return nil, beats
+		return s.unnumbered(), beats
 	}
 	from := int(l.next - s.events[0].GetNumber())
 	to := from
 	for size := 0; to < len(s.events) && to < from+64 && size < 2*chunk; to++ {
-		size += len(s.events[to].GetOutput().GetText())
+		size += len(s.events[to].GetOutput().GetText()) + len(s.events[to].GetLine().GetText())
 	}
 	events = append(events, s.events[from:to]...)
 	l.next += uint64(len(events))
@@ -353,7 +360,7 @@ func (s *session) pending(l *link) (events []*agentpb.FromAgent, beats []*agentp
 	if to < len(s.events) {
 		l.poke()
 	}
-	return events, beats
+	return append(events, s.unnumbered()...), beats
 }
 
 // handle does what the driver asks on the link, and nothing where the session is over or has
@@ -365,9 +372,6 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		return nil
 	}
 	s.contact = time.Now()
-	if s.forward != nil {
-		s.tellUnreached(s.forward.heard(s.contact))
-	}
 	switch m := m.GetWhat().(type) {
 	case *agentpb.ToAgent_Start:
 		return s.start(m.Start)
@@ -389,6 +393,8 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 			default: // one is on its way
 			}
 		}
+	case *agentpb.ToAgent_Tell:
+		s.Tell(m.Tell.GetWorkers(), m.Tell.GetRanks(), m.Tell.GetLine(), m.Tell.GetTail())
 	case *agentpb.ToAgent_Signal:
 		s.pass(m.Signal)
 	case *agentpb.ToAgent_Beat:
@@ -416,21 +422,6 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		return errors.New("a message of an unknown kind")
 	}
 	return nil
-}
-
-// tellUnreached makes an event, for a driver that knows it, of each worker whose calls wait because
-// the driver is not reached; the lock is held.
-func (s *session) tellUnreached(why error, waiting map[string]time.Time) {
-	if !s.knowsUnreached {
-		return
-	}
-	for inc, since := range waiting {
-		if w := s.workers[inc]; w != nil && !w.over {
-			s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Unreached{Unreached: &agentpb.Unreached{
-				Incarnation: inc, Why: why.Error(), WaitsMs: uint32(min(time.Since(since).Milliseconds(), 1<<31)),
-			}}})
-		}
-	}
 }
 
 // start starts a worker, or makes an event of why it cannot; the lock is held.
@@ -481,22 +472,16 @@ func (s *session) start(m *agentpb.Start) error {
 	if s.srv.listen != "" {
 		spec.Env = append(spec.Env, plan.EnvListen+"="+s.srv.listen)
 	}
-	if s.forward != nil {
-		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr(), plan.EnvDriverDirect+"="+s.forward.direct())
-	}
+	spec.Env = append(spec.Env, s.launcherAddr())
 	if s.as != nil {
 		as := s.as.As
 		spec.As, spec.Cgroup = &as, s.as.Cgroup
 		spec.Env = append(spec.Env, "HOME="+as.Home, "USER="+as.Name, "LOGNAME="+as.Name)
 	}
-	if s.forward != nil && s.forward.calls.Aimed() {
-		calls := s.forward.calls
-		spec.Calls = func(_ context.Context, conn net.Conn) { calls.Take(conn, inc) }
-	}
 	spec.Prepare = func(env []string) []string {
 		return python.Environ(env, w.program, spec.As != nil, spec.Stderr)
 	}
-	spec.Talk = proxy.Config{Env: spec.Env, Program: s.srv.program, Calls: spec.Calls, Log: s.log}.Talk
+	spec.Talk = s.Talk(spec.Env)
 	s.running.Go(func() {
 		defer cancel(nil)
 		w.ended(s.srv.launcher.Run(ctx, spec, w.started))

@@ -22,6 +22,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
@@ -40,7 +41,7 @@ func (h *host) unheard(t *testing.T) {
 
 // attach is the first word of a driver.
 func attach() *agentpb.ToAgent {
-	return &agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: &agentpb.Attach{
+	return &agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: &agentpb.Attach{Lines: line.Version,
 		Session: bytes.Repeat([]byte{1}, sessionLen), LeaseMs: 10_000,
 	}}}
 }
@@ -373,7 +374,7 @@ func FuzzDriver(f *testing.F) {
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
 					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-					if got, _, err := srv.attach(grant{driver: identity.Subject{RunID: "run", Role: identity.Driver}}, audit.Who{}, m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
+					if got, _, err := srv.attach(grant{driver: identity.Subject{RunID: "run", Role: identity.Driver}}, audit.Who{}, m.GetAttach(), next, netip.Addr{}); err == nil {
 						s, l = got, next
 					}
 				} else {

@@ -356,25 +356,6 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 	}
 }
 
-// A driver that begins to listen when there is a session already is found by the workers that it
-// starts then.
-func TestListeningLate(t *testing.T) {
-	h := newHost(t, 1)
-	l := agents(t, driverOf(t, "late"), h.addr, longLease)
-	s, _ := script(t, 0, `echo "at $HVD_DRIVER_ADDR."`)
-	for i, port := range []int{0, 4711} {
-		l.Listening(port)
-		s.Incarnation = fmt.Sprint("late-", i)
-		r := start(t, l, s)
-		if err := r.wait(); err != nil {
-			t.Fatal(err)
-		}
-		if told := r.stdout.String() != "at .\n"; told != (port != 0) {
-			t.Errorf("port %d: the worker says %q", port, r.stdout)
-		}
-	}
-}
-
 // A driver that takes over before it has heard of the hosts waits for them; a host that it does not
 // hear of for the time of a lease is lost with its workers.
 func TestTakeOverBeforeHostsAreFound(t *testing.T) {

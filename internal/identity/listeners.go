@@ -44,17 +44,6 @@ const (
 
 // The listeners of a job and of a cluster.
 var (
-	// Rendezvous has one connection for each agent, and for each worker without a socket of its
-	// launcher. Hundreds may arrive at once.
-	Rendezvous = Bounds{
-		Name: "rendezvous", Process: "driver", Address: "loopback; other addresses once a host is another machine",
-		Admits: "workers of the job, and agents that carry calls of theirs: TLS 1.3, certificate of the job's authority", Unproven: 384, Bytes: helloBytes, Deadline: handshakeTime,
-	}
-	// Notify has one connection: the driver's.
-	Notify = Bounds{
-		Name: "notifications", Process: "worker", Address: "the address that is used towards the driver or its agent",
-		Admits: "the job's driver: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
-	}
 	// Data has connections of all other workers. Unproven and Deadline grow with the world: see
 	// package collective.
 	Data = Bounds{
@@ -67,11 +56,11 @@ var (
 		Name: "drivers", Process: "agent", Address: "loopback for an agent that its driver has started on its own machine; else all addresses",
 		Admits: "drivers of the job or the cluster: TLS 1.3, certificate of its authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Forward passes connections of an agent's workers to the driver, which requires the proof.
-	Forward = Bounds{
-		Name: "workers", Process: "agent", Address: "the address at which the driver has reached the agent",
-		Admits:   "processes of this machine; they count as proven once the driver has answered their part of the handshake",
-		Unproven: 256, Descriptors: 2, Bytes: helloBytes, Deadline: handshakeTime,
+	// Door serves workers, for what does not go by the sockets that they inherit.
+	Door = Bounds{
+		Name: "workers", Process: "agent; driver that starts workers without an agent", Address: "the address at which the driver has reached the agent; loopback",
+		Admits:   "workers of the job on this machine: TLS 1.3, certificate of the job's authority",
+		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 	// Gossip reads a whole message before it can be authenticated: the state of a cluster of 2,000
 	// members takes less than 2 MiB.
@@ -128,7 +117,7 @@ var (
 	}
 	// Values provides the stored values of a worker's host.
 	Values = Bounds{
-		Name: "values of tasks", Process: "worker that runs tasks", Address: "the address that is used towards the driver or its agent",
+		Name: "values of tasks", Process: "worker that runs tasks", Address: "the address that is used towards its launcher",
 		Admits: "workers and the driver of the job: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 	// Dashboard serves the page to browsers. A connection counts as proven with its first request
@@ -146,7 +135,7 @@ var (
 
 // All returns the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, TaskClients, TaskGateway, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
+	return []Bounds{Control, TaskClients, TaskGateway, Drivers, Door, Gossip, Enrollment, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
 
 // Table returns bounds as text, a paragraph for each listener.

@@ -31,7 +31,7 @@ func TestPortRange(t *testing.T) {
 	if n, err := FreePort(); err != nil || n != free {
 		t.Errorf("a free port: %d, %v; want %d", n, err, free)
 	}
-	first, err := Rendezvous.Listen(":0")
+	first, err := Drivers.Listen(":0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,13 +39,13 @@ func TestPortRange(t *testing.T) {
 	if got := first.Addr().(*net.TCPAddr).Port; got != free {
 		t.Errorf("port %d, want %d", got, free)
 	}
-	if l, err := Rendezvous.Listen("0.0.0.0:0"); err == nil {
+	if l, err := Drivers.Listen("0.0.0.0:0"); err == nil {
 		l.Close()
 		t.Error("a second listener has the only port")
 	} else if !strings.Contains(err.Error(), "--port-range") {
 		t.Error(err)
 	}
-	near, err := Rendezvous.Listen(ListenLoopback())
+	near, err := Drivers.Listen(ListenLoopback())
 	if err != nil {
 		t.Fatal(err)
 	}

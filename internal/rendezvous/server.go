@@ -1,7 +1,15 @@
+// Package rendezvous is the driver's part of its workers' lines: it holds the current world, and
+// the joins that wait for the next.
+//
+// It is level-triggered: a join names the generation that its worker has left, and is answered with
+// the current world if that is newer and includes the worker. A worker whose answer was lost
+// repeats the join. A line names its worker: the launcher that passes it on answers for that.
 package rendezvous
 
 import (
 	"context"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,64 +21,52 @@ import (
 	"sync"
 
 	"github.com/sirupsen/logrus"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
-	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Handler receives the workers' calls. Its methods are called concurrently from the goroutines of
-// connections and must not block for long, since one of those may have the calls of many workers;
-// they may call the Server's methods.
+// maxHandles bounds the handles of all workers together: each member of a world gets them.
+const maxHandles = 8 << 20
+
+// Handler receives what workers say. Its methods are called concurrently from the goroutines that
+// receive lines, and must not block for long, since one of those may have the lines of many
+// workers; they may call the Server's methods.
 type Handler interface {
 	// Joined is called for a join that has to wait because no published world and no dismissal
 	// answers it. A repeated join calls it again. A world that is published concurrently may answer
 	// the join before the call; j.After is below its generation then, and there is nothing to do.
-	Joined(from identity.Subject, j Joining)
+	Joined(from identity.Subject, j line.Joining)
 	// Reported is called for a report, twice if the report was repeated. It has noted called once
-	// the worker need not repeat the report to another driver.
-	Reported(from identity.Subject, r Report, generation, commits uint64, noted func())
-}
-
-// BeatHandler is a Handler that also receives heartbeats.
-type BeatHandler interface {
-	Handler
-	// Beaten is called for a heartbeat: about once a second from each worker.
-	Beaten(from identity.Subject, b Beat)
-}
-
-// BackendHandler is a Handler that also receives reports of backends.
-type BackendHandler interface {
-	Handler
-	// BackendReported is called with the collective backend of the devices of a generation: a name
-	// of 1 to 32 of the characters a-z, 0-9, '+', '-', '.' and '_'. It is called as Reported is.
+	// the report need not be repeated to another driver.
+	Reported(from identity.Subject, r line.Report, generation, commits uint64, noted func())
+	// BackendReported is called with the collective backend of the devices of a generation, a name
+	// that line.CheckBackend allows, as Reported is.
 	BackendReported(from identity.Subject, generation uint64, backend string, noted func())
-}
-
-// FailureHandler is a Handler that also receives what programs say of the errors that end them.
-type FailureHandler interface {
-	Handler
-	// FailureReported is called with the error of the worker's program: a text that CleanError
-	// returns. It is called as Reported is.
+	// FailureReported is called with the error of the worker's program, a text that line.CleanError
+	// returns, as Reported is.
 	FailureReported(from identity.Subject, text string, noted func())
+	// Beaten is called for a heartbeat: about once a second from each worker.
+	Beaten(from identity.Subject, b line.Beat)
+	// Heard is called with what a worker has been told of.
+	Heard(from identity.Subject, h line.Heard)
+	// Located is called with the answer to a question for stacks.
+	Located(from identity.Subject, s line.StacksLine)
 }
 
 // ServerConfig configures a Server.
 type ServerConfig struct {
-	// Credentials are the driver's credentials.
-	Credentials *identity.Credentials
-	// Handler receives joins and reports. Nil: they are not passed on.
+	// Handler receives what workers say.
 	Handler Handler
+	// Tell passes a line, and what follows it, on to workers, by incarnation. Of a world, ranks are
+	// those of the workers; nil: the line is the same for all. A line may be lost. It must not
+	// block.
+	Tell func(workers []string, ranks []uint32, text, tail []byte)
 	// DataKey returns the key of data connections of a generation. Nil: a random one for each.
 	DataKey func(generation uint64) identity.DataKey
 	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
 	Tasks Tasks
-	// Also is another service for the same workers. Nil: there is none.
-	Also OtherService
 	// Store serves a connection of a worker to a store for programs in other languages, until the
 	// worker closes it. Nil: they are refused.
 	Store func(conn net.Conn) error
@@ -93,24 +89,18 @@ type Tasks interface {
 }
 
 // Server holds the current world and the joins that wait. It answers only workers that Admit has
-// named: a certificate of the job is not enough, because it outlives its worker. Its methods are
-// safe for concurrent use, before, during and after Serve.
+// named. Its methods are safe for concurrent use.
 type Server struct {
 	cfg ServerConfig
 
 	mu        sync.Mutex
-	closed    bool
 	current   *published
-	waiting   map[string]*waiter // by incarnation
-	dismissed map[string]*rendezvouspb.JoinReply
+	waiting   map[string]*waiter          // by incarnation
+	dismissed map[string]error            // the dismissals
 	admitted  map[string]identity.Subject // by incarnation
 	handles   handles
 	stores    stores
 	widening
-
-	sockets *wire.Known   // of workers
-	agents  *wire.Known   // each carries the calls of its host's workers
-	done    chan struct{} // closed when the server stops
 }
 
 // handles counts the bytes of the handles of all workers.
@@ -147,7 +137,7 @@ type widening struct {
 // expel forgets a worker. A held world keeps what it has of its members: it must not be published
 // with the loopback address of one that has not joined again.
 func (w *widening) expel(inc string) {
-	if w.held == nil || !slices.ContainsFunc(w.held.members, func(m Member) bool { return m.Incarnation == inc }) {
+	if w.held == nil || !slices.ContainsFunc(w.held.members, func(m line.Member) bool { return m.Incarnation == inc }) {
 		delete(w.asked, inc)
 	}
 }
@@ -155,34 +145,29 @@ func (w *widening) expel(inc string) {
 // world is what Publish is given.
 type world struct {
 	plan.World
-	members []Member
+	members []line.Member
 	root    int
 	seq     uint64
 }
 
-// published is the current world in wire format. It is immutable, so all replies share it.
+// published is the current world, encoded. It is immutable.
 type published struct {
 	generation uint64
-	root       uint32
-	seq        uint64
 	ranks      map[string]uint32 // by incarnation
+	head       line.Message      // without the rank and the size of the tail
 	members    []byte            // columns, encoded
-	columns    *rendezvouspb.Members
+	columns    *line.Members
 	key        identity.DataKey
-	store      uint64
-	number     uint64 // of the members: another driver has others
 	// difference from the members with the number base, encoded; nil: it is not worth while.
 	difference []byte
 	base       uint64
 }
 
-// waiter is a Join that waits. Removing it from Server.waiting obliges the remover to answer it,
-// once.
+// waiter is a join that waits.
 type waiter struct {
 	after  uint64
-	has    uint64                               // number of the members that the worker has; 0: none
-	narrow bool                                 // its worker listens on loopback alone, and need not
-	answer func(*rendezvouspb.JoinReply, error) // must not block
+	has    uint64 // number of the members that the worker has; 0: none
+	narrow bool   // its worker listens on loopback alone, and need not
 }
 
 // NewServer returns a server without a world. It starts nothing.
@@ -194,21 +179,19 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.DataKey = func(uint64) identity.DataKey { return identity.NewDataKey() }
 	}
 	return &Server{
-		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*rendezvouspb.JoinReply), admitted: make(map[string]identity.Subject),
-		sockets: wire.NewKnown(), agents: wire.NewKnown(), done: make(chan struct{}),
+		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]error), admitted: make(map[string]identity.Subject),
 		stores: newStores(), widening: widening{asked: make(map[string][]string)}, handles: handles{of: make(map[string]int)},
 	}
 }
 
-// Admit lets a worker call the server, until Expel. It needs the subject's incarnation and host.
+// Admit has lines of a worker heard, until Expel. It needs the subject's incarnation and host.
 func (s *Server) Admit(worker identity.Subject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.admitted[worker.Incarnation] = worker
 }
 
-// Expel refuses a worker from now on, whatever its credentials: its process has ended, or counts as
-// ended. A join of it that waits fails.
+// Expel ignores a worker from now on: its process has ended, or counts as ended.
 func (s *Server) Expel(incarnation string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,13 +203,8 @@ func (s *Server) Expel(incarnation string) {
 	if s.cfg.Tasks != nil {
 		s.cfg.Tasks.Expel(incarnation)
 	}
-	if w, ok := s.waiting[incarnation]; ok {
-		delete(s.waiting, incarnation)
-		w.answer(nil, errExpelled)
-	}
+	delete(s.waiting, incarnation)
 }
-
-var errExpelled = status.Error(codes.PermissionDenied, "this worker does not belong to the job any more")
 
 // Publish sets the current world w, with its members by rank, its sync root, and the number of the
 // last notification that it takes into account. The slots of w must be as plan.Place sets them. It
@@ -234,7 +212,7 @@ var errExpelled = status.Error(codes.PermissionDenied, "this worker does not bel
 // w differ in size or root is not a rank of w. A world that is not newer than the current one is
 // ignored. A world with a member that Widen has asked to join again is published when all of these
 // have. Publish keeps none of its arguments and never blocks.
-func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
+func (s *Server) Publish(w plan.World, members []line.Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
 	}
@@ -254,15 +232,15 @@ func (s *Server) Widen() {
 	for inc, w := range s.waiting {
 		if w.narrow {
 			delete(s.waiting, inc)
-			w.answer(s.askToWiden(inc), nil)
+			s.askToWiden(inc)
 		}
 	}
 }
 
-// askToWiden returns what has a worker join again; the lock is held.
-func (s *Server) askToWiden(inc string) *rendezvouspb.JoinReply {
+// askToWiden has a worker join again; the lock is held.
+func (s *Server) askToWiden(inc string) {
 	s.asked[inc] = nil
-	return &rendezvouspb.JoinReply{Widen: true}
+	s.cfg.Tell([]string{inc}, nil, line.Down("widen", nil), nil)
 }
 
 // widened notes with which addresses a worker has joined; the lock is held.
@@ -292,8 +270,8 @@ func (s *Server) publishHeld() {
 }
 
 // isNarrow returns whether a worker listens on loopback alone, and can do otherwise.
-func isNarrow(req *rendezvouspb.JoinRequest) bool {
-	return req.GetCanWiden() && !slices.ContainsFunc(req.GetDataAddresses(), func(addr string) bool {
+func isNarrow(j *line.Joining) bool {
+	return j.CanWiden && !slices.ContainsFunc(j.DataAddrs, func(addr string) bool {
 		at, err := netip.ParseAddrPort(addr)
 		return err != nil || !at.Addr().IsLoopback()
 	})
@@ -302,19 +280,19 @@ func isNarrow(req *rendezvouspb.JoinRequest) bool {
 // publish makes a world the current one; the lock is held.
 func (s *Server) publish(next world) {
 	w, members, root, seq := next.World, next.members, next.root, next.seq
-	columns := membersToWire(w, members)
-	shared, err := proto.Marshal(columns)
-	if err != nil {
-		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // cannot happen: names and addresses are valid UTF-8
-	}
+	columns := line.NewMembers(w, members)
+	key := s.cfg.DataKey(w.Generation)
 	p := &published{
-		generation: w.Generation, root: uint32(root), seq: seq,
-		ranks:   make(map[string]uint32, len(members)),
-		members: shared, columns: columns, key: s.cfg.DataKey(w.Generation), number: 1 + rand.Uint64N(math.MaxUint64),
+		generation: w.Generation, ranks: make(map[string]uint32, len(members)),
+		members: columns.Append(nil), columns: columns, key: key,
+		head: line.Message{
+			Generation: w.Generation, Size: len(members), Root: root, Seq: seq,
+			DataKey: hex.EncodeToString(key.Bytes()), Number: 1 + rand.Uint64N(math.MaxUint64),
+		},
 	}
 	p.differ(s.current)
 	if s.cfg.Store != nil {
-		p.store = s.stores.number
+		p.head.StoreNumber = s.stores.number
 	}
 	for r, m := range members {
 		p.ranks[m.Incarnation] = uint32(r)
@@ -327,14 +305,43 @@ func (s *Server) publish(next world) {
 	if s.cfg.Tasks != nil {
 		s.cfg.Tasks.Train(slices.Collect(maps.Keys(p.ranks)))
 	}
+	var answered []string
 	for inc := range p.ranks {
-		if waiting, ok := s.waiting[inc]; ok {
-			if reply := p.reply(inc, waiting.after, waiting.has); reply != nil {
-				delete(s.waiting, inc)
-				waiting.answer(reply, nil)
-			}
+		if w := s.waiting[inc]; w != nil && p.answers(inc, w) {
+			answered = append(answered, inc)
 		}
 	}
+	s.answer(answered)
+}
+
+// answer answers joins that wait with the current world, by one line for all that have the same
+// members; the lock is held.
+func (s *Server) answer(workers []string) {
+	var whole, differs []string
+	for _, inc := range workers {
+		if has := s.waiting[inc].has; s.current.difference != nil && has == s.current.base {
+			differs = append(differs, inc)
+		} else {
+			whole = append(whole, inc)
+		}
+		delete(s.waiting, inc)
+	}
+	s.tellWorld(whole, s.current.head, s.current.members)
+	head := s.current.head
+	head.Base = s.current.base
+	s.tellWorld(differs, head, s.current.difference)
+}
+
+func (s *Server) tellWorld(workers []string, head line.Message, tail []byte) {
+	if len(workers) == 0 {
+		return
+	}
+	ranks := make([]uint32, len(workers))
+	for i, inc := range workers {
+		ranks[i] = s.current.ranks[inc]
+	}
+	head.Is, head.Tail = "world", len(tail)
+	s.cfg.Tell(workers, ranks, line.Text(head), tail)
 }
 
 // differ notes how p differs from the world before, if that is much shorter than p itself.
@@ -342,114 +349,162 @@ func (p *published) differ(before *published) {
 	if before == nil {
 		return
 	}
-	d, err := proto.Marshal(difference(before.columns, p.columns))
-	if err == nil && 4*len(d) < len(p.members) { // the members could be encoded, so there is no error
-		p.difference, p.base = d, before.number
+	if d := line.Difference(before.columns, p.columns).Append(nil); 4*len(d) < len(p.members) {
+		p.difference, p.base = d, before.head.Number
 	}
 }
 
-// reply returns the answer to a join of inc after that generation, by a worker that has the members
-// of that number; nil: the world does not answer it.
-func (p *published) reply(inc string, after, has uint64) *rendezvouspb.JoinReply {
-	if p == nil || p.generation <= after {
-		return nil
+// answers reports whether the world answers a join of a worker.
+func (p *published) answers(inc string, w *waiter) bool {
+	if p == nil || p.generation <= w.after {
+		return false
 	}
-	rank, ok := p.ranks[inc]
-	if !ok {
-		return nil
-	}
-	w := p.world(rank, p.key)
-	if p.difference != nil && has == p.base {
-		w.Members, w.Difference = nil, p.difference
-	}
-	return &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_World{World: w}}
+	_, member := p.ranks[inc]
+	return member
 }
 
-func (p *published) world(rank uint32, key identity.DataKey) *rendezvouspb.World {
-	return &rendezvouspb.World{
-		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Size: uint32(len(p.ranks)), Members: p.members,
-		DataKey: key.Bytes(), Store: p.store, MembersNumber: p.number,
-	}
-}
-
-// Dismiss answers the current join of a worker and all later ones with why: ErrRemoved, ErrLast or
-// ErrFinished; it panics for other errors. The last dismissal of a worker counts, and the worker is
-// in no later world. Dismiss never blocks.
+// Dismiss answers the current join of a worker and all later ones with why: line.ErrRemoved,
+// ErrLast or ErrFinished; it panics for other errors. The last dismissal of a worker counts, and
+// the worker is in no later world. Dismiss never blocks.
 func (s *Server) Dismiss(incarnation string, why error) {
-	var d rendezvouspb.Dismissal
-	switch {
-	case errors.Is(why, ErrRemoved):
-		d = rendezvouspb.Dismissal_DISMISSAL_REMOVED
-	case errors.Is(why, ErrFinished):
-		d = rendezvouspb.Dismissal_DISMISSAL_FINISHED
-	default:
-		panic(fmt.Sprintf("rendezvous: %v is not a dismissal", why))
-	}
-	reply := &rendezvouspb.JoinReply{Outcome: &rendezvouspb.JoinReply_Dismissal{Dismissal: d}, Last: errors.Is(why, ErrLast)}
+	text := line.Dismissed(why)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dismissed[incarnation] = reply
-	if w, ok := s.waiting[incarnation]; ok {
+	s.dismissed[incarnation] = why
+	if s.waiting[incarnation] != nil {
 		delete(s.waiting, incarnation)
-		w.answer(reply, nil)
+		s.cfg.Tell([]string{incarnation}, nil, text, nil)
 	}
 }
 
 // arrive answers a join, or has it wait and returns true.
-func (s *Server) arrive(inc string, req *rendezvouspb.JoinRequest, w *waiter) bool {
+func (s *Server) arrive(inc string, j *line.Joining) (waits bool, err error) {
+	w := &waiter{after: j.After, has: j.Has, narrow: isNarrow(j)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		w.answer(nil, errStopping)
-		return false
-	}
-	if old, ok := s.waiting[inc]; ok {
-		delete(s.waiting, inc)
-		old.answer(nil, status.Error(codes.Aborted, "superseded by another join of the same worker"))
-	}
-	if reply, ok := s.dismissed[inc]; ok {
-		w.answer(reply, nil)
-		return false
+	if why, ok := s.dismissed[inc]; ok {
+		s.cfg.Tell([]string{inc}, nil, line.Dismissed(why), nil)
+		return false, nil
 	}
 	if s.wide && w.narrow {
-		w.answer(s.askToWiden(inc), nil)
-		return false
+		s.askToWiden(inc)
+		return false, nil
 	}
-	if err := s.handles.take(inc, len(req.GetHandle())); err != nil {
-		w.answer(nil, status.Errorf(codes.ResourceExhausted, "join: %v", err))
-		return false
+	if err := s.handles.take(inc, len(j.Handle)); err != nil {
+		return false, err
 	}
-	s.widened(inc, req.GetDataAddresses())
-	if reply := s.current.reply(inc, w.after, w.has); reply != nil {
-		w.answer(reply, nil)
-		return false
-	}
+	s.widened(inc, j.DataAddrs)
 	s.waiting[inc] = w
-	return true
+	if s.current.answers(inc, w) {
+		s.answer([]string{inc})
+		return false, nil
+	}
+	return true, nil
 }
 
-// leave removes the waiter of a call that was given up.
-func (s *Server) leave(inc string, w *waiter) {
+// Hear takes a line that the launcher of a worker passes on. It has noted called once the line need
+// not be repeated to another driver. It does not keep text.
+func (s *Server) Hear(incarnation string, text []byte, noted func()) {
+	s.mu.Lock()
+	from, belongs := s.admitted[incarnation]
+	s.mu.Unlock()
+	if !belongs {
+		noted()
+		return
+	}
+	what, err := line.Kind(text)
+	if err == nil && what == "report" {
+		err = s.report(from, text, noted)
+	} else if err == nil {
+		err = s.hear(from, what, text)
+		noted()
+	} else {
+		noted()
+	}
+	if err != nil {
+		s.cfg.Log.Warnf("rendezvous: refused a line (%.32q) of %v: %v", what, from, err)
+		s.cfg.Tell([]string{from.Incarnation}, nil, line.Error(what+": "+err.Error(), what == "join"), nil)
+	}
+}
+
+// hear takes a line that is not a report.
+func (s *Server) hear(from identity.Subject, what string, text []byte) error {
+	h := s.cfg.Handler
+	switch what {
+	case "join":
+		j, err := read[line.Joining](text)
+		if err == nil {
+			err = j.Check()
+		}
+		if err != nil {
+			return err
+		}
+		waits, err := s.arrive(from.Incarnation, &j)
+		if waits {
+			h.Joined(from, j)
+		}
+		return err
+	case "pulse":
+		b, err := read[line.Beat](text)
+		if err == nil {
+			err = b.Check()
+		}
+		if err == nil {
+			h.Beaten(from, b)
+		}
+		return err
+	case "look":
+		s.look(from.Incarnation)
+		return nil
+	case "heard":
+		l, err := read[line.Heard](text)
+		if err == nil {
+			h.Heard(from, l)
+		}
+		return err
+	case "stacks":
+		l, err := read[line.StacksLine](text)
+		if err == nil {
+			h.Located(from, l)
+		}
+		return err
+	}
+	return errors.New("an unknown line")
+}
+
+func read[T any](text []byte) (v T, err error) {
+	err = json.Unmarshal(text, &v)
+	return v, err
+}
+
+// report takes a report. It has noted called, also with an error.
+func (s *Server) report(from identity.Subject, text []byte, noted func()) error {
+	r, err := read[line.ReportLine](text)
+	if err == nil {
+		err = r.Check()
+	}
+	switch {
+	case err != nil:
+		noted()
+	case r.What == "backend":
+		s.cfg.Handler.BackendReported(from, r.Generation, r.Backend, noted)
+	case r.What == "failed":
+		s.cfg.Handler.FailureReported(from, r.Error, noted)
+	default:
+		s.cfg.Handler.Reported(from, r.Report(), r.Generation, r.Commits, noted)
+	}
+	return err
+}
+
+// look tells a worker the newest world, with a key for visits to its members.
+func (s *Server) look(inc string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiting[inc] == w {
-		delete(s.waiting, inc)
+	head, tail := line.Message{}, []byte(nil)
+	if s.current != nil && s.dismissed[inc] == nil {
+		head, tail = s.current.head, s.current.members
+		head.DataKey = hex.EncodeToString(s.current.key.ForVisits().Bytes())
 	}
-}
-
-// join begins the call Join of a worker. It calls answer once, at once or later, unless what it
-// returns is called.
-func (s *Server) join(from identity.Subject, req *rendezvouspb.JoinRequest, answer func(*rendezvouspb.JoinReply, error)) (leave func()) {
-	if err := validate(req); err != nil {
-		answer(nil, s.invalid(from, "join", err))
-		return nil
-	}
-	w := &waiter{after: req.GetAfterGeneration(), has: req.GetHasMembers(), narrow: isNarrow(req), answer: answer}
-	if !s.arrive(from.Incarnation, req, w) {
-		return nil
-	}
-	if s.cfg.Handler != nil {
-		s.cfg.Handler.Joined(from, joiningFromWire(req))
-	}
-	return func() { s.leave(from.Incarnation, w) }
+	head.Is, head.Tail = "looked", len(tail)
+	s.cfg.Tell([]string{inc}, nil, line.Text(head), tail)
 }

@@ -2,11 +2,13 @@ package rendezvous
 
 import (
 	"context"
-	"crypto/tls"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // mostStores is the largest number of connections of one worker to the store.
@@ -25,29 +27,39 @@ func newStores() stores {
 // expel closes the connections of a worker; the lock is held.
 func (s *stores) expel(incarnation string) {
 	for conn := range s.of[incarnation] {
-		if secured, is := conn.(interface{ NetConn() net.Conn }); is {
-			conn = secured.NetConn() // TLS would say goodbye, which may block
-		}
 		_ = conn.Close() // its handler returns
 	}
 }
 
-// store serves the connection of a worker that belongs to the job to the store.
-func (s *Server) store(ctx context.Context, conn net.Conn, peer tls.ConnectionState) {
+// Stream serves a connection of a worker for a protocol other than lines, which it closes, until
+// that or ctx ends.
+func (s *Server) Stream(ctx context.Context, incarnation, protocol string, conn net.Conn) {
 	defer conn.Close()
-	from, err := identity.SubjectOf(peer)
-	if err == nil {
-		from, err = s.belongs(from)
+	s.mu.Lock()
+	from, belongs := s.admitted[incarnation]
+	s.mu.Unlock()
+	err := errors.New("the worker does not belong to the job any more")
+	switch {
+	case !belongs:
+	case protocol == line.TasksProtocol && s.cfg.Tasks != nil:
+		err = s.cfg.Tasks.Handle(ctx, conn, from)
+	case protocol == line.StoreProtocol && s.cfg.Store != nil:
+		err = s.store(ctx, from, conn)
+	default:
+		err = fmt.Errorf("unknown protocol %.32q", protocol)
 	}
-	if err != nil || !s.enterStore(from.Incarnation, conn) {
-		s.cfg.Log.Debugf("rendezvous: a connection to the store is refused to %v: %v", from, err)
-		return
+	if err != nil && ctx.Err() == nil {
+		s.cfg.Log.Debugf("rendezvous: a connection of %v for %.32q: %v", from, protocol, err)
+	}
+}
+
+func (s *Server) store(ctx context.Context, from identity.Subject, conn net.Conn) error {
+	if !s.enterStore(from.Incarnation, conn) {
+		return fmt.Errorf("it has %d others", mostStores)
 	}
 	defer s.leaveStore(from.Incarnation, conn)
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if err := s.cfg.Store(conn); err != nil && ctx.Err() == nil {
-		s.cfg.Log.Debugf("rendezvous: the store of %v: %v", from, err)
-	}
+	return s.cfg.Store(conn)
 }
 
 func (s *Server) enterStore(incarnation string, conn net.Conn) bool {

@@ -4,51 +4,39 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// narrow is a worker that listens on loopback alone until it is asked for more.
-func (j *job) narrow(inc string, wide ...string) *Client {
-	j.t.Helper()
-	c, err := NewClient(ClientConfig{
-		Addr: j.addr, Credentials: j.credentials(slotOf(inc)), Widen: func() ([]string, error) { return wide, nil },
-	})
-	if err != nil {
-		j.t.Fatal(err)
-	}
-	j.t.Cleanup(func() { c.Close() })
-	return c
+// joins has a worker join with an address, of a data listener that can be opened on others.
+func (j *job) joinsAt(worker, addr string, canWiden bool) {
+	j.says(worker, "join", line.Joining{DataAddrs: []string{addr}, CanWiden: canWiden})
 }
 
-// TestWiden: workers that listen on loopback alone, those that wait included, join again with other
-// addresses once a worker of another machine takes part; others are not asked. A world that was
-// published with the old addresses has the new ones.
+// TestWiden: workers that listen on loopback alone, those that wait included, are asked for other
+// addresses once a worker of another machine takes part; others are not asked.
 func TestWiden(t *testing.T) {
 	j := newJob(t)
-	loopback := func(port string) Joining {
-		return Joining{DataAddrs: []string{"127.0.0.1:" + port}, NotifyAddr: "127.0.0.1:9"}
-	}
-	waits := join(j.narrow("a", "10.0.0.1:4"), loopback("1"))
-	if got := take(t, "the join of a", j.heard.joins); got.from.Incarnation != "a" {
-		t.Fatal(got)
-	}
+	j.joinsAt("a", "127.0.0.1:1", true)
+	j.joinsAt("far", "10.0.0.9:1", true)
+	j.silent("a", "far")
 	j.server.Widen()
-	again := take(t, "the second join of a", j.heard.joins)
-	if again.from.Incarnation != "a" || !slices.Equal(again.j.DataAddrs, []string{"10.0.0.1:4"}) {
-		t.Fatalf("a joined again as %+v", again)
-	}
-	late := join(j.narrow("b", "10.0.0.1:5"), loopback("2"))
-	if got := take(t, "the join of b", j.heard.joins); !slices.Equal(got.j.DataAddrs, []string{"10.0.0.1:5"}) {
-		t.Errorf("b joined as %+v", got)
-	}
-	old := join(j.client("c"), loopback("3")) // it cannot listen elsewhere
-	take(t, "the join of c", j.heard.joins)
+	j.hears("a", "widen")
+	j.silent("far")
+	j.joinsAt("a", "10.0.0.1:4", false)
+	j.joinsAt("b", "127.0.0.1:2", true)
+	j.hears("b", "widen")
+	j.joinsAt("b", "10.0.0.1:5", false)
+	j.joinsAt("c", "127.0.0.1:3", false) // it cannot listen elsewhere
 	j.publish(1, 0, 0, "a", "b", "c")
-	for rank, ch := range []<-chan result{waits, late, old} {
-		w := j.world("the first world", ch, 1, rank)
+	for _, worker := range []string{"a", "b", "c"} {
+		p := j.place(j.hears(worker, "world"), 0, nil)
+		w, err := p.World()
+		if err != nil {
+			t.Fatal(err)
+		}
 		addrs := w.DataAddrs()
 		if !slices.Equal(addrs[0], []string{"10.0.0.1:4"}) || !slices.Equal(addrs[1], []string{"10.0.0.1:5"}) {
-			t.Errorf("rank %d: the addresses are %v", rank, addrs)
+			t.Errorf("%s: the addresses are %v", worker, addrs)
 		}
 	}
 }
@@ -57,30 +45,19 @@ func TestWiden(t *testing.T) {
 // published when that has joined again, with what it says then; a newer world takes its place.
 func TestWorldWaitsForWideMembers(t *testing.T) {
 	j := newJob(t)
-	arrive := func(inc, addr string, can bool) <-chan answer {
-		return j.arrive(inc, &rendezvouspb.JoinRequest{DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: can})
-	}
 	j.server.Widen()
-	far := arrive("far", "10.0.0.2:1", true)
-	if a := take(t, "answer", arrive("near", "[::1]:1", true)); !a.reply.GetWiden() {
-		t.Fatalf("near is told %v", a)
-	}
+	j.joinsAt("far", "10.0.0.2:1", true)
+	j.joinsAt("near", "[::1]:1", true)
+	j.hears("near", "widen")
 	j.publish(1, 0, 0, "far", "near")
-	select {
-	case a := <-far:
-		t.Fatalf("far has a world of which a member is not ready: %v", a.reply)
-	default:
-	}
+	j.silent("far", "near")
 	j.publish(2, 0, 0, "far", "near")
-	if a := take(t, "answer", arrive("near", "10.0.0.1:1", false)); a.reply.GetWorld().GetGeneration() != 2 {
-		t.Fatalf("near is told %v", a)
+	j.joinsAt("near", "10.0.0.1:1", false)
+	if m := j.hears("near", "world"); m.Generation != 2 {
+		t.Fatalf("near is told %+v", m)
 	}
-	a := take(t, "answer", far)
-	place, err := placeFromWire(a.reply.GetWorld(), 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	world, err := place.World()
+	p := j.place(j.hears("far", "world"), 0, nil)
+	world, err := p.World()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,34 +66,24 @@ func TestWorldWaitsForWideMembers(t *testing.T) {
 	}
 }
 
-// TestWideMemberEnds: a worker that has ended is forgotten, but a held world is not published
-// with the loopback address of a member that has ended.
+// TestWideMemberEnds: a worker that has ended is forgotten, but a held world is not published with
+// the loopback address of a member that has ended.
 func TestWideMemberEnds(t *testing.T) {
 	j := newJob(t)
-	arrive := func(inc, addr string) <-chan answer {
-		return j.arrive(inc, &rendezvouspb.JoinRequest{DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: true})
-	}
 	j.server.Widen()
 	for _, inc := range []string{"near", "other", "gone"} {
-		if a := take(t, "answer", arrive(inc, "[::1]:1")); !a.reply.GetWiden() {
-			t.Fatalf("%s is told %v", inc, a)
-		}
+		j.joinsAt(inc, "[::1]:1", true)
+		j.hears(inc, "widen")
 	}
 	j.publish(1, 0, 0, "near", "other")
 	j.server.Expel("gone")
 	j.server.Expel("other")
-	near := arrive("near", "10.0.0.1:1")
-	select {
-	case a := <-near:
-		t.Fatalf("near has a world with a member that has ended: %v", a.reply)
-	default:
-	}
+	j.joinsAt("near", "10.0.0.1:1", false)
+	j.silent("near")
 	j.publish(2, 0, 0, "near")
-	if a := take(t, "answer", near); a.reply.GetWorld().GetGeneration() != 2 {
-		t.Errorf("near is told %v", a)
+	if m := j.hears("near", "world"); m.Generation != 2 {
+		t.Errorf("near is told %+v", m)
 	}
-	j.server.mu.Lock()
-	defer j.server.mu.Unlock()
 	if _, known := j.server.asked["gone"]; known {
 		t.Error("a worker that has ended is not forgotten")
 	}

@@ -735,7 +735,7 @@ class Transport(_transport.Transport):
         if welcome.get("library"):
             lib.path = welcome["library"]
         options = _options()
-        if "listen" not in options and os.environ.get("HVD_DRIVER_ADDR", "").startswith(("127.", "[::1]", "localhost")):
+        if "listen" not in options and os.environ.get("HVD_LAUNCHER_ADDR", "").startswith(("127.", "[::1]", "localhost")):
             options["listen"] = "127.0.0.1:0"  # the driver asks for more, by widen, once a host is another machine
         options["run"] = welcome["run"]
         self._endpoint = lib.Endpoint(**options)

@@ -82,7 +82,7 @@ func TestTableIsRead(t *testing.T) {
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
 	"github.com/NVIDIA/go-nvml", "github.com/ebitengine/purego", "github.com/prometheus/client_golang",
-	"charm.land/bubbletea/v2",
+	"charm.land/bubbletea/v2", "google.golang.org/grpc", "google.golang.org/protobuf",
 }
 
 type pkg struct {
@@ -315,10 +315,10 @@ func TestTrainingProgramsAreLight(t *testing.T) {
 // services are the protocols of internal/wire whose messages a package links.
 var services = map[string][]string{
 	"collective":       nil,
-	"elastic":          {"carrypb", "notifypb", "rendezvouspb"}, // the driver's end of rendezvous is in the same package
-	"driver":           {"carrypb", "controlpb", "notifypb", "rendezvouspb"},
+	"elastic":          nil,
+	"driver":           {"controlpb"},
 	"tasks":            {"taskspb"},
-	"internal/agent":   {"agentpb", "carrypb", "notifypb", "rendezvouspb"}, // it passes on what its workers say
+	"internal/agent":   {"agentpb"},
 	"discovery/plugin": {"discoverypb"},
 }
 
@@ -676,6 +676,7 @@ var wide = map[string]string{
 	"driver/decide.savedWorker":               "an object of the journal",
 	"job.Entry":                               "an object of the events file",
 	"job.Status":                              "an object of the status",
+	"internal/line.Message":                   "any line to a worker",
 	"launch.Spec":                             "what is asked of a launcher",
 	"plan.Worker":                             "the environment of a worker",
 }

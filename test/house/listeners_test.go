@@ -64,7 +64,7 @@ func TestListeners(t *testing.T) {
 			t.Errorf("%s does not listen: it needs no exception", path)
 		}
 	}
-	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data", "WorkerStore", "TorchWorkers", "TorchPeers", "TorchHealth", "Metrics", "Dashboard"} {
+	for _, name := range []string{"Control", "Drivers", "Door", "Gossip", "Data", "WorkerStore", "TorchWorkers", "TorchPeers", "TorchHealth", "Metrics", "Dashboard"} {
 		if !bounds[name] {
 			t.Errorf("identity.%s is not used: no listener has these bounds", name)
 		}

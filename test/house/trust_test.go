@@ -1,14 +1,12 @@
 package house
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
-
-	"github.com/hvdrun/hvdrun/internal/wire/notifypb"
-	"github.com/hvdrun/hvdrun/internal/wire/rendezvouspb"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // TestTrust: for each message that a worker can send, testdata/trust.txt has the effect of a false
@@ -36,39 +34,41 @@ func TestTrust(t *testing.T) {
 	}
 }
 
-// fromWorkers returns what workers send: the methods that they call, with the fields of the
-// requests, the methods that they answer, with the fields of the answers, and the reports.
+// fromWorkers returns what workers send: the lines, with their fields as in JSON, and the reports.
 func fromWorkers() (names []string) {
-	seen := map[protoreflect.FullName]bool{}
-	var fields func(m protoreflect.MessageDescriptor)
-	fields = func(m protoreflect.MessageDescriptor) {
-		if seen[m.FullName()] {
+	seen := map[string]bool{}
+	var fields func(of string, t reflect.Type)
+	fields = func(of string, t reflect.Type) {
+		for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct {
 			return
 		}
-		seen[m.FullName()] = true
-		for i := range m.Fields().Len() {
-			f := m.Fields().Get(i)
-			names = append(names, string(m.Name())+"."+string(f.Name()))
-			if f.Message() != nil {
-				fields(f.Message())
+		for i := range t.NumField() {
+			f := t.Field(i)
+			field, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if field == "" {
+				field = f.Name
+			}
+			if name := of + "." + field; !seen[name] {
+				seen[name] = true
+				names = append(names, name)
+				fields(field, f.Type)
 			}
 		}
 	}
-	methods := func(s protoreflect.ServiceDescriptor, sends func(protoreflect.MethodDescriptor) protoreflect.MessageDescriptor) {
-		for i := range s.Methods().Len() {
-			m := s.Methods().Get(i)
-			names = append(names, string(s.Name())+"."+string(m.Name()))
-			fields(sends(m))
+	for do, v := range map[string]any{
+		"hello": line.Hello{}, "join": line.Joining{}, "report": line.ReportLine{}, "pulse": line.Beat{}, "heard": line.Heard{},
+		"stacks": line.StacksLine{}, "look": struct{}{}, "ping": struct{}{}, "beat": struct{}{}, "figures": struct{}{},
+	} {
+		names = append(names, do)
+		fields(do, reflect.TypeOf(v))
+	}
+	for r := line.Done; r <= line.NotWritten; r++ {
+		if word := r.String(); !strings.HasPrefix(word, "report ") {
+			names = append(names, "report "+strings.ReplaceAll(word, " ", "_"))
 		}
 	}
-	methods(rendezvouspb.File_rendezvous_proto.Services().ByName("Rendezvous"), protoreflect.MethodDescriptor.Input)
-	methods(notifypb.File_notify_proto.Services().ByName("Hearing"), protoreflect.MethodDescriptor.Input)
-	methods(notifypb.File_notify_proto.Services().ByName("Notification"), protoreflect.MethodDescriptor.Output)
-	reports := rendezvouspb.Report(0).Descriptor().Values()
-	for i := range reports.Len() {
-		if r := reports.Get(i); r.Number() != 0 {
-			names = append(names, string(r.Name()))
-		}
-	}
-	return names
+	return append(names, "report failed", "report backend")
 }

@@ -33,7 +33,6 @@ var waits = map[string]struct {
 	why  string
 }{
 	"internal/agent/client/ssh_test.go":        {1, trigger},
-	"internal/agent/forward_test.go":           {1, "a connection to a driver that is away is given up for one that is there, before its own time is over"},
 	"internal/agent/run_test.go":               {1, nothing},
 	"internal/agent/server_test.go":            {1, nothing},
 	"cmd/hvdrun/internal/jobrun/story_test.go": {1, virtual},
@@ -57,7 +56,6 @@ var waits = map[string]struct {
 	"test/torch/soak_test.go":                  {1, measures},
 	"torchrun/dynamic/scale_test.go":           {1, slowness},
 	"torchrun/dynamic/scenarios_test.go":       {10, virtual},
-	"internal/rendezvous/rendezvous_test.go":   {1, slowness},
 	"torchrun/store/etcd/etcd_test.go":         {1, nothing},
 	"tasks/leave_test.go":                      {2, virtual},
 	"tasks/tasks_test.go":                      {1, nothing},

@@ -7,16 +7,15 @@ import (
 	"os"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
 // liar tells the driver what is not so, with this worker's credentials.
 type liar struct {
 	env    plan.Worker
-	err    error              // why it cannot lie
-	client *rendezvous.Client // nil: not connected yet
+	err    error        // why it cannot lie
+	client *line.Client // nil: not connected yet
 }
 
 // lieBound limits a lie: the driver may answer it never.
@@ -25,20 +24,20 @@ const lieBound = 20 * time.Second
 // lies are what a fault can make this worker say while it trains on, by name.
 var lies = map[string]func(ctx context.Context, l *liar, generation uint64) error{
 	"lie-done": func(ctx context.Context, l *liar, generation uint64) error {
-		return l.client.Report(ctx, rendezvous.Done, generation, math.MaxUint64)
+		return l.client.Report(ctx, line.Done, generation, math.MaxUint64)
 	},
 	"lie-drain": func(ctx context.Context, l *liar, generation uint64) error {
-		return l.client.Report(ctx, rendezvous.Draining, generation, 0)
+		return l.client.Report(ctx, line.Draining, generation, 0)
 	},
 	"lie-commits": func(_ context.Context, l *liar, generation uint64) error {
 		// This worker's other client trains on, and joins when it is told to.
-		go l.client.Join(context.Background(), rendezvous.Joining{
-			After: generation, Commits: 1 << 63, HoldsState: true, DataAddrs: []string{"127.0.0.1:9"}, NotifyAddr: "127.0.0.1:9",
+		go l.client.Join(context.Background(), line.Joining{
+			After: generation, Commits: 1 << 63, HoldsState: true, DataAddrs: []string{"127.0.0.1:9"},
 		})
 		return nil
 	},
 	"lie-generation": func(_ context.Context, l *liar, _ uint64) error {
-		go l.client.Join(context.Background(), rendezvous.Joining{After: 1 << 63, Commits: 7, HoldsState: true})
+		go l.client.Join(context.Background(), line.Joining{After: 1 << 63, Commits: 7, HoldsState: true})
 		return nil
 	},
 	"lie-beats": func(_ context.Context, l *liar, generation uint64) error {
@@ -46,8 +45,8 @@ var lies = map[string]func(ctx context.Context, l *liar, generation uint64) erro
 		return nil
 	},
 	"lie-reports": func(ctx context.Context, l *liar, generation uint64) error {
-		for r := rendezvous.Leaving; r <= rendezvous.NotWritten; r++ {
-			if r == rendezvous.Draining {
+		for r := line.Leaving; r <= line.NotWritten; r++ {
+			if r == line.Draining {
 				continue // it would be asked to leave
 			}
 			for _, n := range []uint64{0, generation, math.MaxInt64, math.MaxUint64} {
@@ -68,9 +67,9 @@ var lies = map[string]func(ctx context.Context, l *liar, generation uint64) erro
 // beats says until this process ends that it has waited for ever for all others.
 func (l *liar) beats(generation uint64) {
 	for {
-		_ = l.client.Beat(context.Background(), rendezvous.Beat{
-			Generation: generation, Phase: rendezvous.Training, Quiet: math.MaxInt64, Commits: math.MaxUint64, Written: math.MaxUint64,
-			Lanes: []rendezvous.Lane{{Operation: math.MaxUint64, Waiting: true, For: math.MaxInt64, What: "AllReduce"}},
+		_ = l.client.Beat(context.Background(), line.Beat{
+			Generation: generation, Phase: line.Training, Quiet: math.MaxInt64, Commits: math.MaxUint64, Written: math.MaxUint64,
+			Lanes: []line.Lane{{Operation: math.MaxUint64, Waiting: true, For: math.MaxInt64, What: "AllReduce"}},
 		})
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -82,11 +81,8 @@ func (l *liar) lie(what string) error {
 		return l.err
 	}
 	if l.client == nil {
-		creds, err := identity.Decode(l.env.Credentials)
-		if err != nil {
-			return err
-		}
-		if l.client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: l.env.DriverAddr, Credentials: creds}); err != nil {
+		var err error
+		if l.client, err = line.NewClient(line.ClientConfig{Worker: l.env}); err != nil {
 			return err
 		}
 	}

@@ -285,7 +285,7 @@ func (r *runner) masterAddr(ctx context.Context, groupRank int) string {
 // environ returns the environment of the program in the world.
 func (r *runner) environ(p place) []string {
 	w := r.own
-	w.Credentials, w.DriverAddr = "", "" // the program is no worker of hvdrun itself
+	w.Credentials, w.LauncherAddr = "", "" // the program is no worker of hvdrun itself
 	w.Slot.Rank, w.Size = r.worker.Rank(), r.worker.Size()
 	w.Slot.LocalRank, w.Slot.LocalSize = r.worker.LocalRank(), r.worker.LocalSize()
 	w.Slot.CrossRank, w.Slot.CrossSize = r.worker.CrossRank(), r.worker.CrossSize()

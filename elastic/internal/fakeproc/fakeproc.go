@@ -5,6 +5,7 @@ package fakeproc
 
 import (
 	"context"
+	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -14,12 +15,12 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 // Moment describes the progress of a worker.
 type Moment struct {
-	Phase      rendezvous.Phase
+	Phase      line.Phase
 	Commit     uint64 // number of the last commit begun
 	Committed  bool   // all ranks have just made it
 	Rank       int    // -1 before the first world
@@ -35,6 +36,8 @@ type Process struct {
 	Log logrus.FieldLogger
 	// Reached is called on the worker's goroutine at each Moment. It may block and may call Kill.
 	Reached func(Moment)
+	// Line is its end of the socket to its launcher.
+	Line net.Conn
 	// Network is where it listens and connects. The zero value is the kernel's.
 	Network identity.Network
 

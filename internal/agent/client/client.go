@@ -40,6 +40,7 @@ const (
 type Agents struct {
 	cfg       Config
 	wide      widening
+	routes    routes
 	beginning sync.Mutex    // one call of Begun at a time
 	starting  chan struct{} // of as many job agents as may start at a time
 	wg        sync.WaitGroup
@@ -84,7 +85,10 @@ type hosts struct {
 	adopted    *adopted // nil: there was no driver before this one
 }
 
-var _ launch.Widener = (*Agents)(nil)
+var (
+	_ launch.Widener = (*Agents)(nil)
+	_ launch.Teller  = (*Agents)(nil)
+)
 
 // Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or
 // failed. It returns the errors, most of them *HostError, by host. Run does the same for its host
@@ -320,29 +324,6 @@ func within(d time.Duration, f func()) bool {
 		return true
 	case <-timer.C:
 		return false
-	}
-}
-
-// ListenAddr implements Router.
-func (a *Agents) ListenAddr() string {
-	if a.cfg.Listen.IsValid() {
-		return netip.AddrPortFrom(a.cfg.Listen, 0).String()
-	}
-	return identity.ListenLoopback()
-}
-
-// Listening implements Router. Existing sessions inform their agents.
-func (a *Agents) Listening(port int) {
-	a.wide.near.Store(int64(port))
-	a.tell()
-}
-
-// tell has the sessions look where the driver listens.
-func (a *Agents) tell() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, s := range a.sessions {
-		poke(s.wake)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 const (
 	// HelloVersion is the version of Hello and Ready, and of the later messages.
-	HelloVersion = 1
+	HelloVersion = 2
 	// maxHello bounds a hello and an answer, in bytes.
 	maxHello = 64 << 10
 	// maxNoise bounds what else a remote shell may print before the answer: far beyond any message

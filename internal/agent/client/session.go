@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -69,9 +70,6 @@ var errStale = errors.New("agent: the session is over")
 // errNoAgent: none is known on the host, and none may be started.
 var errNoAgent = errors.New("has no agent")
 
-// errMoved ends a stream whose other end must learn where the driver listens.
-var errMoved = errors.New("agent: the driver listens elsewhere")
-
 // session is the driver's side of what the agent of one host does for it. It outlives the
 // streams that carry it.
 type session struct {
@@ -94,17 +92,18 @@ type session struct {
 
 // carried is what is known of the streams that have carried a session.
 type carried struct {
-	attached  bool          // one was, ever
-	decided   chan struct{} // closed when one is attached for the first time, or the session is over
-	port      int64         // where the driver listens, as the other end knows it
-	contact   time.Time     // when a stream was last known to carry all that is sent
-	looks     int           // how often the stream was found silent since something came
-	echoes    int           // beats that have come back on the stream
-	tries     int           // to attach, since one succeeded
-	knowsLook bool          // the agent understands the message
-	noted     int64         // what the agent was told of the journal
-	passes    bool          // the agent passes signals on
-	callsAs   string        // the agent's credentials for its workers' calls, encoded; empty: none
+	attached  bool               // one was, ever
+	decided   chan struct{}      // closed when one is attached for the first time, or the session is over
+	carries   bool               // a stream is attached now
+	contact   time.Time          // when a stream was last known to carry all that is sent
+	looks     int                // how often the stream was found silent since something came
+	echoes    int                // beats that have come back on the stream
+	tries     int                // to attach, since one succeeded
+	knowsLook bool               // the agent understands the message
+	noted     int64              // what the agent was told of the journal
+	passes    bool               // the agent passes signals on
+	doorAs    string             // the agent's credentials for its workers, encoded; empty: none
+	tells     []*agentpb.ToAgent // lines for workers, to be sent
 }
 
 // ending is what becomes of a session at the agent.
@@ -218,9 +217,6 @@ func (s *session) serve(ctx context.Context) {
 				s.fence(s.a.open)
 			}
 			return
-		}
-		if errors.Is(err, errMoved) {
-			continue
 		}
 		s.tellOf(reason, &failures, !s.heardAt().Equal(before))
 		pauseFor(ctx, s.beat/5)
@@ -382,7 +378,12 @@ func (s *session) stream(ctx context.Context) error {
 	if !late.Stop() {
 		return errors.New("the agent took too long to answer")
 	}
+	if v := answer.GetAttached().GetLines(); v != line.Version {
+		return status.Errorf(codes.FailedPrecondition, "the agent speaks version %d of the lines of workers, and this driver version %d: "+
+			"the hvdrun of the agent's host and that of the job must be of one version", v, line.Version)
+	}
 	s.heardFrom(answer.GetAttached())
+	defer s.leaves()
 	s.log.Debugf("agent: attached to session %s", hex.EncodeToString(s.id[:4]))
 	broken := make(chan error, 1)
 	go func() { broken <- s.listen(stream) }()
@@ -419,20 +420,19 @@ func (s *session) attach() *agentpb.Attach {
 	}
 	s.noted = 0
 	s.told = s.settled() // events that are not settled come again, and are known then
-	s.port = s.driverPort()
-	if s.callsAs == "" && s.a.cfg.Authority != nil {
+	if s.doorAs == "" && s.a.cfg.Authority != nil {
 		own, err := s.a.cfg.Authority.Issue(identity.Subject{Role: identity.Agent, Host: s.host})
 		if err != nil { // the host's name is too long for a certificate
-			s.log.Warnf("agent: its workers call the driver by connections of their own: %v", err)
+			s.log.Warnf("agent: its workers need the sockets that they inherit: %v", err)
 		} else {
-			s.callsAs = own.Encode()
+			s.doorAs = own.Encode()
 		}
 	}
 	begun := s.attached || s.end == fenced && !s.takesOver() // a fence begins no session in the place of the next
 	return &agentpb.Attach{
 		Session: s.id, Resume: begun, TakeOver: s.takesOver(), Heard: s.told,
-		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true, KnowsUnreached: true, Term: s.term,
-		Credentials: s.callsAs,
+		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), KnowsDying: true, Term: s.term,
+		Credentials: s.doorAs, Lines: line.Version,
 	}
 }
 
@@ -442,7 +442,7 @@ func (s *session) heardFrom(answer *agentpb.Attached) {
 	if !s.attached {
 		s.contact = time.Now()
 	}
-	s.attached, s.looks, s.tries, s.echoes = true, 0, 0, 0
+	s.attached, s.carries, s.looks, s.tries, s.echoes = true, true, 0, 0, 0
 	s.decide()
 	s.knowsLook, s.passes = answer.GetKnowsLook(), answer.GetKnowsSignal()
 	if s.takesOver() {
@@ -480,9 +480,6 @@ func (s *session) talk(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.
 	ended := false
 	for {
 		messages, end := s.due(time.Since(beaten) >= s.beat)
-		if s.moved() { // after due: nothing that was wanted later is started there
-			return errMoved
-		}
 		for _, m := range messages {
 			if m.GetBeat() != nil {
 				beaten = time.Now()
@@ -520,17 +517,21 @@ func (s *session) listen(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentp
 		if err != nil {
 			return err
 		}
-		if err := s.hear(m); err != nil {
+		deliver, err := s.hear(m)
+		if err != nil {
 			return err
+		}
+		if deliver != nil {
+			deliver()
 		}
 	}
 }
 
-// moved returns whether the driver listens elsewhere than the agent knows.
-func (s *session) moved() bool {
+// leaves notes that no stream is attached: lines for workers are lost until there is one.
+func (s *session) leaves() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.port != s.driverPort()
+	s.carries, s.tells = false, nil
 }
 
 // logLine logs what an agent has logged.

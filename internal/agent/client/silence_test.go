@@ -30,7 +30,7 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 	if err := look(patient); err != nil {
 		t.Errorf("after %d looks: %v", patient, err)
 	}
-	if err := s.hear(&agentpb.FromAgent{What: &agentpb.FromAgent_Beat{Beat: &agentpb.Beat{}}}); err != nil {
+	if _, err := s.hear(&agentpb.FromAgent{What: &agentpb.FromAgent_Beat{Beat: &agentpb.Beat{}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := look(patient); err != nil {
@@ -55,7 +55,7 @@ func TestBlackHole(t *testing.T) {
 	s.heardFrom(&agentpb.Attached{})
 	hear := func(m *agentpb.FromAgent) {
 		t.Helper()
-		if err := s.hear(m); err != nil {
+		if _, err := s.hear(m); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -307,7 +307,7 @@ func TestCopyIsChecked(t *testing.T) {
 
 // What a login shell prints before the answer does no harm, and an ssh that hangs is given up.
 func TestAnswers(t *testing.T) {
-	ready := `hvdrun-agent-ready {"Version":1,"PID":7,"Port":99,"Addresses":["10.0.0.1"]}`
+	ready := `hvdrun-agent-ready {"Version":2,"PID":7,"Port":99,"Addresses":["10.0.0.1"]}`
 	s := remote(t, `[ "$last" != b ] || { echo hostname c.example; exit; }; cat >/dev/null; echo Welcome; head -c 100000 /dev/zero; printf "\\033]0;me@b\\007"; echo '`+ready+`'`)
 	s.Hvdrun = "/opt/hvdrun"
 	got, err := s.Start(t.Context(), "b", Hello{})
@@ -315,9 +315,9 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for answer, want := range map[string]string{
-		`hvdrun-agent-ready {"Version":1,"Error":"no port is free"}`: "host b: command failed: no port is free",
-		`hvdrun-agent-ready {"Version":2,"Build":"v2","Port":1}`:     "host b: command failed: the host's hvdrun (v2) speaks version 2",
-		`hvdrun-agent-ready {"Version":1,"Port":70000}`:              "host b: command failed: an answer with port 70000",
+		`hvdrun-agent-ready {"Version":2,"Error":"no port is free"}`: "host b: command failed: no port is free",
+		`hvdrun-agent-ready {"Version":3,"Build":"v2","Port":1}`:     "host b: command failed: the host's hvdrun (v2) speaks version 3",
+		`hvdrun-agent-ready {"Version":2,"Port":70000}`:              "host b: command failed: an answer with port 70000",
 		`hvdrun-agent-ready {`:                                       "host b: command failed: the answer is not JSON",
 		`hvdrun-copied`:                                              "host b: command failed: an answer that nobody asked for",
 		`unknown command: agent`:                                     "host b: command failed: no answer came, only",
@@ -379,7 +379,7 @@ func TestSSHThatHangs(t *testing.T) {
 
 // An answer is found whatever a shell prints before it, and with or without a newline between them.
 func TestReadAnswer(t *testing.T) {
-	answers := []string{readyMark + `{"Version":1,"Port":5}`, lacksMark + "Linux x86_64", copiedMark, failedMark + "copy"}
+	answers := []string{readyMark + `{"Version":2,"Port":5}`, lacksMark + "Linux x86_64", copiedMark, failedMark + "copy"}
 	for name, before := range map[string]string{
 		"nothing": "", "a line": "Welcome\n", "CRLF": "Welcome\r\n\r\n", "a title": "\x1b]0;user@node1\a", "tput": "\x1b(B\x1b[m",
 		"a prompt": "Loading modules... ", "CR": "a\rb", "half a mark": "hvdrun-", "half of another": "hvdrun-agent-readyhvdrun-failed",
@@ -454,7 +454,7 @@ func FuzzReadHello(f *testing.F) {
 
 // FuzzReadAnswer: whatever a remote shell prints, an answer has bounds, and an agent a port.
 func FuzzReadAnswer(f *testing.F) {
-	f.Add([]byte("Welcome\n" + readyMark + `{"Version":1,"Port":5}` + "\n"))
+	f.Add([]byte("Welcome\n" + readyMark + `{"Version":2,"Port":5}` + "\n"))
 	f.Add([]byte(lacksMark + "Linux x86_64\n"))
 	f.Add([]byte(failedMark))
 	f.Add([]byte("\x1b]0;me\a" + copiedMark + "\r\n"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -183,7 +184,10 @@ func (s *session) claim(w *worker) {
 		if bytes, ok := s.before.kept[inc]; ok {
 			w.known, w.everSent = true, true
 			w.taken, w.sentTaken = bytes, bytes
-			w.queue = append(s.before.queues[inc], w.queue...)
+			before := slices.Clone(s.before.queues[inc])
+			isLine := func(e *event) bool { return e.GetLine() != nil }
+			w.queue = append(slices.DeleteFunc(slices.Clone(before), isLine), w.queue...)
+			w.lines = append(slices.DeleteFunc(before, func(e *event) bool { return !isLine(e) }), w.lines...)
 			delete(s.before.queues, inc)
 			for _, e := range w.queue {
 				w.reportEnd(s, e)

@@ -1,73 +1,132 @@
 package client
 
 import (
+	"context"
+	"encoding/binary"
 	"fmt"
 	"sync"
-	"sync/atomic"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// widening is where the driver listens: for workers of this machine near, and for those of others
-// far, which is 0 as long as there are none.
+// widening is whether workers on other machines take part.
 type widening struct {
-	near, far atomic.Int64
-	widens    atomic.Bool // the driver listens for other machines when it is asked to
-
 	mu     sync.Mutex
-	open   func() (port int, err error) // nil: the driver has not begun
+	widen  func() // nil: the driver has not begun
 	wanted bool
-	opened bool
 }
 
 // Widen implements launch.Widener.
-func (a *Agents) Widen(open func() (port int, err error)) {
-	if a.cfg.Listen.IsValid() {
-		return // the driver listens there, for all
-	}
+func (a *Agents) Widen(widen func()) {
 	a.wide.mu.Lock()
-	a.wide.open = open
-	a.wide.widens.Store(true)
+	a.wide.widen = widen
 	wanted := a.wide.wanted
 	a.wide.mu.Unlock()
 	if wanted {
-		if err := a.widen(); err != nil {
-			a.cfg.Log.Errorf("agent: workers on other machines do not reach the driver: %v", err)
-		}
+		widen()
 	}
 }
 
-// widen makes the driver listen for other machines, or notes that it has to once it begins.
+// widen tells the driver that workers on other machines take part, or notes that it has to once the
+// driver begins.
 func (a *Agents) widen() error {
-	if a.cfg.Listen.IsValid() {
-		if a.cfg.Listen.IsLoopback() {
-			return fmt.Errorf("it is not this machine, and cannot reach the driver: --listen is %v, a loopback address; "+
-				"name another, or leave --listen out", a.cfg.Listen)
-		}
-		return nil
+	if a.cfg.Listen.IsValid() && a.cfg.Listen.IsLoopback() {
+		return fmt.Errorf("it is not this machine, and cannot reach the workers here: --listen is %v, a loopback address; "+
+			"name another, or leave --listen out", a.cfg.Listen)
 	}
-	w := &a.wide
-	w.mu.Lock()
-	w.wanted = true
-	if w.open == nil || w.opened {
-		w.mu.Unlock()
-		return nil
+	a.wide.mu.Lock()
+	widen, was := a.wide.widen, a.wide.wanted
+	a.wide.wanted = true
+	a.wide.mu.Unlock()
+	if widen != nil && !was {
+		widen()
 	}
-	port, err := w.open()
-	if err == nil {
-		w.opened = true
-		w.far.Store(int64(port))
-	}
-	w.mu.Unlock()
-	if err == nil {
-		a.tell()
-	}
-	return err
+	return nil
 }
 
-// driverPort returns the port at which the agent's workers reach the driver; 0: it does not listen
-// yet.
-func (s *session) driverPort() int64 {
-	if s.away && s.a.wide.widens.Load() {
-		return s.a.wide.far.Load()
+// routes are the sessions by the workers that they have.
+type routes struct {
+	mu sync.RWMutex
+	of map[string]*session
+}
+
+// route sets the session of a worker; nil: it has none any more.
+func (a *Agents) route(incarnation string, s *session) {
+	r := &a.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case s == nil:
+		delete(r.of, incarnation)
+	case r.of == nil:
+		r.of = map[string]*session{incarnation: s}
+	default:
+		r.of[incarnation] = s
 	}
-	return s.a.wide.near.Load()
+}
+
+// Tell implements launch.Teller.
+func (a *Agents) Tell(workers []string, ranks []uint32, text, tail []byte) {
+	to := make(map[*session]*agentpb.Tell)
+	a.routes.mu.RLock()
+	for i, inc := range workers {
+		s := a.routes.of[inc]
+		if s == nil {
+			continue
+		}
+		m := to[s]
+		if m == nil {
+			m = &agentpb.Tell{Line: text, Tail: tail}
+			to[s] = m
+		}
+		m.Workers = append(m.Workers, inc)
+		if i < len(ranks) {
+			m.Ranks = append(m.Ranks, ranks[i])
+		}
+	}
+	a.routes.mu.RUnlock()
+	for s, m := range to {
+		s.tell(m)
+	}
+}
+
+// tell has a line sent to workers by the stream that is attached. Without one it is lost: the next
+// begins with what workers wait for.
+func (s *session) tell(m *agentpb.Tell) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.carries {
+		s.tells = append(s.tells, &agentpb.ToAgent{What: &agentpb.ToAgent_Tell{Tell: m}})
+		poke(s.wake)
+	}
+}
+
+// connectTimeout bounds the connection to an agent for one of its workers.
+const connectTimeout = 10 * time.Second
+
+// connect takes over a connection of a worker; the lock is held.
+func (s *session) connect(o *agentpb.Opened) {
+	w := s.workers[o.GetIncarnation()]
+	if w == nil || w.spec.Stream == nil {
+		return
+	}
+	stream := w.spec.Stream
+	s.a.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(s.a.ctx, connectTimeout)
+		defer cancel()
+		conn, err := s.credentials.Dial(ctx, identity.Subject{Role: identity.Agent, Host: s.host}, s.addr, wire.ConnectProtocol)
+		if err == nil {
+			wire.Watch(conn)
+			_, err = conn.Write(binary.BigEndian.AppendUint64(nil, o.GetConnection()))
+		}
+		if err != nil {
+			s.log.Debugf("agent: a connection of a worker was not taken over: %v", err)
+			return
+		}
+		defer context.AfterFunc(s.a.ctx, func() { conn.Close() })()
+		stream(o.GetProtocol(), conn)
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -29,6 +30,7 @@ type worker struct {
 	sentTaken uint64
 	everSent  bool // on any stream
 	toSend
+	speech
 
 	queue   []*event    // bounded by how far the agent goes ahead of taken
 	ended   func(error) // Spec.Ended; nil once it was called
@@ -112,6 +114,9 @@ func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid i
 		return errStale
 	}
 	defer s.remove(w)
+	if s.startKnown(w) {
+		s.goLive(w)
+	}
 	defer s.stopAfter(ctx, w, spec.Hurry, spec.More)()
 	for {
 		over, err := s.handle(ctx, w, started)
@@ -138,13 +143,10 @@ func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) 
 				if started != nil {
 					started(int(e.GetStarted().GetPid()))
 				}
+				s.goLive(w)
 			case e.GetDying() != nil:
 				if spec.Dying != nil {
 					spec.Dying(e.GetDying().GetWhat(), syscall.Signal(e.GetDying().GetSignal()))
-				}
-			case e.GetUnreached() != nil:
-				if spec.Unreached != nil {
-					spec.Unreached(e.GetUnreached().GetWhy(), time.Duration(e.GetUnreached().GetWaitsMs())*time.Millisecond)
 				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
@@ -155,6 +157,8 @@ func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) 
 				passOn(spec, out, o.GetText(), at)
 				at = s.passed(w, len(o.GetText()))
 			default:
+				s.goLive(w)
+				s.reportEnd(w, e)
 				if !s.a.cfg.Keep { // else Settle settles it
 					s.settle(e)
 				}
@@ -174,10 +178,56 @@ func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) 
 	}
 }
 
-// reportEnd calls Ended where the event is the worker's end; the lock is held.
+// startKnown reports whether the driver knew before that the worker runs.
+func (s *session) startKnown(w *worker) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return w.resumed && !slices.ContainsFunc(w.queue, func(e *event) bool { return e.GetStarted() != nil })
+}
+
+// goLive passes on what the worker has said, and has what comes be passed on at once. The driver
+// knows by now that the worker runs.
+func (s *session) goLive(w *worker) {
+	for {
+		s.mu.Lock()
+		lines := w.lines
+		w.lines = nil
+		if len(lines) == 0 {
+			w.live = true
+			for _, e := range w.queue {
+				w.reportEnd(s, e)
+			}
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+		for _, e := range lines {
+			s.passLine(w, e)
+		}
+	}
+}
+
+// passLine passes on what the worker has said.
+func (s *session) passLine(w *worker, e *event) {
+	if w.spec.Line == nil {
+		s.settle(e)
+		return
+	}
+	w.spec.Line(e.GetLine().GetText(), func() { s.settle(e) })
+}
+
+// reportEnd is worker.reportEnd.
+func (s *session) reportEnd(w *worker, e *event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.reportEnd(s, e)
+}
+
+// reportEnd calls Ended where the event is the worker's end, and all that it has said before is
+// passed on; the lock is held.
 func (w *worker) reportEnd(s *session, e *event) {
 	exit := e.GetExited()
-	if exit == nil || w.ended == nil {
+	if exit == nil || w.ended == nil || !w.live {
 		return
 	}
 	s.a.keep(s, w.start.GetIncarnation(), e)
@@ -238,6 +288,12 @@ func pass(w *io.Writer, text []byte) {
 	if _, err := (*w).Write(text); err != nil {
 		*w = nil
 	}
+}
+
+// speech is what the worker says.
+type speech struct {
+	lines []*event // that wait until the worker is live
+	live  bool     // the driver knows that it runs: what it says is passed on at once
 }
 
 // toSend is what is wanted of a worker besides, once each.
@@ -330,6 +386,7 @@ func (s *session) add(w *worker) bool {
 		return false
 	}
 	s.workers[w.start.Incarnation] = w
+	s.a.route(w.start.Incarnation, s)
 	if !s.takesOver() {
 		s.claim(w)
 	}
@@ -341,7 +398,8 @@ func (s *session) remove(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.workers, w.start.Incarnation)
-	for _, e := range w.queue {
+	s.a.route(w.start.Incarnation, nil)
+	for _, e := range slices.Concat(w.queue, w.lines) {
 		s.done(e)
 	}
 	poke(s.wake) // the agent may forget it too
@@ -399,9 +457,9 @@ func (s *session) look(w *worker) {
 func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	told := s.port == s.driverPort()
+	messages, s.tells = s.tells, nil
 	for inc, w := range s.workers {
-		if !w.known && !w.sentStart && told {
+		if !w.known && !w.sentStart {
 			w.sentStart, w.everSent = true, true
 			messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Start{Start: w.start}})
 		}
@@ -440,7 +498,8 @@ func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 	return messages, s.end
 }
 
-func (s *session) hear(m *agentpb.FromAgent) error {
+// hear takes a message of the agent. What it returns, unless nil, is to be called without the lock.
+func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.looks = 0
@@ -454,13 +513,23 @@ func (s *session) hear(m *agentpb.FromAgent) error {
 	}
 	if l := m.GetLog(); l != nil && s.logs {
 		s.logLine(l)
-		return nil
+		return nil, nil
+	}
+	if o := m.GetOpened(); o != nil {
+		s.connect(o)
+		return nil, nil
+	}
+	if l := m.GetLine(); l != nil && m.GetNumber() == 0 {
+		if w := s.workers[l.GetIncarnation()]; w != nil && w.live && w.spec.Line != nil {
+			return func() { w.spec.Line(l.GetText(), func() {}) }, nil
+		}
+		return nil, nil
 	}
 	switch {
 	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
-		return nil // no event, or one that came by an earlier stream
+		return nil, nil // no event, or one that came by an earlier stream
 	case m.GetNumber() != s.heard+1:
-		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
+		return nil, fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
 	}
 	s.heard++
 	event := &event{FromAgent: m}
@@ -473,20 +542,29 @@ func (s *session) hear(m *agentpb.FromAgent) error {
 		incarnation = e.Exited.GetIncarnation()
 	case *agentpb.FromAgent_Dying:
 		incarnation = e.Dying.GetIncarnation()
-	case *agentpb.FromAgent_Unreached:
-		incarnation = e.Unreached.GetIncarnation()
+	case *agentpb.FromAgent_Line:
+		incarnation = e.Line.GetIncarnation()
 	case *agentpb.FromAgent_Output:
 		incarnation = e.Output.GetIncarnation()
 		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
-			return fmt.Errorf("output of stream %d", n)
+			return nil, fmt.Errorf("output of stream %d", n)
 		}
 	default:
-		return errors.New("an event of an unknown kind")
+		return nil, errors.New("an event of an unknown kind")
 	}
 	switch w := s.workers[incarnation]; {
 	case w != nil:
 		if !w.known {
 			w.known, w.start = true, &agentpb.Start{Incarnation: incarnation} // command and environment are sent no more
+		}
+		switch {
+		case m.GetLine() != nil && w.live:
+			return func() { s.passLine(w, event) }, nil
+		case m.GetLine() != nil:
+			w.lines = append(w.lines, event)
+			return nil, nil
+		case m.GetStarted() != nil:
+			w.live = false
 		}
 		w.queue = append(w.queue, event)
 		w.reportEnd(s, event)
@@ -496,7 +574,7 @@ func (s *session) hear(m *agentpb.FromAgent) error {
 	default:
 		s.done(event) // of an unknown worker
 	}
-	return nil
+	return nil, nil
 }
 
 // take returns what has come for the worker, how many bytes of output came before, and why nothing
@@ -505,7 +583,7 @@ func (s *session) take(w *worker) (events []*event, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w.known { // the agent has them: they hold the worker's environment
-		w.spec.Env, w.spec.Talk, w.spec.Calls = nil, nil, nil
+		w.spec.Env, w.spec.Talk = nil, nil
 	}
 	events = w.queue
 	w.queue = nil

@@ -140,6 +140,7 @@ type ToAgent struct {
 	//	*ToAgent_Beat
 	//	*ToAgent_End
 	//	*ToAgent_Look
+	//	*ToAgent_Tell
 	What          isToAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -254,6 +255,15 @@ func (x *ToAgent) GetLook() *Look {
 	return nil
 }
 
+func (x *ToAgent) GetTell() *Tell {
+	if x != nil {
+		if x, ok := x.What.(*ToAgent_Tell); ok {
+			return x.Tell
+		}
+	}
+	return nil
+}
+
 type isToAgent_What interface {
 	isToAgent_What()
 }
@@ -290,6 +300,10 @@ type ToAgent_Look struct {
 	Look *Look `protobuf:"bytes,7,opt,name=look,proto3,oneof"`
 }
 
+type ToAgent_Tell struct {
+	Tell *Tell `protobuf:"bytes,9,opt,name=tell,proto3,oneof"`
+}
+
 func (*ToAgent_Attach) isToAgent_What() {}
 
 func (*ToAgent_Start) isToAgent_What() {}
@@ -306,6 +320,80 @@ func (*ToAgent_End) isToAgent_What() {}
 
 func (*ToAgent_Look) isToAgent_What() {}
 
+func (*ToAgent_Tell) isToAgent_What() {}
+
+// Tell passes a line on to workers, as docs/reference/worker-protocol.md has them: those that have said hello.
+type Tell struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By incarnation.
+	Workers []string `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
+	// Of a line about a world: the ranks of the workers. None: the line is the same for all.
+	Ranks []uint32 `protobuf:"varint,2,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
+	Line  []byte   `protobuf:"bytes,3,opt,name=line,proto3" json:"line,omitempty"`
+	// What follows the line: the members of a world, encoded.
+	Tail          []byte `protobuf:"bytes,4,opt,name=tail,proto3" json:"tail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tell) Reset() {
+	*x = Tell{}
+	mi := &file_agent_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tell) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tell) ProtoMessage() {}
+
+func (x *Tell) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tell.ProtoReflect.Descriptor instead.
+func (*Tell) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Tell) GetWorkers() []string {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+func (x *Tell) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *Tell) GetLine() []byte {
+	if x != nil {
+		return x.Line
+	}
+	return nil
+}
+
+func (x *Tell) GetTail() []byte {
+	if x != nil {
+		return x.Tail
+	}
+	return nil
+}
+
 type Attach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 16 random bytes, made by the driver.
@@ -316,9 +404,6 @@ type Attach struct {
 	Heard uint64 `protobuf:"varint,3,opt,name=heard,proto3" json:"heard,omitempty"`
 	// How long the agent keeps the workers of a driver that is silent.
 	LeaseMs uint32 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// The TCP port of the driver's rendezvous, at the address from which this stream comes: the agent forwards its workers'
-	// connections there. 0: it does not.
-	DriverPort uint32 `protobuf:"varint,5,opt,name=driver_port,json=driverPort,proto3" json:"driver_port,omitempty"`
 	// The driver takes over from one that died: it attaches to the session of the run, whatever its name; if there is none,
 	// the named session begins. The driver does not know which events were received.
 	TakeOver bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
@@ -328,18 +413,17 @@ type Attach struct {
 	// Nobody attaches to the session of a driver with a greater number, except with take_over
 	// and 0: to end the run.
 	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
-	// The agent's credentials in the job, encoded: with them it carries its workers' calls to driver_port. Empty: it carries
-	// none.
+	// The agent's credentials in the job, encoded: with them it serves workers that have not inherited their sockets.
 	Credentials string `protobuf:"bytes,10,opt,name=credentials,proto3" json:"credentials,omitempty"`
-	// The driver understands unreached.
-	KnowsUnreached bool `protobuf:"varint,11,opt,name=knows_unreached,json=knowsUnreached,proto3" json:"knows_unreached,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The version of the lines of workers that the driver understands. A driver before it had lines says 0.
+	Lines         uint32 `protobuf:"varint,11,opt,name=lines,proto3" json:"lines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_agent_proto_msgTypes[3]
+	mi := &file_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -351,7 +435,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[3]
+	mi := &file_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -364,7 +448,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{3}
+	return file_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Attach) GetSession() []byte {
@@ -391,13 +475,6 @@ func (x *Attach) GetHeard() uint64 {
 func (x *Attach) GetLeaseMs() uint32 {
 	if x != nil {
 		return x.LeaseMs
-	}
-	return 0
-}
-
-func (x *Attach) GetDriverPort() uint32 {
-	if x != nil {
-		return x.DriverPort
 	}
 	return 0
 }
@@ -430,11 +507,11 @@ func (x *Attach) GetCredentials() string {
 	return ""
 }
 
-func (x *Attach) GetKnowsUnreached() bool {
+func (x *Attach) GetLines() uint32 {
 	if x != nil {
-		return x.KnowsUnreached
+		return x.Lines
 	}
-	return false
+	return 0
 }
 
 // Start starts a worker, unless one of that incarnation has been started before. It is answered with a Started or an
@@ -457,7 +534,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_agent_proto_msgTypes[4]
+	mi := &file_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -469,7 +546,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[4]
+	mi := &file_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -482,7 +559,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{4}
+	return file_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Start) GetIncarnation() string {
@@ -548,7 +625,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_agent_proto_msgTypes[5]
+	mi := &file_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +637,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[5]
+	mi := &file_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +650,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{5}
+	return file_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Stop) GetIncarnation() string {
@@ -609,7 +686,7 @@ type Taken struct {
 
 func (x *Taken) Reset() {
 	*x = Taken{}
-	mi := &file_agent_proto_msgTypes[6]
+	mi := &file_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +698,7 @@ func (x *Taken) String() string {
 func (*Taken) ProtoMessage() {}
 
 func (x *Taken) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[6]
+	mi := &file_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +711,7 @@ func (x *Taken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taken.ProtoReflect.Descriptor instead.
 func (*Taken) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Taken) GetIncarnation() string {
@@ -665,7 +742,7 @@ type Beat struct {
 
 func (x *Beat) Reset() {
 	*x = Beat{}
-	mi := &file_agent_proto_msgTypes[7]
+	mi := &file_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +754,7 @@ func (x *Beat) String() string {
 func (*Beat) ProtoMessage() {}
 
 func (x *Beat) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[7]
+	mi := &file_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +767,7 @@ func (x *Beat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Beat.ProtoReflect.Descriptor instead.
 func (*Beat) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Beat) GetHeard() uint64 {
@@ -718,7 +795,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_agent_proto_msgTypes[8]
+	mi := &file_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +807,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[8]
+	mi := &file_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,7 +820,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *End) GetNow() bool {
@@ -764,7 +841,7 @@ type Look struct {
 
 func (x *Look) Reset() {
 	*x = Look{}
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -776,7 +853,7 @@ func (x *Look) String() string {
 func (*Look) ProtoMessage() {}
 
 func (x *Look) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -789,7 +866,7 @@ func (x *Look) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Look.ProtoReflect.Descriptor instead.
 func (*Look) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Look) GetIncarnation() string {
@@ -811,7 +888,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +900,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +913,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Signal) GetIncarnation() string {
@@ -855,7 +932,7 @@ func (x *Signal) GetSignal() uint32 {
 
 type FromAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Events (started, output, dying, unreached, exited) count from 1; the others have no number.
+	// Events (started, output, dying, exited, and a line unless it may be lost) count from 1; the others have no number.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// Types that are valid to be assigned to What:
 	//
@@ -866,7 +943,8 @@ type FromAgent struct {
 	//	*FromAgent_Exited
 	//	*FromAgent_Log
 	//	*FromAgent_Dying
-	//	*FromAgent_Unreached
+	//	*FromAgent_Line
+	//	*FromAgent_Opened
 	What          isFromAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -874,7 +952,7 @@ type FromAgent struct {
 
 func (x *FromAgent) Reset() {
 	*x = FromAgent{}
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +964,7 @@ func (x *FromAgent) String() string {
 func (*FromAgent) ProtoMessage() {}
 
 func (x *FromAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +977,7 @@ func (x *FromAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FromAgent.ProtoReflect.Descriptor instead.
 func (*FromAgent) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FromAgent) GetNumber() uint64 {
@@ -979,10 +1057,19 @@ func (x *FromAgent) GetDying() *Dying {
 	return nil
 }
 
-func (x *FromAgent) GetUnreached() *Unreached {
+func (x *FromAgent) GetLine() *Line {
 	if x != nil {
-		if x, ok := x.What.(*FromAgent_Unreached); ok {
-			return x.Unreached
+		if x, ok := x.What.(*FromAgent_Line); ok {
+			return x.Line
+		}
+	}
+	return nil
+}
+
+func (x *FromAgent) GetOpened() *Opened {
+	if x != nil {
+		if x, ok := x.What.(*FromAgent_Opened); ok {
+			return x.Opened
 		}
 	}
 	return nil
@@ -1020,8 +1107,12 @@ type FromAgent_Dying struct {
 	Dying *Dying `protobuf:"bytes,8,opt,name=dying,proto3,oneof"`
 }
 
-type FromAgent_Unreached struct {
-	Unreached *Unreached `protobuf:"bytes,9,opt,name=unreached,proto3,oneof"`
+type FromAgent_Line struct {
+	Line *Line `protobuf:"bytes,9,opt,name=line,proto3,oneof"`
+}
+
+type FromAgent_Opened struct {
+	Opened *Opened `protobuf:"bytes,10,opt,name=opened,proto3,oneof"`
 }
 
 func (*FromAgent_Attached) isFromAgent_What() {}
@@ -1038,7 +1129,124 @@ func (*FromAgent_Log) isFromAgent_What() {}
 
 func (*FromAgent_Dying) isFromAgent_What() {}
 
-func (*FromAgent_Unreached) isFromAgent_What() {}
+func (*FromAgent_Line) isFromAgent_What() {}
+
+func (*FromAgent_Opened) isFromAgent_What() {}
+
+// Line is a line of a worker, as docs/reference/worker-protocol.md has them.
+type Line struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Text          []byte                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Line) Reset() {
+	*x = Line{}
+	mi := &file_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Line) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Line) ProtoMessage() {}
+
+func (x *Line) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Line.ProtoReflect.Descriptor instead.
+func (*Line) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Line) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Line) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
+// Opened tells of a connection of a worker for a protocol other than lines. The driver makes a connection for it to the
+// agent, by the ALPN protocol hvdrun-connect, which begins with the number: eight bytes, the most significant one first.
+type Opened struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Connection    uint64                 `protobuf:"varint,1,opt,name=connection,proto3" json:"connection,omitempty"`
+	Incarnation   string                 `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Opened) Reset() {
+	*x = Opened{}
+	mi := &file_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Opened) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Opened) ProtoMessage() {}
+
+func (x *Opened) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Opened.ProtoReflect.Descriptor instead.
+func (*Opened) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Opened) GetConnection() uint64 {
+	if x != nil {
+		return x.Connection
+	}
+	return 0
+}
+
+func (x *Opened) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Opened) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
 
 type Attached struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1052,14 +1260,16 @@ type Attached struct {
 	// The latest noted of the previous driver: a journal that ends before it lacks records.
 	Noted int64 `protobuf:"varint,5,opt,name=noted,proto3" json:"noted,omitempty"`
 	// The agent understands signal.
-	KnowsSignal   bool `protobuf:"varint,6,opt,name=knows_signal,json=knowsSignal,proto3" json:"knows_signal,omitempty"`
+	KnowsSignal bool `protobuf:"varint,6,opt,name=knows_signal,json=knowsSignal,proto3" json:"knows_signal,omitempty"`
+	// The version of the lines of workers that the agent understands. An agent before it had lines says 0.
+	Lines         uint32 `protobuf:"varint,7,opt,name=lines,proto3" json:"lines,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attached) Reset() {
 	*x = Attached{}
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1281,7 @@ func (x *Attached) String() string {
 func (*Attached) ProtoMessage() {}
 
 func (x *Attached) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1294,7 @@ func (x *Attached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attached.ProtoReflect.Descriptor instead.
 func (*Attached) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Attached) GetSession() []byte {
@@ -1129,6 +1339,13 @@ func (x *Attached) GetKnowsSignal() bool {
 	return false
 }
 
+func (x *Attached) GetLines() uint32 {
+	if x != nil {
+		return x.Lines
+	}
+	return 0
+}
+
 type Kept struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -1140,7 +1357,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1369,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1382,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Kept) GetIncarnation() string {
@@ -1194,7 +1411,7 @@ type Log struct {
 
 func (x *Log) Reset() {
 	*x = Log{}
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1423,7 @@ func (x *Log) String() string {
 func (*Log) ProtoMessage() {}
 
 func (x *Log) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1436,7 @@ func (x *Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Log.ProtoReflect.Descriptor instead.
 func (*Log) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Log) GetLevel() uint32 {
@@ -1246,7 +1463,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1475,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1488,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Started) GetIncarnation() string {
@@ -1302,7 +1519,7 @@ type Dying struct {
 
 func (x *Dying) Reset() {
 	*x = Dying{}
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1531,7 @@ func (x *Dying) String() string {
 func (*Dying) ProtoMessage() {}
 
 func (x *Dying) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1544,7 @@ func (x *Dying) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dying.ProtoReflect.Descriptor instead.
 func (*Dying) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Dying) GetIncarnation() string {
@@ -1351,70 +1568,6 @@ func (x *Dying) GetSignal() uint32 {
 	return 0
 }
 
-// Unreached reports that a worker calls the driver, and that the agent cannot connect to it. There is one for each worker
-// until the agent has connected.
-type Unreached struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// The error of the connection.
-	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
-	// How long the call has waited.
-	WaitsMs       uint32 `protobuf:"varint,3,opt,name=waits_ms,json=waitsMs,proto3" json:"waits_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Unreached) Reset() {
-	*x = Unreached{}
-	mi := &file_agent_proto_msgTypes[17]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Unreached) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Unreached) ProtoMessage() {}
-
-func (x *Unreached) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[17]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Unreached.ProtoReflect.Descriptor instead.
-func (*Unreached) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{17}
-}
-
-func (x *Unreached) GetIncarnation() string {
-	if x != nil {
-		return x.Incarnation
-	}
-	return ""
-}
-
-func (x *Unreached) GetWhy() string {
-	if x != nil {
-		return x.Why
-	}
-	return ""
-}
-
-func (x *Unreached) GetWaitsMs() uint32 {
-	if x != nil {
-		return x.WaitsMs
-	}
-	return 0
-}
-
 type Output struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -1427,7 +1580,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1592,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1605,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Output) GetIncarnation() string {
@@ -1501,7 +1654,7 @@ type Exited struct {
 
 func (x *Exited) Reset() {
 	*x = Exited{}
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1666,7 @@ func (x *Exited) String() string {
 func (*Exited) ProtoMessage() {}
 
 func (x *Exited) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1679,7 @@ func (x *Exited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exited.ProtoReflect.Descriptor instead.
 func (*Exited) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Exited) GetIncarnation() string {
@@ -1609,7 +1762,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1774,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1787,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InspectRequest) GetTargets() []*Target {
@@ -1656,7 +1809,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +1821,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +1834,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Target) GetHost() string {
@@ -1720,7 +1873,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1885,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1898,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InspectReply) GetUnixNano() int64 {
@@ -1813,7 +1966,7 @@ type Routes struct {
 
 func (x *Routes) Reset() {
 	*x = Routes{}
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +1978,7 @@ func (x *Routes) String() string {
 func (*Routes) ProtoMessage() {}
 
 func (x *Routes) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +1991,7 @@ func (x *Routes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Routes.ProtoReflect.Descriptor instead.
 func (*Routes) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Routes) GetRoutes() []*Route {
@@ -1862,7 +2015,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_agent_proto_msgTypes[24]
+	mi := &file_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2027,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[24]
+	mi := &file_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2040,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Route) GetAddress() string {
@@ -1924,7 +2077,7 @@ type Card struct {
 
 func (x *Card) Reset() {
 	*x = Card{}
-	mi := &file_agent_proto_msgTypes[25]
+	mi := &file_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2089,7 @@ func (x *Card) String() string {
 func (*Card) ProtoMessage() {}
 
 func (x *Card) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[25]
+	mi := &file_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2102,7 @@ func (x *Card) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Card.ProtoReflect.Descriptor instead.
 func (*Card) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Card) GetAddress() string {
@@ -1985,7 +2138,7 @@ const file_agent_proto_rawDesc = "" +
 	"goroutines\"$\n" +
 	"\n" +
 	"ProbeReply\x12\x16\n" +
-	"\x06worker\x18\x01 \x01(\fR\x06worker\"\xd8\x02\n" +
+	"\x06worker\x18\x01 \x01(\fR\x06worker\"\xff\x02\n" +
 	"\aToAgent\x12+\n" +
 	"\x06attach\x18\x01 \x01(\v2\x11.hvdrun.v1.AttachH\x00R\x06attach\x12(\n" +
 	"\x05start\x18\x02 \x01(\v2\x10.hvdrun.v1.StartH\x00R\x05start\x12+\n" +
@@ -1994,22 +2147,26 @@ const file_agent_proto_rawDesc = "" +
 	"\x05taken\x18\x04 \x01(\v2\x10.hvdrun.v1.TakenH\x00R\x05taken\x12%\n" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03end\x12%\n" +
-	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04lookB\x06\n" +
-	"\x04what\"\xaf\x02\n" +
+	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04look\x12%\n" +
+	"\x04tell\x18\t \x01(\v2\x0f.hvdrun.v1.TellH\x00R\x04tellB\x06\n" +
+	"\x04what\"^\n" +
+	"\x04Tell\x12\x18\n" +
+	"\aworkers\x18\x01 \x03(\tR\aworkers\x12\x14\n" +
+	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x12\n" +
+	"\x04line\x18\x03 \x01(\fR\x04line\x12\x12\n" +
+	"\x04tail\x18\x04 \x01(\fR\x04tail\"\x81\x02\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
 	"\x05heard\x18\x03 \x01(\x04R\x05heard\x12\x19\n" +
-	"\blease_ms\x18\x04 \x01(\rR\aleaseMs\x12\x1f\n" +
-	"\vdriver_port\x18\x05 \x01(\rR\n" +
-	"driverPort\x12\x1b\n" +
+	"\blease_ms\x18\x04 \x01(\rR\aleaseMs\x12\x1b\n" +
 	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x1f\n" +
 	"\vknows_dying\x18\a \x01(\bR\n" +
 	"knowsDying\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12 \n" +
 	"\vcredentials\x18\n" +
-	" \x01(\tR\vcredentials\x12'\n" +
-	"\x0fknows_unreached\x18\v \x01(\bR\x0eknowsUnreachedJ\x04\b\t\x10\n" +
+	" \x01(\tR\vcredentials\x12\x14\n" +
+	"\x05lines\x18\v \x01(\rR\x05linesJ\x04\b\x05\x10\x06J\x04\b\t\x10\n" +
 	"\"\xd1\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
@@ -2036,7 +2193,7 @@ const file_agent_proto_rawDesc = "" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\"B\n" +
 	"\x06Signal\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
-	"\x06signal\x18\x02 \x01(\rR\x06signal\"\x93\x03\n" +
+	"\x06signal\x18\x02 \x01(\rR\x06signal\"\xb1\x03\n" +
 	"\tFromAgent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x121\n" +
 	"\battached\x18\x02 \x01(\v2\x13.hvdrun.v1.AttachedH\x00R\battached\x12%\n" +
@@ -2045,9 +2202,20 @@ const file_agent_proto_rawDesc = "" +
 	"\x06output\x18\x05 \x01(\v2\x11.hvdrun.v1.OutputH\x00R\x06output\x12+\n" +
 	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
 	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03log\x12(\n" +
-	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dying\x124\n" +
-	"\tunreached\x18\t \x01(\v2\x14.hvdrun.v1.UnreachedH\x00R\tunreachedB\x06\n" +
-	"\x04what\"\xb7\x01\n" +
+	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dying\x12%\n" +
+	"\x04line\x18\t \x01(\v2\x0f.hvdrun.v1.LineH\x00R\x04line\x12+\n" +
+	"\x06opened\x18\n" +
+	" \x01(\v2\x11.hvdrun.v1.OpenedH\x00R\x06openedB\x06\n" +
+	"\x04what\"<\n" +
+	"\x04Line\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\fR\x04text\"f\n" +
+	"\x06Opened\x12\x1e\n" +
+	"\n" +
+	"connection\x18\x01 \x01(\x04R\n" +
+	"connection\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xcd\x01\n" +
 	"\bAttached\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12#\n" +
@@ -2055,7 +2223,8 @@ const file_agent_proto_rawDesc = "" +
 	"\n" +
 	"knows_look\x18\x04 \x01(\bR\tknowsLook\x12\x14\n" +
 	"\x05noted\x18\x05 \x01(\x03R\x05noted\x12!\n" +
-	"\fknows_signal\x18\x06 \x01(\bR\vknowsSignal\">\n" +
+	"\fknows_signal\x18\x06 \x01(\bR\vknowsSignal\x12\x14\n" +
+	"\x05lines\x18\a \x01(\rR\x05lines\">\n" +
 	"\x04Kept\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"/\n" +
@@ -2068,11 +2237,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x05Dying\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x16\n" +
-	"\x06signal\x18\x03 \x01(\rR\x06signal\"Z\n" +
-	"\tUnreached\x12 \n" +
-	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\x12\x19\n" +
-	"\bwaits_ms\x18\x03 \x01(\rR\awaitsMs\"V\n" +
+	"\x06signal\x18\x03 \x01(\rR\x06signal\"V\n" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
@@ -2135,71 +2300,75 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_agent_proto_goTypes = []any{
 	(*ProbeRequest)(nil),   // 0: hvdrun.v1.ProbeRequest
 	(*ProbeReply)(nil),     // 1: hvdrun.v1.ProbeReply
 	(*ToAgent)(nil),        // 2: hvdrun.v1.ToAgent
-	(*Attach)(nil),         // 3: hvdrun.v1.Attach
-	(*Start)(nil),          // 4: hvdrun.v1.Start
-	(*Stop)(nil),           // 5: hvdrun.v1.Stop
-	(*Taken)(nil),          // 6: hvdrun.v1.Taken
-	(*Beat)(nil),           // 7: hvdrun.v1.Beat
-	(*End)(nil),            // 8: hvdrun.v1.End
-	(*Look)(nil),           // 9: hvdrun.v1.Look
-	(*Signal)(nil),         // 10: hvdrun.v1.Signal
-	(*FromAgent)(nil),      // 11: hvdrun.v1.FromAgent
-	(*Attached)(nil),       // 12: hvdrun.v1.Attached
-	(*Kept)(nil),           // 13: hvdrun.v1.Kept
-	(*Log)(nil),            // 14: hvdrun.v1.Log
-	(*Started)(nil),        // 15: hvdrun.v1.Started
-	(*Dying)(nil),          // 16: hvdrun.v1.Dying
-	(*Unreached)(nil),      // 17: hvdrun.v1.Unreached
-	(*Output)(nil),         // 18: hvdrun.v1.Output
-	(*Exited)(nil),         // 19: hvdrun.v1.Exited
-	(*InspectRequest)(nil), // 20: hvdrun.v1.InspectRequest
-	(*Target)(nil),         // 21: hvdrun.v1.Target
-	(*InspectReply)(nil),   // 22: hvdrun.v1.InspectReply
-	(*Routes)(nil),         // 23: hvdrun.v1.Routes
-	(*Route)(nil),          // 24: hvdrun.v1.Route
-	(*Card)(nil),           // 25: hvdrun.v1.Card
-	nil,                    // 26: hvdrun.v1.InspectReply.UsedEntry
+	(*Tell)(nil),           // 3: hvdrun.v1.Tell
+	(*Attach)(nil),         // 4: hvdrun.v1.Attach
+	(*Start)(nil),          // 5: hvdrun.v1.Start
+	(*Stop)(nil),           // 6: hvdrun.v1.Stop
+	(*Taken)(nil),          // 7: hvdrun.v1.Taken
+	(*Beat)(nil),           // 8: hvdrun.v1.Beat
+	(*End)(nil),            // 9: hvdrun.v1.End
+	(*Look)(nil),           // 10: hvdrun.v1.Look
+	(*Signal)(nil),         // 11: hvdrun.v1.Signal
+	(*FromAgent)(nil),      // 12: hvdrun.v1.FromAgent
+	(*Line)(nil),           // 13: hvdrun.v1.Line
+	(*Opened)(nil),         // 14: hvdrun.v1.Opened
+	(*Attached)(nil),       // 15: hvdrun.v1.Attached
+	(*Kept)(nil),           // 16: hvdrun.v1.Kept
+	(*Log)(nil),            // 17: hvdrun.v1.Log
+	(*Started)(nil),        // 18: hvdrun.v1.Started
+	(*Dying)(nil),          // 19: hvdrun.v1.Dying
+	(*Output)(nil),         // 20: hvdrun.v1.Output
+	(*Exited)(nil),         // 21: hvdrun.v1.Exited
+	(*InspectRequest)(nil), // 22: hvdrun.v1.InspectRequest
+	(*Target)(nil),         // 23: hvdrun.v1.Target
+	(*InspectReply)(nil),   // 24: hvdrun.v1.InspectReply
+	(*Routes)(nil),         // 25: hvdrun.v1.Routes
+	(*Route)(nil),          // 26: hvdrun.v1.Route
+	(*Card)(nil),           // 27: hvdrun.v1.Card
+	nil,                    // 28: hvdrun.v1.InspectReply.UsedEntry
 }
 var file_agent_proto_depIdxs = []int32{
-	3,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
-	4,  // 1: hvdrun.v1.ToAgent.start:type_name -> hvdrun.v1.Start
-	10, // 2: hvdrun.v1.ToAgent.signal:type_name -> hvdrun.v1.Signal
-	5,  // 3: hvdrun.v1.ToAgent.stop:type_name -> hvdrun.v1.Stop
-	6,  // 4: hvdrun.v1.ToAgent.taken:type_name -> hvdrun.v1.Taken
-	7,  // 5: hvdrun.v1.ToAgent.beat:type_name -> hvdrun.v1.Beat
-	8,  // 6: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
-	9,  // 7: hvdrun.v1.ToAgent.look:type_name -> hvdrun.v1.Look
-	12, // 8: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
-	7,  // 9: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
-	15, // 10: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
-	18, // 11: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
-	19, // 12: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
-	14, // 13: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
-	16, // 14: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
-	17, // 15: hvdrun.v1.FromAgent.unreached:type_name -> hvdrun.v1.Unreached
-	13, // 16: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
-	21, // 17: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
-	23, // 18: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
-	25, // 19: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
-	26, // 20: hvdrun.v1.InspectReply.used:type_name -> hvdrun.v1.InspectReply.UsedEntry
-	24, // 21: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
-	25, // 22: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
-	2,  // 23: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	20, // 24: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	0,  // 25: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
-	11, // 26: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	22, // 27: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	1,  // 28: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
-	26, // [26:29] is the sub-list for method output_type
-	23, // [23:26] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	4,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
+	5,  // 1: hvdrun.v1.ToAgent.start:type_name -> hvdrun.v1.Start
+	11, // 2: hvdrun.v1.ToAgent.signal:type_name -> hvdrun.v1.Signal
+	6,  // 3: hvdrun.v1.ToAgent.stop:type_name -> hvdrun.v1.Stop
+	7,  // 4: hvdrun.v1.ToAgent.taken:type_name -> hvdrun.v1.Taken
+	8,  // 5: hvdrun.v1.ToAgent.beat:type_name -> hvdrun.v1.Beat
+	9,  // 6: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
+	10, // 7: hvdrun.v1.ToAgent.look:type_name -> hvdrun.v1.Look
+	3,  // 8: hvdrun.v1.ToAgent.tell:type_name -> hvdrun.v1.Tell
+	15, // 9: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
+	8,  // 10: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
+	18, // 11: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
+	20, // 12: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
+	21, // 13: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
+	17, // 14: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
+	19, // 15: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
+	13, // 16: hvdrun.v1.FromAgent.line:type_name -> hvdrun.v1.Line
+	14, // 17: hvdrun.v1.FromAgent.opened:type_name -> hvdrun.v1.Opened
+	16, // 18: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
+	23, // 19: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
+	25, // 20: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
+	27, // 21: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
+	28, // 22: hvdrun.v1.InspectReply.used:type_name -> hvdrun.v1.InspectReply.UsedEntry
+	26, // 23: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
+	27, // 24: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
+	2,  // 25: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	22, // 26: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	0,  // 27: hvdrun.v1.Agent.Probe:input_type -> hvdrun.v1.ProbeRequest
+	12, // 28: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	24, // 29: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	1,  // 30: hvdrun.v1.Agent.Probe:output_type -> hvdrun.v1.ProbeReply
+	28, // [28:31] is the sub-list for method output_type
+	25, // [25:28] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -2216,8 +2385,9 @@ func file_agent_proto_init() {
 		(*ToAgent_Beat)(nil),
 		(*ToAgent_End)(nil),
 		(*ToAgent_Look)(nil),
+		(*ToAgent_Tell)(nil),
 	}
-	file_agent_proto_msgTypes[11].OneofWrappers = []any{
+	file_agent_proto_msgTypes[12].OneofWrappers = []any{
 		(*FromAgent_Attached)(nil),
 		(*FromAgent_Beat)(nil),
 		(*FromAgent_Started)(nil),
@@ -2225,7 +2395,8 @@ func file_agent_proto_init() {
 		(*FromAgent_Exited)(nil),
 		(*FromAgent_Log)(nil),
 		(*FromAgent_Dying)(nil),
-		(*FromAgent_Unreached)(nil),
+		(*FromAgent_Line)(nil),
+		(*FromAgent_Opened)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2233,7 +2404,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

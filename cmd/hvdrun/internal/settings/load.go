@@ -239,7 +239,7 @@ var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, p
 
 // environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.
 func environment(env []string, known []*setting) (map[string]origin, error) {
-	_, nested := cli.Lookup(env, plan.EnvDriverAddr)
+	_, nested := cli.Lookup(env, plan.EnvLauncherAddr)
 	found := map[string]origin{}
 	for _, st := range known {
 		for _, name := range append([]string{st.Name}, st.aliases...) {
@@ -271,7 +271,7 @@ func ofService(env []string, name, text string) bool {
 // mistyped returns a line for each variable whose name is nearly that of a setting. A worker's
 // variables are not what a person has written.
 func mistyped(env []string) (lines []string) {
-	if _, nested := cli.Lookup(env, plan.EnvDriverAddr); nested {
+	if _, nested := cli.Lookup(env, plan.EnvLauncherAddr); nested {
 		return nil
 	}
 	for _, e := range env {

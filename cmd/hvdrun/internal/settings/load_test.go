@@ -221,7 +221,7 @@ func TestRepeatedInterfacesAreJoined(t *testing.T) {
 // Of the variables that a worker is given some bear the names of flags. hvdrun in a worker must not
 // take them for a person's.
 func TestInsideAWorker(t *testing.T) {
-	env := plan.Worker{RunID: "r", Incarnation: "i", DriverAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
+	env := plan.Worker{RunID: "r", Incarnation: "i", LauncherAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
 		StallWarning: 4, Tuning: plan.Tuning{
 			EncryptData: true, NetworkInterfaces: []string{"lo"}, Connections: 2, FusionThreshold: 2, CycleTime: 3,
 			VerifyState: 5, HealState: true, CommitReplicas: 6,
@@ -276,7 +276,7 @@ func TestMistypedVariables(t *testing.T) {
 	if got := mistyped(env); !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
-	if got := mistyped(append(env, plan.EnvDriverAddr+"=a:1")); got != nil {
+	if got := mistyped(append(env, plan.EnvLauncherAddr+"=a:1")); got != nil {
 		t.Errorf("in a worker: %q", got)
 	}
 }

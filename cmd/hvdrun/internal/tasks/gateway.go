@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/line"
 )
 
 const (
@@ -133,7 +133,7 @@ func (g *gateway) tls(now time.Time) (*tls.Config, error) {
 		return nil, err
 	}
 	g.own, g.issued = creds.ServerTLS(identity.Client), now
-	g.own.NextProtos = []string{wire.TasksProtocol}
+	g.own.NextProtos = []string{line.TasksProtocol}
 	return g.own, nil
 }
 
@@ -164,7 +164,7 @@ func (g *gateway) carry(ctx context.Context, conn net.Conn) {
 		g.ln.Refused(conn, err)
 		return
 	}
-	if far.ConnectionState().NegotiatedProtocol != wire.TasksProtocol || !g.ln.Proven(conn) || !g.enter() {
+	if far.ConnectionState().NegotiatedProtocol != line.TasksProtocol || !g.ln.Proven(conn) || !g.enter() {
 		return
 	}
 	defer g.leave()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/tasks"
@@ -97,10 +98,10 @@ func TestGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	asWorker := worker.ClientTLS(identity.Subject{Role: identity.Driver})
-	asWorker.NextProtos = []string{wire.TasksProtocol}
+	asWorker.NextProtos = []string{line.TasksProtocol}
 	for name, cfg := range map[string]*tls.Config{
 		"a worker":  asWorker,
-		"a browser": {InsecureSkipVerify: true, NextProtos: []string{wire.TasksProtocol}}, //nolint:gosec // a stranger's
+		"a browser": {InsecureSkipVerify: true, NextProtos: []string{line.TasksProtocol}}, //nolint:gosec // a stranger's
 	} {
 		conn, err := tls.Dial("tcp", addr, cfg)
 		if err != nil {

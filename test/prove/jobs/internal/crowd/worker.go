@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,8 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/agent"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
-	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/rendezvous"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -50,12 +50,13 @@ type world struct {
 
 // worker is one worker.
 type worker struct {
-	env   plan.Worker
-	calls net.Conn // its end of its socket; nil: it calls the driver by a connection of its own
-	notes *notify.Service
-	rank  int // in the last world that it has received; the crew's lock guards it
-	ctx   context.Context
-	kill  context.CancelCauseFunc // the cause is an *launch.ExitError
+	env    plan.Worker
+	line   net.Conn // its end of its socket
+	number int      // among all of this process
+	notes  *notify.Service
+	rank   int // in the last world that it has received; the crew's lock guards it
+	ctx    context.Context
+	kill   context.CancelCauseFunc // the cause is an *launch.ExitError
 }
 
 // firstPID is greater than any id of a process in Linux: an agent signals the process groups of its
@@ -126,12 +127,13 @@ func (c *crew) Run(ctx context.Context, s *launch.Spec, started func(int)) error
 	w := &worker{env: env}
 	w.ctx, w.kill = context.WithCancelCause(ctx)
 	defer w.kill(nil)
-	release, err := w.connect(s.Calls)
+	w.number = int(c.started.Add(1))
+	far, err := w.connect()
 	if err != nil {
 		return launch.NewStartError(s, err)
 	}
-	defer release()
-	started(firstPID + int(c.started.Add(1)))
+	started(firstPID + w.number)
+	defer w.talk(s, far)()
 	err = c.train(w)
 	var killed *launch.ExitError
 	switch {
@@ -145,28 +147,32 @@ func (c *crew) Run(ctx context.Context, s *launch.Spec, started func(int)) error
 	return nil
 }
 
-// connect gives the worker its socket, and serves the launcher's end until release.
-func (w *worker) connect(serve func(context.Context, net.Conn)) (release func(), err error) {
-	if serve == nil {
-		return func() {}, nil
-	}
+// connect gives the worker its socket, and returns the launcher's end.
+func (w *worker) connect() (launcher net.Conn, err error) {
 	near, far, err := ends()
 	if err != nil {
 		return nil, err
 	}
-	ours, err := connOf(far)
-	if err == nil {
-		w.calls, err = connOf(near)
+	if launcher, err = connOf(far); err == nil {
+		w.line, err = connOf(near)
 	}
-	if err != nil {
-		return nil, err
-	}
-	var serving sync.WaitGroup
-	serving.Go(func() { serve(w.ctx, ours) })
+	return launcher, err
+}
+
+// talk has the launcher's end served. end ends the worker's, and waits for that.
+func (w *worker) talk(s *launch.Spec, launcher net.Conn) (end func()) {
+	var talking sync.WaitGroup
+	talking.Go(func() {
+		cleanup := s.Talk(w.ctx, firstPID+w.number, launcher)
+		_ = launcher.Close()
+		if cleanup != nil {
+			cleanup()
+		}
+	})
 	return func() {
-		_ = w.calls.Close() // the client has closed it, if there was one
-		serving.Wait()
-	}, nil
+		_ = w.line.Close() // the client has closed it, if there was one
+		talking.Wait()
+	}
 }
 
 func environment(entries []string) (plan.Worker, error) {
@@ -224,36 +230,26 @@ func (w *world) end(one int) {
 
 // train joins world after world until the driver dismisses the worker.
 func (c *crew) train(w *worker) error {
-	credentials, err := identity.Decode(w.env.Credentials)
+	host, _, err := net.SplitHostPort(w.env.LauncherAddr)
 	if err != nil {
 		return err
 	}
-	host, _, err := net.SplitHostPort(w.env.DriverAddr) // the agent's
+	client, err := line.NewClient(line.ClientConfig{Worker: w.env, Socket: w.line})
 	if err != nil {
 		return err
 	}
-	lis, err := identity.Notify.Listen(net.JoinHostPort(host, "0"))
-	if err != nil {
-		return err
-	}
+	w.notes = client.Service
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	served, cancel := context.WithCancel(w.ctx)
 	defer cancel()
-	w.notes = notify.NewService(credentials)
-	wg.Go(func() { _ = w.notes.Serve(served, lis) })
-	client, err := rendezvous.NewClient(rendezvous.ClientConfig{Addr: w.env.DriverAddr, Credentials: credentials, Socket: w.calls})
-	if err != nil {
-		return err
-	}
 	defer client.Close()
-	wg.Go(func() { w.notes.Hear(served, client.Call) })
-	addr := lis.Addr().String()
-	j := rendezvous.Joining{NotifyAddr: addr, DataAddrs: []string{addr, strings.Replace(addr, "127.", "10.", 1)}}
+	addr := net.JoinHostPort(host, strconv.Itoa(1024+w.number%60000))
+	j := line.Joining{DataAddrs: []string{addr, strings.Replace(addr, "127.", "10.", 1)}}
 	for {
 		got, err := client.Join(w.ctx, j)
 		switch {
-		case errors.Is(err, rendezvous.ErrRemoved), errors.Is(err, rendezvous.ErrFinished):
+		case errors.Is(err, line.ErrRemoved), errors.Is(err, line.ErrFinished):
 			return nil
 		case err != nil:
 			return err
@@ -281,8 +277,8 @@ func (c *crew) train(w *worker) error {
 }
 
 // commit reports a commit.
-func (c *crew) commit(ctx context.Context, client *rendezvous.Client, in *world, commits uint64) {
-	if client.Report(ctx, rendezvous.Committed, in.generation, commits) != nil {
+func (c *crew) commit(ctx context.Context, client *line.Client, in *world, commits uint64) {
+	if client.Report(ctx, line.Committed, in.generation, commits) != nil {
 		return // the worker ends
 	}
 	c.mu.Lock()
@@ -300,7 +296,7 @@ func (c *crew) changes() {
 }
 
 // arrive records that the worker has received a world, and returns it.
-func (c *crew) arrive(w *worker, got rendezvous.Place) *world {
+func (c *crew) arrive(w *worker, got line.Place) *world {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.world == nil || c.world.generation < got.Generation {

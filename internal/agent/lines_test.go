@@ -1,0 +1,271 @@
+package agent
+
+import (
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// speaker is a script with the environment of a worker, whose lines and whose steps are seen.
+type speaker struct {
+	*launch.Spec
+	steps chan string // started, lines, ended
+	hold  chan struct{}
+
+	mu    sync.Mutex
+	noted []func() // of lines, where hold is not nil
+}
+
+// newSpeaker returns one whose descriptor 3 is its line. authority may be nil.
+func newSpeaker(t *testing.T, authority *identity.Authority, i int, text string) *speaker {
+	t.Helper()
+	p := &speaker{steps: make(chan string, 10_000)}
+	credentials := "none"
+	if authority != nil {
+		own, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "a", Index: i, Incarnation: "speaker"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		credentials = own.Encode()
+	}
+	env := plan.Worker{
+		RunID: "r", Incarnation: rand.Text(), Size: 1, Credentials: credentials,
+		Slot: plan.Slot{SlotID: plan.SlotID{Host: "a", Index: i}, LocalSize: 1, CrossSize: 1},
+	}
+	p.Spec = &launch.Spec{
+		Incarnation: env.Incarnation, Slot: env.Slot.SlotID, Command: []string{"bash", "-c", text},
+		Env: append(env.Environ(), "PATH="+os.Getenv("PATH"), plan.EnvNoPythonPath+"=1"),
+		Line: func(text []byte, noted func()) {
+			if strings.Contains(string(text), "fetching") || strings.Contains(string(text), "pulse") {
+				noted()
+				return
+			}
+			if p.hold == nil {
+				noted()
+			} else {
+				p.mu.Lock()
+				p.noted = append(p.noted, noted)
+				p.mu.Unlock()
+			}
+			p.steps <- string(text)
+		},
+		Ended: func(err error) { p.steps <- fmt.Sprint("ended ", err) },
+	}
+	return p
+}
+
+// run runs it.
+func (p *speaker) run(t *testing.T, l *client.Agents) *running {
+	t.Helper()
+	spec := *p.Spec
+	r := &running{t: t, cancel: func() {}, pid: make(chan int, 1), ended: make(chan error, 1), stdout: &watched{news: make(chan struct{}, 1)}}
+	spec.Stdout, spec.Stderr = r.stdout, r.stdout
+	go func() {
+		r.ended <- l.Run(t.Context(), &spec, func(pid int) {
+			p.steps <- "started"
+			r.pid <- pid
+		})
+	}()
+	return r
+}
+
+// expect waits for steps that begin so, in that order.
+func (p *speaker) expect(t *testing.T, steps ...string) {
+	t.Helper()
+	for _, want := range steps {
+		if got := <-p.steps; !strings.HasPrefix(got, want) {
+			t.Fatalf("%s; want %s", got, want)
+		}
+	}
+}
+
+const hello = `echo '{"do":"hello","version":1}' >&3; read -r answer <&3; `
+
+// TestLines: what a worker says comes after its start and before its end, whatever its output does;
+// what the driver tells it arrives.
+func TestLines(t *testing.T) {
+	l, _ := jobAgents(t, nil)
+	p := newSpeaker(t, nil, 0, hello+`echo '{"do":"join","commits":3}' >&3; read -r line <&3; echo "$line";
+		for i in {1..20}; do printf '%010000d\n' $i; done; echo '{"do":"report","what":"done","commits":4}' >&3; exit 3`)
+	r := p.run(t, l)
+	p.expect(t, "started", `{"do":"heard","again":true}`, `{"do":"join","commits":3,"program":"unnamed"}`)
+	l.Tell([]string{"stranger", p.Incarnation}, nil, line.Dismissed(line.ErrRemoved), nil)
+	p.expect(t, `{"do":"report","what":"done","commits":4}`, "ended exited with code 3")
+	r.wait()
+	if !strings.Contains(r.stdout.String(), `{"is":"dismissed","why":"removed","last":false}`) {
+		t.Errorf("it prints %.200s", r.stdout)
+	}
+}
+
+// TestLinesOfNextDriver: a driver that takes over gets the reports that the one before has not
+// noted, once more, and learns what its workers wait for.
+func TestLinesOfNextDriver(t *testing.T) {
+	h := newHost(t, 1)
+	driver, die, heir := mortal(t, h, "heard")
+	p := newSpeaker(t, nil, 0, hello+`echo '{"do":"report","what":"leaving"}' >&3; echo '{"do":"join","commits":3}' >&3; read -r line <&3; echo "$line"`)
+	p.hold = make(chan struct{})
+	p.run(t, driver)
+	p.expect(t, "started", `{"do":"heard"`, `{"do":"report","what":"leaving"}`, `{"do":"join"`)
+	die()
+	next := &speaker{steps: make(chan string, 100)}
+	spec := *p.Spec
+	spec.Resumed = true
+	spec.Line = func(text []byte, noted func()) {
+		noted()
+		if !strings.Contains(string(text), "fetching") {
+			next.steps <- string(text)
+		}
+	}
+	spec.Ended = func(err error) { next.steps <- fmt.Sprint("ended ", err) }
+	next.Spec = &spec
+	l := heir(p.Incarnation)
+	r := next.run(t, l)
+	seen := map[string]int{}
+	for seen[`{"do":"report","what":"leaving"}`] < 1 || seen[`{"do":"join","commits":3,"program":"unnamed"}`] < 1 || seen[`{"do":"heard","again":true}`] < 1 {
+		seen[<-next.steps]++
+	}
+	l.Tell([]string{p.Incarnation}, nil, line.Dismissed(line.ErrFinished), nil)
+	if err := r.wait(); err != nil || !strings.Contains(r.stdout.String(), `"finished"`) {
+		t.Errorf("%v, %s", err, r.stdout)
+	}
+}
+
+// TestTellWithoutStream: what is told while no stream is attached is lost, and asked for again by
+// the next one.
+func TestTellWithoutStream(t *testing.T) {
+	h := newHost(t, 1)
+	c := newCable(t, h.addr)
+	l := agents(t, driverOf(t, "cut"), c.addr, longLease)
+	p := newSpeaker(t, nil, 0, hello+`echo '{"do":"join"}' >&3; read -r line <&3; echo "$line"`)
+	r := p.run(t, l)
+	p.expect(t, "started", `{"do":"heard"`, `{"do":"join"`)
+	c.cut()
+	for said := range p.steps {
+		if strings.HasPrefix(said, `{"do":"join"`) {
+			break
+		}
+	}
+	l.Tell([]string{p.Incarnation}, nil, line.Dismissed(line.ErrFinished), nil)
+	if err := r.wait(); err != nil || !strings.Contains(r.stdout.String(), `"finished"`) {
+		t.Errorf("%v, %s", err, r.stdout)
+	}
+}
+
+// TestFloodOfLines: a worker that says more than the driver takes waits, and another does not.
+func TestFloodOfLines(t *testing.T) {
+	l, _ := jobAgents(t, nil)
+	flood := newSpeaker(t, nil, 0, hello+`for i in {1..100000}; do echo '{"do":"report","what":"leaving"}'; done >&3; exit 9`)
+	flood.hold = make(chan struct{})
+	r := flood.run(t, l)
+	for range mostLines + 1 { // and the start
+		<-flood.steps
+	}
+	other := newSpeaker(t, nil, 1, hello+`echo '{"do":"join"}' >&3; read -r line <&3`)
+	o := other.run(t, l)
+	other.expect(t, "started", `{"do":"heard"`, `{"do":"join"`)
+	l.Tell([]string{other.Incarnation}, nil, line.Dismissed(line.ErrRemoved), nil)
+	if err := o.wait(); err != nil {
+		t.Error(err)
+	}
+	select {
+	case said := <-flood.steps:
+		t.Errorf("the driver has noted nothing, and hears %s", said)
+	default:
+	}
+	note := func() { // the driver goes on
+		flood.mu.Lock()
+		defer flood.mu.Unlock()
+		for _, f := range flood.noted {
+			f()
+		}
+		flood.noted = nil
+	}
+	for range 10 * mostLines {
+		note()
+		<-flood.steps
+	}
+	l.Kill()
+	for len(r.ended) == 0 {
+		note()
+		select {
+		case <-flood.steps:
+		case err := <-r.ended:
+			r.ended <- err
+		}
+	}
+}
+
+// TestConnections: a worker reaches the driver by the door of its agent, for protocols other than
+// lines, with a certificate of the job.
+func TestConnections(t *testing.T) {
+	var authority *identity.Authority
+	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { authority = cfg.Authority })
+	p := newSpeaker(t, authority, 0, `echo "at $HVD_LAUNCHER_ADDR."; exec sleep 1000`)
+	p.Stream = func(protocol string, conn net.Conn) {
+		defer conn.Close()
+		fmt.Fprintf(conn, "%s of the driver\n", protocol)
+		_, _ = io.Copy(conn, conn)
+	}
+	r := p.run(t, l)
+	r.awaitOutput(".\n")
+	_, at, _ := strings.Cut(strings.TrimSuffix(r.stdout.String(), ".\n"), "at ")
+	own, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "a", Incarnation: p.Incarnation})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := own.Dial(t.Context(), identity.Subject{Role: identity.Agent, Host: "a"}, at, line.TasksProtocol)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("echo")); err != nil {
+		t.Fatal(err)
+	}
+	want := line.TasksProtocol + " of the driver\necho"
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(conn, got); err != nil || string(got) != want {
+		t.Errorf("%q, %v", got, err)
+	}
+	stranger, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "a", Incarnation: "gone"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	none, err := stranger.Dial(t.Context(), identity.Subject{Role: identity.Agent, Host: "a"}, at, line.TasksProtocol)
+	if err == nil {
+		if n, err := none.Read(got); n > 0 || err == nil {
+			t.Errorf("a worker that is not there gets %q, %v", got[:n], err)
+		}
+		none.Close()
+	}
+	l.Kill()
+	<-r.ended
+}
+
+// TestVersionsOfLines: a driver that speaks another version of the lines is refused, by an error
+// that has both.
+func TestVersionsOfLines(t *testing.T) {
+	h := newHost(t, 1)
+	d := newDriver(t, h, identity.Subject{RunID: "old", Role: identity.Driver})
+	first := attach()
+	first.GetAttach().Lines = 0
+	d.say(first)
+	_, err := d.stream.Recv()
+	want := fmt.Sprintf("the driver speaks version 0 of the lines of workers, and this agent version %d", line.Version)
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
+}

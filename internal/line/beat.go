@@ -1,0 +1,334 @@
+package line
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
+)
+
+// MaxLanes is the largest number of lanes in a Beat, MaxWaits that of waits, and MaxEntered that of
+// phases.
+const (
+	MaxLanes   = 16
+	MaxWaits   = 64
+	MaxEntered = 16
+)
+
+const maxWhat = 256 // bytes of an operation's name
+
+// Phase is a worker's current activity.
+type Phase uint8
+
+// The phases of a worker.
+const (
+	// Joins: it waits in a join.
+	Joins Phase = iota + 1
+	// Connecting: it connects to the other ranks of its world.
+	Connecting
+	// Outside: it is in its world, but its program is not in elastic.Run.
+	Outside
+	// Syncing: it receives or gives the state.
+	Syncing
+	// Training: it is in the program's training function.
+	Training
+	// Saving: it saves its state, in a commit.
+	Saving
+	// Resetting: it calls the program's OnReset functions.
+	Resetting
+	// Fetches: it fetches the state from other workers before it joins.
+	Fetches
+)
+
+// String describes the phase: "joining", "connecting", "outside of elastic.Run", "synchronising its
+// state", "training", "saving its state", "in an OnReset function" or "fetching the state".
+func (p Phase) String() string {
+	switch p {
+	case Joins:
+		return "joining"
+	case Connecting:
+		return "connecting"
+	case Outside:
+		return "outside of elastic.Run"
+	case Syncing:
+		return "synchronising its state"
+	case Training:
+		return "training"
+	case Saving:
+		return "saving its state"
+	case Resetting:
+		return "in an OnReset function"
+	case Fetches:
+		return "fetching the state"
+	}
+	return fmt.Sprintf("in phase %d", uint8(p))
+}
+
+// Lane is a worker's progress in one of the groups of its world, from collective.Progress.
+type Lane struct {
+	// ID identifies the group; 0 is the group of all ranks. While the ranks connect, a worker waits
+	// in operation 0 of that lane.
+	ID uint64 `json:"id,omitempty"`
+	// Operation is the number of the last operation that the worker has entered. Operations have
+	// the same numbers on all ranks.
+	Operation uint64 `json:"operation,omitempty"`
+	Waiting   bool   `json:"waiting,omitempty"`
+	// For is how long the worker has been in that operation, or has not entered another one, at
+	// least.
+	For time.Duration `json:"for,omitempty"`
+	// What is the operation's name. Client.Beat truncates it to 256 bytes.
+	What string `json:"what,omitempty"`
+}
+
+// BeatSpacing is the number of seconds between two beats of a worker in a world of this size, so
+// that the driver gets about a hundred of them a second at most: 1 for up to a hundred workers.
+func BeatSpacing(size int) int { return max(1, (size+99)/100) }
+
+// Beat is a worker's heartbeat, sent about once a second, or less often in a world of more than a
+// hundred workers: see [BeatSpacing].
+type Beat struct {
+	// Generation is the generation of the worker's current or last world.
+	Generation uint64 `json:"generation,omitempty"`
+	Phase      Phase  `json:"phase"`
+	// Quiet is how long neither the phase nor any lane has changed, at least.
+	Quiet time.Duration `json:"quiet,omitempty"`
+	// Lanes has at most MaxLanes elements.
+	Lanes []Lane `json:"lanes,omitempty"`
+	// Commits is the number of the worker's last commit in the generation; 0: none.
+	Commits uint64 `json:"commits,omitempty"`
+	// Written is the number of bytes on disk of a last checkpoint that the worker is writing.
+	Written uint64 `json:"written,omitempty"`
+	// Trained is whether the worker's training function has returned in the generation; nil:
+	// unknown.
+	Trained *bool `json:"trained,omitempty"`
+	// Counters are what the worker has done since it began; nil: unknown.
+	Counters *Counters `json:"counters,omitempty"`
+	// Usage is what the worker's process uses; nil: unknown.
+	Usage *proc.Usage `json:"usage,omitempty"`
+	// Figures are the newest numbers that the worker's program has reported, by distinct names. It
+	// has at most MaxFigures elements.
+	Figures []Figure `json:"figures,omitempty"`
+	// Waits are how long the worker was in operations that have ended lately. It has at most
+	// MaxWaits elements.
+	Waits []Wait `json:"waits,omitempty"`
+	// Entered are the phases that the worker has entered on its way into the world of the
+	// generation, in order. Nil: they were sent before. It has at most MaxEntered elements.
+	Entered []Entered `json:"entered,omitempty"`
+}
+
+// Figure is a number that a program reports, such as its loss.
+type Figure struct {
+	Name  string  `json:"name"`  // of 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _
+	Value float64 `json:"value"` // null on the wire: not a finite number
+}
+
+// MaxFigures is the largest number of elements of Beat.Figures.
+const MaxFigures = 16
+
+// SetFigure returns figures with f, in place of an older one of that name. It returns an error if
+// the name is not allowed or there are more than MaxFigures names.
+func SetFigure(all []Figure, f Figure) ([]Figure, error) {
+	if err := checkWord(f.Name); err != nil {
+		return all, err
+	}
+	if i := slices.IndexFunc(all, func(has Figure) bool { return has.Name == f.Name }); i >= 0 {
+		all[i] = f
+		return all, nil
+	}
+	if len(all) >= MaxFigures {
+		return all, fmt.Errorf("%q is one name too many; at most %d are allowed", f.Name, MaxFigures)
+	}
+	return append(all, f), nil
+}
+
+// figureJSON is a Figure on the wire: value is null for what is not a finite number.
+type figureJSON struct {
+	Name  string   `json:"name"`
+	Value *float64 `json:"value"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (f Figure) MarshalJSON() ([]byte, error) {
+	w := figureJSON{Name: f.Name}
+	if !math.IsNaN(f.Value) && !math.IsInf(f.Value, 0) {
+		w.Value = &f.Value
+	}
+	return json.Marshal(w)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (f *Figure) UnmarshalJSON(text []byte) error {
+	var w figureJSON
+	if err := json.Unmarshal(text, &w); err != nil {
+		return err
+	}
+	f.Name, f.Value = w.Name, math.NaN()
+	if w.Value != nil {
+		f.Value = *w.Value
+	}
+	return nil
+}
+
+// Counters are what a worker has done since it began. They only grow.
+type Counters struct {
+	// Commits is the number of its commits, CommitTime how long they took, and CommitBytes how many
+	// bytes of tensors they looked at, to copy those that had changed.
+	Commits     uint64        `json:"commits,omitempty"`
+	CommitTime  time.Duration `json:"commit_time,omitempty"`
+	CommitBytes uint64        `json:"commit_bytes,omitempty"`
+	// Operations are its collective operations, at most MaxOperations elements.
+	Operations []Operations `json:"operations,omitempty"`
+}
+
+// MaxOperations is the largest number of elements of Counters.Operations.
+const MaxOperations = 128
+
+// maxSizeClass is the largest Operations.SizeClass.
+const maxSizeClass = 15
+
+// Operations are collective operations of a kind, a backend and a class of sizes, from
+// collective.Operations.
+type Operations struct {
+	// Kind and Backend have 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _.
+	Kind      string        `json:"kind"`
+	Backend   string        `json:"backend"`
+	SizeClass int           `json:"size_class,omitempty"`
+	Count     uint64        `json:"count,omitempty"`
+	Duration  time.Duration `json:"duration,omitempty"`
+	Bytes     uint64        `json:"bytes,omitempty"`
+}
+
+// check checks the bounds of counters.
+func (c *Counters) check() error {
+	if n := len(c.Operations); n > MaxOperations {
+		return fmt.Errorf("%d kinds of operations; at most %d", n, MaxOperations)
+	}
+	if c.CommitTime < 0 {
+		return errOutOfRange
+	}
+	for i := range c.Operations {
+		o := &c.Operations[i]
+		if err := errors.Join(checkWord(o.Kind), checkWord(o.Backend)); err != nil {
+			return err
+		}
+		if o.Duration < 0 || o.SizeClass < 0 || o.SizeClass > maxSizeClass {
+			return errors.New("a duration or a size out of range")
+		}
+	}
+	return nil
+}
+
+// checkWord validates the name of a kind of operations or of a backend.
+func checkWord(name string) error {
+	if name == "" || len(name) > maxBackend {
+		return fmt.Errorf("a name of %d bytes; 1 to %d are allowed", len(name), maxBackend)
+	}
+	for _, c := range []byte(name) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '+', c == '-', c == '.', c == '_':
+		default:
+			return fmt.Errorf("name %q; only letters, digits, +, -, . and _ are allowed", name)
+		}
+	}
+	return nil
+}
+
+// Wait is how long one operation took on a worker, from collective.Wait.
+type Wait struct {
+	// Operation identifies it on all ranks.
+	Operation uint64 `json:"operation,omitempty"`
+	// For is how long.
+	For time.Duration `json:"for,omitempty"`
+}
+
+// Entered is that a worker has entered a phase, and how long before the heartbeat.
+type Entered struct {
+	Phase Phase         `json:"phase"`
+	Ago   time.Duration `json:"ago,omitempty"`
+}
+
+// ErrNotConnected is returned by Client.Beat if there is no connection.
+var ErrNotConnected = errors.New("line: the launcher is not connected")
+
+var errOutOfRange = errors.New("a duration out of range")
+
+// Pulse returns the line of a heartbeat, which it brings within its bounds.
+func Pulse(b Beat) []byte { return Up("pulse", b.clipped()) }
+
+// clipped returns the beat within its bounds. A clock that was read in another order than the beat
+// was made makes durations of less than 0.
+func (b Beat) clipped() Beat {
+	b.Quiet = max(0, b.Quiet)
+	b.Lanes = slices.Clone(b.Lanes[:min(len(b.Lanes), MaxLanes)])
+	for i := range b.Lanes {
+		b.Lanes[i].What, b.Lanes[i].For = clip(b.Lanes[i].What, maxWhat), max(0, b.Lanes[i].For)
+	}
+	b.Waits = slices.Clone(b.Waits[:min(len(b.Waits), MaxWaits)])
+	for i := range b.Waits {
+		b.Waits[i].For = max(0, b.Waits[i].For)
+	}
+	b.Entered = slices.Clone(b.Entered[:min(len(b.Entered), MaxEntered)])
+	for i := range b.Entered {
+		b.Entered[i].Ago = max(0, b.Entered[i].Ago)
+	}
+	b.Figures = b.Figures[:min(len(b.Figures), MaxFigures)]
+	if c := b.Counters; c != nil && len(c.Operations) > MaxOperations {
+		less := *c
+		less.Operations, b.Counters = c.Operations[:MaxOperations], &less
+	}
+	return b
+}
+
+// Check checks the bounds of a heartbeat.
+func (b *Beat) Check() error {
+	switch {
+	case !b.Phase.valid():
+		return fmt.Errorf("%d is not a phase", b.Phase)
+	case b.Quiet < 0:
+		return errOutOfRange
+	case len(b.Lanes) > MaxLanes:
+		return fmt.Errorf("%d lanes; at most %d", len(b.Lanes), MaxLanes)
+	case len(b.Waits) > MaxWaits:
+		return fmt.Errorf("%d waits; at most %d", len(b.Waits), MaxWaits)
+	case len(b.Entered) > MaxEntered:
+		return fmt.Errorf("%d phases; at most %d", len(b.Entered), MaxEntered)
+	case b.Usage != nil && b.Usage.Processor < 0:
+		return errOutOfRange
+	}
+	for _, l := range b.Lanes {
+		if len(l.What) > maxWhat {
+			return fmt.Errorf("an operation's name of %d bytes; at most %d", len(l.What), maxWhat)
+		}
+		if l.For < 0 {
+			return errOutOfRange
+		}
+	}
+	for _, w := range b.Waits {
+		if w.For < 0 {
+			return errOutOfRange
+		}
+	}
+	for _, e := range b.Entered {
+		if !e.Phase.valid() || e.Ago < 0 {
+			return fmt.Errorf("phase %d, entered %d ns ago", e.Phase, e.Ago)
+		}
+	}
+	var figures []Figure
+	for _, f := range b.Figures {
+		var err error
+		if figures, err = SetFigure(figures, f); err != nil {
+			return err
+		}
+	}
+	b.Figures = figures
+	if b.Counters == nil {
+		return nil
+	}
+	return b.Counters.check()
+}
+
+func (p Phase) valid() bool { return p >= Joins && p <= Fetches }

@@ -1,0 +1,277 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/stacks"
+	"github.com/hvdrun/hvdrun/test/sandbox"
+)
+
+// door opens the launcher's door.
+func (j *job) door() *Door {
+	j.t.Helper()
+	own, err := j.authority.Issue(identity.Subject{Role: identity.Agent, Host: "h"})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	d, err := OpenDoor(j.lines, identity.Network{}, "127.0.0.1:0", own)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(d.Close)
+	return d
+}
+
+// env is that of a worker whose launcher has that door.
+func (j *job) env(inc, door string) plan.Worker {
+	j.t.Helper()
+	creds, err := j.authority.Issue(subject(inc, 0))
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.driver().Admit(identity.Subject{Host: "h", Incarnation: inc})
+	return plan.Worker{
+		RunID: "run", Incarnation: inc, Slot: plan.Slot{SlotID: plan.SlotID{Host: "h"}, LocalSize: 1, CrossSize: 1},
+		Size: 1, LauncherAddr: door, Credentials: creds.Encode(),
+	}
+}
+
+// runs runs a worker's process, and returns the end of its socket.
+func (j *job) runs(env plan.Worker) net.Conn {
+	near, far := net.Pipe()
+	var talking sync.WaitGroup
+	talking.Go(func() {
+		cleanup := j.lines.Talk(env.Environ())(context.Background(), os.Getpid(), far)
+		far.Close()
+		if cleanup != nil {
+			cleanup()
+		}
+	})
+	j.t.Cleanup(func() {
+		near.Close()
+		talking.Wait()
+	})
+	return near
+}
+
+func (j *job) client(cfg line.ClientConfig) *line.Client {
+	j.t.Helper()
+	c, err := line.NewClient(cfg)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestClient: a worker of package elastic goes from world to world, by its socket or by the door.
+func TestClient(t *testing.T) {
+	for _, byDoor := range []bool{false, true} {
+		j := newJob(t)
+		env := j.env("a", j.door().Addr())
+		socket := j.runs(env)
+		cfg := line.ClientConfig{Worker: env, Socket: socket}
+		if byDoor {
+			cfg.Socket = nil
+		}
+		c := j.client(cfg)
+		if w, err := c.Look(t.Context()); err != nil || w.Generation != 0 {
+			t.Errorf("%+v, %v", w, err)
+		}
+		go func() {
+			if r := <-j.joins; r.Commits != 3 {
+				t.Errorf("%+v", r)
+			}
+			j.publish(4, "a", "b")
+		}()
+		p, err := c.Join(t.Context(), line.Joining{Commits: 3, Cause: strings.Repeat("x", 1<<20)})
+		if err != nil || p.Generation != 4 || p.Size != 2 || p.Rank != 0 {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		if w, err := p.World(); err != nil || w.DataAddrs()[1][0] != "b:1" {
+			t.Errorf("%+v, %v", w, err)
+		}
+		for c.Latest().Seq != 8 {
+			_, more := c.Loss()
+			j.push.Push([]string{"a"}, notify.Update{Seq: 8, Generation: 4})
+			<-more
+		}
+		j.push.PushLoss([]string{"a"}, notify.Loss{Generation: 4, Ranks: []int{1}})
+		for l, more := c.Loss(); l.Generation != 4; l, more = c.Loss() {
+			<-more
+		}
+		if err := errors.Join(c.Report(t.Context(), line.Committed, 4, 7), c.ReportFailure(t.Context(), "bad")); err != nil {
+			t.Error(err)
+		}
+		if r := <-j.reports; r != (reported{"a", line.Committed, 4, 7}) {
+			t.Errorf("%+v", r)
+		}
+		if text := <-j.failures; text != "a: bad" {
+			t.Error(text)
+		}
+		if err := c.Beat(t.Context(), line.Beat{Generation: 4, Phase: line.Training}); err != nil {
+			t.Error(err)
+		}
+		if b := <-j.beats; b.Phase != line.Training || b.Generation != 4 {
+			t.Errorf("%+v", b)
+		}
+		j.lines.Tell([]string{"a"}, nil, []byte(`{"is":"stacks","id":3,"most_bytes":65536}`), nil)
+		s := <-j.located
+		if w, err := stacks.Parse(s.Worker); err != nil || len(w.Goroutines) == 0 {
+			t.Errorf("%s, %v", s.Worker, err)
+		}
+		if !c.Connected(t.Context()) {
+			t.Error("the driver is there")
+		}
+		j.end()
+		if c.Connected(t.Context()) {
+			t.Error("the driver is gone")
+		}
+		c.Kill()
+		if _, err := c.Join(t.Context(), line.Joining{After: 4}); err == nil {
+			t.Error("a client that was killed has joined")
+		}
+	}
+}
+
+// TestWorldsOfClient: a client that has the members of a world is told how the next differ.
+func TestWorldsOfClient(t *testing.T) {
+	j := newJob(t)
+	env := j.env("a", "127.0.0.1:1")
+	c := j.client(line.ClientConfig{Worker: env, Socket: j.runs(env)})
+	many := []string{"a"}
+	for i := range 50 {
+		many = append(many, "b"+string(rune('a'+i)))
+	}
+	for g := range uint64(30) {
+		go func() {
+			<-j.joins
+			j.publish(g+1, many[:len(many)-int(g)]...)
+		}()
+		p, err := c.Join(t.Context(), line.Joining{After: g})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, err := p.World(); err != nil || w.Size() != len(many)-int(g) || w.DataAddrs()[w.Size()-1][0] != many[w.Size()-1]+":1" {
+			t.Fatalf("generation %d: %+v, %v", g+1, w, err)
+		}
+	}
+}
+
+// TestWidenOfClient: a client whose addresses are those of loopback opens others, once.
+func TestWidenOfClient(t *testing.T) {
+	j := newJob(t)
+	env := j.env("a", "127.0.0.1:1")
+	c := j.client(line.ClientConfig{Worker: env, Socket: j.runs(env), Widen: func() ([]string, error) { return []string{"10.0.0.1:5"}, nil }})
+	j.driver().Widen()
+	go func() {
+		if r := <-j.joins; len(r.DataAddrs) != 1 || r.DataAddrs[0] != "10.0.0.1:5" || r.CanWiden {
+			t.Errorf("%+v", r)
+		}
+		j.driver().Dismiss("a", line.ErrLast)
+	}()
+	if _, err := c.Join(t.Context(), line.Joining{DataAddrs: []string{"127.0.0.1:5"}}); !errors.Is(err, line.ErrLast) {
+		t.Error(err)
+	}
+}
+
+// TestUnreachable: a client whose launcher is gone says so; one that is refused says why.
+func TestUnreachable(t *testing.T) {
+	j := newJob(t)
+	c := j.client(line.ClientConfig{Worker: j.env("a", "127.0.0.1:1"), Patience: time.Nanosecond})
+	var unreachable *line.UnreachableError
+	if _, err := c.Join(t.Context(), line.Joining{}); !errors.As(err, &unreachable) || unreachable.Addr != "127.0.0.1:1" {
+		t.Error(err)
+	}
+	stranger := j.client(line.ClientConfig{Worker: j.env("nobody", j.door().Addr())})
+	if err := stranger.Report(t.Context(), line.Done, 1, 1); err == nil || !strings.Contains(err.Error(), "the worker does not run") {
+		t.Error(err)
+	}
+}
+
+// TestStrangers: a process without a certificate of a worker of the job gets nothing at the door.
+func TestStrangers(t *testing.T) {
+	j, other := newJob(t), newJob(t)
+	at := j.door().Addr()
+	env := j.env("a", at)
+	j.runs(env)
+	foreign, err := other.authority.Issue(subject("a", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent, err := j.authority.Issue(identity.Subject{Role: identity.Agent, Host: "h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cfg := range map[string]*tls.Config{
+		"none": {InsecureSkipVerify: true}, //nolint:gosec // a stranger's
+		"another job": func() *tls.Config {
+			c := foreign.ClientTLS(identity.Subject{Role: identity.Agent})
+			c.InsecureSkipVerify, c.VerifyConnection = true, nil
+			return c
+		}(),
+		"an agent": agent.ClientTLS(identity.Subject{Role: identity.Agent}),
+	} {
+		cfg.NextProtos = []string{line.Protocol}
+		conn, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		secured := tls.Client(conn, cfg)
+		_, _ = secured.Write([]byte(`{"do":"hello","version":1}` + "\n"))
+		_ = conn.SetReadDeadline(sandbox.Limit())
+		if text, err := io.ReadAll(secured); len(text) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+		conn.Close()
+	}
+}
+
+// TestFloodOfDoor: processes of the host that connect and say nothing take no more descriptors than
+// there may be, and a worker that is proven stays connected.
+func TestFloodOfDoor(t *testing.T) {
+	j := newJob(t)
+	d := j.door()
+	env := j.env("a", d.Addr())
+	j.runs(env)
+	c := j.client(line.ClientConfig{Worker: env})
+	look := func() {
+		t.Helper()
+		if _, err := c.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look()
+	var strangers []net.Conn
+	for range 2*identity.Door.Unproven + 100 {
+		conn, err := net.Dial("tcp", d.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		strangers = append(strangers, conn)
+		if n := d.ln.Unproven(); n > identity.Door.Unproven {
+			t.Fatalf("%d connections are unproven", n)
+		}
+	}
+	for _, conn := range strangers[:100] {
+		_ = conn.SetReadDeadline(sandbox.Limit())
+		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("a stranger that came first stays")
+		}
+	}
+	look()
+}

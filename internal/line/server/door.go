@@ -1,0 +1,100 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
+)
+
+// Door serves workers that have proven who they are by their certificates: lines, where a process
+// between the launcher and the worker has not passed the socket on, and connections for other
+// protocols.
+type Door struct {
+	server *Server
+	ln     *identity.Listener
+	tls    *tls.Config
+	ctx    context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+}
+
+// OpenDoor listens at a TCP address of a network, with the credentials of the launcher as an agent
+// in the job. The caller must call Close.
+func OpenDoor(s *Server, on identity.Network, at string, own *identity.Credentials) (*Door, error) {
+	ln, err := identity.Door.On(on).Listen(at)
+	if err != nil {
+		return nil, fmt.Errorf("line: listening for workers: %w", err)
+	}
+	d := &Door{server: s, ln: ln, tls: own.ServerTLS(identity.Worker), conns: make(map[net.Conn]bool)}
+	d.tls.NextProtos = []string{line.Protocol, line.TasksProtocol, line.StoreProtocol}
+	d.ctx, d.stop = context.WithCancel(context.Background())
+	d.wg.Go(func() { ln.Serve(s.cfg.Log, "line: workers", d.admit) })
+	return d, nil
+}
+
+// Addr returns where the door is, host:port.
+func (d *Door) Addr() string { return d.ln.Addr().String() }
+
+// admit serves a connection until it ends.
+func (d *Door) admit(conn *identity.Conn) {
+	defer conn.Close()
+	if !fromHere(conn) {
+		return
+	}
+	secured := tls.Server(conn, d.tls)
+	if err := secured.HandshakeContext(d.ctx); err != nil || !conn.Proven() || !d.keep(conn) {
+		return // a stranger, who has been told why
+	}
+	defer d.forget(conn)
+	state := secured.ConnectionState()
+	from, err := identity.SubjectOf(state)
+	if err != nil {
+		return // cannot happen: the handshake has verified it
+	}
+	switch state.NegotiatedProtocol {
+	case line.Protocol:
+		d.server.Serve(d.ctx, secured, from.Incarnation)
+	case line.TasksProtocol, line.StoreProtocol:
+		d.server.cfg.Stream(from.Incarnation, state.NegotiatedProtocol, secured)
+	}
+}
+
+// fromHere returns whether both ends of a connection are on this host.
+func fromHere(conn net.Conn) bool {
+	near, ok1 := conn.LocalAddr().(*net.TCPAddr)
+	far, ok2 := conn.RemoteAddr().(*net.TCPAddr)
+	return ok1 && ok2 && (far.IP.IsLoopback() || far.IP.Equal(near.IP))
+}
+
+func (d *Door) keep(conn net.Conn) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.conns[conn] = true
+	return d.ctx.Err() == nil
+}
+
+func (d *Door) forget(conn net.Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.conns, conn)
+}
+
+// Close ends all connections, and blocks until their goroutines have ended.
+func (d *Door) Close() {
+	d.stop()
+	d.mu.Lock()
+	for conn := range d.conns {
+		conn.Close()
+	}
+	d.mu.Unlock()
+	d.ln.Close()
+	d.wg.Wait()
+}

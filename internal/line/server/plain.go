@@ -1,0 +1,384 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/notify"
+)
+
+const (
+	beatEvery  = time.Second
+	leastPause = beatEvery / 10
+	// Until its first join the driver is told that the worker gets ready, as elastic.Init does.
+	prepareReports = time.Second
+	prepareBound   = 10 * time.Minute
+)
+
+// phases are the words for them.
+var phases = map[string]line.Phase{
+	"joining": line.Joins, "connecting": line.Connecting, "outside": line.Outside,
+	"syncing": line.Syncing, "training": line.Training, "saving": line.Saving,
+}
+
+// The lines to a worker that package line does not have.
+type (
+	helloLine struct {
+		Is          string     `json:"is"` // hello
+		Version     int        `json:"version"`
+		Run         string     `json:"run"`
+		Host        string     `json:"host"`
+		Slot        int        `json:"slot"`
+		Incarnation string     `json:"incarnation"`
+		Store       *storeAddr `json:"store,omitempty"`
+		Library     string     `json:"library,omitempty"`
+	}
+	storeAddr struct {
+		Host string `json:"host"`
+		Port int    `json:"port"`
+	}
+	worldLine struct {
+		Is         string       `json:"is"` // world
+		Generation uint64       `json:"generation"`
+		Rank       int          `json:"rank"`
+		Size       int          `json:"size"`
+		LocalRank  int          `json:"local_rank"`
+		LocalSize  int          `json:"local_size"`
+		CrossRank  int          `json:"cross_rank"`
+		CrossSize  int          `json:"cross_size"`
+		Root       int          `json:"root"`
+		Seq        uint64       `json:"seq"`
+		Handles    []string     `json:"handles"`
+		Members    []memberLine `json:"members"`
+		DataKey    string       `json:"data_key"`
+		Store      *storeAddr   `json:"store,omitempty"`
+	}
+	memberLine struct {
+		Host      string   `json:"host"`
+		Slot      int      `json:"slot"`
+		Addresses []string `json:"addresses"`
+	}
+)
+
+// beatLine is where a program says that it is.
+type beatLine struct {
+	Phase     string     `json:"phase"`
+	Commits   uint64     `json:"commits"`
+	Written   uint64     `json:"written"`
+	Operation *operation `json:"operation"`
+}
+
+// operation is the collective operation in which a worker is, or was last.
+type operation struct {
+	Number  uint64 `json:"number"`
+	What    string `json:"what"`
+	Waiting bool   `json:"waiting"`
+}
+
+// plain speaks the full protocol for a program that does not.
+type plain struct {
+	t       *talk
+	program string        // what it says it is
+	news    chan struct{} // of capacity 1: beat at once
+	looking
+	joined func() // ends the reports before the first join
+	store  *driverStore
+	loss   notify.Loss // the newest; the talk's lock guards it
+
+	mu        sync.Mutex
+	joining   bool
+	wide      bool       // it was asked to widen
+	place     line.Place // in the newest world that it was told; generation 0: none
+	committed uint64     // the last generation whose first commit was reported
+	beat      beatLine   // its newest
+	changed   time.Time  // when that has changed
+	trace     line.Trace // of its way into its world
+	figures   []line.Figure
+}
+
+// looking is how the pulse looks at what the process uses.
+type looking struct {
+	usage  func(pid int) proc.Usage
+	usedAt time.Time // of the last look
+}
+
+// newPlain begins to speak for a program.
+func newPlain(t *talk, program string) (p *plain, err error) {
+	p = &plain{t: t, news: make(chan struct{}, 1), changed: time.Now(), looking: looking{usage: proc.UsageOf}}
+	p.program = cmp.Or(strings.Map(func(c rune) rune {
+		if c < ' ' || c == 0x7f {
+			return ' '
+		}
+		return c
+	}, program), "unnamed")
+	p.program = strings.ToValidUTF8(p.program[:min(len(p.program), 64)], "")
+	if p.store, err = newStore(t); err != nil {
+		return nil, err
+	}
+	prepare, joined := context.WithTimeout(t.ctx, prepareBound)
+	p.joined = joined
+	t.wg.Go(func() { p.prepare(prepare) })
+	t.wg.Go(p.pulse)
+	return p, nil
+}
+
+func (p *plain) close() {
+	p.joined()
+	p.store.close()
+}
+
+func (p *plain) prepare(ctx context.Context) {
+	tick := time.NewTicker(prepareReports)
+	defer tick.Stop()
+	for {
+		p.t.up(line.Up("report", line.ReportLine{What: "fetching"}), "fetching")
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// asks completes a join.
+func (p *plain) asks(j *line.Joining) {
+	p.joined()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.joining = true
+	p.setBeat(beatLine{Phase: "joining", Commits: j.Commits})
+	j.After, j.Program, j.Has = p.place.Generation, p.program, p.place.Number()
+	j.CanWiden = len(j.DataAddrs) > 0 && !p.wide
+}
+
+// widens notes that the program is asked to widen.
+func (p *plain) widens() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wide = true
+}
+
+// world returns the lines that tell the program of a world.
+func (p *plain) world(m line.Message, tail []byte) []byte {
+	p.mu.Lock()
+	before := p.place
+	p.mu.Unlock()
+	place, err := line.ReadPlace(&m, tail, before.Generation, &before)
+	var w line.World
+	if err == nil {
+		w, err = place.World()
+	}
+	if err == nil {
+		err = p.store.follow(w.Store)
+	}
+	if err != nil {
+		return line.Error(err.Error(), true)
+	}
+	p.mu.Lock()
+	p.joining, p.place = false, place
+	p.setBeat(beatLine{Phase: "outside"})
+	p.mu.Unlock()
+	text := textOf(p.worldLine(w))
+	p.t.mu.Lock()
+	defer p.t.mu.Unlock()
+	p.t.heard.Seq = max(p.t.heard.Seq, w.Seq)
+	if p.loss.Generation == w.Generation { // it may have come before the world
+		text = append(append(text, '\n'), line.Lost(p.loss)...)
+	}
+	return text
+}
+
+func (p *plain) worldLine(w line.World) worldLine {
+	own := w.Slots[w.Rank]
+	text := worldLine{
+		Is: "world", Generation: w.Generation, Rank: w.Rank, Size: w.Size(), LocalRank: own.LocalRank, LocalSize: own.LocalSize,
+		CrossRank: own.CrossRank, CrossSize: own.CrossSize, Root: w.SyncRoot, Seq: w.Seq,
+		Handles: make([]string, w.Size()), Members: make([]memberLine, w.Size()), DataKey: hex.EncodeToString(w.Key.Bytes()),
+	}
+	if w.Store != 0 {
+		text.Store = p.store.addr()
+	}
+	addresses, handles := w.DataAddrs(), w.Handles()
+	for r, s := range w.Slots {
+		text.Members[r] = memberLine{s.Host, s.Index, append([]string{}, addresses[r]...)}
+		if len(handles) > 0 {
+			text.Handles[r] = string(handles[r])
+		}
+	}
+	return text
+}
+
+// reports completes a report, and returns false if it is not to be made.
+func (p *plain) reports(r *line.ReportLine) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.Generation = p.place.Generation
+	switch r.What {
+	case "failed":
+		text := r.Error
+		if r.Where != "" {
+			text = fmt.Sprintf("%s (%s)", text, r.Where)
+		}
+		r.Error, r.Where = cmp.Or(line.CleanError(text), "an error without a text"), ""
+	case "committed":
+		told := p.committed == r.Generation
+		p.committed = r.Generation
+		p.trace.Enter(line.Saving, time.Now())
+		p.beat.Commits = r.Commits
+		return !told // beats tell the following ones
+	}
+	return true
+}
+
+// beats takes where the program is, or numbers of it.
+func (p *plain) beats(do string, text []byte) error {
+	if do == "figures" {
+		var f struct {
+			Figures map[string]*float64 `json:"figures"` // null: not a finite number
+		}
+		err := json.Unmarshal(text, &f)
+		p.hearFigures(f.Figures)
+		return err
+	}
+	var b beatLine
+	if err := json.Unmarshal(text, &b); err != nil {
+		return err
+	}
+	if b.Operation != nil && len(b.Operation.What) > 256 {
+		return errors.New("an operation's name of more than 256 bytes")
+	}
+	if _, is := phases[b.Phase]; !is {
+		p.t.complain(fmt.Sprintf("a beat with the unknown phase %.64q", b.Phase))
+		return nil
+	}
+	p.hearBeat(b)
+	return nil
+}
+
+// hearBeat notes where the program is.
+func (p *plain) hearBeat(b beatLine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.joining {
+		p.setBeat(b)
+	}
+}
+
+// hearFigures notes the numbers that the program reports.
+func (p *plain) hearFigures(all map[string]*float64) {
+	p.mu.Lock()
+	var err error
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		f := line.Figure{Name: name, Value: math.NaN()}
+		if value := all[name]; value != nil {
+			f.Value = *value
+		}
+		if p.figures, err = line.SetFigure(p.figures, f); err != nil {
+			break
+		}
+	}
+	p.mu.Unlock()
+	if err != nil {
+		p.t.complain("figures: " + err.Error())
+	}
+}
+
+// setBeat notes where the program is; the lock is held.
+func (p *plain) setBeat(b beatLine) {
+	was := p.beat
+	entered := was.Phase != b.Phase
+	if entered || was.Written != b.Written || (was.Operation == nil) != (b.Operation == nil) || b.Operation != nil && *was.Operation != *b.Operation {
+		p.changed = time.Now()
+	}
+	p.beat = b
+	if entered {
+		p.trace.Enter(phases[b.Phase], time.Now())
+		select {
+		case p.news <- struct{}{}:
+		default: // the pulse is about to look
+		}
+	}
+}
+
+// pulse tells the driver where the program is, about once a second, and when it enters a phase.
+func (p *plain) pulse() {
+	every := beatEvery
+	if w := p.t.env.StallWarning; w > 0 {
+		every = min(every, w/2)
+	}
+	timer := time.NewTimer(every)
+	defer timer.Stop()
+	var last time.Time
+	for {
+		select {
+		case <-timer.C:
+		case <-p.news:
+			if pause := leastPause - time.Since(last); pause > 0 {
+				timer.Reset(pause)
+				continue
+			}
+		case <-p.t.ctx.Done():
+			return
+		}
+		last = time.Now()
+		if stopped(p.t.pid) {
+			timer.Reset(every)
+			continue
+		}
+		next := every / 4
+		if p.t.server.cfg.Driver() {
+			b, size := p.nextBeat(time.Now())
+			p.t.up(line.Pulse(b), "pulse")
+			if b.Entered != nil {
+				p.trace.Sent()
+			}
+			next = every * time.Duration(line.BeatSpacing(size))
+		}
+		timer.Reset(next)
+	}
+}
+
+// stopped returns whether a process was stopped by a signal: the driver is to notice its silence,
+// as it does with a worker that sends its heartbeats itself.
+func stopped(pid int) bool {
+	_, state, err := proc.Born(pid)
+	return err == nil && (state == 'T' || state == 't')
+}
+
+// nextBeat returns what to tell, and the size of the world.
+func (p *plain) nextBeat(now time.Time) (line.Beat, int) {
+	var usage *proc.Usage
+	if now.Sub(p.usedAt) >= beatEvery/2 { // to look takes a millisecond, which the beats of a reset do not have
+		usage, p.usedAt = new(p.usage(p.t.pid)), now
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.beat
+	b := line.Beat{Generation: p.place.Generation, Phase: phases[was.Phase], Quiet: now.Sub(p.changed)}
+	if b.Phase == 0 {
+		b.Phase = line.Outside // it has said hello alone
+	}
+	if b.Phase != line.Joins {
+		b.Commits = was.Commits
+	}
+	if b.Phase == line.Saving {
+		b.Written = was.Written
+	}
+	if o := was.Operation; o != nil && b.Phase != line.Joins {
+		b.Lanes = []line.Lane{{Operation: o.Number, Waiting: o.Waiting, For: b.Quiet, What: o.What}}
+	}
+	b.Entered, b.Figures, b.Usage = p.trace.Told(now), slices.Clone(p.figures), usage
+	return b, max(1, p.place.Size)
+}

@@ -1,0 +1,118 @@
+package server
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/proc"
+)
+
+// TestQuiet: the time counts for which the program has told nothing new.
+func TestQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		p := &plain{t: &talk{worker: &worker{}}, news: make(chan struct{}, 1), looking: looking{usage: func(int) proc.Usage {
+			looks++
+			return proc.Usage{Resident: 1}
+		}}}
+		p.place.Generation = 3
+		op := func(number uint64, waiting bool) *operation { return &operation{number, "all_reduce", waiting} }
+		for i, step := range []struct {
+			beat  beatLine
+			phase line.Phase
+			quiet time.Duration // a second after the beat
+			news  bool
+		}{
+			{beatLine{Phase: "training", Commits: 1}, line.Training, time.Second, true},
+			{beatLine{Phase: "training", Commits: 2}, line.Training, 2 * time.Second, false},
+			{beatLine{Phase: "training", Operation: op(1, false), Commits: 2}, line.Training, time.Second, false},
+			{beatLine{Phase: "training", Operation: op(1, false), Commits: 2}, line.Training, 2 * time.Second, false},
+			{beatLine{Phase: "training", Operation: op(1, true), Commits: 2}, line.Training, time.Second, false},
+			{beatLine{Phase: "saving", Commits: 3}, line.Saving, time.Second, true},
+			{beatLine{Phase: "saving", Written: 7, Commits: 3}, line.Saving, time.Second, false},
+		} {
+			p.hearBeat(step.beat)
+			news := len(p.news) > 0
+			if news {
+				<-p.news
+			}
+			<-time.After(time.Second)
+			b, size := p.nextBeat(time.Now())
+			if again, _ := p.nextBeat(time.Now()); b.Usage == nil || again.Usage != nil || looks != i+1 {
+				t.Errorf("%d: usage %v, and at once again %v, after %d looks", i, b.Usage, again.Usage, looks)
+			}
+			if b.Phase != step.phase || b.Quiet != step.quiet || news != step.news || b.Generation != 3 || b.Commits != step.beat.Commits || b.Written != step.beat.Written || size != 1 {
+				t.Errorf("%d: %+v, news %v", i, b, news)
+			}
+			if o := step.beat.Operation; o != nil && (len(b.Lanes) != 1 || b.Lanes[0].For != step.quiet || b.Lanes[0].Waiting != o.Waiting) {
+				t.Errorf("%d: %+v", i, b.Lanes)
+			}
+		}
+		p.joining = true
+		p.setBeat(beatLine{Phase: "joining", Commits: 4})
+		p.hearBeat(beatLine{Phase: "training"}) // of the world that it has left
+		if b, _ := p.nextBeat(time.Now()); b.Phase != line.Joins || b.Commits != 0 || b.Lanes != nil {
+			t.Errorf("%+v", b)
+		}
+	})
+}
+
+// TestStopped: a stopped process is told from one that runs, and from none.
+func TestStopped(t *testing.T) {
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		if err := cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		var status syscall.WaitStatus
+		if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED|syscall.WCONTINUED, nil); err != nil {
+			t.Fatal(err)
+		}
+		if stopped(cmd.Process.Pid) != (signal == syscall.SIGSTOP) {
+			t.Errorf("after %v", signal)
+		}
+	}
+	stdin.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if stopped(cmd.Process.Pid) {
+		t.Error("a process that has ended is stopped")
+	}
+}
+
+func TestBeside(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "bin", "hvdrun")
+	for _, path := range []string{"bin/lib/libhvdrun.so", "bin/libhvdrun.so"} {
+		at := filepath.Join(dir, path)
+		if beside(program) == at {
+			t.Errorf("%s is there before it is", at)
+		}
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := beside(program); got != at {
+			t.Errorf("%q, want %q", got, at)
+		}
+	}
+	if beside("") != "" {
+		t.Error("there is a library beside no program")
+	}
+}

@@ -1,0 +1,37 @@
+package line
+
+import (
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// InheritedSocket returns the end of its line that this process, the worker of that incarnation,
+// has inherited. nil: there is none, because a process between the launcher and this one has not
+// passed it on, or because InheritedSocket has returned it before.
+func InheritedSocket(incarnation string) net.Conn {
+	fd, ok := plan.OwnSocket()
+	if !ok {
+		return nil
+	}
+	return socketOf(fd, incarnation)
+}
+
+// socketOf returns the socket of the worker at that descriptor, which it closes; nil: the
+// descriptor is another file, or none.
+func socketOf(fd int, incarnation string) net.Conn {
+	peer, err := unix.Getpeername(fd)
+	if at, is := peer.(*unix.SockaddrUnix); err != nil || !is || at.Name != plan.SocketName(incarnation) {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), "worker socket")
+	defer f.Close()
+	conn, err := net.FileConn(f) // a duplicate, which children do not inherit
+	if err != nil {
+		return nil
+	}
+	return conn
+}
