@@ -45,16 +45,9 @@ type Agents struct {
 	starting  chan struct{} // of as many job agents as may start at a time
 	wg        sync.WaitGroup
 	hosts
-	ends keptEnds
-	records
-	streams retry.Gate // of the streams that cannot be made
-}
-
-// records are what agents are told of the journal.
-type records struct {
-	noted   atomic.Int64 // the time of the last record that is on the disk, as agents are told; 0: none
-	newest  int64        // what noted is to become; guarded by the lock of hosts
-	telling *time.Timer  // when it does; nil: nothing is to be told
+	ends    keptEnds
+	noted   atomic.Int64 // the time of the last record that is on the disk; 0: none
+	streams retry.Gate   // of the streams that cannot be made
 }
 
 // New returns the Agents of a driver. It starts nothing before the first Run. The caller must call
@@ -276,9 +269,6 @@ func (a *Agents) Signal(sig syscall.Signal) {
 func (a *Agents) Close() error {
 	a.mu.Lock()
 	a.closed = true
-	if a.telling != nil {
-		a.telling.Stop()
-	}
 	cancel := a.cancel
 	for _, s := range a.sessions {
 		s.finish()

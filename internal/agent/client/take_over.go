@@ -55,25 +55,11 @@ func (a *Agents) Adopt(incarnations []string, term uint64, last time.Time) {
 	}
 }
 
-// notedDelay is how long agents are not told of a record: those of a death come while its survivors
-// meet again, and all of them make one message to each agent.
-const notedDelay = 50 * time.Millisecond
-
 // Noted implements Keeper.
 func (a *Agents) Noted(at time.Time) {
+	a.noted.Store(at.UnixNano())
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.newest = at.UnixNano(); a.telling == nil && !a.closed {
-		a.telling = time.AfterFunc(notedDelay, a.tellNoted)
-	}
-}
-
-// tellNoted has all agents be told of the newest record.
-func (a *Agents) tellNoted() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.telling = nil
-	a.noted.Store(a.newest)
 	for _, s := range a.sessions {
 		poke(s.wake)
 	}
