@@ -120,7 +120,7 @@ func TestWhichPodsAreHosts(t *testing.T) {
 		if got := text(hosts); err != nil || got != c.want {
 			t.Errorf("%s: %q, %v; want %q", c.what, got, err, c.want)
 		}
-		if wrong := strings.Contains(c.what, "none") || strings.Contains(c.what, "negative"); wrong != (len(faults) == 1) {
+		if wrong := strings.Contains(c.what, "no number") || strings.Contains(c.what, "negative"); wrong != (len(faults) == 1) {
 			t.Errorf("%s: faults %v", c.what, faults)
 		}
 	}
