@@ -81,6 +81,7 @@ type Client struct {
 
 	mu     sync.Mutex
 	conn   net.Conn      // nil: there is no line
+	begun  bool          // there was one
 	change chan struct{} // closed and replaced when conn or failed changes
 	failed error         // no line will be there any more
 	questions
@@ -203,7 +204,7 @@ func (c *Client) speak(conn net.Conn) (begun bool, err error) {
 		return false, fmt.Errorf("line: the launcher has answered %q for worker %q", hello.Is, hello.Incarnation)
 	}
 	c.mu.Lock()
-	c.conn = conn
+	c.conn, c.begun = conn, true
 	close(c.change)
 	c.change = make(chan struct{})
 	again := []*asked{c.join, c.look}
@@ -418,11 +419,18 @@ func (c *Client) report(ctx context.Context, r ReportLine) error {
 	return err
 }
 
-// Beat sends a heartbeat. Without a line it returns ErrNotConnected.
-func (c *Client) Beat(_ context.Context, b Beat) error {
+// Beat sends a heartbeat. It waits for the first line, so that the driver hears of each worker as
+// soon as it can. Without a line later it returns ErrNotConnected.
+func (c *Client) Beat(ctx context.Context, b Beat) error {
 	c.mu.Lock()
-	conn := c.conn
+	conn, begun := c.conn, c.begun
 	c.mu.Unlock()
+	if !begun {
+		var err error
+		if conn, err = c.line(ctx, "beat"); err != nil {
+			return err
+		}
+	}
 	if conn == nil {
 		return ErrNotConnected
 	}

@@ -190,9 +190,9 @@ func (s *session) startKnown(w *worker) bool {
 func (s *session) goLive(w *worker) {
 	for {
 		s.mu.Lock()
-		lines := w.lines
-		w.lines = nil
-		if len(lines) == 0 {
+		lines, latest := w.lines, w.latest
+		w.lines, w.latest = nil, nil
+		if len(lines) == 0 && len(latest) == 0 {
 			w.live = true
 			for _, e := range w.queue {
 				w.reportEnd(s, e)
@@ -203,6 +203,9 @@ func (s *session) goLive(w *worker) {
 		s.mu.Unlock()
 		for _, e := range lines {
 			s.passLine(w, e)
+		}
+		for _, text := range latest {
+			w.spec.Line(text, func() {})
 		}
 	}
 }
@@ -292,9 +295,12 @@ func pass(w *io.Writer, text []byte) {
 
 // speech is what the worker says.
 type speech struct {
-	lines []*event // that wait until the worker is live
-	live  bool     // the driver knows that it runs: what it says is passed on at once
+	lines  []*event // that wait until the worker is live
+	latest [][]byte // the newest lines that may be lost, which wait too: mostLatest at most
+	live   bool     // the driver knows that it runs: what it says is passed on at once
 }
+
+const mostLatest = 8
 
 // toSend is what is wanted of a worker besides, once each.
 type toSend struct {
@@ -520,8 +526,12 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 		return nil, nil
 	}
 	if l := m.GetLine(); l != nil && m.GetNumber() == 0 {
-		if w := s.workers[l.GetIncarnation()]; w != nil && w.live && w.spec.Line != nil {
+		switch w := s.workers[l.GetIncarnation()]; {
+		case w == nil || w.spec.Line == nil:
+		case w.live:
 			return func() { w.spec.Line(l.GetText(), func() {}) }, nil
+		default:
+			w.latest = append(w.latest[max(0, len(w.latest)-mostLatest+1):], l.GetText())
 		}
 		return nil, nil
 	}
