@@ -243,9 +243,17 @@ type writer struct {
 // waits is what the worker waits for, and what it was told.
 type waits struct {
 	join  []byte     // that waits for its answer; nil: none
+	last  lastJoin   // what is to be known of it
 	look  bool       // one waits for its answer
 	heard line.Heard // what the worker was told
 	asked []uint64   // questions for stacks
+}
+
+// lastJoin tells the answers to a join from those to an earlier one, which a driver that takes over
+// may have been sent again.
+type lastJoin struct {
+	after    uint64
+	canWiden bool
 }
 
 // outgoing is a line for the worker.
@@ -417,7 +425,7 @@ func (t *talk) asks(text []byte) error {
 		text = line.Up("join", j)
 	}
 	t.mu.Lock()
-	t.join = slices.Clone(text)
+	t.join, t.last = slices.Clone(text), lastJoin{j.After, j.CanWiden}
 	t.mu.Unlock()
 	t.up(text, "")
 	return nil
@@ -493,7 +501,7 @@ func (t *talk) told(m line.Message, text, tail []byte) {
 	o := outgoing{kind: m.Is, text: text, tail: tail}
 	switch m.Is {
 	case "world", "dismissed":
-		if t.join == nil {
+		if t.join == nil || m.Is == "world" && m.Generation <= t.last.after {
 			return
 		}
 		t.join = nil
@@ -503,7 +511,7 @@ func (t *talk) told(m line.Message, text, tail []byte) {
 			o.text = line.Text(m)
 		}
 	case "widen":
-		if t.join == nil {
+		if t.join == nil || !t.last.canWiden {
 			return
 		}
 		t.join = nil // it joins again

@@ -501,6 +501,33 @@ func TestNextDriver(t *testing.T) {
 	a.is("lost")
 }
 
+// TestAnswersToAnEarlierJoin: a driver that takes over may have been sent a join again that was
+// answered before. What it answers to that is not the answer to a later join.
+func TestAnswersToAnEarlierJoin(t *testing.T) {
+	j := newJob(t)
+	a := j.speaks("a", 0)
+	a.do(`{"do":"join","addresses":["127.0.0.1:5000"]}`)
+	<-j.joins
+	j.driver().Widen()
+	a.is("widen")
+	a.do(`{"do":"join","addresses":["10.0.0.1:5000"]}`)
+	<-j.joins
+	j.driver().Hear("a", line.Up("join", line.Joining{DataAddrs: []string{"127.0.0.1:5000"}, CanWiden: true}), func() {})
+	j.publish(4, "a") // waits for the worker's wide addresses
+	a.do(`{"do":"dance"}`)
+	a.is("error")
+	j.driver().Hear("a", line.Up("join", line.Joining{DataAddrs: []string{"10.0.0.1:5000"}}), func() {})
+	a.is("world")
+	a.do(`{"do":"join","addresses":["10.0.0.1:5000"]}`)
+	<-j.joins
+	j.driver().Hear("a", line.Up("join", line.Joining{DataAddrs: []string{"10.0.0.1:5000"}}), func() {})
+	j.publish(5, "a")
+	j.driver().Hear("a", line.Up("join", line.Joining{After: 4, DataAddrs: []string{"10.0.0.1:5000"}}), func() {})
+	if l := a.is("world"); l["generation"] != 5.0 {
+		t.Errorf("%v", l)
+	}
+}
+
 // TestSlowReader: a program that does not read keeps nobody from telling it more, and reads the
 // newest update.
 func TestSlowReader(t *testing.T) {
