@@ -14,6 +14,8 @@ def keep(value):
     """A copy of a value that later changes of it do not reach."""
     if isinstance(value, _PLAIN):
         return value
+    if type(value) is tuple and set(map(type, value)) <= set(_PLAIN):
+        return value
     if type(value) is list:
         return list(value) if set(map(type, value)) <= set(_PLAIN) else [keep(v) for v in value]
     if type(value) is dict:
@@ -102,21 +104,22 @@ def _copy(onto, those):
 
 def is_scheduler(value):
     """Whether commit steps a part. One that needs a measure, as ReduceLROnPlateau does, is the program's."""
-    return _is_stepped(value) and not _needs_argument(type(value))
+    return _kind(type(value)) == "scheduler"
 
 
 def is_plateau(value):
-    return isinstance(value, torch.optim.lr_scheduler.ReduceLROnPlateau) or _is_stepped(value) and _needs_argument(type(value))
-
-
-def _is_stepped(value):
-    return all(hasattr(value, name) for name in ("get_last_lr", "step", "load_state_dict"))
+    return _kind(type(value)) == "plateau"
 
 
 @functools.lru_cache(maxsize=None)
-def _needs_argument(kind):
-    parameters = list(inspect.signature(kind.step).parameters.values())[1:]
-    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+def _kind(of):
+    if issubclass(of, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return "plateau"
+    if not all(hasattr(of, name) for name in ("get_last_lr", "step", "load_state_dict")):
+        return ""
+    parameters = list(inspect.signature(of.step).parameters.values())[1:]
+    needs = any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    return "plateau" if needs else "scheduler"
 
 
 def pace(scheduler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import inspect
 import io
 import math
+import operator
 import os
 import pickle
 import struct
@@ -21,6 +22,9 @@ _ALIGN = 16
 _EACH = 16  # commits of a world: in the first ones, and then in one of so many, ranks compare gradients
 PLAN = 6  # numbers of a plan that all ranks have in common
 _SAME = 1 << 7  # the most by which the measures of two gradients differ that are the same: 0.4 to 0.8 %
+
+
+_trains = operator.attrgetter("requires_grad")
 
 
 class _Pickler(pickle.Pickler):
@@ -187,7 +191,8 @@ class State:
                 watch(name, value, self._before)
 
     def __getattr__(self, name: str) -> Any:
-        if any(p.requires_grad is not was for p, was in self._trains.get(name, ())):
+        parameters, trained = self._trains.get(name, ((), []))
+        if list(map(_trains, parameters)) != trained:
             if self._before.open:
                 self._before.check()
             self._wrap_one(name)
@@ -354,8 +359,9 @@ class State:
         """Wraps a module anew, by the parameters that need gradients now: collective."""
         module = self._parts[name]
         self._wrapped.pop(name, None)
-        self._trains[name] = [(p, p.requires_grad) for p in module.parameters()]
-        if not any(trains for _, trains in self._trains[name]):
+        parameters = list(module.parameters())
+        self._trains[name] = parameters, list(map(_trains, parameters))
+        if True not in self._trains[name][1]:
             return
         options = dict(self._ddp)
         if "init_sync" in torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_varnames:

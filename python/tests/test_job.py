@@ -189,7 +189,7 @@ class TestAgree(unittest.TestCase):
 
     def test_stopped(self):
         """That no step follows is known to all who get the state of a rank that knows it, and to no others."""
-        plan = [0] * _state.PLAN
+        plan = [0] * _state.PLAN + list(_transport.Transport.address(None))
         for others, stopped in (((1, 5, 0, 0, 1, *plan), True), ((1, 5, 0, 0, 0, *plan), False), ((1, 4, 0, 0, 1, *plan), False)):
             with self.subTest(others), mock.patch.object(_state, "broadcast", lambda values, *_: values), \
                     mock.patch.object(dist, "all_gather", lambda all_of, mine: [t.copy_(v) for t, v in zip(
