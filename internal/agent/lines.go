@@ -79,7 +79,7 @@ func (s *session) launcherAddr() string {
 func (s *session) attached() bool {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	return s.link != nil
+	return s.link != nil && !s.link.ends
 }
 
 // up passes a line of a worker on, as lineserver.Config has it.

@@ -324,7 +324,7 @@ func (srv *server) attach(
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}
-	s.by, s.term = by, max(s.term, m.GetTerm())
+	s.by, s.term, l.ends = by, max(s.term, m.GetTerm()), ends
 	s.attach(l, heard)
 	s.repeat()
 	return s, answer, nil

@@ -141,6 +141,7 @@ type link struct {
 	gone  chan struct{}   // closed when another stream has taken its place
 	next  uint64          // number of the event to send next
 	beats []*agentpb.Beat // to be returned
+	ends  bool            // it is of a command that ends the run, and not of a driver
 }
 
 func (l *link) poke() {
