@@ -118,6 +118,37 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// A worker that the driver which takes over does not know counts as lost there: the agent kills it,
+// and the slot is free. Where the agent knows records that the journal lacks, the worker stays.
+func TestTakeOverOfUnknownWorkers(t *testing.T) {
+	h := newHost(t, 2)
+	driver, die, heir := mortal(t, h, "unknown")
+	s, pipe := script(t, 0, `exec 9>"$1"; echo ready; while :; do sleep 0.01; done`)
+	start(t, driver, s).awaitOutput("ready")
+	at := time.Now().Add(time.Hour)
+	driver.Noted(at)
+	h.noted(t, at)
+	die()
+
+	behind := heir()
+	other, _ := script(t, 1, `exit 9`)
+	var exit *launch.ExitError
+	if err := behind.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 { // it is attached then
+		t.Errorf("Run returned %v", err)
+	}
+	next, _ := script(t, 0, `exit 8`)
+	if err := behind.Run(t.Context(), next, nil); err == nil || !strings.Contains(err.Error(), "is taken by") {
+		t.Errorf("beside a worker that stays, another in its slot: %v", err)
+	}
+	l := keepingAgents(t, driverOf(t, "unknown"), h.addr, client.Config{Lease: longLease, Keep: true})
+	l.Adopt(nil, 2, at)
+	again, _ := script(t, 1, `exit 7`)
+	if err := l.Run(t.Context(), again, nil); !errors.As(err, &exit) || exit.Code != 7 {
+		t.Errorf("Run returned %v", err)
+	}
+	gone(t, pipe)
+}
+
 // A driver that was out of reach returns when another has taken over: the agent refuses it, whether
 // it knows the session or names another, and the workers stay.
 func TestReplacedDriverReturns(t *testing.T) {

@@ -103,7 +103,7 @@ type carried struct {
 	noted     int64              // what the agent was told of the journal
 	passes    bool               // the agent passes signals on
 	doorAs    string             // the agent's credentials for its workers, encoded; empty: none
-	tells     []*agentpb.ToAgent // lines for workers, to be sent
+	tells     []*agentpb.ToAgent // lines for workers and ends of such, to be sent
 }
 
 // ending is what becomes of a session at the agent.
@@ -448,6 +448,7 @@ func (s *session) heardFrom(answer *agentpb.Attached) {
 	if s.takesOver() {
 		s.takenOver(answer)
 	}
+	s.stopUnknown()
 }
 
 // decide records that it is known whether the session has begun; the lock is held.

@@ -38,6 +38,7 @@ type predecessor struct {
 	kept     map[string]uint64   // the agent's workers by incarnation, and the acknowledged bytes of their output
 	queues   map[string][]*event // of workers that have not been claimed
 	awaited  map[string]bool     // workers for which Run will be called, and has not been
+	ahead    bool                // the agent knows of records that the journal lacks
 }
 
 // Adopt implements Keeper. It attaches to the sessions of all Known agents, so that they learn the
@@ -147,6 +148,7 @@ func (s *session) takenOver(answer *agentpb.Attached) {
 	}
 	s.before.kept = make(map[string]uint64)
 	if last := s.a.adopted.last; answer.GetNoted() > last {
+		s.before.ahead = true
 		s.a.cfg.Ahead(&AheadError{s.host, time.Unix(0, last), time.Unix(0, answer.GetNoted())})
 	}
 	for _, k := range answer.GetKept() {
@@ -154,6 +156,20 @@ func (s *session) takenOver(answer *agentpb.Attached) {
 	}
 	for _, w := range s.workers {
 		s.claim(w)
+	}
+}
+
+// stopUnknown has the agent kill the workers of the driver before that this driver does not know:
+// they count as lost, and hold their slots. Where the agent knows records that the journal lacks, it
+// leaves them alone. The lock is held.
+func (s *session) stopUnknown() {
+	if s.before == nil || s.before.ahead {
+		return
+	}
+	for inc := range s.before.kept {
+		if s.workers[inc] == nil && !s.before.awaited[inc] {
+			s.tells = append(s.tells, &agentpb.ToAgent{What: &agentpb.ToAgent_Stop{Stop: &agentpb.Stop{Incarnation: inc, Now: true}}})
+		}
 	}
 }
 
