@@ -40,7 +40,7 @@ func TestTakenPorts(t *testing.T) {
 	}
 	agent := []string{"agent", "--name", "x", "--key-file", key}
 	torchrun := []string{"torchrun", "--nproc-per-node", "1", "--no-python"}
-	const inUse, silent = "address already in use", "another program may have the port"
+	const inUse, taken = "address already in use", "is in use by another program of this machine, process "
 	for name, c := range map[string]struct {
 		args []string
 		says string
@@ -55,8 +55,8 @@ func TestTakenPorts(t *testing.T) {
 		"a page":                     {[]string{"dashboard", "--listen", at, job}, inUse},
 		"clients of tasks":           {[]string{"tasks", "gateway", "--listen", at, "--invitation", filepath.Join(dir, "invitation"), job}, inUse},
 		"torchrun's node 0":          {append(torchrun, "--nnodes", "2", "--node-rank", "0", "--master-addr", host, "--master-port", port, "true"), inUse},
-		"torchrun's node 1":          {append(torchrun, "--nnodes", "2", "--node-rank", "1", "--master-addr", host, "--master-port", port, "true"), silent},
-		"torchrun's store":           {append(torchrun, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", at, "true"), silent},
+		"torchrun's node 1":          {append(torchrun, "--nnodes", "2", "--node-rank", "1", "--master-addr", host, "--master-port", port, "true"), taken},
+		"torchrun's store":           {append(torchrun, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", at, "true"), taken},
 		"torchrun's store, as host":  {append(torchrun, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", at, "--rdzv-conf", "is_host=true", "true"), inUse},
 		"torchrun's etcd":            {append(torchrun, "--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-endpoint", at, "true"), "is not reached"},
 		"torchrun's health":          {append(torchrun, "--standalone", "--health-check-addr", host, "--health-check-port", port, "true"), inUse},
