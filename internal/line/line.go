@@ -114,11 +114,11 @@ func Up(do string, v any) []byte { return encode("do", do, v) }
 // Down returns a line to a worker, without its end: v with the field is.
 func Down(is string, v any) []byte { return encode("is", is, v) }
 
-// Text returns a message as a line, without its end.
-func Text(m Message) []byte {
-	text, err := json.Marshal(m)
+// Text returns a plain value, such as a Message, as a line without its end.
+func Text(v any) []byte {
+	text, err := json.Marshal(v)
 	if err != nil {
-		panic(fmt.Sprintf("line: %v", err)) // cannot happen: it is a plain value
+		panic(fmt.Sprintf("line: %v", err)) // cannot happen: the lines are plain values
 	}
 	return text
 }

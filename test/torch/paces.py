@@ -12,11 +12,12 @@ all, a forward and a backward pass, an all-reduce of the gradients by gloo and a
 """
 import argparse
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
+
+from compare import free_port
 
 # TORCHRUN runs PyTorch's torchrun where torch is built without libuv, as Debian's is, and where it is not.
 TORCHRUN = """
@@ -85,10 +86,7 @@ def run(hvdrun, way, size, workers, steps, threads):
     if way == "hvdrun":
         command = [hvdrun, "-np", str(workers), "--min-np", "1", "-H", f"localhost:{workers}", sys.executable, __file__, *args]
     else:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        command = [sys.executable, "-c", TORCHRUN, "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1",
+        command = [sys.executable, "-c", TORCHRUN, "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1",
                    "--nproc_per_node", str(workers), __file__, *args]
     begin = time.time()
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)

@@ -190,9 +190,9 @@ func (s *session) startKnown(w *worker) bool {
 func (s *session) goLive(w *worker) {
 	for {
 		s.mu.Lock()
-		lines, latest := w.lines, w.latest
-		w.lines, w.latest = nil, nil
-		if len(lines) == 0 && len(latest) == 0 {
+		lines := w.lines
+		w.lines = nil
+		if len(lines) == 0 {
 			w.live = true
 			for _, e := range w.queue {
 				w.reportEnd(s, e)
@@ -204,10 +204,17 @@ func (s *session) goLive(w *worker) {
 		for _, e := range lines {
 			s.passLine(w, e)
 		}
-		for _, text := range latest {
-			w.spec.Line(text, func() {})
-		}
 	}
+}
+
+// hearLine takes what the worker has said, which waits until the driver knows that it runs. What it
+// returns, unless nil, is to be called without the lock. The lock is held.
+func (s *session) hearLine(w *worker, e *event) (deliver func()) {
+	if w.live {
+		return func() { s.passLine(w, e) }
+	}
+	w.lines = append(w.lines, e)
+	return nil
 }
 
 // passLine passes on what the worker has said.
@@ -295,12 +302,9 @@ func pass(w *io.Writer, text []byte) {
 
 // speech is what the worker says.
 type speech struct {
-	lines  []*event // that wait until the worker is live
-	latest [][]byte // the newest lines that may be lost, which wait too: mostLatest at most
-	live   bool     // the driver knows that it runs: what it says is passed on at once
+	lines []*event // that wait until the worker is live
+	live  bool     // the driver knows that it runs: what it says is passed on at once
 }
-
-const mostLatest = 8
 
 // toSend is what is wanted of a worker besides, once each.
 type toSend struct {
@@ -526,12 +530,8 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 		return nil, nil
 	}
 	if l := m.GetLine(); l != nil && m.GetNumber() == 0 {
-		switch w := s.workers[l.GetIncarnation()]; {
-		case w == nil || w.spec.Line == nil:
-		case w.live:
-			return func() { w.spec.Line(l.GetText(), func() {}) }, nil
-		default:
-			w.latest = append(w.latest[max(0, len(w.latest)-mostLatest+1):], l.GetText())
+		if w := s.workers[l.GetIncarnation()]; w != nil {
+			return s.hearLine(w, &event{FromAgent: m}), nil
 		}
 		return nil, nil
 	}
@@ -568,11 +568,8 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 			w.known, w.start = true, &agentpb.Start{Incarnation: incarnation} // command and environment are sent no more
 		}
 		switch {
-		case m.GetLine() != nil && w.live:
-			return func() { s.passLine(w, event) }, nil
 		case m.GetLine() != nil:
-			w.lines = append(w.lines, event)
-			return nil, nil
+			return s.hearLine(w, event), nil
 		case m.GetStarted() != nil:
 			w.live = false
 		}

@@ -190,7 +190,7 @@ func (p *plain) world(m line.Message, tail []byte) []byte {
 	p.joining, p.place = false, place
 	p.setBeat(beatLine{Phase: "outside"})
 	p.mu.Unlock()
-	text := textOf(p.worldLine(w))
+	text := line.Text(p.worldLine(w))
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
 	p.t.heard.Seq = max(p.t.heard.Seq, w.Seq)

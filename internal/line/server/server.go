@@ -282,11 +282,9 @@ func (t *talk) listen(ctx context.Context) error {
 	in := line.NewReader(t.conn, line.MostUp)
 	for {
 		text, err := in.Line()
-		switch {
-		case err == nil:
+		if err == nil {
 			err = t.take(ctx, text)
-		case errorIs[*line.TooLongError](err):
-		default:
+		} else if _, long := errors.AsType[*line.TooLongError](err); !long {
 			return nil // the program has ended
 		}
 		if err != nil {
@@ -294,11 +292,6 @@ func (t *talk) listen(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-func errorIs[E error](err error) bool {
-	_, is := errors.AsType[E](err)
-	return is
 }
 
 // refuse tells the program why its line ends.
@@ -397,7 +390,7 @@ func (t *talk) hello(ctx context.Context, text []byte) error {
 		}
 		answer.Store = t.plain.store.addr()
 	}
-	t.say("hello", textOf(answer))
+	t.say("hello", line.Text(answer))
 	t.server.enter(t)
 	t.hears(true)
 	return nil
@@ -631,13 +624,4 @@ func (t *talk) close() {
 	if t.plain != nil {
 		t.plain.close()
 	}
-}
-
-// textOf returns a line as JSON.
-func textOf(v any) []byte {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("line: %v", err)) // cannot happen: the lines are plain values
-	}
-	return text
 }
