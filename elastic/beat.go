@@ -48,7 +48,7 @@ type doing struct {
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 	made    commitCounts
 	figures figures
-	news    chan struct{} // has the pulse beat at once; capacity 1; nil: there is none
+	news    chan struct{} // makes the pulse beat at once; capacity 1; nil without a pulse
 }
 
 // commitCounts counts commits. It is written by Run's goroutine and read by the pulse.

@@ -418,8 +418,8 @@ func flag(set bool) string {
 // closed.
 func SocketName(incarnation string) string { return "@hvdrun/" + incarnation }
 
-// OwnSocket returns the descriptor of the socket that this process's launcher has given it; false:
-// there is none. It removes the variable from the environment, since one process uses the socket.
+// OwnSocket returns the descriptor of the socket that this process's launcher has given it; false
+// without one. It removes the variable from the environment, since one process uses the socket.
 func OwnSocket() (fd int, ok bool) {
 	fd, err := strconv.Atoi(os.Getenv(EnvWorkerSocket))
 	if err != nil || fd < 0 || os.Unsetenv(EnvWorkerSocket) != nil {

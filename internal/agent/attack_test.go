@@ -41,7 +41,7 @@ type robber struct {
 	// loot is the contents of the files of the host's agent, and environment that of a worker.
 	loot      map[string][]byte
 	worker    *identity.Credentials
-	registrar string // host:port; empty: there is none
+	registrar string // host:port; empty: no registrar runs
 }
 
 // steal reads all files of a folder.

@@ -177,7 +177,7 @@ func (s *session) stream(incarnation, protocol string, worker net.Conn) {
 	}
 }
 
-// takeConnection returns a connection that waits; nil: there is none of that number.
+// takeConnection returns the connection of that number, which waits no more; nil: none waits.
 func (s *session) takeConnection(id uint64) *waiting {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()

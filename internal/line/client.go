@@ -138,8 +138,8 @@ func addressTowards(launcher string) (netip.Addr, error) {
 	return addr.Addr().Unmap(), err
 }
 
-// keep keeps the line open until the client is closed: by the socket, and once that is broken, or
-// where there is none, by the launcher's door.
+// keep keeps the line open until the client is closed. It uses the socket; without one, and once
+// that is broken, it dials the launcher's door.
 func (c *Client) keep() {
 	conn, since := c.cfg.Socket, time.Now()
 	var err error
@@ -377,7 +377,7 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 }
 
 // Look returns the newest world. This worker need not be a member: its Rank there has no meaning. A
-// Generation of 0 means that there is none yet. Its errors are those of Join, without dismissals.
+// Generation of 0 means that no world exists yet. Its errors are those of Join, without dismissals.
 func (c *Client) Look(ctx context.Context) (World, error) {
 	got, err := c.ask(ctx, &c.look, "look", Up("look", nil))
 	if err != nil || got.Generation == 0 {

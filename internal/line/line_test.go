@@ -9,7 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestReadLine: lines of any length up to the bound arrive whole, and one that is cut is none.
+// TestReadLine: lines of any length up to the bound arrive whole, and a line without an end is an
+// error.
 func TestReadLine(t *testing.T) {
 	long := strings.Repeat("x", MostUp-1)
 	in := NewReader(strings.NewReader("a\n\n"+long+"\nx"+long+"\n"), MostUp)

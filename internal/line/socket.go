@@ -10,8 +10,8 @@ import (
 )
 
 // InheritedSocket returns the end of its line that this process, the worker of that incarnation,
-// has inherited. nil: there is none, because a process between the launcher and this one has not
-// passed it on, or because InheritedSocket has returned it before.
+// has inherited. It returns nil if a process between the launcher and this one has not passed the
+// socket on, and from its second call on.
 func InheritedSocket(incarnation string) net.Conn {
 	fd, ok := plan.OwnSocket()
 	if !ok {

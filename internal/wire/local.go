@@ -51,8 +51,8 @@ func (localInfo) AuthType() string { return "unix" }
 // LocalPeer is the process at the other end of a unix socket when it connected.
 type LocalPeer struct{ UID, PID int }
 
-// LocalCaller returns the process that calls a handler over a unix socket; the zero LocalPeer where
-// the connection is none.
+// LocalCaller returns the process that calls a handler over a unix socket; the zero LocalPeer
+// over any other connection.
 func LocalCaller(ctx context.Context) LocalPeer {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -5,7 +5,9 @@
 //		Address: "tcp://127.0.0.1:6378",
 //		Slots:   4,
 //		Functions: scaler.Functions{
-//			"norm": scaler.JSON(func(_ context.Context, p point) (float64, error) { return p.X*p.X + p.Y*p.Y, nil }),
+//			"norm": scaler.JSON(func(_ context.Context, p point) (float64, error) {
+//				return p.X*p.X + p.Y*p.Y, nil
+//			}),
 //		},
 //	})
 //

@@ -129,8 +129,8 @@ func (a *Agents) begin() error {
 	return nil
 }
 
-// session returns that with the agent of the host, which it begins, and the agent before it, where
-// there is none, unless it should be there. It blocks until there is an agent.
+// session returns the session with the host's agent. Without a session it begins one, and without
+// an agent it starts one, unless the agent should be there already. It blocks until it has an agent.
 func (a *Agents) session(ctx context.Context, host string, there bool) (*session, error) {
 	if a.cfg.Find != nil {
 		if !there {
@@ -210,7 +210,7 @@ func (a *Agents) sessionAt(p place) (*session, error) {
 	return s, nil
 }
 
-// sessionOf returns the session with the host's agent that has the worker; nil: there is none.
+// sessionOf returns the session with the host's agent that has the worker, or nil.
 func (a *Agents) sessionOf(host, incarnation string) *session {
 	a.mu.Lock()
 	s := a.sessions[host]

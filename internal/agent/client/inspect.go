@@ -51,8 +51,8 @@ type Route struct {
 	Trip time.Duration
 }
 
-// Inspect asks the agent of the host, which it starts where there is none, what the host is like,
-// and begins a session there. Its errors are *HostError where one of the two could not be done.
+// Inspect asks the host's agent, which it starts if it does not run, what the host is like, and
+// begins a session there. Its errors are *HostError where one of the two could not be done.
 func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	s, err := a.session(ctx, host, false)
 	if err != nil {

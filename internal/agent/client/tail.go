@@ -32,7 +32,7 @@ func (t *tail) String() string {
 	return string(t.text)
 }
 
-// why returns the line that says why the writer fails; empty: there is none.
+// why returns the line that says why the writer fails, or nothing.
 func (t *tail) why() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

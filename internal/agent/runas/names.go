@@ -67,7 +67,7 @@ func groupID(name string) (string, error) {
 	return "", fmt.Errorf("this host has no group %q", name)
 }
 
-// output returns what a tool prints; empty where there is none, or where it fails.
+// output returns what a tool prints; empty if the tool is missing or fails.
 func output(tool string, args ...string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), namesBound)
 	defer cancel()

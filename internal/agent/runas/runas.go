@@ -223,7 +223,7 @@ func (p *Policy) Check(usable func(cgroup string) error) error {
 	return nil
 }
 
-// lookUp returns a user of this host, with those groups or, where there are none, the user's own.
+// lookUp returns a user of this host, with those groups or, without groups, with the user's own.
 func lookUp(name string, groups []string) (launch.User, error) {
 	u, err := userByName(name)
 	if err != nil {

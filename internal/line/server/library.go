@@ -6,7 +6,7 @@ import (
 )
 
 // beside returns the path of libhvdrun.so where it lies beside a program, or where the package of a
-// distribution has it; empty: there is none.
+// distribution has it; empty if it is in neither place.
 func beside(program string) string {
 	if program == "" {
 		return ""

@@ -90,7 +90,7 @@ func (j *job) Heard(from identity.Subject, h line.Heard) {
 
 func (j *job) Located(_ identity.Subject, s line.StacksLine) { j.located <- s }
 
-// driver returns that of the job; nil: there is none.
+// driver returns the driver of the job; nil: the job has no driver.
 func (j *job) driver() *rendezvous.Server {
 	j.mu.Lock()
 	defer j.mu.Unlock()
