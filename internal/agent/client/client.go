@@ -130,7 +130,7 @@ func (a *Agents) begin() error {
 }
 
 // session returns the session with the host's agent. Without a session it begins one, and without
-// an agent it starts one, unless the agent should be there already. It blocks until it has an agent.
+// an agent it starts one, unless the agent should be there already. It blocks until an agent runs.
 func (a *Agents) session(ctx context.Context, host string, there bool) (*session, error) {
 	if a.cfg.Find != nil {
 		if !there {

@@ -83,8 +83,8 @@ func knownAgent(k KnownAgent) *jobAgent {
 	return j
 }
 
-// jobAgent returns the agent of the job on the host, and blocks until it runs. It starts the agent if
-// it does not run, unless it should be there already.
+// jobAgent returns the agent of the job on the host, and blocks until it runs. It starts the agent
+// if it does not run, unless it should be there already.
 func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAgent, error) {
 	a.mu.Lock()
 	if err := a.begin(); err != nil {

@@ -159,9 +159,9 @@ func (s *session) takenOver(answer *agentpb.Attached) {
 	}
 }
 
-// stopUnknown has the agent kill the workers of the driver before that this driver does not know:
-// they count as lost, and hold their slots. Where the agent knows records that the journal lacks, it
-// leaves them alone. The lock is held.
+// stopUnknown makes the agent kill the workers of the driver before that this driver does not know:
+// they count as lost, and hold their slots. It leaves them alone where the agent knows records that
+// the journal lacks. The lock is held.
 func (s *session) stopUnknown() {
 	if s.before == nil || s.before.ahead {
 		return
