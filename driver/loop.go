@@ -87,6 +87,7 @@ type record struct {
 // services are set up by serve, before the first event.
 type services struct {
 	credentials *identity.Authority
+	workers     *identity.Credentials // of all workers, without the ticket of each
 	meet        meeting
 	push        pusher
 	say         func(workers []string, ranks []uint32, text, tail []byte)
@@ -188,6 +189,9 @@ func (l *loop) open() (err error) {
 	}
 	if err == nil {
 		l.credentials, err = identity.AuthorityOf(l.cfg.Authority)
+	}
+	if err == nil {
+		l.workers, err = l.credentials.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Worker})
 	}
 	if err != nil || l.resumes {
 		return err
@@ -599,7 +603,7 @@ func (l *loop) finishOutput() {
 	l.cfg.Output.Finish(done)
 }
 
-// subjectOf returns whom a worker's credentials name.
+// subjectOf returns who a worker is.
 func (l *loop) subjectOf(incarnation string, slot plan.SlotID) identity.Subject {
 	return identity.Subject{RunID: l.cfg.RunID, Role: identity.Worker, Host: slot.Host, Index: slot.Index, Incarnation: incarnation}
 }

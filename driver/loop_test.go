@@ -166,6 +166,9 @@ func (j *testJob) begin(t *testing.T, ctx context.Context, l *loop) {
 	if j.loop.credentials, err = identity.NewAuthority(l.cfg.RunID); err != nil {
 		t.Fatal(err)
 	}
+	if j.loop.workers, err = j.loop.credentials.Issue(identity.Subject{Role: identity.Worker}); err != nil {
+		t.Fatal(err)
+	}
 	side, cancel := context.WithCancel(context.Background())
 	go func() {
 		j.loop.wg.Go(func() { j.loop.discover(side, nil) })

@@ -72,7 +72,7 @@ func (r *workerRun) run(ctx context.Context) {
 // prepare sets what is launched.
 func (r *workerRun) prepare(ctx context.Context) error {
 	l, a, p := r.loop, &r.worker, r.process
-	env, err := l.environ(ctx, a, p)
+	env, err := l.environ(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -140,13 +140,9 @@ func (r *workerRun) finish(err error) {
 }
 
 // environ returns the environment of a worker to be started; nil if it already runs.
-func (l *loop) environ(ctx context.Context, a *decide.StartWorker, p *process) ([]string, error) {
+func (l *loop) environ(ctx context.Context, a *decide.StartWorker) ([]string, error) {
 	if a.Forked {
 		return nil, nil
-	}
-	credentials, err := l.credentials.Issue(p.subject)
-	if err != nil {
-		return nil, err
 	}
 	masterAddr, err := l.masterAddr(ctx, a)
 	if err != nil {
@@ -156,7 +152,7 @@ func (l *loop) environ(ctx context.Context, a *decide.StartWorker, p *process) (
 		RunID: l.cfg.RunID, Incarnation: a.ID, Elastic: l.cfg.Size.Elastic,
 		Slot: a.Slot, Size: a.Trial.Size, GroupRank: a.Trial.GroupRank, GroupSize: a.Trial.GroupSize,
 		LauncherAddr: l.door, // agents replace it by their own
-		Credentials:  credentials.Encode(),
+		Credentials:  l.workers.ForWorker().Encode(),
 		Restarts:     a.Resets, MaxRestarts: l.maxResets(),
 		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
 		StallWarning: l.cfg.Timeouts.StallWarning, Tuning: l.cfg.Tuning,

@@ -83,7 +83,7 @@ func (d *testDriver) env(incarnation string, index int) plan.Worker {
 	d.server.Admit(creds.Subject())
 	slot := plan.Slot{SlotID: plan.SlotID{Host: "h", Index: index}, LocalSize: 1, CrossSize: 1}
 	return plan.Worker{RunID: "run", Incarnation: incarnation, Slot: slot, Size: 1, Elastic: true,
-		LauncherAddr: "127.0.0.1:1", Credentials: creds.Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
+		LauncherAddr: "127.0.0.1:1", Credentials: creds.ForWorker().Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
 }
 
 // driven returns the meeting of the worker of an incarnation, whose process runs.

@@ -217,7 +217,11 @@ func ownJob() (own ownPlace, err error) {
 
 // dialOwn returns how a worker reaches its driver: by its launcher.
 func dialOwn(w plan.Worker, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
-	return dialer(w.LauncherAddr, creds, identity.Agent, line.TasksProtocol)
+	return func(ctx context.Context) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		return creds.DialDoor(ctx, w.LauncherAddr, line.TasksProtocol)
+	}
 }
 
 // dialer returns connections to a party of the job at addr, for a protocol.

@@ -1,6 +1,7 @@
 package tasks
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"net"
@@ -15,7 +16,7 @@ import (
 // counts them.
 type secured struct {
 	ln   net.Listener
-	came chan struct{}
+	came chan []byte // tickets
 }
 
 func newSecured(t *testing.T, a *identity.Authority) *secured {
@@ -30,7 +31,7 @@ func newSecured(t *testing.T, a *identity.Authority) *secured {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &secured{ln: tls.NewListener(inner, cfg), came: make(chan struct{}, 10)}
+	s := &secured{ln: tls.NewListener(inner, cfg), came: make(chan []byte, 10)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -40,7 +41,8 @@ func newSecured(t *testing.T, a *identity.Authority) *secured {
 				return
 			}
 			if conn.(*tls.Conn).HandshakeContext(context.Background()) == nil {
-				s.came <- struct{}{}
+				ticket, _ := identity.ReadTicket(conn)
+				s.came <- ticket
 			}
 			conn.Close()
 		}
@@ -63,12 +65,15 @@ func TestDialOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	creds = creds.ForWorker()
 	launcher, stranger := newSecured(t, ours), newSecured(t, foreign)
 	conn, err := dialOwn(plan.Worker{LauncherAddr: launcher.ln.Addr().String()}, creds)(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-launcher.came
+	if ticket := <-launcher.came; !bytes.Equal(ticket, creds.Ticket()) {
+		t.Errorf("the launcher has the ticket %x", ticket)
+	}
 	conn.Close()
 	if conn, err := dialOwn(plan.Worker{LauncherAddr: stranger.ln.Addr().String()}, creds)(t.Context()); err == nil {
 		conn.Close()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -40,7 +41,7 @@ func newSpeaker(t *testing.T, authority *identity.Authority, i int, text string)
 		if err != nil {
 			t.Fatal(err)
 		}
-		credentials = own.Encode()
+		credentials = own.ForWorker().Encode()
 	}
 	env := plan.Worker{
 		RunID: "r", Incarnation: rand.Text(), Size: 1, Credentials: credentials,
@@ -210,7 +211,7 @@ func TestFloodOfLines(t *testing.T) {
 }
 
 // TestConnections: a worker reaches the driver by the door of its agent, for protocols other than
-// lines, with a certificate of the job.
+// lines, with a certificate of the job and its own ticket; another ticket gets nothing.
 func TestConnections(t *testing.T) {
 	var authority *identity.Authority
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { authority = cfg.Authority })
@@ -223,11 +224,12 @@ func TestConnections(t *testing.T) {
 	r := p.run(t, l)
 	r.awaitOutput(".\n")
 	_, at, _ := strings.Cut(strings.TrimSuffix(r.stdout.String(), ".\n"), "at ")
-	own, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "a", Incarnation: p.Incarnation})
+	i := slices.IndexFunc(p.Env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
+	own, err := identity.Decode(strings.TrimPrefix(p.Env[i], plan.EnvCredentials+"="))
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := own.Dial(t.Context(), identity.Subject{Role: identity.Agent, Host: "a"}, at, line.TasksProtocol)
+	conn, err := own.DialDoor(t.Context(), at, line.TasksProtocol)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,11 +242,7 @@ func TestConnections(t *testing.T) {
 	if _, err := io.ReadFull(conn, got); err != nil || string(got) != want {
 		t.Errorf("%q, %v", got, err)
 	}
-	stranger, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "a", Incarnation: "gone"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	none, err := stranger.Dial(t.Context(), identity.Subject{Role: identity.Agent, Host: "a"}, at, line.TasksProtocol)
+	none, err := own.ForWorker().DialDoor(t.Context(), at, line.TasksProtocol)
 	if err == nil {
 		if n, err := none.Read(got); n > 0 || err == nil {
 			t.Errorf("a worker that is not there gets %q, %v", got[:n], err)

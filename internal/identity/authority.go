@@ -103,7 +103,14 @@ func Assemble(key *ecdsa.PrivateKey, certificate, authority []byte) (*Credential
 	if err != nil || !ca.IsCA {
 		return nil, errors.New("identity: the certificate of the authority is malformed")
 	}
-	return checkedCredentials(ca, certificate, key)
+	c, err := newCredentials(ca, certificate, key)
+	if err == nil {
+		err = c.own.Load().check()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // PEM returns the key, the certificate and the authority's certificate as text, for ParsePEM.

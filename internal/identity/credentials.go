@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -15,6 +16,7 @@ import (
 	"math"
 	"math/big"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -26,8 +28,9 @@ const (
 	keyLen = 32
 	// maxEncoded bounds the input of Decode. Credentials with the longest names take less than half
 	// of it.
-	maxEncoded      = 16 << 10
-	encodingVersion = 2
+	maxEncoded = 16 << 10
+	// The versions of the encoding: without a ticket, and with one.
+	encodingVersion, ticketVersion = 2, 3
 )
 
 // asKey is the life of certificates that end with their authority's key, as those of a job do.
@@ -192,21 +195,17 @@ type secrets struct {
 	ca      *x509.Certificate
 	pool    *x509.CertPool
 	own     atomic.Pointer[own]
+	ticket  []byte // of a worker, of keyLen bytes; nil: none
 }
 
 // own is the key and certificate of the holder, which Renew replaces.
 type own struct {
 	leaf *x509.Certificate
 	key  *ecdsa.PrivateKey
-}
-
-// checkedCredentials is newCredentials, of a certificate that the authority may not have issued.
-func checkedCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey) (*Credentials, error) {
-	c, err := newCredentials(ca, leafDER, key)
-	if err == nil && c.own.Load().leaf.CheckSignatureFrom(ca) != nil {
-		return nil, errors.New("identity: the certificate in the credentials is not of their authority")
-	}
-	return c, err
+	// check returns nil if the authority has signed the certificate. It is called where the
+	// certificate is used: most workers never use theirs, and the check costs more than all else
+	// that Decode does.
+	check func() error
 }
 
 // newCredentials combines the parts and checks that they match.
@@ -228,7 +227,12 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey)
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
 	c := &Credentials{&secrets{subject: subject, ca: ca, pool: pool}}
-	c.own.Store(&own{leaf, key})
+	c.own.Store(&own{leaf, key, sync.OnceValue(func() error {
+		if leaf.CheckSignatureFrom(ca) != nil {
+			return errors.New("identity: the certificate in the credentials is not of their authority")
+		}
+		return nil
+	})})
 	return c, nil
 }
 
@@ -260,6 +264,27 @@ func (a Authority) Format(f fmt.State, _ rune) {
 	fmt.Fprintf(f, "authority(%s, redacted)", of)
 }
 
+// ForWorker returns the credentials of all workers of a job, c, with a new ticket: a secret by which
+// one worker proves at its launcher's door which of them it is.
+func (c *Credentials) ForWorker() *Credentials {
+	w := &secrets{subject: c.subject, ca: c.ca, pool: c.pool, ticket: make([]byte, keyLen)}
+	w.own.Store(c.own.Load())
+	rand.Read(w.ticket)
+	return &Credentials{w}
+}
+
+// Ticket returns the ticket of a worker; nil: there is none. It is secret.
+func (c *Credentials) Ticket() []byte { return bytes.Clone(c.ticket) }
+
+// TicketOf returns the ticket in a text that Encode has returned; nil: there is none. It is secret.
+func TicketOf(text string) []byte {
+	b, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || len(b) < keyLen || b[0] != ticketVersion {
+		return nil
+	}
+	return b[len(b)-keyLen:]
+}
+
 // Encode returns the credentials as one line of text without spaces, for an environment variable.
 // The text contains the secrets: it must not appear in an argument list or a log.
 func (c *Credentials) Encode() string {
@@ -268,15 +293,19 @@ func (c *Credentials) Encode() string {
 	if err != nil {
 		panic("identity: " + err.Error()) // cannot happen: only keys of other curves fail
 	}
-	b := []byte{encodingVersion}
-	for _, part := range [][]byte{c.ca.Raw, own.leaf.Raw, key} {
+	b, parts := []byte{encodingVersion}, [][]byte{c.ca.Raw, own.leaf.Raw, key}
+	if c.ticket != nil {
+		b, parts = []byte{ticketVersion}, append(parts, c.ticket)
+	}
+	for _, part := range parts {
 		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
 		b = append(b, part...)
 	}
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Decode parses the text of Encode. Errors reveal nothing about the text.
+// Decode parses the text of Encode. Errors reveal nothing about the text. Whether the authority has
+// signed the certificate is checked by the first handshake.
 func Decode(text string) (*Credentials, error) {
 	if len(text) > maxEncoded {
 		return nil, fmt.Errorf("identity: credentials of %d bytes; at most %d", len(text), maxEncoded)
@@ -285,10 +314,15 @@ func Decode(text string) (*Credentials, error) {
 	if err != nil || len(b) == 0 {
 		return nil, errors.New("identity: credentials are not the text that was issued")
 	}
-	if b[0] != encodingVersion {
-		return nil, fmt.Errorf("identity: credentials are of version %d; this program knows version %d", b[0], encodingVersion)
+	parts := make([][]byte, 3, 4)
+	switch b[0] {
+	case encodingVersion:
+	case ticketVersion:
+		parts = parts[:4]
+	default:
+		return nil, fmt.Errorf("identity: credentials are of version %d; this program knows versions %d and %d",
+			b[0], encodingVersion, ticketVersion)
 	}
-	var parts [3][]byte
 	b = b[1:]
 	for i := range parts {
 		if len(b) < 2 || len(b)-2 < int(binary.BigEndian.Uint16(b)) {
@@ -308,5 +342,11 @@ func Decode(text string) (*Credentials, error) {
 	if err != nil {
 		return nil, errors.New("identity: credentials contain no valid key")
 	}
-	return checkedCredentials(ca, parts[1], key)
+	c, err := newCredentials(ca, parts[1], key)
+	if err == nil && len(parts) == 4 {
+		if c.ticket = parts[3]; len(c.ticket) != keyLen {
+			return nil, errors.New("identity: credentials contain no valid ticket")
+		}
+	}
+	return c, err
 }

@@ -3,6 +3,8 @@ package identity
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"io"
 	"net"
 	"time"
 )
@@ -15,4 +17,27 @@ func (c *Credentials) Dial(ctx context.Context, want Subject, addr, protocol str
 	conf.NextProtos = []string{protocol}
 	conn, err := (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", addr)
 	return conn, Explain(err, time.Now())
+}
+
+// DialDoor is Dial to the door of a worker's launcher, to which it proves by its ticket which worker
+// it is.
+func (c *Credentials) DialDoor(ctx context.Context, addr, protocol string) (net.Conn, error) {
+	if c.ticket == nil {
+		return nil, errors.New("identity: credentials without a ticket are not those of a worker")
+	}
+	conn, err := c.Dial(ctx, Subject{Role: Agent}, addr, protocol)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(c.ticket); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// ReadTicket reads what DialDoor has written. It blocks as conn does.
+func ReadTicket(conn net.Conn) ([]byte, error) {
+	ticket := make([]byte, keyLen)
+	_, err := io.ReadFull(conn, ticket)
+	return ticket, err
 }

@@ -25,7 +25,10 @@ type Applicant struct {
 func (c *Credentials) RegistrarTLS(known func(ed25519.PublicKey) bool) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert := c.certificate()
+		cert, err := c.certificate()
+		if err != nil {
+			return nil, err
+		}
 		cert.Certificate = append(cert.Certificate, c.ca.Raw) // whose hash the token's holder knows
 		return cert, nil
 	}

@@ -190,16 +190,19 @@ func (c *Credentials) baseTLS() *tls.Config {
 		MaxVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true,
 		// Each handshake presents the certificate that is current then (Renew).
-		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.certificate(), nil },
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.certificate(), nil },
+		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.certificate() },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.certificate() },
 		// One system call per message instead of one per 1,200 bytes.
 		DynamicRecordSizingDisabled: true,
 	}
 }
 
-func (c *Credentials) certificate() *tls.Certificate {
+func (c *Credentials) certificate() (*tls.Certificate, error) {
 	own := c.own.Load()
-	return &tls.Certificate{Certificate: [][]byte{own.leaf.Raw}, PrivateKey: own.key, Leaf: own.leaf}
+	if err := own.check(); err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{own.leaf.Raw}, PrivateKey: own.key, Leaf: own.leaf}, nil
 }
 
 // verifier checks what the certificate chain does not: run, role and, if want names it, the

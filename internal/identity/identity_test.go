@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -96,16 +97,15 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 	short := append(append(raw[:len(raw)-34:len(raw)-34], 0, 31), raw[len(raw)-31:]...) // a job key of 31 bytes
 	texts := map[string]string{
-		"empty":     "",
-		"garbage":   "hunter2 hunter2",
-		"huge":      strings.Repeat("A", maxEncoded+1),
-		"cut":       good[:len(good)/2],
-		"longer":    base64.RawURLEncoding.EncodeToString(append(raw[:len(raw):len(raw)], 0)),
-		"version":   base64.RawURLEncoding.EncodeToString(append([]byte{9}, raw[1:]...)),
-		"key":       mix(func(_ *secrets, o *own) { o.key = two.own.Load().key }),
-		"authority": mix(func(s *secrets, _ *own) { s.ca = two.ca }),
-		"job key":   base64.RawURLEncoding.EncodeToString(short),
-		"cert":      mix(func(s *secrets, o *own) { o.leaf = s.ca }),
+		"empty":   "",
+		"garbage": "hunter2 hunter2",
+		"huge":    strings.Repeat("A", maxEncoded+1),
+		"cut":     good[:len(good)/2],
+		"longer":  base64.RawURLEncoding.EncodeToString(append(raw[:len(raw):len(raw)], 0)),
+		"version": base64.RawURLEncoding.EncodeToString(append([]byte{9}, raw[1:]...)),
+		"key":     mix(func(_ *secrets, o *own) { o.key = two.own.Load().key }),
+		"job key": base64.RawURLEncoding.EncodeToString(short),
+		"cert":    mix(func(s *secrets, o *own) { o.leaf = s.ca }),
 	}
 	for name, text := range texts {
 		_, err := Decode(text)
@@ -121,6 +121,59 @@ func TestDecodeRefuses(t *testing.T) {
 		if _, err := Decode(base64.RawURLEncoding.EncodeToString(raw[:n])); err == nil {
 			t.Fatalf("%d of %d bytes were decoded", n, len(raw))
 		}
+	}
+}
+
+// TestDecodeOfAnotherAuthority: a certificate that the authority in the credentials has not signed is
+// refused where it is to be used, and by who enrolls at once.
+func TestDecodeOfAnotherAuthority(t *testing.T) {
+	one, two := issue(t, newAuthority(t, "r"), Subject{Role: Worker}), issue(t, newAuthority(t, "r"), Subject{Role: Worker})
+	s, o := mixed(one)
+	s.ca = two.ca
+	c, err := Decode((&Credentials{s}).Encode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "identity: the certificate in the credentials is not of their authority"
+	if _, err := c.certificate(); err == nil || err.Error() != want {
+		t.Error(err)
+	}
+	if _, err := Assemble(o.key, o.leaf.Raw, two.ca.Raw); err == nil || err.Error() != want {
+		t.Error(err)
+	}
+	if _, err := one.certificate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTickets: each worker of a job has a ticket of its own, which Encode keeps and no other
+// credentials have.
+func TestTickets(t *testing.T) {
+	all := issue(t, newAuthority(t, "r"), Subject{Role: Worker})
+	a, b := all.ForWorker(), all.ForWorker()
+	if len(a.Ticket()) != keyLen || bytes.Equal(a.Ticket(), b.Ticket()) || all.Ticket() != nil {
+		t.Errorf("tickets %x, %x, %x", a.Ticket(), b.Ticket(), all.Ticket())
+	}
+	text := a.Encode()
+	d, err := Decode(text)
+	if err != nil || !bytes.Equal(d.Ticket(), a.Ticket()) || !bytes.Equal(TicketOf(text), a.Ticket()) || d.Encode() != text {
+		t.Errorf("%x, %x, %v", d.Ticket(), TicketOf(text), err)
+	}
+	for _, none := range []string{all.Encode(), "none", ""} {
+		if got := TicketOf(none); got != nil {
+			t.Errorf("%.20q has the ticket %x", none, got)
+		}
+	}
+	if _, err := all.DialDoor(t.Context(), "127.0.0.1:1", "p"); err == nil || !strings.Contains(err.Error(), "without a ticket") {
+		t.Error(err)
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := append(raw[:len(raw)-keyLen-2:len(raw)-keyLen-2], 0, 0)
+	if _, err := Decode(base64.RawURLEncoding.EncodeToString(short)); err == nil || !strings.Contains(err.Error(), "no valid ticket") {
+		t.Errorf("an empty ticket: %v", err)
 	}
 }
 

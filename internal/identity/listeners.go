@@ -59,7 +59,7 @@ var (
 	// Door serves workers, for what does not go by the sockets that they inherit.
 	Door = Bounds{
 		Name: "workers", Process: "agent; driver that starts workers without an agent", Address: "the address at which the driver has reached the agent; loopback",
-		Admits:   "workers of the job on this machine: TLS 1.3, certificate of the job's authority",
+		Admits:   "workers of the job on this machine: TLS 1.3, certificate of the job's authority, ticket of a worker",
 		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 	// Gossip reads a whole message before it can be authenticated: the state of a cluster of 2,000

@@ -146,7 +146,7 @@ func (c *Client) keep() {
 	for c.ctx.Err() == nil {
 		if conn == nil {
 			dial, cancel := context.WithTimeout(c.ctx, dialTimeout)
-			conn, err = c.Credentials.Dial(dial, identity.Subject{Role: identity.Agent}, c.cfg.Worker.LauncherAddr, Protocol)
+			conn, err = c.Credentials.DialDoor(dial, c.cfg.Worker.LauncherAddr, Protocol)
 			cancel()
 		}
 		if conn != nil {

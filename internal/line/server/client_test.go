@@ -45,7 +45,7 @@ func (j *job) env(inc, door string) plan.Worker {
 	j.driver().Admit(identity.Subject{Host: "h", Incarnation: inc})
 	return plan.Worker{
 		RunID: "run", Incarnation: inc, Slot: plan.Slot{SlotID: plan.SlotID{Host: "h"}, LocalSize: 1, CrossSize: 1},
-		Size: 1, LauncherAddr: door, Credentials: creds.Encode(),
+		Size: 1, LauncherAddr: door, Credentials: creds.ForWorker().Encode(),
 	}
 }
 
@@ -234,6 +234,33 @@ func TestStrangers(t *testing.T) {
 		_, _ = secured.Write([]byte(`{"do":"hello","version":1}` + "\n"))
 		_ = conn.SetReadDeadline(sandbox.Limit())
 		if text, err := io.ReadAll(secured); len(text) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+		conn.Close()
+	}
+}
+
+// TestTicketOfNobody: a worker's certificate makes a process none of the workers that run, nor does a
+// ticket that no running worker has.
+func TestTicketOfNobody(t *testing.T) {
+	j := newJob(t)
+	at := j.door().Addr()
+	j.runs(j.env("a", at))
+	bare := j.env("b", at) // whose credentials have no ticket
+	all, err := j.authority.Issue(identity.Subject{Role: identity.Worker})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare.Credentials = all.Encode()
+	j.runs(bare)
+	for name, say := range map[string][]byte{"none": make([]byte, 32), "another": all.ForWorker().Ticket()} {
+		conn, err := all.Dial(t.Context(), identity.Subject{Role: identity.Agent}, at, line.Protocol)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Write(append(say, `{"do":"hello","version":1,"full":true}`+"\n"...))
+		_ = conn.SetReadDeadline(sandbox.Limit())
+		if text, err := io.ReadAll(conn); !strings.Contains(string(text), "the worker does not run") {
 			t.Errorf("%s: %q, %v", name, text, err)
 		}
 		conn.Close()

@@ -11,7 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// Door serves workers that have proven who they are by their certificates: lines, where a process
+// Door serves workers that have proven by a certificate that they are workers of the job, and by
+// their tickets which: lines, where a process
 // between the launcher and the worker has not passed the socket on, and connections for other
 // protocols.
 type Door struct {
@@ -50,20 +51,20 @@ func (d *Door) admit(conn *identity.Conn) {
 		return
 	}
 	secured := tls.Server(conn, d.tls)
-	if err := secured.HandshakeContext(d.ctx); err != nil || !conn.Proven() || !d.keep(conn) {
+	if err := secured.HandshakeContext(d.ctx); err != nil {
 		return // a stranger, who has been told why
 	}
-	defer d.forget(conn)
-	state := secured.ConnectionState()
-	from, err := identity.SubjectOf(state)
-	if err != nil {
-		return // cannot happen: the handshake has verified it
+	ticket, err := identity.ReadTicket(secured)
+	if err != nil || !conn.Proven() || !d.keep(conn) {
+		return
 	}
-	switch state.NegotiatedProtocol {
-	case line.Protocol:
-		d.server.Serve(d.ctx, secured, from.Incarnation)
-	case line.TasksProtocol, line.StoreProtocol:
-		d.server.cfg.Stream(from.Incarnation, state.NegotiatedProtocol, secured)
+	defer d.forget(conn)
+	from := d.server.holder(ticket)
+	switch protocol := secured.ConnectionState().NegotiatedProtocol; {
+	case protocol == line.Protocol:
+		d.server.Serve(d.ctx, secured, from) // it tells a worker that does not run
+	case from != "":
+		d.server.cfg.Stream(from, protocol, secured)
 	}
 }
 

@@ -9,6 +9,7 @@ package server
 
 import (
 	"context"
+	"crypto/hmac"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -53,9 +55,10 @@ type Server struct {
 
 // worker is a worker whose process runs.
 type worker struct {
-	env   plan.Worker
-	pid   int
-	lines []*talk // several where a process has opened a further one at the door
+	env    plan.Worker
+	ticket []byte // by which it proves at the door that it is this worker; nil: it cannot
+	pid    int
+	lines  []*talk // several where a process has opened a further one at the door
 }
 
 // New returns a Server without workers. It starts nothing.
@@ -76,7 +79,7 @@ func (s *Server) Talk(env []string) func(ctx context.Context, pid int, conn net.
 			return nil
 		}
 		s.mu.Lock()
-		s.workers[own.Incarnation] = &worker{env: own, pid: pid}
+		s.workers[own.Incarnation] = &worker{env: own, ticket: identity.TicketOf(own.Credentials), pid: pid}
 		s.mu.Unlock()
 		t := s.speak(ctx, conn, own.Incarnation)
 		if is, ok := conn.(interface{ Ended() <-chan struct{} }); ok {
@@ -189,6 +192,18 @@ func (s *Server) running(incarnation string) *worker {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.workers[incarnation]
+}
+
+// holder returns the incarnation of the worker that has that ticket; "": none that runs.
+func (s *Server) holder(ticket []byte) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for inc, w := range s.workers {
+		if hmac.Equal(w.ticket, ticket) {
+			return inc
+		}
+	}
+	return ""
 }
 
 // enter has lines of the driver reach the worker by this line too.
