@@ -264,8 +264,8 @@ func (a Authority) Format(f fmt.State, _ rune) {
 	fmt.Fprintf(f, "authority(%s, redacted)", of)
 }
 
-// ForWorker returns the credentials of all workers of a job, c, with a new ticket: a secret by which
-// one worker proves at its launcher's door which of them it is.
+// ForWorker returns c, the credentials of all workers of a job, with a new ticket: a secret by
+// which one worker proves at its launcher's door which of them it is.
 func (c *Credentials) ForWorker() *Credentials {
 	w := &secrets{subject: c.subject, ca: c.ca, pool: c.pool, ticket: make([]byte, keyLen)}
 	w.own.Store(c.own.Load())
@@ -273,10 +273,10 @@ func (c *Credentials) ForWorker() *Credentials {
 	return &Credentials{w}
 }
 
-// Ticket returns the ticket of a worker; nil: there is none. It is secret.
+// Ticket returns the ticket of a worker, or nil without one. It is secret.
 func (c *Credentials) Ticket() []byte { return bytes.Clone(c.ticket) }
 
-// TicketOf returns the ticket in a text that Encode has returned; nil: there is none. It is secret.
+// TicketOf returns the ticket in a text that Encode has returned, or nil without one. It is secret.
 func TicketOf(text string) []byte {
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(b) < keyLen || b[0] != ticketVersion {

@@ -19,8 +19,8 @@ func (c *Credentials) Dial(ctx context.Context, want Subject, addr, protocol str
 	return conn, Explain(err, time.Now())
 }
 
-// DialDoor is Dial to the door of a worker's launcher, to which it proves by its ticket which worker
-// it is.
+// DialDoor is Dial to the door of a worker's launcher, to which it proves by its ticket which
+// worker it is. Credentials without a ticket are an error.
 func (c *Credentials) DialDoor(ctx context.Context, addr, protocol string) (net.Conn, error) {
 	if c.ticket == nil {
 		return nil, errors.New("identity: credentials without a ticket are not those of a worker")

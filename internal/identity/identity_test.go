@@ -124,8 +124,8 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// TestDecodeOfAnotherAuthority: a certificate that the authority in the credentials has not signed is
-// refused where it is to be used, and by who enrolls at once.
+// TestDecodeOfAnotherAuthority: a certificate that the authority in the credentials has not signed
+// is refused where it is used, and by Assemble at once.
 func TestDecodeOfAnotherAuthority(t *testing.T) {
 	one, two := issue(t, newAuthority(t, "r"), Subject{Role: Worker}), issue(t, newAuthority(t, "r"), Subject{Role: Worker})
 	s, o := mixed(one)

@@ -240,8 +240,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestTicketOfNobody: a worker's certificate makes a process none of the workers that run, nor does a
-// ticket that no running worker has.
+// TestTicketOfNobody: neither a worker's certificate alone nor a ticket that no running worker has
+// makes a process one of the workers that run.
 func TestTicketOfNobody(t *testing.T) {
 	j := newJob(t)
 	at := j.door().Addr()
