@@ -59,7 +59,7 @@ func (o *outputs) open(cfg Config) error {
 	case !errors.Is(err, journal.ErrLocked):
 		cfg.Log.WithError(err).Warn("the record of forwarded output cannot be read: some output may be repeated")
 		clear(o.at)
-		if err = journal.Remove(o.k.Path); err == nil {
+		if journal.Remove(o.k.Path) == nil { // else the first error says why
 			err = o.k.Create()
 		}
 	}

@@ -211,9 +211,10 @@ func (e *StartError) Error() string {
 // Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
-// NewStartError returns the StartError of the spec's command.
+// NewStartError returns the StartError of the spec's command. It adds what to do where descriptors
+// have run out.
 func NewStartError(s *Spec, err error) *StartError {
-	e := &StartError{Err: err}
+	e := &StartError{Err: proc.ExplainDescriptors(err)}
 	if len(s.Command) > 0 {
 		e.Command = s.Command[0]
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +24,10 @@ import (
 // output open: that search reads all of /proc and would delay the report of the exit.
 type Local struct{}
 
+// starting is held while the files of a process are opened until it has its own: of the processes
+// that start at the same time only one takes twice the descriptors that it needs later.
+var starting sync.Mutex
+
 var _ Launcher = Local{}
 
 // Run implements Launcher.
@@ -34,19 +39,9 @@ func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 	if err != nil {
 		return NewStartError(s, err)
 	}
-	out, err := newPipes(s.Stdin, s.Stdout, s.Stderr, s.As)
-	if err != nil {
-		return NewStartError(s, err)
-	}
-	talk, env, err := newTalk(s, &out.child)
+	out, talk, tree, err := start(path, s)
 	defer talk.close()
-	var tree *proc.Tree
-	if err == nil {
-		tree, err = fork(path, s, env, out.child)
-	}
-	out.closeChild()
 	if err != nil {
-		out.closeOurs()
 		return NewStartError(s, err)
 	}
 	defer tree.Release()
@@ -76,6 +71,24 @@ func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 		out.abandon()
 	}
 	return end
+}
+
+// start starts the process. The caller closes the talk, with an error too.
+func start(path string, s *Spec) (out *pipes, t *talk, tree *proc.Tree, err error) {
+	starting.Lock()
+	defer starting.Unlock()
+	if out, err = newPipes(s.Stdin, s.Stdout, s.Stderr, s.As); err != nil {
+		return nil, nil, nil, err
+	}
+	t, env, err := newTalk(s, &out.child)
+	if err == nil {
+		tree, err = fork(path, s, env, out.child)
+	}
+	out.closeChild()
+	if err != nil {
+		out.closeOurs()
+	}
+	return out, t, tree, err
 }
 
 func fork(path string, s *Spec, env []string, files []uintptr) (*proc.Tree, error) {

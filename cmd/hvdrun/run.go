@@ -31,6 +31,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/top"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/torchrun"
 	"github.com/hvdrun/hvdrun/internal/logline"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -68,9 +69,10 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 		err = cli.Failed(context.Cause(ctx))
 	}
 	if err != nil && !errors.Is(err, cli.StopSignal{Signal: syscall.SIGPIPE}) {
-		text := cli.Escape(err.Error())
+		said := proc.ExplainDescriptors(err).Error()
+		text := cli.Escape(said)
 		if _, of := errors.AsType[cli.RunError](err); of { // others are of the command line, with lines of their own
-			text = cli.EscapeLines(strings.TrimPrefix(err.Error(), "driver: "))
+			text = cli.EscapeLines(strings.TrimPrefix(said, "driver: "))
 		}
 		before := ""
 		if cli.ReadByJournal(env, errs) {

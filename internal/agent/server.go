@@ -333,6 +333,7 @@ func (srv *server) attach(
 // cannot returns why a session cannot begin: UNAVAILABLE where the same may succeed a moment later,
 // FAILED_PRECONDITION where something about the host has to change first.
 func cannot(err error) error {
+	err = proc.ExplainDescriptors(err)
 	for _, passes := range []error{unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.EADDRINUSE, unix.EINTR} {
 		if errors.Is(err, passes) {
 			return status.Errorf(codes.Unavailable, "%s: %v", client.CannotBegin, err)

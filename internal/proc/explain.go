@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -29,6 +30,36 @@ func ExplainStart(err error, path string) error {
 	}
 	return err
 }
+
+// ExplainDescriptors returns err with what to do if this process, or the machine, has no descriptor
+// left. Nil stays nil.
+func ExplainDescriptors(err error) error {
+	if _, done := errors.AsType[*descriptorsError](err); done {
+		return err
+	}
+	switch {
+	case errors.Is(err, syscall.ENFILE):
+		return &descriptorsError{err, "the machine has as many files open as it permits (sysctl fs.file-max)"}
+	case !errors.Is(err, syscall.EMFILE):
+		return err
+	}
+	limit := "as many"
+	var l syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l) == nil {
+		limit = strconv.FormatUint(l.Cur, 10)
+	}
+	return &descriptorsError{err, "this process may have " + limit + " files open; hvdrun needs 5 for each worker that it starts " +
+		"on a host, and 50 more: raise the limit there (ulimit -n, in a unit of systemd LimitNOFILE=)"}
+}
+
+// descriptorsError is an error with what to do.
+type descriptorsError struct {
+	error
+	do string
+}
+
+func (e *descriptorsError) Error() string { return e.error.Error() + ": " + e.do }
+func (e *descriptorsError) Unwrap() error { return e.error }
 
 // ExplainCommand returns what is wrong with the program that a shell's command begins with, if its
 // first line tells: the shell itself says "not found" of a file that is there. "" where nothing is
