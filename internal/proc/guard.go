@@ -7,7 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -108,7 +108,11 @@ func killMarked(mark string) (found, unclear bool) {
 	return found, unclear
 }
 
-var markPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+// markable reports whether a name or a value can be of a mark. Package regexp would be in every
+// program of package elastic.
+func markable(text string) bool {
+	return text != "" && strings.Trim(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
+}
 
 // Guard kills every process that carries a mark in its environment once the process that started
 // the guard is gone, however it ended: a process in a session of its own that reads from a pipe
@@ -127,7 +131,7 @@ type Guard struct {
 // being told where.
 func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	mark := variable + "=" + value
-	if !markPattern.MatchString(variable) || !markPattern.MatchString(value) {
+	if !markable(variable) || !markable(value) {
 		return nil, fmt.Errorf("proc: guard: %q has other characters than letters, digits, _ and -", mark)
 	}
 	if carried, _ := carries(os.Getpid(), mark); carried {

@@ -78,11 +78,11 @@ func TestTableIsRead(t *testing.T) {
 	}
 }
 
-// heavy are modules that a training program must not link.
+// heavy are modules and packages that a training program must not link.
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
 	"github.com/NVIDIA/go-nvml", "github.com/ebitengine/purego", "github.com/prometheus/client_golang",
-	"charm.land/bubbletea/v2", "google.golang.org/grpc", "google.golang.org/protobuf",
+	"charm.land/bubbletea/v2", "google.golang.org/grpc", "google.golang.org/protobuf", "net/http", "regexp",
 }
 
 type pkg struct {
