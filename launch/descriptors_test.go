@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// limitDescriptors lets this process open so many files more, until the returned function is called.
+// limitDescriptors lets this process open so many files more, until restore is called.
 func limitDescriptors(t *testing.T, more int) (restore func()) {
 	t.Helper()
 	var before unix.Rlimit
@@ -37,9 +37,8 @@ func limitDescriptors(t *testing.T, more int) (restore func()) {
 	}
 }
 
-// TestFewDescriptors: whichever descriptor a start lacks, its error says which limit is to be raised
-// by what, and leaves none open; with 5 for each worker, and as many again for one, many start at
-// the same time.
+// TestFewDescriptors: whichever descriptor a start lacks, its error says which limit to raise and
+// how. With 5 for each worker and those of one start more, many start at the same time.
 func TestFewDescriptors(t *testing.T) {
 	spec := func(ctx context.Context) *launch.Spec {
 		return &launch.Spec{
