@@ -1,4 +1,4 @@
-"""What a step that fails gives back: buffers, tensors, values and rates of a state, as of the beginning of the step."""
+"""What a step that fails gives back: buffers, tensors, values, rates and gradients of a state, as of the beginning of the step."""
 import copy
 import functools
 import inspect
@@ -138,16 +138,21 @@ class Before:
         self._buffers, self._tensors = _Places(), _Places()
         self._values, self._loaders, self._schedulers = {}, {}, {}
         self._rates = []  # a group of an optimizer, and what it had besides its parameters
-        self._modules, self._parameters, self._versions = [], [], []
+        self._modules, self._versions = [], []
+        self._leaves = []  # (part, name, parameter), and (part, "", tensor) of a part that is a tensor
+        self._left = []  # those of them whose gradients the last commit has left for the next step
+        self._gradients = []  # such a parameter or tensor, its gradient, and a copy of that
         self.open = False
 
     def look(self):
         """Finds the modules and parameters of the state: in each world, before its first step."""
-        self._modules, self._parameters = [], []
+        self._modules, self._leaves = [], []
         for part, value in self._parts.items():
             if isinstance(value, torch.nn.Module):
                 self._modules += [m._buffers for m in value.modules()]
-                self._parameters += [(part, name, p) for name, p in value.named_parameters()]
+                self._leaves += [(part, name, p) for name, p in value.named_parameters()]
+            elif isinstance(value, torch.Tensor) and value.is_leaf:
+                self._leaves.append((part, "", value))
 
     def save(self):
         parts = self._parts
@@ -160,6 +165,7 @@ class Before:
                        for v in parts.values() if isinstance(v, torch.optim.Optimizer) for group in v.param_groups]
         self._tensors.save([parts])
         self._buffers.save(self._modules)
+        self._gradients = [(p, p.grad, p.grad.clone()) for _, _, p in self._left if p.grad is not None]
         self.note()
         self.open = True
 
@@ -181,12 +187,40 @@ class Before:
 
     def note(self):
         """From here on, whoever writes to a parameter applies the step."""
-        self._versions = [p._version for _, _, p in self._parameters]
+        self._versions = [p._version for _, _, p in self._leaves]
+
+    def leave(self):
+        """The step is applied: a gradient whose parameter that has not changed may be the beginning of one of several steps."""
+        self._left = [row for row, version in zip(self._leaves, self._versions) if row[2]._version == version and row[2].grad is not None]
+
+    def left(self):
+        """The gradients that the last commit has left for the next step, by part and name."""
+        return {(part, name): p.grad for part, name, p in self._left if p.grad is not None}
+
+    def take(self, gradients):
+        """Replaces all gradients by those that another rank has left."""
+        self.look()
+        self._left = [row for row in self._leaves if row[:2] in gradients]
+        for part, name, p in self._leaves:
+            grad = gradients.get((part, name))
+            p.grad = None if grad is None else grad.to(p.device)
+
+    def forget(self):
+        """Drops all gradients but those that the last commit has left, which are as they were at the beginning of an open step."""
+        kept = [(p, copy) for p, _, copy in self._gradients] if self.open else [(p, p.grad) for _, _, p in self._left]
+        for _, _, p in self._leaves:
+            p.grad = None
+        for p, grad in kept:
+            p.grad = grad
+
+    def added(self):
+        """The gradients with which the step has begun, where it has not replaced them."""
+        return [copy for p, grad, copy in self._gradients if p.grad is grad]
 
     def check(self):
         """Raises if the step was applied before its commit."""
-        for (part, name, p), version in zip(self._parameters, self._versions):
-            if p._version != version:
+        for (part, name, p), version in zip(self._leaves, self._versions):
+            if name and p._version != version:
                 raise RuntimeError(
                     f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a step that fails would "
                     "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "

@@ -236,13 +236,9 @@ class State:
     def undo(self) -> None:
         """Forgets what a step that failed has left: gradients, buffers, tensors and values of the state, what a GradScaler notes.
 
-        After commit it forgets gradients alone.
+        Gradients that the step before has left for this one stay. After commit it forgets gradients alone.
         """
-        for optimizer in self._of(torch.optim.Optimizer):
-            optimizer.zero_grad(set_to_none=True)
-        for module in self._modules():
-            for p in module.parameters():
-                p.grad = None
+        self._before.forget()
         for value in self._parts.values():
             if hasattr(value, "_per_optimizer_states"):
                 value._per_optimizer_states.clear()
@@ -280,15 +276,22 @@ class State:
             self._check_update()
         self.__dict__["_commits"] += 1
         if step and job.size > 1 and (self._commits <= _EACH or self._commits % _EACH == 0):
-            measures = [(name, _measure(parameters)) for name, parameters in self._stepped]
+            measures = [(name, _measure(p.grad for p in parameters)) for name, parameters in self._stepped]
+            if not self._wrapped:
+                measures.append(("", _measure(before.added())))
         changed, stopped, *differ = job._agree(worker is not None and worker.changed(), stop, same=[m for _, m in measures])
+        if not self._wrapped and differ and differ.pop():
+            raise ValueError(
+                "hvdrun: this step adds to gradients of the step before that differ from rank to rank, so that a rank that is lost would take "
+                "its part of them along: average them before each step.commit(), or divide the batch of one step by step.micro(n)")
         # With update, some optimizers may not be stepped, and their gradients may be anything.
         if differ and (any(differ) if update is None else all(differ) and self._wrapped):
             name = measures[differ.index(True)][0]
             raise ValueError(
                 f"hvdrun: the gradients of the optimizer {name!r} differ from rank to rank, so that each rank would train a model of its own: "
                 "call the module by its attribute of the state, such as state.model(x), which averages the gradients; where the program "
-                "averages them itself, it does so before step.commit(), with ddp=None in job.state")
+                "averages them itself, it does so before step.commit(), with ddp=None in job.state; no_sync is for passes of one step, which "
+                "step.micro(n) makes")
         before.open = False
         self.__dict__.update(_torn=True, _committed=True)
         if update is None:
@@ -298,6 +301,7 @@ class State:
         if step:
             self._parts["step"] += 1
             self._acts.clear()
+            before.leave()
         else:
             self._acts.append(None)
         self.__dict__["_torn"] = False
@@ -393,13 +397,14 @@ class State:
             mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
             # A rank that dies while it sends much leaves gloo waiting for the rest, which nothing ends: the thread is abandoned.
             trains = {name: [p.requires_grad for p in v.parameters()] for name, v in self._parts.items() if isinstance(v, torch.nn.Module)}
-            values, trains, acts, results = job._interruptible(
-                lambda: broadcast((mine, trains, self._acts, self._results), root, job.rank, job.device, job._arrived))
+            values, trains, acts, results, gradients = job._interruptible(
+                lambda: broadcast((mine, trains, self._acts, self._results, self._before.left()), root, job.rank, job.device, job._arrived))
             if job.rank != root and (best[0] == 0 or told[job.rank] != best):
                 self._load(values)
                 for name, flags in trains.items():  # layers that are frozen, or are no more
                     for p, flag in zip(self._parts[name].parameters(), flags):
                         p.requires_grad_(flag)
+                self._before.take(gradients)
                 self._acts[:], self._results[:] = acts, results
         # Of ranks that have made the last step, some may have lost the world before they could agree that it was the last one.
         job._stopped = any(t[4] for t, at in zip(all_of, told) if at == best)
@@ -499,13 +504,12 @@ def _needs_closure(optimizer):
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-def _measure(parameters):
-    """A number of 23 bits for the size of the first gradient that a plain tensor has; 0 where no parameter has one.
+def _measure(gradients):
+    """A number of 23 bits for the size of the first gradient that is a plain tensor; 0 where there is none.
 
     Two sizes that differ by a part in 2^15 have different numbers.
     """
-    for p in parameters:
-        grad = p.grad
+    for grad in gradients:
         if type(grad) is torch.Tensor and grad.layout == torch.strided:
             size = torch.linalg.vector_norm(grad.detach() if grad.is_complex() else grad.detach().float()).item()
             return struct.unpack("<I", struct.pack("<f", size if math.isfinite(size) else math.inf))[0] >> 8

@@ -394,6 +394,62 @@ def accumulated():
 
 
 @recipe
+def accumulated_over_steps():
+    """Four steps add up their gradients, and the fourth applies them; another optimizer is stepped in each step, with no part in that."""
+    model, other = net(), net(seed=2)
+    opt, each_step = torch.optim.Adam(model.parameters(), lr=0.02), torch.optim.SGD(other.parameters(), lr=0.1)
+    state = job.state(model=model, other=other, optimizer=opt, each_step=each_step)
+
+    def body(step):
+        each_step.zero_grad()
+        step.mean(each(state.model(X[step.indices]), Y[step.indices]) / 4 + each(state.other(X[step.indices]), Y[step.indices])).backward()
+
+    def update(step):
+        def call():
+            each_step.step()
+            if step.number % 4 == 3:
+                opt.step()
+                opt.zero_grad()
+        return call
+
+    train(state, body, update)
+    return numbers(model, other, *(p.grad for p in model.parameters()))
+
+
+@recipe
+def accumulated_by_hand():
+    """Gradients of a tensor that the program averages itself, over steps."""
+    weights = torch.zeros(4, 1, requires_grad=True)
+    opt = torch.optim.SGD([weights], lr=0.1, momentum=0.9)
+    state = job.state(ddp=None, weights=weights, optimizer=opt)
+
+    def body(step):
+        if step.number % 4 == 0:
+            opt.zero_grad(set_to_none=False)
+        loss = step.mean(each(X[step.indices] @ weights, Y[step.indices]))
+        grad, = torch.autograd.grad(loss, weights)
+        dist.all_reduce(grad)
+        weights.grad = grad / job.size if weights.grad is None else weights.grad + grad / job.size
+
+    train(state, body, lambda step: opt.step if step.number % 4 == 3 else lambda: None)
+    return numbers(weights, weights.grad)
+
+
+@recipe
+def never_stepped():
+    """A layer without an optimizer, whose gradient nobody clears, and which counts where gradients are clipped."""
+    model = net()
+    opt = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt, norms=[])
+
+    def clip(step):
+        state.norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+
+    train(state, plain(state, opt, before=clip))
+    return numbers(state.norms, model)
+
+
+@recipe
 def hooked():
     """A communication hook, which each world's wrapper gets."""
     model = net()
