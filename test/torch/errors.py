@@ -7,7 +7,10 @@ WAY is
   own        the worker of slot 1 raises an error of its own, always, whose words are those of a connection
   after      the worker of slot 1 calls a collective wrongly after each commit, from step 5 on
   differs    the worker of slot 1 has another seed
+  parts      each rank adds up its own gradients over two steps, which no rank averages before a commit
+  no_sync    the same, within no_sync of the module
 """
+import contextlib
 import os
 import signal
 import sys
@@ -26,7 +29,21 @@ class TrainingError(Exception):
     pass
 
 
+def add_up(step):
+    """Two steps add up the gradients of the rank's samples."""
+    with state.model.no_sync() if WAY == "no_sync" else contextlib.nullcontext():
+        step.mean(state.model(torch.tensor(step.indices, dtype=torch.float32)[:, None].expand(-1, 4)).square().mean()).backward()
+    if step.number % 2 == 0:
+        return step.commit(lambda: None)
+    for p in net.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= job.size
+    step.commit(lambda: (opt.step(), opt.zero_grad()))
+
+
 def pass_over(step):
+    if WAY in ("parts", "no_sync"):
+        return add_up(step)
     try:
         loss = step.mean(state.model(torch.ones(len(step.indices), 4)).mean())
         opt.zero_grad()
@@ -39,7 +56,7 @@ def pass_over(step):
 job = hvd.init("gloo")
 net = torch.nn.Linear(4, 1)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
-state = job.state(model=net, optimizer=opt, step=0)
+state = job.state(ddp=None if WAY == "parts" else {}, model=net, optimizer=opt, step=0)
 for step in job.steps(state, total=20, batch=8, samples=80, seed=int(WAY == "differs" and SECOND)):
     with step:
         if step.number == 5 and WAY == "wrapped" and job.rank == 1 and not os.path.exists(MARK):

@@ -101,12 +101,17 @@ func TestErrors(t *testing.T) {
 			}
 		})
 	}
-	t.Run("differs", func(t *testing.T) {
-		const want = "hvdrun: seed must be the same on all ranks: rank 0 has "
-		if out := runs(t, false, elasticJob("2", program(t, "errors.py"), filepath.Join(t.TempDir(), "mark"), "differs")...); !strings.Contains(out, want) {
-			t.Errorf("without %q:\n%s", want, out)
-		}
-	})
+	for way, want := range map[string]string{
+		"differs": "hvdrun: seed must be the same on all ranks: rank 0 has ",
+		"parts":   "this step adds to gradients of the step before that differ from rank to rank",
+		"no_sync": "no_sync is for passes of one step, which step.micro(n) makes",
+	} {
+		t.Run(way, func(t *testing.T) {
+			if out := runs(t, false, elasticJob("2", program(t, "errors.py"), filepath.Join(t.TempDir(), "mark"), way)...); !strings.Contains(out, want) {
+				t.Errorf("without %q:\n%s", want, out)
+			}
+		})
+	}
 }
 
 // TestMistakes: each mistake of a program is an error that names the part and what to do.
