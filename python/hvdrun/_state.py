@@ -505,7 +505,7 @@ def _needs_closure(optimizer):
 
 
 def _measure(gradients):
-    """A number of 23 bits for the size of the first gradient that is a plain tensor; 0 where there is none.
+    """A number of 23 bits for the size of the first gradient that is a plain tensor; 0: no gradient is.
 
     Two sizes that differ by a part in 2^15 have different numbers.
     """
