@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -58,14 +59,21 @@ func namesOf(c *cobra.Command) (names []string) {
 func explainUse(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			if err := check(c, args); err != nil && len(args) == 0 && strings.Contains(c.UseLine(), "command [args") {
-				return fmt.Errorf("%s: no command to run\nusage: %s", c.Name(), c.UseLine())
-			} else if err != nil && len(args) == 0 {
-				return fmt.Errorf("%s: its arguments are missing\nusage: %s", c.Name(), c.UseLine())
-			} else if err != nil {
-				return fmt.Errorf("%s: %w\nusage: %s", c.Name(), err, c.UseLine())
+			runs := strings.Contains(c.UseLine(), "command [args") // the words are those of a program
+			var wrong string
+			switch err := check(c, args); {
+			case err == nil && (runs || !slices.Contains(args, "")):
+				return nil
+			case err == nil: // without this error, an unset variable would mean the only job
+				wrong = `an argument is empty (""); a variable of the shell may be unset`
+			case len(args) == 0 && runs:
+				wrong = "no command to run"
+			case len(args) == 0:
+				wrong = "its arguments are missing"
+			default:
+				wrong = fmt.Sprintf("these arguments do not fit: %s", strings.Join(args, " "))
 			}
-			return nil
+			return fmt.Errorf("%s: %s\nusage: %s", c.Name(), wrong, c.UseLine())
 		}
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {

@@ -166,7 +166,7 @@ func (m *Machine) notEnough(now time.Time) error {
 		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
 			job.ErrNotEnoughSlots, need, m.joinedSoFar(), m.wait.Elastic, there, m.firstFailure.What())
 	}
-	return fmt.Errorf("%w: %d needed, %d available after %v%s", job.ErrNotEnoughSlots, need, there, m.wait.Elastic, m.takenWords())
+	return fmt.Errorf("%w: %d needed, %d available after %v%s", job.ErrNotEnoughSlots, need, there, m.wait.Elastic, m.lackWords())
 }
 
 // joinedSoFar returns how many workers wait for a world.

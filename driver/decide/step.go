@@ -554,7 +554,7 @@ func (m *Machine) incomplete(n int) error {
 func (m *Machine) lackSlots(now time.Time, have, need int) {
 	if m.shortFrom.IsZero() {
 		m.shortFrom = now
-		m.log(Info, "waiting up to %v for %d slots, %d available%s", m.wait.Elastic, need, have, m.takenWords())
+		m.log(Info, "waiting up to %v for %d slots, %d available%s", m.wait.Elastic, need, have, m.lackWords())
 	}
 }
 

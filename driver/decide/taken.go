@@ -76,8 +76,16 @@ func (m *Machine) nextTry() (next time.Time, ok bool) {
 	return next, ok
 }
 
-// takenWords says which runs have how many of the slots; empty: none has.
-func (m *Machine) takenWords() string {
+// lackWords says why there are not more slots, as far as the list of hosts and other runs tell: no
+// host or no slot is listed, or runs have some of them. It is empty if nothing is known.
+func (m *Machine) lackWords() string {
+	listed := m.hosts.Listed()
+	if len(listed) == 0 {
+		return ", no host is listed"
+	}
+	if !slices.ContainsFunc(listed, func(h plan.Host) bool { return h.Slots > 0 }) {
+		return ", no listed host has slots"
+	}
 	var runs []string
 	count := make(map[string]int)
 	for _, t := range m.taken {

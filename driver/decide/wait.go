@@ -331,7 +331,7 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 		if m.started && there >= need {
 			return fmt.Sprintf("%d workers, %d joined", need, m.joinedSoFar())
 		}
-		return fmt.Sprintf("%d slots, %d there%s", need, there, m.takenWords())
+		return fmt.Sprintf("%d slots, %d there%s", need, there, m.lackWords())
 	case forMember:
 		return m.someNames(training) + " to come to the next world"
 	case forStarts:

@@ -18,8 +18,8 @@ const maxFirstLine = 256
 // file at path, if that is known: it is not executable, the interpreter that its first line names
 // is missing, it has no such line, or it is for another processor. Nil stays nil.
 func ExplainStart(err error, path string) error {
-	if fi, stat := os.Stat(path); errors.Is(err, syscall.EACCES) && stat == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 == 0 {
-		return fmt.Errorf("%w (it is there: make it executable by chmod +x %s)", err, path)
+	if why := modeFault(path); errors.Is(err, syscall.EACCES) && why != "" {
+		return fmt.Errorf("%w (%s)", err, why)
 	}
 	noFile, noFormat := errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOEXEC)
 	if !noFile && !noFormat {
@@ -62,18 +62,30 @@ func (e *descriptorsError) Error() string { return e.error.Error() + ": " + e.do
 func (e *descriptorsError) Unwrap() error { return e.error }
 
 // ExplainCommand returns what is wrong with the program that a shell's command begins with, if its
-// first line tells: the shell itself says "not found" of a file that is there. "" where nothing is
-// known.
+// mode or its first line tells: the shell itself says "not found" of a file that is there. "" where
+// nothing is known.
 func ExplainCommand(command string) string {
 	words := strings.Fields(command)
 	if len(words) == 0 || !strings.Contains(words[0], "/") {
 		return ""
+	}
+	if why := modeFault(words[0]); why != "" {
+		return why
 	}
 	interpreter, isScript := interpreterOf(firstLine(words[0]))
 	if !isScript || there(interpreter) {
 		return ""
 	}
 	return firstLineFault(words[0], false)
+}
+
+// modeFault returns what to do about a file that nobody may execute, or "".
+func modeFault(path string) string {
+	fi, err := os.Stat(path)
+	if err != nil || !fi.Mode().IsRegular() || fi.Mode()&0o111 != 0 {
+		return ""
+	}
+	return "it is there: make it executable by chmod +x " + path
 }
 
 // firstLineFault returns why the program at path cannot be started, or "".

@@ -53,6 +53,13 @@ func TestExplainCommand(t *testing.T) {
 	if why := ExplainCommand(crlf + " --all"); !strings.Contains(why, `its interpreter "/bin/bash\r" is missing`) {
 		t.Errorf("CRLF: %q", why)
 	}
+	plain := filepath.Join(t.TempDir(), "plain.sh")
+	if err := os.WriteFile(plain, []byte("#!/bin/sh\necho localhost:1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if why := ExplainCommand(plain + " --all"); !strings.HasSuffix(why, "make it executable by chmod +x "+plain) {
+		t.Errorf("a plain file: %q", why)
+	}
 	for _, command := range []string{"", "cat hosts", "/bin/sh -c x", "/no/such/program"} {
 		if why := ExplainCommand(command); why != "" {
 			t.Errorf("%q: %q", command, why)

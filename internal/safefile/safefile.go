@@ -66,8 +66,8 @@ type request struct {
 
 // Append opens a file for appending, which it makes if it does not exist. access is os.O_WRONLY or
 // os.O_RDWR. The path may also name a pipe, a terminal or another device, and by /dev/stdout or
-// /dev/fd/3 whatever this process has inherited. A pipe without a reader blocks if access is
-// os.O_WRONLY.
+// /dev/fd/3 whatever this process has inherited. A named pipe gets a few seconds for its reader if
+// access is os.O_WRONLY.
 func Append(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true}.open(path)
 }
@@ -113,13 +113,19 @@ func Create(path string, mode fs.FileMode) (*os.File, error) {
 // shown. It does not block where a pipe has the name, as os.Open does.
 func Read(path string) (*os.File, error) { return request{anyones: true}.open(path) }
 
+// ReadStream is Read for a path that may also name a pipe or a device. A named pipe gets a few
+// seconds for its writer.
+func ReadStream(path string) (*os.File, error) {
+	return request{anyones: true, streams: true}.open(path)
+}
+
 // ReadOwn is Read for files that decide what this process does: they must belong to this user or to
 // root, and no other may write to them.
 func ReadOwn(path string) (*os.File, error) { return request{}.open(path) }
 
 // SecretText returns a secret of at most so many bytes. It is ReadOwn for what no other may read
-// either. The path may name a pipe, as shells pass on secrets: <(…); then it blocks until the pipe
-// has a writer, and the writer has closed it.
+// either. The path may name a pipe, as shells pass on secrets: <(…); then it blocks until the
+// writer has closed it. A named pipe gets a few seconds for its writer.
 func SecretText(path string, most int64) ([]byte, error) {
 	f, err := openSecret(path)
 	if err != nil {
@@ -230,7 +236,7 @@ func (r request) openSeen(p int, path, at string) (f *os.File, next string, err 
 	if err := unix.Fstat(p, &seen); err != nil {
 		return nil, "", wrap(path, err)
 	}
-	flags := r.flags | always
+	flags, open := r.flags|always, unix.Open
 	switch kind := seen.Mode & unix.S_IFMT; {
 	case kind == unix.S_IFLNK:
 		if on(p, unix.PROC_SUPER_MAGIC) && r.streams && !r.plain {
@@ -239,15 +245,17 @@ func (r request) openSeen(p int, path, at string) (f *os.File, next string, err 
 		next, err = r.follow(p, &seen, path, at)
 		return nil, next, err
 	case kind == unix.S_IFREG:
-	case (kind == unix.S_IFIFO || kind == unix.S_IFCHR) && r.streams:
-		flags &^= unix.O_NONBLOCK // else a pipe without a reader is an error, and one without a writer empty
+	case kind == unix.S_IFIFO && r.streams:
+		open = openPipe
+	case kind == unix.S_IFCHR && r.streams:
+		flags &^= unix.O_NONBLOCK
 	default:
 		return nil, "", fmt.Errorf("%s is %s: name a regular file", path, kindName(kind))
 	}
 	if err := r.judge(&seen, path, at); err != nil {
 		return nil, "", err
 	}
-	fd, err := retry(func() (int, error) { return unix.Open(at, flags, 0) })
+	fd, err := retry(func() (int, error) { return open(at, flags, 0) })
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
 		return nil, "", errChanged
 	} else if err != nil {
@@ -280,7 +288,10 @@ func othersUse(path string, mode uint32) error {
 // no judgement: the parent process has opened what it leads to, and nobody else can make such a
 // link. The mode stays, which is not this program's to choose.
 func (r request) inherited(path, at string) (*os.File, string, error) {
-	fd, err := retry(func() (int, error) { return unix.Open(at, r.flags|unix.O_CLOEXEC|unix.O_NOCTTY, 0) })
+	// By O_NONBLOCK, since the writer of a named pipe may have left: then the rest is in the pipe.
+	fd, err := retry(func() (int, error) {
+		return unix.Open(at, r.flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	})
 	if err != nil {
 		return nil, "", wrap(path, err)
 	}

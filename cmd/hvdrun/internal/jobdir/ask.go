@@ -69,7 +69,7 @@ type NoDriverError struct {
 
 func (e *NoDriverError) Error() string {
 	if e.Ended {
-		return fmt.Sprintf("job %s: %v", e.job, job.ErrFinished)
+		return fmt.Sprintf("job %s has ended", e.job)
 	}
 	return fmt.Sprintf("job %s has no driver: hvdrun resume %s", e.job, e.job)
 }
@@ -112,7 +112,7 @@ func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 			return err
 		case !running:
 			job, err := d.Inspect()
-			return &NoDriverError{d.About.RunID, err == nil && job.Finished}
+			return &NoDriverError{d.About.RunID, d.About.Ended != nil || err == nil && job.Finished}
 		}
 		err := call(client)
 		if !errors.Is(err, control.ErrNoDriver) || time.Since(begin) > moment {
@@ -132,6 +132,9 @@ const (
 	LockPause = 50 * time.Millisecond
 )
 
+// withoutDriver is how a job has ended whose journal does not have the end.
+const withoutDriver = "stopped without its driver"
+
 // driverLeaves is the pause between looks whether a driver whose job has ended is gone.
 const driverLeaves = 20 * time.Millisecond
 
@@ -144,7 +147,12 @@ func (d *Dir) Status(ctx context.Context) (s job.Status, err error) {
 			return err
 		})
 		if _, none := errors.AsType[*NoDriverError](err); none {
-			return driver.InspectStatus(d.Journal())
+			s, err = driver.InspectStatus(d.Journal())
+			if err == nil && d.About.Ended != nil && s.State != job.Done && s.State != job.Failed {
+				s.State, s.Stopped, s.Message = job.Failed, true, withoutDriver
+				s.Size, s.Hosts, s.Waits = 0, nil, nil
+			}
+			return s, err
 		}
 		if _, refused := errors.AsType[*job.RefusedError](err); !refused {
 			return s, err

@@ -396,10 +396,12 @@ func Find(env []string, name string) (*Dir, error) {
 			found = append(found, path)
 		}
 	}
-	switch len(found) {
-	case 0:
+	switch {
+	case len(found) == 0 && len(places) == 0:
+		return nil, fmt.Errorf("there is no job %s: no folder of jobs is known, as neither XDG_STATE_HOME nor HOME is set", name)
+	case len(found) == 0:
 		return nil, fmt.Errorf("there is no job %s in %s; `hvdrun jobs` lists the existing ones", name, strings.Join(places, " or "))
-	case 1:
+	case len(found) == 1:
 		return Read(found[0])
 	}
 	return oneOf(found, name)

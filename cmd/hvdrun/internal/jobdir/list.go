@@ -62,7 +62,7 @@ func (d *Dir) Line() Line {
 	case found.Running:
 		l.State = Running
 	case d.About.Ended != nil && (err != nil || !found.Finished):
-		l.State, l.Message, l.Workers = stopped, "stopped without its driver", 0
+		l.State, l.Message, l.Workers = stopped, withoutDriver, 0
 	case err != nil:
 		l.State, l.Message = Broken, err.Error()
 	case found.Finished && found.Result == nil:

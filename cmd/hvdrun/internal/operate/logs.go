@@ -57,21 +57,24 @@ prints the output of the worker of that rank alone; -f follows the output until 
 	return cmd
 }
 
-// checkRank returns an error where a job without output of a rank has ended, and not with that many
-// ranks.
+// checkRank returns an error where a job without output of a rank does not have that many ranks, or
+// has ended with fewer.
 func checkRank(ctx context.Context, d *jobdir.Dir, rank int) error {
 	s, err := d.Status(ctx)
-	if err != nil || s.State != job.Done && s.State != job.Failed {
-		return nil // more may come
+	if err != nil {
+		return nil // what there is of the job's output was shown
 	}
 	size := s.Size
-	if size == 0 { // it had no world
+	if size == 0 { // it has no world
 		size = s.NP
 	}
-	if rank >= size {
+	switch ended := s.State == job.Done || s.State == job.Failed; {
+	case rank < size:
+		return nil
+	case ended:
 		return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it ended with ranks 0 to %d", s.Job, rank, size-1))
 	}
-	return nil
+	return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it now has ranks 0 to %d", s.Job, rank, size-1))
 }
 
 // printLogs prints a job's output.

@@ -22,7 +22,7 @@ const maxConfig = 1 << 20
 // that everybody may write to, since it says what is run. The path may name a pipe. exposed reports
 // whether everybody may read it.
 func readConfigFile(path string) (text string, exposed bool, err error) {
-	f, err := os.Open(path)
+	f, err := safefile.ReadStream(path)
 	if err != nil {
 		return "", false, err
 	}
@@ -52,7 +52,7 @@ func (s *Settings) ReadHosts() (text string, err error) {
 	}
 	f := os.Stdin
 	if s.Hostfile != StandardInput {
-		if f, err = os.Open(s.Hostfile); err != nil {
+		if f, err = safefile.ReadStream(s.Hostfile); err != nil {
 			return "", err
 		}
 		defer f.Close()

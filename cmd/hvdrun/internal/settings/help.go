@@ -50,7 +50,7 @@ Flags:
 Commands:
 {{commandNames .}}
 
-{{.CommandPath}} help flags       all flags, and how variables and files set them
+{{.CommandPath}} help flags       all flags (timeouts, --port-range, …), variables and files
 {{.CommandPath}} help commands    what each command does
 {{.CommandPath}} COMMAND --help   the flags and examples of a command
 `
