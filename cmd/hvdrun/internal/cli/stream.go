@@ -28,7 +28,7 @@ func (s *Stream) WhenClosed(f context.CancelCauseFunc) {
 	s.Cancel = f
 }
 
-// Write passes b on at once.
+// Write passes b on at once. Its error is a RunError: the command line was right.
 func (s *Stream) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,6 +36,9 @@ func (s *Stream) Write(b []byte) (int, error) {
 	if errors.Is(err, syscall.EPIPE) {
 		s.Cancel(StopSignal{Signal: syscall.SIGPIPE})
 		return len(b), nil
+	}
+	if err != nil {
+		err = Failed(err)
 	}
 	return n, err
 }

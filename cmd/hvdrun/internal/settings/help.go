@@ -50,7 +50,7 @@ Flags:
 Commands:
 {{commandNames .}}
 
-{{.CommandPath}} help flags       all flags (timeouts, --port-range, …), variables and files
+{{.CommandPath}} help flags       all flags, such as --port-range, and variables
 {{.CommandPath}} help commands    what each command does
 {{.CommandPath}} COMMAND --help   the flags and examples of a command
 `
