@@ -44,6 +44,7 @@ type savedHistory struct {
 	NewsFrom time.Time   `json:"news_from,omitzero"`
 	Ran      []savedSlot `json:"ran,omitempty"`
 	Failures []savedSlot `json:"failures,omitempty"`
+	Unjoined []savedSlot `json:"unjoined,omitempty"`
 	Progress bool        `json:"progress,omitempty"`
 	Stucks   int         `json:"stucks,omitempty"`
 	savedFaults
@@ -267,7 +268,10 @@ func (m *Machine) save() snapshot {
 	for id, n := range m.failures {
 		s.Failures = append(s.Failures, savedSlot{id.Host, id.Index, n})
 	}
-	for _, slots := range [][]savedSlot{s.Ran, s.Failures} {
+	for id, n := range m.unjoined {
+		s.Unjoined = append(s.Unjoined, savedSlot{id.Host, id.Index, n})
+	}
+	for _, slots := range [][]savedSlot{s.Ran, s.Failures, s.Unjoined} {
 		slices.SortFunc(slots, func(a, b savedSlot) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Slot, b.Slot)) })
 	}
 	return s
@@ -309,6 +313,9 @@ func (m *Machine) load(s snapshot) (err error) {
 	}
 	for _, x := range s.Failures {
 		m.failures[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
+	}
+	for _, x := range s.Unjoined {
+		m.unjoined[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
 	}
 	if m.hosts, err = hosts.Restore(cooldownsOf(m.blame), s.Hosts); err != nil {
 		return err

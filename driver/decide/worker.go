@@ -384,15 +384,43 @@ type faults struct {
 	last   uint64 // the newest of them
 }
 
-// faulty counts the failure of a member, and ends the job where the program fails again and again.
+// faulty counts a failure of the program, and ends the job where it fails again and again.
 func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
-	if m.size.Stateless || !err.Faulty() || w.generation == 0 || w.generation != m.world.Generation || m.faults.last == w.generation {
+	if m.size.Stateless || !err.Faulty() {
+		return
+	}
+	if w.phase == starting {
+		m.unjoined[w.slot]++
+		m.faultyStarts(now, err)
+	}
+	if w.generation == 0 || w.generation != m.world.Generation || m.faults.last == w.generation {
 		return
 	}
 	m.faults = faults{m.faults.worlds + 1, w.generation}
 	if limit := m.blame.FailureLimit; limit > 0 && m.faults.worlds >= limit {
 		m.decide(now, fmt.Errorf("driver: in %d worlds in a row the program has failed after commit %d, without a commit between them "+
 			"(--failure-limit); the last time %s", m.faults.worlds, m.commits, err.What()))
+	}
+}
+
+// faultyStarts ends a job that waits for workers where the slots in which the program has not failed
+// again and again before it joined are too few.
+func (m *Machine) faultyStarts(now time.Time, err *job.WorkerError) {
+	limit := m.blame.FailureLimit
+	if limit <= 0 || m.unjoined[err.Slot] < limit || m.shortFrom.IsZero() {
+		return
+	}
+	good := 0
+	for _, h := range m.hosts.Listed() {
+		for i := range h.Slots {
+			if m.unjoined[plan.SlotID{Host: h.Name, Index: i}] < limit {
+				good++
+			}
+		}
+	}
+	if good < m.size.Min {
+		m.decide(now, fmt.Errorf("driver: in slot %s the program has failed %d times in a row before it joined (--failure-limit), and %d workers "+
+			"are needed, and %d other slots are left; the last time %s", err.Slot, m.unjoined[err.Slot], m.size.Min, good, err.What()))
 	}
 }
 

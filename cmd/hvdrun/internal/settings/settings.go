@@ -349,7 +349,7 @@ var Table = slices.Concat(
 			usage: "time within which resets count for the limit; 0: the whole job",
 			set:   setResetWindow},
 		{Name: "failure-limit", arg: "N", def: "5",
-			usage: "most consecutive worlds that end by failures of the program without a commit; 0: no limit",
+			usage: "most consecutive worlds that end by failures of the program without a commit, or failures in one slot before its worker joins, where the other slots are too few; 0: no limit",
 			set:   setFailureLimit},
 		{Name: "verify-state", arg: "N", unset: "after each sync",
 			usage: "check after each N commits that all workers hold the same bits; 0: never",
