@@ -63,7 +63,6 @@ type history struct {
 	startsFrom time.Time            // last join of a starting worker, or start of the first of them
 	ran        map[plan.SlotID]bool // slots in which a worker has run and must not be started again
 	failures   map[plan.SlotID]int  // number of failed workers per slot of listed hosts
-	unjoined   map[plan.SlotID]int  // how many of them in a row have failed by the program before they joined
 	progress   bool                 // some worker has committed
 	stucks     int                  // consecutive worlds given up because all ranks waited, with no commit in between
 	partings   partings
@@ -153,7 +152,7 @@ func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 			hosts: hosts.New(cooldownsOf(cfg.Blame)),
 			byID:  make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
 		},
-		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int), unjoined: make(map[plan.SlotID]int), resetsBy: make(map[job.Cause]int)},
+		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int), faults: faults{unjoined: make(map[plan.SlotID]int)}, resetsBy: make(map[job.Cause]int)},
 		newID:   newID,
 	}
 }

@@ -44,7 +44,6 @@ type savedHistory struct {
 	NewsFrom time.Time   `json:"news_from,omitzero"`
 	Ran      []savedSlot `json:"ran,omitempty"`
 	Failures []savedSlot `json:"failures,omitempty"`
-	Unjoined []savedSlot `json:"unjoined,omitempty"`
 	Progress bool        `json:"progress,omitempty"`
 	Stucks   int         `json:"stucks,omitempty"`
 	savedFaults
@@ -58,9 +57,10 @@ type savedHistory struct {
 }
 
 type savedFaults struct {
-	Faults  int          `json:"faults,omitempty"`
-	FaultOf uint64       `json:"fault_of,omitempty"`
-	Taken   []savedTaken `json:"taken,omitempty"`
+	Faults   int          `json:"faults,omitempty"`
+	FaultOf  uint64       `json:"fault_of,omitempty"`
+	Taken    []savedTaken `json:"taken,omitempty"`
+	Unjoined []savedSlot  `json:"unjoined,omitempty"`
 }
 
 type savedTaken struct {
@@ -268,7 +268,7 @@ func (m *Machine) save() snapshot {
 	for id, n := range m.failures {
 		s.Failures = append(s.Failures, savedSlot{id.Host, id.Index, n})
 	}
-	for id, n := range m.unjoined {
+	for id, n := range m.faults.unjoined {
 		s.Unjoined = append(s.Unjoined, savedSlot{id.Host, id.Index, n})
 	}
 	for _, slots := range [][]savedSlot{s.Ran, s.Failures, s.Unjoined} {
@@ -288,7 +288,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	m.stucks, m.resets, m.resetsAt, m.wrote, m.term = s.Stucks, s.Resets, s.ResetsAt, s.Wrote, s.Term
 	maps.Copy(m.resetsBy, s.ResetsBy)
 	m.ledger = s.Ledger.Load()
-	m.partings, m.faults = partings{s.Partings, s.PartFrom}, faults{s.Faults, s.FaultOf}
+	m.partings, m.faults.worlds, m.faults.last = partings{s.Partings, s.PartFrom}, s.Faults, s.FaultOf
 	m.generation = generation{
 		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,
 		entry: s.Entry.load(), trains: s.Trains, jam: s.Jam,
@@ -315,7 +315,7 @@ func (m *Machine) load(s snapshot) (err error) {
 		m.failures[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
 	}
 	for _, x := range s.Unjoined {
-		m.unjoined[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
+		m.faults.unjoined[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
 	}
 	if m.hosts, err = hosts.Restore(cooldownsOf(m.blame), s.Hosts); err != nil {
 		return err

@@ -54,7 +54,7 @@ func (m *Machine) forgetFailures() {
 	for id := range m.failures {
 		if !listed[id.Host] {
 			delete(m.failures, id)
-			delete(m.unjoined, id)
+			delete(m.faults.unjoined, id)
 		}
 	}
 }

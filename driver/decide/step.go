@@ -179,7 +179,7 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) effect {
 	switch w.phase {
 	case starting:
 		m.startsFrom = now
-		delete(m.unjoined, w.slot)
+		delete(m.faults.unjoined, w.slot)
 		m.emit(now, job.WorkerReady, field("host", w.slot.Host), field("slot", w.slot.Index))
 	case training:
 		m.stirred(now, w)

@@ -124,7 +124,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 		if m.base > 0 {
 			m.commits = m.base + 1 // whatever the report says
 		}
-		m.stucks, m.faults = 0, faults{}
+		m.stucks, m.faults.worlds, m.faults.last = 0, 0, 0
 		m.rejoined()
 		m.trains = true
 		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.commits),
@@ -378,10 +378,12 @@ func (m *Machine) noteFailure(err *job.WorkerError) {
 }
 
 // faults are consecutive worlds that failures of the program have ended, without a commit between
-// them: it is likely to fail at the same step for ever.
+// them: it is likely to fail at the same step for ever. So it is before it joins.
 type faults struct {
 	worlds int
 	last   uint64 // the newest of them
+	// unjoined has how many workers of a slot in a row the program has failed before they joined.
+	unjoined map[plan.SlotID]int
 }
 
 // faulty counts a failure of the program, and ends the job where it fails again and again.
@@ -390,37 +392,37 @@ func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 		return
 	}
 	if w.phase == starting {
-		m.unjoined[w.slot]++
+		m.faults.unjoined[w.slot]++
 		m.faultyStarts(now, err)
 	}
 	if w.generation == 0 || w.generation != m.world.Generation || m.faults.last == w.generation {
 		return
 	}
-	m.faults = faults{m.faults.worlds + 1, w.generation}
+	m.faults.worlds, m.faults.last = m.faults.worlds+1, w.generation
 	if limit := m.blame.FailureLimit; limit > 0 && m.faults.worlds >= limit {
 		m.decide(now, fmt.Errorf("driver: in %d worlds in a row the program has failed after commit %d, without a commit between them "+
 			"(--failure-limit); the last time %s", m.faults.worlds, m.commits, err.What()))
 	}
 }
 
-// faultyStarts ends a job that waits for workers where the slots in which the program has not failed
-// again and again before it joined are too few.
+// faultyStarts ends a job that waits for workers where too few slots are left in which the program
+// has not failed again and again before it joined.
 func (m *Machine) faultyStarts(now time.Time, err *job.WorkerError) {
 	limit := m.blame.FailureLimit
-	if limit <= 0 || m.unjoined[err.Slot] < limit || m.shortFrom.IsZero() {
+	if limit <= 0 || m.faults.unjoined[err.Slot] < limit || m.shortFrom.IsZero() {
 		return
 	}
 	good := 0
 	for _, h := range m.hosts.Listed() {
 		for i := range h.Slots {
-			if m.unjoined[plan.SlotID{Host: h.Name, Index: i}] < limit {
+			if m.faults.unjoined[plan.SlotID{Host: h.Name, Index: i}] < limit {
 				good++
 			}
 		}
 	}
 	if good < m.size.Min {
 		m.decide(now, fmt.Errorf("driver: in slot %s the program has failed %d times in a row before it joined (--failure-limit), and %d workers "+
-			"are needed, and %d other slots are left; the last time %s", err.Slot, m.unjoined[err.Slot], m.size.Min, good, err.What()))
+			"are needed, and %d other slots are left; the last time %s", err.Slot, m.faults.unjoined[err.Slot], m.size.Min, good, err.What()))
 	}
 }
 
