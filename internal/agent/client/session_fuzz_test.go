@@ -55,11 +55,12 @@ func FuzzAgentEvents(f *testing.F) {
 			}
 			said = said[2+n:]
 		}
-		events, _, _ := s.take(w)
-		for i, e := range events {
-			if i > 0 && e.GetNumber() <= events[i-1].GetNumber() {
-				t.Errorf("event %d after %d", e.GetNumber(), events[i-1].GetNumber())
+		last := uint64(0)
+		for e, _, _ := s.take(w); e != nil; e, _, _ = s.take(w) {
+			if e.GetNumber() <= last {
+				t.Errorf("event %d after %d", e.GetNumber(), last)
 			}
+			last = e.GetNumber()
 			switch {
 			case e.GetStarted() != nil, e.GetDying() != nil, e.GetOutput().GetStream() == 1, e.GetOutput().GetStream() == 2:
 			case e.GetExited() != nil:

@@ -136,45 +136,40 @@ func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid i
 func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) (over bool, err error) {
 	spec := w.spec
 	for {
-		events, at, lost := s.take(w)
-		for _, e := range events {
-			switch {
-			case e.GetStarted() != nil:
-				if started != nil {
-					started(int(e.GetStarted().GetPid()))
-				}
-				s.goLive(w)
-			case e.GetDying() != nil:
-				if spec.Dying != nil {
-					spec.Dying(e.GetDying().GetWhat(), syscall.Signal(e.GetDying().GetSignal()))
-				}
-			case e.GetOutput() != nil:
-				o := e.GetOutput()
-				out := &spec.Stdout
-				if o.GetStream() != stdoutStream {
-					out = &spec.Stderr
-				}
-				passOn(spec, out, o.GetText(), at)
-				at = s.passed(w, len(o.GetText()))
-			default:
-				s.goLive(w)
-				s.reportEnd(w, e)
-				if !s.a.cfg.Keep { // else Settle settles it
-					s.settle(e)
-				}
-				return true, exitOfEvent(spec, e.GetExited())
-			}
-			s.settle(e)
-		}
+		e, at, lost := s.take(w)
 		switch {
-		case len(events) > 0:
-		case lost != nil:
+		case e == nil && lost != nil:
 			return true, s.lostError(ctx, spec, w, lost)
-		case s.withdraw(ctx, w):
+		case e == nil && s.withdraw(ctx, w):
 			return true, launch.NewStartError(spec, context.Cause(ctx))
-		default:
+		case e == nil:
 			return false, nil
+		case e.GetStarted() != nil:
+			if started != nil {
+				started(int(e.GetStarted().GetPid()))
+			}
+			s.goLive(w)
+		case e.GetDying() != nil:
+			if spec.Dying != nil {
+				spec.Dying(e.GetDying().GetWhat(), syscall.Signal(e.GetDying().GetSignal()))
+			}
+		case e.GetOutput() != nil:
+			o := e.GetOutput()
+			out := &spec.Stdout
+			if o.GetStream() != stdoutStream {
+				out = &spec.Stderr
+			}
+			passOn(spec, out, o.GetText(), at)
+			s.passed(w, len(o.GetText()))
+		default:
+			s.goLive(w)
+			s.reportEnd(w, e)
+			if !s.a.cfg.Keep { // else Settle settles it
+				s.settle(e)
+			}
+			return true, exitOfEvent(spec, e.GetExited())
 		}
+		s.settle(e)
 	}
 }
 
@@ -584,27 +579,28 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	return nil, nil
 }
 
-// take returns what has come for the worker, how many bytes of output came before, and why nothing
-// more will come.
-func (s *session) take(w *worker) (events []*event, at uint64, lost error) {
+// take removes and returns the first event of the worker's queue, or nil, how many bytes of output
+// came before it, and why nothing more will come. What follows stays in the queue, where goLive finds
+// the worker's end: to pass on output can block for ever.
+func (s *session) take(w *worker) (e *event, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w.known { // the agent has them: they hold the worker's environment
 		w.spec.Env, w.spec.Talk = nil, nil
 	}
-	events = w.queue
-	w.queue = nil
-	return events, w.taken, w.lost
+	if len(w.queue) > 0 {
+		e, w.queue[0] = w.queue[0], nil
+		w.queue = w.queue[1:]
+	}
+	return e, w.taken, w.lost
 }
 
-// passed notes that so many bytes of output more have been passed on, and returns how many that
-// makes.
-func (s *session) passed(w *worker, n int) uint64 {
+// passed notes that n more bytes of output have been passed on.
+func (s *session) passed(w *worker, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.taken += uint64(n)
 	if w.taken-w.sentTaken >= takeEvery {
 		poke(s.wake)
 	}
-	return w.taken
 }

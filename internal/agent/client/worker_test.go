@@ -2,9 +2,11 @@ package client
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sirupsen/logrus"
@@ -84,6 +86,51 @@ func TestNoLineIsLostWithTheDriver(t *testing.T) {
 		}
 	}
 	t.Fatal("it never ended")
+}
+
+// TestEndBehindBlockedOutput: an end is reported while nobody reads the output before it, also where
+// start, output and end came before any of them was handled.
+func TestEndBehindBlockedOutput(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
+	unread, stdout := io.Pipe()
+	ended := make(chan error, 1)
+	spec := &launch.Spec{
+		Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}, Stdout: stdout,
+		Ended: func(err error) { ended <- err },
+	}
+	w, err := newWorker(spec)
+	if err != nil || !s.add(w) {
+		t.Fatal(err)
+	}
+	for i, m := range []*agentpb.FromAgent{
+		{What: &agentpb.FromAgent_Started{Started: &agentpb.Started{Incarnation: "i", Pid: 7}}},
+		{What: &agentpb.FromAgent_Output{Output: &agentpb.Output{Incarnation: "i", Stream: 1, Text: []byte("unread")}}},
+		{What: &agentpb.FromAgent_Exited{Exited: &agentpb.Exited{Incarnation: "i", Signal: 9}}},
+	} {
+		m.Number = uint64(i + 1)
+		if _, err := s.hear(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	handled := make(chan error)
+	go func() {
+		over, err := s.handle(t.Context(), w, func(int) {})
+		if !over {
+			err = fmt.Errorf("the worker is not over: %w", err)
+		}
+		handled <- err
+	}()
+	for _, end := range []func() error{
+		func() error { return <-ended },
+		func() error { unread.Close(); return <-handled },
+	} {
+		exit, ok := errors.AsType[*launch.ExitError](end())
+		if !ok || exit.Signal != syscall.SIGKILL {
+			t.Errorf("%v", exit)
+		}
+	}
 }
 
 // An agent that does not know looks is not asked for one.
