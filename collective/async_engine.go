@@ -15,6 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 	"github.com/hvdrun/hvdrun/internal/kernel"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // The engine does the asynchronous operations of a group on one rank, in cycles that all ranks go
@@ -340,7 +341,8 @@ func (e *engine) rang() {
 // rest is how long submissions wait at most for one that is waited for: a cycle, or longer where
 // that has mostly come before.
 func (e *engine) rest() time.Duration {
-	return max(e.tuning.cycle, min(e.tuning.cycle<<max(0, e.vain-fewVain), longestRest))
+	rests := retry.Backoff{First: e.tuning.cycle, Most: max(e.tuning.cycle, longestRest)}
+	return rests.After(1 + max(0, e.vain-fewVain))
 }
 
 // wakeBy makes the engine's goroutine look again at some time at the latest. A timer that is set

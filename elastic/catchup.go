@@ -11,6 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // A worker that trains by Steps comes into its first world with the state of the others, whatever
@@ -30,12 +31,14 @@ const (
 )
 
 const (
-	mostTakes  = 5                     // commits taken in a row after which no step was applied
-	takePause  = 20 * time.Millisecond // before another is taken; it doubles
-	busyPause  = 80 * time.Millisecond // longest, while others take theirs
-	samples    = 8                     // chunks that a follower compares in each step
-	sampleStep = 0x9e3779b1            // spreads them over all chunks
+	mostTakes  = 5          // commits taken in a row after which no step was applied
+	busyTakes  = 3          // takes in a row for whose pause a worker waits that waits for its turn
+	samples    = 8          // chunks that a follower compares in each step
+	sampleStep = 0x9e3779b1 // spreads them over all chunks
 )
+
+// takeBackoff is the pause before another commit is taken.
+var takeBackoff = retry.Backoff{First: 20 * time.Millisecond, Most: refetchMost}
 
 var (
 	errOutside = errors.New("elastic: this worker is in no world yet, so that only Step and Commit can be called")
@@ -81,9 +84,9 @@ func (r *runner) catchUp() (arrival, error) {
 	c.ctx, c.cancel = context.WithCancel(r.ctx)
 	c.begin()
 	defer c.end()
-	fruitless, pause := 0, takePause
+	takes, fruitless := 0, 0 // in a row after which no step was applied; those without them that waited for their turn
 	for fruitless < mostTakes || c.answered != nil {
-		fruitless++
+		takes, fruitless = takes+1, fruitless+1
 		if err := c.take(); err != nil {
 			w.log.Debugf("elastic: following no other worker: %v", err)
 			if errors.Is(err, errNobody) && c.answered == nil || errors.Is(err, transfer.ErrOther) {
@@ -91,7 +94,7 @@ func (r *runner) catchUp() (arrival, error) {
 			}
 			if errors.Is(err, transfer.ErrBusy) { // its turn comes
 				c.report()
-				fruitless, pause = 0, min(pause, busyPause)
+				takes, fruitless = min(takes, busyTakes), 0
 			}
 		} else {
 			c.train()
@@ -99,13 +102,12 @@ func (r *runner) catchUp() (arrival, error) {
 				break
 			}
 			if c.applied > 0 {
-				fruitless, pause = 0, takePause
+				takes, fruitless = 1, 0
 			}
 		}
-		if !c.pause(pause) {
+		if !c.pause(takeBackoff.After(takes)) {
 			break
 		}
-		pause = min(2*pause, refetchMost)
 	}
 	if !c.synced { // from now on commits of others are written to the live memory
 		s.steps.restless()

@@ -16,6 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // Checkpoints makes a State write commits to disk, from which another job can continue. It is
@@ -112,6 +113,9 @@ func (c *Checkpoints) keep() int {
 	return c.Keep
 }
 
+// failedBackoff is the least pause after checkpoints that could not be written.
+var failedBackoff = retry.Backoff{First: 2 * time.Second, Most: time.Minute}
+
 // pause returns the minimum time between the beginnings of two checkpoints.
 func (c *Checkpoints) pause() time.Duration {
 	pause := c.Interval
@@ -121,10 +125,7 @@ func (c *Checkpoints) pause() time.Duration {
 	if c.hurry != nil && c.hurry() {
 		pause = 0
 	}
-	if c.failed > 0 {
-		pause = max(pause, min(time.Second<<min(c.failed, 6), time.Minute))
-	}
-	return pause
+	return max(pause, failedBackoff.After(c.failed))
 }
 
 // due reports whether a checkpoint is due. If so it marks it as begun, and the caller must call

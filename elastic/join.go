@@ -21,6 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -31,16 +32,14 @@ var (
 	errAbandoned    = errors.New("the driver has abandoned this world: its workers waited for each other for too long (--stall-timeout), or some have left it")
 )
 
-// patience is the wait for a new world after which it is logged; the interval then doubles.
-const patience = 5 * time.Second
+// patience is the wait for a new world after which it is logged, at first and each further time.
+var patience = retry.Backoff{First: 5 * time.Second}
 
 // Worlds in a row to which a worker cannot connect are freeAttempts until it pauses before the next
-// one, from firstPause to lastPause.
-const (
-	freeAttempts = 3
-	firstPause   = 50 * time.Millisecond
-	lastPause    = time.Second
-)
+// one.
+const freeAttempts = 3
+
+var joinBackoff = retry.Backoff{First: 50 * time.Millisecond, Most: time.Second}
 
 // Init joins the job that started this process and blocks until there is a world that includes this
 // worker, or ctx ends. If the job already has a world, which trains without this worker, Init does
@@ -151,14 +150,8 @@ func pauseBefore(ctx context.Context, failed int) error {
 	if failed < freeAttempts {
 		return ctx.Err()
 	}
-	timer := time.NewTimer(min(firstPause<<min(failed-freeAttempts, 10), lastPause))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	_ = retry.Pause(ctx, joinBackoff.After(failed-freeAttempts+1))
+	return ctx.Err()
 }
 
 // lostBy returns the ranks that an error names as lost.
@@ -199,11 +192,11 @@ func (w *Worker) logWaiting() (stop func()) {
 	began, done := time.Now(), make(chan struct{})
 	var logging sync.WaitGroup
 	logging.Go(func() {
-		for next := patience; ; next *= 2 {
+		for said := 1; ; said++ {
 			select {
 			case <-done:
 				return
-			case <-time.After(next - time.Since(began)):
+			case <-time.After(patience.After(said) - time.Since(began)):
 				w.log.Warnf("waiting for a new world since %v", time.Since(began).Round(time.Second))
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // Limits of waits for NCCL. Variables for tests.
@@ -157,22 +158,19 @@ func (c *communicator) form(begin func() (*nccl.Comm, error)) {
 	c.state.CompareAndSwap(commForming, commReady)
 }
 
-// Pauses between polls of NCCL.
-const (
-	firstNap = 10 * time.Microsecond
-	lastNap  = time.Millisecond
-)
+// naps are the pauses between polls of NCCL.
+var naps = retry.Backoff{First: 10 * time.Microsecond, Most: time.Millisecond}
 
 // poll waits until what has begun in a communicator is done. It is called on its thread.
 func poll(ctx context.Context, comm *nccl.Comm) error {
-	for pause := firstNap; ; pause = min(2*pause, lastNap) {
+	for polls := 1; ; polls++ {
 		if err := comm.Poll(); !errors.Is(err, nccl.ErrInProgress) {
 			return err
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		unix.Nanosleep(&unix.Timespec{Nsec: pause.Nanoseconds()}, nil)
+		unix.Nanosleep(&unix.Timespec{Nsec: naps.After(polls).Nanoseconds()}, nil)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire/discoverypb"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -24,14 +25,14 @@ import (
 const (
 	defaultStartTimeout = 10 * time.Second
 	defaultCallTimeout  = 30 * time.Second
-	// A plugin that has died is started again after minBackoff, which doubles up to maxBackoff
-	// while it dies before it has run for as long as that.
-	minBackoff = 100 * time.Millisecond
-	maxBackoff = 10 * time.Second
 	// lastWords is how long a call that has lost its connection waits to learn how the process has
 	// ended.
 	lastWords = time.Second
 )
+
+// startBackoff is the pause before a plugin that has died is started again. It begins anew after a
+// session of at least its longest pause.
+var startBackoff = retry.Backoff{First: 100 * time.Millisecond, Most: 10 * time.Second}
 
 // Config configures the plugin to run.
 type Config struct {
@@ -77,7 +78,7 @@ type Plugin struct {
 	mu        sync.Mutex
 	closed    bool
 	current   *session
-	backoff   time.Duration // 0: the last session was a good one
+	failures  int // in a row: sessions that ended soon
 	notBefore time.Time
 }
 
@@ -258,12 +259,13 @@ func (p *Plugin) session(ctx context.Context) (*session, error) {
 func (p *Plugin) failed(ran time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ran >= maxBackoff {
-		p.backoff = 0
+	if ran >= startBackoff.Most {
+		p.failures = 0
 	}
-	p.backoff = min(max(minBackoff, 2*p.backoff), maxBackoff)
-	p.notBefore = time.Now().Add(p.backoff)
-	return p.backoff
+	p.failures++
+	pause := startBackoff.After(p.failures)
+	p.notBefore = time.Now().Add(pause)
+	return pause
 }
 
 // fault returns why a call has failed. Ctx is the caller's, call that of the call: where that alone

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -13,8 +14,8 @@ import (
 // A slot that has a worker of another job is no failure of anybody. The job does without it, and
 // tries again: agents so have a queue. Until the first world it waits for --np slots.
 
-// takenPause and mostTakenPause bound the pause before the next try, which doubles.
-const takenPause, mostTakenPause = time.Second, 8 * time.Second
+// takenBackoff is the pause before the next try.
+var takenBackoff = retry.Backoff{First: time.Second, Most: 8 * time.Second}
 
 // takenSlot is a slot that had another job's worker when it was last tried.
 type takenSlot struct {
@@ -36,7 +37,7 @@ func (m *Machine) slotTaken(now time.Time, w *Worker, x job.Exit) {
 		t.run = x.TakenBy
 		m.log(Info, "slot %s is taken by run %s, and is tried again", w.slot, t.run)
 	}
-	t.pause = min(max(2*t.pause, takenPause), mostTakenPause)
+	t.pause = takenBackoff.Next(t.pause)
 	t.until = now.Add(t.pause)
 	if m.world.Generation == 0 {
 		m.started, m.fixed = false, nil

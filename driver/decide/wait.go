@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -102,17 +103,18 @@ func (m *Machine) waitsForWorld(each func(wait)) {
 	m.waitsForStarts(each, starts)
 }
 
-// sayAfter is how long a job waits for slots, or for a start, until its log says that.
-const sayAfter = 5 * time.Second
+// sayAfter is how long a job waits for slots, or for a start, until its log says so, and says so
+// again.
+var sayAfter = retry.Backoff{First: 5 * time.Second}
 
 // sayAgain returns when the log says next what the job waits for since then: each time that the
 // wait is twice as long.
 func (m *Machine) sayAgain(since time.Time) time.Time {
-	after := sayAfter
-	for !since.Add(after).After(m.last) {
-		after *= 2
+	said := 1
+	for !since.Add(sayAfter.After(said)).After(m.last) {
+		said++
 	}
-	return since.Add(after)
+	return since.Add(sayAfter.After(said))
 }
 
 // remindOfShort says what the job waits for.

@@ -14,13 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // cgroupName begins the names of all cgroups that this package makes.
 const cgroupName = "hvdrun-"
 
-// cgroupLook is the longest pause between two looks whether a cgroup is empty.
-const cgroupLook = 10 * time.Millisecond
+// cgroupLooks are the pauses between looks whether a cgroup is empty.
+var cgroupLooks = retry.Backoff{First: time.Millisecond, Most: 10 * time.Millisecond}
 
 // noCgroups: a worker could not be started in a cgroup, so the next ones are not.
 var noCgroups atomic.Bool
@@ -190,8 +192,8 @@ func (g *cgroup) empty() {
 		return
 	}
 	deadline := time.Now().Add(killBound)
-	for pause := time.Millisecond; g.populated() && time.Now().Before(deadline); pause = min(2*pause, cgroupLook) {
-		time.Sleep(pause)
+	for looks := 1; g.populated() && time.Now().Before(deadline); looks++ {
+		time.Sleep(cgroupLooks.After(looks))
 	}
 }
 

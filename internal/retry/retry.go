@@ -1,14 +1,48 @@
-// Package retry pauses between the attempts of a loop, and decides which failures are logged: the
-// first one, each one of another kind, and repetitions less and less often.
+// Package retry pauses between the attempts of a loop, longer after each failure, and decides which
+// failures are logged: the first one, each one of another kind, and repetitions ever less often.
 package retry
 
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
 )
+
+// Backoff is a pause that doubles with each failure in a row. It is a plain value: its user keeps
+// the number of failures, or the last pause.
+type Backoff struct {
+	First time.Duration // the pause after the first failure
+	Most  time.Duration // the longest pause; 0: no bound
+}
+
+// After returns the pause after so many failures in a row: First after one, twice as long after
+// each further one, up to Most, and 0 after none.
+func (b Backoff) After(failures int) (pause time.Duration) {
+	for range failures {
+		next := b.Next(pause)
+		if next == pause {
+			break
+		}
+		pause = next
+	}
+	return pause
+}
+
+// Next returns the pause that follows another: First after 0.
+func (b Backoff) Next(last time.Duration) time.Duration {
+	most := b.Most
+	if most <= 0 {
+		most = math.MaxInt64
+	}
+	if last <= 0 {
+		return min(b.First, most)
+	}
+	last = min(last, most)
+	return last + min(last, most-last) // cannot overflow
+}
 
 // Pause blocks for the time d, or until ctx ends, whose cause it returns then.
 func Pause(ctx context.Context, d time.Duration) error {

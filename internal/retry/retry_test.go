@@ -3,6 +3,7 @@ package retry_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -40,6 +41,36 @@ func TestRow(t *testing.T) {
 		if !row.Failed(begin, c.err(39)) {
 			t.Error("the first of a new row is not told")
 		}
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	for _, c := range []struct {
+		backoff retry.Backoff
+		want    string // after 0 to 6 failures
+	}{
+		{retry.Backoff{First: 5, Most: 40}, "[0s 5ns 10ns 20ns 40ns 40ns 40ns]"},
+		{retry.Backoff{First: 5, Most: 25}, "[0s 5ns 10ns 20ns 25ns 25ns 25ns]"},
+		{retry.Backoff{First: 5, Most: 3}, "[0s 3ns 3ns 3ns 3ns 3ns 3ns]"},
+		{retry.Backoff{First: 5}, "[0s 5ns 10ns 20ns 40ns 80ns 160ns]"},
+		{retry.Backoff{}, "[0s 0s 0s 0s 0s 0s 0s]"},
+	} {
+		var after []time.Duration
+		for failures := range 7 {
+			after = append(after, c.backoff.After(failures))
+		}
+		if got := fmt.Sprint(after); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.backoff, got, c.want)
+		}
+		if last, next := after[3], after[4]; c.backoff.Next(last) != next {
+			t.Errorf("%+v: %v follows %v, want %v", c.backoff, c.backoff.Next(last), last, next)
+		}
+	}
+	if got := (retry.Backoff{First: time.Hour}).After(math.MaxInt); got != math.MaxInt64 {
+		t.Errorf("without a bound, %v", got)
+	}
+	if got := (retry.Backoff{First: time.Hour, Most: 24 * time.Hour}).After(-1); got != 0 {
+		t.Errorf("after no failure, %v", got)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 const (
@@ -46,6 +48,9 @@ func stampOf(info os.FileInfo) stamp {
 	return stamp{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}
 }
 
+// readBackoff is the pause between looks at files that somebody writes.
+var readBackoff = retry.Backoff{First: 5 * time.Millisecond, Most: quiet}
+
 // snapshot is the texts of all files, as they were together.
 type snapshot struct {
 	names, texts []string
@@ -60,7 +65,7 @@ func (c *config) read(ctx context.Context) (listing, error) {
 		since  time.Time
 		start  = time.Now()
 	)
-	for step := 5 * time.Millisecond; ; step = min(2*step, quiet) {
+	for looks := 1; ; looks++ {
 		if ctx.Err() != nil {
 			return listing{}, ended(ctx)
 		}
@@ -80,7 +85,7 @@ func (c *config) read(ctx context.Context) (listing, error) {
 		if time.Since(start) > busyLimit {
 			return listing{}, err
 		}
-		if err := pause(ctx, step); err != nil {
+		if err := pause(ctx, readBackoff.After(looks)); err != nil {
 			return listing{}, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
@@ -168,14 +169,10 @@ func merge(names []string, texts []string, defaultSlots int) ([]plan.Host, error
 
 // pause waits, or returns an error where ctx ends before.
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
+	if retry.Pause(ctx, d) != nil {
 		return ended(ctx)
-	case <-timer.C:
-		return nil
 	}
+	return nil
 }
 
 func ended(ctx context.Context) error { return fmt.Errorf("file: %w", context.Cause(ctx)) }

@@ -14,15 +14,13 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-const (
-	backoffMin = 200 * time.Millisecond
-	// backoffMax and the default timeout of a list are together less than hvdrun waits for an
-	// answer (--discovery-timeout).
-	backoffMax = 10 * time.Second
-)
+// watchBackoff is the pause before another watch. Its longest and the default timeout of a list are
+// together less than hvdrun waits for an answer (--discovery-timeout).
+var watchBackoff = retry.Backoff{First: 200 * time.Millisecond, Most: 10 * time.Second}
 
 // source finds pods. newSource makes one, and Configure must be called before it is asked.
 type source struct {
@@ -147,10 +145,7 @@ func permanent(err error) bool {
 // is random in its upper half, so that not all clients of a server that comes back ask at once. A
 // server may ask for more.
 func backoff(failures int, err error) time.Duration {
-	d := backoffMax
-	if failures < 10 {
-		d = min(backoffMin<<(failures-1), backoffMax)
-	}
+	d := watchBackoff.After(failures)
 	d = d/2 + time.Duration(rand.Int64N(int64(d/2)))
 	var r *refusal
 	if errors.As(err, &r) {

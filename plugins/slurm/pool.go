@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -21,9 +22,10 @@ const (
 	maxSubmits = 16
 	// settled is how long a job runs before its end is no longer taken for a fault of its script.
 	settled = time.Minute
-	// firstPause and longestPause bound the wait after a job that has failed so.
-	firstPause, longestPause = 10 * time.Second, 10 * time.Minute
 )
+
+// submitBackoff is the pause after jobs that have failed so.
+var submitBackoff = retry.Backoff{First: 10 * time.Second, Most: 10 * time.Minute}
 
 // takenAway finds in what scontrol shows of a job that Slurm or a person has ended it.
 var takenAway = regexp.MustCompile(`(?m)^ +JobState=(PREEMPTED|NODE_FAIL|TIMEOUT|DEADLINE|REVOKED|CANCELLED) | PreemptTime=2`)
@@ -380,8 +382,8 @@ func (s *source) blame(ctx context.Context, id string) error {
 
 // fault counts one more that has ended at once, and returns how long nothing is started now.
 func (p *pool) fault() (pause time.Duration) {
-	pause = min(firstPause<<min(p.faults, 10), longestPause)
 	p.faults++
+	pause = submitBackoff.After(p.faults)
 	p.until = time.Now().Add(pause)
 	return pause
 }

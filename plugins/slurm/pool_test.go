@@ -267,7 +267,7 @@ func TestPoolSteps(t *testing.T) {
 
 		p.endStep("a2") // soon after its start
 		p.scale(4, "")
-		<-time.After(firstPause)
+		<-time.After(submitBackoff.First)
 		p.scale(4, "", step("a2"))
 		<-time.After(2 * settled)
 		p.endStep("a1")

@@ -2,6 +2,9 @@ package house
 
 import (
 	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"regexp"
 	"slices"
 	"strings"
@@ -77,4 +80,126 @@ func waitsInLoop(f *ast.FuncDecl) (waits bool) {
 		return true
 	})
 	return waits
+}
+
+// doubles are the functions that may bound what they double, which is not a time.
+var doubles = map[string]string{
+	"elastic/internal/dirtypages/memory.go decide":     "scans for which a chunk rests",
+	"elastic/internal/dirtypages/memory.go decideCalm": "scans for which a chunk rests",
+	"collective/internal/fold/fold.go End":             "leaves below a node of a tree",
+}
+
+// TestOneBackoff: a pause that doubles is a retry.Backoff.
+func TestOneBackoff(t *testing.T) {
+	used := map[string]bool{}
+	for _, s := range sources(t) {
+		if s.test() || under(s.dir(), "internal/retry") {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Body == nil {
+				continue
+			}
+			found := backoffs(f)
+			name := s.path + " " + f.Name.Name
+			if used[name] = used[name] || len(found) > 0; doubles[name] != "" {
+				continue
+			}
+			for _, at := range found {
+				t.Errorf("%s: a pause that doubles: use retry.Backoff, or list %q in doubles", s.where(at), name)
+			}
+		}
+	}
+	for name := range doubles {
+		if !used[name] {
+			t.Errorf("doubles lists %s, which doubles nothing", name)
+		}
+	}
+}
+
+func TestBackoffsAreFound(t *testing.T) {
+	const text = `package p
+func a() { for p := first; ; p = min(2*p, last) { time.Sleep(p) } }
+func b() { for p := first; ; p *= 2 { select { case <-time.After(p): case <-done: } } }
+func c() { for { p <<= 1; retry.Pause(ctx, p) } }
+func d(n int) time.Duration { return min(first<<min(n, 10), last) }
+func e() { w.pause = min(max(first, w.pause*2), last) }
+func f() { for { p += p; time.Sleep(p) } }
+func g() { for { p = p*2; time.Sleep(p) } }
+func h() { for n := 1; n < size; n *= 2 { copy(x, y) } }
+func i() { _ = min(2*second, last); _ = 1 << n }`
+	file, err := parser.ParseFile(token.NewFileSet(), "p.go", text, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := ""
+	for _, d := range file.Decls {
+		if f := d.(*ast.FuncDecl); len(backoffs(f)) > 0 {
+			found += f.Name.Name
+		}
+	}
+	if found != "abcdefg" {
+		t.Errorf("found in %q", found)
+	}
+}
+
+// backoffs returns where a function doubles a pause: where it doubles a value up to a bound, and
+// where a value is doubled in a loop that waits.
+func backoffs(f *ast.FuncDecl) (found []ast.Node) {
+	waits := waitsInLoop(f)
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr: // min(first<<n, last)
+			if name, ok := n.Fun.(*ast.Ident); ok && name.Name == "min" && len(n.Args) == 2 && (shifts(n.Args[0]) || shifts(n.Args[1])) {
+				found = append(found, n)
+			}
+		case *ast.AssignStmt: // p = min(2*p, last); p *= 2
+			if len(n.Lhs) != 1 || len(n.Rhs) != 1 {
+				return true
+			}
+			to, value := types.ExprString(n.Lhs[0]), n.Rhs[0]
+			text := types.ExprString(value)
+			call, ok := value.(*ast.CallExpr)
+			switch {
+			case ok && types.ExprString(call.Fun) == "min" && doublesOf(value, to),
+				waits && (n.Tok == token.MUL_ASSIGN || n.Tok == token.SHL_ASSIGN),
+				waits && n.Tok == token.ADD_ASSIGN && text == to,
+				waits && doublesOf(value, to):
+				found = append(found, n)
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// shifts returns whether an expression shifts a value by a number that varies.
+func shifts(e ast.Expr) bool {
+	b, ok := e.(*ast.BinaryExpr)
+	if !ok || b.Op != token.SHL {
+		return false
+	}
+	_, fixed := b.Y.(*ast.BasicLit)
+	_, one := b.X.(*ast.BasicLit)
+	return !fixed && !one
+}
+
+// doublesOf returns whether an expression has twice the value of another.
+func doublesOf(e ast.Expr, of string) (doubles bool) {
+	ast.Inspect(e, func(n ast.Node) bool {
+		b, ok := n.(*ast.BinaryExpr)
+		if !ok {
+			return true
+		}
+		x, y := types.ExprString(b.X), types.ExprString(b.Y)
+		switch b.Op {
+		case token.MUL:
+			doubles = doubles || x == of && y == "2" || x == "2" && y == of
+		case token.SHL, token.ADD:
+			doubles = doubles || x == of && (y == of || b.Op == token.SHL)
+		}
+		return true
+	})
+	return doubles
 }

@@ -105,7 +105,7 @@ func (h *storeHolder) seeing() bool {
 }
 
 func (h *storeHolder) lose(ctx context.Context, losses int) error {
-	if err := retry.Pause(ctx, rand.N(leastRetreat<<min(losses, mostDoublings))); err != nil {
+	if err := retry.Pause(ctx, rand.N(retreat.After(losses))); err != nil {
 		return err
 	}
 	h.read = time.Time{}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // The defaults of Settings.
@@ -27,16 +29,15 @@ const (
 	backAfter = time.Second
 	// cached is how long what was read of the record is good enough.
 	cached = time.Second
-	// After its change was lost to another node, a node waits for a random time up to leastRetreat,
-	// doubled with each further loss, mostDoublings times at most.
-	leastRetreat  = time.Millisecond
-	mostDoublings = 9
 	// lingerPerNode bounds, for each node of a run, how long a node waits after a change.
 	lingerPerNode = 3 * time.Millisecond
 	// leastJitter and mostJitter bound the random pause before the first join of a run.
 	leastJitter = 10 * time.Millisecond
 	mostJitter  = 300 * time.Millisecond
 )
+
+// retreat bounds the random time for which a node waits after its change was lost to another node.
+var retreat = retry.Backoff{First: 2 * time.Millisecond, Most: 512 * time.Millisecond}
 
 // Settings are the same for all nodes of a run.
 type Settings struct {

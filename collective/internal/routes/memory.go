@@ -5,14 +5,12 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-const (
-	// penance is how long a route that broke is used only where there is no other; it doubles with
-	// each further break, up to maxPenance.
-	penance    = time.Minute
-	maxPenance = time.Hour
-)
+// penance is how long a route that broke is used only if no other is sound.
+var penance = retry.Backoff{First: time.Minute, Most: time.Hour}
 
 // Memory is what is known of the routes to other hosts, over all generations. The zero value knows
 // nothing. Any goroutine may call its methods.
@@ -38,7 +36,7 @@ type breakage struct {
 
 // until is when the route may be tried again.
 func (b breakage) until() time.Time {
-	return b.at.Add(min(penance<<min(max(b.times, 1)-1, 10), maxPenance))
+	return b.at.Add(penance.After(max(b.times, 1)))
 }
 
 // Choice is the routes to a host that are to be used, the best first.
@@ -135,7 +133,7 @@ func (m *Memory) Break(now time.Time, host string, addr netip.Addr) {
 	if k.isBroken(addr) && now.Sub(b.at) < time.Second {
 		return // several connections have told of one break
 	}
-	if now.Sub(b.until()) > maxPenance {
+	if now.Sub(b.until()) > penance.Most {
 		b.times = 0
 	}
 	k.broken[addr] = breakage{at: now, times: b.times + 1}

@@ -128,28 +128,28 @@ func TestMemory(t *testing.T) {
 	if _, ok := m.Spare("b", slow.Addr); ok {
 		t.Error("a broken one is no spare")
 	}
-	if m.Stale(now.Add(penance-1), "b", both) || !m.Stale(now.Add(penance), "b", both) {
+	if m.Stale(now.Add(penance.First-1), "b", both) || !m.Stale(now.Add(penance.First), "b", both) {
 		t.Error("a route that broke is to be measured anew after its penance")
 	}
-	now = now.Add(penance)
+	now = now.Add(penance.First)
 	expect("after its penance, not measured yet", both, "eth2 eth1", true)
 	m.Learn(now, "b", both, []Route{slow})
-	if m.Stale(now.Add(penance-1), "b", both) {
+	if m.Stale(now.Add(penance.First-1), "b", both) {
 		t.Error("a route that is still broken is tried again at once")
 	}
-	now = now.Add(penance)
+	now = now.Add(penance.First)
 	m.Learn(now, "b", both, []Route{slow, fast})
 	expect("found to work", both, "eth1 eth2", true)
 	m.Break(now, "b", fast.Addr)
-	now = now.Add(penance)
+	now = now.Add(penance.First)
 	m.Learn(now, "b", both, []Route{slow, fast})
 	expect("it broke again: twice as long", both, "eth2 eth1", true)
 	m.Break(now, "b", slow.Addr)
 	expect("all have broken", both, "eth1 eth2", true)
-	now = now.Add(5 * maxPenance)
+	now = now.Add(5 * penance.Most)
 	m.Learn(now, "b", both, []Route{slow, fast})
 	m.Break(now, "b", fast.Addr)
-	now = now.Add(penance)
+	now = now.Add(penance.First)
 	m.Learn(now, "b", both, []Route{slow, fast})
 	expect("a break long ago does not count", both, "eth1 eth2", true)
 	m.Learn(now, "b", append(both[:2:2], way(3, 0, 0).Addr), []Route{slow})

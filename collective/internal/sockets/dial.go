@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // dialChannel dials one connection to a peer, and where the data channel is to have one on each of
@@ -85,7 +86,6 @@ func retryable(err error, attempt int) bool {
 // where the peer is of this host, nor while other connections of the group come, of which lacking
 // tells how many do not: then this host is slow.
 func (e *Endpoint) dial(ctx context.Context, w way, key identity.DataKey, h identity.Hello, lacking func() int) (*conn, error) {
-	pause := firstBackoff
 	for attempt := 1; ; attempt++ {
 		before, began := lacking(), time.Now()
 		c, err := e.dialAll(ctx, w, key, h)
@@ -96,14 +96,9 @@ func (e *Endpoint) dial(ctx context.Context, w way, key identity.DataKey, h iden
 		if err == nil || ctx.Err() != nil || !slow && !retryable(err, attempt) {
 			return c, err
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if retry.Pause(ctx, dialBackoff.After(attempt)) != nil {
 			return nil, ctx.Err()
-		case <-timer.C:
 		}
-		pause = min(2*pause, lastBackoff)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 const (
@@ -31,9 +32,10 @@ const (
 	localStagger  = time.Second            // between two addresses of a peer of this host: all lead there
 	dialAttempts  = 24                     // where a connection breaks while it is being proven
 	heldFor       = time.Second            // after which a connection that breaks was held by a peer that is behind
-	firstBackoff  = 5 * time.Millisecond
-	lastBackoff   = 250 * time.Millisecond
 )
+
+// dialBackoff is the pause before another attempt at a peer.
+var dialBackoff = retry.Backoff{First: 5 * time.Millisecond, Most: 250 * time.Millisecond}
 
 // keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where
 // nothing waits to be acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also

@@ -162,7 +162,7 @@ func (a *Agents) awaitFound(ctx context.Context, host string) {
 	a.mu.Lock()
 	started := a.jobs[host] != nil
 	a.mu.Unlock()
-	for begun := time.Now(); !started && time.Since(begun) < findNew && ctx.Err() == nil; pauseFor(ctx, findEvery) {
+	for begun := time.Now(); !started && time.Since(begun) < findNew && ctx.Err() == nil; _ = retry.Pause(ctx, findEvery) {
 		if _, ok := a.cfg.Find(host); ok {
 			return
 		}

@@ -19,10 +19,10 @@ const (
 	firstContact = time.Minute
 	// reachTimeout bounds the search for an address at which a job agent is reached.
 	reachTimeout = 10 * time.Second
-	// firstPause and mostPause are the pauses before another try to start a job agent.
-	firstPause = 250 * time.Millisecond
-	mostPause  = 4 * time.Second
 )
+
+// startBackoff is the pause before another try to start a job agent.
+var startBackoff = retry.Backoff{First: 250 * time.Millisecond, Most: 4 * time.Second}
 
 // jobAgent is the agent of one job on one host.
 type jobAgent struct {
@@ -64,7 +64,7 @@ func (j *jobAgent) awaitEnd() {
 
 // awaitOrphan does the same for a process that was another's child.
 func (j *jobAgent) awaitOrphan() {
-	for late := time.Now().Add(endPatience); j.there() == nil; pauseFor(context.Background(), 2*time.Millisecond) {
+	for late := time.Now().Add(endPatience); j.there() == nil; _ = retry.Pause(context.Background(), 2*time.Millisecond) {
 		if time.Now().After(late) {
 			j.ready.kill()
 			return
@@ -118,16 +118,16 @@ func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAge
 // host may take a connection soon.
 func (a *Agents) startAgent(j *jobAgent) {
 	begun := time.Now()
-	for pause := firstPause; ; pause = min(2*pause, mostPause) {
+	for tries := 1; ; tries++ {
 		a.tryAgent(j)
 		left := a.cfg.Patience - time.Since(begun)
 		if j.err == nil || !passes(j.err, a.cfg.Await) || left <= 0 {
 			break
 		}
-		if pause == firstPause {
+		if tries == 1 {
 			a.cfg.Log.Warnf("%v; it is tried again for %v", j.err, a.cfg.Patience)
 		}
-		if retry.Pause(a.open, min(pause, left)) != nil {
+		if retry.Pause(a.open, min(startBackoff.After(tries), left)) != nil {
 			break
 		}
 	}

@@ -219,7 +219,7 @@ func (s *session) serve(ctx context.Context) {
 			return
 		}
 		s.tellOf(reason, &failures, !s.heardAt().Equal(before))
-		pauseFor(ctx, s.beat/5)
+		_ = retry.Pause(ctx, s.beat/5)
 	}
 }
 
@@ -259,23 +259,14 @@ func (s *session) fence(ctx context.Context) {
 	s.end = fenced
 	s.mu.Unlock()
 	given := time.Now()
-	for pause := s.a.cfg.Lease / 10; ctx.Err() == nil && s.there() == nil && time.Since(given) < s.a.cfg.Orphan; {
+	backoff := retry.Backoff{First: s.a.cfg.Lease / 10, Most: 5 * time.Second}
+	for tries := 1; ctx.Err() == nil && s.there() == nil && time.Since(given) < s.a.cfg.Orphan; tries++ {
 		err := s.stream(ctx)
 		if _, over := s.hopeless(err); over || err == nil {
 			s.log.Infof("agent: the agent knows that it was given up")
 			return
 		}
-		pauseFor(ctx, pause)
-		pause = min(2*pause, 5*time.Second)
-	}
-}
-
-func pauseFor(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+		_ = retry.Pause(ctx, backoff.After(tries))
 	}
 }
 
@@ -403,8 +394,8 @@ func (s *session) attachLimit() time.Duration {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	limit := min(attachTimeout<<min(s.tries, 4), s.a.cfg.Lease)
 	s.tries++
+	limit := retry.Backoff{First: attachTimeout, Most: min(16*attachTimeout, s.a.cfg.Lease)}.After(s.tries)
 	if left := s.a.cfg.Lease - time.Since(s.contact); left > 0 {
 		limit = min(limit, left)
 	}

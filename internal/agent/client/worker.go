@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
@@ -79,7 +80,7 @@ func (a *Agents) Run(ctx context.Context, s *launch.Spec, started func(pid int))
 		session, err := a.session(finding, s.Slot.Host, s.Resumed)
 		switch {
 		case s.Resumed && errors.Is(err, errNoAgent) && a.mayBeFound(begun):
-			pauseFor(finding, findEvery)
+			_ = retry.Pause(finding, findEvery)
 			continue
 		case err != nil && s.Resumed:
 			return &LostError{Host: s.Slot.Host, Err: err}

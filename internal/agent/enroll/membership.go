@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/enrollpb"
@@ -30,12 +31,16 @@ const (
 	refreshTimeout = 5 * time.Second
 	// leastPause and mostPause bound the pause that a server may ask for.
 	leastPause, mostPause = 50 * time.Millisecond, time.Hour
-	// firstRetry is the pause after the first question that failed; it doubles.
-	firstRetry = time.Second
 
 	credentialsFile = "agent.pem"
 	ringFile        = "gossip.json"
 	maxFile         = 64 << 10
+)
+
+// The pauses after questions that failed: before the agent has a certificate, and later.
+var (
+	enrollBackoff = retry.Backoff{First: time.Second, Most: DefaultPause}
+	renewBackoff  = retry.Backoff{First: time.Second, Most: mostPause}
 )
 
 // Config configures the enrollment of an agent.
@@ -166,7 +171,7 @@ func (m *Membership) enroll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for retry := firstRetry; ; retry = min(2*retry, DefaultPause) {
+	for tries := 1; ; tries++ {
 		reply, err := ask(ctx, m.cfg.Addr, tlsConf, &enrollpb.EnrollRequest{Host: m.cfg.Host, Request: request})
 		if err == nil {
 			if m.creds, err = identity.Assemble(key, reply.GetCertificate(), reply.GetAuthority()); err != nil {
@@ -180,11 +185,9 @@ func (m *Membership) enroll(ctx context.Context) error {
 		if errors.Is(err, errRefused) {
 			return err
 		}
-		m.cfg.Log.Warnf("%v; trying again in %v", err, retry)
-		select {
-		case <-ctx.Done():
-		case <-time.After(retry):
-		}
+		pause := enrollBackoff.After(tries)
+		m.cfg.Log.Warnf("%v; trying again in %v", err, pause)
+		_ = retry.Pause(ctx, pause)
 	}
 }
 
@@ -265,7 +268,7 @@ func (m *Membership) refresh(ctx context.Context, used map[string]uint32, now ti
 // life. It blocks until ctx ends.
 func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, use func(keys [][]byte) error) {
 	var warned time.Time
-	retry := firstRetry
+	failures := 0
 	for ctx.Err() == nil {
 		pause := m.pause
 		changed, err := m.refresh(ctx, used(), time.Now())
@@ -274,12 +277,13 @@ func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, 
 		}
 		switch {
 		case err != nil && ctx.Err() == nil:
-			pause, retry = min(retry, max(m.pause, firstRetry)), 2*min(retry, mostPause)
+			failures++
+			pause = min(renewBackoff.After(failures), max(m.pause, renewBackoff.First))
 			warned = m.complain(err, warned, time.Now())
 		case changed:
 			pause = 0 // the registrar waits to hear that the keys are used
 		default:
-			retry = firstRetry
+			failures = 0
 		}
 		select {
 		case <-ctx.Done():

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -312,10 +313,7 @@ func (h *Table) NextReturn() (time.Time, bool) {
 // exclude starts an exclusion of a slot or host that is not excluded.
 func (h *Table) exclude(r *penalty, now time.Time) {
 	r.doublings = h.doublings(r, now)
-	delay := h.cfg.CooldownMin
-	for range r.doublings {
-		delay += min(delay, h.cfg.CooldownMax-delay) // cannot overflow
-	}
+	delay := retry.Backoff{First: h.cfg.CooldownMin, Most: h.cfg.CooldownMax}.After(r.doublings + 1)
 	if delay < h.cfg.CooldownMax {
 		r.doublings++ // not beyond CooldownMax, or the record would decay too slowly
 	}
