@@ -98,7 +98,7 @@ func (m *Machine) waitsForWorld(each func(wait)) {
 		each(wait{kind: forReset, until: since.Add(m.remindAfter())})
 	}
 	if limits && m.shortFrom.IsZero() {
-		each(wait{kind: forLateStart, until: m.sayAgain(m.startsFrom)})
+		each(wait{kind: forLateStart, until: m.sayAgain(m.unjoinedFrom())})
 	}
 	m.waitsForStarts(each, starts)
 }
@@ -129,8 +129,24 @@ func (m *Machine) remindOfShort(now time.Time) {
 
 // remindOfStarts says which workers have not joined since they were started.
 func (m *Machine) remindOfStarts(now time.Time) {
-	m.log(Info, "after %v the job still waits for %s; up to %v (--start-timeout)",
-		now.Sub(m.startsFrom).Round(time.Second), m.waitWords(now, forJoin), m.wait.Start)
+	from := ""
+	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.phase == starting && w.since.After(w.begun) }) {
+		from = " after its start or its last report that it prepares"
+	}
+	m.log(Info, "after %v the job still waits for %s; up to %v (--start-timeout)%s",
+		now.Sub(m.unjoinedFrom()).Round(time.Second), m.waitWords(now, forJoin), m.wait.Start, from)
+}
+
+// unjoinedFrom returns since when the log counts the wait for starting workers. Neither reports
+// that they prepare nor the joins of others hide a worker that does not join.
+func (m *Machine) unjoinedFrom() time.Time {
+	from := m.startsFrom
+	for _, w := range m.workers {
+		if w.phase == starting && w.begun.Before(from) {
+			from = w.begun
+		}
+	}
+	return from
 }
 
 // lateFrom returns since when members have to join the next world or leave this one, or zero.
