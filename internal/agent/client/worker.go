@@ -581,8 +581,8 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 }
 
 // take removes and returns the first event of the worker's queue, or nil, how many bytes of output
-// came before it, and why nothing more will come. What follows stays in the queue, where goLive finds
-// the worker's end: to pass on output can block for ever.
+// came before it, and why nothing more will come. Later events stay in the queue, where goLive
+// finds the worker's end, because passing on output can block for ever.
 func (s *session) take(w *worker) (e *event, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -88,7 +88,7 @@ func TestNoLineIsLostWithTheDriver(t *testing.T) {
 	t.Fatal("it never ended")
 }
 
-// TestEndBehindBlockedOutput: an end is reported while nobody reads the output before it, also where
+// TestEndBehindBlockedOutput: an end is reported while nobody reads the output before it, even if
 // start, output and end came before any of them was handled.
 func TestEndBehindBlockedOutput(t *testing.T) {
 	log := logrus.New()
