@@ -30,15 +30,9 @@ var refused = []struct{ of, flags, advice string }{
 	{mpirun, "allow-run-as-root", "root may run jobs; leave it out"},
 	{mpirun, "mca pmca prtemca gmca", "no MPI is used; --network-interfaces and --listen choose the network"},
 	{mpirun, "wd wdir", "workers have the working directory of hvdrun: cd there first, or dir in the job's file"},
-	{mpirun, "tag-output prepend-rank l", "each line bears its rank anyway; leave it out"},
+	{mpirun, "tag-output", "each line bears its rank anyway; leave it out"},
 	{mpirun, "npernode ppn N npersocket", "the slots of a host: -H a:4,b:4, or --slots-per-host"},
 	{mpirun, "machinefile f hosts-file default-hostfile", "use --hostfile"},
-	{mpirun, "iface", "use --network-interfaces"},
-	{mpirun, "timestamp-output", "use --prefix-output-with-timestamp"},
-	{mpirun, "display-map display-allocation", "`hvdrun discover` lists the hosts, and `hvdrun status` the workers"},
-	{mpirun, "enable-recovery max-restarts-per-job", "give --min-np: then the others train on when a worker fails"},
-	{mpirun, "launcher rsh plm-rsh-agent launch-agent", "hosts are reached by ssh; --ssh-command names another program, and --gossip-join finds agents"},
-	{mpirun, "prefix path", "a worker's program is found by PATH; env in the job's file sets it"},
 	{torchrun, "nproc-per-node nproc_per_node nnodes node-rank node_rank rdzv-* rdzv_* max-restarts max_restarts standalone master-addr master_addr master-port master_port monitor-interval monitor_interval local-addr local_addr",
 		"`hvdrun torchrun` takes torchrun's command line"},
 	{torchrun, "no-python no_python module", "a command is any program: write python3 -m MODULE, or use `hvdrun torchrun`"},
@@ -47,25 +41,6 @@ var refused = []struct{ of, flags, advice string }{
 		"hosts are named by -H or a source of hosts, and hvdrun starts the workers on all of them"},
 	{accelerate, "mixed-precision mixed_precision multi-gpu multi_gpu use-fsdp use_fsdp use-deepspeed use_deepspeed dynamo-backend dynamo_backend gpu-ids gpu_ids",
 		"it is for the program: write hvdrun -np 4 accelerate launch …, or give it to Accelerator()"},
-	{accelerate, "cpu use-cpu use_cpu debug config_file num-cpu-threads-per-process num_cpu_threads_per_process deepspeed_config_file fsdp_* fp8_*",
-		"it is for the program: write hvdrun -np 4 accelerate launch …, or give it to Accelerator()"},
-	{srun, "ntasks", "use -np"},
-	{srun, "nodes ntasks-per-node ntasks-per-gpu gres gpus gpus-per-node gpus-per-task cpus-per-task mem mem-per-cpu time partition account qos constraint nodelist exclusive",
-		"within a job of Slurm --slurm uses its nodes; --slurm-args has options for more of them"},
-	{srun, "overlap cpu-bind", "hvdrun starts its workers itself; leave it out"},
-	{srun, "label", "each line bears its rank anyway; leave it out"},
-	{srun, "kill-on-bad-exit wait", "without --min-np the first failure ends the job; with it the others train on; --finish-timeout bounds the wait for the others at the end"},
-	{srun, "export", "the variables of hvdrun's environment are passed on by themselves: write A=1 before hvdrun, or env in the job's file"},
-	{srun, "output error", "use --output-filename"},
-	{srun, "input", "workers have no input: read a file"},
-	{srun, "chdir", "workers have the working directory of hvdrun: cd there first, or dir in the job's file"},
-	{srun, "job-name", "use --name"},
-	{deepspeed, "num-gpus num_gpus num-nodes num_nodes", "use -np, and -H a:4,b:4 for several hosts"},
-	{deepspeed, "include exclude", "the hosts and slots: -H a:4,b:4; GPUs of a host by CUDA_VISIBLE_DEVICES and --bind-gpus"},
-	{deepspeed, "elastic_training min_elastic_nodes max_elastic_nodes", "use --min-np and --max-np"},
-	{deepspeed, "deepspeed deepspeed_config", "it is for the program: write it after the command"},
-	{deepspeed, "save_pid enable_each_rank_log bind_cores_to_rank bind_core_list no_ssh no_ssh_check force_multi no_local_rank",
-		"leave it out; `hvdrun help flags` lists what there is"},
 }
 
 // The launchers whose flags are answered.
@@ -74,8 +49,6 @@ const (
 	mpirun     = "mpirun"
 	torchrun   = "torchrun"
 	accelerate = "accelerate launch"
-	srun       = "srun"
-	deepspeed  = "deepspeed"
 )
 
 // advice says of which launcher the flag of that name is, and what to do instead of giving it;
