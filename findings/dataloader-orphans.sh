@@ -1,0 +1,26 @@
+#!/bin/bash
+# Python 3.14.8, PyTorch 2.14.1: the DataLoader workers of a trainer that is killed never end. They are children of Python's fork
+# server, and look whether their parent's id changes, which is that of the fork server. Guess: they end within five seconds, as with
+# the start method fork, which Python 3.13 had as its default on Linux.
+. "$(dirname "$0")/debian.bash"
+packages python3 python3-torch
+cat > t.py <<'PY'
+import os, sys, time, torch.utils.data as data
+class Numbers(data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i): return i
+if __name__ == "__main__":
+    batches = iter(data.DataLoader(Numbers(), batch_size=1, num_workers=2, multiprocessing_context=sys.argv[1] if len(sys.argv) > 1 else None))
+    next(batches)
+    print(os.getpid(), *[w.pid for w in batches._workers], flush=True)
+    time.sleep(600)
+PY
+try() {
+  sid python3 -W ignore t.py $1 > said 2> err & until [ -s said ] || ! kill -0 $!; do sleep 0.2; done
+  [ -s said ] || { tail -3 err; exit 2; }
+  read trainer workers < said; kill -9 $trainer; sleep 20
+  left=0; for w in $workers; do grep -qs t.py /proc/$w/cmdline /proc/$w/environ || [ -e /proc/$w ] && grep -qs '^State:.[^Z]' /proc/$w/status && { left=$((left + 1)); kill -9 $w 2> /dev/null || :; }; done
+  echo "${1:-the default}: $left of 2 workers are there 20 s after their trainer was killed"
+}
+try | tee out; try fork | tee out2
+grep -q '^the default: 2' out && grep -q '^fork: 0' out2
