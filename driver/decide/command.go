@@ -193,7 +193,6 @@ func (m *Machine) readmit(now time.Time, c job.Command) (string, error) {
 	for id := range m.failures {
 		if covers(c, id) {
 			delete(m.failures, id)
-			delete(m.faults.unjoined, id)
 		}
 	}
 	for _, x := range ended {

@@ -57,14 +57,14 @@ type fleet struct {
 
 // history lasts as long as the job.
 type history struct {
-	seq        uint64               // of the last notification
-	started    bool                 // workers have been started for the first time
-	joined     time.Time            // when the first worker of the job joined
-	startsFrom time.Time            // last join of a starting worker, or start of the first of them
-	ran        map[plan.SlotID]bool // slots in which a worker has run and must not be started again
-	failures   map[plan.SlotID]int  // number of failed workers per slot of listed hosts
-	progress   bool                 // some worker has committed
-	stucks     int                  // consecutive worlds given up because all ranks waited, with no commit in between
+	seq        uint64                       // of the last notification
+	started    bool                         // workers have been started for the first time
+	joined     time.Time                    // when the first worker of the job joined
+	startsFrom time.Time                    // last join of a starting worker, or start of the first of them
+	ran        map[plan.SlotID]bool         // slots in which a worker has run and must not be started again
+	failures   map[plan.SlotID]slotFailures // of slots of listed hosts
+	progress   bool                         // some worker has committed
+	stucks     int                          // consecutive worlds given up because all ranks waited, with no commit in between
 	partings   partings
 	faults     faults
 	taken      []takenSlot
@@ -152,7 +152,7 @@ func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 			hosts: hosts.New(cooldownsOf(cfg.Blame)),
 			byID:  make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
 		},
-		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int), faults: faults{unjoined: make(map[plan.SlotID]int)}, resetsBy: make(map[job.Cause]int)},
+		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]slotFailures), resetsBy: make(map[job.Cause]int)},
 		newID:   newID,
 	}
 }

@@ -92,7 +92,7 @@ func (m *Machine) newcomers(now time.Time) bool {
 		switch {
 		case !w.wanted || w.live() && w.phase != starting:
 		case m.size.Elastic && w.phase == starting && m.overdue(now, w):
-		case w.phase != starting, patient, m.failures[w.slot] == 0: // its own deadline bounds this wait
+		case w.phase != starting, patient, m.failures[w.slot].all == 0: // its own deadline bounds this wait
 			return true
 		}
 	}

@@ -57,10 +57,9 @@ type savedHistory struct {
 }
 
 type savedFaults struct {
-	Faults   int          `json:"faults,omitempty"`
-	FaultOf  uint64       `json:"fault_of,omitempty"`
-	Taken    []savedTaken `json:"taken,omitempty"`
-	Unjoined []savedSlot  `json:"unjoined,omitempty"`
+	Faults  int          `json:"faults,omitempty"`
+	FaultOf uint64       `json:"fault_of,omitempty"`
+	Taken   []savedTaken `json:"taken,omitempty"`
 }
 
 type savedTaken struct {
@@ -185,11 +184,12 @@ type (
 		From int    `json:"from,omitempty"`
 		N    int    `json:"n"`
 	}
-	// savedSlot is a slot and a count.
+	// savedSlot is a slot, and its failures.
 	savedSlot struct {
-		Host string `json:"host"`
-		Slot int    `json:"slot,omitempty"`
-		N    int    `json:"n,omitempty"`
+		Host     string `json:"host"`
+		Slot     int    `json:"slot,omitempty"`
+		N        int    `json:"n,omitempty"`
+		Unjoined int    `json:"unjoined,omitempty"`
 	}
 	savedUnwritten struct {
 		Worker  string `json:"worker"`
@@ -265,13 +265,10 @@ func (m *Machine) save() snapshot {
 	for id := range m.ran {
 		s.Ran = append(s.Ran, savedSlot{Host: id.Host, Slot: id.Index})
 	}
-	for id, n := range m.failures {
-		s.Failures = append(s.Failures, savedSlot{id.Host, id.Index, n})
+	for id, f := range m.failures {
+		s.Failures = append(s.Failures, savedSlot{id.Host, id.Index, f.all, f.unjoined})
 	}
-	for id, n := range m.faults.unjoined {
-		s.Unjoined = append(s.Unjoined, savedSlot{id.Host, id.Index, n})
-	}
-	for _, slots := range [][]savedSlot{s.Ran, s.Failures, s.Unjoined} {
+	for _, slots := range [][]savedSlot{s.Ran, s.Failures} {
 		slices.SortFunc(slots, func(a, b savedSlot) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Slot, b.Slot)) })
 	}
 	return s
@@ -288,7 +285,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	m.stucks, m.resets, m.resetsAt, m.wrote, m.term = s.Stucks, s.Resets, s.ResetsAt, s.Wrote, s.Term
 	maps.Copy(m.resetsBy, s.ResetsBy)
 	m.ledger = s.Ledger.Load()
-	m.partings, m.faults.worlds, m.faults.last = partings{s.Partings, s.PartFrom}, s.Faults, s.FaultOf
+	m.partings, m.faults = partings{s.Partings, s.PartFrom}, faults{s.Faults, s.FaultOf}
 	m.generation = generation{
 		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,
 		entry: s.Entry.load(), trains: s.Trains, jam: s.Jam,
@@ -312,10 +309,7 @@ func (m *Machine) load(s snapshot) (err error) {
 		m.ran[plan.SlotID{Host: x.Host, Index: x.Slot}] = true
 	}
 	for _, x := range s.Failures {
-		m.failures[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
-	}
-	for _, x := range s.Unjoined {
-		m.faults.unjoined[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
+		m.failures[plan.SlotID{Host: x.Host, Index: x.Slot}] = slotFailures{x.N, x.Unjoined}
 	}
 	if m.hosts, err = hosts.Restore(cooldownsOf(m.blame), s.Hosts); err != nil {
 		return err

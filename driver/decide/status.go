@@ -54,7 +54,6 @@ func (m *Machine) forgetFailures() {
 	for id := range m.failures {
 		if !listed[id.Host] {
 			delete(m.failures, id)
-			delete(m.faults.unjoined, id)
 		}
 	}
 }
@@ -125,7 +124,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 }
 
 func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Beats) job.Slot {
-	s := job.Slot{Slot: id.Index, State: job.SlotFree, Failures: m.failures[id]}
+	s := job.Slot{Slot: id.Index, State: job.SlotFree, Failures: m.failures[id].all}
 	until := func(t time.Time) {
 		if !t.IsZero() {
 			s.Until = new(t.UTC())

@@ -179,7 +179,10 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) effect {
 	switch w.phase {
 	case starting:
 		m.startsFrom = now
-		delete(m.faults.unjoined, w.slot)
+		if f, ok := m.failures[w.slot]; ok {
+			f.unjoined = 0
+			m.failures[w.slot] = f
+		}
 		m.emit(now, job.WorkerReady, field("host", w.slot.Host), field("slot", w.slot.Index))
 	case training:
 		m.stirred(now, w)

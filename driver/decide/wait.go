@@ -110,11 +110,11 @@ var sayAfter = retry.Backoff{First: 5 * time.Second}
 // sayAgain returns when the log says next what the job waits for since then: each time that the
 // wait is twice as long.
 func (m *Machine) sayAgain(since time.Time) time.Time {
-	said := 1
-	for !since.Add(sayAfter.After(said)).After(m.last) {
-		said++
+	after := sayAfter.First
+	for !since.Add(after).After(m.last) {
+		after = sayAfter.Next(after)
 	}
-	return since.Add(sayAfter.After(said))
+	return since.Add(after)
 }
 
 // remindOfShort says what the job waits for.

@@ -124,7 +124,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 		if m.base > 0 {
 			m.commits = m.base + 1 // whatever the report says
 		}
-		m.stucks, m.faults.worlds, m.faults.last = 0, 0, 0
+		m.stucks, m.faults = 0, faults{}
 		m.rejoined()
 		m.trains = true
 		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.commits),
@@ -299,7 +299,9 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 		m.failedLate(w, err)
 		return
 	}
-	m.failures[w.slot]++
+	f := m.failures[w.slot]
+	f.all++
+	m.failures[w.slot] = f
 	m.startFailed = m.startFailed || w.generation == 0
 	m.noteFailure(err)
 	if !m.size.Elastic {
@@ -378,12 +380,16 @@ func (m *Machine) noteFailure(err *job.WorkerError) {
 }
 
 // faults are consecutive worlds that failures of the program have ended, without a commit between
-// them: it is likely to fail at the same step for ever. So it is before it joins.
+// them: it is likely to fail at the same step for ever.
 type faults struct {
 	worlds int
 	last   uint64 // the newest of them
-	// unjoined has how many workers of a slot in a row the program has failed before they joined.
-	unjoined map[plan.SlotID]int
+}
+
+// slotFailures counts failed workers of a slot.
+type slotFailures struct {
+	all      int
+	unjoined int // in a row, by the program, before they joined: it is likely to fail so for ever
 }
 
 // faulty counts a failure of the program, and ends the job where it fails again and again.
@@ -392,13 +398,15 @@ func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 		return
 	}
 	if w.phase == starting {
-		m.faults.unjoined[w.slot]++
+		f := m.failures[w.slot]
+		f.unjoined++
+		m.failures[w.slot] = f
 		m.faultyStarts(now, err)
 	}
 	if w.generation == 0 || w.generation != m.world.Generation || m.faults.last == w.generation {
 		return
 	}
-	m.faults.worlds, m.faults.last = m.faults.worlds+1, w.generation
+	m.faults = faults{m.faults.worlds + 1, w.generation}
 	if limit := m.blame.FailureLimit; limit > 0 && m.faults.worlds >= limit {
 		m.decide(now, fmt.Errorf("driver: in %d worlds in a row the program has failed after commit %d, without a commit between them "+
 			"(--failure-limit); the last time %s", m.faults.worlds, m.commits, err.What()))
@@ -409,20 +417,20 @@ func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 // has not failed again and again before it joined.
 func (m *Machine) faultyStarts(now time.Time, err *job.WorkerError) {
 	limit := m.blame.FailureLimit
-	if limit <= 0 || m.faults.unjoined[err.Slot] < limit || m.shortFrom.IsZero() {
+	if limit <= 0 || m.failures[err.Slot].unjoined < limit || m.shortFrom.IsZero() {
 		return
 	}
 	good := 0
 	for _, h := range m.hosts.Listed() {
 		for i := range h.Slots {
-			if m.faults.unjoined[plan.SlotID{Host: h.Name, Index: i}] < limit {
+			if m.failures[plan.SlotID{Host: h.Name, Index: i}].unjoined < limit {
 				good++
 			}
 		}
 	}
 	if good < m.size.Min {
 		m.decide(now, fmt.Errorf("driver: in slot %s the program has failed %d times in a row before it joined (--failure-limit), and %d workers "+
-			"are needed, and %d other slots are left; the last time %s", err.Slot, m.faults.unjoined[err.Slot], m.size.Min, good, err.What()))
+			"are needed, and %d other slots are left; the last time %s", err.Slot, m.failures[err.Slot].unjoined, m.size.Min, good, err.What()))
 	}
 }
 

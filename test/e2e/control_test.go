@@ -280,7 +280,7 @@ func TestControlOfAnotherDriver(t *testing.T) {
 	if s := statusOf(t, next, long); s.State != job.Failed || s.Driver != 0 || !strings.HasPrefix(s.Message, "stopped by command (hvdrun stop), uid ") {
 		t.Errorf("%+v", s)
 	}
-	refused(t, next, 1, "has ended", "stop", long)
+	refused(t, next, 1, "job "+s.Job+" has ended", "stop", long)
 }
 
 // TestWatch: one line per event until the job ends, and one object per change.

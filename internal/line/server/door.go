@@ -12,9 +12,8 @@ import (
 )
 
 // Door serves workers that have proven by a certificate that they are workers of the job, and by
-// their tickets which: lines, where a process
-// between the launcher and the worker has not passed the socket on, and connections for other
-// protocols.
+// their tickets which of them: lines, if a process between the launcher and the worker has not
+// passed the socket on, and connections for other protocols.
 type Door struct {
 	server *Server
 	ln     *identity.Listener
