@@ -21,6 +21,9 @@ const (
 	Failed    State = "failed"
 )
 
+// Ended reports whether the job is over, with success or without.
+func (s State) Ended() bool { return s == Done || s == Failed }
+
 // Status is the status of a job. Its JSON names are stable.
 type Status struct {
 	Job  string    `json:"job"`

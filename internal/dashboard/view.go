@@ -36,7 +36,7 @@ type View struct {
 }
 
 // Over reports whether the job has ended.
-func (v *View) Over() bool { return v.Status.State == job.Done || v.Status.State == job.Failed }
+func (v *View) Over() bool { return v.Status.State.Ended() }
 
 // Cannot returns why the job takes no commands; empty: it does.
 func (v *View) Cannot() string {

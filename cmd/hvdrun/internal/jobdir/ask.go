@@ -148,7 +148,7 @@ func (d *Dir) Status(ctx context.Context) (s job.Status, err error) {
 		})
 		if _, none := errors.AsType[*NoDriverError](err); none {
 			s, err = driver.InspectStatus(d.Journal())
-			if err == nil && d.About.Ended != nil && s.State != job.Done && s.State != job.Failed {
+			if err == nil && d.About.Ended != nil && !s.State.Ended() {
 				s.State, s.Stopped, s.Message = job.Failed, true, withoutDriver
 				s.Size, s.Hosts, s.Waits = 0, nil, nil
 			}

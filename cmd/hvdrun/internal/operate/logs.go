@@ -15,7 +15,6 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/internal/safefile"
-	"github.com/hvdrun/hvdrun/job"
 )
 
 func logsCommand(p *cli.Program) *cobra.Command {
@@ -68,10 +67,10 @@ func checkRank(ctx context.Context, d *jobdir.Dir, rank int) error {
 	if size == 0 { // it has no world
 		size = s.NP
 	}
-	switch ended := s.State == job.Done || s.State == job.Failed; {
+	switch {
 	case rank < size:
 		return nil
-	case ended:
+	case s.State.Ended():
 		return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it ended with ranks 0 to %d", s.Job, rank, size-1))
 	}
 	return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it now has ranks 0 to %d", s.Job, rank, size-1))

@@ -83,7 +83,7 @@ func watchStatus(ctx context.Context, p *cli.Program, d *jobdir.Dir, asJSON bool
 		if err != nil {
 			return cli.Failed(err)
 		}
-		if s.State == job.Done || s.State == job.Failed {
+		if s.State.Ended() {
 			return nil
 		}
 		select {
@@ -151,7 +151,7 @@ func (l *statusLines) show(s job.Status) error {
 func headline(s job.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "job %s ", cli.EscapeCell(s.Job))
-	ended := s.State == job.Done || s.State == job.Failed
+	ended := s.State.Ended()
 	trains := s.State == job.Running && s.Driver != 0
 	switch {
 	case s.Stopped:
@@ -206,7 +206,7 @@ func picture(d *jobdir.Dir, s job.Status) string {
 	for _, line := range s.Tasks {
 		fmt.Fprintf(&b, "%s\n", cli.EscapeCell(line))
 	}
-	if s.Driver == 0 && s.State != job.Done && s.State != job.Failed {
+	if s.Driver == 0 && !s.State.Ended() {
 		if err := d.KeyLost(); err != nil && d.About.Version == jobdir.FileVersion {
 			fmt.Fprintf(&b, "it cannot be resumed: %v\n", err)
 		} else {
