@@ -8,9 +8,10 @@
 //	   next after it broke
 //
 // A session belongs to a run. Its events are numbered and kept until the driver has acknowledged
-// them, so that another stream can follow a broken one without loss or repetition. A driver sends
-// beats; when no beat has come for the session's lease, its workers are ended. They lead separate
-// process groups, and a guard kills the rest of a session when the agent itself is gone.
+// them, so that a new stream can continue a broken one without loss or repetition. A driver sends
+// beats; if none arrives within the session's lease, the agent ends the session's workers. Each
+// worker leads a process group, and a guard kills what is left of a session when the agent itself
+// is gone.
 package agent
 
 import (
@@ -32,10 +33,10 @@ import (
 )
 
 const (
-	// defaultDrain is how long an agent that is asked to stop waits for its workers to leave.
+	// defaultDrain is how long an agent that is asked to stop waits for its workers to drain.
 	defaultDrain = 30 * time.Second
-	// endTimeout bounds each part of the end that depends on others: workers' last grace, drivers'
-	// acknowledgements, gossip.
+	// endTimeout bounds each step of the shutdown that depends on others: the workers' last grace
+	// period, the drivers' acknowledgements, the gossip.
 	endTimeout = 5 * time.Second
 )
 
@@ -43,16 +44,16 @@ const (
 type Config struct {
 	// Name is the host's name, unique in the cluster. Empty: the kernel's host name.
 	Name string
-	// Slots is the number of workers for which there is room. 0: one.
+	// Slots is the most workers that run at a time. 0: one.
 	Slots int
 	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the
-	// indices of the failed ones, in ascending order, whenever they change. The workers of these
-	// slots are killed, and no others started there.
+	// indices of the slots whose devices have failed, in ascending order, whenever they change.
+	// Workers in these slots are killed, and no others are started there.
 	Health func(ctx context.Context, bad func(slots []int)) error
 	// Launcher starts the workers on this host. Nil: launch.Local.
 	Launcher launch.Launcher
 
-	// Credentials are the agent's in the cluster. Nil: they are derived from Key.
+	// Credentials are the agent's credentials in the cluster. Nil: they are derived from Key.
 	Credentials *identity.Credentials
 	// Key, of identity.ClusterKeyLen bytes, encrypts the gossip; OtherKeys also decrypt; Label is
 	// the cluster's name.
@@ -67,14 +68,14 @@ type Config struct {
 	// which others reach this host if it differs, and Join lists members of the cluster that may
 	// already exist.
 	Bind, Advertise string
-	// Listen is the IP address on which drivers are served and on which workers listen for each
-	// other. Unless Bind has an address, it is also that of gossip. Empty: the address of Bind, and
-	// for workers the setting of their job.
+	// Listen is the IP address on which the agent serves drivers and on which workers listen for
+	// each other. If Bind has no address, gossip uses it too. Empty: the address of Bind, and for
+	// workers the setting of their job.
 	Listen string
 	Join   []string
-	// Seeds, if not nil, returns more members that may exist, whenever members are searched for.
-	// Joined, if not nil, is called with the address at which others reach this agent's gossip.
-	// Neither may block.
+	// Seeds, if not nil, returns further members that may exist. It is called whenever the agent
+	// searches for members. Joined, if not nil, is called with the address at which others reach
+	// this agent's gossip. Neither may block.
 	Seeds  func() []string
 	Joined func(addr string)
 	// LaunchPort is the port for drivers. 0: any free port.
@@ -83,12 +84,12 @@ type Config struct {
 	// RunAs selects the user of workers, for an agent that runs as root. Nil: the agent's own user.
 	RunAs RunAs
 
-	// Facts are data about the host that drivers may ask for.
+	// Facts are facts about the host that drivers may request.
 	Facts Facts
 
-	// Drain is how long workers may take to leave once the agent is asked to stop. 0: defaultDrain.
+	// Drain is how long workers may take to drain once the agent is asked to stop. 0: defaultDrain.
 	Drain time.Duration
-	// Hurry, if not nil, ends that wait when it has a value.
+	// Hurry, if not nil, ends that wait when a value arrives.
 	Hurry <-chan struct{}
 	// Meter, if not nil, measures the agent.
 	Meter *Meter
@@ -98,8 +99,8 @@ type Config struct {
 
 // RunAs selects the user of the workers of a driver. It is a *runas.Policy.
 type RunAs interface {
-	// For returns the rule for the driver with the certificate, or why the driver may start no
-	// workers.
+	// For returns the rule for the driver with the certificate, or the reason why the driver may
+	// start no workers.
 	For(driver identity.Subject) (runas.Rule, error)
 }
 
@@ -133,10 +134,11 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // Run runs the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it
-// advertises that the host is draining, starts no more workers, gives drivers and workers the time
-// Drain, ends the remaining workers, waits a few seconds until drivers acknowledge this, leaves the
-// cluster, and returns nil. It tries seeds that do not answer again and again; a seed that refuses
-// the key or the label is an error. When Run returns, no process and no goroutine of it is left.
+// advertises that the host is draining, starts no more workers, waits for up to Drain until the
+// workers have left, ends the remaining ones, waits a few seconds until drivers have acknowledged
+// their ends, leaves the cluster, and returns nil. It retries seeds that do not answer; a seed that
+// refuses the key or the label is an error. When Run returns, none of its processes and goroutines
+// is left.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -185,7 +187,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// credentials returns the agent's.
+// credentials returns the agent's credentials.
 func (c Config) credentials() (*identity.Credentials, error) {
 	if c.Credentials != nil {
 		if who := c.Credentials.Subject(); who != (identity.Subject{Role: identity.Agent, Host: c.Name}) {
@@ -200,7 +202,7 @@ func (c Config) credentials() (*identity.Credentials, error) {
 	return authority.Issue(identity.Subject{Role: identity.Agent, Host: c.Name})
 }
 
-// listen listens for drivers.
+// listen opens the listener for drivers.
 func (c Config) listen() (*identity.Listener, error) {
 	host := c.Listen
 	if host == "" && c.Bind != "" {
@@ -216,11 +218,11 @@ func (c Config) listen() (*identity.Listener, error) {
 type agent struct {
 	cfg    Config
 	server *server
-	member *gossip.Member // nil: it is of one job
+	member *gossip.Member // nil: a job agent
 	failed chan error
 	wg     sync.WaitGroup
 
-	mu   sync.Mutex // one change of meta at a time
+	mu   sync.Mutex // serializes changes of meta
 	meta gossip.Meta
 }
 
@@ -247,7 +249,7 @@ func (a *agent) join(ctx context.Context, launchPort string) (err error) {
 	return nil
 }
 
-// advertise changes what the cluster knows of the host.
+// advertise changes what the agent advertises of the host in the cluster.
 func (a *agent) advertise(ctx context.Context, change func(*gossip.Meta)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -272,7 +274,7 @@ func (a *agent) watchHealth(ctx context.Context) {
 	}
 }
 
-// drain lets the workers leave, and ends those that do not in time.
+// drain waits up to Drain until the workers have left, then ends the remaining ones.
 func (a *agent) drain() {
 	a.server.drain()
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Drain)
@@ -285,7 +287,7 @@ func (a *agent) drain() {
 	a.flush()
 }
 
-// evict ends the workers, with the grace that each has, and kills those that are left after the
+// evict ends the workers, each with its grace period, and kills those that are left after the
 // limit.
 func (a *agent) evict(limit time.Duration) {
 	a.server.stop(false)
@@ -296,8 +298,7 @@ func (a *agent) evict(limit time.Duration) {
 	}
 }
 
-// flush waits until drivers have acknowledged how their workers have ended, before the agent is
-// gone.
+// flush waits, for a bounded time, until drivers have acknowledged the ends of their workers.
 func (a *agent) flush() {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
@@ -306,8 +307,8 @@ func (a *agent) flush() {
 	}
 }
 
-// await blocks until nothing is left of what count counts; false where ctx ended before, or Hurry
-// yielded a value.
+// await blocks until count returns 0 left. It returns false if ctx ends first or Hurry yields a
+// value.
 func (a *agent) await(ctx context.Context, count func() (left int, change <-chan struct{})) bool {
 	for {
 		left, change := count()

@@ -15,12 +15,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// newRecorder returns what writes records to the log, as the field audit of a line.
+// newRecorder returns a recorder that writes records to the log, as the field audit of a line.
 func newRecorder(log logrus.FieldLogger, level logrus.Level) *audit.Recorder {
 	return audit.NewRecorder(func(r audit.Record) { log.WithField(audit.Name, r).Log(level, "agent: "+audit.Name) })
 }
 
-// recordStrangers records the connections that have not proven to be a driver's.
+// recordStrangers records the connections that did not authenticate as a driver's.
 func (srv *server) recordStrangers(ln *identity.Listener) {
 	ln.OnRefused(func(from net.Addr, why error) {
 		srv.audit.Add(audit.Record{
@@ -29,7 +29,7 @@ func (srv *server) recordStrangers(ln *identity.Listener) {
 	})
 }
 
-// caller returns who calls a handler, as a subject and as records name it.
+// caller returns the caller of a handler, as a subject and as records name it.
 func caller(ctx context.Context) (identity.Subject, audit.Who, error) {
 	var who audit.Who
 	from, err := wire.Caller(ctx, func(cs tls.ConnectionState) (_ identity.Subject, err error) {
@@ -44,7 +44,7 @@ func caller(ctx context.Context) (identity.Subject, audit.Who, error) {
 	return from, who, err
 }
 
-// recordAttach records that a driver has asked for a session.
+// recordAttach records that a driver has requested a session.
 func (srv *server) recordAttach(by audit.Who, m *agentpb.Attach, err error) {
 	r := audit.Record{Who: by, What: "attach", Run: by.Run, Host: srv.host, Outcome: audit.Done}
 	switch {
@@ -68,8 +68,7 @@ func statusText(err error) error {
 	return fmt.Errorf("%s", s.Message())
 }
 
-// record records what the driver on the session's stream has asked for about a worker; the lock is
-// held.
+// record records a request about a worker by the driver on the session's stream; the lock is held.
 func (s *session) record(what string, w *worker, how, outcome string) {
 	r := audit.Record{Who: s.by, What: what, How: how, Run: s.run, Host: s.srv.host, Outcome: outcome}
 	if w != nil {
@@ -81,7 +80,7 @@ func (s *session) record(what string, w *worker, how, outcome string) {
 	s.srv.audit.Add(r)
 }
 
-// recordViolation records a message for which the session is refused; the lock is not held.
+// recordViolation records a message because of which the session is refused; the lock is not held.
 func (s *session) recordViolation(m *agentpb.ToAgent, why error) {
 	what := "message"
 	if kind := m.ProtoReflect().WhichOneof(m.ProtoReflect().Descriptor().Oneofs().ByName("what")); kind != nil {
@@ -92,7 +91,8 @@ func (s *session) recordViolation(m *agentpb.ToAgent, why error) {
 	s.record(what, nil, "", audit.Refused(why))
 }
 
-// recordInspect records that a driver has asked what the host is like, and whom it reaches.
+// recordInspect records that a driver has requested a description of the host, and the number of
+// targets in the request.
 func (srv *server) recordInspect(by audit.Who, targets int, outcome string) {
 	r := audit.Record{Who: by, What: "inspect", Run: by.Run, Host: srv.host, Outcome: outcome}
 	if targets > 0 {
@@ -101,12 +101,12 @@ func (srv *server) recordInspect(by audit.Who, targets int, outcome string) {
 	srv.audit.Add(r)
 }
 
-// recordProbe records that a driver has asked where a worker of its own is.
+// recordProbe records that a driver has probed one of its workers.
 func (srv *server) recordProbe(by audit.Who, outcome string) {
 	srv.audit.Add(audit.Record{Who: by, What: "probe", Run: by.Run, Host: srv.host, Outcome: outcome})
 }
 
-// programOf returns the first word of a command. The others may hold what is nobody's business.
+// programOf returns the first word of a command. The other words may contain secrets.
 func programOf(command [][]byte) string {
 	if len(command) == 0 {
 		return ""

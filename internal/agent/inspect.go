@@ -11,22 +11,22 @@ import (
 )
 
 const (
-	// reachTimeout bounds the search for an address of another agent, and reachAtOnce how many
-	// agents are looked for at the same time.
+	// reachTimeout bounds the search for a reachable address of another agent, and reachAtOnce the
+	// number of concurrent searches.
 	reachTimeout = 5 * time.Second
 	reachAtOnce  = 16
 	maxAddresses = 64
 )
 
-// Facts are data about a host that drivers may ask for, in addition to its clock.
+// Facts are facts about a host that drivers may request, in addition to its clock.
 type Facts struct {
 	// Version is the version of the program.
 	Version string
-	// GPUs counts the GPUs of the host. Nil: they are not counted.
+	// GPUs counts the GPUs of the host. Nil: the agent does not count them.
 	GPUs func() (int, error)
 }
 
-// inspector answers drivers that ask what the host is like.
+// inspector returns the function that answers a driver's request for a description of the host.
 func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *agentpb.InspectRequest) *agentpb.InspectReply {
 	return func(ctx context.Context, r *agentpb.InspectRequest) *agentpb.InspectReply {
 		reply := &agentpb.InspectReply{UnixNano: time.Now().UnixNano(), Version: f.Version}
@@ -50,7 +50,7 @@ func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *age
 	}
 }
 
-// reach returns why another agent is not reached, or an empty text, and the routes to it.
+// reach returns the reason why another agent cannot be reached, or "", and the routes to it.
 func reach(ctx context.Context, creds *identity.Credentials, t *agentpb.Target) (why string, routes *agentpb.Routes) {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -62,7 +62,7 @@ func reach(ctx context.Context, creds *identity.Credentials, t *agentpb.Target) 
 	return why, &agentpb.Routes{Routes: client.Routes(ctx, addrs)}
 }
 
-// describe says what the host has.
+// describe fills in the host's network interfaces and its number of GPUs.
 func (f Facts) describe(reply *agentpb.InspectReply) {
 	for _, addr := range client.OwnAddrs() {
 		reply.Cards = append(reply.Cards, client.CardOf(addr))

@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// JobConfig configures the agent of a job, on a host without an agent of a cluster.
+// JobConfig configures a job agent: the agent of one job, on a host without an agent of a cluster.
 type JobConfig struct {
 	// Hello is the message that the job's driver has sent.
 	Hello client.Hello
@@ -30,14 +30,14 @@ type JobConfig struct {
 	Health   func(ctx context.Context, bad func(slots []int)) error
 	Launcher launch.Launcher
 	Hurry    <-chan struct{}
-	// Log takes the agent's messages. They are also passed on to the driver. Nil: a log that prints
-	// nothing.
+	// Log takes the agent's messages, which the agent also sends to the driver. Nil: a log that
+	// prints nothing.
 	Log *logrus.Logger
 }
 
-// RunJob runs the agent of one job: it reports its address, serves the job's driver, and blocks
-// until the driver has ended the job's session, has not come or is silent for too long, or ctx
-// ends. When it returns, no process and no goroutine of it is left.
+// RunJob runs a job agent: it reports its address, serves the job's driver, and blocks until the
+// driver has ended the job's session, does not connect in time or is silent for too long, or ctx
+// ends. When it returns, none of its processes and goroutines is left.
 func RunJob(ctx context.Context, cfg JobConfig) error {
 	creds, err := identity.Decode(cfg.Hello.Credentials)
 	if err != nil {
@@ -69,7 +69,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	srv := newServer(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
 	srv.spoolDir = cfg.Hello.Spool
 	srv.launcher, srv.inspect, srv.over = cfg.Launcher, cfg.Facts.inspector(creds), make(chan error, 8)
-	srv.audit = newRecorder(cfg.Log, logrus.DebugLevel) // the events file of the job has most of it
+	srv.audit = newRecorder(cfg.Log, logrus.DebugLevel) // the events file of the job has most of these records
 	srv.lines = newLogLines()
 	cfg.Log.AddHook(srv.lines)
 
@@ -93,7 +93,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	return a.attend(ctx, cfg.Hello.Patience, cfg.Hello.Starter)
 }
 
-// listenFor returns where a job agent listens, as net.Listen takes it.
+// listenFor returns the address on which a job agent listens, as net.Listen takes it.
 func listenFor(hello client.Hello) (string, error) {
 	if hello.Listen == "" {
 		if hello.Loopback {
@@ -120,13 +120,13 @@ func (cfg JobConfig) ready(ln net.Listener) client.Ready {
 	return r
 }
 
-// starterLook is how often a job agent looks whether the driver that has started it is there, until
-// a driver has come.
+// starterLook is how often a job agent checks, until a driver has connected, that the driver that
+// started it still runs.
 const starterLook = 10 * time.Millisecond
 
-// attend blocks until the job agent has nothing to wait for. A driver may end before it has written
-// down that it has started this agent; then no other comes. One that comes all the same, because it
-// was written down, finds that the process has ended and starts another.
+// attend blocks until the job agent is no longer needed. If the driver that started the agent ends
+// before it has recorded that, no other driver connects, so attend returns. If the record exists
+// after all, the next driver finds that the process has ended and starts another agent.
 func (a *agent) attend(ctx context.Context, patience time.Duration, starter int) error {
 	late := time.NewTimer(patience)
 	defer late.Stop()

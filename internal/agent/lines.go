@@ -17,30 +17,29 @@ import (
 )
 
 const (
-	// mostLines is how many lines of a worker the driver may have to acknowledge; after that the
-	// worker waits.
+	// mostLines is the most unacknowledged lines of a worker; beyond it the worker blocks.
 	mostLines = 64
-	// mostConnections is how many connections of a session may wait for the driver to take them
-	// over, and connectPatience how long each.
+	// mostConnections is the most connections of a session that wait for the driver to take them
+	// over, and connectPatience how long each may wait.
 	mostConnections = 1024
 	connectPatience = 20 * time.Second
 )
 
-// lines are what the session's workers say, and their connections to the driver. The server's lock
-// guards what changes.
+// lines holds the lines of a session's workers, and their connections to the driver. The server's
+// lock guards the fields that change.
 type lines struct {
 	*lineserver.Server
 	door        *lineserver.Door            // nil: none could be opened
-	near        netip.Addr                  // where the driver has reached this host
+	near        netip.Addr                  // the address at which the driver reached this host
 	latest      map[[2]string]*agentpb.Line // to be sent, by worker and kind
 	opened      []*agentpb.Opened           // to be sent
-	connections map[uint64]*waiting         // that the driver has not taken over
-	numbered    uint64                      // the last connection
+	connections map[uint64]*waiting         // those that the driver has not taken over
+	numbered    uint64                      // number of the last connection
 	lived       context.Context             // ends with the session
 	die         context.CancelFunc
 }
 
-// newLines makes the lines of a session.
+// newLines initializes the lines of a session.
 func (s *session) newLines() {
 	s.lines = lines{
 		latest: make(map[[2]string]*agentpb.Line), connections: make(map[uint64]*waiting),
@@ -49,8 +48,8 @@ func (s *session) newLines() {
 	s.lived, s.die = context.WithCancel(context.Background())
 }
 
-// openDoor opens the door for workers, at the address where the driver has reached this host, with
-// the credentials of an agent of the job; the lock is held.
+// openDoor opens the door for workers at the address where the driver reached this host, with the
+// credentials of an agent of the job; the lock is held.
 func (s *session) openDoor(near netip.Addr, credentials string) error {
 	if near.IsValid() && !s.near.IsValid() {
 		s.near = near
@@ -65,8 +64,8 @@ func (s *session) openDoor(near netip.Addr, credentials string) error {
 	return err
 }
 
-// launcherAddr returns the variable by which workers know the door. Without one it has a port at
-// which nobody listens.
+// launcherAddr returns the environment variable with the door's address. Without a door the address
+// has a port at which nobody listens.
 func (s *session) launcherAddr() string {
 	at := netip.AddrPortFrom(s.near, 1).String()
 	if s.door != nil {
@@ -82,7 +81,9 @@ func (s *session) attached() bool {
 	return s.link != nil && !s.link.ends
 }
 
-// up passes a line of a worker on, as lineserver.Config has it.
+// up passes on a line of a worker; it implements the function of lineserver.Config. A line with a
+// latest key replaces an unsent one with the same key, and is dropped without a stream. Any other
+// line becomes an event; up blocks while the worker has mostLines unacknowledged.
 func (s *session) up(incarnation string, text []byte, latest string) {
 	l := &agentpb.Line{Incarnation: incarnation, Text: append([]byte(nil), text...)}
 	s.srv.mu.Lock()
@@ -113,7 +114,7 @@ func (s *session) emitLine(w *worker, l *agentpb.Line) {
 	s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Line{Line: l}})
 }
 
-// heardLine notes that the driver has a line; the lock is held.
+// heardLine records that the driver has acknowledged a line; the lock is held.
 func (s *session) heardLine(l *agentpb.Line) {
 	if w := s.workers[l.GetIncarnation()]; w != nil {
 		w.lines--
@@ -121,7 +122,8 @@ func (s *session) heardLine(l *agentpb.Line) {
 	}
 }
 
-// repeat makes events of what workers wait for, for a driver that may not know; the lock is held.
+// repeat emits the lines whose answers workers wait for, since a new driver may not have them; the
+// lock is held.
 func (s *session) repeat() {
 	s.Standing(func(incarnation string, text []byte) {
 		if w := s.workers[incarnation]; w != nil {
@@ -130,7 +132,8 @@ func (s *session) repeat() {
 	})
 }
 
-// unnumbered returns the messages to be sent that may be lost; the lock is held.
+// unnumbered removes and returns the messages to be sent that are not events, and may be lost; the
+// lock is held.
 func (s *session) unnumbered() (all []*agentpb.FromAgent) {
 	for key, l := range s.latest {
 		delete(s.latest, key)
@@ -149,14 +152,15 @@ type waiting struct {
 	over   chan struct{} // closed when it has ended
 }
 
-// stream has the driver take over a connection of a worker, and returns when it has ended.
+// stream offers a connection of a worker to the driver, and returns when the connection has ended,
+// or nobody took it over within connectPatience.
 func (s *session) stream(incarnation, protocol string, worker net.Conn) {
 	defer worker.Close()
 	c := &waiting{worker, make(chan struct{})}
 	s.srv.mu.Lock()
 	if w := s.workers[incarnation]; w == nil || w.over || s.link == nil || s.why != nil || len(s.connections) >= mostConnections {
 		s.srv.mu.Unlock()
-		return // the worker tries again
+		return // the worker retries
 	}
 	s.numbered++
 	id := s.numbered
@@ -172,12 +176,12 @@ func (s *session) stream(incarnation, protocol string, worker net.Conn) {
 	case <-late.C:
 	case <-s.ending:
 	}
-	if s.takeConnection(id) == nil { // the driver has it
+	if s.takeConnection(id) == nil { // the driver has taken it over
 		<-c.over
 	}
 }
 
-// takeConnection returns the connection of that number, which waits no more; nil: none waits.
+// takeConnection removes and returns the waiting connection with that number, or nil.
 func (s *session) takeConnection(id uint64) *waiting {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -186,14 +190,14 @@ func (s *session) takeConnection(id uint64) *waiting {
 	return c
 }
 
-// connect serves the connection of a driver that takes over one of a worker: it carries bytes both
-// ways until one of them ends.
+// connect serves a driver's connection that takes over a worker's: it copies bytes in both
+// directions until one of the two ends.
 func (srv *server) connect(ctx context.Context, driver net.Conn, peer tls.ConnectionState) {
 	defer driver.Close()
 	who, err := identity.SubjectOf(peer)
 	var number [8]byte
 	if err == nil {
-		_ = driver.SetDeadline(time.Now().Add(attachTimeout)) // where it fails, so does the read
+		_ = driver.SetDeadline(time.Now().Add(attachTimeout)) // if it fails, the read fails too
 		_, err = io.ReadFull(driver, number[:])
 		_ = driver.SetDeadline(time.Time{})
 	}
@@ -213,7 +217,7 @@ func (srv *server) connect(ctx context.Context, driver net.Conn, peer tls.Connec
 	defer context.AfterFunc(s.lived, func() { driver.Close() })()
 	var wg sync.WaitGroup
 	pass := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from) // its end is that of the connection
+		_, _ = io.Copy(to, from) // an error ends the connection, as EOF does
 		to.Close()
 		from.Close()
 	}

@@ -11,10 +11,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// maxLines is how many lines of the log wait for the driver; older ones are lost.
+// maxLines is the most lines of the log that wait to be sent to the driver; older ones are dropped.
 const maxLines = 256
 
-// logLines are those that the driver has not been sent. A nil *logLines never has any.
+// logLines holds the lines that were not sent to the driver yet. A nil *logLines is always empty.
 type logLines struct {
 	mu    sync.Mutex
 	lines []*agentpb.FromAgent
@@ -26,7 +26,7 @@ func newLogLines() *logLines { return &logLines{wake: make(chan struct{}, 1)} }
 // Levels implements logrus.Hook.
 func (l *logLines) Levels() []logrus.Level { return logrus.AllLevels }
 
-// Fire takes a line. It does not block.
+// Fire implements logrus.Hook: it queues a line. It does not block.
 func (l *logLines) Fire(e *logrus.Entry) error {
 	text := strings.TrimPrefix(e.Message, "agent: ")
 	names := make([]string, 0, len(e.Data))

@@ -11,10 +11,10 @@ type Measures struct {
 	// Connected and Away are the drivers' sessions with and without a connection.
 	Connected, Away int
 	Draining        bool
-	// Members is the number of members of the cluster that the agent knows, including itself; 0: it
-	// is in no cluster.
+	// Members is the number of cluster members that the agent knows, including itself; 0: it is in
+	// no cluster.
 	Members int
-	// Starts and Ends count workers that have taken a slot, and that have returned it.
+	// Starts counts workers that were given a slot, Ends those that have given it back.
 	Starts, Ends uint64
 	// Undelivered is the number of events that drivers have not acknowledged.
 	Undelivered int

@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// mostProbes is how many looks at processes are under way at a time; others are refused.
+// mostProbes is the most probes in flight; others are refused.
 const mostProbes = 8
 
 // Probe reports where a worker of the caller's run is.
@@ -33,7 +33,7 @@ func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.P
 		return nil, err
 	}
 	v.srv.recordProbe(by, audit.Done)
-	// A look may hang with the process that it looks at; the caller does not wait for it then.
+	// A probe may hang with the process; the caller does not wait for it then.
 	seen := make(chan stacks.Worker, 1)
 	go func() {
 		defer v.srv.probing.end()
@@ -51,7 +51,7 @@ func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.P
 	}
 }
 
-// look looks at a process.
+// look probes a process.
 func look(pid int, goroutines bool) (w stacks.Worker) {
 	var errs []error
 	var err error
@@ -67,7 +67,7 @@ func look(pid int, goroutines bool) (w stacks.Worker) {
 	return w
 }
 
-// processOf returns the process of a worker of the driver's run.
+// processOf returns the process id of a worker of the driver's run.
 func (srv *server) processOf(driver identity.Subject, incarnation string) (pid int, err error) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -82,7 +82,7 @@ func (srv *server) processOf(driver identity.Subject, incarnation string) (pid i
 	return w.pid, nil
 }
 
-// bounded counts what is under way, up to a bound.
+// bounded limits the number of calls in flight to its capacity.
 type bounded chan struct{}
 
 func (s bounded) begin() bool {

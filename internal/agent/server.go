@@ -34,16 +34,16 @@ const (
 	attachTimeout = 5 * time.Second
 )
 
-// server serves the drivers that connect to one host: it keeps their sessions, and which worker has
-// which slot.
+// server serves the drivers that connect to one host: it holds their sessions, and the worker in
+// each slot.
 type server struct {
 	local
 	log     logrus.FieldLogger
-	over    chan error                                                           // receives why a session is over; nil: not wanted
-	lines   *logLines                                                            // for a driver that keeps this agent's log; nil: none does
+	over    chan error                                                           // receives the reason when a session is over; nil: not used
+	lines   *logLines                                                            // for the driver that receives this agent's log; nil: none does
 	inspect func(context.Context, *agentpb.InspectRequest) *agentpb.InspectReply // nil: refused
 	audit   *audit.Recorder
-	probing bounded // looks at processes under way
+	probing bounded // probes in flight
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
@@ -51,21 +51,21 @@ type server struct {
 	starts   uint64        // workers that were given a slot
 	ends     uint64        // workers that have given it back
 	bad      []int         // slots whose devices have failed
-	drained  error         // set: no worker is started any more
-	news     chan struct{} // closed, and made anew, when a slot becomes free, a session is over, or all its events are acknowledged
+	drained  error         // why no more workers are started; nil: they are
+	news     chan struct{} // closed and replaced when a slot becomes free, a session is over, or all its events are acknowledged
 	wg       sync.WaitGroup
 }
 
-// local is the host and how workers are run on it.
+// local describes the host and how workers are run on it.
 type local struct {
 	host     string
 	slots    int
 	launcher launch.Launcher
 	runAs    RunAs // nil: workers run as this process's user
 	guard    func(session, cgroups string) (io.Closer, error)
-	listen   string // where workers listen for each other; empty: where their job says
-	program  string // this process's executable, for workers that run it too; empty: unknown
-	// Where output is kept while the driver is away, and how many bytes of it for each worker.
+	listen   string // the address on which workers listen for each other; empty: the one their job sets
+	program  string // this process's executable, which workers may run too; empty: unknown
+	// The directory for output while no driver is attached, and its bound in bytes for each worker.
 	spoolDir  string
 	spoolSize int64
 }
@@ -81,8 +81,8 @@ func newServer(host string, slots int, log logrus.FieldLogger) *server {
 	}
 }
 
-// startGuard starts what kills the processes that carry the session's mark, and those in its own
-// cgroups below cgroups, if that is not empty, once the agent is gone.
+// startGuard starts a guard that, once the agent is gone, kills the processes with the session's
+// mark and those in the session's cgroups below cgroups, if that is not empty.
 func startGuard(session, cgroups string) (io.Closer, error) {
 	var prefixes []string
 	if cgroups != "" {
@@ -99,7 +99,7 @@ func startGuard(session, cgroups string) (io.Closer, error) {
 	return g, nil
 }
 
-// serve answers drivers on ln, which it closes, until ctx ends; then all sessions are ended, and it
+// serve serves drivers on ln, which it closes, until ctx ends; then it ends all sessions, and
 // returns when nothing is left of them.
 func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *identity.Credentials) error {
 	register := func(r grpc.ServiceRegistrar) { agentpb.RegisterAgentServer(r, service{srv: srv}) }
@@ -115,7 +115,7 @@ func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *iden
 	return nil
 }
 
-// close ends all sessions, and lets none begin.
+// close ends all sessions and refuses new ones.
 func (srv *server) close(why error) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -125,15 +125,15 @@ func (srv *server) close(why error) {
 	}
 }
 
-// drain lets nothing be started any more.
+// drain refuses new sessions and workers.
 func (srv *server) drain() {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
 	srv.drained = errors.New("the host is draining")
 }
 
-// stop asks all workers to end; kill ends them. Their sessions go on, so that drivers learn of it,
-// and that the agent did it.
+// stop asks all workers to end, and kills them if kill is set. The sessions stay, so that drivers
+// learn the ends of their workers, and that the agent caused them.
 func (srv *server) stop(kill bool) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -146,8 +146,8 @@ func (srv *server) stop(kill bool) {
 	}
 }
 
-// setBad kills the workers of slots whose devices have failed, which counts as their failure, and
-// starts none there.
+// setBad kills the workers in slots whose devices have failed, which counts as a failure of those
+// workers, and refuses new ones there.
 func (srv *server) setBad(slots []int) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -155,20 +155,20 @@ func (srv *server) setBad(slots []int) {
 	for _, i := range slots {
 		if w := srv.taken[i]; w != nil {
 			srv.log.Warnf("agent: slot %d: its device has failed: killing process %d", i, w.pid)
-			w.kill() // first: one that is only asked might exit with 0
+			w.kill() // before cancel: a worker that is asked to end might exit with 0
 			w.cancel(errors.New("its device has failed"))
 		}
 	}
 }
 
-// changed wakes those that wait for slots to be free or sessions to be over; the lock is held.
+// changed wakes all that wait for free slots, sessions or acknowledgements; the lock is held.
 func (srv *server) changed() {
 	close(srv.news)
 	srv.news = make(chan struct{})
 }
 
-// busy returns the number of slots that are taken and of sessions, and a channel that is closed
-// when it changes.
+// busy returns the number of taken slots and of sessions, and a channel that is closed when they
+// change.
 func (srv *server) busy() (slots, sessions int, change <-chan struct{}) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -186,20 +186,20 @@ func (srv *server) used() map[string]uint32 {
 	return used
 }
 
-// occupied is busy, of slots alone.
+// occupied is busy for slots alone.
 func (srv *server) occupied() (slots int, change <-chan struct{}) {
 	slots, _, change = srv.busy()
 	return slots, change
 }
 
-// unacknowledged returns how much there is that drivers have not acknowledged yet and still may,
-// and a channel that is closed when it is less.
+// unacknowledged returns the number of events and ends of workers that drivers have not
+// acknowledged and still may, and a channel that is closed when it falls.
 func (srv *server) unacknowledged() (n int, change <-chan struct{}) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
 	for _, s := range srv.sessions {
 		if s.why != nil {
-			continue // what its driver sends is ignored
+			continue // acknowledgements of its driver are ignored
 		}
 		n += len(s.events)
 		for _, w := range s.workers {
@@ -211,7 +211,7 @@ func (srv *server) unacknowledged() (n int, change <-chan struct{}) {
 	return n, srv.news
 }
 
-// take gives a slot to the worker, or returns why it cannot have it; the lock is held.
+// take gives the worker its slot, or returns the reason why not; the lock is held.
 func (srv *server) take(w *worker) error {
 	i := w.id.Index
 	switch holder := srv.taken[i]; {
@@ -231,7 +231,7 @@ func (srv *server) take(w *worker) error {
 	return nil
 }
 
-// takenError says that a slot has another worker.
+// takenError says that another worker has the slot.
 type takenError struct {
 	slot                   int
 	host, incarnation, run string
@@ -242,15 +242,15 @@ func (e *takenError) Error() string {
 	return fmt.Sprintf("slot %d of host %s is taken by worker %s of run %s, process %d", e.slot, e.host, e.incarnation, e.run, e.pid)
 }
 
-// free gives the slot of a worker back; the lock is held.
+// free releases the slot of a worker; the lock is held.
 func (srv *server) free(w *worker) {
 	delete(srv.taken, w.id.Index)
 	srv.ends++
 	srv.changed()
 }
 
-// grantTo returns what a driver may do with the session that m begins. It may wait for a directory
-// service, so the lock is not held. A driver that resumes begins none.
+// grantTo returns what the driver may do with the session that m begins. It may block on a
+// directory service, so the lock must not be held. A driver that resumes a session begins none.
 func (srv *server) grantTo(driver identity.Subject, m *agentpb.Attach) grant {
 	g := grant{driver: driver}
 	if srv.runAs == nil || m.GetResume() {
@@ -264,7 +264,7 @@ func (srv *server) grantTo(driver identity.Subject, m *agentpb.Attach) grant {
 	return g
 }
 
-// attach finds the session of the driver's run that it means, or begins it, and makes l its stream.
+// attach finds the session of the driver's run that m names, or begins it, and makes l its stream.
 func (srv *server) attach(
 	g grant, by audit.Who, m *agentpb.Attach, l *link, near netip.Addr,
 ) (*session, *agentpb.Attached, error) {
@@ -284,7 +284,7 @@ func (srv *server) attach(
 	if s != nil && (s.driver.User != driver.User || s.driver.UID != driver.UID) {
 		return nil, nil, status.Errorf(codes.PermissionDenied, "the run is of user %q, and not of %q", s.driver.User, driver.User)
 	}
-	ends := m.GetTakeOver() && m.GetTerm() == 0 // it is no driver: see client.EndRun
+	ends := m.GetTakeOver() && m.GetTerm() == 0 // not a driver: see client.EndRun
 	if s != nil && m.GetTerm() < s.term && !ends {
 		return nil, nil, status.Error(codes.PermissionDenied, "another driver has taken over the run")
 	}
@@ -298,7 +298,7 @@ func (srv *server) attach(
 	case !known && srv.drained != nil:
 		return nil, nil, status.Error(codes.Unavailable, srv.drained.Error())
 	case !known && s != nil:
-		// There is one driver of a run and a term. A session that it does not name it has given up.
+		// A run has one driver for each term. It has given up a session that it does not name.
 		s.end(errTakenOver)
 		s.killAll()
 		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
@@ -316,7 +316,7 @@ func (srv *server) attach(
 	if heard > s.sent {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}
-	heard = max(heard, s.acknowledged()) // a late attach knows less than was acknowledged since
+	heard = max(heard, s.acknowledged()) // a late attach may know less than was acknowledged since
 	if err := s.openDoor(near, m.GetCredentials()); err != nil {
 		return nil, nil, cannot(err)
 	}
@@ -330,8 +330,8 @@ func (srv *server) attach(
 	return s, answer, nil
 }
 
-// cannot returns why a session cannot begin: UNAVAILABLE where the same may succeed a moment later,
-// FAILED_PRECONDITION where something about the host has to change first.
+// cannot returns the status of a session that cannot begin: Unavailable if a retry may succeed
+// soon, FailedPrecondition if something on the host has to change first.
 func cannot(err error) error {
 	err = proc.ExplainDescriptors(err)
 	for _, passes := range []error{unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.EADDRINUSE, unix.EINTR} {
@@ -372,7 +372,7 @@ func (srv *server) begin(g grant, id string, lease time.Duration) (*session, err
 	return s, nil
 }
 
-// service keeps the gRPC methods apart from the server's.
+// service separates the gRPC methods from those of the server.
 type service struct {
 	agentpb.UnimplementedAgentServer
 	srv *server
@@ -384,8 +384,8 @@ func (v service) Session(stream grpc.BidiStreamingServer[agentpb.ToAgent, agentp
 	if err != nil {
 		return err
 	}
-	// Recv ends when this handler has returned, so the goroutine that receives is waited for by the
-	// server.
+	// Recv ends when this handler has returned, so the gRPC server waits for the receiving
+	// goroutine.
 	said, failed, stop := make(chan *agentpb.ToAgent), make(chan error, 1), make(chan struct{})
 	defer close(stop)
 	v.srv.wg.Go(func() { failed <- receive(stream, said, stop) })
@@ -407,7 +407,7 @@ func (v service) Session(stream grpc.BidiStreamingServer[agentpb.ToAgent, agentp
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	g := v.srv.grantTo(from, first.GetAttach())
 	if err := stream.Context().Err(); err != nil {
-		return status.FromContextError(err).Err() // the driver has given the stream up meanwhile
+		return status.FromContextError(err).Err() // the driver has abandoned the stream
 	}
 	s, answer, err := v.srv.attach(g, by, first.GetAttach(), l, near)
 	v.srv.recordAttach(by, first.GetAttach(), err)
@@ -437,8 +437,7 @@ func receive(
 	}
 }
 
-// carry sends and receives until the stream breaks, another takes its place, or the session is
-// over.
+// carry sends and receives until the stream breaks, another replaces it, or the session is over.
 func (s *session) carry(
 	l *link, stream grpc.BidiStreamingServer[agentpb.ToAgent, agentpb.FromAgent], said <-chan *agentpb.ToAgent, failed <-chan error,
 ) error {

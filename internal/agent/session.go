@@ -26,13 +26,13 @@ import (
 )
 
 const (
-	// window is how many bytes of a worker's output may be on their way to the driver; after that
-	// the worker waits.
+	// window bounds the unacknowledged output of a worker in bytes; beyond it the worker blocks.
 	window = 256 << 10
 	// chunk bounds the output in one event.
 	chunk = 32 << 10
-	// afterEnd is how much more may be of a worker that has ended: what was in its pipes. So its
-	// end, which follows its output, does not wait for the readers of that.
+	// afterEnd is added to window once a worker has ended, for the rest of the output in its pipes.
+	// So the event of its end, which follows its output, does not wait for slow readers of that
+	// output.
 	afterEnd = 1 << 20
 	// sessionVariable marks, in their environment, the processes of a session.
 	sessionVariable = "HVD_SESSION"
@@ -45,14 +45,14 @@ var (
 	errShutdown  = errors.New("the agent stops")
 )
 
-// session is what the agent does for one driver. It outlives the streams that carry it. All its
-// fields that change are guarded by the server's lock.
+// session is the agent's side of its relation with one driver. It outlives the streams that carry
+// it. The server's lock guards the fields that change.
 type session struct {
 	srv   *server
 	id    string // raw bytes
 	run   string
 	lease time.Duration
-	guard io.Closer // ends what workers have left
+	guard io.Closer // kills what workers leave behind
 	log   logrus.FieldLogger
 	grant
 	attachment
@@ -60,9 +60,9 @@ type session struct {
 	lines
 	outbox
 	workers map[string]*worker
-	room    *sync.Cond    // output may go on
-	why     error         // set: the session is ending
-	ending  chan struct{} // closed then
+	room    *sync.Cond    // signaled when output or lines may be emitted again
+	why     error         // why the session is ending; nil: it is not
+	ending  chan struct{} // closed when why is set
 	ended   chan struct{} // closed when nothing is left of it
 
 	running sync.WaitGroup // workers
@@ -71,11 +71,11 @@ type session struct {
 // grant is what the driver that began a session may do.
 type grant struct {
 	driver  identity.Subject
-	as      *runas.Rule // whom its workers run as; nil: this process's user
-	refusal error       // why it may start none
+	as      *runas.Rule // the user of its workers; nil: this process's user
+	refusal error       // why it may start no workers; nil: it may
 }
 
-// uid returns the number of the user of its workers.
+// uid returns the user id of its workers.
 func (g *grant) uid() int {
 	if g.as != nil {
 		return int(g.as.As.UID)
@@ -83,65 +83,65 @@ func (g *grant) uid() int {
 	return os.Geteuid()
 }
 
-// attachment is the stream that carries a session, and its driver.
+// attachment describes the stream that carries a session, and its driver.
 type attachment struct {
 	link       *link     // nil: none is attached
 	by         audit.Who // its driver
-	term       uint64    // the driver's number among those of the run
-	contact    time.Time // when the driver last sent something
-	noted      int64     // the time of the latest record of its journal that it has told
-	knowsDying bool      // the driver understands the event
+	term       uint64    // the driver's number among the drivers of the run
+	contact    time.Time // time of the driver's last message
+	noted      int64     // the time of the latest journal record that the driver has reported
+	knowsDying bool      // the driver understands Dying
 }
 
 // outbox holds the events that the driver has not acknowledged.
 type outbox struct {
 	events []*agentpb.FromAgent
 	last   uint64 // number of the last event
-	sent   uint64 // the last that any stream has taken: those after it may still grow
+	sent   uint64 // number of the last event sent on any stream: later ones may still grow
 }
 
-// worker is one process, by its incarnation.
+// worker is the process of one incarnation.
 type worker struct {
 	s           *session
 	id          plan.SlotID
 	incarnation string
 	program     string        // the first word of its command
-	dir         string        // where it is started
+	dir         string        // its working directory
 	pid         int           // 0: not started yet
-	doomed      bool          // to be killed as soon as it is
-	hurry       chan struct{} // closed then: the launcher gives it no more grace
-	more        chan struct{} // of capacity 1: it gives the whole grace anew
-	look        chan struct{} // of capacity 1: it looks whether a signal is ending the process
+	doomed      bool          // to be killed as soon as it is started
+	hurry       chan struct{} // closed when doomed is set: the launcher ends the grace period
+	more        chan struct{} // of capacity 1: the launcher begins the grace period anew
+	look        chan struct{} // of capacity 1: the launcher checks whether a signal is ending the process
 	evicted     bool          // the agent itself has asked it to end
 	grace       time.Duration
 	cancel      context.CancelCauseFunc
-	over        bool            // its process has ended, and its output is taken in
-	exit        *agentpb.Exited // how, while there is no event of it
+	over        bool            // its process has ended, and its output has been read
+	exit        *agentpb.Exited // its end, until that is an event
 	printed
 }
 
-// said is what a worker has said by its line.
+// said counts the lines that a worker has sent.
 type said struct {
 	lines  int  // that the driver has not acknowledged
-	floods bool // the log says that they are too many
+	floods bool // the log has a line about too many of them
 }
 
-// printed is the output of a worker.
+// printed is the state of a worker's output.
 type printed struct {
-	produced, taken uint64 // bytes: made events of, and acknowledged
-	spool           spool  // what comes after what was produced
-	torn            bool   // what was produced ends within a line
-	ahead           int    // bytes beyond window that may be on their way
+	produced, taken uint64 // bytes that became events, and that were acknowledged
+	spool           spool  // the output after that
+	torn            bool   // the output that became events ends within a line
+	ahead           int    // unacknowledged bytes permitted beyond window
 	said
 }
 
 // link is one stream of a session.
 type link struct {
 	wake  chan struct{}   // of capacity 1
-	gone  chan struct{}   // closed when another stream has taken its place
+	gone  chan struct{}   // closed when another stream has replaced it
 	next  uint64          // number of the event to send next
-	beats []*agentpb.Beat // to be returned
-	ends  bool            // it is of a command that ends the run, and not of a driver
+	beats []*agentpb.Beat // to be sent back
+	ends  bool            // it belongs to a command that ends the run, not to a driver
 }
 
 func (l *link) poke() {
@@ -151,7 +151,7 @@ func (l *link) poke() {
 	}
 }
 
-// live blocks until the session is over, and ends what is left of it.
+// live blocks until the session is over, waits for its workers to end, and frees what it holds.
 func (s *session) live() {
 	timer := time.NewTimer(s.lease / 2)
 	defer timer.Stop()
@@ -166,7 +166,7 @@ func (s *session) live() {
 	late := time.AfterFunc(s.lead(), s.lastResort)
 	s.running.Wait()
 	late.Stop()
-	defer blob.Clean(s.run, s.uid()) // of workers that were killed
+	defer blob.Clean(s.run, s.uid()) // the objects of workers that were killed
 	if err := s.guard.Close(); err != nil {
 		s.log.Warnf("agent: %v", err)
 	}
@@ -182,12 +182,12 @@ func (s *session) live() {
 	close(s.ended)
 	select {
 	case s.srv.over <- s.why:
-	default: // it is not wanted, or no more
+	default: // nobody receives
 	}
 }
 
-// checkLease ends a session whose lease has run out, and returns when to look again: so soon that
-// workers which come meanwhile have their grace within the lease too.
+// checkLease ends a session whose lease expires, and returns the pause until the next check, which
+// is short enough that workers that start meanwhile have their grace period within the lease too.
 func (s *session) checkLease() time.Duration {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -203,8 +203,8 @@ func (s *session) checkLease() time.Duration {
 	return s.lease
 }
 
-// lead is how long before the end of the lease workers are asked to end, so that they are gone by
-// then: as long as the longest grace, and no more than half of the lease.
+// lead returns how long before the end of the lease workers are asked to end, so that they have
+// ended by then: the longest grace period, but at most half of the lease.
 func (s *session) lead() time.Duration {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -221,7 +221,7 @@ func (s *session) leadOf() (lead time.Duration) {
 	return min(lead, s.lease/2)
 }
 
-// lastResort kills what is left of a session whose lease is over.
+// lastResort kills the remaining workers of a session whose lease has expired.
 func (s *session) lastResort() {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -230,7 +230,7 @@ func (s *session) lastResort() {
 	}
 }
 
-// alive counts the workers that have not ended.
+// alive returns the number of workers that have not ended.
 func (s *session) alive() (n int) {
 	for _, w := range s.workers {
 		if !w.over {
@@ -240,8 +240,7 @@ func (s *session) alive() (n int) {
 	return n
 }
 
-// end begins the end of the session; the lock is held. Output that the driver has not taken is
-// thrown away.
+// end begins the end of the session, and drops the output that no event has yet; the lock is held.
 func (s *session) end(why error) {
 	if s.why != nil {
 		return
@@ -281,8 +280,8 @@ func (s *session) attach(l *link, heard uint64) {
 	}
 }
 
-// detach notes that the stream is broken, unless another has taken its place: what workers print is
-// spooled from now on.
+// detach records that the stream l is broken, unless another has replaced it: output of workers
+// beyond the window is spooled from now on.
 func (s *session) detach(l *link) {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -296,7 +295,7 @@ func (s *session) detach(l *link) {
 // acknowledged returns the number of the last event that the driver has handled; the lock is held.
 func (o *outbox) acknowledged() uint64 { return o.last - uint64(len(o.events)) }
 
-// acknowledge forgets the events that the driver has handled; the lock is held.
+// acknowledge drops the events up to number heard; the lock is held.
 func (s *session) acknowledge(heard uint64) {
 	i := 0
 	for ; i < len(s.events) && s.events[i].GetNumber() <= heard; i++ {
@@ -313,8 +312,8 @@ func (s *session) acknowledge(heard uint64) {
 	}
 }
 
-// handOver returns what a driver must know that takes the session over, and the number of the last
-// event that the one before has acknowledged; the lock is held.
+// handOver returns what a driver must know to take the session over, and the number of the last
+// event that the earlier driver acknowledged; the lock is held.
 func (s *session) handOver() (heard uint64, a *agentpb.Attached) {
 	heard = s.acknowledged()
 	a = &agentpb.Attached{Session: []byte(s.id), First: heard + 1, Noted: s.noted}
@@ -338,8 +337,8 @@ func (s *session) emit(e *agentpb.FromAgent) {
 	}
 }
 
-// pending returns what there is to send on the link: the beats to return, and so few events that
-// messages of the driver do not wait for long.
+// pending returns what is to be sent on the link: beats to send back, and a batch of events that is
+// small enough not to delay the driver's messages.
 func (s *session) pending(l *link) (events []*agentpb.FromAgent, beats []*agentpb.Beat) {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -364,8 +363,8 @@ func (s *session) pending(l *link) (events []*agentpb.FromAgent, beats []*agentp
 	return append(events, s.unnumbered()...), beats
 }
 
-// handle does what the driver asks on the link, and nothing where the session is over or has
-// another link. An error is of a driver that violates the protocol.
+// handle executes a message of the driver, unless the session is over or the link was replaced. An
+// error means that the driver violates the protocol.
 func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
@@ -391,7 +390,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		if w := s.workers[m.Look.GetIncarnation()]; w != nil {
 			select {
 			case w.look <- struct{}{}:
-			default: // one is on its way
+			default: // one is pending
 			}
 		}
 	case *agentpb.ToAgent_Tell:
@@ -405,7 +404,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		}
 		s.acknowledge(heard)
 		s.noted = max(s.noted, m.Beat.GetNoted())
-		if len(l.beats) < 4 { // a driver that is not listening needs no more
+		if len(l.beats) < 4 { // more would only queue for a driver that does not read
 			l.beats = append(l.beats, m.Beat)
 		}
 		l.poke()
@@ -425,14 +424,14 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 	return nil
 }
 
-// start starts a worker, or makes an event of why it cannot; the lock is held.
+// start starts a worker, or emits the reason why it cannot; the lock is held.
 func (s *session) start(m *agentpb.Start) error {
 	inc := m.GetIncarnation()
 	if inc == "" || len(inc) > 255 {
 		return fmt.Errorf("an incarnation of %d bytes", len(inc))
 	}
 	if s.workers[inc] != nil {
-		return nil // it was asked for before, on a stream that broke
+		return nil // an earlier stream has brought the request
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := &worker{
@@ -490,7 +489,7 @@ func (s *session) start(m *agentpb.Start) error {
 	return nil
 }
 
-// stop asks a worker to end, or ends it; the lock is held.
+// stop asks a worker to end, kills it, or extends its grace period; the lock is held.
 func (s *session) stop(m *agentpb.Stop) {
 	w := s.workers[m.GetIncarnation()]
 	if w == nil || w.over {
@@ -503,10 +502,10 @@ func (s *session) stop(m *agentpb.Stop) {
 		w.kill()
 	case !m.GetMore():
 		s.record("stop", w, fmt.Sprintf("within %v", w.grace), audit.Done)
-	default: // it has been asked to end, and has longer; that may come every second
+	default: // the grace period begins anew; this may come every second
 		select {
 		case w.more <- struct{}{}:
-		default: // one is on its way
+		default: // one is pending
 		}
 	}
 }
@@ -527,15 +526,15 @@ func (s *session) pass(m *agentpb.Signal) {
 	}
 }
 
-// kill kills the worker's process group, as soon as there is one; the launcher kills what that
-// leaves.
+// kill kills the worker's process group once it exists; the launcher kills the worker's other
+// processes.
 func (w *worker) kill() {
 	if !w.doomed {
 		w.doomed = true
 		close(w.hurry)
 	}
 	if !w.over && w.pid > 0 {
-		_ = syscall.Kill(-w.pid, syscall.SIGKILL) // fails where it has just ended
+		_ = syscall.Kill(-w.pid, syscall.SIGKILL) // fails if it has just ended
 	}
 }
 
@@ -554,7 +553,7 @@ func (w *worker) started(pid int) {
 	}})
 }
 
-// dead notes that the process has ended, and that what it has printed is coming.
+// dead records that the process has ended and the rest of its output follows.
 func (w *worker) dead(error) {
 	s := w.s
 	s.srv.mu.Lock()
@@ -563,23 +562,23 @@ func (w *worker) dead(error) {
 	s.room.Broadcast()
 }
 
-// room is how many bytes of its output may go on their way; the lock is held.
+// room returns how many more bytes of its output may become events; the lock is held.
 func (w *worker) room() int { return window + w.ahead - int(w.produced-w.taken) }
 
-// left logs which processes a worker has left behind.
+// left logs the processes that a worker has left behind.
 func (w *worker) left(processes []string) {
 	w.s.log.Warnf("agent: slot %d: process %d %s", w.id.Index, w.pid, launch.LeftText(processes))
 }
 
-// dying makes an event, for a driver that knows it, of a worker that is as good as dead. One that
-// this agent has asked to end has not failed: its end tells.
+// dying emits an event, if the driver understands it, about a worker that is bound to end. If this
+// agent asked the worker to end, that is no failure, and only its end is reported.
 func (w *worker) dying(what string, by syscall.Signal) {
 	s := w.s
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	tells := s.knowsDying && s.why == nil && (by == 0 || !w.evicted)
 	say := s.log.Warnf
-	if tells { // the driver's log has it
+	if tells { // the driver logs it
 		say = s.log.Infof
 	}
 	say("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
@@ -638,8 +637,8 @@ type output struct {
 	stream uint32
 }
 
-// Write makes events of the text. If too much output of the worker is unacknowledged it blocks.
-// Without a driver it writes the text to the spool instead.
+// Write turns the text into events. It blocks while too much output of the worker is
+// unacknowledged; if no driver is attached, it spools the text instead.
 func (o output) Write(text []byte) (int, error) {
 	s := o.w.s
 	s.srv.mu.Lock()
@@ -668,8 +667,8 @@ func (o output) Write(text []byte) (int, error) {
 	return written, nil
 }
 
-// unspool makes events of what was spooled of the worker's output, as far as there is room for
-// them, and of its end when that is all; the lock is held.
+// unspool turns spooled output into events while there is room, and emits the worker's end once the
+// spool is empty; the lock is held.
 func (s *session) unspool(w *worker) {
 	for !w.spool.empty() && w.room() > 0 {
 		stream, text, missing, err := w.spool.take()
@@ -689,8 +688,7 @@ func (s *session) unspool(w *worker) {
 	s.emitExit(w)
 }
 
-// emitExit makes an event of a worker's end, once there are events of all its output; the lock is
-// held.
+// emitExit emits a worker's end, if known, once all its output has become events; the lock is held.
 func (s *session) emitExit(w *worker) {
 	if w.exit != nil && w.spool.empty() {
 		s.emit(exited(w.exit))
@@ -698,8 +696,8 @@ func (s *session) emitExit(w *worker) {
 	}
 }
 
-// append adds the text to the last event where that has not been sent: a worker that prints letter
-// by letter makes few events. The lock is held.
+// append adds the text to the last event if that is the same stream's and was not sent, so that a
+// worker that prints letter by letter makes few events. The lock is held.
 func (o output) append(text []byte) {
 	s := o.w.s
 	o.w.produced += uint64(len(text))

@@ -8,37 +8,36 @@ import (
 )
 
 const (
-	// spoolSize bounds the output of a worker that is kept for a driver that is not there, in
-	// bytes.
+	// spoolSize bounds the output of a worker that is kept while no driver is attached, in bytes.
 	spoolSize = 64 << 20
-	// segmentSize is how much of that is in one file, and thrown away at a time.
+	// segmentSize is the size of each file of a spool, which is dropped as a whole, in bytes.
 	segmentSize = 4 << 20
-	// spoolFrame is what stands before each text: its stream and its length.
+	// spoolFrame is the size of the header before each text: its stream and length.
 	spoolFrame = 5
 )
 
-// spool keeps the output of a worker in files that have no name any more: nothing of it is left
-// when the agent is gone, however it ended, and no other user can read it. Where there is more than
-// its bound, the oldest goes. The zero spool is empty, and has the bound 0.
+// spool keeps the output of a worker in files that have been unlinked: nothing of it is left once
+// the agent has ended, however it ended, and no other user can read it. Beyond its bound it drops
+// the oldest segment. The zero spool is empty, and its bound is 0.
 type spool struct {
 	dir      string // "": the system's for temporary files
 	most     int64
 	segments []*segment
-	held     int64 // bytes of the segments that are unread
-	missing  int64 // bytes of text that are missing before the first segment
+	held     int64 // unread bytes of the segments
+	missing  int64 // bytes of text that were lost before the first segment
 }
 
-// segment is one of its files.
+// segment is one file of a spool.
 type segment struct {
 	file    *os.File
-	end, at int64 // of what is written, and of what is read
+	end, at int64 // offsets up to which it is written and read
 	text    int64 // unread bytes of text
-	lost    int64 // bytes of text that are missing after it
+	lost    int64 // bytes of text that were lost after it
 }
 
 func (s *spool) empty() bool { return len(s.segments) == 0 && s.missing == 0 }
 
-// put adds a text of a stream. Where that fails the text is missing.
+// put appends a text of a stream. If that fails, the text counts as missing.
 func (s *spool) put(stream uint32, text []byte) error {
 	g, err := s.last()
 	if err != nil {
@@ -65,7 +64,8 @@ func (s *spool) put(stream uint32, text []byte) error {
 	return nil
 }
 
-// last returns the segment to write to, which it makes where the newest takes no more.
+// last returns the segment to write to, and creates one if the last segment is full or has a gap
+// after it.
 func (s *spool) last() (*segment, error) {
 	if n := len(s.segments); n > 0 && s.segments[n-1].end < segmentSize && s.segments[n-1].lost == 0 {
 		return s.segments[n-1], nil
@@ -79,7 +79,7 @@ func (s *spool) last() (*segment, error) {
 	return g, nil
 }
 
-// lose notes that a text is missing after what is held.
+// lose records that a text is missing after the last segment.
 func (s *spool) lose(text []byte) {
 	missing := &s.missing
 	if n := len(s.segments); n > 0 {
@@ -88,7 +88,7 @@ func (s *spool) lose(text []byte) {
 	*missing += int64(len(text))
 }
 
-// drop throws the oldest segment away.
+// drop drops the oldest segment.
 func (s *spool) drop() {
 	g := s.segments[0]
 	s.held -= g.end - g.at
@@ -97,8 +97,8 @@ func (s *spool) drop() {
 	s.segments = s.segments[1:]
 }
 
-// take returns the oldest text and its stream, or how many bytes are missing before it; no text and
-// 0 where it is empty.
+// take removes and returns the oldest text and its stream, or the number of bytes missing before
+// it. If the spool is empty, it returns no text and 0.
 func (s *spool) take() (stream uint32, text []byte, missing int64, err error) {
 	if missing, s.missing = s.missing, 0; missing > 0 {
 		return 0, nil, missing, nil
@@ -127,7 +127,7 @@ func (s *spool) take() (stream uint32, text []byte, missing int64, err error) {
 	return uint32(head[0]), text, 0, nil
 }
 
-// close throws everything away.
+// close drops everything.
 func (s *spool) close() {
 	for len(s.segments) > 0 {
 		s.drop()
@@ -135,8 +135,7 @@ func (s *spool) close() {
 	s.missing = 0
 }
 
-// unnamed makes a file that has no name, and that no other user could have opened before it lost
-// it.
+// unnamed creates a file and unlinks it; its mode keeps other users from opening it before.
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "hvdrun-output-") // of mode 0600
 	if err != nil {

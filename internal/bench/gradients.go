@@ -9,20 +9,20 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/gradient"
 )
 
-// maxLayers is the number of layers of the model of Gradients, except for tensors with fewer
-// elements.
+// maxLayers is the number of layers of the model of Gradients. A tensor with fewer elements has one
+// layer for each.
 const maxLayers = 32
 
-// seat is the worker of an averager.
+// seat is the worker that an averager needs.
 type seat struct{ group *collective.Group }
 
 // Group implements gradient.Worker.
 func (s seat) Group() *collective.Group { return s.group }
 
-// model is a model whose backward pass takes the time of its device, for which the processor waits.
+// model simulates a model whose backward pass runs on a device while the processor waits.
 type model struct {
 	averager *gradient.Averager[float32]
-	layer    time.Duration // that a layer takes
+	layer    time.Duration // duration of each layer
 }
 
 // paced returns the duration of a layer of Gradients: all layers together take as long as one
@@ -71,8 +71,8 @@ func (m *model) backward(done func(layer int)) {
 	}
 }
 
-// pass runs a backward pass that fill, unless it is nil, gives gradients. Each layer is ready as
-// soon as it is computed.
+// pass runs a backward pass. If fill is not nil, it sets the gradients of each layer. Each layer is
+// ready as soon as it is computed.
 func (t *trial) pass(fill func(layer []float32, at int)) error {
 	a := t.model.averager
 	at := len(t.data)

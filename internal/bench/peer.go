@@ -28,18 +28,18 @@ type Peer struct {
 	// compiler compiles source with library. launcher is another required program, and remote one
 	// that is required on hosts other than this machine.
 	compiler, source, library, launcher, remote string
-	// suffix is that of these programs where several libraries have programs of these names.
+	// suffix is appended to these names if several libraries have programs of the same names.
 	suffix string
 	// packages are the Debian packages that contain them.
 	packages string
 	lacks    []Op
-	// settings are words of the launcher, and before them variables as NAME=VALUE.
+	// settings are words of the launcher, preceded by environment variables as NAME=VALUE.
 	settings string
 	// version is a command whose first line says which version is installed.
 	version []string
-	// command returns what starts all ranks. The words of program run one of them.
+	// command returns the command that starts all ranks. The words of program run one of them.
 	command func(p Peer, program []string, folder string, at Place) []string
-	// worker says that ranks on other machines are workers of a job.
+	// worker says that ranks on other machines must be workers of a job.
 	worker bool
 	// local says that the ranks can only be measured on this machine.
 	local bool
@@ -48,11 +48,11 @@ type Peer struct {
 // Place is where the ranks of a peer run.
 type Place struct {
 	Ranks int
-	// Hosts are the hosts in order of rank, of which at least one is another machine. None: all
-	// ranks run on this machine.
+	// Hosts are the hosts in order of rank, at least one of them another machine. None: all ranks
+	// run on this machine.
 	Hosts []plan.Host
-	// Shell is a command that runs another one on a host, whose name and command line must be
-	// appended. It is used if there are Hosts.
+	// Shell is the command that runs a command on a host. The host's name and the command line must
+	// be appended. It is used if there are Hosts.
 	Shell []string
 	// Interfaces are the network interfaces between Hosts. None: the library chooses.
 	Interfaces []string
@@ -88,7 +88,7 @@ func forked(_ Peer, program []string, folder string, at Place) []string {
 	return append(program, strconv.Itoa(at.Ranks), folder)
 }
 
-// launch returns a launcher's words with the settings between them.
+// launch returns a launcher's words with the settings and more inserted.
 func (p Peer) launch(words, more []string) []string {
 	for word := range strings.FieldsSeq(p.settings) {
 		if name, _, is := strings.Cut(word, "="); is && name == strings.ToUpper(name) {
@@ -136,15 +136,15 @@ var Peers = slices.Concat(
 		"gloo", ""),
 )
 
-// Settings of Open MPI: copies through shared memory instead of reads of another process's, longer
-// fragments of them, and one algorithm of its component tuned.
+// Settings of Open MPI: copies through shared memory instead of reads of another process's memory,
+// longer fragments of these, and one algorithm of its component tuned.
 const (
 	noCMA      = "--mca smsc ^cma "
 	largeSends = "--mca btl_sm_max_send_size 131072 --mca btl_sm_eager_limit 32768 --mca btl_sm_rndv_eager_limit 131072 "
 	tuned      = "--mca coll ^han --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm "
 )
 
-// with returns a library under several names, each followed by its settings.
+// with returns a library under several names. Each name is followed by its settings.
 func with(library Peer, names ...string) (peers []Peer) {
 	for pair := range slices.Chunk(names, 2) {
 		library.Name, library.settings = pair[0], strings.TrimSpace(pair[1])
@@ -158,7 +158,7 @@ func (p Peer) Version() []string {
 	return append([]string{p.tool(p.version[0])}, p.version[1:]...)
 }
 
-// About says what was measured, from the first line of Version's output.
+// About describes what was measured, given the first line of Version's output.
 func (p Peer) About(version string) string {
 	text := cmp.Or(strings.Join(strings.Fields(version), " "), "of an unknown version")
 	if p.settings != "" {
@@ -220,7 +220,7 @@ func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 	return compile, nil
 }
 
-// Uncompiled returns, as a single line, the error of a compiler with this output.
+// Uncompiled returns the error of a compiler with this output, as a single line.
 func (p Peer) Uncompiled(output string) error {
 	return fmt.Errorf("%s fails: %s (Debian: apt-get install %s)", p.compiler, firstError(output), p.packages)
 }
@@ -262,7 +262,7 @@ func (p Peer) Command(folder string, at Place, spec Spec) ([]string, error) {
 	return p.command(p, program, meeting, at), nil
 }
 
-// words are the arguments by which a peer's program knows what to measure.
+// words returns the arguments that tell a peer's program what to measure.
 func (s Spec) words() []string {
 	sizes := make([]string, len(s.Sizes))
 	for i, n := range s.Sizes {
@@ -276,20 +276,20 @@ func (s Spec) words() []string {
 func (p Peer) InJob(at Place) bool { return p.worker && len(at.Hosts) > 0 }
 
 // carriedScript unpacks the program, which is in the $1 arguments after the first, and runs it with
-// the other arguments.
+// the remaining arguments.
 const carriedScript = `d=$(mktemp -d) || exit; trap 'rm -rf "$d"' EXIT; trap 'exit 1' HUP INT TERM; n=$1; shift; ` +
 	`while [ "$n" -gt 0 ]; do printf %s "$1" >>"$d/packed"; shift; n=$((n-1)); done; ` +
 	`base64 -d <"$d/packed" | gunzip >"$d/program" && chmod 700 "$d/program" || exit; "$d/program" "$@"`
 
-// maxPiece is the length of the pieces in which a program goes into a command: a word has 128 KiB
-// at most.
+// maxPiece is the length in bytes of the pieces in which a command contains a program: an argument
+// has at most 128 KiB.
 const maxPiece = 100 << 10
 
-// maxProgram bounds the size of a peer's program in bytes; a command has 2 MiB in most systems.
+// maxProgram bounds the size of a peer's program in bytes. Most systems limit a command to 2 MiB.
 const maxProgram = 4 << 20
 
-// carried returns a command that runs a program on any host: it contains the program, which need
-// not be there. The libraries that the program is linked with must be.
+// carried returns a command that runs a program on any host: the command contains the program. The
+// host needs only the libraries with which the program is linked.
 func carried(path string, arguments []string) ([]string, error) {
 	program, err := safefile.OwnText(path, maxProgram)
 	if err != nil {
@@ -313,7 +313,7 @@ func carried(path string, arguments []string) ([]string, error) {
 }
 
 // Probe returns a command that succeeds if the peer can be used on a host other than this machine;
-// nil: there is nothing to look for. Its failure must be given to Unusable.
+// nil: nothing needs to be checked. If it fails, Unusable returns the reason.
 func (p Peer) Probe(at Place, host string) []string {
 	if p.remote == "" || p.InJob(at) {
 		return nil
@@ -321,11 +321,11 @@ func (p Peer) Probe(at Place, host string) []string {
 	return append(slices.Clone(at.Shell), host, "command -v "+p.remote+" || command -v prted")
 }
 
-// unreachable is the exit status of ssh when it has not run the command.
+// unreachable is the exit status of ssh if it did not run the command.
 const unreachable = 255
 
-// Unusable returns, as a single line, why the peer cannot be used on a host whose Probe has ended
-// with this exit code and output.
+// Unusable returns, as a single line, the reason why the peer cannot be used on a host whose Probe
+// ended with this exit code and output.
 func (p Peer) Unusable(host string, code int, output string) error {
 	if code == unreachable {
 		lines := strings.Split(strings.TrimSpace(output), "\n")
@@ -354,8 +354,7 @@ func ReadPeer(out io.Reader, spec Spec) ([]Row, error) {
 	return rows, nil
 }
 
-// Patience returns the time limit of a peer for the whole spec, because some hang instead of
-// failing.
+// Patience returns the time limit of a peer for the whole spec. Some peers hang instead of failing.
 func (s Spec) Patience() time.Duration {
 	return time.Minute + time.Duration(len(s.Sizes))*(4*s.Time+30*time.Second)
 }

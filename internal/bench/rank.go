@@ -14,8 +14,8 @@ import (
 )
 
 // Rank is the program of a rank: it joins the job that started it, measures what spec says, and on
-// rank 0 writes each row as a line of JSON once it is complete. It blocks until all ranks are done,
-// ctx ends, or a rank is lost; it does not recover from a loss.
+// rank 0 writes each row as a line of JSON once the row is complete. It blocks until all ranks are
+// done, ctx ends, or a rank is lost; it does not recover from a loss.
 func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 	w, err := elastic.Init(ctx)
 	if err != nil {
@@ -41,13 +41,13 @@ type meter struct {
 	spec  Spec
 	clock time.Time // origin of time: time.Since costs half as much as time.Now
 
-	host   int               // this rank's
+	host   int               // index of this rank's host
 	totals []uint64          // by host, for sums
-	layer  time.Duration     // of a model's backward pass, for Gradients
-	ends   *collective.Group // two ranks of different hosts, of which this is one; nil: it is another rank, or there is one host
+	layer  time.Duration     // duration of a layer of the model for Gradients
+	ends   *collective.Group // one rank on each of two hosts; nil: this rank is neither, or there is one host
 }
 
-// meet finds which ranks are on which hosts, of which each has ranks that follow each other.
+// meet determines the host of each rank. The ranks of a host are consecutive.
 func (m *meter) meet(localRank int) error {
 	all, err := collective.AllGather(m.ctx, m.group, []int32{int32(localRank)})
 	if err != nil {
@@ -72,8 +72,8 @@ func (m *meter) meet(localRank int) error {
 	return err
 }
 
-// sent returns the bytes that all ranks have sent since this one had sent so many, and those of the
-// host that has sent most.
+// sent returns the bytes that all ranks have sent during a measurement, and those of the host that
+// has sent most. since is what this rank had sent before the measurement.
 func (m *meter) sent(since uint64) (all, most float64, err error) {
 	clear(m.totals)
 	m.totals[m.host] = m.group.Sent() - since
@@ -86,11 +86,11 @@ func (m *meter) sent(since uint64) (all, most float64, err error) {
 	return all, most, nil
 }
 
-// turns is the number of turns that the operations of one size take, so that disturbances on the
-// machine affect all of them.
+// turns is the number of turns in which the operations of one size alternate, so that disturbances
+// on the machine affect all of them.
 const turns = 8
 
-// measure writes the rows of all sizes.
+// measure measures all sizes and writes their rows.
 func (m *meter) measure(out *json.Encoder) error {
 	for i, size := range m.spec.Sizes {
 		ops := []Op{m.spec.Op}
@@ -234,7 +234,7 @@ func (m *meter) sample(t *trial, samples []time.Duration) error {
 
 // tensor returns n elements in the selected kind of memory.
 func (m *meter) tensor(op Op, n int) ([]float32, error) {
-	if (m.spec.Alloc || m.spec.Op == Gradients) && op != CopyAlone && op != CopyAll { // an averager's is such memory
+	if (m.spec.Alloc || m.spec.Op == Gradients) && op != CopyAlone && op != CopyAll { // an averager allocates such memory too
 		return collective.Alloc[float32](n)
 	}
 	return make([]float32, n), nil
@@ -269,12 +269,12 @@ type trial struct {
 	op    Op
 	data  []float32
 	parts [][]float32 // of data, by rank
-	into  []float32   // for the result; nil: the operation takes memory for it
+	into  []float32   // for the result; nil: the operation allocates it
 	model *model      // for Gradients and After
-	async bool        // in the background, where the operation has such a form
+	async bool        // in the background, if the operation has such a form
 
 	samples        []time.Duration
-	sent, sentMost float64 // bytes on sockets in all samples, of all ranks and of the host with most
+	sent, sentMost float64 // bytes sent on sockets in all samples: by all ranks, and by the host that sends most
 }
 
 func (t *trial) free() {
@@ -326,7 +326,7 @@ func (t *trial) run() (err error) {
 	return err
 }
 
-// gather returns what each rank has of the data.
+// gather gathers the data of each rank.
 func (t *trial) gather() ([][]float32, error) {
 	own := t.parts[t.group.Rank()]
 	if t.into == nil {
@@ -351,7 +351,7 @@ func (t *trial) reduceScatter() ([]float32, error) {
 	return t.into, collective.ReduceScatterInto(t.ctx, t.group, t.data, t.into, collective.Sum)
 }
 
-// exchange returns each rank's part for this one.
+// exchange returns the part of each rank for this rank.
 func (t *trial) exchange() ([][]float32, error) {
 	if t.into == nil {
 		return collective.AllToAll(t.ctx, t.group, t.parts)
@@ -372,7 +372,7 @@ func (t *trial) sendRecv() error {
 	return errors.Join(err, sent.Wait())
 }
 
-// split returns the ranks' parts of a tensor, as even as can be.
+// split returns the ranks' parts of a tensor, as even as possible.
 func (t *trial) split(tensor []float32) [][]float32 {
 	n, at := t.group.Size(), 0
 	parts := make([][]float32, n)

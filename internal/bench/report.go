@@ -60,7 +60,7 @@ func (r *Report) row(peer string, op Op, bytes int) (Row, bool) {
 }
 
 // roof returns the bandwidth, in GB/s, to which memory limits an all-reduce of this size, and the
-// bandwidth of copies by all ranks at once from which it follows. It needs Spec.Memory.
+// bandwidth of concurrent copies by all ranks from which that follows. It needs Spec.Memory.
 //
 // Each of n ranks must at least read its n-th part of all n tensors, write it, and copy the other
 // parts of the result: 3 − 1/n times the bytes in total. A copy of a byte moves two.
@@ -133,11 +133,11 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return r.writeNotes(w, hosts)
 }
 
-// mostBeside is how many libraries have columns beside hvdrun's; more have lines of their own.
+// mostBeside is the most libraries with columns beside hvdrun's; more have lines of their own.
 const mostBeside = 3
 
-// writePeers says what was measured besides hvdrun, and, of several libraries, which one takes the
-// least time for each size.
+// writePeers writes what was measured besides hvdrun, and for several libraries, which one is the
+// fastest for each size.
 func (r *Report) writePeers(w io.Writer) error {
 	peers := r.peers()[1:]
 	if len(peers) > 1 {
@@ -181,7 +181,7 @@ func (r *Report) writePeers(w io.Writer) error {
 	return nil
 }
 
-// on says on how many hosts the ranks are, if there are several.
+// on returns words for the number of hosts, if there are several.
 func (r *Report) on() string {
 	if r.Hosts <= 1 {
 		return ""
@@ -226,7 +226,7 @@ func (r *Report) stream() float64 {
 	return row.gbps()
 }
 
-// wire returns the columns of what goes over sockets.
+// wire returns the columns with the bytes sent on sockets.
 func (r *Report) wire(ours Row) string {
 	line := byteCount(ours.Sent) + "\t" + byteCount(ours.HostOut) + "\t"
 	stream := r.stream()
@@ -236,7 +236,7 @@ func (r *Report) wire(ours Row) string {
 	return line + number(ours.HostOut/ours.Median/1e3/stream) + "\t"
 }
 
-// byteCount formats a number of bytes in the largest unit of which there is at least one.
+// byteCount formats a number of bytes in the largest unit that is not larger.
 func byteCount(n float64) string {
 	for _, u := range units[:3] {
 		if n >= float64(u.bytes) {
@@ -279,7 +279,7 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64)
 }
 
-// ops returns the measured operations, the one that was asked for first.
+// ops returns the measured operations, the requested one first.
 func (r *Report) ops() []Op {
 	ops := []Op{r.Op}
 	for _, res := range r.Results {

@@ -14,8 +14,8 @@ type Row struct {
 	Min     float64
 	Median  float64
 	P99     float64 // smallest value that 99 % of the samples do not exceed
-	Sent    float64 `json:",omitempty"` // bytes on sockets for each sample, of all ranks
-	HostOut float64 `json:",omitempty"` // the same of the host that sends most; 0: there is one host
+	Sent    float64 `json:",omitempty"` // bytes sent on sockets per sample, by all ranks
+	HostOut float64 `json:",omitempty"` // the same for the host that sends most; 0: one host
 }
 
 // summarize sorts the samples, of which there must be at least one, and returns their row.
@@ -27,15 +27,15 @@ func summarize(op Op, bytes int, samples []time.Duration) Row {
 		P99: us(max(0, int(math.Ceil(0.99*float64(n)))-1))}
 }
 
-// Result is a row of a round.
+// Result is a row of one round.
 type Result struct {
 	Row
 	Round int    // from 1
 	Peer  string // library
 }
 
-// merged combines the rows of all rounds for a peer, operation and size: the smallest minimum, the
-// medians of the rounds' medians and 99th percentiles, and all samples.
+// merged combines the rows of all rounds for a peer, operation and size: it takes the smallest
+// minimum, the medians of the rounds' medians and 99th percentiles, and all samples.
 func merged(results []Result) Row {
 	row := results[0].Row
 	row.Samples = 0

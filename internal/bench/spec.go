@@ -17,12 +17,12 @@ import (
 // Op is an operation to measure.
 type Op string
 
-// The operations. Async is AllReduceAsync and the wait for it. Gradients is a backward pass whose
-// gradients an Averager reduces meanwhile, and After the same pass with one AllReduce after it.
-// In SendRecv each rank sends the tensor to the next one and receives that of the one before it.
+// The operations. Async is AllReduceAsync and the wait for it. Gradients is a backward pass during
+// which an Averager reduces the gradients, and After the same pass followed by one AllReduce. In
+// SendRecv each rank sends the tensor to the next rank and receives that of the one before.
 // CopyAlone and CopyAll are not collectives but their bound: a plain copy of half of the bytes onto
-// the other half, by rank 0 alone or by all ranks at once. Stream is the bound between hosts: what
-// one rank sends to one rank of another host.
+// the other half, by rank 0 alone or by all ranks at once. Stream is the bound between hosts: one
+// rank sends to one rank of another host.
 const (
 	AllReduce     Op = "allreduce"
 	Async         Op = "allreduce-async"
@@ -56,23 +56,24 @@ const (
 // Spec is what a rank measures.
 type Spec struct {
 	Op Op
-	// Sizes are in bytes, of the whole tensor. In allgather, reducescatter and alltoall each rank
-	// gives or receives a part of it.
+	// Sizes are the sizes of the whole tensor in bytes. In allgather, reducescatter and alltoall
+	// each rank sends or receives a part of it.
 	Sizes []int
-	// Time is the target for all samples of a size: as many as fit, at least 10 and at most 20,000.
+	// Time is the target for all samples of a size: as many samples as fit, at least 10 and at most
+	// 20,000.
 	Time time.Duration
 	// Alloc allocates tensors in memory shared by the ranks of a host (collective.Alloc).
 	Alloc bool
-	// Into has allgather, reducescatter and alltoall put their results into tensors that are there
-	// (collective.AllGatherInto and so on). Those of allgather and
-	// alltoall must be multiples of 4 bytes times the ranks then.
+	// Into makes allgather, reducescatter and alltoall write their results into existing tensors
+	// (collective.AllGatherInto and so on). Sizes for allgather and alltoall must then be multiples
+	// of 4 bytes times the number of ranks.
 	Into bool
 	// Async runs allreduce and broadcast, and with Into allgather and reducescatter, in the
 	// background, and waits for them.
 	Async bool
 	// Memory also measures CopyAlone and CopyAll.
 	Memory bool
-	// Bucket is that of gradient.Options, in bytes, for Gradients. 0: the default.
+	// Bucket is the size of a bucket in gradient.Options, in bytes, for Gradients. 0: the default.
 	Bucket int
 }
 
@@ -126,7 +127,7 @@ func SizeText(n int) string {
 	return strconv.Itoa(n)
 }
 
-// HasInto reports whether an operation has a form that takes no memory for its result.
+// HasInto reports whether an operation has a form that allocates no memory for its result.
 func (op Op) HasInto() bool { return op == AllGather || op == ReduceScatter || op == AllToAll }
 
 // HasAsync reports whether an operation has a form in the background.

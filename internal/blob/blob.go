@@ -1,10 +1,12 @@
-// Package blob keeps values by the SHA-256 hashes of their bytes in memory that the processes of a
-// host share. Each value is a file below /dev/shm, so that it outlives the process that has made
-// it; where that file system is small, as in most containers, they are in the temporary folder.
+// Package blob stores values, by the SHA-256 hashes of their bytes, in memory that the processes of
+// a host share. Each value is a file below /dev/shm, so that it outlives the process that has
+// created it. If that file system is small, as in most containers, values are in the temporary
+// folder.
 //
-// The processes of a run on a host share a folder, of which each has a lock while it has the store
-// open. The last one to close it removes the folder; of processes that were killed, [Clean] does,
-// and whoever opens a store of another run an hour later.
+// The processes of a run on a host share a folder, and each holds a lock there while it has the
+// store open. The last one to close the store removes the folder. Folders of processes that were
+// killed are removed by [Clean], and an hour later by any process that opens a store of another
+// run.
 package blob
 
 import (
@@ -26,7 +28,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// ID names a value by the SHA-256 hash of its bytes.
+// ID is the SHA-256 hash of a value's bytes, and identifies the value.
 type ID [sha256.Size]byte
 
 // String returns the ID in hexadecimal digits.
@@ -39,29 +41,29 @@ func ParseID(b []byte) (id ID, ok bool) {
 }
 
 var (
-	// ErrFull is wrapped by the error of Create for which the store has no room.
+	// ErrFull is wrapped by the error of Create if the store has no room.
 	ErrFull = errors.New("blob: the store is full")
 	// ErrMissing is returned for a value that the store does not have.
 	ErrMissing = errors.New("blob: the store does not have the value")
 )
 
-// Config says which store it is. Run and Host name it.
+// Config configures a Store, which Run and Host identify.
 type Config struct {
-	// Root is the folder below which stores are. Empty: /dev/shm, or the temporary folder where
-	// /dev/shm has less than a gigabyte.
+	// Root is the folder that contains stores. Empty: /dev/shm, or the temporary folder if /dev/shm
+	// has less than a gigabyte.
 	Root      string
 	Run, Host string
-	// Most is how many bytes the processes of the host keep together. 0: 30 % of the memory, or of
-	// what the file system has, if that is less.
+	// Most bounds the bytes that the processes of the host store together. 0: 30 % of the memory or
+	// of the size of the file system, whichever is less.
 	Most int64
 }
 
 const (
 	leastShared = 1 << 30   // bytes that /dev/shm must have
-	stale       = time.Hour // a folder that nobody has open is removed then
-	liveName    = ".live"   // each process that has the store open has a shared lock of it
-	countName   = ".count"  // the bytes that are taken; changed with an exclusive lock of it
-	unfinished  = ".new-"   // prefix of files that are being written, with an exclusive lock of each
+	stale       = time.Hour // age after which a folder that nobody has open is removed
+	liveName    = ".live"   // each process that has the store open holds a shared lock of it
+	countName   = ".count"  // the number of bytes taken; changed while its lock is held exclusively
+	unfinished  = ".new-"   // prefix of files that are being written; their writers hold exclusive locks
 )
 
 // Store is a store that this process has open. It is safe for concurrent use.
@@ -71,7 +73,7 @@ type Store struct {
 	live *os.File
 }
 
-// root returns the folder below which stores are.
+// root returns the folder that contains stores.
 func root(cfg string) string {
 	var st unix.Statfs_t
 	if cfg != "" {
@@ -108,7 +110,7 @@ func most(dir string) int64 {
 	return bound / 10 * 3
 }
 
-// Open opens the store of a run on a host, and makes it if it does not exist.
+// Open opens the store of a run on a host, and creates it if it does not exist.
 func Open(cfg Config) (*Store, error) {
 	all := top(cfg.Root, os.Geteuid())
 	if err := safefile.MakePrivateDir(all); err != nil {
@@ -121,7 +123,7 @@ func Open(cfg Config) (*Store, error) {
 		if err == nil {
 			break
 		}
-		// Another process may be removing the folder just now.
+		// Another process may be removing the folder.
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errRemoved) || try == 100 {
 			return nil, fmt.Errorf("blob: %w", err)
 		}
@@ -143,13 +145,13 @@ func (s *Store) open() error {
 		return err
 	}
 	now := time.Now()
-	_ = os.Chtimes(s.dir, now, now) // it tells when the folder was used
+	_ = os.Chtimes(s.dir, now, now) // records when the folder was used
 	s.live = live
 	return nil
 }
 
-// lockLive locks the file that tells that a store is open. It returns errRemoved if another process
-// has removed it meanwhile.
+// lockLive locks the file that shows that a store is open. It returns errRemoved if another process
+// has removed the file meanwhile.
 func lockLive(dir string) (*os.File, error) {
 	live, err := lockFile(filepath.Join(dir, liveName), unix.LOCK_SH)
 	if err != nil {
@@ -168,7 +170,7 @@ func lockLive(dir string) (*os.File, error) {
 	return live, nil
 }
 
-// lockFile opens a file, which it makes if it does not exist, and locks it.
+// lockFile opens a file, creates it if it does not exist, and locks it.
 func lockFile(path string, how int) (*os.File, error) {
 	f, err := safefile.Update(path, safefile.Private, true)
 	if err != nil {
@@ -180,7 +182,7 @@ func lockFile(path string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// Close closes the store. Its values stay as long as another process has it open.
+// Close closes the store. Its values remain as long as another process has it open.
 func (s *Store) Close() error {
 	err := s.live.Close()
 	run := filepath.Dir(s.dir)
@@ -194,8 +196,8 @@ func (s *Store) Close() error {
 
 func (s *Store) path(id ID) string { return filepath.Join(s.dir, id.String()) }
 
-// Open opens a value for reading, and returns its size. The caller closes the file. The error is
-// ErrMissing if there is no such value.
+// Open opens a value for reading, and returns its size. The caller must close the file. The error
+// is ErrMissing if there is no such value.
 func (s *Store) Open(id ID) (*os.File, int64, error) {
 	f, err := safefile.ReadOwn(s.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -216,7 +218,7 @@ func (s *Store) Has(id ID) bool {
 	return err == nil
 }
 
-// Remove removes a value, if it is there. Processes that have it open can still read it.
+// Remove removes a value, if it exists. Processes that have it open can still read it.
 func (s *Store) Remove(id ID) error {
 	fi, err := os.Lstat(s.path(id))
 	if err == nil {
@@ -246,7 +248,7 @@ func (s *Store) List() ([]ID, error) {
 	return all, nil
 }
 
-// Usage returns how many bytes are taken, and how many may be.
+// Usage returns the number of bytes taken, and its bound.
 func (s *Store) Usage() (taken, most int64, err error) {
 	err = s.count(func(n int64) (int64, error) {
 		taken = n
@@ -255,7 +257,7 @@ func (s *Store) Usage() (taken, most int64, err error) {
 	return taken, s.most, err
 }
 
-// count changes the number of bytes that are taken.
+// count changes the number of bytes taken.
 func (s *Store) count(change func(int64) (int64, error)) error {
 	f, err := lockFile(filepath.Join(s.dir, countName), unix.LOCK_EX)
 	if err != nil {
@@ -277,7 +279,8 @@ func (s *Store) count(change func(int64) (int64, error)) error {
 	return nil
 }
 
-// reserve takes room for a value. What processes have taken that were killed is given back first.
+// reserve takes room for a value. If there is not enough, it first frees the room taken by
+// processes that were killed.
 func (s *Store) reserve(size int64) error {
 	return s.count(func(taken int64) (int64, error) {
 		if taken+size > s.most {
@@ -290,7 +293,7 @@ func (s *Store) reserve(size int64) error {
 	})
 }
 
-// recount removes files whose writers were killed, and returns how many bytes the others have.
+// recount removes files whose writers were killed, and returns the total size of the others.
 func (s *Store) recount() (taken int64) {
 	names, _ := os.ReadDir(s.dir)
 	for _, n := range names {

@@ -13,9 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Clean removes the stores on this machine that processes of a user had in a run, and that nobody
-// has open. It does not open them. The user may have put anything in their place: as root it
-// removes nothing that the user could not remove.
+// Clean removes the stores of a run on this machine that processes of a user have left behind,
+// unless somebody has them open. It does not open them as stores. The user may have put anything in
+// their place: called as root, it removes nothing that the user could not remove.
 func Clean(run string, uid int) { clean(top("", uid), run, uid) }
 
 func clean(top, run string, uid int) {
@@ -27,7 +27,7 @@ func clean(top, run string, uid int) {
 	cleanRun(all, nameOf(run), uid, time.Time{})
 }
 
-// sweep removes what processes of other runs have left that were killed.
+// sweep removes what killed processes of other runs have left behind.
 func sweep(top, own string, uid int) {
 	all, err := openFolder(unix.AT_FDCWD, top, uid)
 	if err != nil {
@@ -42,8 +42,8 @@ func sweep(top, own string, uid int) {
 	}
 }
 
-// cleanRun removes stores of a run that nobody has open, and nobody has opened since a time; zero:
-// ever.
+// cleanRun removes the stores of a run that nobody has open and that were last used before since; a
+// zero since removes them whatever their age.
 func cleanRun(all *os.File, run string, uid int, since time.Time) {
 	of, err := openFolder(int(all.Fd()), run, uid)
 	if err != nil {
@@ -61,8 +61,8 @@ func cleanRun(all *os.File, run string, uid int, since time.Time) {
 	_ = unix.Unlinkat(int(all.Fd()), run, unix.AT_REMOVEDIR) // fails while there are others
 }
 
-// removeUnused removes the folder of a store that nobody has open. The file that is locked goes
-// last: as long as it is there, who opens the store waits for the lock, and then begins anew.
+// removeUnused removes the folder of a store that nobody has open. It removes the lock file last:
+// until then, a process that opens the store waits for the lock, and then begins anew.
 func removeUnused(of *os.File, host string, uid int) {
 	dir, err := openFolder(int(of.Fd()), host, uid)
 	if err != nil {
@@ -86,7 +86,7 @@ func removeUnused(of *os.File, host string, uid int) {
 	_ = unix.Unlinkat(int(of.Fd()), host, unix.AT_REMOVEDIR) // fails if somebody has begun to open it
 }
 
-// lockUnused locks the file that tells that the store in a folder is open, if nobody has it locked.
+// lockUnused locks the file that shows that a store is open, if nobody else holds its lock.
 func lockUnused(dir int) (*os.File, error) {
 	fd, err := unix.Openat(dir, liveName, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

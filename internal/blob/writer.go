@@ -16,22 +16,22 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Writer writes a value of a known size. Its bytes come in any order by WriteAt, and are hashed
-// from the first one on as far as they are there. It is for one goroutine.
+// Writer writes a value of a known size. WriteAt accepts its bytes in any order; they are hashed in
+// order as soon as they are contiguous from the beginning. A Writer is for one goroutine.
 type Writer struct {
 	s      *Store
 	file   *os.File
 	size   int64
 	sum    hash.Hash
 	hashed int64
-	ranges map[int64]int64 // that are there, behind what is hashed: from, to
-	at     int64           // of Write
+	ranges map[int64]int64 // written ranges after the hashed bytes: from, to
+	at     int64           // offset of the next Write
 	buf    []byte
 	over   bool
 }
 
-// Create begins a value. The caller calls Commit or Abort. The error wraps ErrFull if there is no
-// room.
+// Create begins a value. The caller must call Commit or Abort. The error wraps ErrFull if there is
+// no room.
 func (s *Store) Create(size int64) (*Writer, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("blob: a value of %d bytes", size)
@@ -52,9 +52,9 @@ func (s *Store) Create(size int64) (*Writer, error) {
 	return &Writer{s: s, file: f, size: size, sum: sha256.New(), ranges: map[int64]int64{}}, nil
 }
 
-// Borrow has a value that another store of the run has on this machine, below the same root,
-// without a copy of it: both have the file. The error wraps ErrMissing if that store does not have
-// it, or is not there, and ErrFull if there is no room.
+// Borrow adds a value that another store of the run, on this machine and below the same root, has.
+// It does not copy the value: both stores link to one file. The error wraps ErrMissing if that
+// store does not exist or does not have the value, and ErrFull if there is no room.
 func (s *Store) Borrow(id ID, host string) error {
 	from := filepath.Join(filepath.Dir(s.dir), nameOf(host), id.String())
 	fi, err := os.Lstat(from)
@@ -72,7 +72,7 @@ func (s *Store) Borrow(id ID, host string) error {
 	}
 	_ = s.give(fi.Size())
 	switch {
-	case errors.Is(err, fs.ErrExist): // another process has it meanwhile
+	case errors.Is(err, fs.ErrExist): // another process has added it meanwhile
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
 		return ErrMissing
@@ -80,7 +80,7 @@ func (s *Store) Borrow(id ID, host string) error {
 	return fmt.Errorf("blob: %w", err)
 }
 
-// give gives room back.
+// give releases room.
 func (s *Store) give(size int64) error {
 	return s.count(func(taken int64) (int64, error) { return taken - size, nil })
 }
@@ -92,7 +92,7 @@ func (w *Writer) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// WriteAt writes bytes at a place where none were written before.
+// WriteAt writes bytes at an offset. Bytes must not be written twice.
 func (w *Writer) WriteAt(b []byte, at int64) (int, error) {
 	if at < w.hashed || at+int64(len(b)) > w.size {
 		return 0, fmt.Errorf("blob: bytes %d to %d of a value of %d, of which %d are there", at, at+int64(len(b)), w.size, w.hashed)
@@ -112,7 +112,7 @@ func (w *Writer) WriteAt(b []byte, at int64) (int, error) {
 	return n, w.catchUp()
 }
 
-// catchUp hashes what came before its turn.
+// catchUp hashes ranges that were written early and are now contiguous.
 func (w *Writer) catchUp() error {
 	for {
 		to, ok := w.ranges[w.hashed]
@@ -130,8 +130,8 @@ func (w *Writer) catchUp() error {
 	}
 }
 
-// Commit makes the value one of the store, and returns its ID. All bytes must have been written.
-// The Writer is of no more use.
+// Commit adds the value to the store, and returns its ID. All bytes must have been written. The
+// Writer must not be used afterwards.
 func (w *Writer) Commit() (id ID, err error) {
 	if w.hashed != w.size {
 		w.Abort()
@@ -139,7 +139,7 @@ func (w *Writer) Commit() (id ID, err error) {
 	}
 	w.sum.Sum(id[:0])
 	w.over = true
-	if w.s.Has(id) { // the same value is there already
+	if w.s.Has(id) { // the store already has the value
 		return id, w.discard()
 	}
 	if err := os.Rename(w.file.Name(), w.s.path(id)); err != nil {
@@ -148,7 +148,7 @@ func (w *Writer) Commit() (id ID, err error) {
 	return id, w.file.Close()
 }
 
-// Abort removes what was written. After Commit it does nothing.
+// Abort removes what was written. After Commit it has no effect.
 func (w *Writer) Abort() {
 	if !w.over {
 		w.over = true

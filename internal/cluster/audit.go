@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// auditFile is the file of a Dir that has a line of JSON for each thing that was done with the
-// keys of the cluster, or refused.
+// auditFile is the file of a Dir with a line of JSON for each use, and each refused use, of the
+// keys of the cluster.
 const auditFile = "audit.jsonl"
 
 // RecordDriver records that this process has issued itself a driver's certificate.
@@ -22,7 +22,7 @@ func (d *Dir) RecordDriver(creds *identity.Credentials) error {
 	})
 }
 
-// Record appends a record to auditFile. Without a Who it is of this process.
+// Record appends a record to auditFile. A record without a Who is one of this process.
 func (d *Dir) Record(r audit.Record) error {
 	if r.Time.IsZero() {
 		r.Time = time.Now()
@@ -35,7 +35,7 @@ func (d *Dir) Record(r audit.Record) error {
 		return fmt.Errorf("cluster: %w", err)
 	}
 	defer f.Close()
-	if _, err := f.WriteString(r.String() + "\n"); err != nil { // at once: processes append side by side
+	if _, err := f.WriteString(r.String() + "\n"); err != nil { // in one write: several processes append
 		return fmt.Errorf("cluster: %w", err)
 	}
 	return nil

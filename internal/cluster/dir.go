@@ -20,13 +20,13 @@ const (
 	authorityFile = "authority.pem"
 	stateFile     = "state.json"
 	lockFile      = "lock"
-	// TokenFile is the token that Init makes.
+	// TokenFile is the file of the token that Init creates.
 	TokenFile = "token"
 )
 
 const (
 	maxAuthorityFile = 16 << 10
-	// maxStateFile bounds state.json: a host takes about 100 bytes in it, and a token 250.
+	// maxStateFile bounds state.json, in bytes: a host takes about 100 of them, and a token 250.
 	maxStateFile = 32 << 20
 )
 
@@ -36,12 +36,12 @@ type Dir struct {
 	authority *identity.Authority
 
 	mu    sync.Mutex
-	seen  os.FileInfo // of the file that state was read from
+	seen  os.FileInfo // the file that state was read from
 	state *State
 }
 
-// Init makes the folder of a new cluster, of mode 0700, with an authority, a key of the gossip, and
-// a token in TokenFile. The folder may exist if it is empty.
+// Init creates the folder of a new cluster, of mode 0700, with an authority, a key of the gossip,
+// and a token in TokenFile. The folder may exist if it is empty.
 func Init(path string, token Grant, now time.Time) (*Dir, error) {
 	if there, err := os.ReadDir(path); err == nil && len(there) > 0 {
 		return nil, fmt.Errorf("cluster: %s is not empty: it may have a cluster already", path)
@@ -88,12 +88,12 @@ func Open(path string) (*Dir, error) {
 	return d, err
 }
 
-// Authority returns the cluster's.
+// Authority returns the cluster's authority.
 func (d *Dir) Authority() *identity.Authority { return d.authority }
 
 func (d *Dir) file(name string) string { return filepath.Join(d.path, name) }
 
-// View returns the state as it is now. The caller must not change it.
+// View returns the current state. The caller must not change it.
 func (d *Dir) View() (*State, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -108,7 +108,7 @@ func (d *Dir) View() (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.seen, d.state = fi, s // where the file was replaced since the Stat, the next View reads again
+	d.seen, d.state = fi, s // if the file was replaced after the Stat, the next View reads it again
 	return s, nil
 }
 
@@ -124,8 +124,8 @@ func (d *Dir) read() (*State, error) {
 	return s, nil
 }
 
-// Update changes the state by the given function, and keeps other processes from changing it
-// meanwhile. Where it returns an error nothing is changed.
+// Update calls change to change the state, while other processes are kept from changing it. If
+// change returns an error, the state stays as it was.
 func (d *Dir) Update(change func(*State) error) error {
 	lock, err := safefile.Update(d.file(lockFile), safefile.Private, true)
 	if err != nil {
@@ -156,7 +156,7 @@ func (d *Dir) write(s *State) error {
 	return nil
 }
 
-// NewToken makes a token.
+// NewToken creates a token.
 func (d *Dir) NewToken(g Grant, now time.Time) (Token, error) {
 	t := newToken(d.authority.Fingerprint())
 	return t, d.Update(func(s *State) error { return s.addToken(t.Key().Public().(ed25519.PublicKey), g, now) })

@@ -2,7 +2,7 @@
 // authority that signs certificates, the keys of the gossip, the tokens by which hosts may join,
 // and the hosts that have joined.
 //
-// State is what changes of it, with pure methods: who may join with a token, which hosts have
-// certificates, and the phases in which the key of the gossip is replaced. Dir is the folder that
-// holds it all. Several processes may use one folder.
+// State is the part that changes, with pure methods: which hosts may join with a token, which hosts
+// have certificates, and the phases in which the key of the gossip is replaced. Dir is the folder
+// that holds everything. Several processes may use one folder.
 package cluster

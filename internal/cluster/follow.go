@@ -13,12 +13,12 @@ import (
 const (
 	// driverLife is how long a driver's certificate is valid. It is renewed at half of that.
 	driverLife = 24 * time.Hour
-	// followPause is between two looks of a driver at the folder.
+	// followPause is the pause between two reads of the folder by a driver.
 	followPause = 500 * time.Millisecond
-	// DefaultHold is for how long a phase of a rotation lasts at least, so that drivers, which look
-	// much more often, know the keys before others encrypt with them.
+	// DefaultHold is the least duration of a phase of a rotation. It is much longer than
+	// followPause, so that drivers know the keys before others encrypt with them.
 	DefaultHold = 5 * time.Second
-	// lookWarning is the pause between two warnings of a folder that cannot be read.
+	// lookWarning is the pause between two warnings about a folder that cannot be read.
 	lookWarning = time.Minute
 )
 
@@ -28,8 +28,8 @@ func (d *Dir) Driver(runID, user, uid string, now time.Time) (*identity.Credenti
 }
 
 // Follow renews a driver's credentials, which may be nil, at half of their life, and calls use with
-// the keys of the gossip whenever they have changed after the version that is used. It blocks until
-// ctx ends.
+// the keys of the gossip whenever their version differs from used, the version used last. It blocks
+// until ctx ends.
 func (d *Dir) Follow(ctx context.Context, creds *identity.Credentials, used uint64, use func(keys [][]byte) error, log logrus.FieldLogger) {
 	look := time.NewTicker(followPause)
 	defer look.Stop()
@@ -51,7 +51,7 @@ func (d *Dir) Follow(ctx context.Context, creds *identity.Credentials, used uint
 	}
 }
 
-// renew replaces credentials of which half the life is over.
+// renew replaces credentials after half of their life.
 func (d *Dir) renew(creds *identity.Credentials, now time.Time) error {
 	if creds == nil {
 		return nil
@@ -67,7 +67,8 @@ func (d *Dir) renew(creds *identity.Credentials, now time.Time) error {
 	return errors.Join(creds.Renew(next), d.RecordDriver(next))
 }
 
-// useRing passes on keys of a version other than the one that is used, and returns which is then.
+// useRing calls use with keys of a version other than used, and returns the version in use
+// afterwards.
 func (d *Dir) useRing(used uint64, use func(keys [][]byte) error) (uint64, error) {
 	s, err := d.View()
 	if err != nil || s.Ring.Version == used {

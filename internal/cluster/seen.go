@@ -11,26 +11,26 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// seenFile says when hosts have last been heard of. It is apart from stateFile because it changes
-// all the time, and nothing depends on it.
+// seenFile records when the agents of hosts last reported. It is separate from stateFile because it
+// changes all the time, and nothing depends on it.
 const seenFile = "seen.json"
 
-// Seen is what the agent of a host has last said.
+// Seen is the last report of the agent of a host.
 type Seen struct {
-	// At is when it has.
+	// At is the time of the report.
 	At time.Time
 	// Used is the number of slots that have workers, by run.
 	Used map[string]uint32 `json:",omitempty"`
-	// Ahead is how far its clock was ahead of the registrar's. Nil: unknown.
+	// Ahead is how far the host's clock was ahead of the registrar's. Nil: unknown.
 	Ahead *time.Duration `json:",omitempty"`
 }
 
-// ClocksApart is how far clocks may be apart without a warning: certificates are dated back by an
-// hour, and logs are read side by side.
+// ClocksApart is how far clocks may differ without a warning. Certificates are backdated by an
+// hour, but people compare the times in logs.
 const ClocksApart = time.Minute
 
-// ClockWords describes a clock that is so far ahead, or if less than 0 behind, before the words for
-// another one: "1h2m0s behind", "3s ahead of".
+// ClockWords describes a clock that is ahead of another by a time, or behind it if that is
+// negative, in words that precede the name of the other clock: "3s ahead of", or "1h2m0s behind".
 func ClockWords(ahead time.Duration) string {
 	if ahead = ahead.Round(time.Second); ahead < 0 {
 		return (-ahead).String() + " behind"
@@ -38,7 +38,7 @@ func ClockWords(ahead time.Duration) string {
 	return ahead.String() + " ahead of"
 }
 
-// Seen returns what the agents of hosts have last said, by host.
+// Seen returns the last reports of the agents of hosts, by host.
 func (d *Dir) Seen() (map[string]Seen, error) {
 	text, err := safefile.SecretText(d.file(seenFile), maxStateFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,8 +54,8 @@ func (d *Dir) Seen() (map[string]Seen, error) {
 	return seen, nil
 }
 
-// AddSeen adds what agents have said to the file, which forgets hosts that the cluster does not
-// know. A file that cannot be read is made anew.
+// AddSeen adds reports to the file, and removes those of hosts that the cluster does not know. It
+// replaces a file that cannot be read.
 func (d *Dir) AddSeen(news map[string]Seen) error {
 	state, err := d.View()
 	if err != nil {

@@ -16,42 +16,42 @@ const stateVersion = 1
 // GossipKeyLen is the length of a key of the gossip, in bytes.
 const GossipKeyLen = 32
 
-// State is what changes in the keeping of a cluster.
+// State is the part of a cluster's folder that changes.
 type State struct {
 	Version int
 	Ring    Ring
 	Tokens  []tokenRecord
-	// Hosts are those whose certificates are valid, by name.
+	// Hosts are the hosts whose certificates are valid, by name.
 	Hosts map[string]HostRecord
 }
 
 // HostRecord is what the cluster knows of the agent of a host.
 type HostRecord struct {
-	// Expires is when its last certificate ends.
+	// Expires is when its last certificate expires.
 	Expires time.Time
-	// Ring is the version of the gossip keys that it uses.
+	// Ring is the version of the gossip keys that the agent uses.
 	Ring uint64
 	// Removed says that its certificate is not renewed.
 	Removed bool `json:",omitempty"`
 }
 
-// Phase is how far a replacement of the key of the gossip has come.
+// Phase is the phase of a replacement of the gossip key.
 type Phase string
 
 // The phases of a replacement.
 const (
 	// Stable: there is one key.
 	Stable Phase = ""
-	// Adding: all get a second key, with which nobody encrypts yet.
+	// Adding: all agents receive a second key, with which nobody encrypts yet.
 	Adding Phase = "adding"
-	// Switching: all encrypt with the new key, and still decrypt with the old one.
+	// Switching: all agents encrypt with the new key, and still decrypt with the old one.
 	Switching Phase = "switching"
-	// Removing: all forget the old key.
+	// Removing: all agents forget the old key.
 	Removing Phase = "removing"
 )
 
-// Ring is the keys of the gossip: the first encrypts, all decrypt. The version grows with each
-// change.
+// Ring holds the keys of the gossip: the first encrypts, all decrypt. The version increases with
+// each change.
 type Ring struct {
 	Version uint64
 	Keys    [][]byte
@@ -71,7 +71,7 @@ func newGossipKey() []byte {
 	return key
 }
 
-// decodeState reads the text of a State. Errors reveal nothing about it.
+// decodeState parses the text of a State. Errors reveal nothing about it.
 func decodeState(text []byte) (*State, error) {
 	s := &State{}
 	if err := json.Unmarshal(text, s); err != nil {
@@ -97,7 +97,7 @@ func (r Ring) check() error {
 	return CheckKeys(r.Keys)
 }
 
-// CheckKeys returns an error for what cannot be the keys of the gossip: one or two.
+// CheckKeys returns an error unless keys are valid keys of the gossip: one or two.
 func CheckKeys(keys [][]byte) error {
 	if len(keys) == 0 || len(keys) > 2 {
 		return fmt.Errorf("there are %d gossip keys, and not one or two", len(keys))
@@ -110,7 +110,7 @@ func CheckKeys(keys [][]byte) error {
 	return nil
 }
 
-// Issued records that the host has a certificate until then.
+// Issued records that the host has a certificate that expires at the time expires.
 func (s *State) Issued(host string, expires, now time.Time) {
 	h := s.Hosts[host]
 	if expires.After(h.Expires) {
@@ -120,7 +120,7 @@ func (s *State) Issued(host string, expires, now time.Time) {
 	maps.DeleteFunc(s.Hosts, func(_ string, h HostRecord) bool { return h.Expires.Before(now) })
 }
 
-// Heard records which version of the keys the host uses, and returns whether that is news.
+// Heard records which version of the keys the host uses, and returns whether that has changed.
 func (s *State) Heard(host string, ring uint64) bool {
 	h, known := s.Hosts[host]
 	if !known || h.Ring == ring {
@@ -131,7 +131,7 @@ func (s *State) Heard(host string, ring uint64) bool {
 	return true
 }
 
-// Remove has the host's certificate not be renewed, and changes of keys not wait for it.
+// Remove stops the renewal of the host's certificate, and rotations no longer wait for the host.
 func (s *State) Remove(host string) error {
 	h, known := s.Hosts[host]
 	if !known {
@@ -142,7 +142,7 @@ func (s *State) Remove(host string) error {
 	return nil
 }
 
-// BeginRotation begins to replace the key of the gossip, unless that goes on already.
+// BeginRotation begins to replace the key of the gossip, unless a replacement is in progress.
 func (s *State) BeginRotation(now time.Time) (begun bool) {
 	if s.Ring.Phase != Stable {
 		return false
@@ -152,9 +152,9 @@ func (s *State) BeginRotation(now time.Time) (begun bool) {
 	return true
 }
 
-// AdvanceRotation goes on to the next phase of a replacement where all hosts use the keys of this
-// one, and it has lasted for the time of hold, in which drivers notice them. It returns the hosts
-// that it waits for.
+// AdvanceRotation begins the next phase of a replacement if all hosts use the keys of the current
+// one, and it has lasted for hold, within which drivers notice the keys. It returns the hosts that
+// it waits for.
 func (s *State) AdvanceRotation(now time.Time, hold time.Duration) (advanced bool, waiting []string) {
 	if s.Ring.Phase == Stable {
 		return false, nil
@@ -174,7 +174,7 @@ func (s *State) AdvanceRotation(now time.Time, hold time.Duration) (advanced boo
 		s.Ring.Keys = [][]byte{last, old}
 		s.Ring.enter(Switching, now)
 	case Switching:
-		s.Ring.Keys = [][]byte{old} // the first, which is the new one since the last phase
+		s.Ring.Keys = [][]byte{old} // the first, which has been the new key since the last phase
 		s.Ring.enter(Removing, now)
 	case Removing:
 		s.Ring.Phase, s.Ring.Since = Stable, now
@@ -182,7 +182,7 @@ func (s *State) AdvanceRotation(now time.Time, hold time.Duration) (advanced boo
 	return true, nil
 }
 
-// enter begins a phase whose keys all must get.
+// enter begins a phase with new keys, which all must receive.
 func (r *Ring) enter(p Phase, now time.Time) {
 	r.Phase, r.Since = p, now
 	r.Version++

@@ -17,40 +17,40 @@ import (
 )
 
 const (
-	// tokenMark begins the text of a token, so that scanners for secrets and people know it.
+	// tokenMark begins the text of a token, so that secret scanners and people recognize it.
 	tokenMark = "hvdrun-token-1-"
 	// maxTokenFile bounds the file of a token, in bytes.
 	maxTokenFile = 1 << 10
-	// tokenMemory is for how long an expired token is known, so that its holder is told what is
-	// wrong with it.
+	// tokenMemory is how long an expired token is remembered, so that its holder is told that it
+	// has expired.
 	tokenMemory = 24 * time.Hour
 	// maxTokens bounds the tokens of a cluster.
 	maxTokens = 10_000
 )
 
-// Token lets a host join a cluster. It is a secret, but is never sent: its holder proves to have
-// it, and the cluster knows only its public key. It also names the cluster's authority, so that its
-// holder knows to whom the proof may be given.
+// Token lets a host join a cluster. It is a secret, but is never sent: its holder proves
+// possession, and the cluster knows only its public key. It also identifies the cluster's
+// authority, so that its holder knows to which peer it may give the proof.
 type Token struct{ *token }
 
-// token is behind a pointer, and the seed behind a second one: package fmt follows one of them,
-// where it does not call Format, but never two.
+// token is behind a pointer, and the seed behind a second one: package fmt follows one pointer, if
+// it does not call Format, but never two.
 type token struct {
 	seed      *[ed25519.SeedSize]byte
 	authority [sha256.Size]byte
 }
 
-// newToken returns a new token for the cluster of the authority with that fingerprint.
+// newToken returns a new token for the cluster whose authority has the fingerprint.
 func newToken(authority [sha256.Size]byte) Token {
 	t := Token{&token{seed: new([ed25519.SeedSize]byte), authority: authority}}
 	rand.Read(t.seed[:])
 	return t
 }
 
-// Key returns the key by which the holder proves to have the token.
+// Key returns the key that proves possession of the token.
 func (t Token) Key() ed25519.PrivateKey { return ed25519.NewKeyFromSeed(t.seed[:]) }
 
-// Authority returns the fingerprint of the authority of the cluster.
+// Authority returns the fingerprint of the cluster's authority.
 func (t Token) Authority() [sha256.Size]byte { return t.authority }
 
 // Format prints no secret, whatever the verb.
@@ -61,7 +61,7 @@ func (t Token) Encode() string {
 	return tokenMark + base64.RawURLEncoding.EncodeToString(append(t.seed[:], t.authority[:]...))
 }
 
-// parseToken reads the text of Encode, with spaces around it. Errors reveal nothing about the text.
+// parseToken parses the text of Encode, which spaces may surround. Errors reveal nothing about it.
 func parseToken(text string) (Token, error) {
 	body, ok := strings.CutPrefix(strings.TrimSpace(text), tokenMark)
 	b, err := base64.RawURLEncoding.Strict().DecodeString(body)
@@ -71,7 +71,7 @@ func parseToken(text string) (Token, error) {
 	return Token{&token{(*[ed25519.SeedSize]byte)(b), [sha256.Size]byte(b[ed25519.SeedSize:])}}, nil
 }
 
-// ReadToken reads a token from a file that users other than its owner cannot use.
+// ReadToken reads a token from a file, which only its owner may be able to access.
 func ReadToken(file string) (Token, error) {
 	text, err := safefile.SecretText(file, maxTokenFile)
 	if err != nil {
@@ -86,15 +86,16 @@ func ReadToken(file string) (Token, error) {
 
 // Grant is what a token permits.
 type Grant struct {
-	// Expires is when the token ends.
+	// Expires is when the token expires.
 	Expires time.Time
 	// Hosts is a pattern of path.Match for the names of hosts that may join. Empty: any.
 	Hosts string `json:",omitempty"`
-	// Reusable says that any number of hosts may join with it until it expires. Otherwise one may.
+	// Reusable says that any number of hosts may join with the token until it expires; otherwise
+	// one may.
 	Reusable bool `json:",omitempty"`
 }
 
-// tokenRecord is what the cluster keeps of a token.
+// tokenRecord is the cluster's record of a token.
 type tokenRecord struct {
 	Public []byte
 	Grant
@@ -104,7 +105,7 @@ type tokenRecord struct {
 	UsedAt  time.Time `json:",omitzero"`
 }
 
-// addToken records a token. Those that expired long ago are forgotten.
+// addToken records a token, and removes those that expired long ago.
 func (s *State) addToken(public ed25519.PublicKey, g Grant, now time.Time) error {
 	if _, err := path.Match(g.Hosts, ""); err != nil {
 		return fmt.Errorf("cluster: %q is not a pattern of host names", g.Hosts)
@@ -135,8 +136,8 @@ func (s *State) token(public ed25519.PublicKey) *tokenRecord {
 }
 
 // Admit decides whether the holder of the token may join as the host, with a key of that hash, and
-// records it. The same key may ask again, because an answer may be lost. Its errors are for the
-// holder.
+// records it. The same key may be admitted again, since an answer may be lost. Errors are meant for
+// the holder.
 func (s *State) Admit(public ed25519.PublicKey, host string, key [sha256.Size]byte, now time.Time) error {
 	t := s.token(public)
 	if t == nil {
@@ -155,7 +156,7 @@ func (s *State) Admit(public ed25519.PublicKey, host string, key [sha256.Size]by
 			t.UsedBy, t.UsedAt.Format(time.RFC3339))
 	}
 	t.UsedBy, t.UsedFor, t.UsedAt = host, key[:], now
-	delete(s.Hosts, host) // who was removed is back
+	delete(s.Hosts, host) // a removed host may return
 	return nil
 }
 

@@ -1,7 +1,7 @@
-// Package cudatest builds a driver's library for tests of programs that use package cuda where
-// there is no GPU: it has the driver's functions, device memory that processes open from each
-// other, and runs kernels on the processor. Nothing in it takes as long as on a device, and what is
-// put into a stream is done at once.
+// Package cudatest builds a fake driver's library, for tests of programs that use package cuda on
+// machines without a GPU. It has the driver's functions and device memory that processes can open
+// from each other, and runs kernels on the processor. Its timing is not that of a device:
+// operations in a stream complete at once.
 package cudatest
 
 import (
@@ -14,17 +14,18 @@ import (
 	"testing"
 )
 
-// Library builds the library, to be given as cuda.Config.Library, and sets the environment that it
-// needs; processes that are to share a device inherit both. Flags are for the C compiler: -DWRONG=1
-// makes sums of float32 wrong by a bit. Without a C compiler the test is skipped.
+// Library builds the library and returns its path, for cuda.Config.Library. It sets the environment
+// that the library needs; processes that share a device must inherit both. Flags are passed to the
+// C compiler: -DWRONG=1 makes sums of float32 wrong by a bit. Without a C compiler the test is
+// skipped.
 func Library(t testing.TB, flags ...string) string {
 	t.Helper()
 	t.Setenv("FAKECUDA_FOLDER", memoryFolder(t))
 	return build(t, t.TempDir(), "libfakecuda.so.1", "fakecuda.c", flags)
 }
 
-// memoryFolder returns a folder for the files that are the device's memory: where files are memory,
-// if there is such a place, because a disk makes each allocation dear.
+// memoryFolder returns a folder for the files that are the device's memory, in memory if possible,
+// since allocations on a disk are slow.
 func memoryFolder(t testing.TB) string {
 	folder, err := os.MkdirTemp("/dev/shm", "hvdrun-fakecuda-")
 	if err != nil {
@@ -38,15 +39,15 @@ func memoryFolder(t testing.TB) string {
 	return folder
 }
 
-// NCCL builds a library that stands in for NCCL over a driver of [Library], to be given as
-// cuda.Config.NCCL. Its ranks, of which several may be on one device, meet in the driver's folder.
+// NCCL builds a fake NCCL over a driver of [Library], and returns its path, for cuda.Config.NCCL.
+// Its ranks, several of which may be on one device, meet in the driver's folder.
 func NCCL(t testing.TB, driver string, flags ...string) string {
 	t.Helper()
 	return build(t, filepath.Dir(driver), "libfakenccl.so.2", "fakenccl.c", flags)
 }
 
-// Assemble has NVIDIA's own assembler, ptxas of CUDA's toolkit, read a text of PTX for several
-// generations of devices. Without it in PATH the test is skipped.
+// Assemble assembles PTX for several generations of devices with NVIDIA's own assembler, ptxas of
+// the CUDA toolkit. If that is not in PATH, the test is skipped.
 func Assemble(t testing.TB, ptx string) {
 	t.Helper()
 	ptxas, err := exec.LookPath("ptxas")
@@ -61,7 +62,7 @@ func Assemble(t testing.TB, ptx string) {
 	for _, generation := range []string{"sm_70", "sm_80", "sm_90"} {
 		out, err := exec.Command(ptxas, "--warning-as-error", "-arch", generation, "-o", os.DevNull, path).CombinedOutput()
 		if bytes.Contains(out, []byte("is not defined for option 'gpu-name'")) {
-			continue // CUDA 13 has no sm_70 any more
+			continue // CUDA 13 no longer has sm_70
 		}
 		if known++; err != nil || len(out) > 0 {
 			t.Errorf("%s: %v\n%s", generation, err, out)
@@ -72,10 +73,10 @@ func Assemble(t testing.TB, ptx string) {
 	}
 }
 
-// built are libraries by what they were built from.
+// built maps what libraries are built from to the libraries.
 var built sync.Map
 
-// build compiles a library, or copies one that was built in the same way.
+// build compiles a library, or copies one that was built from the same parts.
 func build(t testing.TB, folder, name, source string, flags []string) string {
 	t.Helper()
 	path, key := filepath.Join(folder, name), fmt.Sprint(source, flags)

@@ -17,13 +17,14 @@ import (
 	"time"
 )
 
-// quiet takes what net/http would log of strangers' handshakes.
+// quiet discards what net/http would log about strangers' handshakes.
 var quiet = log.New(io.Discard, "", 0)
 
-// certificateLife is how long a certificate that the server makes is good.
+// certificateLife is how long a certificate that the server creates is valid.
 const certificateLife = 90 * 24 * time.Hour
 
-// tlsConfig returns the server's TLS, with a certificate for host where none is given.
+// tlsConfig returns the server's TLS configuration. If given is nil, it creates a certificate for
+// host.
 func tlsConfig(given *tls.Certificate, host string) (*tls.Config, error) {
 	if given == nil {
 		made, err := selfSigned(host, time.Now())
@@ -57,7 +58,7 @@ func selfSigned(host string, now time.Time) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
-// fingerprint is the SHA-256 of the certificate, as browsers show it.
+// fingerprint returns the SHA-256 hash of the certificate, as browsers show it.
 func fingerprint(c *tls.Config) string {
 	sum := sha256.Sum256(c.Certificates[0].Certificate[0])
 	return strings.ReplaceAll(fmt.Sprintf("% X", sum[:]), " ", ":")

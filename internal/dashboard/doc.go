@@ -1,3 +1,3 @@
-// Package dashboard serves a page that shows and steers a job in a browser. The page follows the
-// job by its status, its events and its journal, and loads nothing from other machines.
+// Package dashboard serves a page on which a user watches and steers a job in a browser. The page
+// follows the job by its status, its events and its journal, and loads nothing from other machines.
 package dashboard

@@ -9,14 +9,14 @@ import (
 
 // Event is an event as the page shows it.
 type Event struct {
-	// Seq grows by one with each event of a feed.
+	// Seq increases by one with each event of a feed.
 	Seq  int       `json:"seq"`
 	Time time.Time `json:"time"`
 	Name string    `json:"name"`
 	Kind job.Kind  `json:"kind"`
-	// Text says in words what happened.
+	// Text describes the event.
 	Text string `json:"text"`
-	// Folded: another event says the same, and this one is shown only to those who look for it.
+	// Folded: another event says the same, and the page shows this one only on request.
 	Folded bool `json:"folded,omitempty"`
 }
 

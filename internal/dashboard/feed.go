@@ -13,31 +13,31 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Source is a job that can be asked and told. Its methods may be called by several goroutines.
+// Source gives access to a job. Its methods may be called by several goroutines.
 type Source interface {
-	// Status returns the job's status, also of one that has no driver or has ended.
+	// Status returns the job's status, even if the job has no driver or has ended.
 	Status(ctx context.Context) (job.Status, error)
-	// Command asks the job to carry out a command, and returns what was done. A refusal is a
-	// *job.RefusedError.
+	// Command makes the job execute a command, and returns what was done. If the job refuses, the
+	// error is a *job.RefusedError.
 	Command(ctx context.Context, c job.Command) (done string, err error)
 }
 
 // Job is what a page shows.
 type Job struct {
 	Source Source
-	// Command is the job's command line, for reading.
+	// Command is the job's command line, for display.
 	Command []string
-	// Events is the job's events file, of which the first EventsFrom bytes are of other jobs.
+	// Events is the path of the job's events file, whose first EventsFrom bytes are of other jobs.
 	// Empty: the job has no events file.
 	Events     string
 	EventsFrom int64
-	// Recorded returns the events that the job's journal tells, oldest first, as in an events file.
-	// It serves where there is no events file. Nil: nothing does.
+	// Recorded returns the events in the job's journal, oldest first, as in an events file. It is
+	// used if there is no events file. Nil: the journal is not read.
 	Recorded func() ([]json.RawMessage, error)
-	// Tasks returns the status of the job's scheduler of tasks as JSON; nil: it has none. A nil
-	// Tasks is never called.
+	// Tasks returns the status of the job's scheduler of tasks as JSON, or nil if it has none. A
+	// nil Tasks is not called.
 	Tasks func(ctx context.Context) (json.RawMessage, error)
-	// Output is the folder of the workers' output. Empty: it is not kept.
+	// Output is the folder of the workers' output. Empty: output is not kept.
 	Output string
 }
 
@@ -45,13 +45,13 @@ const (
 	// maxEvents and maxEventBytes bound the events of a view; older ones are in the events file.
 	maxEvents     = 1000
 	maxEventBytes = 1 << 20
-	// readAtOnce bounds what is read of the events file between two looks, and readBack how much of
-	// it is read at first; both in bytes.
+	// readAtOnce bounds the bytes read from the events file in one call of Look, and readBack those
+	// read by the first call.
 	readAtOnce = 4 << 20
 	readBack   = 64 << 20
 	// maxLine bounds a line of an events file, in bytes: a world of 10,000 has 700 KiB.
 	maxLine = 4 << 20
-	// recordPause is the least time between two readings of the journal.
+	// recordPause is the shortest time between two reads of the journal.
 	recordPause = 5 * time.Second
 )
 
@@ -60,21 +60,22 @@ type Feed struct {
 	job     Job
 	history *history
 	events  []Event
-	bytes   int // of the texts of events
+	bytes   int // total size of the texts of events
 	seq     int
 
 	file     io.ReadSeekCloser // the events file; nil: not open
 	begun    bool              // the events file was read from its beginning
-	part     []byte            // of the last line, which is not whole yet
-	skip     bool              // the line is too long, or its beginning was left out
-	ended    bool              // the job's last event was read
-	newest   []byte            // the newest event of a status
-	known    time.Time         // of the newest event that was taken from a journal or a status
-	recorded time.Time         // when the journal was read
-	over     *View             // of a job that has ended and is not looked at again
+	part     []byte            // the incomplete last line
+	skip     bool              // the line is too long, or its beginning was not read
+	ended    bool              // the job's last event has been read
+	newest   []byte            // the newest event of the last status
+	known    time.Time         // time of the newest event taken from a journal or a status
+	recorded time.Time         // time of the last read of the journal
+	over     *View             // the final view of an ended job
 }
 
-// NewFeed returns the feed of a job. It does nothing until Look. The caller must call Close.
+// NewFeed returns the feed of a job. It does nothing until Look is called. The caller must call
+// Close.
 func NewFeed(j Job) *Feed { return &Feed{job: j, history: newHistory()} }
 
 // Close closes the events file.
@@ -85,8 +86,9 @@ func (f *Feed) Close() error {
 	return f.file.Close()
 }
 
-// Look asks the job and reads its events. It blocks for as long as the source does. A view of a job
-// that cannot be asked has Problem set, and what was known of it before.
+// Look requests the job's status, reads its new events, and returns a view. It blocks as long as
+// the source does. If the status cannot be read, the view has Problem set, and the events and
+// history so far.
 func (f *Feed) Look(ctx context.Context, now time.Time) *View {
 	if f.over != nil {
 		return f.over
@@ -117,7 +119,7 @@ func (f *Feed) Look(ctx context.Context, now time.Time) *View {
 	}
 	f.fill(v)
 	if v.Over() && s.Driver == 0 && err == nil && (f.ended || !fromFile) {
-		f.over = v // nothing of it changes any more
+		f.over = v // it can no longer change
 	}
 	return v
 }
@@ -125,7 +127,7 @@ func (f *Feed) Look(ctx context.Context, now time.Time) *View {
 // fill copies what the feed knows into a view.
 func (f *Feed) fill(v *View) {
 	h := f.history
-	if v.Over() { // the slots say what was known at the last heartbeat, if they are still there
+	if v.Over() { // the slots, if they still exist, have the state of the last heartbeat
 		v.Commits = max(v.Commits, h.commits)
 	}
 	v.Worlds = append([]World(nil), h.worlds...)
@@ -139,11 +141,11 @@ func (f *Feed) fill(v *View) {
 	v.Events = append([]Event(nil), f.events...)
 }
 
-// add takes one line of events.
+// add adds one line of events.
 func (f *Feed) add(line []byte) {
 	fact, err := job.ParseEvent(line)
 	if err != nil {
-		return // a file that others write to as well
+		return // others write to the file too
 	}
 	f.history.add(&fact)
 	f.seq++
@@ -159,7 +161,7 @@ func (f *Feed) add(line []byte) {
 	f.ended = fact.Name == job.JobDone
 }
 
-// readFile reads what is new in the events file, and returns whether there is one.
+// readFile reads new bytes of the events file, and returns whether there is such a file.
 func (f *Feed) readFile() bool {
 	if f.job.Events == "" {
 		return false
@@ -167,14 +169,14 @@ func (f *Feed) readFile() bool {
 	if f.file == nil {
 		file, err := safefile.Read(f.job.Events)
 		if err != nil {
-			return f.begun // it was there before: it is not replaced by what the journal tells
+			return f.begun // a file that existed before is not replaced by the journal
 		}
 		if fi, err := file.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Size() < f.job.EventsFrom {
-			_ = file.Close() // a pipe, or another file
+			_ = file.Close() // a pipe or something else
 			return false
 		} else if from := max(f.job.EventsFrom, fi.Size()-readBack); true {
 			f.skip = from > f.job.EventsFrom
-			_, _ = file.Seek(from, io.SeekStart) // a regular file
+			_, _ = file.Seek(from, io.SeekStart) // cannot fail for a regular file
 		}
 		f.file, f.begun = file, true
 	}
@@ -188,7 +190,7 @@ func (f *Feed) readFile() bool {
 	return true
 }
 
-// readSome reads at most so many bytes.
+// readSome reads at most most bytes.
 func (f *Feed) readSome(most int) (int, error) {
 	b := make([]byte, 64<<10)
 	n := 0
@@ -206,7 +208,7 @@ func (f *Feed) readSome(most int) (int, error) {
 	return n, nil
 }
 
-// lines takes the next bytes of the events file.
+// lines adds the next bytes of the events file.
 func (f *Feed) lines(b []byte) {
 	for !f.ended {
 		line, rest, whole := bytes.Cut(b, []byte{'\n'})
@@ -226,8 +228,8 @@ func (f *Feed) lines(b []byte) {
 	}
 }
 
-// takeStatus takes events from a status, which has the last few, and from the journal where those
-// before are not known.
+// takeStatus adds the events of a status, which has the last few, and if there is a gap before
+// them, those of the journal.
 func (f *Feed) takeStatus(events []json.RawMessage, now time.Time) {
 	if len(events) == 0 || bytes.Equal(events[len(events)-1], f.newest) {
 		return

@@ -20,32 +20,32 @@ import (
 //go:embed page
 var embedded embed.FS
 
-// policy lets a page load nothing but its own files, and no text become a script.
+// policy lets a page load only its own files, and keeps text from becoming a script.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// landing leads a browser that has come with a token to the page, with the token out of the URL,
-// and with the proof, where the token permits to steer, in the part that browsers do not send. An
-// answer that redirects would not do: after a link of another site browsers leave out the cookie.
+// landing is the answer to a browser that sends a token. It leads to the page by a URL without the
+// token; if the token permits steering, the URL's fragment, which browsers do not send, has the
+// proof. A redirect would not do: browsers that follow a link of another site leave out the cookie.
 const landing = `<!doctype html><meta charset="utf-8"><title>hvdrun</title><meta http-equiv="refresh" content="0;url=/%s">`
 
-// refused is for who has no token.
+// refused is the answer to requests without a token.
 const refused = `<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>hvdrun: no token</title><link rel="stylesheet" href="/app.css"><body class="alone"><main>
 <h1>This page needs its token</h1>
 <p>Open the URL with <code>?token=…</code> that <code>hvdrun dashboard</code> has printed.
 For the page of a job with <code>--dashboard-listen</code>, <code>hvdrun dashboard --url</code> prints it.</p></main></body></html>`
 
-// handler serves everything. Each request is checked for the name of the host, the token, and what
-// it may do, in this order.
+// handler serves all requests. It checks the host name of each request, then its token, then what
+// the request may do.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	files, err := fs.Sub(embedded, "page")
 	if err != nil {
 		panic(err) // the folder is embedded
 	}
-	mux.HandleFunc("GET /app.css", asset(files))                                      // the page for those without a token has it too
-	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // which browsers ask for beside the page's icon
+	mux.HandleFunc("GET /app.css", asset(files))                                      // the page for those without a token uses it too
+	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // browsers request it in addition to the page's icon
 		http.ServeFileFS(w, r, files, "icon.svg")
 	})
 	mux.HandleFunc("GET /{$}", s.index(files))
@@ -74,7 +74,7 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// may lets requests through that have the right.
+// may passes on requests that have the right, and refuses others.
 func (s *Server) may(needed right, next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch is := s.granted(r); {
@@ -91,7 +91,7 @@ func (s *Server) may(needed right, next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// index takes a token, or serves the page.
+// index accepts a token, or serves the page.
 func (s *Server) index(files fs.FS) http.HandlerFunc {
 	page := asset(files)
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -105,7 +105,7 @@ func (s *Server) index(files fs.FS) http.HandlerFunc {
 			if granted == steer {
 				fragment = "#steer=" + s.proof
 			}
-			_, _ = fmt.Fprintf(w, landing, fragment) // a browser that is gone needs none
+			_, _ = fmt.Fprintf(w, landing, fragment) // fails if the browser has gone
 			return
 		}
 		if s.granted(r) == nothing {
@@ -143,13 +143,13 @@ func fail(w http.ResponseWriter, status int, why string) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"error": why})
 }
 
-// rights tells the page what it may do.
+// rights sends what the page may do.
 func (s *Server) rights(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]bool{"write": s.granted(r) == steer})
 }
 
-// view answers with the whole view, for programs.
+// view sends the whole view, for programs.
 func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-s.hub.looked:
@@ -160,7 +160,7 @@ func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(s.hub.full().text)
 }
 
-// stream sends the view and then what changes, as server-sent events.
+// stream sends the view, then its changes, as server-sent events.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-s.hub.looked:
@@ -205,7 +205,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// order is a command as the page sends it.
+// order is a command in the form that the page sends.
 type order struct {
 	Verb  job.Verb `json:"verb"`
 	Host  string   `json:"host"`
@@ -216,7 +216,7 @@ type order struct {
 	Now   bool     `json:"now"`
 }
 
-// command carries out a command.
+// command executes a command.
 func (s *Server) command(w http.ResponseWriter, r *http.Request) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		fail(w, http.StatusUnsupportedMediaType, "a command is JSON")

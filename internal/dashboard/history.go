@@ -13,61 +13,60 @@ type World struct {
 	Generation uint64    `json:"generation"`
 	Time       time.Time `json:"time"` // when it was published
 	Size       int       `json:"size"`
-	// Kind and Why say what led to it.
+	// Kind and Why are the reason for it.
 	Kind job.Kind `json:"kind"`
 	Why  string   `json:"why"`
-	// First is the time of its first commit, number Commits; zero before the first commit.
+	// First is the time of its first commit, which has number Commits; zero before that.
 	First   time.Time `json:"first,omitzero"`
 	Commits uint64    `json:"commits"`
-	// Lost is the time in seconds from when the world before was left, or the job began, until
-	// First; 0: not known yet.
+	// Lost is the time in seconds from the end of the world before, or the beginning of the job,
+	// until First; 0: unknown so far.
 	Lost float64 `json:"lost"`
 }
 
-// Steps are the upper bounds, in seconds, of the bars of Recoveries. A last bar has what takes
-// longer.
+// Steps are the upper bounds, in seconds, of the bars of Recoveries. A last bar counts longer ones.
 var Steps = []float64{0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60}
 
-// Recoveries counts resets by how long training took to go on: those after a failure or a stall,
-// and the others.
+// Recoveries counts resets by the time until training continued, separately for those after a
+// failure or a stall and for all others.
 type Recoveries struct {
 	Steps   []float64 `json:"steps"`
 	Failed  []int     `json:"failed"`
 	Planned []int     `json:"planned"`
 }
 
-// Point is a point of a curve: of throughput, commits per second until Time, or of a number that
-// the program reports. Its JSON is [milliseconds since 1970, rate].
+// Point is a point of a curve: of the throughput, in commits per second up to Time, or of a number
+// that the program reports. Its JSON is [milliseconds since 1970, rate].
 type Point struct {
 	Time time.Time
 	Rate float64
 }
 
 const (
-	// maxWorlds, maxPoints bound what a history keeps. Older worlds are forgotten; of the points,
-	// two become one when there are too many.
+	// maxWorlds and maxPoints bound a history. It drops the oldest worlds; if there are too many
+	// points, it merges them in pairs.
 	maxWorlds = 400
 	maxPoints = 480
-	// maxFigures bounds the names of numbers that programs report.
+	// maxFigures bounds the number of names of reported numbers.
 	maxFigures = 16
-	// maxWhys bounds the reasons of a reset that are told.
+	// maxWhys bounds the reasons that a World gives for a reset.
 	maxWhys = 3
 )
 
-// history is what a job has done, from its events and from looks at its status. It is a pure value
-// of bounded size: the time comes with what it is told.
+// history is the history of a job, from its events and its status at different times. It is a pure
+// value of bounded size: it takes the time from its input.
 type history struct {
 	worlds  []World
-	dropped int // worlds that are forgotten
+	dropped int // number of dropped worlds
 	counts  Recoveries
-	commits uint64 // of the job's end; 0: it has not ended, or it is unknown
+	commits uint64 // at the end of the job; 0: it has not ended, or unknown
 
-	reasons job.Reasons // for the next world
+	reasons job.Reasons // reasons for the next world
 
 	rates   curve
 	figures map[string]*curve // what rank 0 reports, by name
-	last    Point             // the last look: Rate is the number of commits
-	average Point             // what becomes the next point: Rate is commits at Time
+	last    Point             // the last call of look: Rate is the number of commits
+	average Point             // beginning of the next point: Rate is the number of commits at Time
 }
 
 func newHistory() *history {
@@ -78,13 +77,13 @@ func newHistory() *history {
 	}
 }
 
-// gravity orders the kinds of reasons: the gravest names the reset.
+// gravity orders the kinds of reasons. The gravest kind names the reset.
 func gravity(k job.Kind) int {
 	return slices.Index([]job.Kind{"", job.KindStart, job.KindChanged, job.KindShrunk, job.KindGrown, job.KindScaled, job.KindDrained, job.KindDriver,
 		job.KindExcluded, job.KindStall, job.KindFailure}, k)
 }
 
-// gravest returns the gravest kind of the reasons that have a text, and their first few texts.
+// gravest returns the gravest kind of the reasons that have a text, and up to maxWhys of its texts.
 func gravest(reasons []job.Reason) (kind job.Kind, why string) {
 	n := 0
 	for _, r := range reasons {
@@ -100,7 +99,7 @@ func gravest(reasons []job.Reason) (kind job.Kind, why string) {
 	return kind, why
 }
 
-// add takes the next event.
+// add adds the next event.
 func (h *history) add(f *job.Entry) {
 	switch f.Name {
 	case job.WorldPublished:
@@ -116,7 +115,7 @@ func (h *history) add(f *job.Entry) {
 func (h *history) published(f *job.Entry) {
 	w := World{Generation: f.Generation, Time: f.Time, Size: f.Size}
 	if n := len(h.worlds); n > 0 && h.worlds[n-1].Generation >= f.Generation {
-		return // it is known
+		return // already known
 	}
 	w.Kind, w.Why = gravest(h.reasons.Take())
 	switch {
@@ -151,7 +150,7 @@ func (h *history) trains(f *job.Entry) {
 		}
 		bars[i]++
 	}
-	if n > 1 && h.last.Time.IsZero() { // nobody looked: the mean of the world before
+	if n > 1 && h.last.Time.IsZero() { // without calls of look, take the mean over the world before
 		if b := h.worlds[n-2]; !b.First.IsZero() && f.Commits >= b.Commits && f.Time.After(b.First) {
 			rate := float64(f.Commits-b.Commits) / f.Time.Sub(b.First).Seconds()
 			h.rates.add(Point{b.First, rate})
@@ -160,7 +159,7 @@ func (h *history) trains(f *job.Entry) {
 	}
 }
 
-// look takes the commits of a world that trains, and returns the rate since the last look.
+// look records the number of commits of a training world, and returns the rate since the last call.
 func (h *history) look(at time.Time, commits uint64) (rate float64) {
 	before := h.last
 	h.last = Point{at, float64(commits)}
@@ -168,7 +167,7 @@ func (h *history) look(at time.Time, commits uint64) (rate float64) {
 		h.average = h.last
 		return 0
 	}
-	if h.last.Rate < before.Rate { // back to an older commit
+	if h.last.Rate < before.Rate { // training has gone back to an older commit
 		h.average = h.last
 		return 0
 	}
@@ -180,7 +179,7 @@ func (h *history) look(at time.Time, commits uint64) (rate float64) {
 	return rate
 }
 
-// report takes what rank 0 reports.
+// report records the figures that rank 0 reports.
 func (h *history) report(at time.Time, figures []job.Figure) {
 	for _, f := range figures {
 		c := h.figures[f.Name]
@@ -199,13 +198,13 @@ func (h *history) report(at time.Time, figures []job.Figure) {
 	}
 }
 
-// curve is a bounded number of points, at least pause apart.
+// curve holds a bounded number of points, at least pause apart.
 type curve struct {
 	points []Point
 	pause  time.Duration
 }
 
-// add adds a point. Where there are too many, two become one.
+// add adds a point. If there are too many points, it merges them in pairs and doubles the pause.
 func (c *curve) add(p Point) {
 	c.points = append(c.points, p)
 	if len(c.points) <= maxPoints {

@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// maxViewers bounds the streams at a time.
+	// maxViewers bounds the concurrent streams.
 	maxViewers = 64
-	// backlog is how many messages may wait for a viewer. One that is slower is dropped: its
-	// browser comes again.
+	// backlog is the number of messages that may wait for a viewer. A slower viewer is dropped: its
+	// browser connects again.
 	backlog = 16
-	// maxPatches and maxPatchBytes bound the patches that are kept for viewers that come again.
+	// maxPatches and maxPatchBytes bound the patches that are kept for viewers that connect again.
 	maxPatches    = 120
 	maxPatchBytes = 2 << 20
-	// idle is how many intervals lie between two looks while nobody views.
+	// idle is the number of intervals between two looks while there are no viewers.
 	idle = 5
 )
 
-// hub looks at the job again and again, and sends viewers what is new.
+// hub looks at the job at intervals, and sends the changes to the viewers.
 type hub struct {
 	feed     *Feed
 	interval time.Duration
@@ -40,10 +40,10 @@ type hub struct {
 	kept    []message // the last patches
 	bytes   int       // of kept
 	viewers map[chan message]bool
-	over    bool // no more viewers: the server ends
+	over    bool // no more viewers are accepted: the server ends
 }
 
-// message is one of a stream. Its text is shared by all viewers.
+// message is a message of a stream. All viewers share its text.
 type message struct {
 	name string // full or patch
 	seq  int
@@ -57,7 +57,7 @@ func newHub(j Job, interval time.Duration) *hub {
 	}
 }
 
-// run looks at the job until ctx ends; then all streams end, after a last look.
+// run looks at the job until ctx ends, then looks once more and ends all streams.
 func (h *hub) run(ctx context.Context) {
 	defer h.feed.Close()
 	defer h.end()
@@ -82,7 +82,7 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-// nudge asks for a look at the job soon.
+// nudge makes run look at the job soon.
 func (h *hub) nudge() {
 	select {
 	case h.nudged <- struct{}{}:
@@ -96,12 +96,12 @@ func (h *hub) watched() bool {
 	return len(h.viewers) > 0
 }
 
-// look looks once, and sends what is new.
+// look looks at the job once, and sends the changes.
 func (h *hub) look(ctx context.Context) {
 	v := h.feed.Look(ctx, time.Now())
 	s, err := show(v)
 	if err != nil {
-		return // the values are those of a status: they can be written
+		return // cannot happen: values of a status can be encoded
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,7 +128,7 @@ func (h *hub) look(ctx context.Context) {
 	}
 }
 
-// drop ends a stream. The caller holds mu.
+// drop ends a stream; the caller holds mu.
 func (h *hub) drop(c chan message) {
 	if h.viewers[c] {
 		delete(h.viewers, c)
@@ -146,7 +146,7 @@ func (h *hub) end() {
 	}
 }
 
-// full returns the whole view.
+// full returns a message with the whole view.
 func (h *hub) full() message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -157,8 +157,9 @@ func (h *hub) fullLocked() message {
 	return message{"full", h.seq, h.shown.full(h.now, h.seq, h.rate, h.events)}
 }
 
-// subscribe returns a stream and what it begins with: what a viewer lacks that has had the message
-// with that id, or everything. leave must be called; the channel is closed when the stream ends.
+// subscribe returns a stream and the messages that precede it: those after the message id, which
+// the viewer received last, or the whole view. The caller must call leave. The channel is closed
+// when the stream ends.
 func (h *hub) subscribe(id string) (first []message, c chan message, leave func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -13,19 +13,20 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// maxOutput is how much of a worker's output is sent at a time, in bytes.
+// maxOutput bounds the bytes of a worker's output in one answer.
 const maxOutput = 64 << 10
 
 // Output is a part of a worker's output.
 type Output struct {
 	Text string `json:"text"`
-	// From and To are its place in the file, Size is the file's size, all in bytes.
+	// From and To are the offsets of the part in the file, and Size is the size of the file, in
+	// bytes.
 	From int64 `json:"from"`
 	To   int64 `json:"to"`
 	Size int64 `json:"size"`
 }
 
-// output answers with a part of what a rank has printed: from a place on, or the end.
+// output sends a part of a rank's output: from an offset on, or its end.
 func (s *Server) output(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	rank, err := strconv.ParseUint(q.Get("rank"), 10, 31)
@@ -50,9 +51,9 @@ func (s *Server) output(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(p)
 }
 
-// ReadOutput returns a part of what a rank has printed to the stream, which is stdout or stderr:
-// from that byte on, or the end where from is negative. At most 64 KiB are returned. What is no
-// UTF-8 is replaced. A file that has become shorter is read from its end.
+// ReadOutput returns at most 64 KiB of a rank's output to the stream, which is stdout or stderr:
+// from the offset from on, or the end of the output if from is negative. It replaces bytes that are
+// not UTF-8. If the file has become shorter than from, it returns its end.
 func (j *Job) ReadOutput(rank int, stream string, from int64) (p Output, err error) {
 	if j.Output == "" {
 		return p, errors.New("the output of this job is not kept: run it with --output-filename DIR")

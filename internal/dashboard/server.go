@@ -17,29 +17,29 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// Config says what a Server serves, and to whom.
+// Config configures a Server.
 type Config struct {
 	Job Job
-	// Listen is an address and a port, such as 127.0.0.1:0. Elsewhere than on loopback the page is
-	// served over TLS.
+	// Listen is an address and a port, such as 127.0.0.1:0. On other addresses than loopback the
+	// server uses TLS.
 	Listen string
-	// Certificate is used for TLS; nil: one that the server makes, which no browser knows.
+	// Certificate is the certificate for TLS. Nil: the server creates one, which no browser trusts.
 	Certificate *tls.Certificate
-	// Names are further host names under which browsers may ask for the page.
+	// Names are further host names by which browsers may address the server.
 	Names []string
-	// Tokens let people in.
+	// Tokens are the tokens that the server accepts.
 	Tokens Tokens
 	// Interval is the pause between two looks at the job. 0: 1 s.
 	Interval time.Duration
 }
 
 const (
-	headerTime  = 10 * time.Second // to read the header of a request
-	answerTime  = 30 * time.Second // to write an answer, or a message of a stream
+	headerTime  = 10 * time.Second // bounds the reading of a request's header
+	answerTime  = 30 * time.Second // bounds the writing of an answer, or of a message of a stream
 	idleTime    = 2 * time.Minute
 	maxHeader   = 16 << 10 // bytes
 	maxBody     = 4 << 10  // bytes of a command
-	mostConns   = 128      // connections of those with a token; a browser has six at most
+	mostConns   = 128      // authenticated connections; a browser has at most six
 	shutdownFor = 2 * time.Second
 )
 
@@ -47,16 +47,16 @@ const (
 type Server struct {
 	cfg  Config
 	ln   *identity.Listener
-	tls  *tls.Config // nil: plain HTTP, on loopback
+	tls  *tls.Config // nil: plain HTTP, on loopback addresses
 	hub  *hub
 	http *http.Server
 	admission
 
 	mu       sync.Mutex
-	admitted map[net.Conn]bool // connections of those with a token
+	admitted map[net.Conn]bool // authenticated connections
 }
 
-// Listen opens a server's socket. The caller must call Serve, or Close.
+// Listen opens a server's socket. The caller must call Serve or Close.
 func Listen(cfg Config) (*Server, error) {
 	if cfg.Interval <= 0 {
 		cfg.Interval = time.Second
@@ -90,7 +90,7 @@ func Listen(cfg Config) (*Server, error) {
 // connKey is the key of a request's connection.
 type connKey struct{}
 
-// Close ends a server that is not served.
+// Close closes a server for which Serve was not called.
 func (s *Server) Close() error { return s.ln.Close() }
 
 // Serve serves the page until ctx ends, and closes the server.
@@ -125,7 +125,7 @@ func (s *Server) Serve(ctx context.Context) error {
 // Addr returns the address and port.
 func (s *Server) Addr() netip.AddrPort { return s.ln.Addr().(*net.TCPAddr).AddrPort() }
 
-// URL returns where the page is, without a token.
+// URL returns the URL of the page, without a token.
 func (s *Server) URL() string {
 	scheme, host := "http", s.Addr().Addr().Unmap()
 	if s.tls != nil {
@@ -141,11 +141,11 @@ func (s *Server) URL() string {
 	return scheme + "://" + net.JoinHostPort(name, strconv.Itoa(int(s.Addr().Port()))) + "/"
 }
 
-// WithToken returns a URL by which a browser gets in.
+// WithToken returns the URL of the page with a token.
 func WithToken(page, token string) string { return page + "?token=" + url.QueryEscape(token) }
 
-// Fingerprint returns the SHA-256 of the certificate that the server has made, as browsers show it;
-// empty where it has made none.
+// Fingerprint returns the SHA-256 hash of the certificate that the server has created, as browsers
+// show it, or "" if it has created none.
 func (s *Server) Fingerprint() string {
 	if s.tls == nil || s.cfg.Certificate != nil {
 		return ""
@@ -153,8 +153,8 @@ func (s *Server) Fingerprint() string {
 	return fingerprint(s.tls)
 }
 
-// knows reports whether a page may be asked for under that name. An address cannot be the name of a
-// stranger's site that leads here, as one in DNS can.
+// knows reports whether a request may address the server by that name. Other names in DNS may
+// belong to a stranger's site that resolves to this machine; an IP address cannot.
 func (s *Server) knows(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
@@ -175,8 +175,8 @@ func (s *Server) knows(hostport string) bool {
 	return false
 }
 
-// proven tells the listener that a request's connection is of somebody with a token, of whose
-// connections there are so many.
+// proven reports to the listener that a request's connection is authenticated by a token. It
+// returns false if there are too many such connections.
 func (s *Server) proven(r *http.Request) bool {
 	c := plainConn(r.Context().Value(connKey{}))
 	s.mu.Lock()

@@ -11,16 +11,16 @@ import (
 	"strconv"
 )
 
-// Tokens let people see the page: Read to watch, Write to steer too. The zero Tokens let nobody in.
+// Tokens give access to the page: Read to watch, Write to steer as well. The zero Tokens give none.
 type Tokens struct {
 	Read  string `json:"read"`
 	Write string `json:"write"`
 }
 
-// NewTokens returns tokens that nobody can guess.
+// NewTokens returns random tokens.
 func NewTokens() Tokens { return Tokens{Read: rand.Text(), Write: rand.Text()} }
 
-// ParseTokens reads what json.Marshal writes of Tokens.
+// ParseTokens parses the JSON of Tokens.
 func ParseTokens(text []byte) (t Tokens, err error) {
 	if err := json.Unmarshal(text, &t); err != nil {
 		return Tokens{}, fmt.Errorf("dashboard: tokens: %w", err)
@@ -52,18 +52,19 @@ func (t Tokens) grants(token string) right {
 	return nothing
 }
 
-// same compares in a time that does not depend on where the texts differ.
+// same compares two texts in a time that does not depend on where they differ.
 func same(a, b string) bool {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
 	return b != "" && subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// admission is what a server gives to browsers for tokens. It ends with the server: a later
-// listener at its port gets nothing of worth.
+// admission holds the secrets that a server gives to browsers in return for tokens. They are valid
+// only for this server: they are useless to a later listener at its port.
 type admission struct {
-	// cookie names the cookie, which permits to watch. Browsers send it to all ports of the host.
+	// cookie is the name of the cookie, which permits watching. Browsers send it to all ports of
+	// the host.
 	cookie, session string
-	// proof permits to steer. Browsers keep it for the page alone, and send it with commands.
+	// proof permits steering. Browsers keep it for the page alone, and send it with commands.
 	proof string
 }
 
@@ -85,5 +86,5 @@ func (a admission) granted(r *http.Request) right {
 	return best
 }
 
-// proofHeader has the proof.
+// proofHeader is the header with the proof.
 const proofHeader = "X-Hvdrun-Proof"

@@ -10,35 +10,36 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// View is all that the page and the terminal show of a job.
+// View is everything that the page and the terminal show of a job.
 type View struct {
 	// Status is the job's status, without its events.
 	Status job.Status
 	// Command is the job's command line.
 	Command []string
-	// Problem is why the job cannot be asked at the moment; empty: it can.
+	// Problem is the reason why the job's status cannot be read; empty: it can.
 	Problem string
-	// Commits is the newest commit, Rate the commits in a second since the last look, or 0.
+	// Commits is the number of the newest commit, Rate the commits per second since the last look,
+	// or 0.
 	Commits    uint64
 	Rate       float64
 	Worlds     []World
-	Forgotten  int // worlds before these
+	Forgotten  int // number of worlds before these
 	Recoveries Recoveries
 	Points     []Point
 	// Curves are the numbers that rank 0 has reported, by name.
 	Curves map[string][]Point
 	// Events are the last events, oldest first.
 	Events []Event
-	// Tasks is what the job's scheduler of tasks says; nil: the job has no scheduler.
+	// Tasks is the status of the job's scheduler of tasks; nil: it has none.
 	Tasks json.RawMessage
-	// Output is whether the workers' output is kept where it can be read.
+	// Output is whether the workers' output is kept and can be read.
 	Output bool
 }
 
 // Over reports whether the job has ended.
 func (v *View) Over() bool { return v.Status.State.Ended() }
 
-// Cannot returns why the job takes no commands; empty: it does.
+// Cannot returns the reason why the job accepts no commands, or "".
 func (v *View) Cannot() string {
 	switch {
 	case v.Over():
@@ -49,7 +50,7 @@ func (v *View) Cannot() string {
 	return ""
 }
 
-// commitsOf returns the newest commit of a status.
+// commitsOf returns the number of the newest commit in a status.
 func commitsOf(s *job.Status) (newest uint64) {
 	for _, h := range s.Hosts {
 		for _, slot := range h.Slots {
@@ -61,7 +62,7 @@ func commitsOf(s *job.Status) (newest uint64) {
 	return newest
 }
 
-// figuresOf returns what rank 0 reports.
+// figuresOf returns the figures that rank 0 reports.
 func figuresOf(s *job.Status) []job.Figure {
 	for _, h := range s.Hosts {
 		for _, slot := range h.Slots {
@@ -73,16 +74,16 @@ func figuresOf(s *job.Status) []job.Figure {
 	return nil
 }
 
-// shown is a view as texts of JSON, by their names on the page. A patch has those that differ from
-// the one before. Slots are apart, for they change most.
+// shown is a view as JSON texts, by the names of its parts on the page. A patch has the parts that
+// differ from the view before. The slots are separate, since they change most.
 type shown struct {
 	parts   map[string][]byte
-	slots   [][]byte // of all hosts in turn, without commits
+	slots   [][]byte // of all hosts in order, without commits
 	commits []byte
-	seq     int // of the last event
+	seq     int // Seq of the last event
 }
 
-// head is a status without what is shown apart, and what the page knows besides.
+// head is a status without the parts that are separate, and with what else the page needs.
 type head struct {
 	job.Status
 	Command []string `json:"command"`
@@ -93,19 +94,19 @@ type head struct {
 	Commits uint64 `json:"commits,omitempty"`
 }
 
-// hostHead is a host with the indices of its slots in place of the slots.
+// hostHead is a host with the indices of its slots instead of the slots.
 type hostHead struct {
 	job.Host
 	Slots []int `json:"slots"`
 }
 
-// shownSlot is a slot, and whether its worker is late.
+// shownSlot is a slot, with whether its worker is late.
 type shownSlot struct {
 	job.Slot
 	Late bool `json:"late,omitempty"`
 }
 
-// MarshalJSON writes [milliseconds since 1970, rate].
+// MarshalJSON implements json.Marshaler: it returns [milliseconds since 1970, rate].
 func (p Point) MarshalJSON() ([]byte, error) {
 	b := append([]byte{'['}, strconv.FormatInt(p.Time.UnixMilli(), 10)...)
 	b = append(b, ',')
@@ -163,7 +164,7 @@ func show(v *View) (*shown, error) {
 	return out, nil
 }
 
-// list is never null in JSON.
+// list returns a list that JSON never encodes as null.
 func list[T any](all []T) []T {
 	if all == nil {
 		return []T{}
@@ -171,10 +172,10 @@ func list[T any](all []T) []T {
 	return all
 }
 
-// names are those of the parts of a view, in the order in which they are written.
+// names are the names of the parts of a view, in the order in which they are written.
 var names = []string{"job", "hosts", "waits", "goodput", "worlds", "forgotten", "recoveries", "points", "tasks"}
 
-// object writes a JSON object from texts.
+// object builds a JSON object from texts.
 type object struct {
 	bytes.Buffer
 	some bool
@@ -186,7 +187,7 @@ func (o *object) put(name string, text []byte) {
 	fmt.Fprintf(o, "%q:%s", name, text)
 }
 
-// full writes the whole view, with these of its events.
+// full returns the whole view, with these of its events.
 func (s *shown) full(now time.Time, seq int, rate float64, events []Event) []byte {
 	var o object
 	s.begin(&o, now, seq, rate)
@@ -196,7 +197,7 @@ func (s *shown) full(now time.Time, seq int, rate float64, events []Event) []byt
 	o.put("curves", s.parts["curves"])
 	o.put("slots", array(s.slots))
 	o.put("commits", s.commits)
-	text, _ := json.Marshal(list(events)) // strings, numbers and times
+	text, _ := json.Marshal(list(events)) // cannot fail: strings, numbers and times
 	o.put("events", text)
 	o.WriteByte('}')
 	return o.Bytes()
@@ -208,9 +209,9 @@ func (s *shown) begin(o *object, now time.Time, seq int, rate float64) {
 	o.put("rate", strconv.AppendFloat(nil, rate, 'g', 6, 64))
 }
 
-// patch writes what differs from the view before: whole parts but curves, to which the page adds
-// what rank 0 reports, points that were added as "more",
-// single slots by their numbers, all commits if there is a new one, and new events.
+// patch returns the differences from the view before: changed parts as a whole; new points alone,
+// as "more"; changed slots by their numbers; all commits if one is new; and new events. It leaves
+// out the curves, to which the page adds the figures of rank 0.
 func (s *shown) patch(before *shown, now time.Time, seq int, rate float64, events []Event) []byte {
 	var o object
 	s.begin(&o, now, seq, rate)
@@ -246,7 +247,7 @@ func (s *shown) patch(before *shown, now time.Time, seq int, rate float64, event
 		fresh = fresh[1:]
 	}
 	if len(fresh) > 0 {
-		text, _ := json.Marshal(fresh) // strings, numbers and times
+		text, _ := json.Marshal(fresh) // cannot fail: strings, numbers and times
 		o.put("events", text)
 	}
 	o.WriteByte('}')

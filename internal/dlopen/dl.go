@@ -13,16 +13,16 @@ type Symbol = struct {
 	Call any // pointer to a variable of the function's type, which Bind sets
 }
 
-// Open loads the library at a path, or under a name that the system's linker looks for. The library
+// Open loads the library at a path, or under a name that the system's linker resolves. The library
 // is never unloaded.
 func Open(path string) (handle uintptr, err error) {
-	runtime.LockOSThread() // the reason is that of the thread's last failure
+	runtime.LockOSThread() // the linker keeps its last error for each thread
 	defer runtime.UnlockOSThread()
 	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
-// Bind sets the functions that the library has. It returns the names of functions that it lacks,
-// and the linker's reason for the first of them.
+// Bind sets the variables of the functions that the library has. It returns the names of the
+// missing functions, and the linker's error for the first of them.
 func Bind(handle uintptr, symbols []Symbol) (missing []string, reason error) {
 	runtime.LockOSThread() // as in Open
 	defer runtime.UnlockOSThread()

@@ -14,27 +14,27 @@ import (
 	"google.golang.org/grpc/backoff"
 )
 
-// DefaultPort is that of endpoints that name none.
+// DefaultPort is the port of endpoints without one.
 const DefaultPort = "2379"
 
-// leastPing is the shortest time after which gRPC pings a connection on which nothing is asked; it
-// raises a shorter one to this.
+// leastPing is the shortest time after which gRPC pings an idle connection; gRPC raises a shorter
+// time to this one.
 const leastPing = 10 * time.Second
 
-// Config says where etcd is.
+// Config says how to reach etcd.
 type Config struct {
 	// Endpoints are host:port each.
 	Endpoints []string
-	// TLS asks over TLS. CA, Cert and Key are files in PEM, or empty; CA and Cert imply TLS.
+	// TLS enables TLS. CA, Cert and Key are paths of PEM files, or empty; CA and Cert imply TLS.
 	TLS           bool
 	CA, Cert, Key string
 }
 
-// Open returns a client, without waiting for an answer of etcd. The caller must close it. It
-// connects directly, whatever HTTPS_PROXY says. A connection that is lost is tried again each
-// second at least, so that all that use an etcd which was away reach it again at about the same
-// time. A server that is silent for a second counts as lost: what was asked there fails as
-// unavailable, and is answered on another connection when it is asked again.
+// Open returns a client without waiting for an answer of etcd. The caller must close it. It
+// connects directly, whatever HTTPS_PROXY says. It retries a lost connection at least once a
+// second, so that all clients of an etcd that was unreachable return at about the same time. A
+// server that is silent for Silence counts as lost: requests in flight fail as unavailable, and a
+// retry uses another connection.
 func Open(cfg Config) (*clientv3.Client, error) {
 	return open(cfg, new(net.Dialer).DialContext)
 }

@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	// askAfter is how long after something was written a connection has to be silent before its
-	// server is asked, and lostAfter how long it then has to answer. A server answers that question
-	// whatever etcd waits for, such as a disk or a leader.
+	// askAfter is how long a connection may be silent after a write before its server is asked for
+	// an answer, and lostAfter how long the server has to answer. A server answers that request
+	// even while etcd waits, for example for a disk or a leader.
 	askAfter  = 250 * time.Millisecond
 	lostAfter = 750 * time.Millisecond
-	// Silence is after how long a silent connection is given up.
+	// Silence is the time after which a silent connection is closed.
 	Silence = askAfter + lostAfter
 )
 
-// watcher closes connections whose servers have become silent, so that what was asked there is
-// asked again on new ones. gRPC's own pings cannot: it raises their time to ten seconds.
+// watcher closes connections to servers that have become silent, so that callers retry on new ones.
+// gRPC's own pings are too slow: their shortest interval is ten seconds.
 type watcher struct {
 	connect func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	mu    sync.Mutex
-	ask   *grpc.ClientConn // nil: not yet known
-	count int              // connections
+	ask   *grpc.ClientConn // nil: not set yet
+	count int              // number of connections
 }
 
-// dial connects, by gRPC's rules for ctx.
+// dial connects to addr. It is a dialer for gRPC.
 func (w *watcher) dial(ctx context.Context, addr string) (net.Conn, error) {
 	conn, err := w.connect(ctx, "tcp", addr)
 	if err != nil {
@@ -42,7 +42,7 @@ func (w *watcher) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return &heard{Conn: conn, watcher: w}, nil
 }
 
-// asked asks all servers to which there is a connection: gRPC's balancer takes them in turn.
+// asked sends a health check to all connected servers: gRPC's balancer uses them in turn.
 func (w *watcher) asked() {
 	w.mu.Lock()
 	by, count := w.ask, w.count
@@ -52,8 +52,8 @@ func (w *watcher) asked() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), askAfter+lostAfter)
 	var asking sync.WaitGroup
-	for range 2 * count { // others may call meanwhile
-		asking.Go(func() { _, _ = healthpb.NewHealthClient(by).Check(ctx, &healthpb.HealthCheckRequest{}) }) // any answer is one
+	for range 2 * count { // twice, since other calls may take a turn
+		asking.Go(func() { _, _ = healthpb.NewHealthClient(by).Check(ctx, &healthpb.HealthCheckRequest{}) }) // an error is an answer too
 	}
 	asking.Wait()
 	cancel()
@@ -65,8 +65,8 @@ type heard struct {
 	watcher *watcher
 
 	mu     sync.Mutex
-	timer  *time.Timer // runs while an answer is due
-	due    time.Time   // when it ends
+	timer  *time.Timer // runs while an answer is expected
+	due    time.Time   // when the timer expires
 	asked  bool        // the server was asked and has not answered yet
 	closed bool
 }
@@ -81,7 +81,7 @@ func (h *heard) Write(p []byte) (int, error) {
 	return h.Conn.Write(p)
 }
 
-// wait sets the time after which the answer is due; h.mu is held.
+// wait starts the timer for an answer; h.mu is held.
 func (h *heard) wait(after time.Duration) {
 	h.due = time.Now().Add(after)
 	h.timer = time.AfterFunc(after, h.expire)
@@ -98,7 +98,7 @@ func (h *heard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// rest ends the wait for an answer; h.mu is held.
+// rest stops the timer for an answer; h.mu is held.
 func (h *heard) rest() {
 	if h.timer != nil {
 		h.timer.Stop()
@@ -120,11 +120,12 @@ func (h *heard) Close() error {
 	return h.Conn.Close()
 }
 
-// expire asks the server, or closes the connection where it was asked. A process that was stopped
-// itself, and finds its timers late, asks anew: answers may be there that it has not read.
+// expire asks the server for an answer, or closes the connection if the server was asked before. If
+// the timer is late, because this process itself was stopped, it asks again: there may be unread
+// answers.
 func (h *heard) expire() {
 	h.mu.Lock()
-	if h.timer == nil { // an answer has come
+	if h.timer == nil { // an answer has arrived
 		h.mu.Unlock()
 		return
 	}

@@ -1,4 +1,4 @@
-// Package frame carries values as JSON over connections, each behind its length.
+// Package frame sends and receives values over connections, as JSON preceded by its length.
 package frame
 
 import (
@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// Write writes a value, as JSON of at most so many bytes.
+// Write writes a value as JSON of at most most bytes.
 func Write(w io.Writer, v any, most int) error {
 	text, err := json.Marshal(v)
 	if err == nil && len(text) > most {
@@ -20,8 +20,8 @@ func Write(w io.Writer, v any, most int) error {
 	return err
 }
 
-// Read reads what Write has written into v, a pointer. Memory is taken as bytes come, and none for
-// more than most. At the end of the connection it returns io.EOF.
+// Read reads a value that Write has written into v, a pointer. It allocates memory as bytes arrive,
+// and never more than most. At the end of the connection it returns io.EOF.
 func Read(r io.Reader, v any, most int) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
-// libraryName is NVML's where the system's linker finds it.
+// libraryName is the name by which the system's linker finds NVML.
 const libraryName = "libnvidia-ml.so.1"
 
 // result is an nvmlReturn_t.
@@ -39,7 +39,7 @@ var resultNames = map[result]string{
 	unknownError: "unknown error",
 }
 
-// Error says what NVML's manual says of the result.
+// Error returns the description of the result in NVML's manual.
 func (r result) Error() string {
 	if name := resultNames[r]; name != "" {
 		return name
@@ -57,10 +57,10 @@ type (
 type eventData struct {
 	device           handle
 	kind, data       uint64
-	instance, within uint32 // of MIG: GPU instance and compute instance; allInstances: it is not about one
+	instance, within uint32 // of MIG: GPU instance and compute instance; allInstances: it concerns no single one
 }
 
-// api is the library: each function is the C function of the symbol, with its types.
+// api holds the functions of the library, each with the types of its C function.
 type api struct {
 	start       func() result
 	shutdown    func() result
@@ -74,7 +74,7 @@ type api struct {
 	wait        func(set eventSet, data *eventData, milliseconds uint32) result
 	freeSet     func(set eventSet) result
 
-	// Those of MIG are nil where the driver is older.
+	// The functions for MIG are nil with an older driver.
 	migMode         func(device handle, current, pending *uint32) result
 	migCount        func(device handle, most *uint32) result
 	migAt           func(device handle, index uint32, part *handle) result

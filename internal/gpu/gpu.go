@@ -1,13 +1,13 @@
 // Package gpu lists the NVIDIA GPUs of this machine, and reports when one of them fails.
 //
-// A device is what one worker uses: a whole GPU, or a MIG instance of a GPU that is cut into some.
-// Devices are numbered as the driver has them, a GPU's instances in its place; a device's number is
-// the index of the slot that it is for.
+// A device is what one worker uses: a whole GPU, or a MIG instance of a GPU that is partitioned.
+// Devices are numbered in the driver's order, with a GPU's instances in its place; a device's
+// number is the index of its slot.
 //
-// All is by NVML, the driver's own library, which is loaded when it is first needed: by go-nvml
-// where the program is built with cgo, and else by a binding of our own, so that hvdrun needs no
-// newer glibc. Without that library, or if the program was built with -tags static, the error is
-// ErrNoGPU, with the reason.
+// The package uses NVML, the driver's own library, and loads it on the first use: through go-nvml
+// if the program is built with cgo, otherwise through a binding of our own, so that hvdrun does not
+// need a newer glibc. Without that library, or if the program was built with -tags static, the
+// error is ErrNoGPU, with the reason.
 package gpu
 
 import (
@@ -21,30 +21,29 @@ import (
 	"sync"
 )
 
-// ErrNoGPU reports that this machine has no GPU that can be seen; the error around it is the
-// reason.
+// ErrNoGPU says that this process can see no GPU. The errors that wrap it give the reason.
 var ErrNoGPU = errors.New("gpu: no GPUs")
 
-// Device is one device. What the driver does not report is zero.
+// Device is one device. Fields that the driver does not report are zero.
 type Device struct {
-	// Index is the device's place in the inventory, from 0, and the index of its slot.
+	// Index is the device's index in the inventory, from 0, and the index of its slot.
 	Index int
-	// UUID is "GPU-…" or "MIG-…"; empty where the device is lost.
+	// UUID is "GPU-…" or "MIG-…"; empty if the device is lost.
 	UUID string
-	// GPU is the number of the whole GPU, as nvidia-smi has it.
+	// GPU is the number of the whole GPU, as nvidia-smi shows it.
 	GPU int
-	// MIG is the instance that the device is; nil for a whole GPU.
+	// MIG is the MIG instance; nil for a whole GPU.
 	MIG *Instance
-	// Fault is why the device cannot be used, such as "GPU is lost"; empty where nothing is known
-	// against it.
+	// Fault is the reason why the device cannot be used, such as "GPU is lost"; empty if none is
+	// known.
 	Fault string
 }
 
-// Instance is a MIG instance, by the numbers of its GPU instance and of its compute instance in
-// that.
+// Instance is a MIG instance: the number of its GPU instance, and that of its compute instance
+// within it.
 type Instance struct{ GPU, Compute int }
 
-// String returns such as "GPU 3 (GPU-…)", "MIG 1/0 of GPU 3 (MIG-…)".
+// String returns a text such as "GPU 3 (GPU-…)" or "MIG 1/0 of GPU 3 (MIG-…)".
 func (d Device) String() string {
 	name := "GPU " + strconv.Itoa(d.GPU)
 	if d.MIG != nil {
@@ -56,9 +55,9 @@ func (d Device) String() string {
 	return name
 }
 
-// VisibleEnv returns the environment that shows a worker the device of its slot alone:
-// CUDA_VISIBLE_DEVICES with its UUID, or its number where it has none. Slots beyond the devices
-// share them in turn. Without devices there is nothing to show, and it returns nil.
+// VisibleEnv returns the environment variable that limits a worker to the device of its slot:
+// CUDA_VISIBLE_DEVICES with its UUID, or with its number if it has none. Slots beyond the devices
+// share them in turn. Without devices it returns nil.
 func VisibleEnv(devices []Device, slot int) []string {
 	if len(devices) == 0 || slot < 0 {
 		return nil
@@ -67,10 +66,10 @@ func VisibleEnv(devices []Device, slot int) []string {
 	return []string{"CUDA_VISIBLE_DEVICES=" + cmp.Or(d.UUID, strconv.Itoa(d.GPU))}
 }
 
-// Visible returns those devices that a CUDA program sees where CUDA_VISIBLE_DEVICES has that value,
-// in its order and numbered anew: numbers of GPUs, or beginnings of UUIDs, up to the first that is
-// none. The numbers are nvidia-smi's, which are CUDA's where CUDA_DEVICE_ORDER=PCI_BUS_ID or all
-// GPUs are alike.
+// Visible returns the devices that a CUDA program sees if CUDA_VISIBLE_DEVICES has that value, in
+// its order and with new indices. The value lists numbers of GPUs, or prefixes of UUIDs; the first
+// that matches no device ends the list. The numbers are those of nvidia-smi, which CUDA also uses
+// if CUDA_DEVICE_ORDER=PCI_BUS_ID or all GPUs are alike.
 func Visible(devices []Device, value string) []Device {
 	visible := []Device{}
 	for item := range strings.SplitSeq(value, ",") {
@@ -92,28 +91,28 @@ func Visible(devices []Device, value string) []Device {
 	return visible
 }
 
-// Kind is what an Event is about.
+// Kind is the kind of an Event.
 type Kind uint8
 
 // The kinds of events.
 const (
 	XID  Kind = iota + 1 // the driver reports an error by its number
-	ECC2                 // a memory error of two bits, which could not be corrected
-	Lost                 // the GPU does not answer any more
+	ECC2                 // a memory error of two bits, which cannot be corrected
+	Lost                 // the GPU no longer answers
 )
 
-// Event is something that went wrong with a device. What happens to a GPU is told of each of its
-// MIG instances, unless it is about one of them.
+// Event is a fault of a device. A fault of a GPU makes an Event for each of its MIG instances,
+// unless it concerns only one of them.
 type Event struct {
 	Device Device
 	Kind   Kind
-	XID    uint64 // the number, for Kind XID
-	// Critical: the device cannot be relied upon until it, or the machine, is reset. Other events
-	// are errors of programs, or pass.
+	XID    uint64 // the error's number, for Kind XID
+	// Critical: the device is unreliable until it, or the machine, is reset. Other events are
+	// errors of programs, or temporary.
 	Critical bool
 }
 
-// String describes what happened, to which device.
+// String describes the fault and the device.
 func (e Event) String() string {
 	what := "does not answer any more"
 	switch e.Kind {
@@ -128,8 +127,7 @@ func (e Event) String() string {
 	return e.Device.String() + ": " + what
 }
 
-// criticalXIDs are the errors after which a GPU has to be reset or replaced, of NVIDIA's list of
-// them.
+// criticalXIDs are the errors in NVIDIA's list after which a GPU must be reset or replaced.
 var criticalXIDs = map[uint64]string{
 	46:  "the GPU has stopped processing",
 	48:  "memory error of two bits",
@@ -149,7 +147,7 @@ var criticalXIDs = map[uint64]string{
 	140: "memory error that was not corrected",
 }
 
-// otherXIDs are errors of programs: the GPU is as good as before.
+// otherXIDs are errors of programs, after which the GPU is as good as before.
 var otherXIDs = map[uint64]string{
 	13:  "graphics engine exception",
 	31:  "memory page fault of a program",
@@ -159,14 +157,14 @@ var otherXIDs = map[uint64]string{
 	109: "a program's context switch took too long",
 }
 
-// Health remembers which slots' devices have failed. The zero value knows of none. Its methods may
-// be called by several goroutines at once.
+// Health records the slots whose devices have failed. The zero value has none. Its methods may be
+// called by several goroutines.
 type Health struct {
 	mu  sync.Mutex
 	bad map[int]Event
 }
 
-// Note takes an event, and returns whether a device that was good until now is bad.
+// Note records an event, and returns whether it is the first critical one of its device.
 func (h *Health) Note(e Event) (news bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -180,7 +178,7 @@ func (h *Health) Note(e Event) (news bool) {
 	return true
 }
 
-// Bad returns the event that made the slot's device bad; false where it is good.
+// Bad returns the event because of which the slot's device is bad; false if the device is good.
 func (h *Health) Bad(slot int) (Event, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// load returns the library at a path, or under a name that the system's linker looks for, as
-// go-nvml binds it. Its errors are ErrNoGPU, wrapped.
+// load loads the library at a path, or under a name that the system's linker resolves, through
+// go-nvml. Its errors wrap ErrNoGPU.
 func load(path string) (*api, error) {
 	at := nvmldl.New(path, nvmldl.RTLD_LAZY|nvmldl.RTLD_GLOBAL) // stays loaded
 	if err := at.Open(); err != nil {
@@ -21,7 +21,7 @@ func load(path string) (*api, error) {
 	}
 	b := &binding{lib: nvml.New(nvml.WithLibraryPath(path))}
 	a := b.api()
-	for _, s := range a.required() { // calling one that is missing would end this process
+	for _, s := range a.required() { // a call of a missing one would end this process
 		if err := at.Lookup(s.Name); err != nil {
 			return nil, fmt.Errorf("%w: %s lacks %s: %w", ErrNoGPU, path, s.Name, err)
 		}
@@ -34,7 +34,7 @@ func load(path string) (*api, error) {
 	return a, nil
 }
 
-// binding gives the devices and sets of events of go-nvml numbers as handles.
+// binding maps the devices and event sets of go-nvml to numbers, which are the handles.
 type binding struct {
 	lib nvml.Interface
 
@@ -43,7 +43,7 @@ type binding struct {
 	sets    []nvml.EventSet
 }
 
-// number returns a value's place in a list and 1, to which it is added where it is new.
+// number returns the index of a value in a list, plus 1. It appends a new value.
 func number[T comparable](mu *sync.Mutex, all *[]T, v T) uintptr {
 	mu.Lock()
 	defer mu.Unlock()
@@ -55,7 +55,7 @@ func number[T comparable](mu *sync.Mutex, all *[]T, v T) uintptr {
 	return uintptr(i + 1)
 }
 
-// numbered is the value of a number.
+// numbered returns the value with a number.
 func numbered[T any](mu *sync.Mutex, all *[]T, n uintptr) T {
 	mu.Lock()
 	defer mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
-// load returns the library at a path, or under a name that the system's linker looks for. Its
-// errors are ErrNoGPU, wrapped.
+// load loads the library at a path, or under a name that the system's linker resolves. Its errors
+// wrap ErrNoGPU.
 func load(path string) (*api, error) {
 	at, err := dlopen.Open(path)
 	if err != nil {

@@ -12,30 +12,28 @@ import (
 )
 
 const (
-	// waitTime is how long one wait for events lasts, and so how long Watch may go on after its
-	// context has ended.
+	// waitTime is the duration of one wait for events, and so the longest time that Watch continues
+	// after its context has ended.
 	waitTime = 500 * time.Millisecond
-	// lookTime is how often a silent GPU is asked whether it is there.
+	// lookTime is the interval at which silent GPUs are checked.
 	lookTime     = 2 * time.Second
 	allInstances = ^uint32(0)
 )
 
-// driver is this machine's NVML.
+// driver is the NVML of this machine.
 var driver = &library{load: func() (*api, error) { return load(libraryName) }}
 
-// Inventory returns the devices of this machine. It blocks as long as the driver takes, which can
-// be seconds where it is not kept loaded. A device that the driver knows and that cannot be used is
-// listed with its Fault. The error is ErrNoGPU, wrapped, where there is no driver or no device.
+// Inventory returns the devices of this machine. It blocks as long as the driver takes, which may
+// be seconds if the driver is not kept loaded. A device that the driver knows but that cannot be
+// used is listed with its Fault. If there is no driver or no device, the error wraps ErrNoGPU.
 func Inventory() ([]Device, error) { return driver.inventory() }
 
-// Watch calls found with all that goes wrong with a device, from one goroutine at a time, until ctx
-// ends, and then returns ctx's cause half a second later at most. A device that is lost is told
-// once. It returns ErrNoGPU, wrapped, where there is nothing to watch, or what keeps it from
-// watching.
+// Watch calls found with each fault of a device, from one goroutine, until ctx ends; it returns the
+// cause of ctx at most half a second later. It reports a lost device once. If there is nothing to
+// watch, the error wraps ErrNoGPU; other errors say why it cannot watch.
 func Watch(ctx context.Context, found func(Event)) error { return driver.watch(ctx, found) }
 
-// library is NVML, which is loaded when it is first used, and stays so; it is initialised as long
-// as it is used.
+// library is NVML. It is loaded on the first use and stays loaded; it is initialized while in use.
 type library struct {
 	load func() (*api, error)
 
@@ -44,8 +42,8 @@ type library struct {
 	users int
 }
 
-// open initialises the library where it is not. Each open that succeeds must be followed by a
-// close.
+// open initializes the library on its first concurrent use. Each successful open must be followed
+// by a close.
 func (l *library) open() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,9 +91,9 @@ func (l *library) inventory() ([]Device, error) {
 
 // board is a whole GPU.
 type board struct {
-	handle  handle // 0 where it is lost
+	handle  handle // 0 if the GPU is lost
 	uuid    string
-	devices []Device // itself, or its MIG instances
+	devices []Device // the GPU itself, or its MIG instances
 	lost    bool
 }
 
@@ -124,7 +122,7 @@ func (l *library) boards() ([]*board, error) {
 	return boards, nil
 }
 
-// devices returns the devices that a GPU is.
+// devices returns the devices of a GPU: itself, or its MIG instances.
 func (l *library) devices(h handle, number int) []Device {
 	whole := l.describe(h, number)
 	if !l.nvml.knowsMIG() {
@@ -154,7 +152,7 @@ func (l *library) devices(h handle, number int) []Device {
 	return instances
 }
 
-// knowsMIG returns whether the driver is new enough.
+// knowsMIG returns whether the driver is new enough for MIG.
 func (a *api) knowsMIG() bool {
 	return a.migMode != nil && a.migCount != nil && a.migAt != nil && a.gpuInstance != nil && a.computeInstance != nil
 }
@@ -183,7 +181,7 @@ func (a *api) uuidOf(h handle) (string, result) {
 	return string(uuid), r
 }
 
-// look asks a GPU for something that each can answer which is there.
+// look sends a GPU a query that every present GPU can answer.
 func (a *api) look(h handle) result {
 	var degrees uint32
 	return a.temperature(h, gpuTemperature, &degrees)
@@ -211,7 +209,7 @@ func (l *library) watch(ctx context.Context, found func(Event)) error {
 	return w.run(ctx)
 }
 
-// watcher is a Watch.
+// watcher is a running Watch.
 type watcher struct {
 	nvml       *api
 	boards     []*board
@@ -226,7 +224,7 @@ func (w *watcher) run(ctx context.Context) error {
 			w.tell(b.devices, Lost, 0)
 			continue
 		}
-		// Not all GPUs know all kinds of events. If a GPU knows none, this call fails.
+		// Not every GPU supports all kinds of events. If a GPU supports none, this call fails.
 		var types uint64
 		if w.nvml.eventTypes(b.handle, &types) != success {
 			types = 0
@@ -248,7 +246,7 @@ func (w *watcher) run(ctx context.Context) error {
 		}
 		if time.Since(looked) >= lookTime {
 			looked = time.Now()
-			if w.look(); isLost(r) && w.pause(ctx) { // the set reports a lost GPU again and again
+			if w.look(); isLost(r) && w.pause(ctx) { // the set reports a lost GPU repeatedly
 				break
 			}
 		}
@@ -256,7 +254,7 @@ func (w *watcher) run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// wait takes one event, if one comes soon.
+// wait waits up to waitTime for an event, and reports it.
 func (w *watcher) wait(ctx context.Context) result {
 	if !w.registered {
 		w.pause(ctx)
@@ -276,7 +274,7 @@ func (w *watcher) wait(ctx context.Context) result {
 	return r
 }
 
-// pause waits as long as a wait for events does, and returns whether ctx has ended.
+// pause blocks for waitTime, and returns whether ctx has ended.
 func (w *watcher) pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -286,7 +284,7 @@ func (w *watcher) pause(ctx context.Context) bool {
 	}
 }
 
-// affected returns the devices that an event is about: all of them where that cannot be told.
+// affected returns the devices that an event concerns: all devices if that is unknown.
 func (w *watcher) affected(data eventData) []Device {
 	i := slices.IndexFunc(w.boards, func(b *board) bool { return b.handle != 0 && b.handle == data.device })
 	if i < 0 && data.device != 0 {
@@ -322,7 +320,7 @@ func (w *watcher) tell(devices []Device, kind Kind, xid uint64) {
 	}
 }
 
-// look asks each GPU that was there whether it still is.
+// look checks each GPU that is not lost, and reports those that are now.
 func (w *watcher) look() {
 	for _, b := range w.boards {
 		if b.lost {

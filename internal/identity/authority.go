@@ -15,7 +15,8 @@ import (
 const (
 	// authorityLife is how long the authority of a cluster is valid.
 	authorityLife = 10 * 365 * 24 * time.Hour
-	// maxRequest bounds a request for a certificate, in bytes: one of a P-256 key has about 200.
+	// maxRequest bounds a request for a certificate, in bytes. A request for a P-256 key has about
+	// 200.
 	maxRequest = 2 << 10
 
 	pemKey         = "PRIVATE KEY"
@@ -69,8 +70,9 @@ func NewRequest(key *ecdsa.PrivateKey) ([]byte, error) {
 	return der, nil
 }
 
-// ParseRequest returns the public key of a request, which must be of P-256 and prove that the
-// requester has the private key. The rest of the request is ignored.
+// ParseRequest returns the public key of a request. It returns an error unless the key is of P-256
+// and the request proves that the requester has the private key. It ignores the rest of the
+// request.
 func ParseRequest(request []byte) (*ecdsa.PublicKey, error) {
 	if len(request) > maxRequest {
 		return nil, fmt.Errorf("identity: a request of %d bytes; at most %d", len(request), maxRequest)
@@ -86,8 +88,8 @@ func ParseRequest(request []byte) (*ecdsa.PublicKey, error) {
 	return key, nil
 }
 
-// SignRequest returns a certificate for s of the key that has signed the request, valid from an
-// hour before now for the time of life after it. Names in the request are ignored.
+// SignRequest returns a certificate for s and the key that signed the request, valid from an hour
+// before now until life after now. It ignores names in the request.
 func (a *Authority) SignRequest(request []byte, s Subject, now time.Time, life time.Duration) ([]byte, error) {
 	key, err := ParseRequest(request)
 	if err != nil {
@@ -96,8 +98,8 @@ func (a *Authority) SignRequest(request []byte, s Subject, now time.Time, life t
 	return a.certify(key, s, now, life)
 }
 
-// Assemble returns the credentials of the holder of the key, with the certificate that SignRequest
-// returned and the authority's certificate.
+// Assemble returns credentials from the holder's key, the certificate that SignRequest returned,
+// and the authority's certificate.
 func Assemble(key *ecdsa.PrivateKey, certificate, authority []byte) (*Credentials, error) {
 	ca, err := x509.ParseCertificate(authority)
 	if err != nil || !ca.IsCA {
@@ -129,7 +131,7 @@ func ParsePEM(text []byte) (*Credentials, error) {
 }
 
 // Renew replaces the key and the certificate by those of with, which must have the same subject and
-// authority. Later connections present them.
+// authority. Connections made afterwards present them.
 func (c *Credentials) Renew(with *Credentials) error {
 	if c.subject != with.subject || !c.ca.Equal(with.ca) {
 		return fmt.Errorf("identity: the credentials of %v cannot become those of %v", c.subject, with.subject)
@@ -139,7 +141,7 @@ func (c *Credentials) Renew(with *Credentials) error {
 }
 
 // Valid returns the time from which the certificate is valid, without the hour for slow clocks, and
-// the time until which it is valid.
+// the time at which it expires.
 func (c *Credentials) Valid() (from, until time.Time) {
 	leaf := c.own.Load().leaf
 	return leaf.NotBefore.Add(backdate), leaf.NotAfter

@@ -68,11 +68,11 @@ func GenerateClusterKey(path string) error {
 const maxKeyFile = 16 << 10
 
 // ReadClusterKey reads a cluster's key from a file: 32 bytes, encoded as 64 hexadecimal digits or
-// in base64. A file of another user than this one and root is refused, and one that others can read
-// or write; a pipe is permitted, because shells pass secrets as <(…). Errors reveal nothing about
+// in base64. The file must belong to this user or root, and others must not be able to read or
+// write it. A pipe is permitted, because shells pass secrets as <(…). Errors reveal nothing about
 // the key.
 func ReadClusterKey(path string) ([]byte, error) {
-	// Links are followed where they are this user's or root's: Kubernetes mounts secrets as links.
+	// SecretText follows links of this user and of root: Kubernetes mounts secrets as links.
 	text, err := safefile.SecretText(path, maxKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("identity: the cluster's key: %w", err)

@@ -33,8 +33,8 @@ const (
 	encodingVersion, ticketVersion = 2, 3
 )
 
-// asKey is the life of certificates that end with their authority's key, as those of a job do.
-// Their dates bound nothing, so that a clock that is wrong, or is put right, ends no job.
+// asKey is the life of certificates that end with their authority's key, such as those of a job.
+// Their dates bound nothing, so that a wrong or corrected clock ends no job.
 const asKey time.Duration = math.MaxInt64
 
 // keyBegin and keyEnd are the dates of such certificates.
@@ -50,10 +50,10 @@ var (
 type Authority struct{ *authority }
 
 type authority struct {
-	runID  string // empty: of a cluster, which issues for any run
+	runID  string // empty: a cluster's authority, which issues for any run
 	cert   *x509.Certificate
 	key    crypto.Signer
-	jobKey *[keyLen]byte // from which data keys are derived; nil: of a cluster
+	jobKey *[keyLen]byte // from which data keys are derived; nil: a cluster's authority
 }
 
 // NewAuthority returns the authority of a new job, with new keys.
@@ -104,8 +104,8 @@ func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	return a.IssueFor(s, time.Now(), asKey)
 }
 
-// IssueFor is Issue with a certificate that is valid for the time of life after now, and from an
-// hour before, or, of a job, at any time before.
+// IssueFor is Issue for a certificate that is valid until life after now, and from an hour before
+// now. A job's certificates are valid at any time before now.
 func (a *Authority) IssueFor(s Subject, now time.Time, life time.Duration) (*Credentials, error) {
 	key, err := NewKey()
 	if err != nil {
@@ -187,24 +187,24 @@ func newSerial() *big.Int {
 // subject; only Encode reveals them. They are safe for concurrent use.
 type Credentials struct{ *secrets }
 
-// secrets are behind a pointer, and the keys behind a second one: package fmt calls no methods of
-// unexported fields and follows one pointer if the verb does not apply, but never two. So it prints
-// at most an address.
+// secrets is behind a pointer, and the keys are behind a second one: package fmt calls no methods
+// of unexported fields, and follows one pointer, but never two, if the verb does not apply. So it
+// prints at most an address.
 type secrets struct {
 	subject Subject
 	ca      *x509.Certificate
 	pool    *x509.CertPool
 	own     atomic.Pointer[own]
-	ticket  []byte // of a worker, of keyLen bytes; nil: none
+	ticket  []byte // of a worker: keyLen bytes; nil: none
 }
 
-// own is the key and certificate of the holder, which Renew replaces.
+// own holds the key and the certificate, which Renew replaces.
 type own struct {
 	leaf *x509.Certificate
 	key  *ecdsa.PrivateKey
-	// check returns nil if the authority has signed the certificate. It is called where the
-	// certificate is used: most workers never use theirs, and the check costs more than all else
-	// that Decode does.
+	// check returns nil if the authority has signed the certificate. It is called when the
+	// certificate is used: most workers never use theirs, and the check costs more than everything
+	// else that Decode does.
 	check func() error
 }
 
@@ -239,7 +239,7 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey)
 // Subject returns the holder of the credentials.
 func (c *Credentials) Subject() Subject { return c.subject }
 
-// Serial returns the serial number of the certificate that is current, hexadecimal.
+// Serial returns the serial number of the current certificate in hexadecimal.
 func (c *Credentials) Serial() string { return c.own.Load().leaf.SerialNumber.Text(16) }
 
 // Format prints the subject for every verb, and no secrets.
@@ -264,8 +264,8 @@ func (a Authority) Format(f fmt.State, _ rune) {
 	fmt.Fprintf(f, "authority(%s, redacted)", of)
 }
 
-// ForWorker returns c, the credentials of all workers of a job, with a new ticket: a secret by
-// which one worker proves at its launcher's door which of them it is.
+// ForWorker returns c, the credentials of all workers of a job, with a new ticket: the secret that
+// proves, at the door of the worker's launcher, which worker it is.
 func (c *Credentials) ForWorker() *Credentials {
 	w := &secrets{subject: c.subject, ca: c.ca, pool: c.pool, ticket: make([]byte, keyLen)}
 	w.own.Store(c.own.Load())
@@ -273,10 +273,10 @@ func (c *Credentials) ForWorker() *Credentials {
 	return &Credentials{w}
 }
 
-// Ticket returns the ticket of a worker, or nil without one. It is secret.
+// Ticket returns the ticket of a worker, or nil. It is secret.
 func (c *Credentials) Ticket() []byte { return bytes.Clone(c.ticket) }
 
-// TicketOf returns the ticket in a text that Encode has returned, or nil without one. It is secret.
+// TicketOf returns the ticket in the text of Encode, or nil if it has none. It is secret.
 func TicketOf(text string) []byte {
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(b) < keyLen || b[0] != ticketVersion {
@@ -304,8 +304,8 @@ func (c *Credentials) Encode() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Decode parses the text of Encode. Errors reveal nothing about the text. Whether the authority has
-// signed the certificate is checked by the first handshake.
+// Decode parses the text of Encode. Errors reveal nothing about the text. The first handshake
+// checks whether the authority has signed the certificate.
 func Decode(text string) (*Credentials, error) {
 	if len(text) > maxEncoded {
 		return nil, fmt.Errorf("identity: credentials of %d bytes; at most %d", len(text), maxEncoded)

@@ -10,12 +10,12 @@ import (
 	"strconv"
 )
 
-// DataKey is a key of data connections: of connections within one generation, which only its
-// members have, or of visits to these members. The zero value proves nothing and nobody accepts it.
+// DataKey is a key of data connections: those within one generation, whose members alone have the
+// key, or those of visits to these members. The zero value proves nothing and is never accepted.
 // Formatting it shows no secret.
 type DataKey struct{ key *[keyLen]byte }
 
-// NewDataKey returns a random key, for workers whose world no driver has published.
+// NewDataKey returns a random key, for workers in a world that no driver has published.
 func NewDataKey() DataKey {
 	k := DataKey{new([keyLen]byte)}
 	rand.Read(k.key[:])
@@ -48,7 +48,7 @@ func derived(secret []byte, purpose string) DataKey {
 	return DataKey{(*[keyLen]byte)(b)}
 }
 
-// ParseDataKey reads the bytes that Bytes has returned.
+// ParseDataKey parses the bytes that Bytes has returned.
 func ParseDataKey(b []byte) (DataKey, error) {
 	if len(b) != keyLen {
 		return DataKey{}, fmt.Errorf("identity: a data key of %d bytes, not %d", len(b), keyLen)

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// datesError is the refusal of a certificate by its dates and this machine's clock. Its text says
+// datesError says that a certificate was refused because of its dates and this machine's clock, and
 // by how much the clocks differ.
 type datesError struct {
-	of    string // whose certificate it is
+	of    string // the owner of the certificate
 	why   string
 	cause error // of the handshake
 }
@@ -21,9 +21,9 @@ func (e *datesError) Error() string {
 
 func (e *datesError) Unwrap() error { return e.cause }
 
-// Explain wraps the error of a handshake that was refused because a certificate is outside of its
-// dates now: the text of the result says by how much the clocks differ instead. It returns other
-// errors as they are.
+// Explain wraps the error of a handshake that failed because a certificate is not valid at the time
+// now: the text of the result says by how much the clocks differ instead. It returns other errors
+// unchanged.
 func Explain(err error, now time.Time) error {
 	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
 	if !ok || invalid.Reason != x509.Expired {

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Dial connects to a party of the job or cluster at addr (host:port), as ClientTLS says, for a
-// protocol that both name (ALPN). Explain describes the error of a certificate that is outside of
-// its dates. The caller must close the connection.
+// Dial connects to a party of the job or cluster at addr (host:port) with the configuration of
+// ClientTLS, for a protocol that both sides name (ALPN). Errors of certificates that are not valid
+// now pass through Explain. The caller must close the connection.
 func (c *Credentials) Dial(ctx context.Context, want Subject, addr, protocol string) (net.Conn, error) {
 	conf := c.ClientTLS(want)
 	conf.NextProtos = []string{protocol}
@@ -19,8 +19,8 @@ func (c *Credentials) Dial(ctx context.Context, want Subject, addr, protocol str
 	return conn, Explain(err, time.Now())
 }
 
-// DialDoor is Dial to the door of a worker's launcher, to which it proves by its ticket which
-// worker it is. Credentials without a ticket are an error.
+// DialDoor is Dial to the door of the worker's launcher, with the ticket that proves which worker
+// it is. Credentials without a ticket are an error.
 func (c *Credentials) DialDoor(ctx context.Context, addr, protocol string) (net.Conn, error) {
 	if c.ticket == nil {
 		return nil, errors.New("identity: credentials without a ticket are not those of a worker")
@@ -35,7 +35,7 @@ func (c *Credentials) DialDoor(ctx context.Context, addr, protocol string) (net.
 	return conn, nil
 }
 
-// ReadTicket reads what DialDoor has written. It blocks as conn does.
+// ReadTicket reads the ticket that DialDoor has sent. It blocks as conn does.
 func ReadTicket(conn net.Conn) ([]byte, error) {
 	ticket := make([]byte, keyLen)
 	_, err := io.ReadFull(conn, ticket)

@@ -10,7 +10,7 @@ import (
 	"fmt"
 )
 
-// Applicant is a client that asks a registrar for a certificate: an agent that has one, or the
+// Applicant is a client that requests a certificate from a registrar: an agent that has one, or the
 // holder of a token.
 type Applicant struct {
 	// Agent is the subject of the certificate; zero for the holder of a token.
@@ -21,7 +21,7 @@ type Applicant struct {
 
 // RegistrarTLS returns a new configuration for a registrar: its clients must present a certificate
 // of an agent of the cluster, or one signed by the key of a token that known accepts. known may be
-// called by several goroutines at a time.
+// called by several goroutines at once.
 func (c *Credentials) RegistrarTLS(known func(ed25519.PublicKey) bool) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -29,7 +29,7 @@ func (c *Credentials) RegistrarTLS(known func(ed25519.PublicKey) bool) *tls.Conf
 		if err != nil {
 			return nil, err
 		}
-		cert.Certificate = append(cert.Certificate, c.ca.Raw) // whose hash the token's holder knows
+		cert.Certificate = append(cert.Certificate, c.ca.Raw) // the holder of a token knows its hash
 		return cert, nil
 	}
 	cfg.ClientAuth = tls.RequireAnyClientCert
@@ -43,7 +43,7 @@ func (c *Credentials) RegistrarTLS(known func(ed25519.PublicKey) bool) *tls.Conf
 	return cfg
 }
 
-// Applicant returns the peer of a connection of RegistrarTLS.
+// Applicant returns the peer of a connection with the configuration of RegistrarTLS.
 func (c *Credentials) Applicant(cs tls.ConnectionState) (Applicant, error) {
 	if len(cs.PeerCertificates) == 0 {
 		return Applicant{}, errors.New("identity: the applicant has shown no certificate")
@@ -63,8 +63,7 @@ func (c *Credentials) Applicant(cs tls.ConnectionState) (Applicant, error) {
 	return Applicant{Agent: s}, nil
 }
 
-// subjectOf returns the subject of a certificate of the role that one of the authorities has
-// signed.
+// subjectOf returns the subject of a certificate with the role, signed by one of the authorities.
 func subjectOf(leaf *x509.Certificate, authorities *x509.CertPool, role Role) (Subject, error) {
 	_, err := leaf.Verify(x509.VerifyOptions{
 		Roots: authorities, DNSName: serverName(role), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
@@ -83,10 +82,10 @@ func subjectOf(leaf *x509.Certificate, authorities *x509.CertPool, role Role) (S
 }
 
 // TokenTLS returns a new configuration for the holder of a token that connects to the registrar of
-// a cluster, with the known fingerprint of its authority. The registrar is verified before anything
-// except the token's public key is sent.
+// a cluster whose authority has the fingerprint. It verifies the registrar before it sends anything
+// except the token's public key.
 func TokenTLS(token ed25519.PrivateKey, fingerprint [sha256.Size]byte) (*tls.Config, error) {
-	// The cluster knows when the token ends.
+	// Only the cluster knows when the token expires.
 	template := &x509.Certificate{SerialNumber: newSerial(), NotBefore: keyBegin, NotAfter: keyEnd}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, token.Public(), token)
 	if err != nil {

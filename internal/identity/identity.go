@@ -1,4 +1,4 @@
-// Package identity authenticates the parties of a job: a certificate authority per job, the
+// Package identity authenticates the parties of a job by a certificate authority per job, the
 // credentials that it issues to the driver and to every worker, mutual TLS 1.3 for control
 // connections, and a keyed proof for connections that carry tensors.
 //
@@ -26,7 +26,7 @@ import (
 // Role is the role of a party of the job.
 type Role string
 
-// The roles of a job, and of a cluster, which has drivers and agents.
+// The roles of parties of a job or of a cluster, which has drivers and agents.
 const (
 	Driver Role = "driver"
 	Worker Role = "worker"
@@ -37,7 +37,7 @@ const (
 	Client Role = "client"
 )
 
-// Subject is the holder of a certificate. A driver has no host, index and incarnation; an agent has
+// Subject is the holder of a certificate. A driver has no host, index or incarnation; an agent has
 // a host, and a cluster's agent has no run id. A cluster's registrar has only a role.
 type Subject struct {
 	RunID string
@@ -140,7 +140,7 @@ func SubjectOf(cs tls.ConnectionState) (Subject, error) {
 	return parseURI(leaf.URIs[0])
 }
 
-// Who returns the peer of a connection like SubjectOf, for a record of its requests.
+// Who returns the peer of a connection like SubjectOf, for an audit record.
 func Who(cs tls.ConnectionState) (audit.Who, error) {
 	s, err := SubjectOf(cs)
 	if err != nil {
@@ -153,8 +153,8 @@ func Who(cs tls.ConnectionState) (audit.Who, error) {
 }
 
 // ServerTLS returns a new configuration for a server whose clients must present a certificate of
-// this job with the role want, or one of the others. It requires TLS 1.3 and disables resumption,
-// so that every connection presents its certificate.
+// this job with one of the roles. It requires TLS 1.3 and disables resumption, so that every
+// connection presents its certificate.
 func (c *Credentials) ServerTLS(want Role, others ...Role) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.ClientAuth = tls.RequireAndVerifyClientCert
@@ -174,8 +174,8 @@ func (c *Credentials) ServerTLS(want Role, others ...Role) *tls.Config {
 
 // ClientTLS returns a new configuration for a client whose server must present a certificate of
 // this job (or cluster) with the role of want. If want has an incarnation, the certificate must
-// also match its host and index; if want is an agent with a host, it must be that host's. It
-// requires TLS 1.3 and disables resumption.
+// also match its host and index; if want is an agent with a host, the certificate must be that
+// host's. It requires TLS 1.3 and disables resumption.
 func (c *Credentials) ClientTLS(want Subject) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.RootCAs = c.pool
@@ -189,7 +189,7 @@ func (c *Credentials) baseTLS() *tls.Config {
 		MinVersion:             tls.VersionTLS13,
 		MaxVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true,
-		// Each handshake presents the certificate that is current then (Renew).
+		// Each handshake presents the current certificate (Renew).
 		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.certificate() },
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.certificate() },
 		// One system call per message instead of one per 1,200 bytes.
@@ -205,8 +205,8 @@ func (c *Credentials) certificate() (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{own.leaf.Raw}, PrivateKey: own.key, Leaf: own.leaf}, nil
 }
 
-// verifier checks what the certificate chain does not: run, role and, if want names it, the
-// process.
+// verifier returns a function that checks what the certificate chain does not: the run, the role
+// and, if want names it, the process.
 func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 	if want.RunID == "" {
 		want.RunID = c.subject.RunID

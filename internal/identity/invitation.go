@@ -11,19 +11,19 @@ import (
 
 // Invitation lets programs on other machines submit tasks to a job. It is secret.
 type Invitation struct {
-	// Addresses are the addresses of the job's hvdrun tasks gateway, host:port, the best first.
+	// Addresses are the addresses (host:port) of the job's hvdrun tasks gateway, best first.
 	Addresses []string `json:"addresses"`
-	// Credentials are those of a Client, as Encode returns them.
+	// Credentials are those of a Client, in the text of Encode.
 	Credentials string `json:"credentials"`
 }
 
 const (
-	// maxInvitation bounds the file, in bytes, and maxAddresses what it names.
+	// maxInvitation bounds the file in bytes, and maxAddresses the number of addresses.
 	maxInvitation = 64 << 10
 	maxAddresses  = 64
 )
 
-// WriteInvitation writes an invitation into a file that only its owner may read.
+// WriteInvitation writes an invitation to a file that only its owner may read.
 func WriteInvitation(path string, i Invitation) error {
 	text, err := json.Marshal(i)
 	if err != nil {
@@ -35,8 +35,8 @@ func WriteInvitation(path string, i Invitation) error {
 	return nil
 }
 
-// ReadInvitation returns the addresses and the credentials of the invitation in a file, which only
-// its owner may be able to read.
+// ReadInvitation returns the addresses and the credentials of the invitation in a file. It is an
+// error if others than the file's owner can read it.
 func ReadInvitation(path string) (addresses []string, creds *Credentials, err error) {
 	bad := func(err error) ([]string, *Credentials, error) {
 		return nil, nil, fmt.Errorf("identity: invitation %s: %w", path, err)

@@ -34,8 +34,8 @@ func (a *Authority) Encode() (string, error) {
 	return base64.RawURLEncoding.EncodeToString(b), nil
 }
 
-// AuthorityOf returns a value that is an authority, or the authority in the text that the value's
-// Encode returns.
+// AuthorityOf returns of if it is an *Authority, else the authority in the text that its Encode
+// returns.
 func AuthorityOf(of interface{ Encode() (string, error) }) (*Authority, error) {
 	if a, is := of.(*Authority); is {
 		return a, nil

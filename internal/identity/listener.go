@@ -21,19 +21,19 @@ type Listener struct {
 
 	mu      sync.Mutex
 	closed  bool
-	refused func(from net.Addr, why error) // nil: nobody wants to know
+	refused func(from net.Addr, why error) // called with each refused connection; nil: not called
 	sockets []net.Listener
 
 	refusals retry.Gate // of the log
 }
 
-// acceptPause is the pause after a failure to accept, mostly for lack of descriptors.
+// acceptPause is the pause after a failure to accept, usually for lack of descriptors.
 const acceptPause = 10 * time.Millisecond
 
-// failureEvery is the shortest time between two lines of Serve about the same failure.
+// failureEvery is the shortest time between two log lines of Serve about the same failure.
 const failureEvery = 10 * time.Second
 
-// Open listens on one more TCP address, and returns it with its port.
+// Open makes the listener listen on one more TCP address, and returns that address with its port.
 func (l *Listener) Open(addr string) (net.Addr, error) {
 	listen := l.network.Listen
 	if listen == nil {
@@ -87,7 +87,7 @@ func (l *Listener) accept(socket net.Listener) {
 }
 
 // Accept returns the next connection, a *Conn. Its error is net.ErrClosed after Close; any other
-// error is of one connection, and the next call may succeed.
+// error concerns a single connection, and the next call may succeed.
 func (l *Listener) Accept() (net.Conn, error) {
 	select {
 	case <-l.done:
@@ -104,9 +104,9 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Serve calls handle with each connection, in a goroutine of its own; handle closes the connection.
-// It blocks until the listener is closed and all calls have returned. Failures to accept are logged
-// ever more seldom, in lines that begin with what.
+// Serve calls handle with each connection in a goroutine of its own; handle closes the connection.
+// It blocks until the listener is closed and all calls have returned. It logs repeated failures to
+// accept at growing intervals, in lines that begin with what.
 func (l *Listener) Serve(log retry.Logger, what string, handle func(*Conn)) {
 	var handling sync.WaitGroup
 	defer handling.Wait()
@@ -125,7 +125,7 @@ func (l *Listener) Serve(log retry.Logger, what string, handle func(*Conn)) {
 	}
 }
 
-// temporary is an error after which servers go on.
+// temporary marks an error after which servers continue to accept.
 type temporary struct{ error }
 
 // Temporary and Timeout make it a net.Error.
@@ -140,30 +140,30 @@ func (l *Listener) Addr() net.Addr {
 	return l.sockets[0].Addr()
 }
 
-// Proven calls Conn.Proven of a connection that Accept has returned.
+// Proven calls Conn.Proven for a connection that Accept has returned.
 func (l *Listener) Proven(conn net.Conn) bool {
 	c, ok := conn.(*Conn)
 	return ok && c.Proven()
 }
 
-// OnRefused sets a function that several goroutines call with each connection that was closed
-// because its handshake failed.
+// OnRefused sets a function that is called, from several goroutines, with each connection that was
+// closed because its handshake failed.
 func (l *Listener) OnRefused(refused func(from net.Addr, why error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.refused = refused
 }
 
-// WarnRefused logs that a connection was refused: a line in some seconds, and how many were left
-// out, as strangers could fill the log.
+// WarnRefused logs that a connection was refused. Since strangers could fill the log, it writes a
+// line every few seconds at most, with the number of lines that it has left out.
 func (l *Listener) WarnRefused(log retry.Logger, what string, from net.Addr, why error) {
 	if more, tell := l.refusals.Pass(time.Now()); tell {
 		log.Warnf("%s: a connection from %v is refused: %v%s", what, from, Explain(why, time.Now()), more)
 	}
 }
 
-// Refused reports that a connection that Accept has returned has not proven its identity. It
-// ignores connections that end with the listener.
+// Refused reports that the peer of a connection that Accept has returned did not prove its
+// identity. It ignores connections that end because the listener is closed.
 func (l *Listener) Refused(conn net.Conn, why error) {
 	l.mu.Lock()
 	refused := l.refused

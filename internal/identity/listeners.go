@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// Bounds describes the listeners of one kind: who listens, who is admitted, and what a connection
-// may cost before it is authenticated. A test makes testdata/listeners.txt from All.
+// Bounds describes the listeners of one kind: their process, which peers they admit, and what a
+// connection may cost before it is authenticated. testdata/listeners.txt is generated from All.
 type Bounds struct {
 	// Name is the listener's purpose, Process its process, and Address its address, unless --listen
 	// or another setting changes it.
 	Name, Process, Address string
 	// Admits describes the proof that a connection must give.
 	Admits string
-	// Unproven is how many connections may be without a proof at a time, and Descriptors the number
-	// of descriptors for each of them; 0: one. Together they use at most a quarter of the process's
+	// Unproven is the most connections without a proof at a time, and Descriptors the number of
+	// descriptors for each of them; 0: one. Together they use at most a quarter of the process's
 	// descriptors.
 	Unproven, Descriptors int
-	// Bytes is how much is read from one of them, and Total from all together. Total 0: Unproven
-	// times Bytes.
+	// Bytes bounds what is read from one unproven connection, and Total from all together. Total 0:
+	// Unproven times Bytes.
 	Bytes, Total int64
 	// Deadline is how long a connection may be without a proof.
 	Deadline time.Duration
@@ -38,14 +38,14 @@ const (
 	// handshakeTime bounds TLS handshakes. Hundreds of processes on one CPU need many seconds, and
 	// each abandoned attempt costs as much as the first.
 	handshakeTime = 20 * time.Second
-	// helloBytes is several times what a client sends in a handshake.
+	// helloBytes is several times the size of what a client sends in a handshake.
 	helloBytes = 16 << 10
 )
 
 // The listeners of a job and of a cluster.
 var (
-	// Data has connections of all other workers. Unproven and Deadline grow with the world: see
-	// package collective.
+	// Data accepts connections from all other workers. Unproven and Deadline grow with the world:
+	// see package collective.
 	Data = Bounds{
 		Name: "data", Process: "worker", Address: "loopback; other addresses once a host is another machine",
 		Admits:   "members of the same world: proof of its key, with --encrypt-data within TLS 1.3",
@@ -56,14 +56,14 @@ var (
 		Name: "drivers", Process: "agent", Address: "loopback for an agent that its driver has started on its own machine; else all addresses",
 		Admits: "drivers of the job or the cluster: TLS 1.3, certificate of its authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Door serves workers, for what does not go by the sockets that they inherit.
+	// Door serves workers that do not use the sockets they inherit.
 	Door = Bounds{
 		Name: "workers", Process: "agent; driver that starts workers without an agent", Address: "the address at which the driver has reached the agent; loopback",
 		Admits:   "workers of the job on this machine: TLS 1.3, certificate of the job's authority, ticket of a worker",
 		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Gossip reads a whole message before it can be authenticated: the state of a cluster of 2,000
-	// members takes less than 2 MiB.
+	// Gossip must read a whole message before it can authenticate it: the state of a cluster of
+	// 2,000 members takes less than 2 MiB.
 	Gossip = Bounds{
 		Name: "gossip", Process: "agent, driver with --gossip-join or --slurm", Address: "all addresses; port 7946 for an agent",
 		Admits:   "members of the cluster: messages encrypted with the gossip key; packets over UDP are dropped one by one",
@@ -75,7 +75,7 @@ var (
 		Admits:   "agents of the cluster, and holders of a join token: TLS 1.3, certificate of either",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// TorchWorkers is an agent's store for its workers, under hvdrun torchrun.
+	// TorchWorkers is an agent's store for its workers under hvdrun torchrun.
 	TorchWorkers = Bounds{
 		Name: "torchrun's workers", Process: "hvdrun torchrun", Address: "loopback",
 		Admits:   "the agent's workers and what they start: whose socket it is, by /proc",
@@ -93,13 +93,13 @@ var (
 		Admits:   "agents of the job: TLS 1.3, certificate by the key of key_file; anyone with insecure=true",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// TorchHealth never proves a connection: each one ends in time.
+	// TorchHealth requires no proof: the deadline ends each connection.
 	TorchHealth = Bounds{
 		Name: "torchrun's health", Process: "hvdrun torchrun, where it is asked for", Address: "loopback, or --health-check-addr",
 		Admits:   "anyone: it says that the agent is alive, and closes",
 		Unproven: 16, Bytes: 4 << 10, Deadline: 10 * time.Second,
 	}
-	// Metrics never proves a connection: each one serves one scrape, and ends in time.
+	// Metrics requires no proof: each connection serves one scrape, and the deadline ends it.
 	Metrics = Bounds{
 		Name: "metrics", Process: "driver and agent with --metrics-listen", Address: "loopback where a port alone is given",
 		Admits:   "anyone who reaches it, as Prometheus expects: numbers, host names and the run id; with --metrics-token-file, holders of that token",
@@ -120,8 +120,8 @@ var (
 		Name: "values of tasks", Process: "worker that runs tasks", Address: "the address that is used towards its launcher",
 		Admits: "workers and the driver of the job: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Dashboard serves the page to browsers. A connection counts as proven with its first request
-	// that has a token.
+	// Dashboard serves the page to browsers. The first request with a token counts as a
+	// connection's proof.
 	Dashboard = Bounds{
 		Name: "dashboard", Process: "hvdrun dashboard, driver with --dashboard-listen", Address: "loopback, or --listen and --dashboard-listen, with TLS",
 		Admits: "browsers with a token of the page, for watching or for steering", Unproven: 64, Bytes: helloBytes, Deadline: handshakeTime,
@@ -138,7 +138,7 @@ func All() []Bounds {
 	return []Bounds{Control, TaskClients, TaskGateway, Drivers, Door, Gossip, Enrollment, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
 
-// Table returns bounds as text, a paragraph for each listener.
+// Table returns the bounds as text, with one paragraph for each listener.
 func Table(all []Bounds) string {
 	var b strings.Builder
 	for i, l := range all {
@@ -167,7 +167,7 @@ func size(n int64) string {
 	return fmt.Sprintf("%d KiB", n>>10)
 }
 
-// Listen listens on a TCP address, as net.Listen does. Close ends it.
+// Listen listens on a TCP address, as net.Listen does. The caller must call Close.
 func (b Bounds) Listen(addr string) (*Listener, error) {
 	l := b.Listener()
 	if _, err := l.Open(addr); err != nil {
@@ -179,7 +179,7 @@ func (b Bounds) Listen(addr string) (*Listener, error) {
 // Guard bounds the connections of a listener. Close closes that listener.
 func (b Bounds) Guard(ln net.Listener) *Listener {
 	l := b.Listener()
-	_ = l.add(ln) // fails for a closed one only
+	_ = l.add(ln) // fails only after Close
 	return l
 }
 

@@ -21,8 +21,8 @@ func Loopback() netip.Addr {
 // ListenLoopback returns the argument of net.Listen for any free port of Loopback.
 func ListenLoopback() string { return netip.AddrPortFrom(Loopback(), 0).String() }
 
-// FreePort returns a TCP port on which nobody listens at the moment, on any address: for programs
-// that get a port on which only they may listen (MASTER_PORT).
+// FreePort returns a TCP port on which nobody listens at the moment, on any address. It is for a
+// program that must listen on a given port itself (MASTER_PORT).
 func FreePort() (int, error) {
 	lis, err := listenTCP(":0")
 	if err != nil {
@@ -31,7 +31,7 @@ func FreePort() (int, error) {
 	return lis.Addr().(*net.TCPAddr).Port, lis.Close()
 }
 
-// IsFreePort reports whether nobody listens on a TCP port at the moment, on any address.
+// IsFreePort reports whether nobody listens on the TCP port at the moment, on any address.
 func IsFreePort(port int) bool {
 	lis, err := net.Listen("tcp", fmt.Sprint(":", port))
 	if err != nil {
@@ -50,9 +50,9 @@ func ParseListen(text string) (netip.Addr, error) {
 	return addr.Unmap(), nil
 }
 
-// OwnAddr returns the listen address of a process for the address that a user has set: that
-// address, if it belongs to this machine or stands for all, and otherwise the address from which
-// this machine reaches it. It sends nothing.
+// OwnAddr returns the address on which a process listens, given the address that a user has set. It
+// is that address if it belongs to this machine or stands for all addresses, else the address of
+// this machine on the route to it. OwnAddr sends nothing.
 func OwnAddr(text string) (netip.Addr, error) {
 	addr, err := ParseListen(text)
 	if err != nil || addr.IsUnspecified() || IsOwn(addr) {
@@ -71,7 +71,7 @@ func IsOwn(addr netip.Addr) bool {
 	if addr.IsLoopback() {
 		return true
 	}
-	all, _ := net.InterfaceAddrs() // none known: none
+	all, _ := net.InterfaceAddrs() // after an error no address is this machine's
 	for _, a := range all {
 		n, ok := a.(*net.IPNet)
 		if !ok {

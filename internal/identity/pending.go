@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pending holds the unproven connections of one listener, and bounds their cost. If there is one
-// too many, or they have sent too much, one is closed: the oldest of the source that has most. So
-// strangers who hold connections open keep nobody out, and do not even delay clients with other
-// addresses. Its methods may be called by many goroutines.
+// Pending holds the unproven connections of one listener and bounds their cost. When there are too
+// many, or they have sent too much, it closes one: the oldest of the source with the most. So
+// strangers who hold connections open neither keep out nor delay clients with other addresses. Its
+// methods may be called by many goroutines.
 type Pending struct {
 	mu       sync.Mutex
 	most     int
@@ -30,7 +30,7 @@ type Pending struct {
 	sources  map[netip.Prefix]*source
 }
 
-// source is what an address, or a network of IPv6 addresses, has.
+// source holds the connections of one IPv4 address or one network of IPv6 addresses.
 type source struct {
 	conns []*Conn // oldest first
 	bytes int64
@@ -50,7 +50,7 @@ func (p *Pending) Resize(unproven int, deadline time.Duration) {
 	p.most, p.deadline = p.permitted(unproven), deadline
 }
 
-// permitted bounds a number of connections by the descriptors of this process.
+// permitted returns most, or less: a quarter of this process's descriptors must suffice.
 func (p *Pending) permitted(most int) int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -66,14 +66,14 @@ func (p *Pending) Unproven() int {
 	return p.count
 }
 
-// Held returns the number of bytes that were read from them.
+// Held returns the number of bytes read from the unproven connections.
 func (p *Pending) Held() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.bytes
 }
 
-// Admit counts a connection until it is proven or closed. It is closed at once if p is closed.
+// Admit counts a connection until it is proven or closed. It closes the connection if p is closed.
 func (p *Pending) Admit(conn net.Conn) *Conn {
 	c := &Conn{Conn: conn, pending: p, from: sourceOf(conn), gone: make(chan struct{})}
 	p.mu.Lock()
@@ -116,7 +116,8 @@ func (p *Pending) Close() {
 	}
 }
 
-// mostOf returns the source with the largest value, and of several that with the oldest connection.
+// mostOf returns the source with the largest value; among equals, the one with the oldest
+// connection.
 func (p *Pending) mostOf(value func(*source) int64) *source {
 	var best *source
 	for _, s := range p.sources {
@@ -127,14 +128,14 @@ func (p *Pending) mostOf(value func(*source) int64) *source {
 	return best
 }
 
-// giveWay closes an unproven connection; the lock is held.
+// giveWay closes an unproven connection to make room; the lock is held.
 func (p *Pending) giveWay(c *Conn) {
 	if p.remove(c, gaveWay) {
 		c.Conn.Close()
 	}
 }
 
-// remove ends the count of an unproven connection, and returns whether it was one; the lock is
+// remove stops counting an unproven connection, and returns whether it was counted; the lock is
 // held.
 func (p *Pending) remove(c *Conn, state int32) bool {
 	if !c.state.CompareAndSwap(unproven, state) {
@@ -156,7 +157,7 @@ func (p *Pending) remove(c *Conn, state int32) bool {
 	return true
 }
 
-// room returns how much may still be read of an unproven connection.
+// room returns how many bytes may still be read from an unproven connection.
 func (p *Pending) room(c *Conn) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,7 +171,7 @@ func (p *Pending) room(c *Conn) (int64, error) {
 	return p.each - c.read, nil
 }
 
-// took counts what was read.
+// took counts n bytes that were read.
 func (p *Pending) took(c *Conn, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,7 +187,7 @@ func (p *Pending) took(c *Conn, n int) {
 	}
 }
 
-// errTooMuch ends a connection that sends too much before its proof.
+// errTooMuch ends a connection whose peer sends too much before its proof.
 var errTooMuch = errors.New("identity: the peer has sent too much without proving who it is")
 
 // The states of a Conn.
@@ -202,15 +203,15 @@ type Conn struct {
 	pending *Pending
 	from    netip.Prefix
 	state   atomic.Int32
-	gone    chan struct{} // closed with an unproven connection
-	// The pending's lock guards what follows.
+	gone    chan struct{} // closed when the connection is closed without a proof
+	// The lock of Pending guards the following fields.
 	number uint64
 	read   int64
 	expiry *time.Timer
 }
 
-// Proven ends the bounds of the connection, whose peer has proven its identity. It returns false if
-// the connection was closed to make room for another.
+// Proven stops bounding the connection, whose peer has proven its identity. It returns false if the
+// connection was closed to make room for another.
 func (c *Conn) Proven() bool {
 	c.pending.mu.Lock()
 	defer c.pending.mu.Unlock()
@@ -223,7 +224,7 @@ func (c *Conn) Gone() <-chan struct{} { return c.gone }
 // NetConn returns the underlying connection.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// Read reads no more than the bounds permit.
+// Read reads no more than the bounds permit before the proof.
 func (c *Conn) Read(b []byte) (int, error) {
 	if c.state.Load() == proven {
 		return c.Conn.Read(b)
@@ -245,8 +246,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// sourceOf returns whom a connection counts for: an IPv4 address, or the network of 64 bits of an
-// IPv6 address, which one machine may have. Other peers are one source.
+// sourceOf returns the source for which a connection counts: an IPv4 address, or an IPv6 network of
+// 64 bits, since one machine may have a whole one. All other peers are one source.
 func sourceOf(conn net.Conn) netip.Prefix {
 	tcp, ok := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok {

@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// Ports is a range of TCP ports, both ends included. The zero value has all ports, of which the
-// kernel chooses.
+// Ports is a range of TCP ports, including both ends. With the zero value the kernel chooses among
+// all ports.
 type Ports struct{ From, To uint16 }
 
 // ParsePorts parses a range as a user writes it: 40000-40100. Empty: the zero Ports.
@@ -38,12 +38,12 @@ func (p Ports) String() string {
 	return fmt.Sprintf("%d-%d", p.From, p.To)
 }
 
-// portsInUse are those of UsePorts; nil: all.
+// portsInUse is the range set by UsePorts; nil: all ports.
 var portsInUse atomic.Pointer[Ports]
 
-// UsePorts has the listeners that this process opens from now on take their ports from the range,
-// where they name none and other machines may connect to them. A process has one such range,
-// because firewalls know no others: programs set it before they listen.
+// UsePorts makes listeners that this process opens later take a port from the range, if their
+// address names no port and other machines may connect to them. A process has one such range, as
+// firewalls do; programs set it before they listen.
 func UsePorts(p Ports) {
 	if p.From == 0 {
 		portsInUse.Store(nil)
@@ -52,8 +52,8 @@ func UsePorts(p Ports) {
 	portsInUse.Store(&p)
 }
 
-// listenTCP is net.Listen, with a port of the range where addr has the port 0 and is not of
-// loopback.
+// listenTCP is net.Listen, but takes a port of the range if addr has the port 0 and is not a
+// loopback address.
 func listenTCP(addr string) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(addr)
 	p := portsInUse.Load()
@@ -61,7 +61,7 @@ func listenTCP(addr string) (net.Listener, error) {
 		return net.Listen("tcp", addr)
 	}
 	n := int(p.To) - int(p.From) + 1
-	first := rand.IntN(n) // processes that start together begin with others
+	first := rand.IntN(n) // spreads processes that start together
 	for i := range n {
 		lis, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(p.From)+(first+i)%n)))
 		if !errors.Is(err, syscall.EADDRINUSE) {

@@ -44,8 +44,8 @@ const (
 )
 
 // Hello is the claim of the dialer of a data connection: it is rank From of a group of the
-// generation and wants rank To. Lane identifies the group in the generation, Channel one of several
-// connections between the two ranks. Ranks and channel are from 0 to 2^31-1.
+// generation and connects to rank To. Lane identifies the group in the generation, Channel one of
+// several connections between the two ranks. Ranks and channels are from 0 to 2^31-1.
 type Hello struct {
 	Generation uint64
 	From, To   int
@@ -54,29 +54,28 @@ type Hello struct {
 }
 
 // ErrUnproven is wrapped by errors of ProveDial and ProveAccept if the peer has answered but has
-// not proven that it has the data key and means this connection.
+// not proven that it has the data key and that its proof is for this connection.
 var ErrUnproven = errors.New("the peer has not proven that it is of this job")
 
-// RefusedError is returned by ProveDial if a proven acceptor refuses the connection.
+// RefusedError is returned by ProveDial if an acceptor with a valid proof refuses the connection.
 type RefusedError struct {
 	// Reason is the acceptor's reason, at most 126 bytes.
 	Reason string
-	// Later: the acceptor does not accept the connection now, but a later attempt may succeed.
+	// Later: the acceptor does not accept the connection now, but may accept a later attempt.
 	Later bool
 }
 
-// ErrLater is wrapped by an error of ProveAccept's check if the dialer's RefusedError has to set
-// Later.
+// ErrLater is wrapped by an error of ProveAccept's check to set Later in the dialer's RefusedError.
 var ErrLater = errors.New("try again later")
 
 // Error returns "identity: refused: " and the reason.
 func (e *RefusedError) Error() string { return "identity: refused: " + e.Reason }
 
-// ProveDial proves to the acceptor on conn that the caller has the key and means h, and verifies
-// the acceptor's proof. It returns nil if both are proven and the acceptor agrees, a *RefusedError
-// if it does not, an error that wraps ErrUnproven, or an error of the connection. It blocks as conn
-// does: the caller sets deadlines, and closes conn after an error. It reads nothing after the
-// proof.
+// ProveDial proves to the acceptor on conn that the caller has the key and claims h, and verifies
+// the acceptor's proof. It returns nil if both proofs are valid and the acceptor agrees, a
+// *RefusedError if the acceptor refuses, an error that wraps ErrUnproven, or an error of the
+// connection. It blocks as conn does: the caller sets deadlines, and closes conn after an error. It
+// reads nothing beyond the proof.
 func (c *Credentials) ProveDial(conn net.Conn, key DataKey, h Hello) error {
 	if key.key == nil {
 		return errors.New("identity: a data connection needs a key")
@@ -121,13 +120,13 @@ func (c *Credentials) ProveDial(conn net.Conn, key DataKey, h Hello) error {
 	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)]), Later: said[0] == later}
 }
 
-// ProveAccept is the acceptor's side of ProveDial. It asks keyOf for the key of the dialer's claim,
-// which is unproven then; keyOf may block, and its error is returned without an answer to the
-// dialer. It calls check (nil: accept all) once the dialer is proven, before it sends anything
-// except a nonce. An error of check is sent to the dialer, truncated to 126 bytes, and returned.
-// The Hello is returned with errors after the dialer's proof and is zero with earlier ones. A
-// dialer without a proof gets no answer. It blocks as conn does: the caller sets deadlines, and
-// closes conn after an error.
+// ProveAccept is the acceptor's side of ProveDial. It calls keyOf with the dialer's claim, not yet
+// proven, to get the key; keyOf may block, and its error is returned without an answer to the
+// dialer. Once the dialer's proof is valid, and before it sends anything except a nonce,
+// ProveAccept calls check (nil: accept all). An error of check is sent to the dialer, truncated to
+// 126 bytes, and returned. The Hello is returned with errors after the dialer's proof, and is zero
+// with earlier ones. A dialer without a valid proof gets no answer. ProveAccept blocks as conn
+// does: the caller sets deadlines, and closes conn after an error.
 func (c *Credentials) ProveAccept(conn net.Conn, keyOf func(Hello) (DataKey, error), check func(Hello) error) (Hello, error) {
 	binding, err := exporter(conn)
 	if err != nil {
@@ -188,7 +187,7 @@ func (h Hello) append(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(h.Channel))
 }
 
-// parseHello also reports whether every number is within its bounds.
+// parseHello parses a claim, and reports whether every number is within its bounds.
 func parseHello(b []byte) (Hello, bool) {
 	from, to, channel := binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:]), binary.BigEndian.Uint32(b[24:])
 	h := Hello{binary.BigEndian.Uint64(b), int(int32(from)), int(int32(to)), int(int32(channel)), binary.BigEndian.Uint64(b[8:])}
@@ -201,8 +200,8 @@ type transcript struct {
 	binding          []byte
 }
 
-// mac returns the MAC of the transcript in an unambiguous encoding: parts of variable length are
-// preceded by their length.
+// mac returns the MAC of the transcript in an unambiguous encoding: a length precedes each part of
+// variable length.
 func (c *Credentials) mac(key DataKey, label string, t *transcript, said []byte) []byte {
 	b := make([]byte, 0, 512)
 	for _, part := range [...]string{label, c.subject.RunID, string(t.binding), string(said)} {
@@ -237,7 +236,7 @@ func shorten(reason string) string {
 	return strings.ToValidUTF8(reason[:min(len(reason), reasonLen)], "")
 }
 
-// noEOF replaces io.EOF, because a connection that ends inside the proof is not a clean end.
+// noEOF replaces io.EOF, because a connection that ends within the proof has not ended cleanly.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -4,10 +4,10 @@
 // death of the machine. Replace atomically replaces all records, and Reserve reserves disk space
 // for that and for further records. The format is:
 //
-//	"hvdrunJ" version      8 bytes, the version is 4: no bit turns 2 into it
+//	"hvdrunJ" version      8 bytes; the version is 4, and no bit flip turns 2 into it
 //	salt   uint32          differs in each file, and after each Replace
 //	record                 the run id
-//	record                 the mark: up to where the file has records
+//	record                 the mark: where the records end
 //	record …               the payloads of Append
 //
 // where a record is
@@ -18,18 +18,17 @@
 //
 // and the mark, which is overwritten after each record, is
 //
-//	end    uint64          of the last record
-//	synced uint64          end of the last record that a Sync has put on the disk
+//	end    uint64          end of the last record
+//	synced uint64          end of the last record that a Sync has put on disk
 //	boot   16 bytes        the boot id of the writer's machine
 //
-// A reader on the same machine since the same boot demands all records before end; a reader after
-// the machine's death demands those before synced, since the kernel may have written any part of
-// the rest. A file that lacks one of them is damaged. A record after them is read if it is
-// complete. What follows, zeros or remains of records before a Replace, are not records of this
-// salt.
+// A reader on the same machine since the same boot requires all records before end. A reader after
+// a crash of the machine requires those before synced, since the kernel may have written any part
+// of the rest. A file that lacks a required record is damaged. A later record is read if it is
+// complete. What follows, zeros or remains of records from before a Replace, has another salt and
+// is no record.
 //
-// Journals of version 2, which have no mark, are read as far as their records are complete; Open
-// rewrites them.
+// Journals of version 2 have no mark. All their complete records are read, and Open rewrites them.
 package journal
 
 import (
@@ -65,7 +64,7 @@ const (
 	isBehind = 0x80
 	// frame is the number of bytes before a payload.
 	frame = 8
-	// MaxRecord is the largest size of a payload in bytes: the snapshot of the largest job fits.
+	// MaxRecord is the largest size of a payload in bytes. The snapshot of the largest job fits.
 	MaxRecord = 64 << 20
 	// maxRun is the largest size of a run id in bytes.
 	maxRun = 255
@@ -84,8 +83,8 @@ var (
 	ErrBehind = errors.New("journal: the last records could not be written")
 )
 
-// CorruptError says that a record that was written is damaged or missing: none of the file should
-// be trusted.
+// CorruptError says that a written record is damaged or missing: nothing in the file should be
+// trusted.
 type CorruptError struct {
 	// Offset is the start of the record, or of the mark.
 	Offset int64
@@ -102,7 +101,7 @@ type Journal struct {
 	file      *os.File
 	seed      uint32 // of the checksums
 	mark      mark
-	lost      int64 // bytes of records that the machine's death has taken, before Open
+	lost      int64 // bytes of records lost by a crash of the machine before Open
 	room      int64 // reserved size of the file
 	buf       []byte
 	broken    error
@@ -148,13 +147,13 @@ func newHead(run string) (head []byte, seed uint32) {
 
 func seedOf(salt []byte) uint32 { return crc32.Checksum(salt, castagnoli) }
 
-// mark says up to where a file has records.
+// mark says where the records of a file end.
 type mark struct {
 	end    int64 // of the last record
-	synced int64 // end of the last one that is on the disk
+	synced int64 // end of the last record that is on disk
 }
 
-// appendTo appends the record of the mark, of this machine, to b.
+// appendTo appends the record of the mark to b, with the boot id of this machine.
 func (m mark) appendTo(b []byte, seed uint32) []byte {
 	var p [markLen]byte
 	boot := machine()
@@ -164,7 +163,7 @@ func (m mark) appendTo(b []byte, seed uint32) []byte {
 	return appendRecord(b, p[:], seed)
 }
 
-// decode decodes a mark, and returns the end of the records that a reader on this machine demands.
+// decode decodes a mark, and returns the end of the records that a reader on this machine requires.
 func (m *mark) decode(p []byte) (proven int64) {
 	m.end, m.synced = int64(binary.LittleEndian.Uint64(p)), int64(binary.LittleEndian.Uint64(p[8:]))
 	if boot := machine(); boot != [16]byte{} && boot == [16]byte(p[16:]) {
@@ -173,13 +172,15 @@ func (m *mark) decode(p []byte) (proven int64) {
 	return m.synced
 }
 
-// BootID differs from one start of the machine to the next; empty where it cannot be read.
+// BootID returns an id that differs from one boot of the machine to the next, or "" if it cannot be
+// read.
 func BootID() string {
 	text, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(text))
 }
 
-// machine returns the boot id as the mark has it; zeros where it cannot be read. Tests replace it.
+// machine returns the boot id in the form of the mark, or zeros if it cannot be read. Tests replace
+// it.
 var machine = sync.OnceValue(func() (id [16]byte) {
 	if b, err := hex.DecodeString(strings.ReplaceAll(BootID(), "-", "")); err == nil {
 		copy(id[:], b)
@@ -229,7 +230,7 @@ func (j *Journal) begin(visit func([]byte) error) error {
 	return errors.Join(j.Mend(), j.setMark(j.mark))
 }
 
-// markAt is where the mark is.
+// markAt returns the offset of the mark.
 func (j *Journal) markAt() int64 { return firstAt + frame + int64(len(j.run)) }
 
 // setMark writes the mark.
@@ -242,7 +243,8 @@ func (j *Journal) setMark(m mark) error {
 	return nil
 }
 
-// Lost is how many bytes of records Open has not found because the machine died before a Sync.
+// Lost returns the number of bytes of records that Open did not find because the machine crashed
+// before a Sync.
 func (j *Journal) Lost() int64 { return j.lost }
 
 // lock locks the file until the process ends.
@@ -291,7 +293,7 @@ func appendRecord(b, payload []byte, seed uint32) []byte {
 	return append(appendFrame(b, payload, seed), payload...)
 }
 
-// appendFrame appends what comes before a payload.
+// appendFrame appends the length and checksum that precede a payload.
 func appendFrame(b, payload []byte, seed uint32) []byte {
 	at := len(b)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
@@ -401,15 +403,15 @@ type reader struct {
 	run    string
 	seed   uint32 // of the checksums
 	mark   mark
-	proven int64 // end of the records that must be there
+	proven int64 // end of the records that must exist
 	end    int64 // end of the last complete record
 	buf    []byte
 
 	old  bool     // the file is of version 2
-	kept [][]byte // its records
+	kept [][]byte // the records of an old file
 }
 
-// head reads what is before the records of Append.
+// head reads everything before the records of Append.
 func (s *reader) head() error {
 	head := make([]byte, len(magic)+4)
 	n, err := io.ReadFull(s.r, head[:len(magic)])
@@ -449,8 +451,8 @@ func (s *reader) head() error {
 	return err
 }
 
-// next returns the next record, io.EOF after the last complete one, and *CorruptError if there must
-// be one, or, in a file of version 2, if a damaged record is followed by a valid one.
+// next returns the next record, or io.EOF after the last complete one. It returns *CorruptError if
+// a required record is missing or, in a file of version 2, a valid record follows a damaged one.
 func (s *reader) next() ([]byte, error) {
 	payload, n, whole, err := s.record()
 	switch {
@@ -472,7 +474,7 @@ func (s *reader) next() ([]byte, error) {
 	return nil, io.EOF
 }
 
-// record reads the bytes at the position of a record. n is 0 if there is no record or it extends
+// record reads the record at the current position. n is 0 if no record begins there or it extends
 // beyond the end of the file.
 func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 	var head [frame]byte
@@ -483,7 +485,7 @@ func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 	if length == 0 || length > MaxRecord {
 		return nil, 0, false, nil
 	}
-	// The length may be garbage: memory is allocated only for data that exists.
+	// The length may be garbage, so memory is allocated only for data that exists.
 	s.buf = s.buf[:0]
 	for left := int(length); left > 0; {
 		n := min(left, 64<<10)
@@ -497,7 +499,7 @@ func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 	return s.buf, frame + int64(length), whole, nil
 }
 
-// failure returns nil for an error that means the end of the file.
+// failure returns nil if the error only means the end of the file.
 func failure(err error) error {
 	if isEnd(err) {
 		return nil

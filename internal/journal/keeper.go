@@ -12,63 +12,64 @@ import (
 const (
 	// growth is the ratio of the size at which a journal is compacted to that of its last snapshot.
 	growth = 4
-	// slack is room for the records that arrive before there is time for a snapshot.
+	// slack is room for the records that arrive until there is time for a snapshot.
 	slack = 64 << 10
 	// retryPause is the pause between two attempts to write a journal.
 	retryPause = time.Second
 )
 
-// Rules say how a Keeper writes its journal. They do not change after its first use.
+// Rules configure how a Keeper writes its journal. They must not change after its first use.
 type Rules struct {
-	// Path is where the journal is; empty: nothing is written. Run is its run id.
+	// Path is the path of the journal; empty: nothing is written. Run is its run id.
 	Path, Run string
-	// Least is the size in bytes up to which the journal is not compacted.
+	// Least is the size in bytes below which the journal is not compacted.
 	Least int64
-	// Keep is how many bytes of records wait in memory while they cannot be written. Beyond it they
-	// are dropped, and only a snapshot makes the journal complete. Zero: none waits.
+	// Keep bounds the bytes of records that wait in memory while the journal cannot be written.
+	// Beyond it all waiting records are dropped, and only a snapshot makes the journal complete
+	// again. Zero: no record waits.
 	Keep int
-	// Reserve reserves disk space for the journal and its snapshot, where the file system can.
+	// Reserve reserves disk space for the journal and its snapshot, if the file system can.
 	Reserve bool
-	// Strict marks a journal that lacks records as one that nobody may read, and removes it where
-	// that fails.
+	// Strict marks a journal that lacks records, so that nobody reads it, and removes it if that
+	// fails.
 	Strict bool
 	// Volatile permits a snapshot that survives the process's death but not the machine's.
 	Volatile bool
 
-	// Log is told of failures, and must not be nil. Name names the journal there, Follows says what
-	// follows while it cannot be written, which is told at Level. NoRoom says what follows where no
-	// disk space can be reserved.
+	// Log receives the failures, and must not be nil. Name is the name of the journal in the log.
+	// Follows describes the consequence of a journal that cannot be written, which is logged at
+	// Level, and NoRoom that of disk space that cannot be reserved.
 	Log                   logrus.FieldLogger
 	Name, Follows, NoRoom string
 	Level                 logrus.Level
 }
 
-// Keeper writes a journal, keeps its size within a bound by snapshots of what its records say, and
-// tries again what fails. It reads no clock and starts nothing: callers pass the time, call Compact
-// when it is Due, and come back at the time that Next returns. It is not safe for concurrent use.
+// Keeper writes a journal, bounds its size by replacing records with snapshots, and retries what
+// fails. It reads no clock and starts nothing: callers pass the time, call Compact when it is Due,
+// and call again at the time that Next returns. It is not safe for concurrent use.
 type Keeper struct {
 	Rules
 
 	upkeep
 	j       *Journal // nil: not created yet, given up or closed
 	gone    bool     // given up or closed
-	waiting [][]byte // records that are not written, or not synced and kept until then
-	bytes   int      // of those
-	written int      // how many of those have been written since the last sync
+	waiting [][]byte // records that are not written, or kept until they are synced
+	bytes   int      // size of waiting
+	written int      // how many of waiting have been written since the last sync
 }
 
-// upkeep is when a journal is compacted, and when it is tried again. It is pure.
+// upkeep decides when a journal is compacted and when it is retried. It is pure.
 type upkeep struct {
-	bound    int64     // the size from which on a snapshot replaces the records
-	lacking  bool      // records were dropped: only a snapshot helps
-	since    time.Time // of the first failure in a row; zero: the last write succeeded
+	bound    int64     // size above which a snapshot replaces the records
+	lacking  bool      // records were dropped: only a snapshot completes the journal
+	since    time.Time // time of the first of consecutive failures; zero: the last write succeeded
 	why      error     // the last failure
-	told     bool      // the log has the row of failures
-	next     time.Time // nothing is tried before
-	failures uint64    // times that it could not be written or compacted
+	told     bool      // these failures have been logged
+	next     time.Time // no attempt is made before
+	failures uint64    // number of failures to write or compact
 }
 
-// due reports whether a snapshot is due. quiet: there is nothing else to do.
+// due reports whether a snapshot is due. quiet: the caller has nothing else to do.
 func (u *upkeep) due(now time.Time, size int64, quiet bool) bool {
 	switch {
 	case u.lacking:
@@ -81,8 +82,8 @@ func (u *upkeep) due(now time.Time, size int64, quiet bool) bool {
 	return size > u.bound
 }
 
-// failed notes a failure. atOnce: the next attempt is another one, which may help at once. It
-// returns whether the failure is to be told.
+// failed records a failure. atOnce: the next attempt is of another kind, which may succeed at once.
+// It returns whether to log the failure.
 func (u *upkeep) failed(now time.Time, err error, atOnce bool) (tell bool) {
 	u.failures++
 	if u.since.IsZero() {
@@ -97,15 +98,15 @@ func (u *upkeep) failed(now time.Time, err error, atOnce bool) (tell bool) {
 	return tell
 }
 
-// complete notes that the journal has all records, and returns whether that is to be told, and how
-// long it was not so.
+// complete records that the journal has all records. It returns whether to log that, and how long
+// the journal was incomplete.
 func (u *upkeep) complete(now time.Time) (tell bool, after time.Duration) {
 	tell, after = u.told, now.Sub(u.since)
 	u.lacking, u.since, u.why, u.told, u.next = false, time.Time{}, nil, false, time.Time{}
 	return tell, after
 }
 
-// Create creates the journal, which would otherwise be created with the first record.
+// Create creates the journal. Otherwise the first record creates it.
 func (k *Keeper) Create() error {
 	j, err := Create(k.Path, k.Run)
 	if err == nil {
@@ -114,13 +115,13 @@ func (k *Keeper) Create() error {
 	return err
 }
 
-// Take sets the journal to one that was opened at Path, and takes it over.
+// Take makes the keeper use and own a journal that was opened at Path.
 func (k *Keeper) Take(j *Journal) {
 	k.j = j
 	k.setBound()
 }
 
-// setBound sets the bound from the journal's size, which is little more than a snapshot's.
+// setBound sets the bound from the size of the journal, which is little more than a snapshot.
 func (k *Keeper) setBound() {
 	k.bound = max(k.Least, growth*k.j.Size())
 	if !k.Reserve {
@@ -134,8 +135,8 @@ func (k *Keeper) setBound() {
 	}
 }
 
-// Append adds a record, which it keeps. An error says that the journal lacks records as yet; the
-// record waits, or the next snapshot has to include it.
+// Append appends a record and takes ownership of it. An error says that the journal lacks records
+// for now; the record waits, or the next snapshot must include it.
 func (k *Keeper) Append(now time.Time, record []byte) error {
 	if err := k.lacks(); err != nil {
 		return err
@@ -145,10 +146,10 @@ func (k *Keeper) Append(now time.Time, record []byte) error {
 	return k.write(now)
 }
 
-// errDropped: records were dropped, and no attempt has failed.
+// errDropped: records were dropped although no attempt has failed.
 var errDropped = errors.New("journal: records were dropped")
 
-// lacks returns why records cannot be appended; nil: they can.
+// lacks returns the reason why records cannot be appended, or nil.
 func (k *Keeper) lacks() error {
 	switch {
 	case !k.lacking && !k.gone:
@@ -159,7 +160,7 @@ func (k *Keeper) lacks() error {
 	return errDropped
 }
 
-// write writes the records that wait.
+// write writes the waiting records.
 func (k *Keeper) write(now time.Time) error {
 	if err := k.lacks(); err != nil {
 		return err
@@ -192,13 +193,14 @@ func (k *Keeper) open() error {
 	return k.Create()
 }
 
-// forget forgets the records that wait.
+// forget removes the waiting records.
 func (k *Keeper) forget() {
 	clear(k.waiting)
 	k.waiting, k.bytes, k.written = k.waiting[:0], 0, 0
 }
 
-// fail notes that writing has failed, and prepares the next attempt.
+// fail handles a failure to write: it drops the waiting records if they exceed Keep, and otherwise
+// prepares the journal for the next attempt.
 func (k *Keeper) fail(now time.Time, err error) error {
 	had := k.lacking
 	if k.bytes > k.Keep || k.Keep == 0 {
@@ -219,7 +221,7 @@ func (k *Keeper) fail(now time.Time, err error) error {
 	return err
 }
 
-// Drop drops the records that wait: the next snapshot includes them.
+// Drop drops the waiting records: the next snapshot must include them.
 func (k *Keeper) Drop() { k.drop(errDropped) }
 
 func (k *Keeper) drop(why error) {
@@ -235,20 +237,21 @@ func (k *Keeper) drop(why error) {
 	}
 }
 
-// GiveUp removes a journal that is of no further use.
+// GiveUp removes a journal that can no longer be resumed from, and closes the keeper.
 func (k *Keeper) GiveUp(why error) {
 	k.Log.WithError(errors.Join(why, Remove(k.Path))).Error(k.Name + " is given up: the job continues but cannot be resumed")
 	k.lacking, k.why = true, why
 	k.Close()
 }
 
-// Sync writes what waits and blocks until the disk has all records. An error says that it has not.
+// Sync writes the waiting records and blocks until all records are on disk. After an error some may
+// not be.
 func (k *Keeper) Sync(now time.Time) error {
 	if err := k.write(now); err != nil {
 		return err
 	}
 	if err := k.j.Sync(); err != nil {
-		k.written = 0 // what the disk has of them is not known
+		k.written = 0 // which of them are on disk is unknown
 		return k.fail(now, err)
 	}
 	k.forget()
@@ -267,8 +270,8 @@ func (k *Keeper) Due(now time.Time, quiet bool) bool {
 	return k.Path != "" && !k.gone && k.due(now, k.Size(), quiet)
 }
 
-// Compact replaces all records by a snapshot, which includes those that wait or were dropped. It
-// blocks until the disk has them, unless the rules permit less.
+// Compact replaces all records by a snapshot, which must include those that wait or were dropped.
+// It blocks until the snapshot is on disk, unless Volatile is set.
 func (k *Keeper) Compact(now time.Time, snapshot iter.Seq[[]byte]) error {
 	if k.gone {
 		return k.why
@@ -293,7 +296,7 @@ func (k *Keeper) Compact(now time.Time, snapshot iter.Seq[[]byte]) error {
 	return k.fail(now, err)
 }
 
-// Next returns when an attempt is due after failures; ok is false if no attempt is due.
+// Next returns when the next attempt after failures is due; ok is false if none is.
 func (k *Keeper) Next() (at time.Time, ok bool) {
 	return k.next, !k.gone && (k.lacking || !k.since.IsZero())
 }
@@ -304,16 +307,16 @@ func (k *Keeper) Hurry() { k.next = time.Time{} }
 // Lacking reports whether records were dropped that no snapshot includes yet.
 func (k *Keeper) Lacking() bool { return k.lacking }
 
-// Waiting is how many bytes of records the keeper has in memory.
+// Waiting returns the bytes of records that wait in memory.
 func (k *Keeper) Waiting() int { return k.bytes }
 
-// Failures is how often the journal could not be written or compacted.
+// Failures returns how many times the journal could not be written or compacted.
 func (k *Keeper) Failures() uint64 { return k.failures }
 
-// Err returns why the journal lacks records; nil: it has all, but those that wait.
+// Err returns the reason why the journal lacks records; nil: it has all except those that wait.
 func (k *Keeper) Err() error { return k.why }
 
-// State describes what keeps the journal from being complete; empty: nothing.
+// State describes why the journal is not complete; "": it is.
 func (k *Keeper) State(now time.Time) string {
 	switch {
 	case k.why == nil:
@@ -332,18 +335,18 @@ func (k *Keeper) Size() int64 {
 	return k.j.Size()
 }
 
-// Release frees the reserved space of a journal that gets no more records.
+// Release frees the reserved space of a journal that receives no more records.
 func (k *Keeper) Release() {
 	if k.j != nil {
-		_ = k.j.Release() // its records are synced; space that stays reserved is the file's
+		_ = k.j.Release() // its records are synced; an error leaves only reserved space
 	}
 }
 
-// Close closes the journal. Later calls change nothing.
+// Close closes the journal. Later calls have no effect.
 func (k *Keeper) Close() {
 	k.gone = true
 	if k.j != nil {
-		_ = k.j.Close() // what counts was synced
+		_ = k.j.Close() // everything that matters was synced
 		k.j = nil
 	}
 }

@@ -27,7 +27,7 @@ func (j *Journal) Replace(records iter.Seq[[]byte], sync bool) error {
 	end, seed, err := j.write(records)
 	now := mark{end: end}
 	if sync {
-		now.synced = end // it counts when the file has its name, and is on the disk then
+		now.synced = end // it counts once the file has the journal's name, and is on disk then
 	}
 	if err == nil {
 		_, err = j.next.WriteAt(now.appendTo(nil, seed), j.markAt())
@@ -80,7 +80,7 @@ func (j *Journal) swap() error {
 		j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, j.file, j.room
 		return nil
 	}
-	_ = j.file.Close() // it has no name any more and is not used
+	_ = j.file.Close() // it no longer has a name and is unused
 	j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, nil, 0
 	return nil
 }
@@ -101,9 +101,9 @@ func (j *Journal) openNext() error {
 	return nil
 }
 
-// Reserve reserves disk space for a journal of so many bytes and for its replacement. Then neither
-// Append, up to that size, nor Replace fails because the disk is full, provided that the file
-// system writes in place.
+// Reserve reserves disk space for a journal of that many bytes and for its replacement. Then
+// neither Append, up to that size, nor Replace fails because the disk is full, provided that the
+// file system writes in place.
 func (j *Journal) Reserve(bytes int64) error {
 	err := j.openNext()
 	if err == nil {

@@ -6,11 +6,13 @@ import (
 	"strings"
 )
 
-// alienNames are what names of types of 16-bit floating point numbers contain, in lower case.
+// alienNames are parts, in lower case, of the names of types that hold 16-bit floating point
+// numbers.
 var alienNames = []string{"float", "half", "bf16", "fp16", "f16"}
 
-// CheckAlien refuses a type over uint16 of another package that holds 16-bit floating point
-// numbers, as its name or a method Float32 says: its elements would be reduced as integers.
+// CheckAlien returns an error for a type over uint16, of another package, that holds 16-bit
+// floating point numbers, judged by its name or a method Float32: its elements would be reduced as
+// integers.
 func CheckAlien(t reflect.Type) error {
 	if t.Kind() != reflect.Uint16 || t == reflect.TypeFor[uint16]() {
 		return nil

@@ -1,11 +1,11 @@
 package kernel
 
-// atOnce is how many bytes of its result go through one call of assembler code. The garbage
-// collector cannot stop a goroutine inside such a call, and until then stops no other goroutine's
-// work either that wants to go on.
+// atOnce is the most bytes of a result that one call of assembler code computes. The garbage
+// collector cannot stop a goroutine inside such a call, and goroutines that it has already stopped
+// must wait until it can.
 const atOnce = 128 << 10
 
-// inBlocks has all vector code of a table called for blocks.
+// inBlocks returns a table that calls all vector code of t for blocks.
 func (t table) inBlocks() *table {
 	for i := range t.combine {
 		for j, f := range t.combine[i] {
@@ -50,7 +50,7 @@ func eachBlock(b []byte, f func([]byte)) {
 	f(b)
 }
 
-// convertBlocks is for functions whose slices have elements of these sizes.
+// convertBlocks calls f for blocks of slices whose elements have these sizes in bytes.
 func convertBlocks(f func(dst, src []byte), to, from int) func(dst, src []byte) {
 	out, in := atOnce, atOnce/to*from
 	return func(dst, src []byte) {
@@ -65,8 +65,8 @@ func convertBlocks(f func(dst, src []byte), to, from int) func(dst, src []byte) 
 	}
 }
 
-// Copy is the built-in copy, in blocks, for what may be large: memory is copied in assembler code
-// too. dst and src do not overlap.
+// Copy is the built-in copy, in blocks, for slices that may be large: the runtime also copies
+// memory in assembler code. dst and src must not overlap.
 func Copy(dst, src []byte) int {
 	n := min(len(dst), len(src))
 	for at := 0; at < n; {

@@ -101,9 +101,10 @@ func avx512() *table {
 	return &t
 }
 
-// bytesBy makes a division of bytes of code that takes the upper half of their product with a
-// reciprocal of 16 bits, twice in its argument. That is exact: the reciprocal times n, which is no
-// more than most, the largest magnitude of an element, exceeds 2^16 by less than n.
+// bytesBy returns a division of bytes that uses code, which takes the upper half of the product of
+// each element and a 16-bit reciprocal; the argument of code has the reciprocal twice. The result
+// is exact: the reciprocal times n exceeds 2^16 by less than n, and n is at most most, the largest
+// magnitude of an element.
 func bytesBy(most int, code func(b []byte, x uint32)) func(b []byte, n int) {
 	return func(b []byte, n int) {
 		switch {
@@ -116,10 +117,11 @@ func bytesBy(most int, code func(b []byte, x uint32)) func(b []byte, n int) {
 	}
 }
 
-// multiplied makes a division of integers of code that multiplies them, as floating point numbers,
-// by a reciprocal that is too large by less than an ulp, and truncates. That is exact: the product
-// is too large by less than x/n times two ulps, which is less than the 1/n that the quotient of an
-// integer lacks to the next integer, since no element has as many bits as the fraction.
+// multiplied returns a division of integers that uses code, which multiplies them, as floating
+// point numbers, by a reciprocal that is too large by less than an ulp, and truncates. The result
+// is exact: the product is too large by less than x/n times two ulps. That is less than 1/n, the
+// least distance from a quotient that is not an integer to the next integer, since elements have
+// fewer bits than the fraction.
 func multiplied[F float32 | float64](most int, code func(b []byte, x F)) func(b []byte, n int) {
 	return func(b []byte, n int) {
 		switch {
@@ -131,7 +133,7 @@ func multiplied[F float32 | float64](most int, code func(b []byte, x F)) func(b 
 	}
 }
 
-// above is x, or the next larger number, so that x·n is at least 1.
+// above returns x, or the next larger number, such that x·n is at least 1.
 func above[F float32 | float64](x, n F) F {
 	switch x := any(x).(type) {
 	case float32:

@@ -2,8 +2,8 @@ package kernel
 
 import "math"
 
-// ToFloat16 rounds to the nearest half-precision number, ties to even; what is too large becomes an
-// infinity, NaN stays a quiet NaN.
+// ToFloat16 rounds to the nearest half-precision number, ties to even. Numbers that are too large
+// become infinities, and NaN becomes a quiet NaN.
 func ToFloat16(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign := uint16(b>>16) & 0x8000
@@ -20,7 +20,7 @@ func ToFloat16(f float32) uint16 {
 	}
 }
 
-// FromFloat16 is exact.
+// FromFloat16 converts a half-precision number. It is exact.
 func FromFloat16(h uint16) float32 {
 	sign, exp, man := uint32(h&0x8000)<<16, uint32(h>>10&0x1f), uint32(h&0x3ff)
 	switch exp {
@@ -32,7 +32,7 @@ func FromFloat16(h uint16) float32 {
 	return math.Float32frombits(sign | (exp+127-15)<<23 | man<<13)
 }
 
-// ToBFloat16 rounds to the nearest bfloat16, ties to even; NaN stays a quiet NaN.
+// ToBFloat16 rounds to the nearest bfloat16, ties to even. NaN becomes a quiet NaN.
 func ToBFloat16(f float32) uint16 {
 	b := math.Float32bits(f)
 	if b&0x7fffffff > 0x7f800000 {
@@ -41,5 +41,5 @@ func ToBFloat16(f float32) uint16 {
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// FromBFloat16 is exact.
+// FromBFloat16 converts a bfloat16. It is exact.
 func FromBFloat16(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }

@@ -1,11 +1,11 @@
-// Package kernel combines elements in raw memory: the arithmetic of collectives, without an
-// allocation, a lock or a goroutine. Memory holds elements in the byte order of the machine; it
+// Package kernel combines elements in raw memory: it is the arithmetic of collectives, without
+// allocations, locks or goroutines. Memory holds elements in the byte order of the machine, and
 // needs no alignment.
 //
-// What a function computes is defined in Go, to the last bit, by its twin. On amd64 with AVX2 or
-// AVX-512 vector code computes the same; the build tag purego leaves it out. That code is written
-// by internal/gen with the assembler library avo. It is a module of its own, so that avo is no
-// requirement of programs that import this package, nor of this module.
+// The results are defined, to the last bit, by Go code (see twin). On amd64 with AVX2 or AVX-512,
+// vector code computes the same results; the build tag purego excludes it. internal/gen writes that
+// code with the assembler library avo. It is a module of its own, so that avo is not a requirement
+// of this module or of programs that import this package.
 //
 // A result that is not a number is the same everywhere as well: the first operand that is not a
 // number, as a quiet NaN, or the negative NaN without payload if both are numbers.
@@ -19,7 +19,7 @@ import (
 // Type is the type of an element. The zero value is invalid.
 type Type uint8
 
-// The types. Frames between ranks carry these numbers.
+// The types. Frames between ranks contain these numbers.
 const (
 	Float32 Type = iota + 1
 	Float64
@@ -41,7 +41,7 @@ var typeNames = [Types]string{"", "float32", "float64", "int8", "int16", "int32"
 
 var typeSizes = [Types]int{0, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2}
 
-// String is the lower-case name; none for the zero value.
+// String returns the lower-case name, or "" for the zero value.
 func (t Type) String() string {
 	if t < Types {
 		return typeNames[t]
@@ -49,7 +49,7 @@ func (t Type) String() string {
 	return fmt.Sprintf("type(%d)", uint8(t))
 }
 
-// Size is the number of bytes of an element, 0 for an invalid type.
+// Size returns the number of bytes of an element, or 0 for an invalid type.
 func (t Type) Size() int {
 	if t < Types {
 		return typeSizes[t]
@@ -57,11 +57,11 @@ func (t Type) Size() int {
 	return 0
 }
 
-// Op says how two elements are combined. The zero value is no operation.
+// Op is the way in which two elements are combined. The zero value is not an operation.
 type Op uint8
 
-// The operations. Integers wrap around. In Min and Max −0 is smaller than +0, and a NaN on either
-// side makes a NaN.
+// The operations. Integers wrap around. In Min and Max, −0 is smaller than +0, and the result is
+// NaN if an operand is NaN.
 const (
 	Sum Op = iota + 1
 	Min
@@ -79,13 +79,13 @@ type table struct {
 	widen   [Types]func(dst, src []byte)
 }
 
-// unequal is called for slices that do not hold equally many elements.
+// unequal is called if slices have different numbers of elements.
 func unequal() { panic("kernel: slices of unequal lengths") }
 
-// Combine returns the function that sets dst[i] to a[i] combined with b[i], a being of the lower
-// ranks; nil for an invalid type or operation. The slices have equal lengths and hold whole
-// elements; dst may be a or b, and must not overlap them otherwise. [Float16] and [BFloat16] are
-// computed in float32 and rounded to nearest, ties to even.
+// Combine returns the function that sets dst[i] to a[i] combined with b[i], where a is from the
+// lower ranks; nil for an invalid type or operation. The slices must have equal lengths and hold
+// whole elements; dst may be a or b, but must not overlap them otherwise. [Float16] and [BFloat16]
+// are computed in float32 and rounded to nearest, ties to even.
 func Combine(t Type, op Op) func(dst, a, b []byte) {
 	if t >= Types || op >= Ops {
 		return nil
@@ -93,8 +93,8 @@ func Combine(t Type, op Op) func(dst, a, b []byte) {
 	return chosen.combine[t][op]
 }
 
-// Divide returns the function that divides every element of b by n, which is at least 1; nil for an
-// invalid type. Integer division truncates towards zero, and n need not fit the type.
+// Divide returns the function that divides every element of b by n, which must be at least 1; nil
+// for an invalid type. Integer division truncates towards zero, and n need not fit the type.
 func Divide(t Type) func(b []byte, n int) {
 	if t >= Types {
 		return nil
@@ -104,7 +104,7 @@ func Divide(t Type) func(b []byte, n int) {
 
 // Scale returns the function that multiplies every element of b by a factor, which is first rounded
 // to the type, or to float32 for [Float16] and [BFloat16]; nil for an invalid type. Integers are
-// multiplied in float64 and truncated towards zero, what the type cannot hold becomes its lowest or
+// multiplied in float64 and truncated towards zero; results outside the type become its lowest or
 // highest value, and NaN becomes 0.
 func Scale(t Type) func(b []byte, factor float64) {
 	if t >= Types {
@@ -114,8 +114,8 @@ func Scale(t Type) func(b []byte, factor float64) {
 }
 
 // Narrow returns the function that rounds the float32s of src to t, to nearest with ties to even;
-// nil if t is neither [Float16] nor [BFloat16]. dst and src hold equally many elements and do not
-// overlap.
+// nil if t is neither [Float16] nor [BFloat16]. dst and src must hold equally many elements and
+// must not overlap.
 func Narrow(t Type) func(dst, src []byte) {
 	if t >= Types {
 		return nil
@@ -123,7 +123,7 @@ func Narrow(t Type) func(dst, src []byte) {
 	return chosen.narrow[t]
 }
 
-// Widen is the inverse of [Narrow]: dst holds float32s, src elements of type t. It is exact.
+// Widen returns the inverse of [Narrow]: dst holds float32s, src elements of type t. It is exact.
 func Widen(t Type) func(dst, src []byte) {
 	if t >= Types {
 		return nil
@@ -131,7 +131,7 @@ func Widen(t Type) func(dst, src []byte) {
 	return chosen.widen[t]
 }
 
-// Split returns the bounds of part i of n of count elements: the first count%n parts have one
+// Split returns the bounds of part i of n parts of count elements: the first count%n parts have one
 // element more.
 func Split(count, n, i int) (lo, hi int) {
 	each, more := count/n, count%n
@@ -143,15 +143,14 @@ func Split(count, n, i int) (lo, hi int) {
 	return lo, hi
 }
 
-// Part returns part i of n of data that is cut into units of so many bytes, the last of which may
-// be shorter, as Split cuts their number.
+// Part returns part i of n parts of data. It divides data into units of unit bytes, the last of
+// which may be shorter, and the units into parts as Split does.
 func Part(data []byte, unit, n, i int) []byte {
 	lo, hi := Split((len(data)+unit-1)/unit, n, i)
 	return data[min(lo*unit, len(data)):min(hi*unit, len(data))]
 }
 
-// OfKind returns the type of numbers of a kind that Go has itself: an integer's or a float's of a
-// fixed size.
+// OfKind returns the type of a kind of Go's own numbers: integers and floats of fixed sizes.
 func OfKind(k reflect.Kind) Type {
 	switch k {
 	case reflect.Float32:

@@ -5,25 +5,25 @@ import (
 	"sync"
 )
 
-// meanBlock is the number of halves that Mean has as float32s at once: all that it works on stays
-// in a core's first-level cache.
+// meanBlock is the number of halves that Mean processes as float32s at once: its working set fits a
+// core's first-level cache.
 const meanBlock = 2048
 
-// meanRoom holds memory for the sum and for one operand.
+// meanRoom holds memory for the sum and one operand.
 var meanRoom = sync.Pool{New: func() any { return new([2][4 * meanBlock]byte) }}
 
-// Mean sets dst[i] to the sum of all operands[k][i]·weights[k], in their order, divided by n. It
-// computes in float32 and rounds the quotient alone to t, which is [Float16] or [BFloat16]: sums
-// that t cannot hold do no harm. There is at least one operand; all have the length of dst, which
-// may be one of them and must not overlap with them otherwise. Nil weights are ones. Weights and n
-// are at least 1.
+// Mean sets dst[i] to the sum of all operands[k][i]·weights[k], in order, divided by n. It computes
+// in float32 and rounds only the quotient to t, which must be [Float16] or [BFloat16], so the sum
+// may exceed the range of t. There must be at least one operand; all have the length of dst, which
+// may be one of them and must not overlap them otherwise. Nil weights are ones. Weights and n must
+// be at least 1.
 func Mean(t Type, dst []byte, operands [][]byte, weights []int, n int) {
 	chosen.mean(t, dst, operands, weights, n)
 }
 
-// Fold is what a sum of so many values, at least one, is divided by that is rounded on the way to
-// their mean: the least power of two that is not less than their number. The quotient fits their
-// type, and is rounded as the sum would be.
+// Fold returns the divisor of an intermediate sum that is rounded on the way to the mean of that
+// many values, at least one: the least power of two that is not less than their number. The
+// quotient fits the type of the values, and is rounded as the sum would be.
 func Fold(values int) int { return 1 << bits.Len(uint(values-1)) }
 
 func (c *table) mean(t Type, dst []byte, operands [][]byte, weights []int, n int) {

@@ -2,7 +2,7 @@ package kernel
 
 import "unsafe"
 
-// Bytes is the memory of data, without a copy; nil where data is empty. Elements are in the byte
+// Bytes returns the memory of data, without a copy; nil if data is empty. Elements are in the byte
 // order of the machine.
 func Bytes[T any](data []T) []byte {
 	if len(data) == 0 {
@@ -11,7 +11,8 @@ func Bytes[T any](data []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
 }
 
-// Elements is the inverse of Bytes, as many whole elements as b has; b must be aligned for T.
+// Elements is the inverse of Bytes. It returns as many whole elements as b has. b must be aligned
+// for T.
 func Elements[T any](b []byte) []T {
 	size := int(unsafe.Sizeof(*new(T)))
 	if len(b) < size {

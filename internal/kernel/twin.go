@@ -10,8 +10,8 @@ type element interface {
 	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
 }
 
-// twin is the arithmetic in Go: the reference that vector code agrees with in every bit, and all
-// there is without it.
+// twin is the arithmetic in Go: the reference with which vector code agrees in every bit, and the
+// only code if there is no vector code.
 var twin = table{
 	combine: [Types][Ops]func(dst, a, b []byte){
 		Float32:  numeric[float32](),
@@ -86,9 +86,9 @@ func operands[T element](dst, a, b []byte) (d, x, y []T) {
 	return d, x, y
 }
 
-// nan is what two numbers make whose sum, product, minimum or maximum is not a number: the first
-// that is not a number, as a quiet NaN, or else the NaN that amd64 makes. Compilers may swap the
-// sides of + and *, and machines differ.
+// nan returns the result for two numbers whose sum, product, minimum or maximum is not a number:
+// the first that is not a number, as a quiet NaN, or else the NaN that amd64 makes. It is needed
+// because compilers may swap the sides of + and *, and machines differ.
 //
 //go:noinline
 func nan[T element](x, y T) T {
@@ -226,7 +226,7 @@ func narrowHalves(t Type, dst []uint16, src []float32) {
 	}
 }
 
-// eachHalf multiplies or divides.
+// eachHalf multiplies or divides halves.
 func eachHalf(t Type, d []uint16, by float32, divide bool) {
 	var buffer [block]float32
 	for len(d) > 0 {
@@ -249,7 +249,7 @@ func divideFloats[T float32 | float64](d []T, n T) {
 }
 
 // divideSigned divides as int64, since the number of ranks need not fit T. It multiplies by a
-// reciprocal, which takes a fraction of the time and is exact.
+// reciprocal, which is exact and much faster.
 func divideSigned[T int8 | int16 | int32 | int64](d []T, n int64) {
 	m, exact := reciprocal(uint64(n), unsafe.Sizeof(*new(T)))
 	if !exact {
@@ -284,9 +284,10 @@ func divideUnsigned[T uint8 | uint16 | uint32 | uint64](d []T, n uint64) {
 	}
 }
 
-// reciprocal is m, 2^64/n rounded up, if the upper half of x·m is x/n rounded down for all x of so
-// many bytes: m·n exceeds 2^64 by less than n, so that the error of x·m/2^64 is less than
-// x/2^64, which is less than the 1/n that x/n lacks at least to the next integer.
+// reciprocal returns m, 2^64/n rounded up. exact reports that for all x of that many bytes, the
+// upper half of x·m is x/n rounded down. Since m·n exceeds 2^64 by less than n, the error of
+// x·m/2^64 is less than x/2^64. That must be less than 1/n, the least distance from a quotient that
+// is not an integer to the next integer.
 func reciprocal(n uint64, bytes uintptr) (m uint64, exact bool) {
 	if bytes > 4 || n < 2 || n > math.MaxUint32 {
 		return 0, false
@@ -294,11 +295,11 @@ func reciprocal(n uint64, bytes uintptr) (m uint64, exact bool) {
 	return math.MaxUint64/n + 1, true
 }
 
-// divisor divides all integers of 64 bits by one, with a reciprocal of 65 bits, the first of which
-// is 1: see Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994,
-// figure 4.1.
+// divisor divides all 64-bit integers by one number, with a reciprocal of 65 bits, the first of
+// which is 1: see Granlund and Montgomery, "Division by Invariant Integers using Multiplication",
+// 1994, figure 4.1.
 type divisor struct {
-	m     uint64 // 2^64·(2^l−n)/n rounded down, and 1; l is that of which 2^l is not less than n
+	m     uint64 // 2^64·(2^l−n)/n rounded down, plus 1; l is the least number for which 2^l is not less than n
 	shift uint   // l−1
 	one   bool   // n is 1
 }
@@ -326,8 +327,7 @@ func scaleFloats[T float32 | float64](d []T, factor T) {
 	}
 }
 
-// scaleIntegers leaves everything as it is when the factor is 1: not every 64-bit integer is a
-// float64.
+// scaleIntegers changes nothing if the factor is 1, since not every 64-bit integer is a float64.
 func scaleIntegers[T element](d []T, factor float64, lowest, highest T) {
 	if factor == 1 {
 		return

@@ -1,5 +1,6 @@
 // Package licenses provides the texts of the licences of all modules that hvdrun's programs are
-// linked with. A generator collects them from the module cache, and a test compares.
+// linked with. A generator collects them from the module cache, and a test checks that they are
+// current.
 package licenses
 
 import (
@@ -17,24 +18,24 @@ import (
 //go:embed licenses.json.gz
 var packed []byte
 
-// List is what the programs are linked with.
+// List lists the modules that the programs are linked with.
 type List struct {
 	// Modules are ordered by their paths.
 	Modules []Module `json:"modules"`
-	// Texts are those of the files, each once.
+	// Texts are the texts of the files. Each occurs once.
 	Texts []string `json:"texts"`
 }
 
-// Module is a module that programs of hvdrun are linked with.
+// Module is a module that hvdrun's programs are linked with.
 type Module struct {
-	// Path is the module's; for Go's standard library it is "std", which has no Version.
+	// Path is the path of the module; "std", which has no Version, for Go's standard library.
 	Path    string `json:"path"`
 	Version string `json:"version,omitempty"`
-	// License has identifiers of SPDX, joined by AND.
+	// License is an SPDX expression: identifiers joined by AND.
 	License string `json:"license"`
-	// Source is where its source is had.
+	// Source is where its source is available.
 	Source string `json:"source"`
-	// Programs are those that are linked with it.
+	// Programs are the programs that are linked with it.
 	Programs []string `json:"programs"`
 	// Files are its licences and notices.
 	Files []File `json:"files"`
@@ -61,7 +62,7 @@ func All() (*List, error) {
 	return l, nil
 }
 
-// Print writes the modules, and then each text after the names of the files that have it.
+// Print writes the modules, and then each text, preceded by the names of the files that contain it.
 func (l *List) Print(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("hvdrun is licensed under Apache-2.0. Its programs are linked with:\n\n")

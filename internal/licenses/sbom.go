@@ -7,7 +7,7 @@ import (
 	"runtime"
 )
 
-// The parts of CycloneDX 1.6 that a list of modules needs.
+// The parts of CycloneDX 1.6 that describe a list of modules.
 type (
 	bom struct {
 		Format   string      `json:"bomFormat"`
@@ -38,15 +38,15 @@ type (
 	}
 )
 
-// CycloneDX writes the list as a software bill of materials of hvdrun in that version, in
-// CycloneDX's JSON. The same list gives the same bytes.
+// CycloneDX writes the list as a software bill of materials of that version of hvdrun, in
+// CycloneDX's JSON. Equal lists have equal output.
 func (l *List) CycloneDX(w io.Writer, version string) error {
 	own := componentOf("application", "github.com/hvdrun/hvdrun", version, "Apache-2.0")
 	b := bom{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: bomMetadata{own}}
 	all := dependency{Ref: own.Ref}
 	for _, m := range l.Modules {
 		if m.Path == "std" {
-			m.Version = runtime.Version() // of the build
+			m.Version = runtime.Version() // of the Go that built this program
 		}
 		c := componentOf("library", m.Path, m.Version, m.License)
 		b.Components = append(b.Components, c)

@@ -11,8 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// MaxLanes is the largest number of lanes in a Beat, MaxWaits that of waits, and MaxEntered that of
-// phases.
+// MaxLanes, MaxWaits and MaxEntered are the largest numbers of lanes, waits and phases in a Beat.
 const (
 	MaxLanes   = 16
 	MaxWaits   = 64
@@ -32,7 +31,7 @@ const (
 	Connecting
 	// Outside: it is in its world, but its program is not in elastic.Run.
 	Outside
-	// Syncing: it receives or gives the state.
+	// Syncing: it receives or sends the state.
 	Syncing
 	// Training: it is in the program's training function.
 	Training
@@ -77,30 +76,31 @@ type Lane struct {
 	// the same numbers on all ranks.
 	Operation uint64 `json:"operation,omitempty"`
 	Waiting   bool   `json:"waiting,omitempty"`
-	// For is how long the worker has been in that operation, or has not entered another one, at
-	// least.
+	// For is at least how long the worker has been in that operation, or, once that has ended, has
+	// entered no other.
 	For time.Duration `json:"for,omitempty"`
 	// What is the operation's name. Client.Beat truncates it to 256 bytes.
 	What string `json:"what,omitempty"`
 }
 
-// BeatSpacing is the number of seconds between two beats of a worker in a world of this size, so
-// that the driver gets about a hundred of them a second at most: 1 for up to a hundred workers.
+// BeatSpacing returns the seconds between two beats of a worker in a world of this size: 1 for up
+// to a hundred workers, and more in larger worlds, so that the driver receives at most about a
+// hundred beats a second.
 func BeatSpacing(size int) int { return max(1, (size+99)/100) }
 
 // Beat is a worker's heartbeat, sent about once a second, or less often in a world of more than a
-// hundred workers: see [BeatSpacing].
+// hundred workers (see [BeatSpacing]).
 type Beat struct {
 	// Generation is the generation of the worker's current or last world.
 	Generation uint64 `json:"generation,omitempty"`
 	Phase      Phase  `json:"phase"`
-	// Quiet is how long neither the phase nor any lane has changed, at least.
+	// Quiet is at least how long neither the phase nor any lane has changed.
 	Quiet time.Duration `json:"quiet,omitempty"`
 	// Lanes has at most MaxLanes elements.
 	Lanes []Lane `json:"lanes,omitempty"`
 	// Commits is the number of the worker's last commit in the generation; 0: none.
 	Commits uint64 `json:"commits,omitempty"`
-	// Written is the number of bytes on disk of a last checkpoint that the worker is writing.
+	// Written is the number of bytes on disk of the last checkpoint that the worker is writing.
 	Written uint64 `json:"written,omitempty"`
 	// Trained is whether the worker's training function has returned in the generation; nil:
 	// unknown.
@@ -109,28 +109,28 @@ type Beat struct {
 	Counters *Counters `json:"counters,omitempty"`
 	// Usage is what the worker's process uses; nil: unknown.
 	Usage *proc.Usage `json:"usage,omitempty"`
-	// Figures are the newest numbers that the worker's program has reported, by distinct names. It
-	// has at most MaxFigures elements.
+	// Figures are the newest numbers that the worker's program has reported, each name once. It has
+	// at most MaxFigures elements.
 	Figures []Figure `json:"figures,omitempty"`
-	// Waits are how long the worker was in operations that have ended lately. It has at most
-	// MaxWaits elements.
+	// Waits gives the durations of operations that ended recently. It has at most MaxWaits
+	// elements.
 	Waits []Wait `json:"waits,omitempty"`
-	// Entered are the phases that the worker has entered on its way into the world of the
-	// generation, in order. Nil: they were sent before. It has at most MaxEntered elements.
+	// Entered lists, in order, the phases that the worker has entered on its way into the world of
+	// the generation. Nil: they were sent before. It has at most MaxEntered elements.
 	Entered []Entered `json:"entered,omitempty"`
 }
 
 // Figure is a number that a program reports, such as its loss.
 type Figure struct {
 	Name  string  `json:"name"`  // of 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _
-	Value float64 `json:"value"` // null on the wire: not a finite number
+	Value float64 `json:"value"` // null on the wire if not finite
 }
 
 // MaxFigures is the largest number of elements of Beat.Figures.
 const MaxFigures = 16
 
-// SetFigure returns figures with f, in place of an older one of that name. It returns an error if
-// the name is not allowed or there are more than MaxFigures names.
+// SetFigure adds f to all, or replaces the figure with its name, and returns the result. It returns
+// an error if the name is not permitted or there are more than MaxFigures names.
 func SetFigure(all []Figure, f Figure) ([]Figure, error) {
 	if err := checkWord(f.Name); err != nil {
 		return all, err
@@ -145,7 +145,7 @@ func SetFigure(all []Figure, f Figure) ([]Figure, error) {
 	return append(all, f), nil
 }
 
-// figureJSON is a Figure on the wire: value is null for what is not a finite number.
+// figureJSON is a Figure on the wire: value is null if it is not finite.
 type figureJSON struct {
 	Name  string   `json:"name"`
 	Value *float64 `json:"value"`
@@ -173,14 +173,14 @@ func (f *Figure) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Counters are what a worker has done since it began. They only grow.
+// Counters count what a worker has done since it began. They never decrease.
 type Counters struct {
-	// Commits is the number of its commits, CommitTime how long they took, and CommitBytes how many
-	// bytes of tensors they looked at, to copy those that had changed.
+	// Commits is the number of its commits, CommitTime their total duration, and CommitBytes the
+	// bytes of tensors that they compared to find what had changed.
 	Commits     uint64        `json:"commits,omitempty"`
 	CommitTime  time.Duration `json:"commit_time,omitempty"`
 	CommitBytes uint64        `json:"commit_bytes,omitempty"`
-	// Operations are its collective operations, at most MaxOperations elements.
+	// Operations counts its collective operations. It has at most MaxOperations elements.
 	Operations []Operations `json:"operations,omitempty"`
 }
 
@@ -190,7 +190,7 @@ const MaxOperations = 128
 // maxSizeClass is the largest Operations.SizeClass.
 const maxSizeClass = 15
 
-// Operations are collective operations of a kind, a backend and a class of sizes, from
+// Operations counts the collective operations of one kind, backend and class of sizes, from
 // collective.Operations.
 type Operations struct {
 	// Kind and Backend have 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _.
@@ -202,7 +202,7 @@ type Operations struct {
 	Bytes     uint64        `json:"bytes,omitempty"`
 }
 
-// check checks the bounds of counters.
+// check checks the bounds of the counters.
 func (c *Counters) check() error {
 	if n := len(c.Operations); n > MaxOperations {
 		return fmt.Errorf("%d kinds of operations; at most %d", n, MaxOperations)
@@ -237,15 +237,15 @@ func checkWord(name string) error {
 	return nil
 }
 
-// Wait is how long one operation took on a worker, from collective.Wait.
+// Wait is the duration of one operation on a worker, from collective.Wait.
 type Wait struct {
-	// Operation identifies it on all ranks.
+	// Operation is the number of the operation, which is the same on all ranks.
 	Operation uint64 `json:"operation,omitempty"`
-	// For is how long.
+	// For is the duration.
 	For time.Duration `json:"for,omitempty"`
 }
 
-// Entered is that a worker has entered a phase, and how long before the heartbeat.
+// Entered says which phase a worker has entered, and how long before the heartbeat.
 type Entered struct {
 	Phase Phase         `json:"phase"`
 	Ago   time.Duration `json:"ago,omitempty"`
@@ -256,11 +256,11 @@ var ErrNotConnected = errors.New("line: the launcher is not connected")
 
 var errOutOfRange = errors.New("a duration out of range")
 
-// Pulse returns the line of a heartbeat, which it brings within its bounds.
+// Pulse returns the line of a heartbeat, reduced to its bounds.
 func Pulse(b Beat) []byte { return Up("pulse", b.clipped()) }
 
-// clipped returns the beat within its bounds. A clock that was read in another order than the beat
-// was made makes durations of less than 0.
+// clipped returns the beat reduced to its bounds. Durations may be negative, because the clock was
+// read at different times while the beat was made; it sets them to 0.
 func (b Beat) clipped() Beat {
 	b.Quiet = max(0, b.Quiet)
 	b.Lanes = slices.Clone(b.Lanes[:min(len(b.Lanes), MaxLanes)])

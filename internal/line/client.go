@@ -27,7 +27,7 @@ const (
 	mostStacks      = 256 << 10 // bytes of an answer
 )
 
-// UnreachableError is the error of a Client whose launcher could not be reached for
+// UnreachableError is the error of a Client that could not reach its launcher for
 // ClientConfig.Patience.
 type UnreachableError struct {
 	Addr string
@@ -52,21 +52,21 @@ type ClientConfig struct {
 	// Socket is the worker's end of the socket that it has inherited; nil: none. The client closes
 	// it.
 	Socket net.Conn
-	// Patience is how long the launcher may be out of reach. Zero: 25 s.
+	// Patience is how long the launcher may be unreachable. Zero: 25 s.
 	Patience time.Duration
-	// Widen has the worker's data listener listen on addresses that other machines reach, and
-	// returns all that it has. Join calls it, at most once, when the driver asks for that, and
-	// joins with these addresses. Nil: the driver does not ask, nor does it ask a worker that joins
+	// Widen makes the worker's data listener listen on addresses that other machines reach, and
+	// returns all its addresses. Join calls it at most once, when the driver requests that, and
+	// joins again with the result. Nil: the driver never requests it, as for a worker that joins
 	// without addresses.
 	Widen func() ([]string, error)
 }
 
 // Client is the worker's end of its line, and the service that keeps the driver's notifications.
-// Its methods are safe for concurrent use, except Join and Look, of which one call each may be
-// under way, and Close.
+// Its methods are safe for concurrent use, except Close; at most one call of Join and one of Look
+// may be in flight.
 type Client struct {
 	*notify.Service
-	// Credentials are the worker's.
+	// Credentials are the worker's credentials.
 	Credentials *identity.Credentials
 	// Local is this machine's address on the route to the launcher.
 	Local netip.Addr
@@ -75,19 +75,19 @@ type Client struct {
 	ctx    context.Context // until Close
 	stop   context.CancelFunc
 	run    sync.WaitGroup
-	wide   bool  // Widen has been called; Join alone uses it
-	has    Place // in the last world; Join alone uses it
+	wide   bool  // Widen has been called; only Join uses it
+	has    Place // in the last world; only Join uses it
 	writes sync.Mutex
 
 	mu     sync.Mutex
-	conn   net.Conn      // nil: there is no line
-	begun  bool          // there was one
+	conn   net.Conn      // nil: no line is connected
+	begun  bool          // a line has been connected before
 	change chan struct{} // closed and replaced when conn or failed changes
-	failed error         // no line will be there any more
+	failed error         // set once no line will be connected again
 	questions
 }
 
-// questions are those that the launcher has not answered.
+// questions holds the requests without an answer.
 type questions struct {
 	join   *asked               // nil: none
 	look   *asked               // nil: none
@@ -95,7 +95,7 @@ type questions struct {
 	pinged uint64
 }
 
-// asked is a question that the driver has not answered. It is asked again on each new line.
+// asked is a request that the driver has not answered. The client sends it again on each new line.
 type asked struct {
 	text   []byte
 	answer chan answer // of capacity 1
@@ -106,7 +106,7 @@ type answer struct {
 	tail []byte
 }
 
-// NewClient opens the line in the background. The caller must close the client.
+// NewClient returns a client, which connects its line in the background. The caller must close it.
 func NewClient(cfg ClientConfig) (c *Client, err error) {
 	defer func() {
 		if err != nil && cfg.Socket != nil {
@@ -138,8 +138,8 @@ func addressTowards(launcher string) (netip.Addr, error) {
 	return addr.Addr().Unmap(), err
 }
 
-// keep keeps the line open until the client is closed. It uses the socket; without one, and once
-// that is broken, it dials the launcher's door.
+// keep keeps a line connected until the client is closed. It uses the socket; without a socket,
+// or once it is broken, it dials the launcher's door.
 func (c *Client) keep() {
 	conn, since := c.cfg.Socket, time.Now()
 	var err error
@@ -169,14 +169,14 @@ func (c *Client) keep() {
 	c.fail(errors.New("line: the client is closed"))
 }
 
-// refusedError is a fatal error that the launcher has answered.
+// refusedError is a fatal error in an answer of the launcher.
 type refusedError struct{ text string }
 
 func (e *refusedError) Error() string {
 	return "line: the launcher of this worker refuses it: " + e.text
 }
 
-// fail ends all that waits for a line.
+// fail fails all calls that wait for a line.
 func (c *Client) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,8 +185,8 @@ func (c *Client) fail(err error) {
 	c.change = make(chan struct{})
 }
 
-// speak speaks by a connection, which it closes, until that is broken. begun: the launcher has
-// answered.
+// speak uses a connection as the line until it is broken, and closes it. begun reports that the
+// launcher has answered the hello.
 func (c *Client) speak(conn net.Conn) (begun bool, err error) {
 	defer conn.Close()
 	defer context.AfterFunc(c.ctx, func() { conn.Close() })()
@@ -227,7 +227,7 @@ func (c *Client) speak(conn net.Conn) (begun bool, err error) {
 	}
 }
 
-// lost notes that there is no line.
+// lost records that no line is connected, and answers the pings in flight with false.
 func (c *Client) lost() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,7 +238,7 @@ func (c *Client) lost() {
 	}
 }
 
-// take takes a line of the launcher.
+// take handles a line of the launcher.
 func (c *Client) take(conn net.Conn, m Message, tail []byte) {
 	switch m.Is {
 	case "world", "dismissed", "widen":
@@ -273,7 +273,7 @@ func (c *Client) answered(of **asked, m Message, tail []byte) {
 	}
 }
 
-// write writes a line, and has the connection be given up where that fails.
+// write writes a line, and closes the connection if that fails.
 func (c *Client) write(conn net.Conn, text []byte) {
 	c.writes.Lock()
 	defer c.writes.Unlock()
@@ -282,7 +282,7 @@ func (c *Client) write(conn net.Conn, text []byte) {
 	}
 }
 
-// line waits for a line.
+// line blocks until a line is connected, and returns its connection.
 func (c *Client) line(ctx context.Context, what string) (net.Conn, error) {
 	for {
 		c.mu.Lock()
@@ -302,8 +302,8 @@ func (c *Client) line(ctx context.Context, what string) (net.Conn, error) {
 	}
 }
 
-// ask asks the driver a question, and returns the answer. It blocks until there is one, over as
-// many lines as it takes.
+// ask sends a request to the driver and blocks until there is an answer. It repeats the request on
+// each new line.
 func (c *Client) ask(ctx context.Context, slot **asked, what string, text []byte) (answer, error) {
 	a := &asked{text, make(chan answer, 1)}
 	c.mu.Lock()
@@ -317,7 +317,7 @@ func (c *Client) ask(ctx context.Context, slot **asked, what string, text []byte
 			*slot = nil
 		}
 	}()
-	if conn != nil { // otherwise the next line begins with the question
+	if conn != nil { // otherwise speak sends it on the next line
 		c.write(conn, text)
 	}
 	for {
@@ -337,8 +337,8 @@ func (c *Client) ask(ctx context.Context, slot **asked, what string, text []byte
 	}
 }
 
-// Join asks for a world newer than j.After of which this worker is a member, and blocks until there
-// is one, possibly for ever. It returns ErrRemoved, ErrLast or ErrFinished if the driver dismisses
+// Join requests a world newer than j.After of which this worker is a member, and blocks until there
+// is one, possibly forever. It returns ErrRemoved, ErrLast or ErrFinished if the driver dismisses
 // the worker, an *UnreachableError, the cause of ctx's end, or the launcher's reason for refusing
 // the request.
 func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
@@ -376,8 +376,9 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	}
 }
 
-// Look returns the newest world. This worker need not be a member: its Rank there has no meaning. A
-// Generation of 0 means that no world exists yet. Its errors are those of Join, without dismissals.
+// Look returns the newest world. This worker need not be a member; Rank has no meaning in the
+// result. A Generation of 0 means that no world exists yet. Its errors are those of Join, without
+// dismissals.
 func (c *Client) Look(ctx context.Context) (World, error) {
 	got, err := c.ask(ctx, &c.look, "look", Up("look", nil))
 	if err != nil || got.Generation == 0 {
@@ -390,20 +391,20 @@ func (c *Client) Look(ctx context.Context) (World, error) {
 	return p.World()
 }
 
-// Report tells the driver of r. It blocks until there is a line and the report is written, not
-// until the driver has it. Its errors are those of Join, without dismissals.
+// Report reports r to the driver. It blocks until a line is connected and the report is written,
+// not until the driver has received it. Its errors are those of Join, without dismissals.
 func (c *Client) Report(ctx context.Context, r Report, generation, commits uint64) error {
 	return c.report(ctx, ReportLine{What: r.word(), Generation: generation, Commits: commits})
 }
 
-// ReportBackend tells the driver by which backend the devices of a generation compute together. It
+// ReportBackend reports to the driver the backend of the device collectives of a generation. It
 // blocks as Report does, and returns the same errors, or one for a name that CheckBackend refuses.
 func (c *Client) ReportBackend(ctx context.Context, generation uint64, backend string) error {
 	return c.report(ctx, ReportLine{What: "backend", Generation: generation, Backend: backend})
 }
 
-// ReportFailure tells the driver which error ends the program, as CleanError returns it. It blocks
-// as Report does, and returns the same errors.
+// ReportFailure reports to the driver the error that ends the program, as text from CleanError. It
+// blocks as Report does, and returns the same errors.
 func (c *Client) ReportFailure(ctx context.Context, text string) error {
 	return c.report(ctx, ReportLine{What: "failed", Error: CleanError(text)})
 }
@@ -419,8 +420,8 @@ func (c *Client) report(ctx context.Context, r ReportLine) error {
 	return err
 }
 
-// Beat sends a heartbeat. It waits for the first line, so that the driver hears of each worker as
-// soon as it can. Without a line later it returns ErrNotConnected.
+// Beat sends a heartbeat. It blocks until the first line is connected, so that the driver learns of
+// each worker as early as possible. If no line is connected later, it returns ErrNotConnected.
 func (c *Client) Beat(ctx context.Context, b Beat) error {
 	c.mu.Lock()
 	conn, begun := c.conn, c.begun
@@ -438,8 +439,8 @@ func (c *Client) Beat(ctx context.Context, b Beat) error {
 	return nil
 }
 
-// Connected reports whether the launcher has a connection to the driver now. It blocks until the
-// launcher answers, a second at most; one that does not is taken to be connected.
+// Connected reports whether the launcher is connected to the driver. It blocks until the launcher
+// answers, at most a second; without an answer it returns true.
 func (c *Client) Connected(ctx context.Context) bool {
 	pong := make(chan bool, 1)
 	c.mu.Lock()
@@ -470,8 +471,8 @@ func (c *Client) Connected(ctx context.Context) bool {
 	return true
 }
 
-// Kill closes everything of the client that other processes can see, without blocking. Close must
-// still be called.
+// Kill closes everything of the client that other processes can observe, without blocking. The
+// caller must still call Close.
 func (c *Client) Kill() {
 	c.stop()
 	if c.cfg.Socket != nil {
@@ -479,14 +480,14 @@ func (c *Client) Kill() {
 	}
 }
 
-// Close ends the line, and waits for that.
+// Close closes the line, and blocks until the client's goroutines have ended.
 func (c *Client) Close() error {
 	c.stop()
 	c.run.Wait()
 	return nil
 }
 
-// Check returns what is wrong with a report.
+// Check returns an error if a report is not valid.
 func (r *ReportLine) Check() error {
 	switch {
 	case r.What == "backend":

@@ -9,13 +9,14 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// mostDifferences is how many answers may tell how members differ before a worker decodes them. A
-// worker that connects to the others decodes each.
+// mostDifferences is the longest chain of differences that a worker keeps before it decodes them. A
+// worker that connects to the others decodes each at once.
 const mostDifferences = 16
 
-// MembersDifference makes members of others, which are called the old ones. By part of the new
-// members, in order of rank: how many old members are left out, how many are taken then, and how
-// many of Added follow. An old member of which anything has changed is left out, and added.
+// MembersDifference describes new members by old ones. It has parts in order of the new ranks. Each
+// part gives the number of old members to skip (LeftOut), the number of old members to take after
+// those (Taken), and the number of members of Added that follow (Followed). An old member that has
+// changed in any way is skipped and added.
 type MembersDifference struct {
 	LeftOut, Taken, Followed []uint32
 	Added                    *Members
@@ -32,34 +33,34 @@ func decodeDifference(b []byte) (*MembersDifference, error) {
 	return m, d.end()
 }
 
-// members are the members of a world that a worker has received. They are decoded on demand: that
-// takes longer than all else for a worker that does not connect to them.
+// members are the members of a world that a worker has received. They are decoded on demand, since
+// decoding costs a worker that does not connect to them more than everything else.
 type members struct {
-	number uint64 // names them towards the driver; 0: they have no name
+	number uint64 // identifies them to the driver; 0: they have no number
 	size   int
 
 	mu    sync.Mutex
-	whole []byte // Members, encoded; nil once decoded, and if there is a difference
-	// The members differ from base; nil once decoded.
+	whole []byte // encoded Members; nil once decoded, or with a difference
+	// The difference from base; nil once decoded.
 	base       *members
-	difference []byte // a MembersDifference, encoded
-	depth      int    // how many differences are to be decoded
+	difference []byte // an encoded MembersDifference
+	depth      int    // number of differences to decode
 	columns    *Members
 	err        error
 }
 
-// differsFrom says how m, which is new, differs from others. They are decoded if there are many.
+// differsFrom sets the difference of the new m from base. It decodes m after mostDifferences.
 func (m *members) differsFrom(base *members, difference []byte) {
 	base.mu.Lock()
 	m.depth = base.depth + 1
 	base.mu.Unlock()
 	m.base, m.difference = base, difference
 	if m.depth >= mostDifferences {
-		_, _ = m.decode() // it returns the same error again
+		_, _ = m.decode() // later calls return the same error
 	}
 }
 
-// decode returns the members, which are valid apart from two in one slot.
+// decode returns the members. It does not check that each is in a slot of its own.
 func (m *members) decode() (*Members, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +97,7 @@ func (m *members) read() (*Members, error) {
 	return c, check(c)
 }
 
-// check checks all of members but that each is in a slot of its own.
+// check checks everything about members except that each is in a slot of its own.
 func check(m *Members) error {
 	if err := checkHosts(m); err != nil {
 		return err
@@ -104,7 +105,7 @@ func check(m *Members) error {
 	return checkAddrs(m)
 }
 
-// row is a member of Members.
+// row is one member of Members.
 type row struct {
 	of            *Members
 	host          string
@@ -113,7 +114,7 @@ type row struct {
 	handle        []byte
 }
 
-// rows returns the members of Members that check has checked, by rank.
+// rows returns the members of Members, which must have passed check, by rank.
 func rows(m *Members) iter.Seq2[int, row] {
 	return func(yield func(int, row) bool) {
 		rank, next := 0, 0
@@ -135,7 +136,7 @@ func rows(m *Members) iter.Seq2[int, row] {
 
 func (r row) slot() plan.SlotID { return plan.SlotID{Host: r.host, Index: int(r.index)} }
 
-// equal reports whether two rows say the same of a member.
+// equal reports whether two rows describe the same member.
 func (r row) equal(o row) bool {
 	if r.host != o.host || r.index != o.index || len(r.ports) != len(o.ports) || !bytes.Equal(r.handle, o.handle) {
 		return false
@@ -155,8 +156,8 @@ func (c columns) addRow(r row) {
 	}
 }
 
-// Difference returns how members differ from old ones. Members whose order has changed are left out
-// and added.
+// Difference returns the difference of fresh from old. It skips and adds members whose order has
+// changed.
 func Difference(old, fresh *Members) *MembersDifference {
 	ranks := make(map[plan.SlotID]int, len(old.Indices))
 	olds := make([]row, 0, len(old.Indices))
@@ -193,8 +194,8 @@ func Difference(old, fresh *Members) *MembersDifference {
 	return d
 }
 
-// apply returns the members, as many as size, that differ from old ones in that way. All sizes are
-// checked before memory is taken: each old member and each added one is taken at most once.
+// apply returns the size members that d makes of old. It checks all sizes before it allocates
+// memory: each old member and each added one may be taken at most once.
 func apply(old *Members, d *MembersDifference, size int) (*Members, error) {
 	parts := len(d.Taken)
 	if len(d.LeftOut) != parts || len(d.Followed) != parts {
@@ -203,7 +204,7 @@ func apply(old *Members, d *MembersDifference, size int) (*Members, error) {
 	if err := check(d.Added); err != nil {
 		return nil, fmt.Errorf("added members: %w", err)
 	}
-	var passed, taken, followed uint64 // no sum overflows: a message has less than 2^32 parts
+	var passed, taken, followed uint64 // no overflow: a message has less than 2^32 parts
 	for i, n := range d.Taken {
 		passed += uint64(d.LeftOut[i]) + uint64(n)
 		taken += uint64(n)

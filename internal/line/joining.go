@@ -16,7 +16,7 @@ import (
 var (
 	// ErrRemoved dismisses a worker that has no place in the new world.
 	ErrRemoved = errors.New("line: this worker has no place in the new world")
-	// ErrLast is ErrRemoved for the worker that has to write the job's last commit to disk, because
+	// ErrLast is ErrRemoved for the worker that must write the job's last commit to disk, because
 	// no world follows.
 	ErrLast = fmt.Errorf("%w, and writes the job's last checkpoint", ErrRemoved)
 	// ErrFinished dismisses a worker because training is done.
@@ -30,29 +30,30 @@ type Joining struct {
 	After uint64 `json:"after,omitempty"`
 	// Commits is the number of the worker's last commit.
 	Commits uint64 `json:"commits,omitempty"`
-	// HoldsState: the worker has completed a sync and so has the job's state.
+	// HoldsState: the worker has completed a sync and therefore holds the job's state.
 	HoldsState bool `json:"holds_state,omitempty"`
 	// DataAddrs are the addresses (host:port) of its data listener, in order of preference.
 	DataAddrs []string `json:"addresses,omitempty"`
-	// Cause is why it left its last generation, for logs. Client.Join truncates it to 4 KiB.
+	// Cause is the reason why it left its last generation, for logs. Client.Join truncates it to 4
+	// KiB.
 	Cause string `json:"cause,omitempty"`
 	// Trained is whether its training function has returned in its last generation; nil: unknown.
 	Trained *bool `json:"trained,omitempty"`
-	// Lost are the ranks of its last generation with which it could not go on, as far as it knows:
-	// they may live. The first 64 count.
+	// Lost are the ranks of its last generation that it could not reach; they may be alive. The
+	// first 64 count.
 	Lost []int `json:"lost,omitempty"`
-	// Undone is the time of training in that generation that an abort has undone: since the last
-	// commit, to which the worker has gone back.
+	// Undone is the training time in that generation that an abort has undone: the time since the
+	// last commit, to which the worker has returned.
 	Undone time.Duration `json:"undone,omitempty"`
-	// Handle is what other members need to reach its program, at most 64 KiB of text, which the
-	// driver passes on unread.
+	// Handle is text that other members need to reach its program, at most 64 KiB. The driver
+	// passes it on without interpreting it.
 	Handle string `json:"handle,omitempty"`
-	// Program is what the program says it is, at most 64 bytes. Empty for programs of package
-	// elastic.
+	// Program is the name that the program gives itself, at most 64 bytes. Empty for programs of
+	// package elastic.
 	Program string `json:"program,omitempty"`
-	// CanWiden: its data listener can be opened on addresses that other machines reach.
+	// CanWiden: its data listener can also listen on addresses that other machines reach.
 	CanWiden bool `json:"can_widen,omitempty"`
-	// Has is the number of the members that the worker has, from an earlier world; 0: it has none.
+	// Has is the number of the members that the worker has from an earlier world; 0: none.
 	Has uint64 `json:"has,omitempty"`
 }
 
@@ -65,7 +66,8 @@ type Place struct {
 	SyncRoot int
 	// Seq is the number of the last notification that the world takes into account.
 	Seq uint64
-	// Store names the driver's store for programs in other languages: another driver has another.
+	// Store is the number of the driver's store for programs in other languages; each driver's
+	// differs.
 	Store uint64
 
 	key     identity.DataKey
@@ -81,10 +83,11 @@ type World struct {
 	SyncRoot int
 	// Seq is the number of the last notification that the world takes into account.
 	Seq uint64
-	// Key is the key of data connections among the members, or, of a World that Look has returned,
-	// of visits to them.
+	// Key is the key of data connections among the members. In a World from Look it is the key of
+	// visits to them.
 	Key identity.DataKey
-	// Store names the driver's store for programs in other languages: another driver has another.
+	// Store is the number of the driver's store for programs in other languages; each driver's
+	// differs.
 	Store uint64
 
 	columns *Members // nil: no addresses are known
@@ -94,18 +97,18 @@ type World struct {
 type Member struct {
 	Incarnation string
 	DataAddrs   []string
-	// Handle is that of its join.
+	// Handle is the Handle of its join.
 	Handle []byte
 }
 
 // Report is a worker's report to the driver.
 type Report uint8
 
-// The reports of a worker. The driver's journal contains these numbers.
+// The reports of a worker. These numbers are in the driver's journal.
 const (
-	// Done: its training function has returned, as on every other rank of its world.
+	// Done: its training function has returned, as those of all other ranks of its world have.
 	Done Report = iota + 1
-	// Leaving: it is about to exit by itself without being done.
+	// Leaving: it is about to exit by itself before training is done.
 	Leaving
 	// Committed: it has made its first commit in the generation.
 	Committed
@@ -167,7 +170,7 @@ var reportOf = func() map[string]Report {
 
 func (r Report) word() string { return reportWords[r] }
 
-// Report returns which report it is; 0: of a backend or a failure.
+// Report returns which report it is; 0: the report of a backend or a failure.
 func (r *ReportLine) Report() Report { return reportOf[r.What] }
 
 const (
@@ -182,11 +185,11 @@ const (
 
 	maxBackend = 32
 
-	// MaxError bounds what a worker says of its error, in bytes.
+	// MaxError bounds the text of a worker's error, in bytes.
 	MaxError = 1 << 10
 )
 
-// CleanError returns the text of an error in one line without control characters, within MaxError.
+// CleanError returns the text of an error as one line without control characters, within MaxError.
 func CleanError(text string) string {
 	text = strings.Join(strings.FieldsFunc(text, unicode.IsControl), " ")
 	if len(text) > MaxError {
@@ -199,7 +202,7 @@ func CleanError(text string) string {
 	return text
 }
 
-// CheckError refuses what CleanError does not return.
+// CheckError returns an error for a text that CleanError would change.
 func CheckError(text string) error {
 	if text == "" || !utf8.ValidString(text) || CleanError(text) != text {
 		return fmt.Errorf("an error's text of %d bytes; 1 to %d in one line are allowed", len(text), MaxError)
@@ -207,7 +210,7 @@ func CheckError(text string) error {
 	return nil
 }
 
-// CheckBackend returns what is wrong with the name of a backend.
+// CheckBackend returns an error if the name of a backend is not valid.
 func CheckBackend(name string) error {
 	if name == "" || len(name) > maxBackend {
 		return fmt.Errorf("a backend name of %d bytes; 1 to %d are allowed", len(name), maxBackend)
@@ -220,7 +223,7 @@ func CheckBackend(name string) error {
 	return nil
 }
 
-// Check returns what is wrong with a request, and leaves out what is too much of Lost.
+// Check returns an error if a request is not valid, and truncates Lost.
 func (j *Joining) Check() error {
 	if n := len(j.DataAddrs); n > maxAddrs {
 		return fmt.Errorf("%d addresses; at most %d", n, maxAddrs)
@@ -251,7 +254,7 @@ func (j *Joining) Check() error {
 	return nil
 }
 
-// clip returns text as valid UTF-8, truncated between two characters to at most most bytes.
+// clip returns text as valid UTF-8 of at most most bytes, truncated between two characters.
 func clip(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) > most {

@@ -1,10 +1,11 @@
-// Package line has the messages between a worker and its launcher, and the worker's end.
+// Package line defines the messages between a worker and its launcher, and implements the worker's
+// end.
 //
-// A message is a line of JSON (docs/reference/worker-protocol.md). Lines go over the socket that a
-// worker inherits, or over a connection to the launcher's door, where a process between the
-// launcher and the worker has not passed the socket on. The launcher's end is internal/line/server.
-// It passes lines on to the driver, by the session of an agent or within the driver's process, and
-// lines of the driver to workers.
+// A message is a line of JSON (docs/reference/worker-protocol.md). Lines are sent over the socket
+// that a worker inherits, or, if a process between the launcher and the worker has not passed the
+// socket on, over a connection to the launcher's door. The launcher's end is internal/line/server.
+// It passes lines between workers and the driver, by the session of an agent or within the driver's
+// process.
 package line
 
 import (
@@ -25,16 +26,17 @@ const (
 	Version = 1
 	// Protocol is the ALPN protocol of lines at a launcher's door.
 	Protocol = "hvdrun-line"
-	// TasksProtocol is that of the connections that tasks.proto describes.
+	// TasksProtocol is the ALPN protocol of the connections that tasks.proto describes.
 	TasksProtocol = "hvdrun-tasks"
-	// StoreProtocol is that of connections to the driver's store for programs in other languages.
+	// StoreProtocol is the ALPN protocol of connections to the driver's store for programs in other
+	// languages.
 	StoreProtocol = "hvdrun-store"
 
 	// MostUp bounds a line of a worker, in bytes.
 	MostUp = 1 << 20
 	// MostDown bounds a line to a worker, in bytes.
 	MostDown = 16 << 20
-	// MostTail bounds what follows a line to a worker, in bytes.
+	// MostTail bounds the bytes after a line to a worker.
 	MostTail = 16 << 20
 )
 
@@ -42,8 +44,8 @@ const (
 type Hello struct {
 	Version int    `json:"version"`
 	Program string `json:"program,omitempty"`
-	// Full: the worker is a program of package elastic. It makes its heartbeats itself, as a Beat,
-	// and takes the members of a world as columns.
+	// Full: the worker is a program of package elastic. It sends heartbeats itself, each as a Beat,
+	// and receives the members of a world as columns.
 	Full bool `json:"full,omitempty"`
 }
 
@@ -57,12 +59,12 @@ type ReportLine struct {
 	Where      string `json:"where,omitempty"`
 }
 
-// Heard is what a worker has been told, as its launcher says to the driver.
+// Heard is the launcher's report to the driver of what a worker has received.
 type Heard struct {
 	Seq            uint64 `json:"seq,omitempty"`
 	LostGeneration uint64 `json:"lost_generation,omitempty"`
 	LostRanks      int    `json:"lost_ranks,omitempty"`
-	// Again: what the worker lacks is to be sent again, because it may have been lost on its way.
+	// Again: the driver should send again what the worker lacks, since it may have been lost.
 	Again bool `json:"again,omitempty"`
 }
 
@@ -70,18 +72,18 @@ type Heard struct {
 type StacksLine struct {
 	ID   uint64 `json:"id"`
 	Text string `json:"text,omitempty"`
-	// Worker is JSON of the package stacks, in place of Text.
+	// Worker is JSON of package stacks, instead of Text.
 	Worker json.RawMessage `json:"worker,omitempty"`
 }
 
-// Message is any line to a worker. Is says which of the other fields have a meaning.
+// Message is any line to a worker. Is determines which other fields have a meaning.
 type Message struct {
 	Is string `json:"is"`
 	// hello
 	Version     int    `json:"version,omitempty"`
 	Incarnation string `json:"incarnation,omitempty"`
-	// world and looked: the members follow, encoded, in Tail bytes. Base, unless 0, is the number
-	// of the members from which they differ.
+	// world and looked: the encoded members follow in Tail bytes. Base, unless 0, is the number of
+	// the members from which these differ.
 	Generation  uint64 `json:"generation,omitempty"`
 	Rank        int    `json:"rank,omitempty"`
 	Size        int    `json:"size,omitempty"`
@@ -108,13 +110,13 @@ type Message struct {
 	Fatal bool   `json:"fatal,omitempty"`
 }
 
-// Up returns a line of a worker, without its end: v with the field do.
+// Up returns a line of a worker without its newline: v with the field do.
 func Up(do string, v any) []byte { return encode("do", do, v) }
 
-// Down returns a line to a worker, without its end: v with the field is.
+// Down returns a line to a worker without its newline: v with the field is.
 func Down(is string, v any) []byte { return encode("is", is, v) }
 
-// Text returns a plain value, such as a Message, as a line without its end.
+// Text returns a plain value, such as a Message, as a line without its newline.
 func Text(v any) []byte {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -141,7 +143,7 @@ func encode(field, kind string, v any) []byte {
 	return append(text, body...)
 }
 
-// Kind returns what a line of a worker asks for: its field do.
+// Kind returns the field do of a worker's line.
 func Kind(text []byte) (string, error) {
 	var of struct {
 		Do string `json:"do"`
@@ -158,8 +160,8 @@ func Kind(text []byte) (string, error) {
 	return of.Do, nil
 }
 
-// Dismissed is the line to a worker that is dismissed, because of ErrRemoved, ErrLast or
-// ErrFinished; it panics for other errors.
+// Dismissed returns the line that dismisses a worker because of ErrRemoved, ErrLast or ErrFinished;
+// it panics for other errors.
 func Dismissed(why error) []byte {
 	d := struct {
 		Why  string `json:"why"`
@@ -176,7 +178,7 @@ func Dismissed(why error) []byte {
 	return Down("dismissed", d)
 }
 
-// Updated is the line that tells a worker of an update.
+// Updated returns the line that notifies a worker of an update.
 func Updated(u notify.Update) []byte {
 	change := []string{}
 	if u.Change&plan.Added != 0 {
@@ -192,7 +194,7 @@ func Updated(u notify.Update) []byte {
 	}{u.Seq, change, u.Generation})
 }
 
-// Lost is the line that tells a worker of a loss.
+// Lost returns the line that notifies a worker of a loss.
 func Lost(l notify.Loss) []byte {
 	return Down("lost", struct {
 		Generation uint64 `json:"generation"`
@@ -200,7 +202,7 @@ func Lost(l notify.Loss) []byte {
 	}{l.Generation, append([]int{}, l.Ranks...)})
 }
 
-// update returns the update of an updated line.
+// update returns the update in an updated line.
 func (m *Message) update() notify.Update {
 	u := notify.Update{Seq: m.Seq, Generation: m.Generation}
 	for _, word := range m.Change {
@@ -214,7 +216,7 @@ func (m *Message) update() notify.Update {
 	return u
 }
 
-// Error is the line about a mistake.
+// Error returns the line that reports an error to a worker.
 func Error(text string, fatal bool) []byte {
 	return Down("error", struct {
 		Text  string `json:"text"`
@@ -222,29 +224,29 @@ func Error(text string, fatal bool) []byte {
 	}{text, fatal})
 }
 
-// Reader reads lines, and what follows them.
+// Reader reads lines and the bytes after them.
 type Reader struct {
 	in   *bufio.Reader
 	most int
 	buf  []byte
 }
 
-// NewReader returns a reader of lines of at most so many bytes.
+// NewReader returns a Reader of lines of at most most bytes.
 func NewReader(from io.Reader, most int) *Reader {
 	return &Reader{in: bufio.NewReaderSize(from, 4<<10), most: most}
 }
 
-// TooLongError is the error of a line that is too long.
+// TooLongError is the error for a line of more than Most bytes.
 type TooLongError struct{ Most int }
 
 // Error names the bound.
 func (e *TooLongError) Error() string { return fmt.Sprintf("a line of more than %d bytes", e.Most) }
 
-// Line returns the next line, without its end, in memory that the next call uses again.
+// Line returns the next line without its newline. The next call overwrites its memory.
 func (r *Reader) Line() ([]byte, error) {
 	r.buf = r.buf[:0]
 	if cap(r.buf) > 64<<10 {
-		r.buf = nil // few lines are so long
+		r.buf = nil // long lines are rare
 	}
 	for {
 		part, err := r.in.ReadSlice('\n')
@@ -264,7 +266,7 @@ func (r *Reader) Line() ([]byte, error) {
 	}
 }
 
-// Message returns the next line to a worker, and what follows it.
+// Message returns the next line to a worker and the bytes after it.
 func (r *Reader) Message() (m Message, tail []byte, err error) {
 	text, err := r.Line()
 	if err != nil {

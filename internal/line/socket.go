@@ -9,9 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// InheritedSocket returns the end of its line that this process, the worker of that incarnation,
-// has inherited. It returns nil if a process between the launcher and this one has not passed the
-// socket on, and from its second call on.
+// InheritedSocket returns the inherited end of the line of this process, the worker with that
+// incarnation. It returns nil if a process between the launcher and this one has not passed the
+// socket on, and from the second call on.
 func InheritedSocket(incarnation string) net.Conn {
 	fd, ok := plan.OwnSocket()
 	if !ok {
@@ -20,8 +20,8 @@ func InheritedSocket(incarnation string) net.Conn {
 	return socketOf(fd, incarnation)
 }
 
-// socketOf returns the socket of the worker at that descriptor, which it closes; nil: the
-// descriptor is another file, or none.
+// socketOf returns the socket of the worker at the descriptor, and closes the descriptor. It
+// returns nil if the descriptor is another file, or not open.
 func socketOf(fd int, incarnation string) net.Conn {
 	peer, err := unix.Getpeername(fd)
 	if at, is := peer.(*unix.SockaddrUnix); err != nil || !is || at.Name != plan.SocketName(incarnation) {

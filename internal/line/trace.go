@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// Trace has the phases that a worker enters from its join of a world to its first save in it, for
-// the driver's trace of the reset. The zero value is ready. Its methods are safe for concurrent
-// use.
+// Trace records the phases that a worker enters from its join of a world to its first save in it,
+// for the driver's trace of the reset. The zero value is ready to use. Its methods are safe for
+// concurrent use.
 type Trace struct {
-	recording atomic.Bool // otherwise a change of phase costs nothing more
+	recording atomic.Bool // lets a change of phase skip the lock
 
 	mu       sync.Mutex
 	entered  []phaseAt
@@ -23,11 +23,11 @@ type phaseAt struct {
 	at    time.Time
 }
 
-// Recording reports whether Enter would record a phase other than Joins and Fetches, which begin a
-// trace.
+// Recording reports whether Enter records a phase. It always records Joins and Fetches, which begin
+// a trace.
 func (t *Trace) Recording() bool { return t.recording.Load() }
 
-// Enter records a phase that begins at that time.
+// Enter records a phase that begins at the time now.
 func (t *Trace) Enter(p Phase, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -38,7 +38,7 @@ func (t *Trace) Enter(p Phase, now time.Time) {
 		t.recording.Store(true)
 	case !t.recording.Load():
 		return
-	case len(t.entered) == MaxEntered: // it has gone to and fro between worlds
+	case len(t.entered) == MaxEntered: // too many changes of world
 		t.entered = nil
 	}
 	t.entered = append(t.entered, phaseAt{p, now})
@@ -48,7 +48,7 @@ func (t *Trace) Enter(p Phase, now time.Time) {
 	}
 }
 
-// Told returns the phases, with how long ago each began, if the trace is complete and was not sent.
+// Told returns the phases, with how long ago each began, if the trace is complete and not sent.
 func (t *Trace) Told(now time.Time) (all []Entered) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,7 +61,7 @@ func (t *Trace) Told(now time.Time) (all []Entered) {
 	return slices.Clip(all)
 }
 
-// Sent notes that the driver has the trace.
+// Sent records that the driver has received the trace.
 func (t *Trace) Sent() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// maxMembers and maxAddresses bound what a worker allocates for the bytes of a world, some of
-	// which stand for many.
+	// maxMembers and maxAddresses bound the memory that a worker allocates for a world, whose
+	// encoding may be much smaller.
 	maxMembers   = 1 << 20
 	maxAddresses = 1 << 20
 	maxText      = 16 << 20 // bytes of all addresses
@@ -23,25 +23,25 @@ const (
 	lenPort      = len(":65535")
 )
 
-// Members are the members of a world, in columns: each of a thousand workers receives a thousand,
-// and each name occurs once.
+// Members holds the members of a world in columns, in which each name occurs once: each of a
+// thousand workers receives a thousand members.
 type Members struct {
-	// Hosts are in order of rank, and each has as many consecutive ranks as Counts says.
+	// Hosts are in order of rank. Each has as many consecutive ranks as Counts says.
 	Hosts  []string
 	Counts []uint32
-	// By rank: the index of its slot, and how many addresses its data listener has. Its other
+	// By rank: the index of its slot, and the number of addresses of its data listener. Its other
 	// numbers follow from these.
 	Indices, AddressCounts []uint32
 	// By address, rank after rank, in order of preference: the index of its beginning in Starts,
-	// and its port. The address is the beginning, a colon and the port; if the port is 0, only the
-	// beginning.
+	// and its port. The address is the beginning, a colon and the port, or only the beginning if
+	// the port is 0.
 	AddressStarts, AddressPorts []uint32
 	Starts                      []string
-	// By rank: the handles of their joins. None if no member has one.
+	// By rank: the handles of their joins. Empty if no member has one.
 	Handles [][]byte
 }
 
-// Append appends the encoded members to b. The encoding of equal members is the same.
+// Append appends the encoded members to b. Equal members have equal encodings.
 func (m *Members) Append(b []byte) []byte {
 	b = appendTexts(b, m.Hosts)
 	for _, column := range [][]uint32{m.Counts, m.Indices, m.AddressCounts, m.AddressStarts, m.AddressPorts} {
@@ -82,7 +82,7 @@ func (d *decoder) number(most uint64) uint64 {
 	return n
 }
 
-// length returns the length of a column. Each element takes a byte at least.
+// length returns the length of a column. Each element takes at least one byte.
 func (d *decoder) length() int { return int(d.number(uint64(len(d.rest)))) }
 
 func (d *decoder) numbers() []uint32 {
@@ -113,7 +113,7 @@ func texts[T string | []byte](d *decoder) []T {
 	return column
 }
 
-// members is the inverse of Members.Append.
+// members decodes what Members.Append has encoded.
 func (d *decoder) members() *Members {
 	m := &Members{Hosts: texts[string](d)}
 	for _, column := range []*[]uint32{&m.Counts, &m.Indices, &m.AddressCounts, &m.AddressStarts, &m.AddressPorts} {
@@ -123,7 +123,7 @@ func (d *decoder) members() *Members {
 	return m
 }
 
-// end returns an error unless all has been read.
+// end returns an error unless everything has been read.
 func (d *decoder) end() error {
 	if d.err == nil && len(d.rest) > 0 {
 		d.err = fmt.Errorf("%d bytes after the columns", len(d.rest))
@@ -144,10 +144,10 @@ func NewMembers(w plan.World, members []Member) *Members {
 	return b.m
 }
 
-// columns makes Members, member by member.
+// columns builds Members, member by member.
 type columns struct {
 	m       *Members
-	numbers map[string]uint32 // index in Starts of each address without its port
+	numbers map[string]uint32 // index in Starts by address without its port
 }
 
 func newColumns(members int) columns {
@@ -155,7 +155,7 @@ func newColumns(members int) columns {
 	return columns{m, make(map[string]uint32)}
 }
 
-// add adds a member without its addresses, which follow by address.
+// add adds a member without its addresses, which later calls of address add.
 func (c columns) add(host string, index uint32, addresses int, handle []byte) {
 	m := c.m
 	if last := len(m.Hosts) - 1; last < 0 || m.Hosts[last] != host {
@@ -181,8 +181,8 @@ func (c columns) address(start string, port uint32) {
 	c.m.AddressStarts, c.m.AddressPorts = append(c.m.AddressStarts, number), append(c.m.AddressPorts, port)
 }
 
-// splitPort returns an address without its port, and the port; one without a canonical port number
-// is returned whole, with 0.
+// splitPort splits an address into the part before its port, and the port. It returns an address
+// without a canonical port number whole, with port 0.
 func splitPort(addr string) (start string, port uint32) {
 	at := strings.LastIndexByte(addr, ':')
 	if at < 0 {
@@ -195,7 +195,7 @@ func splitPort(addr string) (start string, port uint32) {
 	return addr[:at], uint32(n)
 }
 
-// Number names the members of the place's world towards the driver; 0: it is in none.
+// Number returns the number that identifies the members to the driver; 0: the place is in no world.
 func (p *Place) Number() uint64 {
 	if p.members == nil {
 		return 0
@@ -203,9 +203,9 @@ func (p *Place) Number() uint64 {
 	return p.members.number
 }
 
-// ReadPlace reads a line about a world that is newer than a generation, and what follows it, which
-// it keeps. before is the place in the last world that the worker has, from whose members those may
-// differ; nil: it has none.
+// ReadPlace reads a line with a world newer than generation after, and the tail after it, which it
+// keeps. before is the worker's place in the last world that it has, from which the new members may
+// be a difference; nil: it has none.
 func ReadPlace(m *Message, tail []byte, after uint64, before *Place) (Place, error) {
 	var had *members
 	if before != nil {
@@ -235,8 +235,8 @@ func ReadPlace(m *Message, tail []byte, after uint64, before *Place) (Place, err
 	}, nil
 }
 
-// World decodes the members. It takes 0.2 ms for a thousand, with their addresses. An error means
-// that the driver's answer is not valid.
+// World decodes the members. A thousand, with their addresses, take 0.2 ms. An error means that the
+// driver's answer is not valid.
 func (p Place) World() (World, error) {
 	m, err := p.members.decode()
 	if err != nil {
@@ -256,7 +256,7 @@ func invalidReply(format string, args ...any) error {
 	return fmt.Errorf("line: the driver's answer is not valid: "+format, args...)
 }
 
-// slotsFromWire returns the slots of members that checkHosts has checked.
+// slotsFromWire returns the slots of members that have passed checkHosts.
 func slotsFromWire(m *Members) ([]plan.Slot, error) {
 	slots := make([]plan.Slot, len(m.Indices))
 	rank := 0

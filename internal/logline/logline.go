@@ -1,5 +1,5 @@
-// Package logline formats an entry of a log as one short line of text, and escapes control
-// characters in texts of other machines.
+// Package logline formats a log entry as one short line of text, and escapes control characters in
+// texts of other machines.
 package logline
 
 import (
@@ -16,19 +16,19 @@ import (
 
 const timeText = "15:04:05.000"
 
-// Text is a [logrus.Formatter] that writes time, level, message, and the fields in the order of
-// their names.
+// Text is a [logrus.Formatter] that writes the time, the level, the message, and the fields sorted
+// by name.
 type Text struct {
-	// Journal: systemd's journal reads the lines. Each begins with its priority, as <4>, in place
-	// of time and level, which the journal has.
+	// Journal: systemd's journal reads the lines. Each begins with its priority, such as <4>,
+	// instead of the time and level, which the journal records.
 	Journal bool
 	// Colour: warnings are yellow, and errors red.
 	Colour bool
-	// Raw reports whether a field's value is written as it is, without quotes; nil: none is.
+	// Raw reports whether a field's value is written without quotes; nil: none is.
 	Raw func(value any) bool
 }
 
-// Format returns the line.
+// Format implements logrus.Formatter.
 func (f Text) Format(e *logrus.Entry) ([]byte, error) {
 	var b bytes.Buffer
 	level := strings.ToUpper(e.Level.String())
@@ -65,7 +65,7 @@ func (f Text) Format(e *logrus.Entry) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// colour is that of a warning or an error, as a terminal knows it.
+// colour returns the terminal's code for the colour of a warning or an error.
 func colour(level logrus.Level) int {
 	if level == logrus.WarnLevel {
 		return 33
@@ -73,7 +73,8 @@ func colour(level logrus.Level) int {
 	return 31
 }
 
-// Priority is a level as systemd's journal reads it at the beginning of a line.
+// Priority returns a level in the form in which systemd's journal reads it at the beginning of a
+// line.
 func Priority(level logrus.Level) string {
 	switch level {
 	case logrus.PanicLevel, logrus.FatalLevel:
@@ -88,14 +89,14 @@ func Priority(level logrus.Level) string {
 	return "<7>"
 }
 
-// EscapeLines is Escape for a text that begins on a line of its own. All others of its lines are
-// indented, so that none of them can pass for one that this program has begun.
+// EscapeLines is Escape for a text that begins on a line of its own. It indents the other lines, so
+// that none of them looks like a line of this program.
 func EscapeLines(text string) string {
 	return strings.ReplaceAll(Escape(strings.TrimRight(text, "\n")), "\n", "\n    ")
 }
 
-// Escape escapes what could command a terminal, as "\x1b", and keeps line ends and tabs. Texts
-// of other machines and of workers are parts of log lines, errors and tables.
+// Escape escapes characters that could control a terminal, as "\x1b", and keeps line ends and tabs.
+// It is for texts of other machines and of workers in log lines, errors and tables.
 func Escape(text string) string {
 	commands := func(r rune) bool {
 		return unicode.IsControl(r) && r != '\n' && r != '\t' || r == utf8.RuneError || unicode.Is(unicode.Bidi_Control, r)

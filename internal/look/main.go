@@ -1,10 +1,10 @@
-// Command look prints what of the source in a folder is hard to keep in mind: the widest structs,
-// the longest functions, the largest files and packages, and the names that a package exports
-// though no other one mentions them. Nothing of that is a limit: it is where to look first.
+// Command look prints parts of the source in a folder that are hard to remember: the widest
+// structs, the longest functions, the largest files and packages, and the exported names that no
+// other package mentions. None of these numbers is a limit: they say where to look first.
 //
 //	go run ./internal/look -n 10 .
 //
-// Tests and generated code are left out.
+// It leaves out tests and generated code.
 package main
 
 import (
@@ -41,13 +41,13 @@ func main() {
 	}
 }
 
-// measured is something and how large it is.
+// measured is a part of the source, with its size.
 type measured struct {
 	size int
 	what string
 }
 
-// findings are what the source holds.
+// findings holds what was found in the source.
 type findings struct {
 	structs, functions, files []measured
 	packages                  map[string]int    // lines, by folder
@@ -99,7 +99,7 @@ func moduleOf(folder string) (string, error) {
 	return "", errors.New("go.mod names no module")
 }
 
-// read takes note of a file. From a test it takes only the names that the test mentions.
+// read reads a file. From a test it only takes the names that the test mentions.
 func (f *findings) read(module, name, rel string) error {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
@@ -154,7 +154,7 @@ func (f *findings) export(dir, rel string, name *ast.Ident, file *ast.File) {
 	}
 }
 
-// mention notes the names of the module's other packages that a file uses.
+// mention records the names of the module's other packages that a file uses.
 func (f *findings) mention(module, dir string, file *ast.File) {
 	imports := map[string]string{} // folders, by the name in this file
 	for _, i := range file.Imports {
@@ -178,7 +178,7 @@ func (f *findings) mention(module, dir string, file *ast.File) {
 	})
 }
 
-// receiver names the type of a method.
+// receiver returns the name of the type of a method.
 func receiver(t ast.Expr) string {
 	switch t := t.(type) {
 	case *ast.StarExpr:

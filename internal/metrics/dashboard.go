@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// The parts of a dashboard of Grafana, of schema version 39, that this one has.
+// The parts of a Grafana dashboard, of schema version 39, that this one uses.
 type (
 	dashboard struct {
 		UID           string     `json:"uid"`
@@ -126,7 +126,7 @@ func Dashboard() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// panel shows the metric.
+// panel returns the panel that shows the metric.
 func (m *Metric) panel(id int, from *source) panel {
 	p := panel{
 		ID: id, Type: "timeseries", Title: m.title(), Description: m.Help + ".", Datasource: from,
@@ -142,7 +142,7 @@ func (m *Metric) panel(id int, from *source) panel {
 	}
 	by := strings.Join(append([]string{"instance"}, m.Labels...), ", ")
 	switch {
-	case m.Unit == "": // an info
+	case m.Unit == "": // an info metric
 		p.Type, p.FieldConfig = "stat", nil
 		p.Targets = []target{{RefID: "A", Expr: m.Name + selector, LegendFormat: legend, Instant: true}}
 	case m.Query != "":
@@ -165,7 +165,7 @@ func (m *Metric) panel(id int, from *source) panel {
 	return p
 }
 
-// title is the metric's name in words.
+// title returns the metric's name in words.
 func (m *Metric) title() string {
 	name := strings.TrimPrefix(m.Name, "hvdrun_")
 	for _, suffix := range []string{"_total", "_seconds", "_bytes"} {
@@ -174,8 +174,8 @@ func (m *Metric) title() string {
 	return strings.ReplaceAll(name, "_", " ")
 }
 
-// Quantile returns the expression of a quantile of a histogram, for native and for classic buckets.
-// selector is the metric, which may have matchers.
+// Quantile returns the expression for a quantile of a histogram, with native or classic buckets.
+// selector is the metric, possibly with matchers.
 func Quantile(q, selector, window, by string) string {
 	name, matchers, _ := strings.Cut(selector, "{")
 	if matchers != "" {

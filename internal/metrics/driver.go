@@ -45,7 +45,7 @@ func NewDriver(read func(context.Context) (job.Measures, error), version string)
 		lists:             prometheus.NewCounter(discoveryLists.counter()),
 		failures:          prometheus.NewCounter(discoveryFailures.counter()),
 	}
-	// A series that is there from the begin shows its first increase.
+	// A series that exists from the beginning shows its first increase.
 	for _, cause := range []string{"done", "left", "failed", "stopped"} {
 		d.exits.WithLabelValues(cause)
 	}
@@ -59,7 +59,7 @@ func (m *Metric) counter() prometheus.CounterOpts {
 	return prometheus.CounterOpts{Name: m.Name, Help: m.Help}
 }
 
-// histogram has native buckets that grow by at most a tenth, of which the rarest give way where
+// histogram returns options for native buckets that grow by at most a tenth, and are merged if
 // there are too many.
 func (m *Metric) histogram() prometheus.HistogramOpts {
 	return prometheus.HistogramOpts{
@@ -68,13 +68,13 @@ func (m *Metric) histogram() prometheus.HistogramOpts {
 	}
 }
 
-// Delivered takes the delay of a notification, and Synced the time of a sync of the journal.
+// Delivered observes the delay of a notification.
 func (d *Driver) Delivered(after time.Duration) { d.notificationDelay.Observe(after.Seconds()) }
 
-// Synced takes the time of a sync of the journal.
+// Synced observes the duration of a sync of the journal.
 func (d *Driver) Synced(took time.Duration) { d.journalSync.Observe(took.Seconds()) }
 
-// Event takes an event of the job.
+// Event counts an event of the job.
 func (d *Driver) Event(e job.Event) {
 	field := func(key string) any {
 		for _, f := range e.Fields {
@@ -106,7 +106,7 @@ func (d *Driver) Event(e job.Event) {
 	}
 }
 
-// counted are the collectors of what is counted as it happens.
+// counted returns the collectors of what is counted as it happens.
 func (d *Driver) counted() []prometheus.Collector {
 	return []prometheus.Collector{
 		d.recovery, d.notificationDelay, d.journalSync, d.exits, d.notified, d.starts, d.excluded, d.stalled, d.lists, d.failures,
@@ -140,7 +140,7 @@ func (d *Driver) Collect(ch chan<- prometheus.Metric) {
 	ofRanks(s, m.Workers.Ranks)
 }
 
-// sink takes values of metrics.
+// sink receives values of metrics.
 type sink chan<- prometheus.Metric
 
 func (s sink) put(m *Metric, value float64, labels ...string) {
@@ -158,7 +158,7 @@ func truth(is bool) float64 {
 	return 0
 }
 
-// states are all states of a job that has not ended. The metrics end with the job.
+// states are all states of a job that has not ended: its metrics end with it.
 var states = []job.State{job.Waiting, job.Starting, job.Running, job.Resetting, job.Finishing, job.Stopping}
 
 // slotStates are all states of a slot.
@@ -235,8 +235,8 @@ func ofDriver(s sink, m job.Measures) {
 // sizeNames are the upper bounds of the classes of sizes.
 var sizeNames = []string{"1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "more"}
 
-// kinds and backends are the known kinds of collective operations and backends. Whatever else
-// workers say counts as other, so that they cannot make series up.
+// kinds and backends are the known kinds of collective operations and backends. Others that workers
+// report count as other, so that workers cannot create arbitrary series.
 var (
 	kinds = words("AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier", "BroadcastBytes", "Subset", "Connect",
 		"AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree",

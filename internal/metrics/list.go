@@ -1,8 +1,8 @@
 // Package metrics serves the metrics of a driver and of an agent to Prometheus.
 //
-// One list of all metrics is the source of the collectors, of the dashboard for Grafana and of
-// deploy/prometheus/metrics.txt; one list of alarms that of the rules for Prometheus and of the
-// table in docs/metrics.md.
+// One list of all metrics is the source of the collectors, of the Grafana dashboard and of
+// deploy/prometheus/metrics.txt. One list of alarms is the source of the rules for Prometheus and
+// of the table in docs/metrics.md.
 package metrics
 
 import (
@@ -18,7 +18,7 @@ type Kind uint8
 const (
 	Gauge Kind = iota
 	Counter
-	Histogram // native, and with classic buckets for a Prometheus that does not ask for native ones
+	Histogram // native, with classic buckets for a Prometheus that does not scrape native ones
 )
 
 // String returns "gauge", "counter" or "histogram".
@@ -39,8 +39,8 @@ const (
 // Sections returns all sections in their order.
 func Sections() []Section { return []Section{OfJob, OfDriver, OfWorkers, OfRanks, OfAgent} }
 
-// mostRanks is the largest world whose ranks have series of their own. Of a larger one the section
-// OfRanks is empty; the sums and the extremes of OfWorkers tell of every world.
+// mostRanks is the largest world whose ranks have series of their own. For a larger world the
+// section OfRanks is empty; the sums and extremes of OfWorkers cover worlds of every size.
 const mostRanks = 512
 
 // Metric is one metric.
@@ -145,7 +145,7 @@ var (
 		Help: "Heartbeats of workers"})
 )
 
-// The metrics of the workers of a job, in sums.
+// The metrics of the workers of a job, as sums and extremes.
 var (
 	commits = define(Metric{Name: "hvdrun_worker_commits_total", Kind: Counter, Of: OfWorkers, Unit: "short",
 		Help: "Commits, those of each worker counted"})

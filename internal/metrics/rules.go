@@ -8,14 +8,14 @@ import (
 // alert is an alarm.
 type alert struct {
 	Name string
-	// Expr is true, For so long, when the alarm goes off.
+	// Expr is the condition of the alarm, and For how long it must hold.
 	Expr, For string
-	// Severity is "critical" where the job is lost or about to be, "warning" where somebody should
+	// Severity is "critical" if the job is lost or about to be, and "warning" if somebody should
 	// look.
 	Severity string
-	// Summary is the alarm in one line; it may have templates of Prometheus.
+	// Summary is the alarm in one line, which may contain templates of Prometheus.
 	Summary string
-	// Do tells whoever the alarm reaches what it means for the job, where to look and what to do.
+	// Do says what the alarm means for the job, where to look and what to do.
 	Do string
 }
 
@@ -83,7 +83,7 @@ func Rules() []byte {
 	return []byte(b.String())
 }
 
-// Table returns the metrics as text, a section after the other.
+// Table returns the metrics as text, section by section.
 func Table() string {
 	var b strings.Builder
 	b.WriteString("Made by: go test ./internal/metrics -update\n")

@@ -36,9 +36,9 @@ type Config struct {
 	Listen string
 	// Token, if not empty, is the bearer token that a client must send.
 	Token string
-	// Log takes the first error of a collector. Nil: logrus.StandardLogger().
+	// Log receives the first error of a collector. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
-	// Certificate, if not nil, is the server's certificate for TLS. Nil: no TLS.
+	// Certificate is the server's certificate for TLS. Nil: no TLS.
 	Certificate *tls.Certificate
 }
 
@@ -61,10 +61,10 @@ func ParseListen(text string) (string, error) {
 	return text, nil
 }
 
-// tokenBytes bounds the size of a file with a token.
+// tokenBytes bounds the size of a token file.
 const tokenBytes = 4 << 10
 
-// ReadToken reads the token of a file that only its owner may read.
+// ReadToken reads the token from a file, which only its owner may be able to read.
 func ReadToken(path string) (string, error) {
 	f, err := safefile.Read(path)
 	if err != nil {
@@ -91,7 +91,7 @@ func ReadToken(path string) (string, error) {
 	return token, nil
 }
 
-// Server serves metrics. Listen makes one.
+// Server serves metrics. Listen returns one.
 type Server struct {
 	ln     *identity.Listener
 	server *http.Server
@@ -117,17 +117,17 @@ func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 	})))
 	s := &Server{ln: ln, tls: cfg.Certificate != nil, server: &http.Server{
 		Handler: mux, ReadTimeout: identity.Metrics.Deadline, WriteTimeout: identity.Metrics.Deadline, MaxHeaderBytes: 8 << 10,
-		ErrorLog: log.New(io.Discard, "", 0), // whoever reaches it could fill the log
+		ErrorLog: log.New(io.Discard, "", 0), // anyone who reaches the server could fill the log
 	}}
-	s.server.SetKeepAlivesEnabled(false) // no connection is ever proven, so each ends in time
+	s.server.SetKeepAlivesEnabled(false) // connections are never proven, so each serves one scrape
 	if cfg.Certificate != nil {
 		s.server.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*cfg.Certificate}, MinVersion: tls.VersionTLS12}
 	}
 	return s, nil
 }
 
-// discreet gathers without telling clients what has failed: promhttp would send them the stack of a
-// collector that panics. The log has the first error.
+// discreet gathers metrics without sending failures to clients, since promhttp would send the stack
+// of a collector that panics. It logs the first error.
 func discreet(all prometheus.Gatherer, log logrus.FieldLogger) prometheus.Gatherer {
 	if log == nil {
 		log = logrus.StandardLogger()
@@ -152,7 +152,7 @@ func (s *Server) URL() string {
 	return scheme + "://" + s.ln.Addr().String() + Path
 }
 
-// Serve serves until ctx ends, and then until current scrapes have ended, at most a second.
+// Serve serves until ctx ends, and then until current scrapes have ended, for at most a second.
 func (s *Server) Serve(ctx context.Context) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -178,10 +178,10 @@ func (s *Server) Serve(ctx context.Context) error {
 	return fmt.Errorf("metrics: %w", err)
 }
 
-// Close stops listening, for a server that is not served.
+// Close closes a server for which Serve was not called.
 func (s *Server) Close() error { return s.ln.Close() }
 
-// guarded lets in those that have the token; an empty one: all.
+// guarded passes on requests with the token; "" passes on all.
 func guarded(token string, next http.Handler) http.Handler {
 	if token == "" {
 		return next

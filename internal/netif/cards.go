@@ -1,5 +1,5 @@
-// Package netif describes the network interfaces of this host: which one has an address, how fast
-// its link is, and whether one may have gone down.
+// Package netif describes the network interfaces of this host: which interface has an address, how
+// fast its link is, and whether one may have gone down.
 package netif
 
 import (
@@ -20,10 +20,10 @@ import (
 // Card is a network interface. The zero value is an unknown one.
 type Card struct {
 	Name string `json:"name"`
-	// Bits is the speed of its link in bits a second; 0: unknown. Virtual interfaces have none: the
-	// kernel reports a speed for them too, which means nothing.
+	// Bits is the speed of its link in bits per second; 0: unknown. Virtual interfaces have none:
+	// the speed that the kernel reports for them means nothing.
 	Bits int64 `json:"bits,omitempty"`
-	// Up: it is on and its link is there.
+	// Up: the interface is on and has a link.
 	Up bool `json:"up"`
 }
 
@@ -35,7 +35,7 @@ func (c Card) String() string {
 	return fmt.Sprintf("%s (%s)", c.Name, Rate(float64(c.Bits)))
 }
 
-// Rate formats bits a second, such as "25 Gbit/s" or "9.4 Gbit/s".
+// Rate formats bits per second, such as "25 Gbit/s" or "9.4 Gbit/s".
 func Rate(bits float64) string {
 	unit := "Mbit/s"
 	if bits /= 1e6; bits >= 1000 {
@@ -49,7 +49,7 @@ func Rate(bits float64) string {
 }
 
 // Own returns the addresses of this host with their interfaces, without the speeds of the links;
-// nil where the kernel does not tell.
+// nil if the kernel does not report them.
 func Own() map[netip.Addr]Card {
 	all, err := net.Interfaces()
 	if err != nil {
@@ -59,7 +59,7 @@ func Own() map[netip.Addr]Card {
 	for _, i := range all {
 		addrs, err := i.Addrs()
 		if err != nil {
-			continue // the interface is gone
+			continue // the interface has been removed
 		}
 		for _, a := range addrs {
 			if n, ok := a.(*net.IPNet); ok {
@@ -72,14 +72,14 @@ func Own() map[netip.Addr]Card {
 	return own
 }
 
-// Of returns the interface of this host that has the address; the zero value: none has.
+// Of returns the interface of this host that has the address, or the zero value.
 func Of(addr netip.Addr) Card {
 	c := Own()[addr.Unmap()]
 	c.Bits = bits("/sys", c.Name)
 	return c
 }
 
-// bits returns the speed of an interface's link, as the file system at root (/sys) tells.
+// bits returns the speed of an interface's link, according to the file system at root (/sys).
 func bits(root, name string) int64 {
 	if name == "" {
 		return 0
@@ -92,7 +92,7 @@ func bits(root, name string) int64 {
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "speed"))
 	if err != nil {
-		return 0 // it is down, or its driver does not tell
+		return 0 // it is down, or its driver does not report it
 	}
 	mega, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 32)
 	if err != nil || mega <= 0 {
@@ -101,9 +101,9 @@ func bits(root, name string) int64 {
 	return mega * 1_000_000
 }
 
-// Watch calls changed whenever the kernel reports that an interface, or an address of one, has
-// changed, in the calling goroutine. It blocks until ctx ends, and returns nil then. It returns an
-// error where the kernel reports nothing to this process.
+// Watch calls changed, in the calling goroutine, whenever the kernel reports that an interface or
+// one of its addresses has changed. It blocks until ctx ends, and then returns nil. It returns an
+// error if the kernel sends no reports to this process.
 func Watch(ctx context.Context, changed func()) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -123,7 +123,7 @@ func Watch(ctx context.Context, changed func()) error {
 	}()
 	message := make([]byte, 16<<10)
 	for {
-		_, err := socket.Read(message) // what it says is asked for anew: reports can be lost
+		_, err := socket.Read(message) // its contents are ignored, since reports may be lost
 		switch {
 		case ctx.Err() != nil:
 			return nil

@@ -15,15 +15,15 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// FromMemory reads the goroutines of another Go process from its memory. The process takes no part
-// and is not stopped, so that this works where it cannot answer: a signal has stopped it, or one of
-// its threads waits in the kernel for a page of a file, which holds up everything that stops the
-// world. What goroutines that run meanwhile do is told from their threads, and left out if that is
-// not conclusive.
+// FromMemory reads the goroutines of another Go process from its memory. The process does not take
+// part and is not stopped, so this works even if it cannot answer: a signal may have stopped it, or
+// a thread that waits in the kernel for a page of a file may block everything that stops the world.
+// The stack of a running goroutine is derived from its thread, and left out if that is
+// inconclusive.
 //
-// It follows the layout of the runtime of Go 1.26. The program needs its symbol table, which go
-// build writes by default and go run does not. The reader needs the right to trace the process, as
-// its parent and root have.
+// It relies on the layout of the runtime of Go 1.26. The program needs its symbol table, which go
+// build writes by default and go run does not. The reader needs the right to trace the process,
+// which its parent and root have.
 func FromMemory(pid int) ([]stacks.Goroutines, error) {
 	m, err := openMemory(pid)
 	if err != nil {
@@ -37,14 +37,14 @@ func FromMemory(pid int) ([]stacks.Goroutines, error) {
 	return all, nil
 }
 
-// The offsets of fields in the runtime's structs, in Go 1.26 on machines of 64 bits.
+// The offsets of fields in the runtime's structs, in Go 1.26 on 64-bit machines.
 const (
 	gStackLow, gStackHigh   = 0, 8
 	gSchedSP, gSchedPC      = 56, 64
 	gSyscallSP, gSyscallPC  = 104, 112
 	gStatus                 = 144
 	gSize                   = 160
-	statusMask              = 0xfff // without the bit of a scan
+	statusMask              = 0xfff // without the bit that marks a scan
 	statusIdle, statusDead  = 0, 6
 	statusRunning           = 2
 	statusSyscall           = 3
@@ -58,11 +58,11 @@ const (
 	inlineIndex, inlineTree = 2, 3
 )
 
-// Bounds of what is read of a process, whatever its memory holds.
+// Bounds of what is read from a process, whatever its memory contains.
 const (
 	mostGoroutines  = 20_000
 	mostStack       = 256 << 10 // bytes of one stack, innermost first
-	mostSignalStack = 64 << 10  // bytes of a thread's stack, for what a signal has interrupted
+	mostSignalStack = 64 << 10  // bytes of a thread's stack that are searched for the frame of a signal
 	mostSteps       = 1 << 16   // of a table of program counters
 	mostInlined     = 64
 	mostSymbols     = 64 << 20 // bytes of the symbol table
@@ -72,7 +72,7 @@ const (
 
 var errDamaged = errors.New("its runtime is not laid out as expected")
 
-// memory is the memory of a Go process.
+// memory gives access to the memory of a Go process.
 type memory struct {
 	pid     int
 	file    *os.File
@@ -85,17 +85,17 @@ type memory struct {
 	pcs     uint64
 	funcs   uint64
 	table   uint64
-	count   uint64 // of functions
+	count   uint64 // number of functions
 	text    uint64
 	gofunc  uint64
 	known   map[uint64]*place // by program counter
-	threads [][2]uint64       // stack pointer and program counter
+	threads [][2]uint64       // stack pointer and program counter of each
 }
 
-// place is what is known of a program counter.
+// place describes a program counter.
 type place struct {
-	frames []stacks.Frame // with those inlined, innermost first
-	depth  uint64         // of the stack pointer in the frame
+	frames []stacks.Frame // with inlined ones, innermost first
+	depth  uint64         // size of the frame at that point
 	flag   byte
 }
 
@@ -140,7 +140,7 @@ func openMemory(pid int) (*memory, error) {
 	return m, nil
 }
 
-// find finds the runtime's variables.
+// find finds the addresses of the runtime's variables.
 func (m *memory) find(program *elf.File, dir string) (module uint64, err error) {
 	table := program.SectionByType(elf.SHT_SYMTAB)
 	if table == nil {
@@ -172,7 +172,7 @@ func (m *memory) find(program *elf.File, dir string) (module uint64, err error) 
 	return module + bias, err
 }
 
-// loadBias returns by how much the addresses of a position-independent program are shifted.
+// loadBias returns the offset at which a position-independent program is loaded.
 func loadBias(program *elf.File, dir string) (uint64, error) {
 	path, err := os.Readlink(dir + "/exe")
 	if err != nil {
@@ -197,7 +197,7 @@ func loadBias(program *elf.File, dir string) (uint64, error) {
 	return 0, errors.New("its program is not mapped")
 }
 
-// readModule reads where the tables of functions are.
+// readModule reads the addresses of the tables of functions.
 func (m *memory) readModule(at uint64) error {
 	b := make([]byte, modSize)
 	if err := m.read(at, b); err != nil {
@@ -210,11 +210,11 @@ func (m *memory) readModule(at uint64) error {
 	if m.count < 2 || m.count > 1<<24 || m.text == 0 {
 		return errDamaged
 	}
-	m.count-- // the last is the end
+	m.count-- // the last entry marks the end
 	return nil
 }
 
-// readThreads reads where the threads are in user space.
+// readThreads reads the threads' positions in user space.
 func (m *memory) readThreads(dir string) {
 	tasks, err := filepath.Glob(dir + "/task/*/syscall")
 	if err != nil {
@@ -223,7 +223,7 @@ func (m *memory) readThreads(dir string) {
 	for _, path := range tasks {
 		fields := strings.Fields(read(path, 256))
 		if len(fields) < 3 {
-			continue // it runs
+			continue // the thread is running
 		}
 		sp, err1 := strconv.ParseUint(fields[len(fields)-2], 0, 64)
 		pc, err2 := strconv.ParseUint(fields[len(fields)-1], 0, 64)
@@ -233,9 +233,9 @@ func (m *memory) readThreads(dir string) {
 	}
 }
 
-// interrupted returns where a thread was before the signal that it handles, such as that of a
-// preemption; otherwise where it is. The runtime handles signals on a stack of their own, on which
-// the kernel saves the registers.
+// interrupted returns the position of a thread before the signal that it is handling, such as one
+// for a preemption, or its current position if it handles none. The runtime handles signals on a
+// separate stack, where the kernel saves the registers.
 func (m *memory) interrupted(sp, pc uint64) [2]uint64 {
 	context, registerSP, registerPC := 8, 40+15*8, 40+16*8 // struct rt_sigframe, ucontext and sigcontext of amd64
 	if m.arm {
@@ -265,7 +265,7 @@ func (m *memory) read(at uint64, b []byte) error {
 	return err
 }
 
-// bytes returns up to n bytes of the program's tables, by pages that are kept.
+// bytes returns up to n bytes of the program's tables. It caches their pages.
 func (m *memory) bytes(at, n uint64) ([]byte, error) {
 	page := at &^ (pageSize - 1)
 	p := m.pages[page]
@@ -349,8 +349,8 @@ func (m *memory) goroutines() ([]stacks.Goroutines, error) {
 	return all[:min(len(all), stacks.MaxGroups)], nil
 }
 
-// walk returns the stack of a goroutine, and a key for it; none if it has none, or if it cannot be
-// followed to its end.
+// walk returns the stack of a goroutine, and a key that equal stacks share. It returns none if the
+// goroutine has no stack, or the stack cannot be followed to its end.
 func (m *memory) walk(g []byte) (frames []stacks.Frame, key string) {
 	word := func(offset int) uint64 { return binary.LittleEndian.Uint64(g[offset:]) }
 	low, high := word(gStackLow), word(gStackHigh)
@@ -398,15 +398,15 @@ func (m *memory) walk(g []byte) (frames []stacks.Frame, key string) {
 			at, sp = sp-8-p.depth, at
 		}
 		if at < base || at-base > uint64(len(stack))-8 {
-			return frames, string(pcs) // the rest is longer than what was read
+			return frames, string(pcs) // the rest was not read
 		}
 		pc, exact = binary.LittleEndian.Uint64(stack[at-base:]), false
 	}
 	return frames[:stacks.MaxFrames], string(pcs)
 }
 
-// place describes a program counter; nil: it is in no function. It is that of the instruction that
-// runs if exact, otherwise of the one after a call.
+// place describes a program counter; nil: it is in no function. If exact is set, pc is the address
+// of the current instruction, otherwise that of the instruction after a call.
 func (m *memory) place(pc uint64, exact bool) *place {
 	key := pc << 1
 	if exact {
@@ -479,7 +479,7 @@ func (m *memory) lookUp(pc uint64) (f function, ok bool) {
 	return f, true
 }
 
-// before reports whether an offset is before the end of the program's text.
+// before reports whether an offset lies before the end of the program's text.
 func (m *memory) before(offset uint64) bool {
 	end, err := m.uint32(m.table + 8*m.count)
 	return err == nil && offset < uint64(end)
@@ -528,7 +528,7 @@ func (m *memory) frame(f *function, name uint32, pc uint64) stacks.Frame {
 	return frame
 }
 
-// value reads a table of values by program counter: pairs of differences, as varints.
+// value looks up a program counter in a table of values, which has pairs of differences as varints.
 func (m *memory) value(f *function, table uint32, target uint64) (value int32, ok bool) {
 	if table == 0 {
 		return -1, false
@@ -573,5 +573,5 @@ func (m *memory) varint(at *uint64) (v uint32, err error) {
 	return 0, errDamaged
 }
 
-// readable is whether this machine's Go programs can be read.
+// readable is whether Go programs for this machine can be read.
 const readable = runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64"

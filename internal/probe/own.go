@@ -1,5 +1,5 @@
-// Package probe finds out where processes are: it collects the goroutines of this process, the
-// goroutines of another one from its memory, and the threads of a process tree from the kernel.
+// Package probe determines what processes are doing: it collects the goroutines of this process,
+// those of another process from its memory, and the threads of a process tree from the kernel.
 package probe
 
 import (
@@ -18,11 +18,11 @@ import (
 // mostRecords bounds the goroutines that Own looks at.
 const mostRecords = 100_000
 
-// Own returns the goroutines of this process, but the calling one. It stops the world only for the
-// moment in which it begins: each goroutine's stack is taken when it is next scheduled, or at once
-// where it waits. That is the cheapest way by far: 9 ms for 10,000 goroutines, of which the world
-// stands for 0.3 ms, where runtime.Stack stops it for 77 ms. A goroutine in a loop without calls is
-// interrupted by a signal.
+// Own returns the goroutines of this process, except the calling one. It stops the world only at
+// the beginning: the stack of each goroutine is recorded when it is next scheduled, or at once if
+// it waits. This is by far the cheapest way: for 10,000 goroutines it takes 9 ms and stops the
+// world for 0.3 ms, while runtime.Stack stops it for 77 ms. A signal interrupts a goroutine in a
+// loop without calls.
 func Own() []stacks.Goroutines {
 	records := make([]runtime.StackRecord, min(runtime.NumGoroutine()+64, mostRecords))
 	n, ok := runtime.GoroutineProfile(records)
@@ -49,10 +49,10 @@ func Own() []stacks.Goroutines {
 	return g.all[:min(len(g.all), stacks.MaxGroups)]
 }
 
-// grouping joins equal stacks, and resolves each once.
+// grouping groups equal stacks, and resolves each once.
 type grouping struct {
 	all []stacks.Goroutines
-	at  map[string]int // index of a stack in all; negative: it is left out
+	at  map[string]int // index in all by stack; negative: left out
 }
 
 func (g *grouping) add(pcs []uintptr, count int) {
@@ -72,8 +72,8 @@ func (g *grouping) add(pcs []uintptr, count int) {
 	}
 }
 
-// deepStacks returns the goroutines with 128 frames of each, at four times the cost. runtime/pprof
-// writes "COUNT @ PC PC…" for each stack; nil: it writes something else.
+// deepStacks returns the goroutines with 128 frames of each, at four times the cost. It parses the
+// lines "COUNT @ PC PC…" of runtime/pprof; nil: the format differs.
 func deepStacks() []stacks.Goroutines {
 	var text bytes.Buffer
 	if err := pprof.Lookup("goroutine").WriteTo(&text, 1); err != nil {
@@ -127,8 +127,8 @@ func resolve(pcs []uintptr) (all []stacks.Frame) {
 	}
 }
 
-// OwnText returns Own as JSON of at most so many bytes: goroutines that have no room are left out,
-// and counted.
+// OwnText returns the result of Own as JSON of at most most bytes. Goroutines beyond that are left
+// out and counted.
 func OwnText(most int) []byte {
 	w := stacks.Worker{Goroutines: Own()}
 	for {

@@ -15,9 +15,9 @@ import (
 
 //go:generate sh gen_syscalls.sh
 
-// Probe describes a process and its descendants by what /proc has of them: it neither stops nor
-// signals any, and works whatever they do. It omits threads that end meanwhile. It reads the
-// parents of all processes of the machine.
+// Probe describes a process and its descendants by the contents of /proc. It neither stops nor
+// signals them, and works whatever they do. It omits threads that end meanwhile. It reads the
+// parents of all processes on the machine.
 func Probe(pid int) ([]stacks.Process, error) {
 	p, err := probe(pid)
 	if err != nil {
@@ -62,7 +62,7 @@ func descendants(pid int) (all []int) {
 // stat returns the fields of a stat file from the state on, or nil.
 func stat(dir string) []string {
 	text := read(dir+"/stat", 4096)
-	return strings.Fields(text[strings.LastIndexByte(text, ')')+1:]) // the name before may hold anything
+	return strings.Fields(text[strings.LastIndexByte(text, ')')+1:]) // the name before may contain anything
 }
 
 // read returns the beginning of a file; empty if it cannot be read.
@@ -72,7 +72,7 @@ func read(path string, most int64) string {
 		return ""
 	}
 	defer f.Close()
-	text, _ := io.ReadAll(io.LimitReader(f, most)) // what was read before an error counts
+	text, _ := io.ReadAll(io.LimitReader(f, most)) // after an error, the part that was read
 	return string(text)
 }
 
@@ -103,8 +103,8 @@ func probe(pid int) (stacks.Process, error) {
 			p.Threads = append(p.Threads, t)
 		}
 	}
-	// The command line is in the memory of the process, which cannot be read while a thread waits
-	// in the kernel for a page of it: the reader would wait too.
+	// The command line is in the memory of the process. While a thread waits in the kernel for a
+	// page of that memory, a reader would block too.
 	if !slices.ContainsFunc(p.Threads, func(t stacks.Thread) bool { return t.State == "D" }) {
 		p.Command = stacks.Clean(strings.TrimSpace(strings.ReplaceAll(read(dir+"/cmdline", stacks.MaxText), "\x00", " ")))
 	}
@@ -140,8 +140,8 @@ func probeThread(process string, tid int) (stacks.Thread, bool) {
 	return t, true
 }
 
-// syscallOf reads the line of /proc/PID/syscall: "running", or the number of the call, -1 for none,
-// its arguments, and the stack pointer and program counter.
+// syscallOf parses the line of /proc/PID/syscall: "running", or the number of the call (-1 for
+// none), its arguments, and the stack pointer and program counter.
 func syscallOf(process, line string) (name, of string) {
 	fields := strings.Fields(line)
 	if len(fields) < 2 {
@@ -163,7 +163,7 @@ func syscallOf(process, line string) (name, of string) {
 	return name, stacks.Clean(of)
 }
 
-// takesFile has the system calls that wait for the file of their first argument.
+// takesFile contains the system calls that wait for the file of their first argument.
 var takesFile = map[string]bool{}
 
 func init() {

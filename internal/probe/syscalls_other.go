@@ -2,5 +2,5 @@
 
 package probe
 
-// syscallNames is empty where the numbers are not known: a call is shown by its number.
+// syscallNames is empty where the numbers are unknown: a call is shown by its number.
 var syscallNames = map[int]string{}

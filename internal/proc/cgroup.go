@@ -18,24 +18,24 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// cgroupName begins the names of all cgroups that this package makes.
+// cgroupName begins the names of all cgroups that this package creates.
 const cgroupName = "hvdrun-"
 
-// cgroupLooks are the pauses between looks whether a cgroup is empty.
+// cgroupLooks is the backoff between checks whether a cgroup is empty.
 var cgroupLooks = retry.Backoff{First: time.Millisecond, Most: 10 * time.Millisecond}
 
-// noCgroups: a worker could not be started in a cgroup, so the next ones are not.
+// noCgroups is set once a worker could not be started in a cgroup: later workers get none.
 var noCgroups atomic.Bool
 
-// cgroup is a control group (version 2, without a controller) that holds a worker and everything
-// that it starts, whatever session, parent and environment that has. A nil cgroup holds no process.
+// cgroup is a control group (version 2, without a controller) that holds a worker and every process
+// that it starts, whatever their session, parent and environment. A nil cgroup holds no process.
 type cgroup struct {
 	path string
 	dir  *os.File
 }
 
-// cgroupPrefix returns what the paths of this process's cgroups begin with; empty where it can make
-// none. It removes what processes that are gone have left behind.
+// cgroupPrefix returns the prefix of the paths of this process's cgroups, or "" if it cannot create
+// any. It removes what ended processes have left behind.
 var cgroupPrefix = sync.OnceValue(func() string {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -61,8 +61,8 @@ var cgroupPrefix = sync.OnceValue(func() string {
 	return prefix + "-"
 })
 
-// cgroupDir returns the folder of a process's own cgroup, by what /proc/PID/cgroup and
-// /proc/PID/mountinfo say; empty where no hierarchy of version 2 is mounted that has it.
+// cgroupDir returns the folder of a process's own cgroup, from the text of /proc/PID/cgroup and of
+// /proc/PID/mountinfo. It returns "" if no hierarchy of version 2 with that cgroup is mounted.
 func cgroupDir(own, mounts string) string {
 	path := ""
 	for line := range strings.Lines(own) {
@@ -73,16 +73,16 @@ func cgroupDir(own, mounts string) string {
 	return mountedAt(path, mounts, func(kind, _ string) bool { return kind == "cgroup2" })
 }
 
-// mountedAt returns the folder of a cgroup by its path in its hierarchy, whose file system and
-// options is accepts; empty where the cgroup is not mounted here, or is outside of this process's
-// namespace.
+// mountedAt returns the folder of the cgroup with a path in its hierarchy, on the first mount whose
+// file system and options is accepts. It returns "" if the cgroup is not mounted here or is outside
+// this process's namespace.
 func mountedAt(path, mounts string, is func(kind, options string) bool) string {
 	if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/..") {
 		return ""
 	}
 	for line := range strings.Lines(mounts) {
 		before, after, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		fields := strings.Split(before, " ") // not Fields: of white space only some is escaped
+		fields := strings.Split(before, " ") // not Fields: mountinfo escapes only some white space
 		about := strings.Split(after, " ")
 		if len(fields) < 5 || len(about) < 3 || !is(about[0], about[2]) {
 			continue
@@ -95,21 +95,21 @@ func mountedAt(path, mounts string, is func(kind, options string) bool) string {
 	return ""
 }
 
-// unescape replaces what mountinfo escapes.
+// unescape decodes the escapes of mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// sweepCgroups removes cgroups that are empty and that were made before then.
+// sweepCgroups removes the empty cgroups that were created before then.
 func sweepCgroups(parent string, then time.Time) {
 	left, _ := filepath.Glob(filepath.Join(parent, cgroupName+"*")) // the pattern is well-formed
 	for _, path := range left {
 		if fi, err := os.Stat(path); err == nil && fi.ModTime().Before(then) {
-			_ = unix.Rmdir(path) // fails where it is not empty
+			_ = unix.Rmdir(path) // fails unless it is empty
 		}
 	}
 }
 
-// newCgroup makes the cgroup of a worker that is to be started; nil where there can be none, and
-// none is demanded.
+// newCgroup creates the cgroup of a worker that is to be started. It returns nil if none can be
+// created and Command.Cgroup demands none.
 func (c Command) newCgroup() (*cgroup, error) {
 	if c.Cgroup != "" {
 		prefix, err := CgroupsBelow(c.Cgroup)
@@ -122,7 +122,7 @@ func (c Command) newCgroup() (*cgroup, error) {
 	if prefix == "" || noCgroups.Load() {
 		return nil, nil
 	}
-	g, _ := makeCgroup(prefix) // nil: it does without
+	g, _ := makeCgroup(prefix) // nil: the worker runs without one
 	return g, nil
 }
 
@@ -140,12 +140,12 @@ func makeCgroup(prefix string) (*cgroup, error) {
 	return g, nil
 }
 
-// ownCgroups is a part of the names of all cgroups that this process makes below those that it is
-// told.
+// ownCgroups is part of the names of all cgroups that this process creates below given folders.
 var ownCgroups = sync.OnceValue(rand.Text)
 
-// CgroupsBelow returns what the paths of the cgroups begin with that this process makes below a
-// folder, or why it cannot. It removes what processes that are gone have left behind there.
+// CgroupsBelow returns the prefix of the paths of the cgroups that this process creates below a
+// folder, or the reason why it cannot create any. It removes what ended processes have left behind
+// there.
 func CgroupsBelow(folder string) (prefix string, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(folder, &fs); err != nil {
@@ -161,14 +161,14 @@ func CgroupsBelow(folder string) (prefix string, err error) {
 	return filepath.Join(folder, cgroupName+ownCgroups()) + "-", nil
 }
 
-// enter has a process that is to be started begin in the cgroup.
+// enter makes a process that is to be started begin in the cgroup.
 func (g *cgroup) enter(attr *syscall.SysProcAttr) {
 	if g != nil {
 		attr.UseCgroupFD, attr.CgroupFD = true, int(g.dir.Fd())
 	}
 }
 
-// kill sends SIGKILL to all processes of the cgroup, and those that they start meanwhile. It does
+// kill sends SIGKILL to all processes of the cgroup and to those that they start meanwhile. It does
 // not block.
 func (g *cgroup) kill() error {
 	if g == nil {
@@ -186,7 +186,7 @@ func (g *cgroup) populated() bool {
 	return err == nil && bytes.Contains(events, []byte("populated 1"))
 }
 
-// empty kills all processes of the cgroup, and waits until they are gone or killBound has passed.
+// empty kills all processes of the cgroup, and blocks until they have ended, or for killBound.
 func (g *cgroup) empty() {
 	if !g.populated() || g.kill() != nil {
 		return
@@ -197,11 +197,11 @@ func (g *cgroup) empty() {
 	}
 }
 
-// remove removes the cgroup, where it is empty. It must be the last call.
+// remove removes the cgroup if it is empty. It must be the last call.
 func (g *cgroup) remove() {
 	if g == nil {
 		return
 	}
 	_ = g.dir.Close()
-	_ = unix.Rmdir(g.path) // the next process of hvdrun sweeps what stays
+	_ = unix.Rmdir(g.path) // a later process of hvdrun sweeps what remains
 }

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Child is a process that this one has started. It leads a process group of its own, and the kernel
-// kills it when this process dies. Its methods may be called by many goroutines.
+// Child is a process that this process has started. It leads a process group of its own, and the
+// kernel kills it when this process dies. Its methods may be called by many goroutines.
 type Child struct {
-	// PID is the process, and its group.
+	// PID is the id of the process and of its group.
 	PID int
 
 	ended   chan struct{} // closed when it has ended
-	release chan struct{} // closed when no more signals are sent: it may be reaped
+	release chan struct{} // closed when no more signals will be sent: it may be reaped
 	exit    chan exit     // of capacity 1
 
 	mu       sync.Mutex
@@ -31,8 +31,8 @@ type exit struct {
 	err    error
 }
 
-// Start starts a command, whose streams must be files. Where there is no error the caller must call
-// Reap, and not cmd.Wait. Errors are those of ExplainStart.
+// Start starts a command, whose streams must be files. After success the caller must call Reap, and
+// must not call cmd.Wait. Errors are those of ExplainStart.
 func Start(cmd *exec.Cmd) (*Child, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -45,18 +45,18 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 		return cmd.Process.Pid, nil
 	})
 	if err == nil {
-		_ = cmd.Process.Release() // the child is waited for by its number
+		_ = cmd.Process.Release() // wait waits for the process id instead
 	}
 	return c, err
 }
 
-// lead makes a process that is to be started the leader of a group that dies with this process.
+// lead makes a process that is to be started lead a group and die with this process.
 func lead(attr *syscall.SysProcAttr) {
 	attr.Setpgid, attr.Pdeathsig = true, syscall.SIGKILL
 }
 
-// explainFork returns err, with which a fork has failed on this thread, with the call that the
-// kernel refuses, if that is the one that lead asks for.
+// explainFork returns err, the error of a fork on this thread. If the kernel refuses the system
+// call that lead asks for, explainFork adds its name.
 func explainFork(err error) error {
 	var now int32
 	if unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&now)), 0, 0, 0) != nil {
@@ -68,8 +68,8 @@ func explainFork(err error) error {
 	return err
 }
 
-// start starts a child from a thread that stays until the child is reaped: the kernel sends the
-// parent-death signal when the thread that forked ends, not the process.
+// start starts a child from a thread that exists until the child is reaped: the kernel sends the
+// parent-death signal when the forking thread ends, not when the process does.
 func start(worker bool, fork func() (pid int, err error)) (*Child, error) {
 	c := newChild()
 	forked := make(chan error)
@@ -97,7 +97,8 @@ func newChild() *Child {
 	return &Child{ended: make(chan struct{}), release: make(chan struct{}), exit: make(chan exit, 1)}
 }
 
-// wait blocks in the kernel until the child has ended, and again until no more signals are sent.
+// wait blocks until the child has ended, closes ended, blocks until release is closed, and reaps
+// it.
 func (c *Child) wait() (e exit) {
 	for unix.Waitid(unix.P_PID, c.PID, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 		continue
@@ -112,8 +113,8 @@ func (c *Child) wait() (e exit) {
 	}
 }
 
-// Ended is closed when the process has ended. Until Reap it keeps its number, and that of its
-// group, so that no signal can meet a stranger that got the number next.
+// Ended returns a channel that is closed when the process has ended. Until Reap the process keeps
+// its id and its group's id, so that no signal can hit another process with a reused id.
 func (c *Child) Ended() <-chan struct{} { return c.ended }
 
 func (c *Child) hasEnded() bool {
@@ -138,8 +139,8 @@ func (c *Child) Signal(sig syscall.Signal) {
 	}
 }
 
-// Reap kills what is left of the process group, blocks until the process has ended, and returns
-// how. It is called once.
+// Reap kills what is left of the process group, blocks until the process has ended, and returns its
+// status. It must be called once.
 func (c *Child) Reap() (syscall.WaitStatus, error) {
 	c.Signal(syscall.SIGKILL)
 	c.abandon()
@@ -147,7 +148,8 @@ func (c *Child) Reap() (syscall.WaitStatus, error) {
 	return e.status, e.err
 }
 
-// abandon has the child reaped whenever it ends, and sends it no more signals.
+// abandon sends the child no more signals, and lets it be reaped whenever it ends. It does not
+// block.
 func (c *Child) abandon() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

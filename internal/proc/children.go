@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// adopting: this process becomes the parent of processes that its descendants leave behind.
+// adopting is set by Adopt: this process becomes the parent of its orphaned descendants.
 var adopting atomic.Bool
 
-// Adopt makes this process the one that inherits the processes its descendants leave behind
-// (PR_SET_CHILD_SUBREAPER), for as long as it lives. From then on a Tree finds everything that a
-// worker started among this process's descendants: nothing of it outlives the worker, whatever
-// session and environment it has. The process should run Reap as well. Adopt starts nothing.
+// Adopt makes this process the parent of its orphaned descendants (PR_SET_CHILD_SUBREAPER) until it
+// ends. From then on a Tree finds all processes that a worker started among this process's
+// descendants, so that none of them outlives the worker, whatever its session and environment. The
+// process should run Reap as well. Adopt starts nothing.
 func Adopt() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl", err)
@@ -29,15 +29,15 @@ func Adopt() error {
 	return nil
 }
 
-// own are the children that this process has started by this package.
+// own records the children that this process has started through this package.
 var own = children{started: make(map[int]startedChild), forking: make(map[int]uint64)}
 
-// children are the child processes that this one has started, to tell them from inherited ones.
+// children records the child processes that were started, to tell them from inherited ones.
 type children struct {
 	mu      sync.Mutex
 	started map[int]startedChild // by process id, from the fork until it is reaped
 	forks   int
-	forking map[int]uint64 // forks under way, and when they began, in ticks after boot
+	forking map[int]uint64 // forks in flight, with their start in ticks after boot
 }
 
 type startedChild struct {
@@ -45,7 +45,7 @@ type startedChild struct {
 	birth  uint64 // in ticks after boot
 }
 
-// fork calls what starts a child, and records the child.
+// fork calls start, which starts a child, and records the child.
 func (c *children) fork(worker bool, start func() (pid int, err error)) error {
 	c.mu.Lock()
 	c.forks++
@@ -62,24 +62,24 @@ func (c *children) fork(worker bool, start func() (pid int, err error)) error {
 	return err
 }
 
-// reaped records that a child is gone.
+// reaped forgets a child that has been reaped.
 func (c *children) reaped(pid int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.started, pid)
 }
 
-// inherited returns the children that this process has not started, the dead among them too.
+// inherited returns the children that this process has not started, including dead ones.
 func (c *children) inherited() []int {
 	pids, _ := c.look()
 	return pids
 }
 
-// look returns the inherited children. Those of forks under way may be this process's own, and are
-// left out: unsure says that one of them is dead.
+// look returns the inherited children. It leaves out children born since the first fork in flight
+// began, which may be this process's own; unsure reports that one of those is dead.
 func (c *children) look() (pids []int, unsure bool) {
 	self := os.Getpid()
-	all, err := childrenOf(self, self) // of the first thread, to which inherited processes come
+	all, err := childrenOf(self, self) // of the first thread, which inherits orphans
 	if err != nil {
 		return nil, false
 	}
@@ -105,8 +105,8 @@ func (c *children) look() (pids []int, unsure bool) {
 	return pids, unsure
 }
 
-// noWorkerStarted returns whether no worker that lives can have started a process that was born
-// then.
+// noWorkerStarted returns whether all living workers were born after birth, so that none of them
+// can have started a process born then.
 func (c *children) noWorkerStarted(birth uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,8 +118,8 @@ func (c *children) noWorkerStarted(birth uint64) bool {
 	return true
 }
 
-// StartSession starts a command that leads a session of its own and does not end with this process.
-// The caller must call WaitSession.
+// StartSession starts a command that leads a session of its own and outlives this process. The
+// caller must call WaitSession.
 func StartSession(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return own.fork(false, func() (int, error) {
@@ -130,26 +130,27 @@ func StartSession(cmd *exec.Cmd) error {
 	})
 }
 
-// WaitSession is cmd.Wait of a command that StartSession has started.
+// WaitSession is cmd.Wait for a command that StartSession has started.
 func WaitSession(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	own.reaped(cmd.Process.Pid)
 	return err
 }
 
-// forkPause is when the dead are looked at again that may be of a fork under way.
+// forkPause is the pause before the next check of dead children that may belong to a fork in
+// flight.
 const forkPause = 10 * time.Millisecond
 
-// Reap reaps processes that this one has inherited, so that none stays defunct, and blocks until
-// ctx ends. It leaves a process that has ended to others for the time of patience: a process that
-// this one has started without the help of this package is not told from an inherited one.
+// Reap reaps inherited children, so that none stays defunct, and blocks until ctx ends. It reaps a
+// child only once it has been dead for the time of patience: children that this process started
+// without this package look inherited, and their starter must be able to wait for them.
 func Reap(ctx context.Context, patience time.Duration) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 	defer signal.Stop(ended)
 	defer reapNow(nil, time.Time{})
-	seen := make(map[int]time.Time) // the dead, and since when they are known to be
-	timer := time.NewTimer(0)       // there may be some already
+	seen := make(map[int]time.Time) // the dead, and when each was first seen dead
+	timer := time.NewTimer(0)       // some may be dead already
 	defer timer.Stop()
 	for {
 		select {
@@ -161,7 +162,7 @@ func Reap(ctx context.Context, patience time.Duration) {
 		now := time.Now()
 		next, unsure := reapNow(seen, now.Add(-patience))
 		switch {
-		case unsure: // no signal tells that the fork is over
+		case unsure: // no signal reports the end of a fork
 			timer.Reset(forkPause)
 		case !next.IsZero():
 			timer.Reset(next.Add(patience).Sub(now))
@@ -169,8 +170,9 @@ func Reap(ctx context.Context, patience time.Duration) {
 	}
 }
 
-// reapNow reaps the inherited dead that have been seen before that time, and returns when the first
-// of the others was. Without a map it reaps them all. Unsure: there may be others.
+// reapNow reaps the inherited dead that were first seen dead before the time, and returns the
+// earliest time at which one of the others was. If seen is nil, it reaps them all. unsure reports
+// that there may be more.
 func reapNow(seen map[int]time.Time, before time.Time) (first time.Time, unsure bool) {
 	inherited, unsure := own.look()
 	for pid := range seen {
@@ -193,7 +195,7 @@ func reapNow(seen map[int]time.Time, before time.Time) (first time.Time, unsure 
 			}
 			continue
 		}
-		_ = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG, nil) // fails where it was reaped meanwhile
+		_ = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG, nil) // fails if it was reaped meanwhile
 	}
 	return first, unsure
 }

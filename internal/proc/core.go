@@ -14,28 +14,28 @@ import (
 )
 
 const (
-	// UnlimitedCore as a CoreLimit bounds core files no more than this process's own hard limit
-	// does.
+	// UnlimitedCore as a CoreLimit leaves only this process's own hard limit as a bound of core
+	// files.
 	UnlimitedCore = ^uint64(0)
 
-	// dumpLook and rareLook are the pauses between two looks whether a worker dumps its core: where
-	// that is to be expected, and where only one that has raised its own limit can. They grow with
-	// the number of workers, by lookEach for each.
+	// dumpLook and rareLook are the pauses between checks whether a worker dumps its core: dumpLook
+	// if a dump is possible, rareLook if the worker would have to raise its own limit first. With
+	// many workers the pause is at least lookEach for each of them.
 	dumpLook = 150 * time.Millisecond
 	rareLook = 2 * time.Second
 	lookEach = 3 * time.Millisecond
-	// dumpBound is how long a dump may go on after the worker should have ended.
+	// dumpBound is how long a dump may continue after the worker should have ended.
 	dumpBound = 2 * time.Minute
 )
 
-// coreLimit is held while this process's own limit, which its children inherit, is a worker's.
+// coreLimit is held while this process's own limit, which children inherit, is set to a worker's.
 var coreLimit sync.Mutex
 
-// watched counts the workers that are looked at.
+// watched is the number of workers that are checked for dumps.
 var watched atomic.Int64
 
-// forkWithCore forks a worker with its limit of core files. Its hard limit is this process's: it
-// may raise the limit itself.
+// forkWithCore forks a worker with its limit of core files. The worker inherits this process's hard
+// limit, and may raise its limit up to that.
 func forkWithCore(c Command, attr *syscall.ProcAttr) (int, error) {
 	coreLimit.Lock()
 	defer coreLimit.Unlock()
@@ -47,16 +47,16 @@ func forkWithCore(c Command, attr *syscall.ProcAttr) (int, error) {
 	if err := unix.Prlimit(0, unix.RLIMIT_CORE, &limit, nil); err != nil {
 		return 0, os.NewSyscallError("prlimit", err)
 	}
-	defer unix.Prlimit(0, unix.RLIMIT_CORE, &before, nil) // to what it was: that is allowed
+	defer unix.Prlimit(0, unix.RLIMIT_CORE, &before, nil) // restores the earlier limit, which is always permitted
 	return syscall.ForkExec(c.Path, c.Args, attr)
 }
 
-// dumpWatch looks whether a process dumps its core. While it does, which takes as long as writing
-// its memory, its connections stay open and no peer can know that it is dead.
+// dumpWatch checks whether a process dumps its core. While it does, which takes as long as writing
+// its memory, its connections stay open and no peer can notice that it is dead.
 type dumpWatch struct {
 	pid    int
 	pause  time.Duration
-	status *os.File // nil: it is not watched
+	status *os.File // nil: it had ended
 	buf    []byte
 }
 
@@ -65,13 +65,13 @@ func watchDump(pid int, limit uint64) *dumpWatch {
 	if limit > 0 || piped() {
 		w.pause = dumpLook
 	}
-	w.status, _ = os.Open(fmt.Sprintf("/proc/%d/status", pid)) // fails where it has just ended
+	w.status, _ = os.Open(fmt.Sprintf("/proc/%d/status", pid)) // fails if it has just ended
 	watched.Add(1)
 	return w
 }
 
-// piped returns whether the kernel gives core files to a program: then no limit but 1 keeps it from
-// that.
+// piped returns whether the kernel pipes core files to a program. In that case it ignores every
+// limit but 1.
 func piped() bool {
 	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
 	return err == nil && bytes.HasPrefix(pattern, []byte("|"))
@@ -84,21 +84,21 @@ func (w *dumpWatch) close() {
 	}
 }
 
-// every is the pause until the next look.
+// every returns the pause until the next check.
 func (w *dumpWatch) every() time.Duration {
 	return max(w.pause, time.Duration(watched.Load())*lookEach)
 }
 
-// dumping returns whether the process does.
+// dumping returns whether the process dumps its core.
 func (w *dumpWatch) dumping() bool {
 	if w.status == nil {
 		return false
 	}
-	n, _ := w.status.ReadAt(w.buf, 0) // none: it has ended
+	n, _ := w.status.ReadAt(w.buf, 0) // an error means that it has ended
 	return bytes.Contains(w.buf[:n], []byte("\nCoreDumping:\t1"))
 }
 
-// what describes the end of a process that dumps its core.
+// what describes how a process that dumps its core ends.
 func (w *dumpWatch) what() string {
 	if fields, err := stat(w.pid); err == nil {
 		if code, err := strconv.Atoi(fields[statExitCode]); err == nil && code&0x7f != 0 {

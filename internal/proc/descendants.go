@@ -14,25 +14,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killBound is how long processes that were sent SIGKILL are waited for: one that hangs in the
-// kernel never ends.
+// killBound is how long this package waits for processes that were sent SIGKILL: one that hangs in
+// the kernel never ends.
 const killBound = 2 * time.Second
 
 // mostExecs is how often living looks at such a process.
 const mostExecs = 10
 
-// execPause is between two looks at a process that is in the middle of becoming another program.
+// execPause is the pause between two looks at a process that is executing another program.
 const execPause = time.Millisecond
 
-// descendants finds and kills what a process started: those below it, and those that carry its mark
-// in the environment.
+// descendants finds and kills what a process has started: the processes below it, and those with
+// its mark in their environment.
 //
-// Processes are held by descriptors. One is opened first and what it stands for is looked at after,
-// so that a number that was given to another process is noticed; a descriptor stays with its
-// process.
+// It holds processes by descriptors. It opens a process first and examines it afterwards, so that
+// it notices a process id that was reused; a descriptor always refers to the same process.
 type descendants struct {
 	mark string      // NAME=value; empty: none
-	root int         // a process that has not been reaped; 0: none
+	root int         // id of a process that has not been reaped; 0: none
 	held map[int]int // descriptors by process id
 }
 
@@ -47,8 +46,8 @@ func (d *descendants) release() {
 	}
 }
 
-// kill kills all descendants and those they start meanwhile, until none is left or killBound has
-// passed.
+// kill kills all descendants and those that they start meanwhile, until none is left or killBound
+// has passed.
 func (d *descendants) kill() {
 	deadline := time.Now().Add(killBound)
 	for {
@@ -63,8 +62,8 @@ func (d *descendants) kill() {
 	}
 }
 
-// freeze stops all descendants: a process that is stopped starts no other, which would have lost
-// the parent to be found by.
+// freeze stops all descendants. A stopped process starts no others, which could not be found once
+// their parent has been killed.
 func (d *descendants) freeze(deadline time.Time) {
 	d.await(time.Now())
 	for {
@@ -79,9 +78,9 @@ func (d *descendants) freeze(deadline time.Time) {
 	}
 }
 
-// living returns those of the descendants that this process has inherited and that are still alive,
-// when the root has just ended. Helpers of Python's multiprocessing are left out: they end by
-// themselves a moment after the process that they serve.
+// living returns, when the root has just ended, the descendants that this process has inherited and
+// that are alive. It leaves out helpers of Python's multiprocessing, which end by themselves
+// shortly after the process that they serve.
 func (d *descendants) living() (names []string) {
 	if !adopting.Load() || len(own.inherited()) == 0 {
 		return nil
@@ -104,12 +103,12 @@ func (d *descendants) living() (names []string) {
 
 func (d *descendants) signal(sig syscall.Signal) {
 	for _, fd := range d.held {
-		_ = unix.PidfdSendSignal(fd, sig, nil, 0) // fails for the dead
+		_ = unix.PidfdSendSignal(fd, sig, nil, 0) // fails if it is dead
 	}
 }
 
-// await blocks until all held processes have ended or the deadline has passed, and releases the
-// dead.
+// await blocks until all held processes have ended or the deadline has passed, and releases those
+// that have ended.
 func (d *descendants) await(deadline time.Time) {
 	for len(d.held) > 0 {
 		pids := make([]int, 0, len(d.held))
@@ -125,7 +124,7 @@ func (d *descendants) await(deadline time.Time) {
 		}
 		for i, fd := range fds {
 			if n > 0 && fd.Revents != 0 {
-				_ = unix.Waitid(unix.P_PIDFD, int(fd.Fd), nil, unix.WEXITED|unix.WNOHANG, nil) // fails unless it is inherited
+				_ = unix.Waitid(unix.P_PIDFD, int(fd.Fd), nil, unix.WEXITED|unix.WNOHANG, nil) // fails unless this process inherited it
 				_ = unix.Close(int(fd.Fd))
 				delete(d.held, pids[i])
 			}
@@ -136,8 +135,8 @@ func (d *descendants) await(deadline time.Time) {
 	}
 }
 
-// find holds descendants that are not held yet and returns how many these were, and whether there
-// may be more: it is not clear what a process carries while it becomes another program.
+// find holds the descendants that are not held yet and returns their number. unclear reports that
+// there may be more: the mark of a process that is executing another program cannot be read.
 func (d *descendants) find() (found int, unclear bool) {
 	parents := d.candidates()
 	before := len(d.held)
@@ -167,8 +166,8 @@ func (d *descendants) find() (found int, unclear bool) {
 	return len(d.held) - before, unclear
 }
 
-// candidates returns the parents of the processes among which descendants are sought: where this
-// process inherits all of them, its own descendants.
+// candidates returns the processes among which find searches, with their parents: this process's
+// own descendants if it inherits orphans, otherwise all processes.
 func (d *descendants) candidates() map[int]int {
 	if !adopting.Load() {
 		return processes()
@@ -186,8 +185,8 @@ func (d *descendants) candidates() map[int]int {
 	return processes()
 }
 
-// holdInherited holds those that this process has inherited and that carry no mark of any worker,
-// where no worker that lives can have started them.
+// holdInherited holds processes that this process has inherited and that no living worker can have
+// started.
 func (d *descendants) holdInherited(parents map[int]int) {
 	if !adopting.Load() || d.mark == "" || d.root != 0 {
 		return
@@ -205,8 +204,8 @@ func (d *descendants) holdInherited(parents map[int]int) {
 	}
 }
 
-// hold opens the process and keeps it if it still belongs to the tree. It returns whether the
-// process is held now and was not before.
+// hold opens the process and holds it if belongs still returns true. It returns whether the process
+// is newly held.
 func (d *descendants) hold(pid int, belongs func() bool) bool {
 	if _, ok := d.held[pid]; ok || pid == os.Getpid() || pid <= 1 {
 		return false
@@ -223,12 +222,12 @@ func (d *descendants) hold(pid int, belongs func() bool) bool {
 	return true
 }
 
-// isRoot is false for id 0, which stands in /proc for parents outside the container and for the
-// kernel.
+// isRoot returns whether pid is the root. It is false for 0, which /proc has for parents outside
+// the container and for the kernel.
 func (d *descendants) isRoot(pid int) bool { return pid != 0 && pid == d.root }
 
-// isParent returns whether pid is a child of parent and that number is still the descendant's: the
-// root's, or a held one's that has not been reaped.
+// isParent returns whether pid is a child of parent and the id parent still refers to the
+// descendant: to the root, or to a held process that has not been reaped.
 func (d *descendants) isParent(parent, pid int) bool {
 	if now, ok := parentOf(pid); !ok || now != parent {
 		return false

@@ -11,12 +11,12 @@ import (
 	"syscall"
 )
 
-// maxFirstLine is how much Linux reads of a program to find its interpreter.
+// maxFirstLine is how many bytes of a program Linux reads to find its interpreter.
 const maxFirstLine = 256
 
-// ExplainStart returns err, with which a program could not be started, with what is wrong with the
-// file at path, if that is known: it is not executable, the interpreter that its first line names
-// is missing, it has no such line, or it is for another processor. Nil stays nil.
+// ExplainStart adds to err, the error of a start, what is wrong with the program file at path, if
+// that is known: it is not executable, the interpreter in its first line does not exist, it has no
+// such line, or it is for another processor. Nil stays nil.
 func ExplainStart(err error, path string) error {
 	if why := modeFault(path); errors.Is(err, syscall.EACCES) && why != "" {
 		return fmt.Errorf("%w (%s)", err, why)
@@ -31,8 +31,8 @@ func ExplainStart(err error, path string) error {
 	return err
 }
 
-// ExplainDescriptors returns err with what to do if this process, or the machine, has no descriptor
-// left. Nil stays nil.
+// ExplainDescriptors adds the remedy to err if this process or the machine has no descriptor left.
+// Nil stays nil.
 func ExplainDescriptors(err error) error {
 	if _, done := errors.AsType[*descriptorsError](err); done {
 		return err
@@ -52,7 +52,7 @@ func ExplainDescriptors(err error) error {
 		"on a host, and 50 more: raise the limit there (ulimit -n, in a unit of systemd LimitNOFILE=)"}
 }
 
-// descriptorsError is an error with what to do.
+// descriptorsError is an error with the remedy.
 type descriptorsError struct {
 	error
 	do string
@@ -61,9 +61,9 @@ type descriptorsError struct {
 func (e *descriptorsError) Error() string { return e.error.Error() + ": " + e.do }
 func (e *descriptorsError) Unwrap() error { return e.error }
 
-// ExplainCommand returns what is wrong with the program that a shell's command begins with, if its
-// mode or its first line tells: the shell itself says "not found" of a file that is there. "" where
-// nothing is known.
+// ExplainCommand returns what is wrong with the mode or the first line of the program that begins a
+// shell's command, or "" if that is unknown. The shell itself reports "not found" even if the file
+// exists.
 func ExplainCommand(command string) string {
 	words := strings.Fields(command)
 	if len(words) == 0 || !strings.Contains(words[0], "/") {
@@ -79,7 +79,7 @@ func ExplainCommand(command string) string {
 	return firstLineFault(words[0], false)
 }
 
-// modeFault returns what to do about a file that nobody may execute, or "".
+// modeFault returns the remedy if nobody may execute the file, or "".
 func modeFault(path string) string {
 	fi, err := os.Stat(path)
 	if err != nil || !fi.Mode().IsRegular() || fi.Mode()&0o111 != 0 {
@@ -88,7 +88,7 @@ func modeFault(path string) string {
 	return "it is there: make it executable by chmod +x " + path
 }
 
-// firstLineFault returns why the program at path cannot be started, or "".
+// firstLineFault returns the reason why the program at path cannot be started, or "".
 func firstLineFault(path string, noFormat bool) string {
 	line := firstLine(path)
 	interpreter, isScript := interpreterOf(line)
@@ -109,7 +109,7 @@ func firstLineFault(path string, noFormat bool) string {
 	return ""
 }
 
-// firstLine returns the first line of a regular file, as far as Linux reads it; nil where it cannot
+// firstLine returns the first line of a regular file, as far as Linux reads it, or nil if it cannot
 // be read.
 func firstLine(path string) []byte {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // it may have become a pipe

@@ -14,28 +14,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardShell runs guardScript, which waits for the end of its input. Where that ends without a
-// line, its writer has died, and the writer's own program, which is descriptor 3, does the rest:
-// see init. A shell waits in less memory than that program, which waits itself on machines without
-// a shell.
+// guardShell is the shell that runs guardScript, which waits for the end of its input. If the input
+// ends without a line, its writer has died, and the script executes the writer's own program, which
+// is descriptor 3, to do the rest: see init. A waiting shell needs less memory than that program,
+// which itself waits on machines without a shell.
 var guardShell = "/bin/sh"
 
 const guardScript = `while read -r line; do exit 0; done; exec /proc/self/fd/3 "$@"`
 
-// The first argument of a program that a guard runs, and of one that waits before that.
+// The first argument of a program that a guard executes: to kill at once, and to wait before that.
 const (
 	sweepWord = "hvdrun-guard-sweep"
 	waitWord  = "hvdrun-guard"
 )
 
-// A guard looks for processes so often at most, with that pause.
+// The bounds of sweep: the number of looks for processes, and the pause between them.
 const (
 	guardLooks = 200
 	guardPause = 10 * time.Millisecond
 )
 
-// A guard runs the program of the process that is gone, whichever it is. Its arguments are then
-// sweepWord or waitWord, the mark, and what the paths of cgroups begin with.
+// A guard executes the program of the process that has ended, whichever that is. The arguments are
+// sweepWord or waitWord, the mark, and the prefixes of cgroup paths.
 func init() {
 	if len(os.Args) < 3 || os.Args[1] != sweepWord && os.Args[1] != waitWord {
 		return
@@ -51,11 +51,11 @@ func init() {
 		cgroups = append(cgroups, found...)
 	}
 	for _, path := range cgroups {
-		_ = (&cgroup{path: path}).kill() // fails where it is gone
+		_ = (&cgroup{path: path}).kill() // fails if it has been removed
 	}
 	err := sweep(os.Args[2])
 	for _, path := range cgroups {
-		_ = unix.Rmdir(path) // the next process of hvdrun sweeps what stays
+		_ = unix.Rmdir(path) // a later process of hvdrun sweeps what remains
 	}
 	if err != nil {
 		os.Exit(1)
@@ -63,8 +63,8 @@ func init() {
 	os.Exit(0)
 }
 
-// sweep kills all processes that carry the entry, until two looks in a row find none: one look can
-// miss a process that is just being started.
+// sweep kills all processes whose environment has the entry mark, until two looks in a row find
+// none: one look can miss a process that is being started.
 func sweep(mark string) error {
 	quiet, left := 0, false
 	for range guardLooks {
@@ -82,8 +82,8 @@ func sweep(mark string) error {
 	return nil
 }
 
-// killMarked kills the processes that carry the entry now. It returns whether there were some, and
-// whether that is unclear of others.
+// killMarked kills the processes whose environment has the entry mark. found reports that there
+// were some, unclear that some environments could not be read yet.
 func killMarked(mark string) (found, unclear bool) {
 	for _, pid := range processIDs() {
 		carried, unknown := carries(pid, mark)
@@ -94,13 +94,13 @@ func killMarked(mark string) (found, unclear bool) {
 		found = true
 		fd, err := unix.PidfdOpen(pid, 0)
 		switch {
-		case errors.Is(err, unix.ESRCH): // it is gone
+		case errors.Is(err, unix.ESRCH): // it has ended
 			continue
-		case err != nil: // a sandbox has no such call
+		case err != nil: // some sandboxes lack the system call
 			_ = unix.Kill(pid, unix.SIGKILL)
 			continue
 		}
-		if carried, _ := carries(pid, mark); carried { // it is the same process
+		if carried, _ := carries(pid, mark); carried { // it is still the same process
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		}
 		_ = unix.Close(fd)
@@ -108,15 +108,15 @@ func killMarked(mark string) (found, unclear bool) {
 	return found, unclear
 }
 
-// markable reports whether a name or a value can be of a mark. Package regexp would be in every
-// program of package elastic.
+// markable reports whether the text may be a name or value in a mark. Package regexp would enlarge
+// every program that imports package elastic.
 func markable(text string) bool {
 	return text != "" && strings.Trim(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
 }
 
-// Guard kills every process that carries a mark in its environment once the process that started
-// the guard is gone, however it ended: a process in a session of its own that reads from a pipe
-// held by that process alone.
+// Guard kills every process with a mark in its environment once the process that started the guard
+// has ended, however it ended. A guard is a process in a session of its own that reads from a pipe
+// whose other end only the starter holds.
 type Guard struct {
 	mark   string
 	waiter *exec.Cmd
@@ -124,11 +124,11 @@ type Guard struct {
 	close  func() error
 }
 
-// StartGuard starts the guard of the processes with that variable, such as HVD_RUN_ID and a run's
-// id. Both are made of letters, digits, "_" and "-". It needs nothing of PATH. The
-// caller must call Close, and must not carry the mark itself. Cgroups that begin with one of the
-// prefixes (see CgroupsBelow) are emptied as well, and so are those that this process makes without
-// being told where.
+// StartGuard starts the guard of the processes whose environment has variable=value, such as
+// HVD_RUN_ID and the id of a run. Both are made of letters, digits, "_" and "-". It does not use
+// PATH. The caller must call Close, and must not carry the mark itself. The guard also empties the
+// cgroups whose paths begin with one of the prefixes (see CgroupsBelow), and those that this
+// process creates by default.
 func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	mark := variable + "=" + value
 	if !markable(variable) || !markable(value) {
@@ -165,14 +165,14 @@ func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	return g, nil
 }
 
-// Close makes the guard do its work now and blocks until it is done: some 20 ms where nothing is
-// left, and a few seconds at most. It returns an error where something could not be killed. Later
-// calls return the same.
+// Close makes the guard kill now and blocks until that is done: for about 20 ms if nothing is left,
+// and for a few seconds at most. It returns an error if a process could not be killed. Later calls
+// return the same.
 func (g *Guard) Close() error { return g.close() }
 
 func (g *Guard) finish() error {
 	err := sweep(g.mark)
-	_, _ = io.WriteString(g.pipe, "close\n") // fails where the guard itself is gone
+	_, _ = io.WriteString(g.pipe, "close\n") // fails if the guard itself has ended
 	_ = g.pipe.Close()
 	if err := errors.Join(err, WaitSession(g.waiter)); err != nil {
 		return fmt.Errorf("proc: guard: %w", err)

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 )
 
-// memoryKills counts the processes that the kernel has killed for lack of memory where a worker
-// runs.
+// memoryKills counts the processes in a worker's cgroup, or on the machine, that the kernel has
+// killed for lack of memory.
 type memoryKills struct {
 	file   string // of the kernel, that has a line "oom_kill N"
 	dir    string // of the control group; empty: the whole machine
@@ -15,8 +15,8 @@ type memoryKills struct {
 	before uint64
 }
 
-// watchMemory begins to count in a cgroup of version 2; empty: in that of this process, which its
-// children inherit.
+// watchMemory begins to count in a cgroup of version 2, or, if cgroup is empty, in this process's
+// cgroup, which its children inherit.
 func watchMemory(cgroup string) memoryKills {
 	k := memoryKills{dir: cgroup, files: memoryFiles2}
 	if cgroup == "" {
@@ -33,8 +33,8 @@ func watchMemory(cgroup string) memoryKills {
 }
 
 // killsFile returns the file that counts the kills in a control group, or in the nearest group
-// above it that counts: groups of version 2 do so only with the memory controller. It returns "" if
-// no group counts.
+// above that has such a file: groups of version 2 have it only with the memory controller. It
+// returns "" if no group has one.
 func killsFile(dir string) string {
 	for ; dir != "" && isGroup(dir); dir = filepath.Dir(dir) {
 		for _, name := range []string{"memory.events", "memory.oom_control"} {
@@ -54,8 +54,8 @@ func (k memoryKills) count() uint64 {
 	return keyed(string(text), "oom_kill")
 }
 
-// why returns what the kernel has done since the count began, which completes "was killed: …";
-// empty: nothing.
+// why returns the kills since the count began, in words that complete "was killed: …", or "" if
+// there were none.
 func (k memoryKills) why() string {
 	if k.count() <= k.before {
 		return ""
@@ -63,7 +63,7 @@ func (k memoryKills) why() string {
 	where := "on its host"
 	if k.dir != "" {
 		where = "in its cgroup"
-		if limit := groupMemory(k.dir, k.files).limit; limit != 0 && limit < 1<<60 { // version 1 has a number for no limit
+		if limit := groupMemory(k.dir, k.files).limit; limit != 0 && limit < 1<<60 { // version 1 writes a huge number for no limit
 			where += fmt.Sprintf(" (limit %d MiB)", limit>>20)
 		}
 	}

@@ -7,9 +7,10 @@ import (
 	"syscall"
 )
 
-// Pass sends a signal to a process that has a handler for it, or else to those of its
-// descendants that do and whose parents do not: a shell may stand before a program. It returns how
-// many there are. No process is ended by a signal that it does not know.
+// Pass sends a signal to a process if it has a handler for it, and otherwise to its nearest
+// descendants that have one, since the process may be a shell that runs the program. It returns the
+// number of processes that it signaled. It never ends a process by a signal that it does not
+// handle.
 func Pass(pid int, sig syscall.Signal) (passed int) {
 	if handles(pid, sig) {
 		if syscall.Kill(pid, sig) == nil {
@@ -26,8 +27,8 @@ func Pass(pid int, sig syscall.Signal) (passed int) {
 	return passed
 }
 
-// handles returns whether a process has a handler for the signal. One that blocks it may wait for
-// it, or be a shell that is about to start a program.
+// handles returns whether a process has a handler for the signal. A process without a handler that
+// blocks the signal may wait for it, or be a shell that is about to start a program.
 func handles(pid int, sig syscall.Signal) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {

@@ -15,15 +15,14 @@ import (
 	"strings"
 )
 
-// ErrStranger is returned by PeerBelow for a connection of another process.
+// ErrStranger is returned by PeerBelow if a process that is not below root holds the other end.
 var ErrStranger = errors.New("proc: the connection is not of a process that this one has started")
 
-// OwnPeer is PeerBelow of this process.
+// OwnPeer is PeerBelow with this process as the root.
 func OwnPeer(conn net.Conn) error { return PeerBelow(conn, os.Getpid()) }
 
-// PeerBelow returns nil if the other end of a TCP connection is held by the process root or by one
-// below it, which it has started or inherited. It reads /proc, and the connection must be of this
-// machine.
+// PeerBelow returns nil if the process root, or one below it that it has started or inherited,
+// holds the other end of a TCP connection. It reads /proc, and both ends must be on this machine.
 func PeerBelow(conn net.Conn, root int) error {
 	local, ok1 := conn.LocalAddr().(*net.TCPAddr)
 	remote, ok2 := conn.RemoteAddr().(*net.TCPAddr)
@@ -47,7 +46,7 @@ func PeerBelow(conn net.Conn, root int) error {
 	return ErrStranger
 }
 
-// belowOf returns those of the processes that are below the root, and the root.
+// belowOf returns those of the processes that are below the root, including the root.
 func belowOf(root int, parents map[int]int) map[int]int {
 	own := map[int]int{root: 0}
 	for pid := range parents {
@@ -62,7 +61,7 @@ func belowOf(root int, parents map[int]int) map[int]int {
 	return own
 }
 
-// holds returns whether a process has a descriptor that is that link in /proc.
+// holds returns whether a process has a descriptor whose link in /proc is link.
 func holds(pid int, link string) bool {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
 	fds, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
@@ -80,8 +79,8 @@ func holds(pid int, link string) bool {
 }
 
 // Listener returns the process of this machine that listens at a TCP address, or at all addresses
-// with its port, and the name of its program's file. The process is 0 if nobody listens, or if this
-// process may not look at the one that does. It reads /proc.
+// with its port, and the file name of its program. pid is 0 if nobody listens, or if this process
+// may not inspect the one that does. It reads /proc.
 func Listener(addr netip.AddrPort) (pid int, program string) {
 	inode, err := inodeOf(listening(addr))
 	if err != nil {
@@ -95,7 +94,7 @@ func Listener(addr netip.AddrPort) (pid int, program string) {
 	return 0, ""
 }
 
-// Program returns the name of the file of a process's program; empty if it is unknown.
+// Program returns the file name of a process's program, or "" if it is unknown.
 func Program(pid int) string {
 	path, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
 	if err != nil {
@@ -122,7 +121,7 @@ func listening(addr netip.AddrPort) wanted {
 	}
 }
 
-// inodeOf returns the number of the socket of this machine that is wanted.
+// inodeOf returns the inode number of the socket of this machine that is selects.
 func inodeOf(is wanted) (string, error) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		f, err := os.Open("/proc/self/net/" + table)
@@ -164,7 +163,8 @@ func unmapped(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// parseEnd reads an address as 0100007F:1F90: words in the byte order of the machine, and the port.
+// parseEnd parses an address such as 0100007F:1F90: words in the machine's byte order, and the
+// port.
 func parseEnd(text []byte) (netip.AddrPort, bool) {
 	words, portText, _ := bytes.Cut(text, []byte(":"))
 	raw := make([]byte, hex.DecodedLen(len(words)))
@@ -179,7 +179,7 @@ func parseEnd(text []byte) (netip.AddrPort, bool) {
 	return unmapped(netip.AddrPortFrom(addr, uint16(port))), ok && err == nil
 }
 
-// Below returns whether a process is the root, or one that is below it and whose parents are alive.
+// Below returns whether a process is the root, or below it with all processes between them alive.
 func Below(pid, root int) bool {
 	for steps := 0; pid > 1 && steps < 1<<16; steps++ {
 		if pid == root {

@@ -1,10 +1,10 @@
-// Package proc is one process tree: a child process, everything that it starts, and how all of it
-// ends.
+// Package proc runs process trees: it starts a child process, and makes sure that the child and
+// everything that it starts ends.
 //
-// Start starts a helper: it leads a process group, dies with this process and is waited for in one
-// place. Fork does the same for a worker, and finds and kills what the worker leaves behind: by
-// a cgroup, by descent and by a mark in the environment. Guard does so where this process itself is
-// gone. The package needs Linux 5.3 or newer (process descriptors).
+// Start starts a helper: it leads a process group and dies with this process. Fork does the same
+// for a worker, and finds and kills what the worker leaves behind: by a cgroup, by descent and by a
+// mark in the environment. Guard does so once this process itself has ended. The package needs
+// Linux 5.3 or newer (process descriptors).
 package proc
 
 import (

@@ -9,19 +9,19 @@ import (
 	"syscall"
 )
 
-// Ref is a process of this machine that another may have started. It is known by its number and its
-// birth, by which a later process with the number is told apart.
+// Ref is a process of this machine that another process may have started. It holds the process id
+// and the time of birth, which tells the process from a later one with the same id.
 type Ref struct {
 	pid   int
-	birth uint64          // in ticks after boot; 0: not known
-	ended <-chan struct{} // closed when a child of this process has ended; nil: it is no child
+	birth uint64          // in ticks after boot; 0: unknown
+	ended <-chan struct{} // closed when this child has ended; nil: not a child of this process
 }
 
-// RefOf returns a child of this process, whose end closes the channel.
+// RefOf returns a Ref of a child of this process; ended is closed when the child has ended.
 func RefOf(pid int, ended <-chan struct{}) *Ref { return &Ref{pid: pid, ended: ended} }
 
-// Find returns a process that is no child of this one and that was started with such arguments.
-// Where the number has none, or another, the Ref is one that has ended.
+// Find returns a Ref of a process that is not a child of this one and was started with the
+// arguments. If no such process has the id, the Ref is of one that has ended.
 func Find(pid int, args ...string) *Ref {
 	r := &Ref{pid: pid}
 	line, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
@@ -31,7 +31,7 @@ func Find(pid int, args ...string) *Ref {
 	return r
 }
 
-// PID returns the number.
+// PID returns the process id.
 func (r *Ref) PID() int { return r.pid }
 
 // Ended returns an error once the process has ended.
@@ -59,6 +59,6 @@ func (r *Ref) Stopped() bool {
 // Signal sends a signal to a process that has not ended.
 func (r *Ref) Signal(sig syscall.Signal) {
 	if r.Ended() == nil {
-		_ = syscall.Kill(r.pid, sig) // fails where it has just ended
+		_ = syscall.Kill(r.pid, sig) // fails if it has just ended
 	}
 }

@@ -22,8 +22,8 @@ const (
 	statExitCode  = 52
 )
 
-// stat returns the fields of /proc/PID/stat, by their numbers; the first two are empty. There are
-// none where the process is not there.
+// stat returns the fields of /proc/PID/stat, indexed by their numbers; the first two are empty. It
+// returns an error if the process does not exist.
 func stat(pid int) ([]string, error) {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -36,12 +36,12 @@ func stat(pid int) ([]string, error) {
 	return fields, nil
 }
 
-// parseStat parses "pid (name) state parent …", where the name may hold anything.
+// parseStat parses "pid (name) state parent …"; the name may contain any characters.
 func parseStat(text []byte) []string {
 	return append(make([]string, statState), strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))...)
 }
 
-// Born returns when a process began, in ticks after boot, and its state as proc_pid_stat(5) has it.
+// Born returns when a process began, in ticks after boot, and its state as in proc_pid_stat(5).
 func Born(pid int) (birth uint64, state byte, err error) {
 	fields, err := stat(pid)
 	if err != nil {
@@ -51,35 +51,35 @@ func Born(pid int) (birth uint64, state byte, err error) {
 	return birth, fields[statState][0], err
 }
 
-// EndedBy returns the signal that is ending a process; 0: none is, or it is not known yet, because
-// an older kernel tells it only when the main thread ends. A process that was killed is there until
-// the kernel has freed its memory, which takes tens of milliseconds for each gigabyte.
+// EndedBy returns the signal that is ending a process. 0: none is, or it is not known yet, because
+// older kernels report it only when the main thread ends. A killed process exists until the kernel
+// has freed its memory, which takes tens of milliseconds for each gigabyte.
 func EndedBy(pid int) syscall.Signal {
 	fields, err := stat(pid)
 	if err != nil {
 		return 0
 	}
 	code, err := strconv.Atoi(fields[statExitCode])
-	if err != nil || code <= 0 || code > 0xff { // more: it exits by itself
+	if err != nil || code <= 0 || code > 0xff { // larger codes: it exits by itself
 		return 0
 	}
 	switch sig := syscall.Signal(code & 0x7f); sig {
 	case syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU:
-		return 0 // it is stopped, and may go on
+		return 0 // it is stopped, and may continue
 	default:
 		return sig
 	}
 }
 
-// ticks is the time since boot in the unit of /proc/PID/stat.
+// ticks returns the time since boot in the unit of /proc/PID/stat.
 func ticks() uint64 {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // fails for no clock that there is
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // cannot fail: the clock exists
 	const perSecond = 100                            // USER_HZ, whatever the kernel's own rate
 	return uint64(now.Nano()) / (uint64(time.Second) / perSecond)
 }
 
-// parentOf returns the parent of a process that is alive.
+// parentOf returns the parent of a living process.
 func parentOf(pid int) (int, bool) {
 	fields, err := stat(pid)
 	if err != nil || strings.ContainsAny(fields[statState], "ZX") {
@@ -89,7 +89,7 @@ func parentOf(pid int) (int, bool) {
 	return parent, err == nil
 }
 
-// processes returns the parents of all living processes.
+// processes returns the parents of all living processes, by process id.
 func processes() map[int]int {
 	parents := make(map[int]int)
 	for _, pid := range processIDs() {
@@ -115,8 +115,8 @@ func processIDs() (pids []int) {
 	return pids
 }
 
-// below returns the parents of the living processes below the roots, and of the roots; false where
-// the kernel does not tell the children of a process.
+// below returns the parents of the living processes below the roots, and of the roots themselves.
+// ok is false if the kernel does not list the children of a process.
 func below(roots []int) (parents map[int]int, ok bool) {
 	parents = make(map[int]int)
 	for len(roots) > 0 {
@@ -160,8 +160,8 @@ func childrenOf(pid, thread int) (children []int, err error) {
 	return children, nil
 }
 
-// carries returns whether the environment with which a process was started has that entry, or that
-// it is unclear, because the process is becoming another program or has just done so.
+// carries returns whether the initial environment of a process has the entry. unclear reports that
+// the process is executing another program or has just done so, so that this is unknown.
 func carries(pid int, entry string) (carried, unclear bool) {
 	environ, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
@@ -174,9 +174,9 @@ func carries(pid int, entry string) (carried, unclear bool) {
 	return bytes.HasPrefix(environ, []byte(entry)) || bytes.Contains(environ, []byte("\x00"+entry)), false
 }
 
-// startedWithout returns whether a process whose environment read as empty was started with an
-// empty one, or is a thread of the kernel, or dead. During an exec there is a program without an
-// environment's addresses yet, and after it the addresses of one that was not there before.
+// startedWithout returns whether a process whose environment reads as empty was started with an
+// empty one, is a kernel thread, or is dead. During an exec, the new program has no addresses of
+// its environment at first; right after it, a read may have used the old addresses.
 func startedWithout(pid int) bool {
 	fields, err := stat(pid)
 	if err != nil {
@@ -185,6 +185,6 @@ func startedWithout(pid int) bool {
 	if end := fields[statEnvEnd]; end != "0" {
 		return end == fields[statEnvStart]
 	}
-	_, err = os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe") // only a program has one
+	_, err = os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe") // kernel threads have none
 	return err != nil
 }

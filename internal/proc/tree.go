@@ -6,29 +6,29 @@ import (
 	"time"
 )
 
-// KillPatience is how long a process that was sent SIGKILL is waited for.
+// KillPatience is how long Wait waits for a process that was sent SIGKILL.
 const KillPatience = 10 * time.Second
 
 // Command is a worker that Fork starts.
 type Command struct {
-	// Path is the program's, relative to Dir, and Args are its name and arguments.
+	// Path is the path of the program, relative to Dir; Args are its name and arguments.
 	Path string
 	Args []string
-	// Env is the whole environment, and Dir the working directory; empty: this process's.
+	// Env is the whole environment, and Dir the working directory. Empty: this process's.
 	Env []string
 	Dir string
 	// Files become the descriptors from 0 on.
 	Files []uintptr
-	// Mark is an entry of Env (NAME=value) by which descendants are found that have lost their
-	// parents. Empty: no mark.
+	// Mark is an entry of Env (NAME=value) by which orphaned descendants are found. Empty: no mark.
 	Mark string
-	// CoreLimit bounds the core file in bytes, and is never more than this process's own hard
-	// limit. 0: no core is dumped; UnlimitedCore: no other bound.
+	// CoreLimit bounds the core file in bytes, and never exceeds this process's own hard limit. 0:
+	// no core is dumped; UnlimitedCore: no other bound.
 	CoreLimit uint64
-	// User, if not nil, is whom the worker runs as. That needs the rights of root.
+	// User, if not nil, is the user that the worker runs as. Setting it needs the rights of root.
 	User *User
-	// Cgroup, if not empty, is the folder of a cgroup of version 2, below which the worker gets its
-	// own. Where it cannot, it is not started. Empty: it gets one where that can be made.
+	// Cgroup, if not empty, is the folder of a cgroup of version 2 below which the worker gets its
+	// own; if that cannot be created, the worker is not started. Empty: the worker gets a cgroup if
+	// one can be created.
 	Cgroup string
 }
 
@@ -36,28 +36,28 @@ type Command struct {
 type Stop struct {
 	// Grace is the time between SIGTERM and SIGKILL. Zero or less: SIGKILL at once.
 	Grace time.Duration
-	// Signal, if not nil, returns what is sent in place of SIGTERM.
+	// Signal, if not nil, returns the signal that is sent instead of SIGTERM.
 	Signal func() syscall.Signal
-	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
-	// begin anew with each value.
+	// Hurry, if not nil, ends the grace period when it is closed. Each value of More, if not nil,
+	// begins the whole grace period anew.
 	Hurry, More <-chan struct{}
-	// Dying, if not nil, is called once where the process dumps its core by itself, which may take
-	// long, and where a look finds that a signal is ending it; what completes a sentence. The
-	// signal is 0 where there is more to say than that.
+	// Dying, if not nil, is called once, if the process dumps its core before Wait stops it, which
+	// may take long, or if a check finds that a signal is ending it. what completes a sentence; by
+	// is 0 if the process dumps its core.
 	Dying func(what string, by syscall.Signal)
-	// Look, if not nil, demands a look with each value.
+	// Look, if not nil, requests a check with each value.
 	Look <-chan struct{}
-	// Closed, if not nil, is closed when the process has closed a descriptor that it keeps as long
-	// as it lives. A look follows: a process that has been killed closes its descriptors one after
-	// the other, and those of a GPU take a tenth of a second.
+	// Closed, if not nil, is closed when the process has closed a descriptor that it normally keeps
+	// open until it ends. A check follows: a killed process closes its descriptors one after the
+	// other, which takes a tenth of a second for those of a GPU.
 	Closed <-chan struct{}
 }
 
-// closedLook is how long a process that closes its descriptors has to end.
+// closedLook is the time from Closed to the check, within which a process usually ends.
 const closedLook = 3 * time.Millisecond
 
-// Tree is a worker's process with everything that it starts. Where cgroups of version 2 can be
-// made, it has one of its own. It is for one goroutine.
+// Tree is the process of a worker with everything that it starts. It has a cgroup of its own if one
+// of version 2 can be created. A Tree is for one goroutine.
 type Tree struct {
 	*Child
 	cgroup      *cgroup
@@ -67,7 +67,7 @@ type Tree struct {
 	left        []string
 }
 
-// Fork starts a worker. The caller must call Wait, and Release after that.
+// Fork starts a worker. The caller must call Wait, then Release.
 func Fork(c Command) (*Tree, error) {
 	memory := watchMemory(c.Cgroup)
 	g, err := c.newCgroup()
@@ -79,7 +79,7 @@ func Fork(c Command) (*Tree, error) {
 		g.remove()
 		return nil, err
 	}
-	if err != nil && g != nil { // it may be the cgroup that the kernel refuses
+	if err != nil && g != nil { // the kernel may refuse the cgroup
 		g.remove()
 		g = nil
 		if child, err = c.fork(nil); err == nil {
@@ -102,9 +102,9 @@ func (c Command) fork(g *cgroup) (*Child, error) {
 	return start(true, func() (int, error) { return forkWithCore(c, attr) })
 }
 
-// Wait blocks until the process has ended, and kills what it leaves. Once ctx has ended it ends the
-// process by stop. It returns false where the process is still there KillPatience after it was sent
-// SIGKILL: then it is not waited for any longer.
+// Wait blocks until the process has ended, and kills what it leaves behind. Once ctx has ended,
+// Wait ends the process as stop says. It returns false if the process still exists KillPatience
+// after it was sent SIGKILL; nothing waits for the process after that.
 func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, ended bool) {
 	stopped := t.await(ctx, stop)
 	if !t.hasEnded() {
@@ -114,7 +114,7 @@ func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, 
 	if !stopped {
 		t.left = t.descendants.living()
 	}
-	status, _ = t.Reap() // fails only where it was reaped elsewhere
+	status, _ = t.Reap() // fails only if it was reaped elsewhere
 	t.descendants.root = 0
 	t.cgroup.empty()
 	if stopped || adopting.Load() && len(own.inherited()) > 0 {
@@ -123,35 +123,36 @@ func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, 
 	return status, true
 }
 
-// Why returns what else is known of why the process was killed, that the kernel has killed for lack
-// of memory where it runs; empty: nothing.
+// Why returns why the process was killed, if the kernel has killed processes for lack of memory
+// there, or "".
 func (t *Tree) Why() string { return t.memory.why() }
 
-// Left returns the processes that a process has left when it ended without being asked to, each as
-// "sleep, process 7", as far as they are found without a search of all of /proc: where this process
-// inherits them (Adopt). Wait has killed them.
+// Left returns the processes that were left behind by a process that ended without being stopped,
+// each as "sleep, process 7". It includes only those that this process has inherited (Adopt). Wait
+// has killed them.
 func (t *Tree) Left() []string { return t.left }
 
-// Sweep kills what the process has started, after its end, as far as it can be found. It reads all
-// of /proc where this process does not inherit what its descendants leave (Adopt).
+// Sweep kills what the process has started, as far as that can be found. It is called after the end
+// of the process. It reads all of /proc unless this process inherits its orphaned descendants
+// (Adopt).
 func (t *Tree) Sweep() { t.descendants.kill() }
 
-// Release lets go of what belongs to the tree.
+// Release frees the descriptors and the cgroup of the tree.
 func (t *Tree) Release() {
 	t.dump.close()
 	t.descendants.release()
 	t.cgroup.remove()
 }
 
-// await blocks until the child has ended, or SIGKILL has not ended it in time. It ends the child
-// once ctx has ended, and returns whether it had to.
+// await blocks until the child has ended, or for KillPatience after SIGKILL. It ends the child once
+// ctx has ended, and returns whether it did so.
 func (t *Tree) await(ctx context.Context, stop Stop) (stopped bool) {
 	if t.endsByItself(ctx, stop) {
 		return false
 	}
 	if stop.Grace > 0 && !closed(stop.Hurry) {
 		if !adopting.Load() {
-			t.descendants.find() // now: those whose parent ends cannot be found by it later
+			t.descendants.find() // now: orphans cannot be found by descent later
 		}
 		t.Signal(stop.signal())
 		t.Signal(syscall.SIGCONT) // a stopped process handles no SIGTERM
@@ -160,7 +161,7 @@ func (t *Tree) await(ctx context.Context, stop Stop) (stopped bool) {
 		}
 	}
 	for bound := time.Now().Add(dumpBound); t.dump.dumping() && !closed(stop.Hurry) && time.Now().Before(bound); {
-		if t.within(dumpLook, stop.Hurry, nil) { // the core file is wanted whole
+		if t.within(dumpLook, stop.Hurry, nil) { // let the core file become complete
 			return true
 		}
 	}
@@ -172,7 +173,7 @@ func (t *Tree) await(ctx context.Context, stop Stop) (stopped bool) {
 	return true
 }
 
-// endsByItself blocks until the child has ended, which it returns, or ctx has.
+// endsByItself blocks until the child has ended, and returns true, or until ctx has ended.
 func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 	look := time.NewTimer(t.dump.every())
 	defer look.Stop()
@@ -209,8 +210,8 @@ func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 	}
 }
 
-// within returns whether the child ends before the time is over, which begins anew with each value
-// of more, or hurry is closed.
+// within returns whether the child ends within d, which begins anew with each value of more, and
+// before hurry is closed.
 func (t *Tree) within(d time.Duration, hurry, more <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -228,7 +229,7 @@ func (t *Tree) within(d time.Duration, hurry, more <-chan struct{}) bool {
 	}
 }
 
-// signal returns what begins the grace.
+// signal returns the signal that begins the grace period.
 func (s Stop) signal() syscall.Signal {
 	if s.Signal == nil {
 		return syscall.SIGTERM

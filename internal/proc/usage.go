@@ -12,14 +12,14 @@ import (
 
 // Usage is what a process and its living descendants use.
 type Usage struct {
-	// Processor is user and system time since the process began, that of descendants which have
-	// ended and were reaped included.
+	// Processor is the user and system time since the process began. It includes that of
+	// descendants that have ended and were reaped.
 	Processor time.Duration
 	// Resident is the resident memory in bytes. Pages that several of the processes share count for
 	// each of them.
 	Resident uint64
-	// Used and Limit are the memory in bytes that is used and available where least is left: in a
-	// control group of the process, or on the machine. Caches that the kernel can drop do not count
+	// Used and Limit are the used bytes and the size of the memory with the least left: that of a
+	// control group of the process, or the machine's. Caches that the kernel can drop do not count
 	// as used. Limit is 0 if neither is known.
 	Used, Limit uint64
 }
@@ -34,7 +34,7 @@ func UsageOf(pid int) Usage {
 	for p := range parents {
 		fields, err := stat(p)
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // it has ended
 		}
 		processor, resident := parseUsage(fields)
 		u.Processor += processor
@@ -62,10 +62,10 @@ func parseUsage(fields []string) (processor time.Duration, resident uint64) {
 	return processor, pages * uint64(os.Getpagesize())
 }
 
-// memory is how much of a limit is used, in bytes. Its limit is 0 where there is no limit.
+// memory is how much of a limit is used, in bytes. limit is 0 if there is no limit.
 type memory struct{ used, limit uint64 }
 
-// tightest returns the used bytes and the limit of the memory of which least is left.
+// tightest returns the used bytes and the limit of the memory with the least left.
 func tightest(all ...memory) (used, limit uint64) {
 	left := uint64(math.MaxUint64)
 	for _, m := range all {
@@ -84,7 +84,8 @@ func parseMeminfo(text string) memory {
 	return memory{1024 * (total - min(available, total)), 1024 * total}
 }
 
-// keyed returns the number that follows a key at the beginning of a line; 0: none does.
+// keyed returns the number after the key at the beginning of a line, or 0 if no line begins with
+// it.
 func keyed(text, key string) uint64 {
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == key {
@@ -95,7 +96,7 @@ func keyed(text, key string) uint64 {
 	return 0
 }
 
-// memoryFiles are the names of the files of a control group that tell of its memory.
+// memoryFiles are the names of the files with a control group's memory.
 type memoryFiles struct{ current, limit, stat, inactive string }
 
 var (
@@ -103,8 +104,8 @@ var (
 	memoryFiles2 = memoryFiles{"memory.current", "memory.max", "memory.stat", "inactive_file"}
 )
 
-// memoryGroup returns the folder of the control group that accounts for a process's memory, by what
-// /proc/PID/cgroup and /proc/PID/mountinfo say; empty: no such hierarchy is mounted here.
+// memoryGroup returns the folder of the control group that accounts for a process's memory, from
+// the text of /proc/PID/cgroup and of /proc/PID/mountinfo, or "" if no such hierarchy is mounted.
 func memoryGroup(own, mounts string) (dir string, files memoryFiles) {
 	for line := range strings.Lines(own) {
 		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
@@ -118,8 +119,8 @@ func memoryGroup(own, mounts string) (dir string, files memoryFiles) {
 	return cgroupDir(own, mounts), memoryFiles2
 }
 
-// groupMemory returns the memory of the control group of which least is left, from that of a
-// process to the root of what is mounted.
+// groupMemory returns the memory with the least left among those of a control group and of all
+// groups above it, up to the root of the mount.
 func groupMemory(dir string, files memoryFiles) (tight memory) {
 	for dir != "" {
 		m := memory{number(dir, files.current), number(dir, files.limit)}
@@ -139,7 +140,7 @@ func isGroup(dir string) bool {
 	return err == nil
 }
 
-// number returns the number in a file of a folder; 0: the file has another word, such as max.
+// number returns the number in a file of a folder, or 0 if the file holds a word, such as max.
 func number(dir, file string) uint64 {
 	text, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// User is whom a worker runs as, where that is not this process's own user.
+// User is the user that a worker runs as, if not this process's own.
 type User struct {
 	Name     string
 	UID, GID uint32
@@ -19,7 +19,7 @@ type User struct {
 	Home string
 }
 
-// credential is what the kernel needs; nil for this process's own user.
+// credential returns the credential for the kernel, or nil for this process's own user.
 func (u *User) credential() *syscall.Credential {
 	if u == nil {
 		return nil
@@ -27,8 +27,8 @@ func (u *User) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
 }
 
-// Explain adds to an error of permission what the user may not use: the directory, or the program.
-// It looks at modes alone.
+// Explain adds to a permission error what the user may not do, and the path whose mode forbids it:
+// that of the directory or the program, or of a directory above it. It checks modes only.
 func (u *User) Explain(err error, dir, program string) error {
 	if u == nil || !errors.Is(err, syscall.EACCES) {
 		return err

@@ -8,21 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LastWords finds the line by which a program that fails says why, in what it writes to its
-// standard error: the first one of a crash of the Go runtime, of a panic, or of an exception of C++
-// that nobody handles, the last one of a traceback of Python, otherwise the last line that is not
-// empty. The zero value has read nothing.
-// It is not safe for concurrent use.
+// LastWords finds, in the standard error of a program that fails, the line that gives the reason:
+// the first line of a crash of the Go runtime, of a panic, or of an unhandled C++ exception; else
+// the last line of a Python traceback; else the last line that is not empty. The zero value has
+// read nothing. It is not safe for concurrent use.
 type LastWords struct {
 	part        []byte // of an incomplete line
-	crash       string // how a stack begins
-	more        bool   // the next line belongs to crash: it has the message
-	exception   string // with which the latest traceback ends
+	crash       string // the first line of a crash
+	more        bool   // the next line belongs to crash: it is the message
+	exception   string // the last line of the latest traceback
 	inTraceback bool
 	last        string
 }
 
-// mostWords bounds the bytes of a line that are kept.
+// mostWords bounds the bytes that are kept of a line.
 const mostWords = 4 << 10
 
 // Write reads what the program has written. It never fails.
@@ -63,21 +62,21 @@ func (w *LastWords) line(line string) {
 	}
 }
 
-// isGoSignal returns whether the Go runtime begins a dump of stacks and registers so: with the name
-// of the signal that ends the program, as in "SIGQUIT: quit".
+// isGoSignal returns whether the line begins the Go runtime's dump of stacks and registers: the
+// name of the signal that ends the program, as in "SIGQUIT: quit".
 func isGoSignal(line string) bool {
 	name, _, is := strings.Cut(line, ": ")
 	return is && unix.SignalNum(name) != 0
 }
 
-// Why returns that line; empty: none has been written.
+// Why returns that line, or "" if nothing was written.
 func (w *LastWords) Why() string {
 	end := *w
 	end.line(string(w.part))
 	return cmp.Or(end.crash, end.exception, end.last)
 }
 
-// Crash returns that line of a crash, a panic or an exception; empty: there was none.
+// Crash returns that line if it is of a crash, a panic or an exception, or "".
 func (w *LastWords) Crash() string {
 	end := *w
 	end.line(string(w.part))

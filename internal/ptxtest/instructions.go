@@ -14,7 +14,7 @@ type form struct {
 	eval func(a []uint64) uint64
 }
 
-// The NaNs that this device makes are no processor's.
+// The NaNs that this device makes, which no processor makes.
 const (
 	nan16, nan32, nan64 = 0x7fff, 0x7fffffff, 0x7fffffffffffffff
 )
@@ -22,7 +22,7 @@ const (
 func single(bits uint64) float64 { return float64(math.Float32frombits(uint32(bits))) }
 func double(bits uint64) float64 { return math.Float64frombits(bits) }
 
-// bits32 and bits64 are the results of operations on floats.
+// bits32 and bits64 return the bits of results of floating point operations.
 func bits32(f float32) uint64 {
 	if f != f {
 		return nan32
@@ -37,7 +37,7 @@ func bits64(f float64) uint64 {
 	return math.Float64bits(f)
 }
 
-// nearly is what a device may give for an approximation: not the nearest float.
+// nearly returns a permitted result of an approximation: not the nearest float.
 func nearly(f float64) uint64 {
 	bits := bits32(float32(f))
 	if f != 0 && f-f == 0 {
@@ -162,7 +162,7 @@ func addFloats(all map[string]form) {
 	all["div.rn.f64"] = f64(func(a, b float64) float64 { return a / b })
 }
 
-// widenHalf is the value of a half-precision number.
+// widenHalf returns the value of a half-precision number.
 func widenHalf(h uint16) float32 {
 	exponent, fraction := int(h>>10&0x1f), float64(h&0x3ff)
 	v := math.Ldexp(1024+fraction, exponent-25)
@@ -180,7 +180,7 @@ func widenHalf(h uint16) float32 {
 	return float32(v)
 }
 
-// roundHalf is the nearest half-precision number, ties to even.
+// roundHalf returns the nearest half-precision number, ties to even.
 func roundHalf(f float64) uint16 {
 	sign := uint16(0)
 	if math.Signbit(f) {
@@ -199,8 +199,8 @@ func roundHalf(f float64) uint16 {
 	return sign | uint16((exponent+14)<<10+int(steps)-1024)
 }
 
-// towardsZero is f as an integer of so many bits and a sign; beyond them, and for what is no
-// number, whatever this device likes.
+// towardsZero converts f to an integer with that many bits and a sign. For numbers out of range and
+// NaN, the result is an arbitrary choice of this device.
 func towardsZero(f float64, bits int) int64 {
 	if limit := math.Ldexp(1, bits); f != f || f >= limit || f < -limit {
 		return 0x5555
@@ -208,10 +208,10 @@ func towardsZero(f float64, bits int) int64 {
 	return int64(f)
 }
 
-// specials are the registers that tell a thread its number.
+// specials are the registers by which a thread knows its number.
 var specials = []string{"%tid.x", "%ntid.x", "%ctaid.x", "%nctaid.x"}
 
-// instruction reads what one does.
+// instruction parses an instruction.
 func (k *Kernel) instruction(s *step, op string, args []string) error {
 	switch {
 	case op == "ret" && len(args) == 0:
@@ -230,7 +230,7 @@ func (k *Kernel) instruction(s *step, op string, args []string) error {
 	case op == "mov.b32" && len(args) == 2 && strings.HasPrefix(args[1], "{"):
 		return k.split(s, joins, args[0], args[1])
 	case op == "mov.u64" && len(args) == 2 && k.params[args[1]].size > 0:
-		args[1] = strconv.Itoa(k.params[args[1]].offset) // in the parameters' own space
+		args[1] = strconv.Itoa(k.params[args[1]].offset) // offset within the parameters
 	case op == "mov.u32" && len(args) == 2:
 		for _, special := range specials {
 			if args[1] == special {
@@ -270,10 +270,10 @@ func (k *Kernel) split(s *step, kind stepKind, whole, halves string) error {
 	return err
 }
 
-// memoryTypes are those of loads and stores, with their widths in bits.
+// memoryTypes are the types of loads and stores, with their widths in bits.
 var memoryTypes = map[string]int{"b16": 16, "u16": 16, "b32": 32, "u32": 32, "f32": 32, "b64": 64, "u64": 64, "f64": 64}
 
-// access reads a load or store.
+// access parses a load or store.
 func (k *Kernel) access(s *step, op, data, address string) error {
 	if s.kind != stores {
 		s.kind = loads

@@ -1,11 +1,11 @@
-// Package ptxtest runs kernels written in PTX on the processor, thread after thread: as much of the
-// language as the kernels of package cuda are written in, and nothing else. It is strict where a
-// compiler is: operands have the width that the instruction says, registers and labels exist,
-// memory is aligned. Where devices are free to choose, as with the bits of a NaN, it gives what no
-// kernel should count on.
+// Package ptxtest runs kernels written in PTX on the processor, thread by thread. It supports the
+// part of the language in which the kernels of package cuda are written, and nothing else. It
+// checks what a compiler checks: operands have the width of the instruction, registers and labels
+// exist, memory is aligned. Where devices may choose, for example the bits of a NaN, it chooses
+// results that no kernel should rely on.
 //
-// It shows what kernels compute and which memory they touch. It knows nothing of warps, caches and
-// shared memory, nor of time.
+// It shows what kernels compute and which memory they access. It does not simulate warps, caches,
+// shared memory or timing.
 package ptxtest
 
 import (
@@ -16,7 +16,7 @@ import (
 	"unicode"
 )
 
-// Module is a text of PTX.
+// Module is a parsed text of PTX.
 type Module struct {
 	Version, Target string
 	Kernels         map[string]*Kernel
@@ -25,23 +25,23 @@ type Module struct {
 // Kernel is one entry of a module. Several goroutines may run it.
 type Kernel struct {
 	Name string
-	// Param is the size of its parameters in bytes, as [Kernel.Pack] puts them together.
+	// Param is the size of its parameters in bytes, as [Kernel.Pack] arranges them.
 	Param int
-	// Params are the sizes of each.
+	// Params are the sizes of the parameters in bytes.
 	Params []int
 
 	params map[string]param
-	more   bool  // after the last parameter comes one more
+	more   bool  // another parameter follows
 	widths []int // of the registers, in bits; 1 for a predicate
 	names  map[string]int
 	code   []step
 	labels map[string]int
 }
 
-// param is a parameter: its size, and where it is among all of them.
+// param is a parameter: its size, and its offset among all of them.
 type param struct{ size, offset int }
 
-// operand is a register, or else a constant.
+// operand is a register or a constant.
 type operand struct {
 	reg      int // -1: none
 	constant uint64
@@ -56,7 +56,7 @@ type step struct {
 	address operand
 	offset  uint64
 	memory  memoryKind
-	width   int // of an element of memory, in bytes
+	width   int // size of an element of memory, in bytes
 	target  int
 	eval    func(a []uint64) uint64
 	kind    stepKind
@@ -67,12 +67,12 @@ type stepKind uint8
 
 const (
 	computes stepKind = iota
-	splits            // one register to two halves
+	splits            // splits one register into two halves
 	joins
 	loads
 	stores
 	branches
-	reads // a special register
+	reads // reads a special register
 	returns
 )
 
@@ -83,13 +83,13 @@ const (
 	parameter
 )
 
-// Parse reads a module.
+// Parse parses a module.
 func Parse(text string) (*Module, error) {
 	m := &Module{Kernels: map[string]*Kernel{}}
 	var k *Kernel
 	var jumps map[int]string
 	for n, line := range strings.Split(text, "\n") {
-		if strings.ContainsFunc(line, func(r rune) bool { return r > unicode.MaxASCII }) { // in a comment too
+		if strings.ContainsFunc(line, func(r rune) bool { return r > unicode.MaxASCII }) { // including comments
 			return nil, fmt.Errorf("ptxtest: line %d: %q: not ASCII", n+1, line)
 		}
 		if i := strings.Index(line, "//"); i >= 0 {
@@ -142,7 +142,7 @@ func (m *Module) directive(line string) (*Kernel, error) {
 	return nil, nil
 }
 
-// line reads a parameter, a declaration, a label or an instruction.
+// line parses a parameter, a declaration, a label or an instruction.
 func (k *Kernel) line(line string, jumps map[int]string) error {
 	if rest, ok := strings.CutPrefix(line, ".param "); ok {
 		return k.parameter(rest)
@@ -184,7 +184,7 @@ func (k *Kernel) line(line string, jumps map[int]string) error {
 	return nil
 }
 
-// parameter reads the declaration of one: a number, or a structure.
+// parameter parses the declaration of a parameter: a number or a structure.
 func (k *Kernel) parameter(text string) error {
 	if len(k.Params) > 0 && !k.more || len(k.widths)+len(k.code) > 0 {
 		return fmt.Errorf("no comma before a parameter")
@@ -215,7 +215,7 @@ func (k *Kernel) parameter(text string) error {
 	return nil
 }
 
-// Pack puts arguments together as Run takes them; there are as many as Params, each of its size.
+// Pack arranges arguments as Run expects them. There must be as many as Params, each of its size.
 func (k *Kernel) Pack(args ...[]byte) []byte {
 	all := make([]byte, 0, k.Param)
 	for _, a := range args {
@@ -240,7 +240,7 @@ func (k *Kernel) resolve(jumps map[int]string) error {
 
 var registerWidths = map[string]int{"pred": 1, "b16": 16, "b32": 32, "b64": 64}
 
-// declare makes registers: single ones, or %r<n> for %r0 to %r(n-1).
+// declare declares registers: single ones, or %r<n> for %r0 to %r(n-1).
 func (k *Kernel) declare(text string) error {
 	class, names, _ := strings.Cut(text, " ")
 	width, ok := registerWidths[class]
@@ -271,7 +271,7 @@ func (k *Kernel) declare(text string) error {
 	return nil
 }
 
-// operands splits at commas outside of braces.
+// operands splits a text at commas outside braces.
 func operands(text string) []string {
 	var all []string
 	depth, from := 0, 0
@@ -292,7 +292,7 @@ func operands(text string) []string {
 	return all
 }
 
-// register finds a register of a width.
+// register returns the register with the name, which must have the width.
 func (k *Kernel) register(name string, width int) (int, error) {
 	i, ok := k.names[name]
 	if !ok {
@@ -304,7 +304,7 @@ func (k *Kernel) register(name string, width int) (int, error) {
 	return i, nil
 }
 
-// value is a register or a constant of a width.
+// value parses a register or a constant of a width.
 func (k *Kernel) value(text string, width int) (operand, error) {
 	if strings.HasPrefix(text, "%") {
 		r, err := k.register(text, width)
@@ -314,7 +314,7 @@ func (k *Kernel) value(text string, width int) (operand, error) {
 	return operand{reg: -1, constant: c}, err
 }
 
-// group is the registers of a braced list, or of a single name.
+// group returns the registers of a braced list, or of a single name.
 func (k *Kernel) group(text string, count, width int) ([]int, error) {
 	names := []string{text}
 	if inner, ok := strings.CutPrefix(text, "{"); ok {

@@ -5,19 +5,19 @@ import (
 	"fmt"
 )
 
-// Memory is the device's. Span returns n bytes of it, which the kernel reads and writes, or nil
-// where they are not all allocated.
+// Memory is the device's memory. Span returns n bytes of it, which the kernel may read and write,
+// or nil if they are not all allocated.
 type Memory interface {
 	Span(address uint64, n int) []byte
 }
 
-// Fault says that a kernel touched memory that it must not touch.
+// Fault says that a kernel has accessed memory that it must not access.
 type Fault struct {
 	Kernel  string
 	Text    string // of the instruction
 	Address uint64
 	Size    int
-	Aligned bool // and in no allocation
+	Aligned bool // the address is aligned, but not allocated
 }
 
 // Error names the instruction and the address.
@@ -29,7 +29,7 @@ func (f *Fault) Error() string {
 	return fmt.Sprintf("ptxtest: %s: %s: the address %#x %s", f.Kernel, f.Text, f.Address, what)
 }
 
-// maxSteps is how many instructions a thread may take.
+// maxSteps bounds the instructions that a thread may execute.
 const maxSteps = 1 << 22
 
 type thread struct {
@@ -40,8 +40,8 @@ type thread struct {
 	special map[string]uint64
 }
 
-// Run performs the kernel with so many blocks of so many threads, one after the other. Param is its
-// parameter.
+// Run runs the kernel with blocks blocks of threads threads each, one thread after the other. param
+// holds its parameters.
 func (k *Kernel) Run(memory Memory, param []byte, blocks, threads int) error {
 	if len(param) != k.Param {
 		return fmt.Errorf("ptxtest: %s takes %d bytes, not %d", k.Name, k.Param, len(param))
@@ -52,7 +52,7 @@ func (k *Kernel) Run(memory Memory, param []byte, blocks, threads int) error {
 		for i := range threads {
 			t.special["%ctaid.x"], t.special["%tid.x"] = uint64(block), uint64(i)
 			for r := range t.regs {
-				t.regs[r] = 0x5a5a5a5a5a5a5a5a & (^uint64(0) >> (64 - k.widths[r])) // whatever was in there
+				t.regs[r] = 0x5a5a5a5a5a5a5a5a & (^uint64(0) >> (64 - k.widths[r])) // registers are not initialized
 			}
 			if err := t.run(); err != nil {
 				return err
@@ -106,7 +106,7 @@ func (t *thread) run() error {
 	}
 }
 
-// access loads or stores.
+// access executes a load or store.
 func (t *thread) access(s *step) error {
 	address, size := s.offset, s.width*len(s.dst)
 	if s.address.reg >= 0 {

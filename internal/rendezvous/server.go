@@ -1,9 +1,9 @@
 // Package rendezvous is the driver's part of its workers' lines: it holds the current world, and
-// the joins that wait for the next.
+// the joins that wait for the next one.
 //
 // It is level-triggered: a join names the generation that its worker has left, and is answered with
 // the current world if that is newer and includes the worker. A worker whose answer was lost
-// repeats the join. A line names its worker: the launcher that passes it on answers for that.
+// repeats the join. The launcher that passes a line on vouches for the worker that it names.
 package rendezvous
 
 import (
@@ -27,48 +27,50 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// maxHandles bounds the handles of all workers together: each member of a world gets them.
+// maxHandles bounds the total size of the handles of all workers, in bytes: each member of a world
+// receives all of them.
 const maxHandles = 8 << 20
 
-// Handler receives what workers say. Its methods are called concurrently from the goroutines that
-// receive lines, and must not block for long, since one of those may have the lines of many
-// workers; they may call the Server's methods.
+// Handler receives the messages of workers. Its methods are called concurrently from the goroutines
+// that receive lines, and must not block for long, since one such goroutine may receive the lines
+// of many workers. They may call the Server's methods.
 type Handler interface {
-	// Joined is called for a join that has to wait because no published world and no dismissal
-	// answers it. A repeated join calls it again. A world that is published concurrently may answer
-	// the join before the call; j.After is below its generation then, and there is nothing to do.
+	// Joined is called for a join that must wait because no published world and no dismissal
+	// answers it. A repeated join calls it again. A world published concurrently may answer the
+	// join before the call; in that case j.After is below that world's generation, and Joined need
+	// do nothing.
 	Joined(from identity.Subject, j line.Joining)
-	// Reported is called for a report, twice if the report was repeated. It has noted called once
-	// the report need not be repeated to another driver.
+	// Reported is called for a report, and again if the report is repeated. It, or a later
+	// goroutine, calls noted once the report need not be repeated to another driver.
 	Reported(from identity.Subject, r line.Report, generation, commits uint64, noted func())
-	// BackendReported is called with the collective backend of the devices of a generation, a name
-	// that line.CheckBackend allows, as Reported is.
+	// BackendReported is called, as Reported is, with the backend of the device collectives of a
+	// generation, a name that passes line.CheckBackend.
 	BackendReported(from identity.Subject, generation uint64, backend string, noted func())
-	// FailureReported is called with the error of the worker's program, a text that line.CleanError
-	// returns, as Reported is.
+	// FailureReported is called, as Reported is, with the error of the worker's program, a text
+	// that passes line.CheckError.
 	FailureReported(from identity.Subject, text string, noted func())
 	// Beaten is called for a heartbeat: about once a second from each worker.
 	Beaten(from identity.Subject, b line.Beat)
-	// Heard is called with what a worker has been told of.
+	// Heard is called with what a worker has received.
 	Heard(from identity.Subject, h line.Heard)
-	// Located is called with the answer to a question for stacks.
+	// Located is called with the answer to a request for stacks.
 	Located(from identity.Subject, s line.StacksLine)
 }
 
 // ServerConfig configures a Server.
 type ServerConfig struct {
-	// Handler receives what workers say.
+	// Handler receives the messages of workers.
 	Handler Handler
-	// Tell passes a line, and what follows it, on to workers, by incarnation. Of a world, ranks are
-	// those of the workers; nil: the line is the same for all. A line may be lost. It must not
-	// block.
+	// Tell passes a line, and the bytes after it, on to workers, by incarnation. For a world, ranks
+	// are the ranks of these workers; nil: the line is the same for all. A line may be lost. Tell
+	// must not block.
 	Tell func(workers []string, ranks []uint32, text, tail []byte)
 	// DataKey returns the key of data connections of a generation. Nil: a random one for each.
 	DataKey func(generation uint64) identity.DataKey
 	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
 	Tasks Tasks
-	// Store serves a connection of a worker to a store for programs in other languages, until the
-	// worker closes it. Nil: they are refused.
+	// Store serves a connection of a worker to a store for programs in other languages until the
+	// worker closes it. Nil: such connections are refused.
 	Store func(conn net.Conn) error
 	// Log receives refused requests. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
@@ -76,27 +78,27 @@ type ServerConfig struct {
 
 // Tasks is a scheduler of tasks.
 type Tasks interface {
-	// Handle serves a connection of a worker until it ends, or ctx does; it closes it.
+	// Handle serves a connection of a worker until it or ctx ends, and closes it.
 	Handle(ctx context.Context, conn net.Conn, from identity.Subject) error
 	// Expel says that the process of a worker has ended. It must not block.
 	Expel(incarnation string)
-	// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most
-	// 8; none where it was told to end, which is stopped. It blocks while what the process has said
-	// is read, 2 s at most.
+	// Ended is Expel, and also returns the functions of at most 8 tasks that the process ran when
+	// it ended. It returns none if stopped is set: the process was asked to end. It blocks for at
+	// most 2 s while the last messages of the process are read.
 	Ended(incarnation string, stopped bool) []string
-	// Train says which workers have a place in the current world. It must not block.
+	// Train sets the workers with a place in the current world. It must not block.
 	Train(incarnations []string)
 }
 
-// Server holds the current world and the joins that wait. It answers only workers that Admit has
-// named. Its methods are safe for concurrent use.
+// Server holds the current world and the waiting joins. It answers only workers that were passed to
+// Admit. Its methods are safe for concurrent use.
 type Server struct {
 	cfg ServerConfig
 
 	mu        sync.Mutex
 	current   *published
 	waiting   map[string]*waiter          // by incarnation
-	dismissed map[string]error            // the dismissals
+	dismissed map[string]error            // the reasons, by incarnation
 	admitted  map[string]identity.Subject // by incarnation
 	handles   handles
 	stores    stores
@@ -109,7 +111,7 @@ type handles struct {
 	total int
 }
 
-// take notes the length of a worker's handle, unless that is too much; 0 forgets it.
+// take records the length of a worker's handle, unless the total would be too large; 0 removes it.
 func (h *handles) take(inc string, length int) error {
 	total := h.total - h.of[inc] + length
 	if length > 0 && total > maxHandles {
@@ -124,25 +126,25 @@ func (h *handles) take(inc string, length int) error {
 	return nil
 }
 
-// widening is what a Server knows of workers that listen on loopback alone. It is empty as long as
-// all workers are on one machine.
+// widening is what a Server knows of workers that listen only on loopback addresses. It is empty
+// while all workers are on one machine.
 type widening struct {
 	wide bool // workers on other machines take part
-	// asked are those that were asked to listen on other addresses, with all that they have since;
-	// nil as long as they have not joined again.
+	// asked has the workers that were asked to listen on other addresses, with the addresses of
+	// their later joins; nil: the worker has not joined again.
 	asked map[string][]string
-	held  *world // published, but some of its members have not joined again; nil: none
+	held  *world // was passed to Publish, but waits until its members have joined again; nil: none
 }
 
-// expel forgets a worker. A held world keeps what it has of its members: it must not be published
-// with the loopback address of one that has not joined again.
+// expel forgets a worker, unless it is a member of the held world, which must not be published with
+// the loopback address of a member that has not joined again.
 func (w *widening) expel(inc string) {
 	if w.held == nil || !slices.ContainsFunc(w.held.members, func(m line.Member) bool { return m.Incarnation == inc }) {
 		delete(w.asked, inc)
 	}
 }
 
-// world is what Publish is given.
+// world holds the arguments of Publish.
 type world struct {
 	plan.World
 	members []line.Member
@@ -150,27 +152,28 @@ type world struct {
 	seq     uint64
 }
 
-// published is the current world, encoded. It is immutable.
+// published is the current world in encoded form. It is immutable.
 type published struct {
 	generation uint64
 	ranks      map[string]uint32 // by incarnation
 	head       line.Message      // without the rank and the size of the tail
-	members    []byte            // columns, encoded
+	members    []byte            // encoded columns
 	columns    *line.Members
 	key        identity.DataKey
-	// difference from the members with the number base, encoded; nil: it is not worth while.
+	// difference is the encoded difference from the members with the number base; nil: it would not
+	// be much shorter.
 	difference []byte
 	base       uint64
 }
 
-// waiter is a join that waits.
+// waiter is a waiting join.
 type waiter struct {
 	after  uint64
 	has    uint64 // number of the members that the worker has; 0: none
-	narrow bool   // its worker listens on loopback alone, and need not
+	narrow bool   // its worker listens only on loopback addresses, and can widen
 }
 
-// NewServer returns a server without a world. It starts nothing.
+// NewServer returns a Server without a world. It starts nothing.
 func NewServer(cfg ServerConfig) *Server {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
@@ -184,14 +187,14 @@ func NewServer(cfg ServerConfig) *Server {
 	}
 }
 
-// Admit has lines of a worker heard, until Expel. It needs the subject's incarnation and host.
+// Admit accepts lines of a worker until Expel. The subject must have an incarnation and a host.
 func (s *Server) Admit(worker identity.Subject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.admitted[worker.Incarnation] = worker
 }
 
-// Expel ignores a worker from now on: its process has ended, or counts as ended.
+// Expel ignores lines of a worker from now on: its process has ended, or counts as ended.
 func (s *Server) Expel(incarnation string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,12 +209,12 @@ func (s *Server) Expel(incarnation string) {
 	delete(s.waiting, incarnation)
 }
 
-// Publish sets the current world w, with its members by rank, its sync root, and the number of the
-// last notification that it takes into account. The slots of w must be as plan.Place sets them. It
-// answers the waiting joins of members that have left an older generation. It panics if members and
-// w differ in size or root is not a rank of w. A world that is not newer than the current one is
-// ignored. A world with a member that Widen has asked to join again is published when all of these
-// have. Publish keeps none of its arguments and never blocks.
+// Publish makes w the current world, with its members by rank, its sync root, and the number of the
+// last notification that it takes into account. The slots of w must be as plan.Place sets them.
+// Publish answers the waiting joins of members that have left an older generation. It panics if
+// members and w differ in size or root is not a rank of w. It ignores a world that is not newer
+// than the current one. If Widen has asked members of w to join again, w becomes current once all
+// of them have. Publish keeps none of its arguments and never blocks.
 func (s *Server) Publish(w plan.World, members []line.Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
@@ -222,9 +225,9 @@ func (s *Server) Publish(w plan.World, members []line.Member, root int, seq uint
 	s.publishHeld()
 }
 
-// Widen tells that workers on other machines take part from now on: workers that listen on loopback
-// alone, those that wait included, are asked to listen on other addresses and to join again. It
-// never blocks.
+// Widen says that workers on other machines take part from now on: workers that listen only on
+// loopback addresses, including waiting ones, are asked to listen on other addresses and to join
+// again. It never blocks.
 func (s *Server) Widen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,13 +240,13 @@ func (s *Server) Widen() {
 	}
 }
 
-// askToWiden has a worker join again; the lock is held.
+// askToWiden asks a worker to widen and join again; the lock is held.
 func (s *Server) askToWiden(inc string) {
 	s.asked[inc] = nil
 	s.cfg.Tell([]string{inc}, nil, line.Down("widen", nil), nil)
 }
 
-// widened notes with which addresses a worker has joined; the lock is held.
+// widened records the addresses with which a worker has joined again; the lock is held.
 func (s *Server) widened(inc string, addrs []string) {
 	if _, asked := s.asked[inc]; asked {
 		s.asked[inc] = slices.Clone(addrs)
@@ -251,8 +254,8 @@ func (s *Server) widened(inc string, addrs []string) {
 	}
 }
 
-// publishHeld publishes the world that was held, with the addresses that its members have now,
-// unless some have not joined again; the lock is held.
+// publishHeld publishes the held world with the new addresses of its members, unless some members
+// have not joined again; the lock is held.
 func (s *Server) publishHeld() {
 	if s.held == nil {
 		return
@@ -269,7 +272,7 @@ func (s *Server) publishHeld() {
 	s.publish(next)
 }
 
-// isNarrow returns whether a worker listens on loopback alone, and can do otherwise.
+// isNarrow returns whether a worker listens only on loopback addresses but can listen on others.
 func isNarrow(j *line.Joining) bool {
 	return j.CanWiden && !slices.ContainsFunc(j.DataAddrs, func(addr string) bool {
 		at, err := netip.ParseAddrPort(addr)
@@ -314,8 +317,8 @@ func (s *Server) publish(next world) {
 	s.answer(answered)
 }
 
-// answer answers joins that wait with the current world, by one line for all that have the same
-// members; the lock is held.
+// answer answers waiting joins with the current world, with one line for all workers that have the
+// same members; the lock is held.
 func (s *Server) answer(workers []string) {
 	var whole, differs []string
 	for _, inc := range workers {
@@ -344,7 +347,7 @@ func (s *Server) tellWorld(workers []string, head line.Message, tail []byte) {
 	s.cfg.Tell(workers, ranks, line.Text(head), tail)
 }
 
-// differ notes how p differs from the world before, if that is much shorter than p itself.
+// differ sets the difference of p from the world before, if that is much shorter than p itself.
 func (p *published) differ(before *published) {
 	if before == nil {
 		return
@@ -364,8 +367,8 @@ func (p *published) answers(inc string, w *waiter) bool {
 }
 
 // Dismiss answers the current join of a worker and all later ones with why: line.ErrRemoved,
-// ErrLast or ErrFinished; it panics for other errors. The last dismissal of a worker counts, and
-// the worker is in no later world. Dismiss never blocks.
+// ErrLast or ErrFinished; it panics for other errors. The last dismissal of a worker counts, and no
+// later world includes the worker. Dismiss never blocks.
 func (s *Server) Dismiss(incarnation string, why error) {
 	text := line.Dismissed(why)
 	s.mu.Lock()
@@ -377,7 +380,7 @@ func (s *Server) Dismiss(incarnation string, why error) {
 	}
 }
 
-// arrive answers a join, or has it wait and returns true.
+// arrive answers a join, or makes it wait and returns true.
 func (s *Server) arrive(inc string, j *line.Joining) (waits bool, err error) {
 	w := &waiter{after: j.After, has: j.Has, narrow: isNarrow(j)}
 	s.mu.Lock()
@@ -402,8 +405,8 @@ func (s *Server) arrive(inc string, j *line.Joining) (waits bool, err error) {
 	return true, nil
 }
 
-// Hear takes a line that the launcher of a worker passes on. It has noted called once the line need
-// not be repeated to another driver. It does not keep text.
+// Hear handles a line that the launcher of a worker passes on. noted is called once the line need
+// not be repeated to another driver. Hear does not keep text.
 func (s *Server) Hear(incarnation string, text []byte, noted func()) {
 	s.mu.Lock()
 	from, belongs := s.admitted[incarnation]
@@ -427,7 +430,7 @@ func (s *Server) Hear(incarnation string, text []byte, noted func()) {
 	}
 }
 
-// hear takes a line that is not a report.
+// hear handles a line that is not a report.
 func (s *Server) hear(from identity.Subject, what string, text []byte) error {
 	h := s.cfg.Handler
 	switch what {
@@ -477,7 +480,7 @@ func read[T any](text []byte) (v T, err error) {
 	return v, err
 }
 
-// report takes a report. It has noted called, also with an error.
+// report handles a report. noted is called even after an error.
 func (s *Server) report(from identity.Subject, text []byte, noted func()) error {
 	r, err := read[line.ReportLine](text)
 	if err == nil {
@@ -496,7 +499,7 @@ func (s *Server) report(from identity.Subject, text []byte, noted func()) error 
 	return err
 }
 
-// look tells a worker the newest world, with a key for visits to its members.
+// look sends a worker the newest world, with a key for visits to its members.
 func (s *Server) look(inc string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

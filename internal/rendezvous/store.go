@@ -11,12 +11,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// mostStores is the largest number of connections of one worker to the store.
+// mostStores is the most connections of one worker to the store.
 const mostStores = 64
 
-// stores are the connections to the store. They are guarded by the server's lock.
+// stores holds the connections to the store. The server's lock guards it.
 type stores struct {
-	number uint64                       // names the store: another driver has another
+	number uint64                       // identifies the store; each driver's differs
 	of     map[string]map[net.Conn]bool // by incarnation
 }
 
@@ -27,12 +27,12 @@ func newStores() stores {
 // expel closes the connections of a worker; the lock is held.
 func (s *stores) expel(incarnation string) {
 	for conn := range s.of[incarnation] {
-		_ = conn.Close() // its handler returns
+		_ = conn.Close() // its handler returns then
 	}
 }
 
-// Stream serves a connection of a worker for a protocol other than lines, which it closes, until
-// that or ctx ends.
+// Stream serves a connection of a worker for a protocol other than lines until it or ctx ends, and
+// closes it.
 func (s *Server) Stream(ctx context.Context, incarnation, protocol string, conn net.Conn) {
 	defer conn.Close()
 	s.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Sizes of a picture, in its units, which are pixels where it is not scaled.
+// Sizes in a picture, in its units, which are pixels if it is not scaled.
 const (
 	width      = 900
 	margin     = 24
@@ -23,14 +23,14 @@ const (
 
 	maxHosts, maxHostSlots = 32, 8
 
-	// The picture plays for as long as the job did, within these bounds, and stays at its end.
+	// The picture plays as long as the job ran, within these bounds, and then stays at its end.
 	least, most = 5 * time.Second, 40 * time.Second
 	stay        = 3 * time.Second
-	// counterPause is between two values of its counters.
+	// counterPause is the time between two values of its counters.
 	counterPause = 400 * time.Millisecond
 )
 
-// colours are those of the states of slots.
+// colours are the colours of the states of slots.
 var colours = map[job.SlotState]string{
 	job.SlotTraining: "#1d7a58", job.SlotStarting: "#8fb4ff", job.SlotReady: "#3a6fd0", job.SlotLeaving: "#a96a00",
 	job.SlotStopping: "#c0362c", job.SlotExcluded: "#c0362c", job.SlotDrained: "#6f5aa8", job.SlotHeld: "#6f5aa8", job.SlotFree: "#e1e5ea",
@@ -38,25 +38,25 @@ var colours = map[job.SlotState]string{
 
 const absent = "#ffffff" // a slot that is not listed
 
-// legend are the colours that the picture explains.
+// legend lists the colours that the picture explains.
 var legend = []struct{ colour, text string }{
 	{colours[job.SlotTraining], "trains"}, {colours[job.SlotExcluded], "killed"}, {colours[job.SlotStarting], "starts"}, {colours[job.SlotFree], "free"},
 }
 
-// picture is a picture that is drawn.
+// picture is a picture in progress.
 type picture struct {
 	*Recording
 	out    bytes.Buffer
-	begun  time.Time     // what is played from then on
-	long   time.Duration // and for so long, in the job's time
-	shown  time.Duration // that is how long it takes in the picture
+	begun  time.Time     // time in the job at which the picture begins
+	long   time.Duration // how much of the job's time it shows
+	shown  time.Duration // how long that takes in the picture
 	hosts  []string      // from top to bottom
 	slots  map[string]int
 	bottom int // of the grid
 }
 
-// Picture writes an SVG that moves: a grid of the workers, the steps so far, and what happens. It
-// needs nothing but itself, and is the same bytes for the same events. An error says what a picture
+// Picture writes an animated SVG: a grid of the workers, the steps so far, and what happens. It
+// depends on no other file, and has equal bytes for equal events. An error says what a picture
 // cannot show.
 func (r *Recording) Picture(w io.Writer) error {
 	p := &picture{Recording: r, begun: r.Begun(), slots: map[string]int{}}
@@ -64,7 +64,7 @@ func (r *Recording) Picture(w io.Writer) error {
 		return fmt.Errorf("the job has made no commit: there is nothing to show")
 	}
 	if first := r.trend[0].at.Add(-time.Second); first.After(p.begun) {
-		p.begun = first // the start is short
+		p.begun = first // leave out the start, which is short
 	}
 	p.long = max(r.Ended().Sub(p.begun), time.Millisecond)
 	p.shown = min(max(p.long, least), most)
@@ -109,7 +109,7 @@ func (p *picture) draw() {
 	p.add(`</svg>`)
 }
 
-// summary says what the job was.
+// summary describes the job.
 func (p *picture) summary() string {
 	deaths, most := 0, 0
 	for _, e := range p.events {
@@ -121,13 +121,13 @@ func (p *picture) summary() string {
 	return fmt.Sprintf("training in up to %d workers, of which %d are killed in %d seconds", most, deaths, int(p.long.Round(time.Second).Seconds()))
 }
 
-// share is a moment as a share of the picture's whole time.
+// share returns a time as a share of the picture's duration.
 func (p *picture) share(at time.Time) float64 {
 	x := at.Sub(p.begun).Seconds() / p.long.Seconds()
 	return min(max(x, 0), 1) * p.shown.Seconds() / (p.shown + stay).Seconds()
 }
 
-// values are what an attribute is over time: each from its time on.
+// values are the values of an attribute over time, each from its time on.
 type values struct {
 	times  []float64
 	values []string
@@ -145,7 +145,7 @@ func (v *values) set(at float64, value string) {
 	}
 }
 
-// animate writes what an attribute of the element around it does.
+// animate writes the animation of an attribute of the enclosing element.
 func (p *picture) animate(element, attribute string, v values, more string) {
 	times := make([]string, len(v.times))
 	for i, t := range v.times {
@@ -194,7 +194,7 @@ func (p *picture) grid() {
 	}
 }
 
-// curve draws the steps that go on, with the deaths below them.
+// curve draws the curve of the steps, with the deaths below it.
 func (p *picture) curve() {
 	right, top, bottom := width-margin, gridTop, p.bottom-16
 	x := func(at time.Time) float64 {
@@ -223,13 +223,13 @@ func (p *picture) curve() {
 	p.rolls("counts", curveLeft+12, top+16, 15, p.counts())
 }
 
-// moment is a text from a time on.
+// moment is a text that is shown from a time on.
 type moment struct {
 	at   float64
 	text string
 }
 
-// counts are the steps so far and the number of workers, again and again.
+// counts returns the steps so far and the number of workers, at regular times.
 func (p *picture) counts() (all []moment) {
 	play := p.NewPlayer()
 	pause := time.Duration(float64(counterPause) * p.long.Seconds() / p.shown.Seconds())
@@ -240,7 +240,7 @@ func (p *picture) counts() (all []moment) {
 	return append(all, moment{p.share(p.Ended()), fmt.Sprintf("step %d", p.Commits(p.Ended()))})
 }
 
-// captions say what happens.
+// captions writes captions that say what happens.
 func (p *picture) captions() {
 	var all []moment
 	say := func(at time.Time, text string) { all = append(all, moment{p.share(at), text}) }
@@ -265,9 +265,9 @@ func (p *picture) captions() {
 	p.rolls("events", margin, p.bottom+18, 13, all)
 }
 
-// rolls writes texts of which one is seen at a time.
+// rolls writes texts of which one is visible at a time.
 func (p *picture) rolls(id string, x, y, size int, all []moment) {
-	// Clipped groups, and no svg within the svg, which would have a clock of its own.
+	// Clipped groups, since an svg within the svg would have a clock of its own.
 	p.add(`<clipPath id="%s"><rect width="%d" height="%d"/></clipPath>`, id, width-x, lineHeight)
 	p.add(`<g transform="translate(%d %d)" clip-path="url(#%s)"><g font-size="%d">`, x, y-size, id, size)
 	var v values
@@ -283,6 +283,6 @@ func (p *picture) rolls(id string, x, y, size int, all []moment) {
 
 func escape(text string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(text)) // a Builder takes all
+	_ = xml.EscapeText(&b, []byte(text)) // a Builder never fails
 	return b.String()
 }

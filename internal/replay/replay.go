@@ -14,35 +14,35 @@ import (
 )
 
 const (
-	// maxLine and maxBytes bound a line of an events file and what is kept of a job, in bytes.
+	// maxLine and maxBytes bound a line of an events file, and the bytes kept of a job.
 	maxLine  = 4 << 20
 	maxBytes = 512 << 20
-	// shownEvents is how many of the last events a status has.
+	// shownEvents is the number of the last events in a status.
 	shownEvents = 1000
 )
 
-// Recording is what a job has done. It does not change.
+// Recording is the record of a job. It does not change.
 type Recording struct {
-	// Run is the job's id; empty: the events do not say.
+	// Run is the job's id; empty: unknown.
 	Run    string
 	events []job.Entry
 	lines  []json.RawMessage // the text of each event
 	trend  []progress
 }
 
-// progress is a moment at which the number of commits is known. Between two moments it grows
-// evenly.
+// progress is a time at which the number of commits is known. Between two such times the number
+// grows evenly.
 type progress struct {
 	at      time.Time
 	commits float64
 }
 
-// Read reads the events of the last job of an events file. A job begins after the end of another
-// one, or with an audit record of another run: a driver that is killed leaves no end. An error
-// names the line.
+// Read reads the events of the last job in an events file. A job begins after the end of another
+// job, or with an audit record of another run, since a killed driver writes no end. Errors name the
+// line.
 func Read(from io.Reader) (*Recording, error) { return readUpTo(maxBytes, from) }
 
-// readUpTo is Read of a job that has at most so many bytes.
+// readUpTo is Read for a job of at most most bytes.
 func readUpTo(most int, from io.Reader) (*Recording, error) {
 	r, n, bytes := &Recording{}, 0, 0
 	lines := bufio.NewScanner(from)
@@ -87,7 +87,8 @@ func (r *Recording) endsBefore(run string) bool {
 	return r.Run != "" && run != "" && run != r.Run
 }
 
-// runOf returns the job's id that an audit record has; empty: it has none, or is another event.
+// runOf returns the job's id in an audit record, or "" if it has none or the event is of another
+// kind.
 func runOf(name job.EventName, line []byte) string {
 	if name != job.Audit {
 		return ""
@@ -97,18 +98,18 @@ func runOf(name job.EventName, line []byte) string {
 			Run string `json:"run"`
 		} `json:"who"`
 	}
-	_ = json.Unmarshal(line, &record) // it is JSON, as ParseEvent has read it; another form has no id
+	_ = json.Unmarshal(line, &record) // cannot fail: ParseEvent has parsed it; other forms have no id
 	return record.Who.Run
 }
 
-// Begun is the time of the first event, and Ended that of the last one.
+// Begun returns the time of the first event.
 func (r *Recording) Begun() time.Time { return r.events[0].Time }
 
-// Ended is the time of the last event.
+// Ended returns the time of the last event.
 func (r *Recording) Ended() time.Time { return r.events[len(r.events)-1].Time }
 
-// trendOf returns the moments of the commits: each world's first one, the moment when the world was
-// left, which the next first commit tells, and the end.
+// trendOf returns the times at which the number of commits is known: each world's first commit, the
+// end of each world, whose number the next first commit gives, and the end of the job.
 func (r *Recording) trendOf() (trend []progress) {
 	for _, e := range r.events {
 		switch e.Name {
@@ -126,7 +127,7 @@ func (r *Recording) trendOf() (trend []progress) {
 	return trend
 }
 
-// Commits returns about how many commits the job had made at a time.
+// Commits returns an estimate of the number of commits at a time.
 func (r *Recording) Commits(at time.Time) uint64 {
 	before := progress{r.Begun(), 0}
 	for _, p := range r.trend {
@@ -145,15 +146,15 @@ func (r *Recording) Commits(at time.Time) uint64 {
 // Player plays a recording. Its methods are for one goroutine.
 type Player struct {
 	r     *Recording
-	next  int // event
+	next  int // index of the next event
 	state state
 }
 
 // NewPlayer returns a player at the beginning.
 func (r *Recording) NewPlayer() *Player { return &Player{r: r, state: newState(r)} }
 
-// Status returns what the job was like at a time, which must not be before that of the last call.
-// Its goodput is known at the end only.
+// Status returns the status of the job at a time, which must not be before that of the last call.
+// It includes the goodput only at the end.
 func (p *Player) Status(at time.Time) job.Status {
 	for p.next < len(p.r.events) && !p.r.events[p.next].Time.After(at) {
 		p.state.apply(&p.r.events[p.next], p.r.lines[p.next])

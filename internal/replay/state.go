@@ -8,10 +8,10 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// state is what the events of a job say about it.
+// state is the state of a job that follows from its events.
 type state struct {
 	job   job.Status  // without hosts
-	hosts []*job.Host // in the order in which they came, with all slots that they ever had
+	hosts []*job.Host // in order of appearance, with all slots that they ever had
 }
 
 func newState(r *Recording) state {
@@ -21,7 +21,7 @@ func newState(r *Recording) state {
 	}}
 }
 
-// host returns the host of that name, which is added if it is not there.
+// host returns the host with the name, and adds it if it is new.
 func (s *state) host(name string) *job.Host {
 	for _, h := range s.hosts {
 		if h.Host == name {
@@ -33,7 +33,7 @@ func (s *state) host(name string) *job.Host {
 	return h
 }
 
-// slotOf returns the host's slot of an index, which is added if it is not there.
+// slotOf returns the host's slot with the index, and adds it if it is new.
 func slotOf(h *job.Host, index int) *job.Slot {
 	for len(h.Slots) <= index {
 		h.Slots = append(h.Slots, job.Slot{Slot: len(h.Slots), State: job.SlotFree})
@@ -41,10 +41,10 @@ func slotOf(h *job.Host, index int) *job.Slot {
 	return &h.Slots[index]
 }
 
-// maxSlots bounds the slots of a host: an index in a file may be anything.
+// maxSlots bounds the slots of a host: an index in a file may be any number.
 const maxSlots = 4096
 
-// apply takes the next event.
+// apply applies the next event.
 func (s *state) apply(e *job.Entry, line []byte) {
 	s.job.Last = e.Time
 	switch e.Name {
@@ -80,7 +80,7 @@ func (s *state) apply(e *job.Entry, line []byte) {
 
 func (s *state) enter(state job.State, at time.Time) { s.job.State, s.job.Since = state, at }
 
-// list takes a list of hosts.
+// list applies a list of hosts.
 func (s *state) list(found []job.FoundHost) {
 	for _, h := range s.hosts {
 		h.Listed = false
@@ -94,7 +94,7 @@ func (s *state) list(found []job.FoundHost) {
 	}
 }
 
-// published takes a world.
+// published applies a published world.
 func (s *state) published(e *job.Entry) {
 	s.job.Generation, s.job.Size = e.Generation, e.Size
 	s.enter(job.Running, e.Time)
@@ -128,7 +128,7 @@ func (s *state) done(e *job.Entry, line []byte) {
 	s.job.Driver = 0
 }
 
-// slotEvent changes a slot as an event tells.
+// slotEvent changes a slot according to an event.
 func slotEvent(slot *job.Slot, e *job.Entry) {
 	switch e.Name {
 	case job.WorkerStarted:
@@ -168,7 +168,7 @@ func slotEvent(slot *job.Slot, e *job.Entry) {
 	}
 }
 
-// status returns a copy for a time at which the job had made so many commits.
+// status returns a copy of the status for a time at which the job had made that many commits.
 func (s *state) status(at time.Time, commits uint64) job.Status {
 	c := s.job
 	c.Time, c.NP = at, s.job.Size

@@ -1,5 +1,5 @@
 // Package retry pauses between the attempts of a loop, longer after each failure, and decides which
-// failures are logged: the first one, each one of another kind, and repetitions ever less often.
+// failures to log: the first one, each of another kind, and repetitions at growing intervals.
 package retry
 
 import (
@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// Backoff is a pause that doubles with each failure in a row. It is a plain value: its user keeps
-// the number of failures, or the last pause.
+// Backoff computes a pause that doubles with each consecutive failure. It is a plain value: its
+// user keeps the number of failures or the last pause.
 type Backoff struct {
 	First time.Duration // the pause after the first failure
 	Most  time.Duration // the longest pause; 0: no bound
 }
 
-// After returns the pause after so many failures in a row: First after one, twice as long after
-// each further one, up to Most, and 0 after none.
+// After returns the pause after a number of consecutive failures: First after one, twice as long
+// after each further one, up to Most, and 0 after none.
 func (b Backoff) After(failures int) (pause time.Duration) {
 	for range failures {
 		next := b.Next(pause)
@@ -31,7 +31,7 @@ func (b Backoff) After(failures int) (pause time.Duration) {
 	return pause
 }
 
-// Next returns the pause that follows another: First after 0.
+// Next returns the pause after the pause last: First after 0.
 func (b Backoff) Next(last time.Duration) time.Duration {
 	most := b.Most
 	if most <= 0 {
@@ -44,7 +44,7 @@ func (b Backoff) Next(last time.Duration) time.Duration {
 	return last + min(last, most-last) // cannot overflow
 }
 
-// Pause blocks for the time d, or until ctx ends, whose cause it returns then.
+// Pause blocks for the time d, or until ctx ends; then it returns the cause.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -56,25 +56,25 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Row is a row of failures of one thing that is tried again and again. The zero value is empty. It
+// Row counts the consecutive failures of something that is retried. The zero value is empty. It
 // reads no clock and is for one goroutine.
 type Row struct {
-	// Least is the shortest time between two failures of one kind that are told.
+	// Least is the shortest time between two logged failures of one kind.
 	Least time.Duration
-	// Quiet is the time from the first failure in which none is told, where failures that pass are
-	// no news.
+	// Quiet is the time from the first failure in which none is logged, for failures that usually
+	// pass.
 	Quiet time.Duration
 
 	failures int
-	since    time.Time // the first
+	since    time.Time // time of the first failure
 	kind     string
-	next     int // the number of failures at which one of the kind is told again
+	next     int // number of failures at which the kind is logged again
 	told     time.Time
 }
 
-// Failed adds a failure, and returns whether it is to be told: where it is the first, where its
-// text differs from the last one's in more than digits, and otherwise each time that there are
-// twice as many. Ports and counters do not make another failure of it.
+// Failed adds a failure and returns whether to log it: if it is the first, if its text differs from
+// that of the last logged failure in more than digits, and else each time the number of failures
+// has doubled. Ports and counters in the text thus make no new kind.
 func (r *Row) Failed(now time.Time, err error) (tell bool) {
 	if r.failures++; r.failures == 1 {
 		r.since = now
@@ -95,8 +95,8 @@ func (r *Row) Failed(now time.Time, err error) (tell bool) {
 	return true
 }
 
-// Warn adds a failure, as Failed does, and logs it where it is to be told: what has failed and is
-// tried again.
+// Warn adds a failure, as Failed does, and if it is to be logged, logs that what has failed and is
+// retried.
 func (r *Row) Warn(log Logger, now time.Time, what string, err error) {
 	switch tell := r.Failed(now, err); {
 	case !tell:
@@ -107,15 +107,15 @@ func (r *Row) Warn(log Logger, now time.Time, what string, err error) {
 	}
 }
 
-// Logger is what Warn needs of a log.
+// Logger is the part of a log that Warn uses.
 type Logger interface {
 	Warnf(format string, args ...any)
 }
 
-// Failures is their number.
+// Failures returns the number of failures.
 func (r *Row) Failures() int { return r.failures }
 
-// For is how long ago the first one was; 0: no failure.
+// For returns the time since the first failure; 0: no failure.
 func (r *Row) For(now time.Time) time.Duration {
 	if r.failures == 0 {
 		return 0
@@ -123,27 +123,27 @@ func (r *Row) For(now time.Time) time.Duration {
 	return now.Sub(r.since)
 }
 
-// Ended ends the row, because what was tried has succeeded, and returns how many failures it had.
+// Ended empties the row after a success, and returns the number of failures that it had.
 func (r *Row) Ended() (failures int) {
 	failures = r.failures
 	*r = Row{Least: r.Least, Quiet: r.Quiet}
 	return failures
 }
 
-// gatePause is the least time between two lines that a Gate lets through.
+// gatePause is the shortest time between two lines that a Gate lets through.
 const gatePause = 5 * time.Second
 
-// Gate is shared by the rows of many things of one kind, such as the workers of a job. It lets one
-// of their lines through in 5 s, and counts the others. The zero value lets the next one through.
-// Its method may be called by many goroutines.
+// Gate limits the log lines of many rows of one kind, such as those of the workers of a job: it
+// lets one line through every 5 s, and counts the others. The zero value lets the next line
+// through. Its method may be called by many goroutines.
 type Gate struct {
 	mu   sync.Mutex
 	told time.Time
 	left int // lines that were left out since told
 }
 
-// Pass returns whether a line is to be told, and what it is to end with: how many were left out
-// since the last one, or nothing.
+// Pass returns whether to log a line, and the text with which it ends: the number of lines left out
+// since the last one, or "".
 func (g *Gate) Pass(now time.Time) (more string, tell bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

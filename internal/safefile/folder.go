@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakeDir makes a folder for files of the mode, and those above it that are missing, whatever the
-// umask. A folder that is there stays as it is, and so does a link to one if it belongs to this
-// user or to root.
+// MakeDir creates a folder for files of the mode, and the missing ones above it, whatever the
+// umask. It leaves an existing folder as it is, and accepts a link to a folder if the link belongs
+// to this user or to root.
 func MakeDir(path string, mode fs.FileMode) error {
 	perm := uint32(mode | 0o700 | mode&0o044>>2)
 	err := unix.Mkdir(path, perm)
@@ -44,7 +44,7 @@ func MakeDir(path string, mode fs.FileMode) error {
 	return nil
 }
 
-// isDir returns an error if the path is no folder, or a link that others have made.
+// isDir returns an error if the path is not a folder, or is a link that another user has created.
 func isDir(path string) error {
 	link, err := os.Lstat(path)
 	if err != nil {
@@ -62,21 +62,22 @@ func isDir(path string) error {
 	return nil
 }
 
-// MakePrivateDir is MakeDir for a folder of this user alone, which is checked as by PrivateDir. An
-// empty one of this user is closed to others: systems that make folders for services leave some of
-// them open.
+// MakePrivateDir is MakeDir for a folder of this user alone, which it checks as PrivateDir does. It
+// closes an empty folder of this user to others, since systems that create folders for services
+// leave some of them open.
 func MakePrivateDir(path string) error {
 	if err := MakeDir(path, Private); err != nil {
 		return err
 	}
 	if there, err := os.ReadDir(path); err == nil && len(there) == 0 {
-		_ = os.Chmod(path, 0o700) // where it fails, the folder is not this user's, or as open as before
+		_ = os.Chmod(path, 0o700) // if it fails, the folder is not this user's, or as open as before
 	}
 	return PrivateDir(path)
 }
 
-// PrivateDir returns an error if the path is no folder of this user, or if others may list or enter
-// it. A link to one will do: only this user or root can have made what it leads to.
+// PrivateDir returns an error if the path is not a folder of this user, or if others may list or
+// enter it. A link to such a folder is accepted: only this user or root can have created its
+// contents.
 func PrivateDir(path string) error {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -93,8 +94,8 @@ func PrivateDir(path string) error {
 	return nil
 }
 
-// SecretDir is PrivateDir for folders of secrets: none of the folders and links on the way to it
-// may be one that others could replace.
+// SecretDir is PrivateDir for folders of secrets: it also returns an error if other users could
+// replace any of the folders and links on the way.
 func SecretDir(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -105,7 +106,7 @@ func SecretDir(path string) error {
 		if err := unreplaced(at); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		next := filepath.Join(at, rest[0]) // at has no links, so this is what .. means
+		next := filepath.Join(at, rest[0]) // at contains no links, so the kernel resolves .. the same way
 		rest = rest[1:]
 		fi, err := os.Lstat(next)
 		if err != nil {

@@ -8,23 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoLocks: the file system has no locks, as Lustre without the option flock, and NFS without a
-// lock daemon.
+// ErrNoLocks: the file system has no locks, such as Lustre without the option flock, or NFS without
+// a lock daemon.
 var ErrNoLocks = errors.New("the file system has no locks")
 
-// ErrLocked: another process, or another open file of this one, has the lock.
+// ErrLocked: another process, or another open file of this one, holds the lock.
 var ErrLocked = errors.New("it is locked")
 
 // flock is the system call. Tests replace it.
 var flock = unix.Flock
 
-// TryLock locks the file as a whole, until it is closed, and does not block. The file must be open
-// for writing, which NFS asks for. The error wraps ErrLocked, or ErrNoLocks if the file system has
-// no locks.
+// TryLock locks the whole file until it is closed. It does not block. The file must be open for
+// writing, as NFS requires. The error wraps ErrLocked, or ErrNoLocks if the file system has no
+// locks.
 func TryLock(f *os.File) error { return Flock(f, unix.LOCK_EX|unix.LOCK_NB) }
 
-// TryOptionalLock is TryLock for a caller that continues without a lock if locking fails, other
-// than by ErrLocked. The failure and its consequence are reported then, see TellLacks.
+// TryOptionalLock is TryLock for a caller that continues without a lock if locking fails with an
+// error other than ErrLocked. It then reports the failure and the consequence (see TellLacks).
 func TryOptionalLock(f *os.File, consequence string) (locked bool, err error) {
 	err = TryLock(f)
 	if errors.Is(err, ErrLocked) {
@@ -36,7 +36,7 @@ func TryOptionalLock(f *os.File, consequence string) (locked bool, err error) {
 	return err == nil, nil
 }
 
-// Flock is the system call, with its flags, which are LOCK_SH, LOCK_EX and LOCK_NB. Its errors are
+// Flock locks a file with the flags LOCK_SH, LOCK_EX and LOCK_NB of the system call. Its errors are
 // those of TryLock.
 func Flock(f *os.File, how int) error {
 	for {
@@ -46,8 +46,8 @@ func Flock(f *os.File, how int) error {
 	}
 }
 
-// LockRange locks a file for writing, as Flock does, by the other of Linux's two kinds of locks: it
-// is of the open file too, and works over NFS. With wait it blocks.
+// LockRange locks a file for writing, with the other of Linux's two kinds of locks: it also belongs
+// to the open file, and works over NFS. With wait it blocks. Its errors are those of TryLock.
 func LockRange(f *os.File, wait bool) error {
 	how := unix.F_OFD_SETLK
 	if wait {
@@ -57,15 +57,15 @@ func LockRange(f *os.File, wait bool) error {
 	return lockError(f.Name(), err)
 }
 
-// RangeLocked returns whether another open file has a lock by LockRange.
+// RangeLocked returns whether another open file holds a lock of LockRange.
 func RangeLocked(f *os.File) (bool, error) {
 	is := unix.Flock_t{Type: unix.F_WRLCK}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &is)
 	return is.Type != unix.F_UNLCK, lockError(f.Name(), err)
 }
 
-// lockError returns what err, which a call that locks the file at path has returned, means. Nil
-// stays nil. Linux tells of another's lock by EAGAIN.
+// lockError translates err, the error of a call that locks the file at path. Nil stays nil. Linux
+// returns EAGAIN if another holds the lock.
 func lockError(path string, err error) error {
 	switch {
 	case err == nil:

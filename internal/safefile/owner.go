@@ -14,26 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ours reports whether a file of that owner, found at the path, can be one of this user's or of
-// root's.
+// ours reports whether a file at the path with that owner can belong to this user or to root.
 func ours(uid uint32, path string) bool {
 	if uid == 0 || int(uid) == os.Geteuid() {
 		return true
 	}
-	// A server may give the files of all users, or those of root, to one owner of its own. Then
-	// that owner tells nothing, and the server's rules are all there is.
+	// A file server may map all users, or root, to one owner of its own. In that case the owner
+	// says nothing, and only the server's rules protect the file.
 	dir := filepath.Dir(path)
 	return networkName(dir) != "" && ownerOfNew(dir) == int(uid)
 }
 
-// writable reports whether users other than the owner may write to what has these permissions. A
-// group with the number of this user, as most systems give each user, has no other member.
+// writable reports whether users other than the owner may write to a file with these permissions. A
+// group with the id of this user, which most systems create for each user, has no other member.
 func writable(perm, gid uint32) bool {
 	return perm&0o002 != 0 || perm&0o020 != 0 && int(gid) != os.Geteuid()
 }
 
-// ownerOfNew returns to whom a file belongs that this process makes in a folder; -1 if it can make
-// none.
+// ownerOfNew returns the owner of files that this process creates in a folder; -1 if it cannot
+// create any.
 var ownerOfNew = func(dir string) int { // tests have no such server
 	f, err := createTemp(filepath.Join(dir, "owner"), Private)
 	if err != nil {
@@ -48,13 +47,13 @@ var ownerOfNew = func(dir string) int { // tests have no such server
 	return int(st.Uid)
 }
 
-// createTemp makes a file beside path, whose name nobody can guess.
+// createTemp creates a file beside path with an unpredictable name.
 func createTemp(path string, mode fs.FileMode) (*os.File, error) {
 	return Create(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+rand.Text()), mode)
 }
 
-// unmapped returns the owner that files of users outside of this user namespace seem to have; -1 if
-// there is no user outside of it.
+// unmapped returns the owner that files of users outside this user namespace appear to have; -1 if
+// no user is outside it.
 var unmapped = sync.OnceValue(func() int {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if fields := strings.Fields(string(text)); err != nil || len(fields) == 3 && fields[2] == "4294967295" {
@@ -77,8 +76,8 @@ func userName(uid uint32) string {
 	return "user " + id
 }
 
-// networks are the file systems that may show files to other machines, by the number that statfs
-// gives. FUSE is among them because most file systems of FUSE are.
+// networks are the file systems that may be shared with other machines, by the type that statfs
+// returns. They include FUSE because most of its file systems are shared.
 var networks = map[int64]string{
 	0x6969: "NFS", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB2", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS",
 	0x65735546: "FUSE", 0x00C36400: "Ceph", 0x5346414F: "AFS", 0x6B414653: "AFS", 0x01021997: "9P", 0x19830326: "BeeGFS",
@@ -86,8 +85,8 @@ var networks = map[int64]string{
 	0x20030528: "OrangeFS",
 }
 
-// Network returns the name of the network file system on which the path is; empty if it is on a
-// local one, or if that cannot be told.
+// Network returns the name of the network file system that contains the path, or "" if it is on a
+// local one or the file system is unknown.
 func Network(path string) string { return networkName(path) }
 
 var networkName = func(path string) string { // tests have no such file system

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerPatience is how long a named pipe may be without the process at its other end, which a shell
-// may start at the same time as this one. peerPause is the pause between two looks. Tests change
-// the former.
+// peerPatience is how long openPipe waits for the process at the other end of a named pipe, which a
+// shell may start at the same time as this one. peerPause is the pause between two checks. Tests
+// change peerPatience.
 var peerPatience = 5 * time.Second
 
 const peerPause = 10 * time.Millisecond
 
-// openPipe is unix.Open for a named pipe, with flags that have O_NONBLOCK. It returns an error if
-// no process opens the other end in time, where without that flag the call would block.
+// openPipe is unix.Open for a named pipe, with flags that include O_NONBLOCK. It returns an error
+// if no process opens the other end within peerPatience; without O_NONBLOCK, unix.Open would block.
 func openPipe(path string, flags int, mode uint32) (int, error) {
 	fd := -1
 	defer func() { _ = unix.Close(fd) }()
@@ -26,7 +26,7 @@ func openPipe(path string, flags int, mode uint32) (int, error) {
 	}
 	for begin := time.Now(); ; time.Sleep(peerPause) {
 		var err error
-		if fd < 0 { // else it stays open, since a writer needs a reader
+		if fd < 0 { // keep it open: a writer needs a reader
 			fd, err = unix.Open(path, flags, mode)
 		}
 		if err == nil {
@@ -48,8 +48,8 @@ func openPipe(path string, flags int, mode uint32) (int, error) {
 	}
 }
 
-// hasWriter reports whether a process has a pipe open for writing, or has left something in it. It
-// takes nothing out of the pipe.
+// hasWriter reports whether a process has a pipe open for writing, or has left data in it. It reads
+// nothing from the pipe.
 func hasWriter(fd int) (bool, error) {
 	var probe [2]int
 	if err := unix.Pipe2(probe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {

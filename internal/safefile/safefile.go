@@ -1,19 +1,21 @@
-// Package safefile opens and makes files where other users of the machine may have put something
-// first: a symbolic link to a file of this user, a file or folder that stays theirs, a pipe that
-// blocks who opens it.
+// Package safefile opens and creates files in places where other users of the machine may have put
+// something before: a symbolic link to a file of this user, a file or folder that they own, or a
+// pipe that blocks a process that opens it.
 //
-// What is found is judged by the descriptor that is used, not by its name: it must be a regular
-// file, it must belong to this user or to root, and no other may write to it. A symbolic link in
-// place of a file that a person has named is followed where it belongs to this user or to root, who
-// could have named the file themselves, and is refused otherwise; in place of a file whose name
-// this program has chosen it is always refused. Links among the folders before it are followed as
-// always, because users put folders on other disks that way, and what they lead to is judged all
-// the same. Hard links to files of others are left to the kernel (fs.protected_hardlinks).
+// It checks a file by the descriptor that is used, not by its name: it must be a regular file, it
+// must belong to this user or to root, and no other user may be able to write to it. If a person
+// has named the file, a symbolic link in its place is followed if the link belongs to this user or
+// to root, who could have named the target themselves, and is refused otherwise. If this program
+// has chosen the name, a symbolic link is always refused. Links among the folders above the file
+// are followed as usual, because users put folders on other disks that way, and the target is
+// checked all the same. Hard links to files of others are left to the kernel
+// (fs.protected_hardlinks).
 //
-// Files are made by O_EXCL, and have the mode that is asked for whatever the umask is.
+// Files are created with O_EXCL, and have the requested mode whatever the umask is.
 //
-// It also calls what not every file system has: locks, syncs, and exchanges of names. It knows
-// which errors mean that, and does without where that is possible, which TellLacks tells.
+// The package also wraps calls that some file systems lack: locks, syncs, and exchanges of names.
+// It recognizes the errors that mean that, and continues without the call if possible, which
+// TellLacks reports.
 package safefile
 
 import (
@@ -27,11 +29,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Modes of what is made, and of files of this user that are written to again.
+// Modes of new files, and of existing files of this user that are written to.
 const (
 	// Private is for this user alone; folders get 0700.
 	Private fs.FileMode = 0o600
-	// Shared is for all to read, where this user has asked for that; folders get 0755.
+	// Shared is for files that all may read, on this user's request; folders get 0755.
 	Shared fs.FileMode = 0o644
 )
 
@@ -43,36 +45,36 @@ func Mode(shared bool) fs.FileMode {
 	return Private
 }
 
-// maxLinks is the number of links that are followed, as in the kernel. maxRaces is the number of
-// times that something else is found under the name than a moment before.
+// maxLinks bounds the links that are followed, as in the kernel. maxRaces bounds the attempts if
+// another file gets the name between two calls.
 const (
 	maxLinks = 40
 	maxRaces = 100
 )
 
-// always are flags of every call. Opening does not block, whatever is found.
+// always are flags of every call. Opening does not block, whatever the file is.
 const always = unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NOCTTY | unix.O_NONBLOCK
 
-// request is what is opened, and what is accepted there.
+// request says how a file is opened, and which files are accepted.
 type request struct {
-	flags   int         // besides always
-	mode    fs.FileMode // of a new file, and of an old one that is written to; 0: it stays
-	create  bool        // if it does not exist
-	streams bool        // a pipe or device will do
-	plain   bool        // no link will do
-	anyones bool        // as will a file of whatever owner and mode
-	secret  bool        // it is refused if others may read it
+	flags   int         // in addition to always
+	mode    fs.FileMode // of a new file, and of an existing one that is written to; 0: unchanged
+	create  bool        // create the file if it does not exist
+	streams bool        // accept a pipe or a device
+	plain   bool        // refuse links
+	anyones bool        // accept every owner and mode
+	secret  bool        // refuse a file that others may read
 }
 
-// Append opens a file for appending, which it makes if it does not exist. access is os.O_WRONLY or
-// os.O_RDWR. The path may also name a pipe, a terminal or another device, and by /dev/stdout or
-// /dev/fd/3 whatever this process has inherited. A named pipe gets a few seconds for its reader if
-// access is os.O_WRONLY.
+// Append opens a file for appending, and creates it if it does not exist. access is os.O_WRONLY or
+// os.O_RDWR. The path may also name a pipe, a terminal or another device, and, as /dev/stdout or
+// /dev/fd/3, any file that this process has inherited. If access is os.O_WRONLY, Append waits a few
+// seconds for the reader of a named pipe.
 func Append(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true}.open(path)
 }
 
-// Rewrite is Append for a file that has nothing in it yet: what a regular file holds is removed.
+// Rewrite is Append for a new file: it truncates a regular file.
 func Rewrite(path string, mode fs.FileMode) (*os.File, error) {
 	f, err := Append(path, os.O_WRONLY, mode)
 	if err != nil {
@@ -88,19 +90,19 @@ func Rewrite(path string, mode fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// AppendPlain is Append for a name that a person has not chosen: no link will do.
+// AppendPlain is Append for a name that this program has chosen: it refuses links.
 func AppendPlain(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true, plain: true}.open(path)
 }
 
-// Update opens a regular file for reading and writing, which it makes if it is missing and create
-// is set. What is in the file stays. No link will do: it is for names that a person has not chosen.
+// Update opens a regular file for reading and writing, and keeps its contents. If create is set, it
+// creates a missing file. It is for names that this program has chosen: it refuses links.
 func Update(path string, mode fs.FileMode, create bool) (*os.File, error) {
 	return request{flags: unix.O_RDWR, mode: mode, create: create, plain: true}.open(path)
 }
 
-// Create makes a file and opens it for reading and writing. If anything has the name already, the
-// error is fs.ErrExist.
+// Create creates a file and opens it for reading and writing. If the name exists, the error is
+// fs.ErrExist.
 func Create(path string, mode fs.FileMode) (*os.File, error) {
 	f, err := request{flags: unix.O_RDWR, mode: mode}.make(path)
 	if err != nil {
@@ -109,23 +111,23 @@ func Create(path string, mode fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// Read opens a regular file for reading, whoever it belongs to: for what a person has asked to be
-// shown. It does not block where a pipe has the name, as os.Open does.
+// Read opens a regular file of any owner for reading. It is for files that a person has asked to
+// see. Unlike os.Open, it does not block if the name is a pipe's.
 func Read(path string) (*os.File, error) { return request{anyones: true}.open(path) }
 
-// ReadStream is Read for a path that may also name a pipe or a device. A named pipe gets a few
-// seconds for its writer.
+// ReadStream is Read for a path that may also name a pipe or a device. It waits a few seconds for
+// the writer of a named pipe.
 func ReadStream(path string) (*os.File, error) {
 	return request{anyones: true, streams: true}.open(path)
 }
 
 // ReadOwn is Read for files that decide what this process does: they must belong to this user or to
-// root, and no other may write to them.
+// root, and no other user may be able to write to them.
 func ReadOwn(path string) (*os.File, error) { return request{}.open(path) }
 
-// SecretText returns a secret of at most so many bytes. It is ReadOwn for what no other may read
-// either. The path may name a pipe, as shells pass on secrets: <(…); then it blocks until the
-// writer has closed it. A named pipe gets a few seconds for its writer.
+// SecretText returns a secret of at most most bytes. It is ReadOwn for files that no other user may
+// read either. The path may name a pipe, since shells pass secrets as <(…); then SecretText blocks
+// until the writer has closed it. It waits a few seconds for the writer of a named pipe.
 func SecretText(path string, most int64) ([]byte, error) {
 	f, err := openSecret(path)
 	if err != nil {
@@ -138,7 +140,7 @@ func openSecret(path string) (*os.File, error) {
 	return request{streams: true, secret: true}.open(path)
 }
 
-// OwnText returns what is in a file of at most so many bytes. It is ReadOwn otherwise.
+// OwnText returns the contents of a file of at most most bytes, opened as ReadOwn does.
 func OwnText(path string, most int64) ([]byte, error) {
 	f, err := ReadOwn(path)
 	if err != nil {
@@ -160,14 +162,14 @@ func readAll(f *os.File, most int64) ([]byte, error) {
 	return text, nil
 }
 
-// Replace writes a file that appears under its name complete or not at all. What had the name
-// before is not written to: a link is replaced, and whoever has the old file open does not see the
-// new one.
+// Replace writes a file that appears under its name as a whole or not at all. It does not write to
+// an existing file of that name: it replaces a link, and processes that have the old file open do
+// not see the new contents.
 func Replace(path string, text []byte, mode fs.FileMode) error {
 	return replace(path, text, mode, func(*os.File) error { return nil })
 }
 
-// ReplaceSynced is Replace for what must be on the disk when it returns.
+// ReplaceSynced is Replace for a file that must be on disk when it returns.
 func ReplaceSynced(path string, text []byte, mode fs.FileMode) error {
 	if err := replace(path, text, mode, Sync); err != nil {
 		return err
@@ -193,8 +195,8 @@ func replace(path string, text []byte, mode fs.FileMode, written func(*os.File) 
 	return nil
 }
 
-// open opens what the path names. It looks before it opens, because opening a device or a pipe may
-// do something, and compares after it, because someone may have replaced it meanwhile.
+// open opens the file that the path names. It examines the file before, because opening a device or
+// a pipe may have effects, and compares it afterwards, because it may have been replaced meanwhile.
 func (r request) open(path string) (*os.File, error) {
 	at, links := path, 0
 	for range maxRaces {
@@ -203,7 +205,7 @@ func (r request) open(path string) (*os.File, error) {
 		case errors.Is(err, unix.ENOENT) && r.create:
 			f, err := r.make(at)
 			if errors.Is(err, unix.EEXIST) {
-				continue // now there is one
+				continue // another process has created it
 			}
 			return f, wrap(path, err)
 		case errors.Is(err, unix.EINTR):
@@ -226,11 +228,11 @@ func (r request) open(path string) (*os.File, error) {
 	return nil, fmt.Errorf("%s changes all the time", path)
 }
 
-// errChanged: something else has the name now.
+// errChanged: another file has the name now.
 var errChanged = errors.New("the file was replaced")
 
-// openSeen opens what p, an O_PATH descriptor, has found at the path at, or returns the path to
-// which it leads.
+// openSeen opens the file at the path at, to which p is an O_PATH descriptor. If that is a link, it
+// returns the next path.
 func (r request) openSeen(p int, path, at string) (f *os.File, next string, err error) {
 	var seen unix.Stat_t
 	if err := unix.Fstat(p, &seen); err != nil {
@@ -266,17 +268,17 @@ func (r request) openSeen(p int, path, at string) (f *os.File, next string, err 
 		unix.Close(fd)
 		return nil, "", errChanged
 	}
-	// The mode and owner that were judged may have been changed only by who was trusted then.
+	// Only a trusted owner can have changed the mode or owner since judge.
 	if r.settles(&opened) && opened.Mode&0o777 != uint32(r.mode) {
 		chmod(fd, r.mode)
 	}
 	return file(fd, at, opened.Mode), "", nil
 }
 
-// file returns fd as a file. Pipes and terminals wait in the runtime's poller, as those that os
-// opens.
+// file returns fd as a file. Reads and writes of pipes and terminals wait in the runtime's poller,
+// as for files opened by package os.
 func file(fd int, path string, mode uint32) *os.File {
-	_ = unix.SetNonblock(fd, mode&unix.S_IFMT != unix.S_IFREG) // else a read or write takes a thread
+	_ = unix.SetNonblock(fd, mode&unix.S_IFMT != unix.S_IFREG) // otherwise a blocked read or write holds a thread
 	return os.NewFile(uintptr(fd), path)
 }
 
@@ -284,11 +286,11 @@ func othersUse(path string, mode uint32) error {
 	return fmt.Errorf("others may use %s (mode %#o): chmod 600 it", path, mode&0o777)
 }
 
-// inherited opens a link of /proc/self/fd, to which /dev/stdout and /dev/fd lead. Its owner needs
-// no judgement: the parent process has opened what it leads to, and nobody else can make such a
-// link. The mode stays, which is not this program's to choose.
+// inherited opens a link of /proc/self/fd, to which /dev/stdout and /dev/fd lead. It checks no
+// owner: the parent process has opened the target, and nobody else can create such a link. It
+// leaves the mode, which is not this program's to choose.
 func (r request) inherited(path, at string) (*os.File, string, error) {
-	// By O_NONBLOCK, since the writer of a named pipe may have left: then the rest is in the pipe.
+	// O_NONBLOCK, since the writer of a named pipe may have gone; the pipe then has the rest.
 	fd, err := retry(func() (int, error) {
 		return unix.Open(at, r.flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	})
@@ -312,7 +314,7 @@ func (r request) inherited(path, at string) (*os.File, string, error) {
 	return nil, "", err
 }
 
-// follow returns what the link p names.
+// follow returns the target of the link p.
 func (r request) follow(p int, link *unix.Stat_t, path, at string) (string, error) {
 	if r.plain {
 		return "", fmt.Errorf("%s is a symbolic link of %s, where hvdrun makes a file: remove the link", path, userName(link.Uid))
@@ -331,15 +333,15 @@ func (r request) follow(p int, link *unix.Stat_t, path, at string) (string, erro
 	} else if target == "" {
 		return "", wrap(path, unix.ENOENT)
 	} else {
-		return filepath.Dir(at) + "/" + target, nil // not joined: that would take .. for its own
+		return filepath.Dir(at) + "/" + target, nil // not filepath.Join, which would resolve .. lexically
 	}
 }
 
-// judge returns why what was found cannot be used.
+// judge returns an error if the file that was found must not be used.
 func (r request) judge(found *unix.Stat_t, path, at string) error {
 	perm := found.Mode & 0o777
 	switch {
-	case r.anyones || found.Mode&unix.S_IFMT == unix.S_IFCHR: // only root makes devices
+	case r.anyones || found.Mode&unix.S_IFMT == unix.S_IFCHR: // only root creates devices
 		return nil
 	case !ours(found.Uid, at):
 		return fmt.Errorf("%s belongs to %s: remove it, name another file, or have it given to user %d", path, userName(found.Uid),
@@ -352,16 +354,16 @@ func (r request) judge(found *unix.Stat_t, path, at string) error {
 	return nil
 }
 
-// settles reports whether the mode of a file that is found is changed to that asked for.
+// settles reports whether the mode of an existing file is set to the requested one.
 func (r request) settles(found *unix.Stat_t) bool {
 	return r.mode != 0 && found.Mode&unix.S_IFMT == unix.S_IFREG && int(found.Uid) == os.Geteuid()
 }
 
-// chmod gives a file that is open its mode. A file system that has no modes, or one for all files,
-// refuses that; its mount options decide who may use such files.
+// chmod sets the mode of an open file. A file system without modes, or with one mode for all files,
+// refuses that; its mount options decide who may use its files.
 func chmod(fd int, mode fs.FileMode) { _ = unix.Fchmod(fd, uint32(mode)) }
 
-// make makes a new file. It fails with EEXIST if anything has the name.
+// make creates a new file. It fails with EEXIST if the name exists.
 func (r request) make(path string) (*os.File, error) {
 	flags := r.flags | always | unix.O_CREAT | unix.O_EXCL
 	fd, err := retry(func() (int, error) { return unix.Open(path, flags, uint32(r.mode)) })
@@ -373,7 +375,7 @@ func (r request) make(path string) (*os.File, error) {
 		unix.Close(fd)
 		return nil, errors.Join(err, os.Remove(path))
 	}
-	if made.Mode&0o777 != uint32(r.mode) { // by the umask
+	if made.Mode&0o777 != uint32(r.mode) { // because of the umask
 		chmod(fd, r.mode)
 	}
 	return file(fd, path, unix.S_IFREG), nil

@@ -13,11 +13,11 @@ import (
 // fsync, fdatasync and renameat2 are the system calls. Tests replace them.
 var fsync, fdatasync, renameat2 = unix.Fsync, unix.Fdatasync, unix.Renameat2
 
-// Sync blocks until a file is on the disk. If its file system has no such call, that is reported,
-// see TellLacks, and is no error.
+// Sync blocks until a file is on disk. If its file system lacks the call, Sync reports that (see
+// TellLacks) and returns no error.
 func Sync(f *os.File) error { return syncBy("fsync", fsync, f) }
 
-// SyncData is Sync for what was written, without the file's times.
+// SyncData is Sync for the contents, without the file's times.
 func SyncData(f *os.File) error { return syncBy("fdatasync", fdatasync, f) }
 
 // SyncDir is Sync for the names in a folder.
@@ -41,8 +41,8 @@ func syncBy(call string, sync func(int) error, f *os.File) error {
 	return &os.PathError{Op: "sync", Path: f.Name(), Err: err}
 }
 
-// Exchange has two files of one folder exchange their names. Where the file system has no such
-// call, from replaces to, and exchanged is false.
+// Exchange exchanges the names of two files in one folder. If the file system lacks the call,
+// Exchange renames from to to instead, and exchanged is false.
 func Exchange(from, to string) (exchanged bool, err error) {
 	_, err = retry(func() (int, error) {
 		return 0, renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_EXCHANGE)
@@ -53,15 +53,15 @@ func Exchange(from, to string) (exchanged bool, err error) {
 	return false, os.Rename(from, to)
 }
 
-// cannot returns whether an error of a call that not every file system has means just that. EPERM
-// and EACCES are of sandboxes that refuse a call which they do not know: on a file that is open
-// already, none of these calls asks for a right.
+// cannot returns whether the error of a call means that the file system lacks it. Sandboxes return
+// EPERM and EACCES for calls that they do not know; on an open file, none of these calls needs a
+// permission.
 func cannot(err error) bool {
 	return slices.ContainsFunc([]error{unix.ENOSYS, unix.EOPNOTSUPP, unix.EINVAL, unix.ENOLCK, unix.EPERM, unix.EACCES},
 		func(target error) bool { return errors.Is(err, target) })
 }
 
-// lacks are the calls that some file system did without, which are told once each.
+// lacks records the calls that some file system lacks. Each is reported once.
 var lacks struct {
 	sync.Mutex
 	texts []string
@@ -69,9 +69,9 @@ var lacks struct {
 	tell  func(text string)
 }
 
-// TellLacks has tell called with each thing that a file system lacks and that this process does
-// without, once each: also with those that are known by now. It must not block. One such function
-// counts, the last.
+// TellLacks makes tell be called once for each call that a file system lacks and this process
+// continues without, including those found before. tell must not block. Only the last function that
+// was set is called.
 func TellLacks(tell func(text string)) {
 	lacks.Lock()
 	defer lacks.Unlock()

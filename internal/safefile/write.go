@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Write writes all of b to w. It blocks while a file takes nothing, also one that another process
-// has made non-blocking: O_NONBLOCK belongs to the open file, which a terminal, or a pipe of a CI
-// runner, shares with all who write to it. Other writers than a *os.File are called once.
+// Write writes all of b to w. It blocks while a file accepts no bytes, even if another process has
+// made it non-blocking: O_NONBLOCK belongs to the open file, which all writers to a terminal or to
+// the pipe of a CI runner share. Write calls other writers than an *os.File once.
 func Write(w io.Writer, b []byte) (n int, err error) {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -28,7 +28,7 @@ func Write(w io.Writer, b []byte) (n int, err error) {
 	}
 }
 
-// awaitRoom blocks until a write to f takes something or fails.
+// awaitRoom blocks until a write to f accepts bytes or fails.
 func awaitRoom(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// Client asks a store on the other end of a connection. Its methods may be called by many
-// goroutines, of which one at a time asks; a context that ends while its call has the connection
-// breaks it, and all later calls fail.
+// Client sends queries to a store over a connection. Its methods may be called by many goroutines;
+// one query is in flight at a time. If the context of a call ends while its query is in flight, the
+// connection breaks, and all later calls fail.
 type Client struct {
 	conn  net.Conn
 	newer bool
@@ -27,11 +27,11 @@ type Client struct {
 	broken error
 }
 
-// errOlder is returned for what only the newer form of the protocol has.
+// errOlder is returned for queries that only the newer form of the protocol has.
 var errOlder = errors.New("tcpstore: the older form of the protocol has no such query")
 
-// NewClient returns a client of the newer form of the protocol, or with older set of that of
-// PyTorch 1.13. It sends the greeting; Close closes the connection.
+// NewClient returns a client of the newer form of the protocol, or, with older set, of that of
+// PyTorch 1.13. It sends the greeting. Close closes the connection.
 func NewClient(conn net.Conn, older bool) (*Client, error) {
 	c := &Client{conn: conn, newer: !older, turn: make(chan struct{}, 1), in: reader{r: bufio.NewReader(conn)}}
 	if older {
@@ -46,7 +46,7 @@ func NewClient(conn net.Conn, older bool) (*Client, error) {
 // Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Set sets a value. The server does not answer: an error of it shows with a later call.
+// Set sets a value. The server does not answer: a later call returns its error.
 func (c *Client) Set(ctx context.Context, key string, value []byte) error {
 	return c.ask(ctx, set, func(b []byte) []byte { return appendBytes(appendKey(b, key), value) }, nil)
 }
@@ -90,7 +90,7 @@ func (c *Client) Wait(ctx context.Context, keys ...string) error {
 	})
 }
 
-// Len returns how many keys have values.
+// Len returns the number of keys with values.
 func (c *Client) Len(ctx context.Context) (n int, err error) {
 	err = c.ask(ctx, getNumKeys, nil, func(in *reader) { n = int(in.uint64()) })
 	return n, err
@@ -103,12 +103,12 @@ func (c *Client) Delete(ctx context.Context, key string) (was bool, err error) {
 	return was, err
 }
 
-// Append puts bytes behind a value. PyTorch before 2.0 has no such query.
+// Append appends bytes to a value. PyTorch before 2.0 has no such query.
 func (c *Client) Append(ctx context.Context, key string, more []byte) error {
 	return c.ask(ctx, appendTo, func(b []byte) []byte { return appendBytes(appendKey(b, key), more) }, nil)
 }
 
-// MultiGet blocks until all keys have values, and returns these. PyTorch before 2.0 has no such
+// MultiGet blocks until all keys have values, and returns them. PyTorch before 2.0 has no such
 // query.
 func (c *Client) MultiGet(ctx context.Context, keys ...string) (values [][]byte, err error) {
 	if err := c.Wait(ctx, keys...); err != nil {
@@ -122,7 +122,7 @@ func (c *Client) MultiGet(ctx context.Context, keys ...string) (values [][]byte,
 	return values, err
 }
 
-// MultiSet sets several values, each by itself. PyTorch before 2.0 has no such query.
+// MultiSet sets several values, not atomically. PyTorch before 2.0 has no such query.
 func (c *Client) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
 	if len(keys) != len(values) {
 		return fmt.Errorf("tcpstore: %d keys and %d values", len(keys), len(values))
@@ -136,7 +136,7 @@ func (c *Client) MultiSet(ctx context.Context, keys []string, values [][]byte) e
 	}, nil)
 }
 
-// Ping asks for an answer, which it checks. The older form has no such query.
+// Ping sends a query and checks the answer. The older form has no such query.
 func (c *Client) Ping(ctx context.Context) error {
 	nonce := uint32(time.Now().UnixNano())
 	return c.ask(ctx, ping, func(b []byte) []byte { return binary.NativeEndian.AppendUint32(b, nonce) }, func(in *reader) {
@@ -146,12 +146,13 @@ func (c *Client) Ping(ctx context.Context) error {
 	})
 }
 
-// Push puts a value at the end of a queue. The older form has no such query.
+// Push appends a value to a queue. The older form has no such query.
 func (c *Client) Push(ctx context.Context, key string, value []byte) error {
 	return c.ask(ctx, queuePush, func(b []byte) []byte { return appendBytes(appendKey(b, key), value) }, nil)
 }
 
-// Pop removes the first value of a queue, if it has one. The older form has no such query.
+// Pop removes the first value of a queue and returns it; was is false if the queue is empty. The
+// older form has no such query.
 func (c *Client) Pop(ctx context.Context, key string) (value []byte, was bool, err error) {
 	err = c.ask(ctx, queuePop, func(b []byte) []byte { return appendKey(b, key) }, func(in *reader) {
 		if was = in.uint64() > 0; was {
@@ -161,7 +162,7 @@ func (c *Client) Pop(ctx context.Context, key string) (value []byte, was bool, e
 	return value, was, err
 }
 
-// QueueLen returns how many values a queue has. The older form has no such query.
+// QueueLen returns the number of values in a queue. The older form has no such query.
 func (c *Client) QueueLen(ctx context.Context, key string) (n int, err error) {
 	err = c.ask(ctx, queueLen, func(b []byte) []byte { return appendKey(b, key) },
 		func(in *reader) { n = int(in.uint64()) })
@@ -180,7 +181,7 @@ func appendKeys(keys []string) func(b []byte) []byte {
 	}
 }
 
-// number returns the query's in the form of the protocol.
+// number returns the number of the query in the client's form of the protocol.
 func (c *Client) number(q query) (byte, error) {
 	if c.newer {
 		return byte(q), nil
@@ -193,7 +194,7 @@ func (c *Client) number(q query) (byte, error) {
 	return 0, errOlder
 }
 
-// ask sends a query and reads the answer; nil: it has none.
+// ask sends a query and reads its answer. A nil answer means that the query has none.
 func (c *Client) ask(ctx context.Context, q query, body func(b []byte) []byte, answer func(in *reader)) error {
 	n, err := c.number(q)
 	if err != nil {

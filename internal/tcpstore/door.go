@@ -13,19 +13,19 @@ import (
 
 // DoorConfig configures a Door.
 type DoorConfig struct {
-	// Bounds are those of the listener.
+	// Bounds are the bounds of the listener.
 	Bounds identity.Bounds
-	// Admit returns why a connection is refused, or nil.
+	// Admit returns the reason why a connection is refused, or nil.
 	Admit func(net.Conn) error
-	// Serve blocks until the connection, which the door closes then, is of no more use.
+	// Serve serves a connection until its end. The door closes the connection afterwards.
 	Serve func(d *Door, conn net.Conn)
 	// What begins the lines of the log.
 	What string
 	Log  logrus.FieldLogger
 }
 
-// Door is a store as programs of this machine reach it: a port of loopback that lets in those that
-// Admit allows, and nobody else.
+// Door gives programs on this machine access to a store: it listens on a loopback port, and admits
+// only connections that Admit accepts.
 type Door struct {
 	cfg DoorConfig
 	ln  *identity.Listener
@@ -36,7 +36,7 @@ type Door struct {
 	wg     sync.WaitGroup
 }
 
-// OpenDoor listens. The caller must call Close.
+// OpenDoor listens on a free loopback port. The caller must call Close.
 func OpenDoor(cfg DoorConfig) (*Door, error) {
 	ln, err := cfg.Bounds.Listen(identity.ListenLoopback())
 	if err != nil {
@@ -47,7 +47,7 @@ func OpenDoor(cfg DoorConfig) (*Door, error) {
 	return d, nil
 }
 
-// Addr returns where the door is.
+// Addr returns the address of the door.
 func (d *Door) Addr() *net.TCPAddr { return d.ln.Addr().(*net.TCPAddr) }
 
 // Open makes the door listen at a further address.
@@ -68,7 +68,7 @@ func (d *Door) accept(conn *identity.Conn) {
 	}
 }
 
-// keep has Close close a connection too. It returns false, and closes it, where Close was first.
+// keep makes Close close a connection too. After Close it closes the connection and returns false.
 func (d *Door) keep(conn net.Conn) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,8 +86,8 @@ func (d *Door) forget(conn net.Conn) {
 	delete(d.conns, conn)
 }
 
-// Carry carries the bytes of a program to a store elsewhere, and back, until one of the ends closes
-// its connection. It closes both.
+// Carry copies bytes between a program and a store elsewhere, in both directions, until one end
+// closes its connection. It closes both.
 func (d *Door) Carry(program, far net.Conn) {
 	defer far.Close()
 	if !d.keep(far) {
@@ -105,7 +105,7 @@ func (d *Door) Carry(program, far net.Conn) {
 	wg.Wait()
 }
 
-// Close ends all connections, and blocks until their goroutines have.
+// Close closes all connections, and blocks until their goroutines have ended.
 func (d *Door) Close() {
 	d.mu.Lock()
 	d.closed = true

@@ -1,11 +1,11 @@
-// Package tcpstore speaks the protocol of PyTorch's TCPStore, the key-value store by which the
+// Package tcpstore implements the protocol of PyTorch's TCPStore, the key-value store by which the
 // processes of torch.distributed find each other: a server, whose values are in a Store, and a
 // Client.
 //
-// The protocol has two forms, which the server tells apart by the first bytes of a connection: that
-// of PyTorch 1.13 and 2.0, and the one since then, which begins with a magic number and has further
-// queries. Numbers are in the byte order of the machine. The protocol has no authentication:
-// whoever serves a connection has asked first who is at the other end.
+// The protocol has two forms: that of PyTorch 1.13 and 2.0, and the newer one, which begins with a
+// magic number and has more queries. The server tells them apart by the first bytes of a
+// connection. Numbers are in the byte order of the machine. The protocol has no authentication:
+// whoever serves a connection must authenticate the peer first.
 package tcpstore
 
 import (
@@ -18,26 +18,27 @@ import (
 	"time"
 )
 
-// The bounds of one query. PyTorch's own server has the same for keys, and one of 8 MiB for values.
+// The bounds of one query. PyTorch's own server has the same bound for keys, and 8 MiB for values.
 const (
 	maxKey   = 8 << 10
 	maxKeys  = 128 << 10
 	maxValue = 64 << 20
-	// maxQuery bounds all keys and values of one query, in bytes.
+	// maxQuery bounds the total size of the keys and values of one query, in bytes.
 	maxQuery = 96 << 20
-	// smallValue is the size in bytes up to which what is being read is not counted: others that
-	// send large values do not keep small ones out.
+	// smallValue is the size in bytes up to which a value that is being read does not count towards
+	// maxReading, so that large values do not keep small ones out.
 	smallValue = 64 << 10
-	// maxReading bounds the larger keys and values that all connections of a store are reading.
+	// maxReading bounds the larger keys and values that all connections of a store are reading, in
+	// bytes.
 	maxReading = 192 << 20
-	// queryTime is how long a query may take to come.
+	// queryTime bounds the time in which a query arrives.
 	queryTime = time.Minute
 )
 
-// magic begins a connection of the newer form, behind the query validate.
+// magic follows the query validate at the beginning of a connection of the newer form.
 const magic = 0x3C85F7CE
 
-// query is what a client asks for, numbered as in the newer form.
+// query is the kind of a query, numbered as in the newer form.
 type query byte
 
 const (
@@ -58,16 +59,16 @@ const (
 	queuePush
 	queuePop
 	queueLen
-	queries  // how many there are
+	queries  // the number of kinds
 	watchKey = 100
 	unknown  = 101
 )
 
-// older are the queries by their numbers in the older form. Its watchKey calls functions back on
-// a connection of their own, and is refused: PyTorch's Python interface has no such call.
+// older has the queries by their numbers in the older form. Its watchKey, which calls functions
+// back over a connection of its own, is refused: PyTorch's Python interface does not use it.
 var older = [...]query{set, compareSet, get, add, check, wait, getNumKeys, watchKey, deleteKey, appendTo, multiGet, multiSet, cancelWait}
 
-// IsQuery returns whether the first bytes of a connection, at least five, can be those of a client
+// IsQuery returns whether the first bytes of a connection, at least five, may be those of a client
 // of a TCPStore.
 func IsQuery(first []byte) bool {
 	if len(first) < 5 {
@@ -77,35 +78,35 @@ func IsQuery(first []byte) bool {
 	if query(first[0]) == validate && number == magic {
 		return true
 	}
-	return int(first[0]) < len(older) && 0 < number && number <= maxKey // the length of a key, or the count of some
+	return int(first[0]) < len(older) && 0 < number && number <= maxKey // the length of a key, or a number of keys
 }
 
-// What the server says of keys, and of a wait.
+// The server's answers about keys, and to a wait.
 const (
 	ready, notReady         = 0, 1
 	stopWaiting, waitCancel = 0, 1
 )
 
-// reader reads the parts of a query, and fails for good with the first that is too large.
+// reader reads the parts of queries. After the first part that is too large all reads fail.
 type reader struct {
 	r    *bufio.Reader
-	left int // bytes that the query may still have
+	left int // bytes that remain to the query
 	err  error
 
-	reading *atomic.Int64 // bytes that all connections of the store have room for
-	taken   int64         // of those, of this query
+	reading *atomic.Int64 // bytes that all connections of the store have allocated for larger values
+	taken   int64         // bytes of reading for this query
 }
 
-// begin is called before each query.
+// begin must be called before each query.
 func (r *reader) begin() { r.left = maxQuery }
 
-// end is called after each query: what it has read is no longer counted.
+// end must be called after each query. What the query has read no longer counts.
 func (r *reader) end() {
 	r.reading.Add(-r.taken)
 	r.taken = 0
 }
 
-// grow returns b with room for more bytes, n in all at most, which it counts.
+// grow returns b with more capacity, at most n, and counts the memory.
 func (r *reader) grow(b []byte, n int) []byte {
 	room := min(n, max(smallValue, 2*len(b)))
 	more := int64(room - cap(b))
@@ -142,7 +143,7 @@ func (r *reader) uint32() uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-// bytes reads a length and so many bytes. Memory is taken as they come.
+// bytes reads a length and that many bytes. It allocates memory as they arrive.
 func (r *reader) bytes(what string, most int) []byte {
 	n := r.uint64()
 	if r.err == nil && (n > uint64(most) || n > uint64(r.left)) {
@@ -173,7 +174,7 @@ func (r *reader) bytes(what string, most int) []byte {
 func (r *reader) key() string   { return string(r.bytes("key", maxKey)) }
 func (r *reader) value() []byte { return r.bytes("value", maxValue) }
 
-// count reads how many keys follow.
+// count reads the number of keys that follow.
 func (r *reader) count() int {
 	n := r.uint64()
 	if r.err == nil && n > maxKeys {

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Serve answers the queries of one connection, whichever form of the protocol it speaks, until the
-// client closes it or asks for what cannot be, and closes it. It blocks as conn does, and returns
-// nil where the client has closed it between two queries. The caller ends it by closing conn.
+// Serve answers the queries of one connection, in either form of the protocol, until the client
+// closes it or sends a query that is not valid, and closes it. It blocks as conn does. It returns
+// nil if the client has closed the connection between two queries. Closing conn ends it.
 func Serve(conn net.Conn, store *Store) error {
 	s := &session{conn: conn, store: store, in: reader{r: bufio.NewReader(conn), reading: &store.reading}}
 	err := s.run()
 	s.in.end()
-	conn.Close() // before the end of a wait that may be writing
+	conn.Close() // first, since a wait may be blocked in a write
 	s.endWait()
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -27,15 +27,15 @@ func Serve(conn net.Conn, store *Store) error {
 	return err
 }
 
-// session is one connection.
+// session serves one connection.
 type session struct {
 	conn  net.Conn
 	store *Store
 	in    reader
 	newer bool
 
-	mu  sync.Mutex // of writing
-	end func()     // ends the wait that is under way; nil: none is
+	mu  sync.Mutex // guards writes
+	end func()     // ends the wait in flight; nil: none
 	wg  sync.WaitGroup
 }
 
@@ -49,7 +49,7 @@ func (s *session) run() error {
 			return noError(err)
 		}
 		late := time.AfterFunc(queryTime, func() { s.conn.Close() })
-		s.endWait() // a client that asks for something else has given up waiting
+		s.endWait() // another query means that the client has stopped waiting
 		answer, err := s.answer(q)
 		s.in.end()
 		late.Stop()
@@ -65,7 +65,7 @@ func (s *session) run() error {
 	}
 }
 
-// noError drops the end of a connection between two queries.
+// noError returns nil for the end of a connection between two queries.
 func noError(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
@@ -73,14 +73,14 @@ func noError(err error) error {
 	return err
 }
 
-// greet finds out the form of the protocol. The magic number, as the length of a key, would be one
-// that no query may have.
+// greet determines the form of the protocol. As the length of a key, the magic number would exceed
+// the bound.
 func (s *session) greet() error {
 	first, err := s.in.r.Peek(1)
 	if err != nil {
 		return err
 	}
-	if query(first[0]) != validate { // or set in the older form
+	if query(first[0]) != validate { // in the older form this number means set
 		return nil
 	}
 	head, err := s.in.r.Peek(5)
@@ -116,8 +116,7 @@ func (s *session) next() (query, error) {
 	return q, nil
 }
 
-// answer does what a query asks for, and returns the answer. What the query had is of no worth
-// where s.in has failed.
+// answer executes a query and returns the answer, which is meaningless if s.in has failed.
 func (s *session) answer(q query) ([]byte, error) {
 	in := &s.in
 	switch q {
@@ -160,7 +159,8 @@ func (s *session) answer(q query) ([]byte, error) {
 	return s.look(q), nil
 }
 
-// change does something, unless the query was not whole. What it keeps counts as kept.
+// change calls do, unless the query is incomplete. Values that do has kept no longer count as being
+// read.
 func (s *session) change(do func() error) error {
 	if s.in.err != nil {
 		return s.in.err
@@ -220,7 +220,8 @@ func (s *session) look(q query) []byte {
 	return nil
 }
 
-// wait has the client told once the keys are there, unless endWait comes first.
+// wait notifies the client once all keys have values, unless endWait comes first. It does not
+// block.
 func (s *session) wait(keys []string) {
 	if s.in.err != nil {
 		return
@@ -234,13 +235,13 @@ func (s *session) wait(keys []string) {
 	s.wg.Go(func() {
 		select {
 		case <-there:
-			_ = s.write([]byte{stopWaiting}) // where it fails, reading does too
+			_ = s.write([]byte{stopWaiting}) // if it fails, the next read fails too
 		case <-ended:
 		}
 	})
 }
 
-// endWait ends the wait that is under way, if one is, and blocks until nothing more is said of it.
+// endWait ends the wait in flight, if any, and blocks until it can no longer notify the client.
 func (s *session) endWait() {
 	if s.end != nil {
 		s.end()

@@ -11,19 +11,19 @@ import (
 	"sync/atomic"
 )
 
-// defaultMaxBytes is the most that the keys and values of a Store take, unless it says otherwise.
+// defaultMaxBytes is the default of Store.MaxBytes.
 const defaultMaxBytes = 256 << 20
 
-// keyCost is what a key or an element of a queue counts beyond its bytes: the memory of the maps.
+// keyCost is the memory of the maps, in bytes, for each key and each element of a queue.
 const keyCost = 128
 
-// ErrFull is returned where a value would take more memory than the Store may have.
+// ErrFull is returned if a value would exceed the Store's bound.
 var ErrFull = errors.New("tcpstore: the store is full")
 
-// Store holds keys and values in memory. The zero value is empty and ready. It must not be copied.
-// Its methods may be called by many goroutines, and keep nothing of what they are given.
+// Store holds keys and values in memory. The zero value is empty and ready to use. It must not be
+// copied. Its methods may be called by many goroutines, and do not keep their arguments.
 type Store struct {
-	// MaxBytes bounds keys, values and queues together, with keyCost for each. Zero:
+	// MaxBytes bounds the total size of keys, values and queues, with keyCost for each. Zero:
 	// defaultMaxBytes.
 	MaxBytes int
 
@@ -31,7 +31,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	values  map[string][]byte
-	passing map[string]bool // keys ofOneWorld that have values or queues
+	passing map[string]bool // keys for which ofOneWorld is true, with values or queues
 	queues  map[string][][]byte
 	bytes   int
 	waiters map[string][]*waiter
@@ -40,7 +40,7 @@ type Store struct {
 // waiter waits for keys.
 type waiter struct {
 	keys  []string
-	ready chan struct{} // closed when all keys are there
+	ready chan struct{} // closed when all keys have values
 	done  bool
 }
 
@@ -51,7 +51,7 @@ func (s *Store) Set(key string, value []byte) error {
 	return s.set(key, bytes.Clone(value))
 }
 
-// set keeps the value; the lock is held.
+// set sets the value; the lock is held.
 func (s *Store) set(key string, value []byte) error {
 	old, was := s.values[key]
 	more := len(value) - len(old)
@@ -73,8 +73,8 @@ func (s *Store) set(key string, value []byte) error {
 	return nil
 }
 
-// ofOneWorld reports whether a key belongs to one world: by the prefix that a program of torch
-// gives to the store of a generation (g4/…), or by that of a process group that is reconfigured
+// ofOneWorld reports whether a key belongs to one world: whether it has the prefix that a program
+// of torch gives to the store of a generation (g4/…), or that of a reconfigured process group
 // (reconfigure/…, anywhere in the path).
 func ofOneWorld(key string) bool {
 	key = "/" + strings.TrimLeft(key, "/")
@@ -86,7 +86,7 @@ func ofOneWorld(key string) bool {
 	return more && is && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// pass notes a key that has a value or a queue; the lock is held.
+// pass records a key that belongs to one world and has a value or a queue; the lock is held.
 func (s *Store) pass(key string) {
 	if !ofOneWorld(key) {
 		return
@@ -97,15 +97,15 @@ func (s *Store) pass(key string) {
 	s.passing[key] = true
 }
 
-// gone forgets a key that has neither a value nor a queue any more; the lock is held.
+// gone forgets a key that no longer has a value or a queue; the lock is held.
 func (s *Store) gone(key string) {
 	if _, there := s.values[key]; !there && len(s.queues[key]) == 0 {
 		delete(s.passing, key)
 	}
 }
 
-// NextWorld removes the keys that are of one world alone. It is called before a world is published:
-// its members have left the one before, and have set no key for it yet.
+// NextWorld removes the keys that belong to one world. It must be called before a world is
+// published: its members have left the world before, and have not set keys for the new one yet.
 func (s *Store) NextWorld() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +122,7 @@ func (s *Store) NextWorld() {
 	s.passing = nil
 }
 
-// take counts bytes that come, or go where they are less than none; the lock is held.
+// take counts more bytes as taken, or fewer if more is negative; the lock is held.
 func (s *Store) take(more int) error {
 	most := s.MaxBytes
 	if most == 0 {
@@ -135,9 +135,9 @@ func (s *Store) take(more int) error {
 	return nil
 }
 
-// CompareSet sets a value if the present one is as expected; an empty expected value stands for an
-// absent one. It returns the value that is present then. If no value is present, but one is
-// expected, it returns the expected one, as PyTorch's store does.
+// CompareSet sets a value if the present one equals expected; an empty expected stands for an
+// absent value. It returns the value that is present afterwards. If none is, although one was
+// expected, it returns expected, as PyTorch's store does.
 func (s *Store) CompareSet(key string, expected, desired []byte) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,7 +159,8 @@ func (s *Store) Get(key string) ([]byte, bool) {
 	return bytes.Clone(value), there
 }
 
-// Add adds to a number, which is kept as decimal digits, and returns the sum. A missing value is 0.
+// Add adds n to a number, which is stored as decimal digits, and returns the sum. An absent value
+// counts as 0.
 func (s *Store) Add(key string, n int64) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,14 +174,14 @@ func (s *Store) Add(key string, n int64) (int64, error) {
 	return n, s.set(key, strconv.AppendInt(nil, n, 10))
 }
 
-// Append puts bytes behind a value, which may be missing.
+// Append appends bytes to a value, which may be absent.
 func (s *Store) Append(key string, more []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.set(key, slices.Concat(s.values[key], more))
 }
 
-// Has returns whether all keys have values, or queues that are not empty.
+// Has returns whether all keys have values or queues that are not empty.
 func (s *Store) Has(keys ...string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,8 +197,8 @@ func (s *Store) has(keys []string) bool {
 	return true
 }
 
-// Await returns a channel that is closed as soon as all keys have values, and a function that ends
-// the wait, which the caller must call.
+// Await returns a channel that is closed once all keys have values, and a function that ends the
+// wait, which the caller must call.
 func (s *Store) Await(keys ...string) (ready <-chan struct{}, cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,7 +222,7 @@ func (s *Store) Await(keys ...string) (ready <-chan struct{}, cancel func()) {
 	}
 }
 
-// wake ends the waits that a key was missing for; the lock is held.
+// wake ends the waits that lacked only the key; the lock is held.
 func (s *Store) wake(key string) {
 	for _, w := range slices.Clone(s.waiters[key]) {
 		if s.has(w.keys) {
@@ -247,7 +248,7 @@ func (s *Store) forget(w *waiter) {
 	}
 }
 
-// Len returns how many keys have values.
+// Len returns the number of keys with values.
 func (s *Store) Len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +268,7 @@ func (s *Store) Delete(key string) bool {
 	return there
 }
 
-// Push puts a value at the end of a queue.
+// Push appends a value to a queue.
 func (s *Store) Push(key string, value []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -283,8 +284,8 @@ func (s *Store) Push(key string, value []byte) error {
 	return nil
 }
 
-// Pop removes the first value of a queue. It returns how many there were before, with the first;
-// none where that is 0.
+// Pop removes the first value of a queue and returns it, and the number of values before that. If n
+// is 0, there is no value.
 func (s *Store) Pop(key string) (n int, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,7 +304,7 @@ func (s *Store) Pop(key string) (n int, value []byte) {
 	return len(queue), value
 }
 
-// QueueLen returns how many values a queue has.
+// QueueLen returns the number of values in a queue.
 func (s *Store) QueueLen(key string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,7 +39,7 @@ func (s sameUser) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo
 	return conn, localInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}, who}, err
 }
 
-// localInfo is what the kernel tells of the other end of a unix socket.
+// localInfo is what the kernel reports about the other end of a unix socket.
 type localInfo struct {
 	credentials.CommonAuthInfo
 	LocalPeer
@@ -48,11 +48,11 @@ type localInfo struct {
 // AuthType makes it a credentials.AuthInfo.
 func (localInfo) AuthType() string { return "unix" }
 
-// LocalPeer is the process at the other end of a unix socket when it connected.
+// LocalPeer is the process that was at the other end of a unix socket when it connected.
 type LocalPeer struct{ UID, PID int }
 
-// LocalCaller returns the process that calls a handler over a unix socket; the zero LocalPeer
-// over any other connection.
+// LocalCaller returns the process that calls a handler over a unix socket, or the zero LocalPeer
+// for any other connection.
 func LocalCaller(ctx context.Context) LocalPeer {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -62,7 +62,7 @@ func LocalCaller(ctx context.Context) LocalPeer {
 	return info.LocalPeer
 }
 
-// UserError refuses a process of another user.
+// UserError refuses the connection of a process of another user.
 type UserError struct{ LocalPeer }
 
 // Error names the user.
@@ -70,7 +70,7 @@ func (e *UserError) Error() string { return fmt.Sprintf("wire: user %d is refuse
 
 func (s sameUser) Clone() credentials.TransportCredentials { return s }
 
-// checkUser returns the process at the other end, where it may call.
+// checkUser returns the process at the other end, or a *UserError if its user may not connect.
 func checkUser(conn net.Conn) (LocalPeer, error) {
 	var none LocalPeer
 	local, ok := bare(conn).(*net.UnixConn)
@@ -102,7 +102,7 @@ func checkUser(conn net.Conn) (LocalPeer, error) {
 const maxSocketPath = 107
 
 // ListenLocal listens on a unix socket at a path of any length, with mode 0600. It replaces an
-// existing socket: the caller must know that it is not in use. Closing the listener leaves the
+// existing socket: the caller must know that nobody uses that. Closing the listener leaves the
 // file.
 func ListenLocal(path string) (*net.UnixListener, error) {
 	if fi, err := os.Lstat(path); err == nil && fi.Mode().Type() == os.ModeSocket {
@@ -119,7 +119,7 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	ln.SetUnlinkOnClose(false) // the short path may be invalid by then
-	// Not every file system has modes of sockets. In a folder of this user's own there is no need.
+	// Some file systems have no modes of sockets, which a private folder makes unnecessary.
 	if err := os.Chmod(path, 0o600); err != nil && !private(filepath.Dir(path)) {
 		ln.Close()
 		return nil, err
@@ -127,16 +127,16 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 	return ln, nil
 }
 
-// private returns whether a folder is of this user, and only this user and root can enter it.
+// private returns whether a folder belongs to this user, and only this user and root can enter it.
 func private(dir string) bool {
 	var is unix.Stat_t
 	return unix.Stat(dir, &is) == nil && int(is.Uid) == os.Geteuid() && is.Mode&0o077 == 0
 }
 
-// ServeLocalConns hands the connections of a unix socket to handle, each in a goroutine, until ctx
-// ends, if they are of processes of this process's user or of root: the kernel identifies the user
-// before any data is read. It closes ln, and returns when every call of handle has. handle closes
-// its connection, and returns when ctx ends.
+// ServeLocalConns calls handle, in a goroutine each, with the connections of a unix socket from
+// processes of this process's user and of root, until ctx ends: the kernel identifies the user
+// before any data is read. It closes ln, and returns when every call of handle has returned. handle
+// must close its connection, and return when ctx ends.
 func ServeLocalConns(ctx context.Context, ln Listener, handle func(ctx context.Context, conn net.Conn, from LocalPeer)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -175,7 +175,7 @@ func ServeLocalConns(ctx context.Context, ln Listener, handle func(ctx context.C
 	}
 }
 
-// acceptPause is the pause after a connection could not be accepted.
+// acceptPause is the pause after a failure to accept a connection.
 const acceptPause = 50 * time.Millisecond
 
 // DialLocal connects to the unix socket at a path of any length.
@@ -214,8 +214,8 @@ func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	)
 }
 
-// withShortPath calls use with a path that fits an address: path itself, or one through its open
-// directory.
+// withShortPath calls use with a path that fits in an address: path itself, or a path through its
+// open directory.
 func withShortPath(path string, use func(short string) error) error {
 	if len(path) <= maxSocketPath {
 		return use(path)

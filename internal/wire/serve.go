@@ -27,8 +27,8 @@ import (
 // MaxMessage bounds, in bytes, a message to a server.
 const MaxMessage = 1 << 20
 
-// MaxStart bounds, in bytes, a message to an agent, which has a worker's command and environment:
-// Linux takes 6 MiB of them at most.
+// MaxStart bounds, in bytes, a message to an agent, which contains a worker's command and
+// environment: Linux accepts at most 6 MiB of them.
 const MaxStart = 6<<20 + 64<<10
 
 const (
@@ -36,24 +36,24 @@ const (
 	maxReply = 16 << 20
 	// dialTimeout bounds a TCP connect.
 	dialTimeout = 5 * time.Second
-	// handshakeTimeout bounds a handshake, also of unauthenticated peers, and an attempt to
-	// connect. Hundreds of processes on one CPU need many seconds, and each abandoned attempt costs
-	// as much as the first.
+	// handshakeTimeout bounds a handshake, including those of unauthenticated peers, and an attempt
+	// to connect. Hundreds of processes on one CPU need many seconds, and each abandoned attempt
+	// costs as much as the first.
 	handshakeTimeout = 20 * time.Second
-	// The kernel detects a dead machine after pingAfter and lostAfter. A process that does not
+	// The kernel detects a dead machine within pingAfter and lostAfter. A process that does not
 	// answer although its machine does has answerAfter, because it may lack CPU time.
 	pingAfter   = 10 * time.Second
 	lostAfter   = 5 * time.Second
 	answerAfter = 30 * time.Second
 	// stopGrace is how long a stopping server waits for its last answers to be sent.
 	stopGrace = 250 * time.Millisecond
-	// readBuffer is the size of a connection's own read buffer: none, as TLS has one.
+	// readBuffer is the size of a connection's own read buffer: none, since TLS has one.
 	readBuffer = 0
-	// writeBuffer is the size of a buffer for what is written at once, in bytes: a record of TLS.
+	// writeBuffer is the size in bytes of the buffer that collects writes: a record of TLS.
 	writeBuffer = 16 << 10
-	// window is how much may be under way to a reader, on a connection and in a call, in bytes. A
-	// fixed one costs no pings that measure the connection: a driver of thousands of workers has
-	// few calls of each host at a time, and answers with worlds of 100 KiB.
+	// window bounds the bytes in flight to a reader, per connection and per call. A fixed window
+	// needs no pings to measure the connection. It suffices: a driver of thousands of workers has
+	// few concurrent calls of each host, and answers with worlds of 100 KiB.
 	window = 1 << 20
 )
 
@@ -63,28 +63,28 @@ const callsOfClient = 16
 // gRPC's own log is discarded: packages that make connections report errors to their callers.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
-// Listener is a listener that strangers may reach, an identity.Listener: it bounds what a
-// connection may cost until Proven is called for it. Proven returns false for one that was closed
+// Listener is a listener that strangers may reach, such as an identity.Listener: it bounds the cost
+// of a connection until Proven is called for it. Proven returns false if the connection was closed
 // before.
 type Listener interface {
 	net.Listener
 	Proven(conn net.Conn) bool
 }
 
-// Refuser is a Listener that wants to know which connections have not proven who they are, before
-// they are closed, and why.
+// Refuser is a Listener that is told which connections did not authenticate, and why, before they
+// are closed.
 type Refuser interface {
 	Refused(conn net.Conn, why error)
 }
 
-// Raw takes connections whose clients want another protocol than gRPC, as they say in the
-// handshake, or that another server serves.
+// Raw handles connections for a protocol other than gRPC, which the client names in the handshake,
+// or which Of recognizes by the state of the TLS connection.
 type Raw struct {
-	// Protocol is its name for ALPN. Empty: Of decides.
+	// Protocol is the ALPN name of the protocol. Empty: Of decides.
 	Protocol string
-	// Of returns whether the connection is one.
+	// Of returns whether Handle serves the connection.
 	Of func(peer tls.ConnectionState) bool
-	// Handle serves a connection until it ends, or ctx does; it closes it.
+	// Handle serves a connection until it or ctx ends, and closes it.
 	Handle func(ctx context.Context, conn net.Conn, peer tls.ConnectionState)
 }
 
@@ -98,8 +98,8 @@ func Serve(
 	return ServeUpTo(ctx, MaxMessage, ln, tlsConf, register, release, raw...)
 }
 
-// ServeUpTo is Serve with another bound for a message, in bytes, which is looked at before memory
-// is taken for it.
+// ServeUpTo is Serve with another bound on the size of a message, in bytes, which is checked before
+// memory is allocated for it.
 func ServeUpTo(
 	ctx context.Context, most int, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(), raw ...Raw,
 ) error {
@@ -114,7 +114,7 @@ func ServeUpTo(
 	return serve(ctx, most, ln, who, register, release)
 }
 
-// dispatching are credentials that give connections of other protocols away.
+// dispatching are credentials that pass connections for other protocols to their handlers.
 type dispatching struct {
 	credentials.TransportCredentials
 	ctx     context.Context
@@ -137,7 +137,7 @@ func (d *dispatching) ServerHandshake(conn net.Conn) (net.Conn, credentials.Auth
 	return secured, info, nil
 }
 
-// layered is a connection and the one below it.
+// layered is a connection with a reference to the one below it.
 type layered struct {
 	net.Conn
 	below net.Conn
@@ -148,7 +148,7 @@ func (l layered) NetConn() net.Conn { return l.below }
 
 func (d *dispatching) Clone() credentials.TransportCredentials { return d }
 
-// serve serves peers accepted by the credentials. More options replace those of all servers.
+// serve serves peers that the credentials accept. More options override those of all servers.
 func serve(
 	ctx context.Context, most int, ln net.Listener, who credentials.TransportCredentials,
 	register func(grpc.ServiceRegistrar), release func(), more ...grpc.ServerOption,
@@ -196,7 +196,7 @@ func serve(
 	return failed
 }
 
-// proving are credentials whose handshake is the proof that the listener waits for.
+// proving are credentials whose successful handshake calls the listener's Proven.
 type proving struct {
 	credentials.TransportCredentials
 	ln Listener
@@ -220,8 +220,8 @@ func (p proving) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 
 func (p proving) Clone() credentials.TransportCredentials { return p }
 
-// Caller returns who calls a handler, as subject reads it from the certificate of the connection.
-// Its error is a gRPC status, Unauthenticated.
+// Caller returns the caller of a handler, as subject reads it from the certificate of the
+// connection. Its error is a gRPC status, Unauthenticated.
 func Caller[S any](ctx context.Context, subject func(tls.ConnectionState) (S, error)) (S, error) {
 	var info credentials.TLSInfo
 	p, ok := peer.FromContext(ctx)
@@ -264,7 +264,7 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 	return NewClientBy(nil, addr, tlsConf, maxPause)
 }
 
-// Dial connects to a TCP address, and has the kernel watch the connection.
+// Dial connects to a TCP address, and makes the kernel watch the connection (see Watch).
 func Dial(ctx context.Context, addr string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", addr)
@@ -275,7 +275,7 @@ func Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return watched{conn}, nil
 }
 
-// NewClientBy is NewClient with another way to connect; nil: as NewClient does.
+// NewClientBy is NewClient with another function that connects; nil: as NewClient connects.
 func NewClientBy(
 	by func(ctx context.Context, addr string) (net.Conn, error), addr string, tlsConf *tls.Config, maxPause time.Duration,
 ) (*grpc.ClientConn, error) {
@@ -285,7 +285,7 @@ func NewClientBy(
 	return newClient(by, addr, explaining{credentials.NewTLS(tlsConf)}, maxPause)
 }
 
-// explaining are credentials whose errors say where clocks differ. gRPC keeps only their text.
+// explaining are credentials whose errors describe differing clocks. gRPC keeps only their text.
 type explaining struct {
 	credentials.TransportCredentials
 }
@@ -299,7 +299,7 @@ func (e explaining) ClientHandshake(ctx context.Context, authority string, conn 
 }
 
 // reading is a connection whose server may still refuse the client's certificate: in TLS 1.3 the
-// client learns of this when it reads.
+// client learns of that when it reads.
 type reading struct{ net.Conn }
 
 func (r reading) Read(b []byte) (int, error) {

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelPings configures TCP keepalives, by which the kernel detects a dead machine: unlike gRPC's
-// pings they do not depend on a busy process.
+// kernelPings configures TCP keepalives, by which the kernel detects a dead machine. Unlike gRPC's
+// pings, they do not depend on a busy process.
 var kernelPings = net.KeepAliveConfig{Enable: true, Idle: pingAfter, Interval: time.Second, Count: int(lostAfter / time.Second)}
 
-// Watch has the kernel close a TCP connection to a dead machine: 5 s after unacknowledged data, or
-// after 15 s while idle. It does nothing for other connections.
+// Watch makes the kernel close a TCP connection to a dead machine: 5 s after unacknowledged data,
+// or after 15 s while idle. It has no effect on other connections.
 func Watch(conn net.Conn) {
 	socket, ok := bare(conn).(*net.TCPConn)
 	if !ok {
@@ -29,7 +29,7 @@ func Watch(conn net.Conn) {
 	})
 }
 
-// bare returns the connection below the bounds of a listener.
+// bare returns the connection below the wrappers of a listener.
 func bare(conn net.Conn) net.Conn {
 	for {
 		above, ok := conn.(interface{ NetConn() net.Conn })
@@ -40,8 +40,8 @@ func bare(conn net.Conn) net.Conn {
 	}
 }
 
-// watched is a watched connection. It hides its socket from gRPC, which would otherwise set the
-// kernel's timeout to that of a process.
+// watched is a watched connection. It hides its socket from gRPC, which would otherwise replace the
+// kernel's timeout by that for a busy process.
 type watched struct{ net.Conn }
 
 // NetConn returns the connection that it hides.

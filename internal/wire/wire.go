@@ -1,6 +1,6 @@
 // Package wire serves and dials the gRPC services between the processes of a job. Its directory has
 // a .proto file for each service, and below it a package with the messages that `make generate`
-// makes of that file.
+// generates from that file.
 package wire
 
 // ConnectProtocol is the ALPN protocol of the connections by which a driver takes over connections

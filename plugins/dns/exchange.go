@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	rounds = 2 // that each server is asked, until one answers
+	rounds = 2 // number of requests to each server, unless one answers
 
-	// udpSize is what a datagram may hold without being cut up on its way.
+	// udpSize is the size, in bytes, up to which a datagram is not fragmented on the usual paths.
 	udpSize = 1232
 )
 
-// serverList returns whom to ask. resolv.conf is read each time: networks change.
+// serverList returns the servers to ask. It reads resolv.conf on each call, since networks change.
 func (c *config) serverList() ([]string, error) {
 	if len(c.servers) > 0 {
 		return c.servers, nil
@@ -40,8 +40,8 @@ func (c *config) serverList() ([]string, error) {
 	return servers, nil
 }
 
-// exchange asks one server after the other until one answers, that there is nothing being an answer
-// too. The error names what each server did.
+// exchange asks one server after the other until one answers; an answer without records counts. The
+// error lists the result of each server.
 func exchange(ctx context.Context, servers []string, name string, qtype uint16, timeout time.Duration) (*dns.Msg, error) {
 	var faults []string
 	for range rounds {
@@ -67,8 +67,8 @@ var (
 	errStrange  = errors.New("it answers another question")
 )
 
-// askServer asks one server: by UDP with EDNS, without EDNS where the server does not know that, by
-// TCP where the answer is too long for UDP.
+// askServer asks one server: by UDP with EDNS, without EDNS if the server does not support it, and
+// by TCP if the answer is too long for UDP.
 func askServer(ctx context.Context, server, name string, qtype uint16, timeout time.Duration) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errSilent)
 	defer cancel()
@@ -102,7 +102,8 @@ func rcodeText(rcode int) string {
 	return fmt.Sprintf("code %d", rcode)
 }
 
-// send sends the question in a connection, or from a port, of its own. It ends with ctx.
+// send sends the question over a connection, or from a port, of its own, and returns the reply. It
+// ends with ctx.
 func send(ctx context.Context, network, server string, q *dns.Msg) (*dns.Msg, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, network, server)
@@ -112,7 +113,7 @@ func send(ctx context.Context, network, server string, q *dns.Msg) (*dns.Msg, er
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	client := dns.Client{Timeout: time.Hour} // that is ctx's business
+	client := dns.Client{Timeout: time.Hour} // ctx limits the time
 	reply, _, err := client.ExchangeWithConnContext(ctx, q, &dns.Conn{Conn: conn})
 	if err != nil {
 		return nil, because(ctx, err)
@@ -123,7 +124,7 @@ func send(ctx context.Context, network, server string, q *dns.Msg) (*dns.Msg, er
 	return reply, nil
 }
 
-// because prefers the reason why ctx ended to what came of it.
+// because returns the cause of ctx if ctx has ended, else err.
 func because(ctx context.Context, err error) error {
 	if deadline, ok := ctx.Deadline(); ctx.Err() != nil || ok && !time.Now().Before(deadline) {
 		if cause := context.Cause(ctx); cause != nil {
@@ -134,8 +135,8 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// isReply refuses an answer to a question that was not asked. A server that does not understand may
-// repeat none.
+// isReply returns an error if the reply is to another question. A server that does not understand
+// the question may leave it out.
 func isReply(q, reply *dns.Msg) error {
 	switch {
 	case !reply.Response:
@@ -152,7 +153,7 @@ func isReply(q, reply *dns.Msg) error {
 	return nil
 }
 
-// isReferral tells a server that only knows who might know from one that knows of nothing.
+// isReferral returns whether the reply names other servers, and is not a reply without records.
 func isReferral(reply *dns.Msg) bool {
 	if reply.Rcode != dns.RcodeSuccess || reply.Authoritative || len(reply.Answer) > 0 {
 		return false

@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// lookup asks for all records of a name that count. A name without any is an error, unless that is
-// allowed.
+// lookup asks for all records of a name that the settings select. A name without any is an error,
+// unless the settings allow it.
 func (c *config) lookup(ctx context.Context, servers []string, name string) (part, error) {
 	types := []uint16{dns.TypeA, dns.TypeAAAA}
 	switch {
@@ -65,7 +65,7 @@ func kinds(types []uint16) string {
 	return strings.Join(names, " or ") + " records"
 }
 
-// addresses makes hosts of A and AAAA records, in the order of the addresses.
+// addresses returns the hosts of A and AAAA records, in the order of the addresses.
 func (c *config) addresses(name string, records []dns.RR) []plan.Host {
 	var addrs []netip.Addr
 	for _, rr := range records {
@@ -91,12 +91,12 @@ func (c *config) addresses(name string, records []dns.RR) []plan.Host {
 	return hosts
 }
 
-// services makes hosts of the targets of SRV records, in the order of priority and name. A target
-// that stands there several times, as with several ports, is one host.
+// services returns the hosts of the targets of SRV records, in the order of priority and name. A
+// target with several records, for several ports, is one host.
 func (c *config) services(records []dns.RR) ([]plan.Host, error) {
 	var srvs []*dns.SRV
 	for _, rr := range records {
-		if srv, ok := rr.(*dns.SRV); ok && srv.Target != "." { // a dot says that the service is not to be had
+		if srv, ok := rr.(*dns.SRV); ok && srv.Target != "." { // a dot means that the service is not available
 			srvs = append(srvs, srv)
 		}
 	}
@@ -113,11 +113,11 @@ func (c *config) services(records []dns.RR) ([]plan.Host, error) {
 	return merge(nil, hosts)
 }
 
-// hostName returns a name as hosts are called: in small letters, whatever the server wrote, without
-// the last dot.
+// hostName returns the name of a host: in lower case, however the server wrote it, without the
+// final dot.
 func hostName(fqdn string) string { return strings.TrimSuffix(dns.CanonicalName(fqdn), ".") }
 
-// answer is all that is known of a name and type.
+// answer is the answer for a name and type.
 type answer struct {
 	records []dns.RR
 	ttl     time.Duration
@@ -126,7 +126,7 @@ type answer struct {
 
 const maxAliases = 8
 
-// resolve asks for the records of one type, following aliases where the server does not.
+// resolve asks for the records of one type, and follows aliases if the server does not.
 func resolve(ctx context.Context, servers []string, name string, qtype uint16, timeout time.Duration) (answer, error) {
 	ttl := uint32(1<<32 - 1)
 	asked := name
@@ -149,11 +149,11 @@ func resolve(ctx context.Context, servers []string, name string, qtype uint16, t
 }
 
 // chase follows the aliases in an answer, and returns the records at their end, the name there, and
-// the least time to live of all on the way.
+// the shortest time to live of all records used.
 func chase(rrs []dns.RR, name string, qtype uint16) (records []dns.RR, end string, ttl uint32) {
 	ttl = 1<<32 - 1
 	end = dns.CanonicalName(name)
-	for range rrs { // of which each can be followed once
+	for range rrs { // each alias is followed at most once
 		i := slices.IndexFunc(rrs, func(rr dns.RR) bool {
 			return rr.Header().Rrtype == dns.TypeCNAME && dns.CanonicalName(rr.Header().Name) == end
 		})
@@ -176,7 +176,7 @@ func chase(rrs []dns.RR, name string, qtype uint16) (records []dns.RR, end strin
 	return records, end, ttl
 }
 
-// negativeTTL is how long a zone wants it to be believed that there is nothing (RFC 2308).
+// negativeTTL returns how long a negative answer is valid, in seconds (RFC 2308).
 func negativeTTL(reply *dns.Msg) uint32 {
 	for _, rr := range reply.Ns {
 		if soa, ok := rr.(*dns.SOA); ok {

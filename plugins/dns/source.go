@@ -17,23 +17,23 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
-// maxTime is the longest that all questions together may take; less than what hvdrun waits for an
-// answer of a plugin.
+// maxTime bounds the time of all questions together. It is less than the time that hvdrun waits for
+// an answer of a plugin.
 const maxTime = 25 * time.Second
 
-// source is the Discoverer and Watcher. Configure comes first.
+// source implements Discoverer and Watcher. Configure must be called first.
 type source struct {
 	cfg atomic.Pointer[config]
 
 	mu   sync.Mutex
-	last []string // the names of the hosts that were found last, in their order
+	last []string // names of the last hosts found, in order
 }
 
-// config is what the settings say; it does not change.
+// config holds the settings; it does not change.
 type config struct {
-	names          []string // absolute, ending in a dot
-	kind           string   // one of the words for type
-	byName         bool     // a name that has an address is the host, rather than each address
+	names          []string // absolute, with the final dot
+	kind           string   // one of the values of the setting type
+	byName         bool     // the host is the name, if it has an address, instead of each address
 	slots          int
 	fromWeight     bool
 	servers        []string // host:port; empty: those of resolvConf
@@ -43,7 +43,7 @@ type config struct {
 	allowEmpty     bool
 }
 
-// Configure takes the settings of the README.
+// Configure reads the settings that the README describes.
 func (s *source) Configure(values map[string]string) error {
 	r := settings.Read("dns", values)
 	r.Required("names")
@@ -99,7 +99,7 @@ func serverAddr(server string) (string, error) {
 
 var errNotConfigured = errors.New("dns: no settings yet")
 
-// Discover asks for all names once.
+// Discover asks once for all names.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	c := s.cfg.Load()
 	if c == nil {
@@ -109,7 +109,7 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, err
 }
 
-// Watch asks whenever the first of the answers is no longer valid, and finds every list that
+// Watch asks whenever the first of the answers expires, and calls found with every list that
 // differs from the last. It returns the first error.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	c := s.cfg.Load()
@@ -138,7 +138,7 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 
 func ended(ctx context.Context) error { return fmt.Errorf("dns: %w", context.Cause(ctx)) }
 
-// find asks for all names, at the same time, and returns the hosts and how long they are good for.
+// find asks for all names concurrently, and returns the hosts and how long the answers are valid.
 func (s *source) find(ctx context.Context, c *config) ([]plan.Host, time.Duration, error) {
 	if ctx.Err() != nil {
 		return nil, 0, ended(ctx)
@@ -147,7 +147,7 @@ func (s *source) find(ctx context.Context, c *config) ([]plan.Host, time.Duratio
 	if err != nil {
 		return nil, 0, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, maxTime, fmt.Errorf("no answer in %v", maxTime)) // the first failure ends all
+	ctx, cancel := context.WithTimeoutCause(ctx, maxTime, fmt.Errorf("no answer in %v", maxTime)) // the first failure cancels all
 	defer cancel()
 	var failed error
 	var once sync.Once
@@ -182,13 +182,13 @@ func (s *source) find(ctx context.Context, c *config) ([]plan.Host, time.Duratio
 	return s.inOrder(hosts), max(ttl, c.minTTL), nil
 }
 
-// part is what one name gives.
+// part is the result for one name.
 type part struct {
 	hosts []plan.Host
 	ttl   time.Duration
 }
 
-// merge appends the hosts that are not there yet.
+// merge appends the hosts that are not in the list yet.
 func merge(all, more []plan.Host) ([]plan.Host, error) {
 	at := make(map[string]int, len(all))
 	for i, h := range all {
@@ -207,8 +207,8 @@ func merge(all, more []plan.Host) ([]plan.Host, error) {
 	return all, nil
 }
 
-// inOrder puts hosts that were there before first, in their old order, and remembers the new one:
-// the priority of a record may change, but hosts do not grow younger or older by it.
+// inOrder sorts hosts that were found before first, in their old order, and records the new order:
+// the priority of a record may change, but that must not change the age of hosts.
 func (s *source) inOrder(hosts []plan.Host) []plan.Host {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,16 +16,16 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 )
 
-const maxLinks = 40 // as many as the kernel follows
+const maxLinks = 40 // as in the kernel
 
-// step is one entry of a directory that decides what a path means.
+// step is one directory entry that the resolution of a path depends on.
 type step struct {
 	path string // in a directory without links
-	mark stamp  // of the entry itself; zero where it is not there. Only dev and ino count.
+	mark stamp  // of the entry itself; zero if it does not exist. Only dev and ino count.
 }
 
-// trail returns the entries that decide what an absolute path means: its own, and those of the
-// links on the way. It ends with the first that is not there.
+// trail returns the directory entries that the resolution of an absolute path depends on: its own,
+// and those of the links on the way. It ends with the first that does not exist.
 func trail(path string) (steps []step) {
 	left := strings.Split(path, "/")
 	at := "/"
@@ -64,14 +64,14 @@ func trail(path string) (steps []step) {
 	return steps
 }
 
-// follower watches all that decides what the files say: their content, and each directory in which
-// a rename, or a link that is made anew, could put other files in their place.
+// follower watches everything that determines the contents of the files: the files, and each
+// directory in which a rename or a new link could replace them.
 type follower struct {
 	c     *config
 	w     *fsnotify.Watcher
 	steps []step
 	dir   string   // the directory whose files are read, without links; "" where the path is a file
-	held  []string // what w was told to watch, and could
+	held  []string // paths that w watches
 }
 
 func (f *follower) close() {
@@ -80,17 +80,16 @@ func (f *follower) close() {
 	}
 }
 
-// follow sees to it that what the path means now is watched. What changes afterwards, wait hears
-// of.
+// follow makes the watches match what the path means now. wait reports later changes.
 func (f *follower) follow() error {
-	for range 10 { // it may go on changing; the next event comes anyhow
+	for range 10 { // if it changes again, the next event calls follow again
 		steps, dir := f.survey()
 		if f.w != nil && dir == f.dir && slices.Equal(steps, f.steps) && f.holds() {
 			return nil
 		}
 		f.close()
-		// A new watcher rather than changed watches: the old ones may be of directories that have
-		// gone elsewhere.
+		// A new watcher, since existing watches may be of directories that have been moved
+		// elsewhere.
 		w, err := fsnotify.NewWatcher()
 		if err != nil {
 			return fmt.Errorf("file: inotify: %w: %w", err, discovery.ErrNoWatch)
@@ -103,8 +102,8 @@ func (f *follower) follow() error {
 	return nil
 }
 
-// holds reports whether all watches are still there. What was removed has lost its own, and what
-// came in its place may look the same: file systems use the numbers of inodes again.
+// holds reports whether all watches still exist. The watch of a removed file is gone even if
+// another file looks the same: file systems reuse inode numbers.
 func (f *follower) holds() bool {
 	list := map[string]bool{}
 	for _, path := range f.w.WatchList() {
@@ -142,9 +141,9 @@ func (f *follower) survey() (steps []step, dir string) {
 	return steps, dir
 }
 
-// watchAll adds the watches: of the directory of each step, and of the last steps themselves, since
-// a file may be changed through another name of it. A directory that may not be watched is left to
-// rescan.
+// watchAll adds the watches: of the directory of each step, and of the files themselves, since a
+// file may be changed through another name. It skips directories that this process may not watch;
+// rescan covers these.
 func (f *follower) watchAll() error {
 	watched := map[string]bool{}
 	add := func(path string) error {
@@ -179,8 +178,8 @@ func (f *follower) watchAll() error {
 	return nil
 }
 
-// wait blocks until something may have changed, or that time has passed; 0 is for ever. The error
-// is that of ctx.
+// wait blocks until something may have changed, or for the time d; 0 means no limit. Its error is
+// that of ctx.
 func (f *follower) wait(ctx context.Context, d time.Duration) error {
 	var late <-chan time.Time
 	if d > 0 {
@@ -204,7 +203,7 @@ func (f *follower) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// gather lets the events of one change come together.
+// gather waits until the events of one change have arrived.
 func (f *follower) gather(ctx context.Context) error {
 	timer := time.NewTimer(debounce)
 	defer timer.Stop()
@@ -220,9 +219,10 @@ func (f *follower) gather(ctx context.Context) error {
 	}
 }
 
-// concerns reports whether the entry has anything to do with us: the directories may be busy ones.
+// concerns reports whether an event at the path matters: other files in the directories may change
+// often.
 func (f *follower) concerns(path string) bool {
-	path = filepath.Clean(path) // what happens in / is told of //name
+	path = filepath.Clean(path) // events in / have paths such as //name
 	if f.dir != "" && filepath.Dir(path) == f.dir && f.c.wants(filepath.Base(path)) {
 		return true
 	}

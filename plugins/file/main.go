@@ -1,5 +1,5 @@
-// Command file is a discovery plugin whose hosts stand in a file, or in the files of a directory,
-// which it watches.
+// Command file is a discovery plugin that reads the hosts from a file, or from the files of a
+// directory, and watches for changes.
 package main
 
 import "github.com/hvdrun/hvdrun/discovery/plugin"

@@ -20,20 +20,20 @@ import (
 const (
 	maxBytes = 1 << 20 // of all files together
 
-	// busyLimit is how long Discover and Watch wait for somebody who is writing.
+	// busyLimit is how long Discover and Watch wait until nobody writes the files.
 	busyLimit = 5 * time.Second
 
-	// quiet is how old the last change of a file must be where only its time says that it is
-	// finished, and young how new a change may look before that is asked; in between lies what
-	// clocks of file servers may be off.
+	// quiet is how long a file must stay unchanged to count as complete, if it was changed less
+	// than young ago and only its modification time can tell. young is longer, since the clocks of
+	// file servers may differ.
 	quiet = 100 * time.Millisecond
 	young = 2 * time.Second
 )
 
-// errBusy marks what is worth another look soon.
+// errBusy marks a state in which reading again soon may succeed.
 var errBusy = errors.New("it is being written")
 
-// stamp tells one state of a file from another.
+// stamp identifies one state of a file.
 type stamp struct {
 	dev, ino     uint64
 	size         int64
@@ -48,20 +48,20 @@ func stampOf(info os.FileInfo) stamp {
 	return stamp{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}
 }
 
-// readBackoff is the pause between looks at files that somebody writes.
+// readBackoff is the pause between attempts to read files that somebody writes.
 var readBackoff = retry.Backoff{First: 5 * time.Millisecond, Most: quiet}
 
-// snapshot is the texts of all files, as they were together.
+// snapshot holds the texts that all files had at one time.
 type snapshot struct {
 	names, texts []string
 	stamps       []stamp
-	doubtful     []stamp // of files that somebody may be writing
+	doubtful     []stamp // stamps of files that somebody may be writing
 }
 
-// read reads all files when nobody writes them. It waits for those who do, for a time.
+// read reads all files while nobody writes them. It waits up to busyLimit for writers.
 func (c *config) read(ctx context.Context) (listing, error) {
 	var (
-		before []stamp // doubtful ones of an earlier look, and when that was
+		before []stamp // doubtful at an earlier attempt, and the time of that
 		since  time.Time
 		start  = time.Now()
 	)
@@ -91,8 +91,7 @@ func (c *config) read(ctx context.Context) (listing, error) {
 	}
 }
 
-// snapshot reads all files. The error is errBusy where they changed meanwhile, or are open for
-// writing.
+// snapshot reads all files. The error is errBusy if they change meanwhile or are open for writing.
 func (c *config) snapshot() (*snapshot, error) {
 	names, err := c.files()
 	if err != nil {
@@ -103,13 +102,14 @@ func (c *config) snapshot() (*snapshot, error) {
 	for _, name := range names {
 		if err := s.add(name, left, c.lease); err != nil {
 			if now, again := c.files(); missing(err) && again == nil && !slices.Equal(now, names) {
-				err = errBusy // it was removed between the two looks
+				err = errBusy // removed after files listed it
 			}
 			return nil, fmt.Errorf("file: %s: %w", name, err)
 		}
 		left -= int64(len(s.texts[len(s.texts)-1]))
 	}
-	// Were they like this all at once? A ConfigMap, say, changes all its files in one step.
+	// Check that the files had these texts at one time. A ConfigMap, for example, replaces all at
+	// once.
 	if now, err := c.files(); err != nil || !slices.Equal(now, names) {
 		return nil, fmt.Errorf("file: %s: %w", c.path, errBusy)
 	}
@@ -121,7 +121,7 @@ func (c *config) snapshot() (*snapshot, error) {
 	return s, nil
 }
 
-// files returns the path, or the paths of the files in it in the order of their names.
+// files returns the path, or, if it is a directory, the paths of its files sorted by name.
 func (c *config) files() ([]string, error) {
 	info, err := os.Stat(c.path)
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *config) files() ([]string, error) {
 		if !c.wants(e.Name()) {
 			continue
 		}
-		if e.Type()&os.ModeSymlink != 0 { // of a link, what it points to counts; a dangling one is an error later
+		if e.Type()&os.ModeSymlink != 0 { // the target of a link counts; a dangling link is an error later
 			if info, err := os.Stat(path); err == nil && info.IsDir() {
 				continue
 			}
@@ -152,8 +152,8 @@ func (c *config) files() ([]string, error) {
 	return names, nil
 }
 
-// wants reports whether a file of that name in the directory lists hosts. Hidden files and editors'
-// backups do not.
+// wants reports whether a file of that name in the directory lists hosts. Hidden files and backups
+// of editors do not.
 func (c *config) wants(name string) bool {
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") || strings.HasSuffix(name, "~") {
 		return false
@@ -162,13 +162,13 @@ func (c *config) wants(name string) bool {
 	return ok && err == nil
 }
 
-// add reads one file, of at most so many bytes.
+// add reads one file of at most most bytes.
 func (s *snapshot) add(name string, most int64, lease func(*os.File) leaseState) error {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe would block
 	if err != nil {
 		return err
 	}
-	defer f.Close() // ends the lease, too
+	defer f.Close() // also releases the lease
 	info, err := f.Stat()
 	switch {
 	case err != nil:
@@ -180,7 +180,7 @@ func (s *snapshot) add(name string, most int64, lease func(*os.File) leaseState)
 	if held == leaseRefused {
 		return errBusy
 	}
-	if info, err = f.Stat(); err != nil { // a writer may have come between opening and the lease
+	if info, err = f.Stat(); err != nil { // it may have been written between the opening and the lease
 		return err
 	}
 	text, err := io.ReadAll(io.LimitReader(f, most+1))
@@ -205,18 +205,18 @@ func (s *snapshot) add(name string, most int64, lease func(*os.File) leaseState)
 	return nil
 }
 
-// leaseState is what a try for a read lease says.
+// leaseState is the result of an attempt to take a read lease.
 type leaseState int
 
 const (
-	leaseUnknown leaseState = iota // the file system or the file's owner does not allow leases
-	leaseHeld                      // nobody has the file open for writing, and whoever opens it waits until we close it
+	leaseUnknown leaseState = iota // the file system or the file's owner does not permit leases
+	leaseHeld                      // nobody has the file open for writing, and an open for writing blocks until we close it
 	leaseRefused                   // somebody has it open for writing
 )
 
-// readLease tries for a read lease, the one way to learn whether somebody on this machine is in the
-// middle of writing a file. Only its owner and root may; SIGIO, which tells the holder that
-// somebody waits, is ignored by the Go runtime.
+// readLease tries to take a read lease, the only way to learn whether somebody on this machine is
+// writing a file. Only the file's owner and root may take it. The Go runtime ignores SIGIO, by
+// which the kernel tells the holder that somebody waits.
 func readLease(f *os.File) leaseState {
 	switch _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); {
 	case err == nil:

@@ -18,27 +18,27 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
-// debounce is how long after the first sign of a change the files are read: editors and scripts do
-// several things at once.
+// debounce is the time from the first event of a change until the files are read: editors and
+// scripts change several things in quick succession.
 const debounce = 20 * time.Millisecond
 
-// source is the Discoverer and Watcher. Configure comes first.
+// source implements Discoverer and Watcher. Configure must be called first.
 type source struct{ cfg atomic.Pointer[config] }
 
-// config is what the settings say; it does not change.
+// config holds the settings; it does not change.
 type config struct {
 	path         string // absolute
-	pattern      string // of the names in a directory
+	pattern      string // for the file names in a directory
 	defaultSlots int
-	settle       time.Duration // how long a fault, or a file that is missing, may be part of a change
+	settle       time.Duration // how long a fault or a missing file may be part of a change in progress
 	rescan       time.Duration // 0: never
 
-	// What the system does, for tests to replace.
+	// System calls, which tests replace.
 	lease func(*os.File) leaseState
 	watch func(w *fsnotify.Watcher, path string) error
 }
 
-// Configure takes the settings of the README.
+// Configure reads the settings that the README describes.
 func (s *source) Configure(values map[string]string) error {
 	r := settings.Read("file", values)
 	c := &config{
@@ -67,7 +67,7 @@ func (s *source) Configure(values map[string]string) error {
 
 var errNotConfigured = errors.New("file: no settings yet")
 
-// Discover reads the files once. Where they cannot be parsed it reads them again a little later,
+// Discover reads the files once. If they cannot be parsed, it reads them again a little later,
 // since somebody may be writing them line by line.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	c := s.cfg.Load()
@@ -85,8 +85,8 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return l.hosts, err
 }
 
-// Watch finds the list and every one that differs from the last. It returns an error where the
-// files have been missing or faulty for longer than a change takes.
+// Watch calls found with the list and with every list that differs from the last. It returns an
+// error if the files have been missing or faulty for longer than config.settle.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	c := s.cfg.Load()
 	if c == nil {
@@ -97,7 +97,7 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	var (
 		last  listing
 		known bool
-		doubt time.Time // since when the files look like something in the making
+		doubt time.Time // since when a change seems to be in progress
 	)
 	for {
 		if err := f.follow(); err != nil {
@@ -128,19 +128,19 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	}
 }
 
-// listing is what the files say.
+// listing is the contents of the files.
 type listing struct {
 	hosts []plan.Host
-	files []string // that were read
+	files []string // the files that were read
 }
 
-// lacks reports whether one of these files is no longer there.
+// lacks reports whether one of these files was not read.
 func (l listing) lacks(files []string) bool {
 	return slices.ContainsFunc(files, func(name string) bool { return !slices.Contains(l.files, name) })
 }
 
-// merge makes one list of the files' lists. A host may stand in several files if its slots are the
-// same everywhere.
+// merge merges the lists of the files. A host may be in several files if it has the same slots in
+// all of them.
 func merge(names []string, texts []string, defaultSlots int) ([]plan.Host, error) {
 	var all []plan.Host
 	first := map[string]int{} // host → index in all
@@ -161,13 +161,13 @@ func merge(names []string, texts []string, defaultSlots int) ([]plan.Host, error
 			}
 		}
 	}
-	if err := plan.CheckHosts(all); err != nil { // more slots than there can be, in all files together
+	if err := plan.CheckHosts(all); err != nil { // all files together may have too many slots
 		return nil, fmt.Errorf("file: %w", err)
 	}
 	return all, nil
 }
 
-// pause waits, or returns an error where ctx ends before.
+// pause blocks for the time d, or returns an error if ctx ends first.
 func pause(ctx context.Context, d time.Duration) error {
 	if retry.Pause(ctx, d) != nil {
 		return ended(ctx)

@@ -10,13 +10,13 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// maxDocument is the longest that a document may be, in bytes.
+// maxDocument bounds a document, in bytes.
 const maxDocument = 1 << 20
 
 var errTooLong = fmt.Errorf("the document is longer than %d bytes", maxDocument)
 
-// decode reads a document as the README has it: {"hosts": […]}, or the list alone. Fields that it
-// does not know are left alone, those that it knows must be right. Errors repeat no more of the
+// decode decodes a document in the form that the README describes: {"hosts": […]}, or the list
+// alone. It ignores unknown fields; the known ones must be valid. Errors repeat no more of the
 // document than the names of hosts.
 func decode(document []byte, defaultSlots int) ([]plan.Host, error) {
 	list := bytes.TrimSpace(document)
@@ -79,7 +79,7 @@ func decodeHost(item json.RawMessage, defaultSlots int) (plan.Host, error) {
 	return h, nil
 }
 
-// unmarshal names where a document is not JSON.
+// unmarshal is json.Unmarshal with errors that give the position.
 func unmarshal(text []byte, into any) error {
 	err := json.Unmarshal(text, into)
 	var syntax *json.SyntaxError
@@ -89,7 +89,7 @@ func unmarshal(text []byte, into any) error {
 	return err
 }
 
-// kindOf says what a JSON value is by its first character.
+// kindOf returns the kind of a JSON value, judged by its first character.
 func kindOf(value []byte) string {
 	if len(value) == 0 {
 		return "nothing"

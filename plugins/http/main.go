@@ -1,5 +1,5 @@
-// Command http is a discovery plugin whose hosts stand in a JSON document that a web server gives,
-// again and again or as a stream.
+// Command http is a discovery plugin that reads the hosts from a JSON document of a web server, by
+// polling or as a stream.
 package main
 
 import "github.com/hvdrun/hvdrun/discovery/plugin"

@@ -20,7 +20,7 @@ const (
 	maxToken     = 64 << 10
 )
 
-// token reads the token; it may be renewed at any time. Errors name the file alone.
+// token reads the token, which may be renewed at any time. Errors contain only the file's name.
 func (c *config) token() (string, error) {
 	text, err := safefile.OwnText(c.tokenFile, maxToken)
 	token := bytes.TrimSpace(text)
@@ -35,7 +35,7 @@ func (c *config) token() (string, error) {
 	return string(token), nil
 }
 
-// get sends a request and returns the answer, whose body the caller closes.
+// get sends a request and returns the response, whose body the caller must close.
 func (c *config) get(ctx context.Context, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url.String(), nil)
 	if err != nil {
@@ -57,10 +57,10 @@ func (c *config) get(ctx context.Context, header http.Header) (*http.Response, e
 	return resp, nil
 }
 
-// fault makes an error that names the URL without its query, and the reason why ctx ended where it
-// did.
+// fault returns an error that names the URL without its query, and the cause of ctx if ctx has
+// ended, else err.
 func (c *config) fault(ctx context.Context, err error) error {
-	var wrapped *url.Error // has the whole URL, or that of a redirection
+	var wrapped *url.Error // contains the whole URL, or that of a redirection
 	if errors.As(err, &wrapped) {
 		err = wrapped.Err
 	}
@@ -70,8 +70,8 @@ func (c *config) fault(ctx context.Context, err error) error {
 	return fmt.Errorf("http: %s: %w", c.shown, err)
 }
 
-// badStatus reads away what a server says besides, so that the connection can be used again. It is
-// not repeated: nobody knows what stands in it.
+// badStatus returns the error of a response with that status. It reads the body, so that the
+// connection can be reused, but does not repeat it in the error: it may contain anything.
 func (c *config) badStatus(ctx context.Context, resp *http.Response) error {
 	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 	text := fmt.Sprintf("status %d (%s)", resp.StatusCode, http.StatusText(resp.StatusCode))
@@ -81,8 +81,8 @@ func (c *config) badStatus(ctx context.Context, resp *http.Response) error {
 	return c.fault(ctx, errors.New(text))
 }
 
-// checkRedirect lets a redirection lead anywhere, but never from https to http, and nowhere else
-// than to the same server where there is anything to prove who we are.
+// checkRedirect permits a redirection anywhere, except from https to http. With a token or a client
+// certificate it permits only redirections to the same server.
 func (c *config) checkRedirect(req *http.Request, via []*http.Request) error {
 	from := via[len(via)-1].URL
 	switch {
@@ -96,7 +96,7 @@ func (c *config) checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// fetch asks for the document once. The server may say that the one it gave before is still right.
+// fetch requests the document once. The server may answer that it has not changed.
 func (c *config) fetch(ctx context.Context) ([]plan.Host, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("no answer in %v", c.timeout))
 	defer cancel()

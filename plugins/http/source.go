@@ -19,19 +19,19 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
-// maxTimeout is less than what hvdrun waits for an answer of a plugin.
+// maxTimeout is less than the time that hvdrun waits for an answer of a plugin.
 const maxTimeout = 25 * time.Second
 
-// source is the Discoverer and Watcher. Configure comes first.
+// source implements Discoverer and Watcher. Configure must be called first.
 type source struct {
 	cfg  atomic.Pointer[config]
-	dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: as usual; for tests
+	dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the default; tests replace it
 }
 
-// config is what the settings say, and what was learnt of the document since.
+// config holds the settings, and the last version of the document.
 type config struct {
 	url          *url.URL
-	shown        string // the URL without its query, which may be secret
+	shown        string // the URL without its query, which may contain secrets
 	stream       bool
 	interval     time.Duration
 	timeout      time.Duration // of a request, or until the first document of a stream
@@ -45,13 +45,13 @@ type config struct {
 	known atomic.Pointer[version]
 }
 
-// version is a document that the server may say is still the right one.
+// version is a document with the validators by which a server can answer that it has not changed.
 type version struct {
 	etag, modified string
 	hosts          []plan.Host
 }
 
-// Configure takes the settings of the README.
+// Configure reads the settings that the README describes.
 func (s *source) Configure(values map[string]string) error {
 	r := settings.Read("http", values)
 	c := &config{
@@ -84,8 +84,8 @@ func (s *source) Configure(values map[string]string) error {
 	return nil
 }
 
-// readURL leaves a URL of some kind in any case. Its faults do not repeat it: there may be a secret
-// in it.
+// readURL reads the URL, and sets some URL even after a fault. Faults do not repeat the text, which
+// may contain a secret.
 func (c *config) readURL(r *settings.Reader) {
 	c.url = &url.URL{}
 	text := r.Required("url")
@@ -106,7 +106,7 @@ func (c *config) readURL(r *settings.Reader) {
 	c.url, c.shown = u, show(u)
 }
 
-// show returns a URL as errors may have it.
+// show returns a URL in the form that errors may contain.
 func show(u *url.URL) string {
 	text := origin(u) + u.EscapedPath()
 	if u.RawQuery != "" {
@@ -122,7 +122,8 @@ func isLoopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// maxCertificates bounds a file of certificates, in bytes: those of all authorities take 250 KB.
+// maxCertificates bounds a file of certificates, in bytes: those of all public authorities take 250
+// KB.
 const maxCertificates = 4 << 20
 
 func readKeyPair(certFile, keyFile string) (pair tls.Certificate, err error) {
@@ -138,7 +139,7 @@ func readKeyPair(certFile, keyFile string) (pair tls.Certificate, err error) {
 }
 
 // readTLS reads the certificates. Those of the client are read again for each connection, since
-// they are short-lived in many places.
+// they are often short-lived.
 func (c *config) readTLS(r *settings.Reader) *tls.Config {
 	caFile, name := r.Text("ca_file", ""), r.Text("server_name", "")
 	trust := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name}
@@ -177,8 +178,8 @@ func (c *config) readTLS(r *settings.Reader) *tls.Config {
 	return trust
 }
 
-// transport speaks HTTP/1.1: one request at a time needs no more, and where a server refuses a
-// certificate, HTTP/2 loses the reason.
+// transport returns a transport for HTTP/1.1. That suffices for one request at a time, and if a
+// server refuses a certificate, HTTP/2 loses the reason.
 func (s *source) transport(c *config, trust *tls.Config) *http.Transport {
 	dial := s.dial
 	if dial == nil {
@@ -198,7 +199,7 @@ func (s *source) transport(c *config, trust *tls.Config) *http.Transport {
 
 var errNotConfigured = errors.New("http: no settings yet")
 
-// Discover asks once for the document, or waits for the first one of the stream.
+// Discover requests the document once, or waits for the first document of the stream.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	c := s.cfg.Load()
 	switch {
@@ -217,9 +218,9 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return first, nil
 }
 
-// Watch asks again and again, or follows the stream, and finds every list that differs from the
-// last. It returns the first error. A stream that has given a document may end, or be silent for
-// long: it is then asked for once more.
+// Watch polls the document, or follows the stream, and calls found with every list that differs
+// from the last. It returns the first error. If a stream ends or is silent for long after at least
+// one document, Watch opens it again.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	c := s.cfg.Load()
 	if c == nil {

@@ -19,8 +19,8 @@ var (
 	errSilent = errors.New("the stream is silent")
 )
 
-// follow opens the stream and calls news with the list of each document, until news wants no more.
-// It returns nil where the stream ends, or is silent for long, after at least one document.
+// follow opens the stream and calls news with the list of each document until news returns false.
+// It returns nil if the stream ends, or is silent for idleTimeout, after at least one document.
 func (c *config) follow(ctx context.Context, news func([]plan.Host) bool) error {
 	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -37,7 +37,7 @@ func (c *config) follow(ctx context.Context, news func([]plan.Host) bool) error 
 	}
 	documents := 0
 	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	alive := func() { // called with every line
+	alive := func() { // called for every line
 		if documents > 0 && c.idleTimeout > 0 {
 			patience.Reset(c.idleTimeout)
 		} else if documents > 0 {
@@ -69,7 +69,8 @@ func (c *config) follow(ctx context.Context, news func([]plan.Host) bool) error 
 	return c.silence(ctx, c.fault(ctx, err))
 }
 
-// silence says how long was waited for the first document.
+// silence returns an error with the time waited for the first document, if that did not arrive,
+// else err.
 func (c *config) silence(ctx context.Context, err error) error {
 	if errors.Is(context.Cause(ctx), errSilent) {
 		return fmt.Errorf("http: %s: no document in %v", c.shown, c.timeout)
@@ -77,12 +78,12 @@ func (c *config) silence(ctx context.Context, err error) error {
 	return err
 }
 
-// split calls document with each document of a stream: the data of an event of type message or
-// hosts, or else a line. It calls alive with each line, those of no meaning as well, and returns
-// the first error of document, or that of reading; nil at the end.
+// split calls document with each document of a stream: the data of each event of type message or
+// hosts, or else each line. It calls alive for each line, including meaningless ones. It returns
+// the first error of document or of reading, and nil at the end.
 func split(r io.Reader, events bool, alive func(), document func([]byte) error) error {
 	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 0, 4<<10), maxDocument+16) // an event's line begins with a word
+	lines.Buffer(make([]byte, 0, 4<<10), maxDocument+16) // a line of an event begins with the field's name
 	var e event
 	for lines.Scan() {
 		alive()
@@ -113,15 +114,15 @@ func split(r io.Reader, events bool, alive func(), document func([]byte) error) 
 	return lines.Err()
 }
 
-// event is a server-sent event that comes in lines.
+// event assembles a server-sent event from its lines.
 type event struct {
 	kind string
 	data []byte
-	any  bool // there was data
+	any  bool // the event has data
 }
 
-// take takes a line and tells whether the event is whole and has hosts. One that is whole and has
-// none begins anew.
+// take adds a line, and returns whether the event is complete and has hosts. It resets a complete
+// event without hosts.
 func (e *event) take(line []byte) (whole bool, err error) {
 	if len(line) == 0 {
 		if e.any && (e.kind == "" || e.kind == "message" || e.kind == "hosts") {

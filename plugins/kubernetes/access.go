@@ -18,26 +18,26 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// serviceAccount is where Kubernetes puts what a pod needs to ask the API server.
+// serviceAccount is the folder with the credentials that Kubernetes gives a pod for the API server.
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// access is how to reach an API server, and as whom.
+// access says how to reach an API server, and with which credentials.
 type access struct {
 	server    rest.Config
 	namespace string // "": not told
 }
 
 const (
-	// tokenPeriod is how long a token of a file is used before the file is read again.
+	// tokenPeriod is how long a token from a file is used before the file is read again.
 	tokenPeriod = time.Minute
-	// maxToken and maxConfig bound files, in bytes.
+	// maxToken and maxConfig bound the files, in bytes.
 	maxToken, maxConfig = 64 << 10, 4 << 20
 )
 
 // tokenFile is a file with a token.
 type tokenFile string
 
-// Token reads the file. Errors name the file alone.
+// Token reads the file. Errors contain only the file's name.
 func (f tokenFile) Token() (*oauth2.Token, error) {
 	text, err := safefile.OwnText(string(f), maxToken)
 	if err != nil {
@@ -50,8 +50,8 @@ func (f tokenFile) Token() (*oauth2.Token, error) {
 	return &oauth2.Token{AccessToken: token, Expiry: time.Now().Add(tokenPeriod)}, nil
 }
 
-// setTokenFile takes the token from a file. It is read again after a minute, and when the server
-// refuses it, since Kubernetes replaces it long before it expires.
+// setTokenFile makes requests use the token in a file. The file is read again after tokenPeriod and
+// when the server refuses the token, since Kubernetes replaces it long before it expires.
 func (a *access) setTokenFile(path string) error {
 	source := transport.NewCachedTokenSource(tokenFile(path))
 	if _, err := source.Token(); err != nil {
@@ -62,8 +62,8 @@ func (a *access) setTokenFile(path string) error {
 	return nil
 }
 
-// inCluster is the access that Kubernetes gives to a pod, whose files are in dir.
-// rest.InClusterConfig reads fixed paths and the process's environment.
+// inCluster returns the access that Kubernetes gives a pod, whose files are in dir.
+// rest.InClusterConfig cannot be used, since it reads fixed paths and the process's environment.
 func inCluster(dir string, lookup func(string) (string, bool)) (*access, error) {
 	host, _ := lookup("KUBERNETES_SERVICE_HOST")
 	port, _ := lookup("KUBERNETES_SERVICE_PORT")
@@ -85,7 +85,7 @@ func inCluster(dir string, lookup func(string) (string, bool)) (*access, error) 
 	return a, nil
 }
 
-// fromKubeconfig is the access that a context of the file gives; "" is its current one.
+// fromKubeconfig returns the access of a context in the file; "" is the current context.
 func fromKubeconfig(path, context string) (*access, error) {
 	a, err := readKubeconfig(path, context)
 	if err != nil {
@@ -100,10 +100,10 @@ func readKubeconfig(path, context string) (*access, error) {
 		return nil, err
 	}
 	file, err := clientcmd.Load(text)
-	if err != nil { // which might quote secrets
+	if err != nil { // err itself might quote secrets
 		return nil, errors.New("it is not YAML of a kubeconfig, or its data are not base64")
 	}
-	for _, c := range file.Clusters { // paths in it are relative to it
+	for _, c := range file.Clusters { // its paths are relative to the file
 		c.LocationOfOrigin = path
 	}
 	for _, u := range file.AuthInfos {
@@ -145,14 +145,14 @@ func readKubeconfig(path, context string) (*access, error) {
 		if path == "" {
 			continue
 		}
-		if _, err := safefile.OwnText(path, maxConfig); err != nil { // client-go reads it itself, again and again
+		if _, err := safefile.OwnText(path, maxConfig); err != nil { // client-go reads it itself, repeatedly
 			return nil, err
 		}
 	}
 	return a, nil
 }
 
-// checkCluster refuses servers that are not verified, or not asked directly.
+// checkCluster returns an error unless the server is verified and reached without a proxy-url.
 func checkCluster(c *api.Cluster) error {
 	switch {
 	case c.InsecureSkipTLSVerify:
@@ -171,7 +171,8 @@ func checkCluster(c *api.Cluster) error {
 	return nil
 }
 
-// setUser takes the user's credentials. What would change who asks, and is not taken, is refused.
+// setUser sets the user's credentials. It refuses settings that it does not support and that would
+// change the identity of the caller.
 func (a *access) setUser(u *api.AuthInfo) error {
 	for what, given := range map[string]bool{
 		"exec (a program that gets credentials)": u.Exec != nil, "auth-provider": u.AuthProvider != nil,

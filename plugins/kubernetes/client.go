@@ -26,18 +26,19 @@ import (
 )
 
 const (
-	maxPods     = 1 << 16   // of one list: far above what a namespace holds
+	maxPods     = 1 << 16   // of one list: far more than a namespace has
 	maxPages    = 1 << 14   // of one list; some may be empty
 	maxList     = 256 << 20 // bytes of one page
 	maxEvent    = 16 << 20  // bytes of one event; the API server keeps objects below 3 MiB
-	maxMessage  = 64 << 10  // bytes that are read of a refusal
+	maxMessage  = 64 << 10  // bytes read of a refusal
 	maxRetry    = time.Minute
-	pingTimeout = 15 * time.Second // a connection that is silent for as long is asked whether it is still there
+	pingTimeout = 15 * time.Second // silence after which a connection is pinged
 )
 
 var (
 	version1 = schema.GroupVersion{Version: "v1"}
-	// kinds are those that an API server may answer: pods of our own, Status, events of a watch.
+	// kinds are the kinds that an API server may answer with: our own pods, Status, and events of a
+	// watch.
 	kinds = func() *runtime.Scheme {
 		s := runtime.NewScheme()
 		s.AddKnownTypeWithName(version1.WithKind("Pod"), &pod{})
@@ -48,15 +49,16 @@ var (
 	queries = runtime.NewParameterCodec(kinds)
 )
 
-// client asks an API server for pods.
+// client requests pods from an API server.
 type client struct {
 	cfg       config
 	transport *http.Transport
-	http      *http.Client // by that, and by what sets and keeps the token
+	http      *http.Client // with that transport, and those that set and renew the token
 	rest      rest.Interface
 }
 
-// baseConfig is what does not depend on who asks. Retries and pauses are those of source.
+// baseConfig returns the settings that do not depend on the credentials. source retries, not
+// client-go.
 func baseConfig(server string) rest.Config {
 	return rest.Config{
 		Host:    server,
@@ -80,7 +82,7 @@ func newClient(a *access, cfg config) (*client, error) {
 	}
 	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: pingTimeout, Interval: pingTimeout / 3, Count: 3}}
-	// That of client-go waits without end for an answer, and is never closed.
+	// The transport of client-go waits for an answer without a limit, and is never closed.
 	transport := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           dialer.DialContext,
@@ -97,7 +99,7 @@ func newClient(a *access, cfg config) (*client, error) {
 	}
 	c := &client{cfg: cfg, transport: transport, http: &http.Client{
 		Transport: through,
-		// Nobody else is told the token.
+		// No other server may receive the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	if c.rest, err = rest.RESTClientForConfigAndClient(&a.server, c.http); err != nil {
@@ -106,14 +108,14 @@ func newClient(a *access, cfg config) (*client, error) {
 	return c, nil
 }
 
-// guard bounds what is read of an answer, which client-go does not, and takes the token out of a
+// guard bounds what is read of an answer, which client-go does not do, and removes the token from a
 // refusal that repeats it.
 type guard struct {
 	next              http.RoundTripper
 	maxList, maxEvent int64
 }
 
-// RoundTrip changes nothing of the request.
+// RoundTrip does not change the request.
 func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := g.next.RoundTrip(r)
 	if err != nil {
@@ -127,7 +129,7 @@ func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return response, nil
 	}
-	text, _ := io.ReadAll(io.LimitReader(response.Body, maxMessage)) // what there is of it
+	text, _ := io.ReadAll(io.LimitReader(response.Body, maxMessage)) // a part of it suffices
 	response.Body.Close()
 	if _, token, _ := strings.Cut(r.Header.Get("Authorization"), " "); token != "" {
 		text = bytes.ReplaceAll(text, []byte(token), []byte("(token)"))
@@ -136,13 +138,13 @@ func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// lines is a stream of events, each of which the API server writes as a line.
+// lines reads a stream of events, each of which the API server writes as a line.
 type lines struct {
 	io.ReadCloser
 	most, length int64
 }
 
-// Read fails in a line that is too long.
+// Read returns an error within a line that is too long.
 func (l *lines) Read(p []byte) (int, error) {
 	n, err := l.ReadCloser.Read(p)
 	if end := bytes.LastIndexByte(p[:n], '\n'); end >= 0 {
@@ -156,12 +158,12 @@ func (l *lines) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// again repeats a request that is refused: its token may have been replaced meanwhile.
+// again repeats a request that was refused, since its token may have been replaced meanwhile.
 type again struct{ next http.RoundTripper }
 
 func askAgain(next http.RoundTripper) http.RoundTripper { return again{next} }
 
-// RoundTrip repeats requests that have no body, or one that can be had again.
+// RoundTrip repeats requests without a body, or with a body that can be read again.
 func (a again) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := a.next.RoundTrip(r)
 	if err != nil || response.StatusCode != http.StatusUnauthorized || r.Body != nil && r.GetBody == nil {
@@ -170,7 +172,7 @@ func (a again) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		body, err := r.GetBody()
 		if err != nil {
-			return response, nil // what was said before
+			return response, nil // return the first answer
 		}
 		r = r.Clone(r.Context())
 		r.Body = body
@@ -179,22 +181,22 @@ func (a again) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(r)
 }
 
-// errGone reports that the API server does not know any more what happened since then.
+// errGone says that the API server no longer has the events since that version.
 var errGone = errors.New("kubernetes: the API server has forgotten what it said before")
 
-// refusal is an answer other than what was asked for.
+// refusal is an error that the API server has answered.
 type refusal struct {
 	code    int
 	message string
-	after   time.Duration // before which it will not be asked again
+	after   time.Duration // how long to wait before the next request
 }
 
-// Error names the status, and what the server says.
+// Error contains the status and the server's message.
 func (r *refusal) Error() string {
 	return strings.TrimSuffix(fmt.Sprintf("kubernetes: the API server says %d %s: %s", r.code, http.StatusText(r.code), r.message), ": ")
 }
 
-// fault is what an error of client-go means: errGone, a refusal, or something else.
+// fault translates an error of client-go into errGone, a *refusal, or another error.
 func fault(ctx context.Context, err error) error {
 	var status apierrors.APIStatus
 	var long *http.MaxBytesError
@@ -216,7 +218,7 @@ func fault(ctx context.Context, err error) error {
 	return fmt.Errorf("kubernetes: %w", err)
 }
 
-// quiet keeps client-go from writing to stderr what is returned as an error as well.
+// quiet keeps client-go from writing errors to stderr that it also returns.
 func quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
 
 func (c *client) get(options metav1.ListOptions) *rest.Request {
@@ -224,8 +226,9 @@ func (c *client) get(options metav1.ListOptions) *rest.Request {
 	return c.rest.Get().Namespace(c.cfg.namespace).Resource("pods").VersionedParams(&options, queries).MaxRetries(0)
 }
 
-// list returns all pods, as a list that has a version, from which a watch goes on. It reads page
-// after page; where the server forgets the list between two of them it asks for all at once.
+// list returns all pods, as a list with a version from which a watch can continue. It reads the
+// list in pages. If the server forgets the list between two of them, it requests everything at
+// once.
 func (c *client) list(ctx context.Context) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.timeout, fmt.Errorf("no whole list in %v", c.cfg.timeout))
 	defer cancel()
@@ -257,8 +260,8 @@ func (c *client) list(ctx context.Context) (runtime.Object, error) {
 
 var errTooMany = fmt.Errorf("more than %d pods: set label_selector", maxPods)
 
-// page reads one page whole. Anything but a list of pods is an error: an empty object, as something
-// between here and the server might send, is not an empty list.
+// page reads one page completely. It returns an error for anything but a list of pods: an empty
+// object, which a proxy might send, is not an empty list.
 func (c *client) page(ctx context.Context, options metav1.ListOptions) (*podList, error) {
 	answer, err := c.get(options).Do(quiet(ctx)).Get()
 	if err != nil {
@@ -272,7 +275,7 @@ func (c *client) page(ctx context.Context, options metav1.ListOptions) (*podList
 		if page.Items[i].Name == "" {
 			return nil, errors.New("a list with a pod of no name")
 		}
-		page.Items[i].ManagedFields = nil // they are most of it
+		page.Items[i].ManagedFields = nil // they are the largest part
 	}
 	return page, nil
 }
@@ -286,9 +289,9 @@ func podsOf(list runtime.Object) (pods []*pod, err error) {
 	return pods, err
 }
 
-// watch hears what happens to pods from a version on. The stream ends from time to time.
+// watch returns the events of pods from a version on. The stream ends from time to time.
 func (c *client) watch(ctx context.Context, version string) (*stream, error) {
-	// Servers must not all be asked again at the same time.
+	// Random, so that the watches of many clients do not end at the same time.
 	length := c.cfg.watchTimeout - time.Duration(rand.Int64N(int64(c.cfg.watchTimeout)/4+1))
 	seconds := int64(max(1, length/time.Second))
 	w, err := c.get(metav1.ListOptions{
@@ -297,7 +300,7 @@ func (c *client) watch(ctx context.Context, version string) (*stream, error) {
 	if err != nil {
 		return nil, fault(ctx, err)
 	}
-	if _, is := w.(*watch.StreamWatcher); !is { // but one that says nothing, in place of an error
+	if _, is := w.(*watch.StreamWatcher); !is { // a watch without events, returned instead of an error
 		return nil, errUnanswered
 	}
 	return &stream{Interface: w, limit: time.AfterFunc(length+c.cfg.timeout, w.Stop)}, nil
@@ -305,16 +308,16 @@ func (c *client) watch(ctx context.Context, version string) (*stream, error) {
 
 var errUnanswered = errors.New("kubernetes: the API server does not answer a watch, or closes the connection")
 
-// stream is a watch that is ended when the server should have ended it long ago.
+// stream is a watch that ends itself if the server should have ended it long ago.
 type stream struct {
 	watch.Interface
 	limit *time.Timer
 }
 
-// Stop returns when whatever reads the stream has ended.
+// Stop ends the stream, and blocks until its reader has ended.
 func (s *stream) Stop() {
 	s.limit.Stop()
 	s.Interface.Stop()
-	for range s.ResultChan() { // a filter would wait for ever for its last event to be taken
+	for range s.ResultChan() { // a filter would wait forever for somebody to take its last event
 	}
 }

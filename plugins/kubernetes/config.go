@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
-// config is what the settings say; README.md tells them.
+// config holds the settings, which README.md describes.
 type config struct {
 	namespace     string
 	labels        string
@@ -28,7 +28,7 @@ type config struct {
 	context       string
 }
 
-// readConfig checks all settings.
+// readConfig reads and checks all settings.
 func readConfig(values map[string]string) (config, error) {
 	s := settings.Read("kubernetes", values)
 	c := config{
@@ -56,8 +56,8 @@ func readConfig(values map[string]string) (config, error) {
 	return c, s.Err()
 }
 
-// access finds the way to the API server: the kubeconfig that is set; else, in a pod, its service
-// account; else the kubeconfig that kubectl would take.
+// access returns the access to the API server: by the kubeconfig in the settings; else, in a pod,
+// by its service account; else by the kubeconfig that kubectl would use.
 func (c *config) access(dir string, lookup func(string) (string, bool)) (*access, error) {
 	path := c.kubeconfig
 	if path == "" {
@@ -71,7 +71,7 @@ func (c *config) access(dir string, lookup func(string) (string, bool)) (*access
 			path = filepath.Join(home, ".kube", "config")
 		}
 		if _, err := os.Stat(path); err != nil && c.context == "" {
-			return inCluster(dir, lookup) // whose error tells what there is to do
+			return inCluster(dir, lookup) // its error contains the remedy
 		}
 	}
 	return fromKubeconfig(path, c.context)

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// maxDrops is how often in a row a watch may break, with nothing heard in between, before that
-	// is a failure.
+	// maxDrops is how many times in a row a watch may break, without an event in between, before
+	// that counts as a failure.
 	maxDrops = 3
-	// settling is how long more changes are waited for: many pods often change at once.
+	// settling is how long publish waits for more changes: many pods often change at once.
 	settling = 5 * time.Millisecond
 )
 
 var errClosed = errors.New("kubernetes: the API server ends watches at once")
 
-// follow lists and watches until that fails.
+// follow lists and watches the pods until that fails, and returns the error.
 func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
 	ctx, stop := context.WithCancelCause(quiet(ctx))
 	v := &view{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: make(chan struct{}, 1)}
@@ -52,7 +52,8 @@ func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
 	}
 }
 
-// view is the pods as one Watch knows them: the store of a reflector, which tells when it changes.
+// view holds the pods that one Watch knows: the store of a reflector, which reports when it
+// changes.
 type view struct {
 	cache.Store
 	changed chan struct{}
@@ -60,7 +61,7 @@ type view struct {
 	last    []plan.Host
 }
 
-// Replace takes a whole list.
+// Replace replaces all pods.
 func (v *view) Replace(list []any, version string) error {
 	defer v.UpdateResourceVersion(version)
 	return v.Store.Replace(list, version)
@@ -74,7 +75,7 @@ func (v *view) UpdateResourceVersion(string) {
 	}
 }
 
-// publish tells the hosts where they differ from the last.
+// publish calls found with the hosts if they differ from the last ones.
 func (s *source) publish(v *view, found func([]plan.Host)) error {
 	var pods []*pod
 	for _, p := range v.List() {
@@ -92,39 +93,39 @@ func (s *source) publish(v *view, found func([]plan.Host)) error {
 	return nil
 }
 
-// feed is what a reflector lists and watches by. It decides what is worth another try, which a
-// reflector would do for ever, in silence.
+// feed lists and watches for a reflector. It decides which failures to retry; the reflector would
+// silently retry all of them forever.
 type feed struct {
 	source *source
-	stop   context.CancelCauseFunc // of the whole Watch, with what it fails with
-	drops  int                     // in a row
-	opened bool                    // there has been a watch since the list
-	broken error                   // what ended the last watch, but for its time
+	stop   context.CancelCauseFunc // ends the whole Watch with an error
+	drops  int                     // consecutive
+	opened bool                    // a watch has begun since the last list
+	broken error                   // the error that ended the last watch; nil: its time was over
 }
 
-// run ends with ctx, which it may end itself.
+// run runs a reflector until ctx ends. After a permanent failure it calls stop.
 func (f *feed) run(ctx context.Context, v *view) {
 	logger := logr.Discard()
 	r := cache.NewReflectorWithOptions(unstreamed{&cache.ListWatch{ListWithContextFunc: f.list, WatchFuncWithContext: f.watch}},
 		&pod{}, v, cache.ReflectorOptions{Name: "pods", Logger: &logger})
 	for ctx.Err() == nil {
 		f.opened, f.broken = false, nil
-		_ = r.ListAndWatchWithContext(ctx) // f knows why it ended
+		_ = r.ListAndWatchWithContext(ctx) // f has recorded the reason
 		if ctx.Err() == nil {
 			f.pause(ctx, cmp.Or(f.broken, errClosed))
 		}
 	}
 }
 
-// unstreamed tells a reflector to ask for a list, in pages, whose size is bounded: it would rather
-// watch from the beginning, which not every server can do.
+// unstreamed makes a reflector request a list in pages of bounded size. By default it would watch
+// from the beginning, which not every server supports.
 type unstreamed struct{ *cache.ListWatch }
 
-// IsWatchListSemanticsUnSupported has its name from client-go.
+// IsWatchListSemanticsUnSupported is a method that client-go looks for.
 func (unstreamed) IsWatchListSemanticsUnSupported() bool { return true }
 
-// list asks for the newest list, where the reflector would also take a cached one: pods that are
-// gone must not come back.
+// list requests the newest list. The reflector would also accept a cached one, in which deleted
+// pods could return.
 func (f *feed) list(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 	list, err := f.source.client.list(ctx)
 	if err != nil {
@@ -133,12 +134,12 @@ func (f *feed) list(ctx context.Context, _ metav1.ListOptions) (runtime.Object, 
 	return list, err
 }
 
-// watch goes on where the last one ended. An error means that there must be a list first, or that
+// watch continues where the last watch ended. An error means that a list is needed first, or that
 // ctx has ended.
 func (f *feed) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	err := f.broken
 	if f.opened && err == nil {
-		f.heard() // or it lasted at least
+		f.heard() // it ended regularly
 	}
 	for {
 		if err != nil && (errors.Is(err, errGone) || !f.pause(ctx, err)) {
@@ -154,7 +155,7 @@ func (f *feed) watch(ctx context.Context, options metav1.ListOptions) (watch.Int
 	}
 }
 
-// check lets whole events pass, and ends a watch that says something else.
+// check returns a filter that passes valid events, and ends the watch at any other.
 func (f *feed) check(ctx context.Context, w watch.Interface) watch.FilterFunc {
 	return func(e watch.Event) (watch.Event, bool) {
 		if f.broken != nil {
@@ -176,14 +177,14 @@ func (f *feed) check(ctx context.Context, w watch.Interface) watch.FilterFunc {
 	}
 }
 
-// heard forgets that anything failed.
+// heard resets the counts of failures.
 func (f *feed) heard() {
 	f.drops = 0
 	f.source.recovered()
 }
 
-// pause waits after a watch that broke. It returns false where it is no use to go on: then, or when
-// ctx ends meanwhile, ctx has ended.
+// pause waits after a watch that broke. It returns false if a retry is useless or ctx ends
+// meanwhile; in both cases ctx has ended.
 func (f *feed) pause(ctx context.Context, err error) bool {
 	if f.drops++; f.drops > maxDrops || permanent(err) {
 		f.stop(err)

@@ -8,29 +8,29 @@ import (
 	"net/http"
 )
 
-// What Kueue reads and writes of a Job.
+// The names that Kueue reads and writes in a Job.
 const (
-	// minParallelism is an annotation of a Job whose parallelism Kueue sets, to what its quota has.
+	// minParallelism is an annotation of a Job whose parallelism Kueue sets according to its quota.
 	minParallelism = "kueue.x-k8s.io/job-min-parallelism"
-	// elasticJob is an annotation ("true") of a Job whose parallelism may change while it runs, and
-	// the scheduling gate that holds its pods back until Kueue has admitted them.
+	// elasticJob is an annotation ("true") of a Job whose parallelism may change while it runs. It
+	// is also the scheduling gate that holds its pods back until Kueue has admitted them.
 	elasticJob = "kueue.x-k8s.io/elastic-job"
-	// queueName is a label: the LocalQueue of a Job.
+	// queueName is the label with the LocalQueue of a Job.
 	queueName = "kueue.x-k8s.io/queue-name"
 	kueueAPI  = "/apis/kueue.x-k8s.io/v1beta2"
 )
 
-// admission is what Kueue does with a Job.
+// admission is how Kueue manages a Job.
 type admission int
 
 const (
-	unmanaged admission = iota // nothing
+	unmanaged admission = iota // it does not
 	admitted                   // it admits the Job as a whole: the parallelism cannot be changed
 	elastic                    // it admits growth while the Job runs
 )
 
-// admission tells by the gate in the pods' template that Kueue takes the Job as elastic: its
-// feature ElasticJobsViaWorkloadSlices may be off.
+// admission returns how Kueue manages the Job. Only the gate in the pods' template shows that Kueue
+// treats it as elastic, since the feature ElasticJobsViaWorkloadSlices may be off.
 func (j *agentsJob) admission() admission {
 	if j.Annotations[elasticJob] == "true" && j.Spec.Template.gated(elasticJob) {
 		return elastic
@@ -41,7 +41,7 @@ func (j *agentsJob) admission() admission {
 	return unmanaged
 }
 
-// gated returns whether a scheduling gate holds the pod back; "": any.
+// gated returns whether the scheduling gate of that name holds the pod back; "": any gate.
 func (p *pod) gated(name string) bool {
 	for _, g := range p.Spec.SchedulingGates {
 		if name == "" || g.Name == name {
@@ -58,10 +58,10 @@ type census struct {
 	granted int // neither held back nor being deleted
 }
 
-// ask returns the parallelism to ask for where so many pods are wanted and have come by what was
-// asked. Kueue admits all pods of a growth, or none. So all are asked for at first; of what is not
-// admitted by the second look, half; in the end one pod waits for quota, and when it comes all are
-// asked for again.
+// ask returns the parallelism to request, given the current one, the wanted one and the pods. Kueue
+// admits all pods of a growth or none. So ask first requests all. If some were not admitted by the
+// second call, it requests half of these. In the end one pod waits for quota, and once it is
+// admitted, ask requests all again.
 func (s *scaling) ask(asked, want int, pods census) int {
 	waited := s.waited == asked && pods.gated > 0
 	s.waited = asked
@@ -73,10 +73,10 @@ func (s *scaling) ask(asked, want int, pods census) int {
 	case waited && pods.granted < asked-1:
 		return pods.granted + (asked-pods.granted)/2
 	}
-	return asked // pods are being made, or deleted, or wait for the first time, or one of them waits
+	return asked // pods are being created or deleted, have not waited for a whole call, or only one waits
 }
 
-// clusterQueue is what is read of Kueue's quota.
+// clusterQueue has the fields that are read of a ClusterQueue.
 type clusterQueue struct {
 	Spec struct {
 		Cohort string `json:"cohortName"`
@@ -96,7 +96,7 @@ type clusterQueue struct {
 	} `json:"status"`
 }
 
-// localQueue is what is read of a namespace's queue.
+// localQueue has the fields that are read of a LocalQueue.
 type localQueue struct {
 	Spec struct {
 		ClusterQueue string `json:"clusterQueue"`
@@ -126,10 +126,10 @@ func reserved(usage []flavorUsage, flavor, resource string) (int64, error) {
 	return 0, nil
 }
 
-// excess returns how many pods of the Job are more than the quota of its ClusterQueue, which Kueue
-// does not take back from jobs that run. It takes the whole excess to be the Job's. What can be
-// borrowed from a cohort without a limit is no excess. If the account may not read the queues,
-// excess returns 0, which is logged once.
+// excess returns by how many pods the Job exceeds the quota of its ClusterQueue, which Kueue does
+// not enforce on running jobs. It attributes the whole excess to the Job. A resource that the queue
+// can borrow from a cohort without a limit has no excess. If the account may not read the queues,
+// excess returns 0 and logs that once.
 func (s *source) excess(ctx context.Context, job *agentsJob) (pods int, why string, err error) {
 	if job.Labels[queueName] == "" {
 		return 0, "", nil
@@ -156,8 +156,7 @@ func (s *source) excess(ctx context.Context, job *agentsJob) (pods int, why stri
 	return pods, why, nil
 }
 
-// excess returns how many pods of the Job are more than a queue has, by the resource that it has
-// least of.
+// excess returns by how many pods the Job exceeds the quota of a queue, for the scarcest resource.
 func (j *agentsJob) excess(local *localQueue, queue *clusterQueue) (pods int, why string, err error) {
 	over := map[string]int64{}
 	for _, g := range queue.Spec.Groups {
@@ -192,8 +191,8 @@ func (j *agentsJob) excess(local *localQueue, queue *clusterQueue) (pods int, wh
 	return pods, why, nil
 }
 
-// beyond returns how much more of a flavor's resource is reserved than there is, in thousandths; 0
-// where none of it is the local queue's.
+// beyond returns by how much the reservations of a flavor's resource exceed the quota, in
+// thousandths, but at most what the local queue has reserved.
 func beyond(flavor, resource string, local, all []flavorUsage, nominal quantity, borrow *quantity) (int64, error) {
 	own, err := reserved(local, flavor, resource)
 	if err != nil || own == 0 {

@@ -13,11 +13,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// slotsAnnotation of a pod says how many slots it has.
+// slotsAnnotation is the annotation with the number of slots of a pod.
 const slotsAnnotation = "hvdrun.dev/slots"
 
-// pod is what is read of one. The Pod of k8s.io/api has a hundred fields more, each of which would
-// be compiled, linked, and held in memory for each pod. Its fields have the names of the API.
+// pod has the fields that are read of a Pod, with the names of the API. The Pod of k8s.io/api has a
+// hundred more fields, which would be compiled, linked, and held in memory for each pod.
 type pod struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -47,14 +47,14 @@ type pod struct {
 	} `json:"status"`
 }
 
-// DeepCopyObject makes it a runtime.Object. Spec and status are shared: nobody changes them.
+// DeepCopyObject implements runtime.Object. The copy shares Spec and Status, which nobody changes.
 func (p *pod) DeepCopyObject() runtime.Object {
 	q := *p
 	q.ObjectMeta = *p.ObjectMeta.DeepCopy()
 	return &q
 }
 
-// podList is a page of a list, or all of it.
+// podList is a list of pods, or a page of it.
 type podList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
@@ -62,7 +62,7 @@ type podList struct {
 	Items []pod `json:"items"`
 }
 
-// DeepCopyObject makes it a runtime.Object; the items are shared.
+// DeepCopyObject implements runtime.Object. The copy shares the items.
 func (l *podList) DeepCopyObject() runtime.Object {
 	m := *l
 	m.ListMeta = *l.ListMeta.DeepCopy()
@@ -77,10 +77,10 @@ type container struct {
 	} `json:"resources"`
 }
 
-// quantity is an amount of a resource, which may be written as a number or a text.
+// quantity is an amount of a resource, which the API writes as a number or a string.
 type quantity string
 
-// UnmarshalJSON takes both.
+// UnmarshalJSON accepts both.
 func (q *quantity) UnmarshalJSON(text []byte) error {
 	*q = quantity(strings.Trim(string(text), `"`))
 	return nil
@@ -95,8 +95,8 @@ func (p *pod) ready() bool {
 	return false
 }
 
-// over tells that the container that workers would run in (or, where none is named, every one) has
-// ended, though the pod is still there.
+// over returns whether the container that runs workers (if none is named, every container) has
+// ended although the pod still exists.
 func (p *pod) over(container string) bool {
 	some := false
 	for _, s := range p.Status.ContainerStatuses {
@@ -111,11 +111,10 @@ func (p *pod) over(container string) bool {
 	return some
 }
 
-// hostsOf returns the hosts that the pods are, the oldest first, and what is wrong with some of
-// them, by name.
+// hostsOf returns the hosts of the pods, oldest first, and the faults of some pods, by name.
 //
-// A pod that is running and Ready is a host. One that is terminating is a host that is draining, as
-// long as it runs, Ready or not. A pod whose slots cannot be read has none.
+// A pod that is running and Ready is a host. A terminating pod is a draining host as long as it
+// runs, Ready or not. A pod whose slots cannot be determined has none.
 func (c *config) hostsOf(pods []*pod) (hosts []plan.Host, faults map[string]string, err error) {
 	sorted := slices.SortedFunc(slices.Values(pods), func(a, b *pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
@@ -140,7 +139,7 @@ func (c *config) hostsOf(pods []*pod) (hosts []plan.Host, faults map[string]stri
 			taken[host.Name] = len(hosts)
 			hosts, owners = append(hosts, host), append(owners, p.Name)
 		case hosts[i].Draining:
-			hosts[i], owners[i] = host, p.Name // its successor is there already
+			hosts[i], owners[i] = host, p.Name // the successor already exists
 		case !draining:
 			return nil, nil, fmt.Errorf("kubernetes: the pods %s and %s are both called %s: set host to something else",
 				owners[i], p.Name, host.Name)
@@ -149,14 +148,14 @@ func (c *config) hostsOf(pods []*pod) (hosts []plan.Host, faults map[string]stri
 	return hosts, faults, nil
 }
 
-// nameOf returns what the pod is called as a host.
+// nameOf returns the name of the pod as a host.
 func (c *config) nameOf(p *pod) string {
 	switch c.host {
 	case "name":
-		// What the kernel of the pod says: that of a Job's pod is not the pod's own name.
+		// The host name in the pod, which in a Job differs from the pod's own name.
 		return cmp.Or(p.Spec.Hostname, p.Name)
 	case "fqdn":
-		// The name that the pods of a headless service have: of a StatefulSet, for one.
+		// The DNS name of pods with a headless service, such as those of a StatefulSet.
 		name := cmp.Or(p.Spec.Hostname, p.Name)
 		if p.Spec.Subdomain != "" {
 			name += "." + p.Spec.Subdomain
@@ -166,8 +165,8 @@ func (c *config) nameOf(p *pod) string {
 	return p.Status.PodIP
 }
 
-// slotsOf returns how many slots the pod has: those of its annotation, else its limit of GPUs, else
-// the default.
+// slotsOf returns the number of slots of the pod: its annotation, else its limit of GPUs, else the
+// default.
 func (c *config) slotsOf(p *pod) (int, error) {
 	if text, given := p.Annotations[slotsAnnotation]; given {
 		n, err := count(text)
@@ -202,7 +201,7 @@ func count(text string) (int, error) {
 	return n, nil
 }
 
-// shorten bounds what a message repeats.
+// shorten truncates text that a message repeats.
 func shorten(text string) string {
 	const most = 200
 	if len(text) <= most {

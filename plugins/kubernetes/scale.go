@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 )
 
-// agentsJob is what is read of the Job whose pods are the hosts.
+// agentsJob has the fields that are read of the Job whose pods are the hosts.
 type agentsJob struct {
 	metav1.ObjectMeta `json:"metadata"`
 
@@ -36,7 +36,7 @@ type agentsJob struct {
 	} `json:"status"`
 }
 
-// failure returns why the Job has ended; "": it has not.
+// failure returns the reason why the Job has ended; "": it has not.
 func (j *agentsJob) failure() string {
 	for _, c := range j.Status.Conditions {
 		if (c.Type == "Failed" || c.Type == "Complete") && c.Status == "True" {
@@ -46,7 +46,7 @@ func (j *agentsJob) failure() string {
 	return ""
 }
 
-// quota is what is read of a ResourceQuota.
+// quota has the fields that are read of a ResourceQuota.
 type quota struct {
 	metav1.ObjectMeta `json:"metadata"`
 
@@ -60,18 +60,20 @@ type quota struct {
 	} `json:"status"`
 }
 
-// scaling is what Scale knows from its last call.
+// scaling holds the results of the last call of Scale.
 type scaling struct {
-	seen   int    // the parallelism that seemed right
-	waited int    // the parallelism that was asked for
+	seen   int    // the parallelism that it computed
+	waited int    // the parallelism that it found in the Job
 	unread string // why Kueue's queues cannot be read
 }
 
-// Scale sets the parallelism of the Job to the pods that so many slots need and the namespace's
-// quotas allow. Where there is a quota, it does so when two calls come to the same: numbers of
-// pods and of the quota are not of the same moment, and a pod too many would wait for the place
-// of the driver's when that is lost. A Job that Kueue admits as elastic is asked for as Kueue
-// admits it (see ask); one that Kueue admits as a whole, or that is suspended, is left as it is.
+// Scale sets the parallelism of the Job to the number of pods that most slots need and the
+// namespace's quotas allow. If a quota limits it, Scale acts only when two calls compute the same
+// number, since the numbers of pods and of the quota may be of different times, and an extra pod
+// would take the place of the driver's pod when that is lost. For a Job that Kueue admits as
+// elastic, it follows Kueue's rules (see ask); while such a Job is suspended, it requests the pods
+// of least slots. It does not change a Job that Kueue admits as a whole, or any other suspended
+// Job.
 func (s *source) Scale(ctx context.Context, least, most int) error {
 	if s.client == nil {
 		return errNotConfigured
@@ -104,7 +106,7 @@ func (s *source) Scale(ctx context.Context, least, most int) error {
 	}
 	fewest, wanted := (least+slots-1)/slots, (most+slots-1)/slots
 	if job.Spec.Suspend {
-		// Kueue admits it as a whole: the least comes soonest.
+		// Kueue admits it as a whole, and the fewest pods soonest.
 		return s.setParallelism(ctx, &job, fewest, "Kueue has it suspended")
 	}
 	pods, err := s.podsOfJob(ctx)
@@ -127,8 +129,8 @@ func (s *source) Scale(ctx context.Context, least, most int) error {
 	return s.setParallelism(ctx, &job, want, why)
 }
 
-// bound returns how many pods of the Job, which has some, the quotas allow, and the one that allows
-// least; "": none says anything.
+// bound returns how many pods of the Job, including existing ones, the quotas allow, and the quota
+// that allows least; "": none limits them.
 func (s *source) bound(ctx context.Context, job *agentsJob, pods census, managed admission) (most int, why string, err error) {
 	var quotas struct {
 		Items []quota `json:"items"`
@@ -150,7 +152,8 @@ func (s *source) bound(ctx context.Context, job *agentsJob, pods census, managed
 	return most, why, nil
 }
 
-// setParallelism changes the Job where that differs. A conflict is left to the next call.
+// setParallelism changes the Job's parallelism if it differs. After a conflict, the next call
+// retries.
 func (s *source) setParallelism(ctx context.Context, job *agentsJob, want int, why string) error {
 	now := job.Spec.Parallelism
 	if want == now {
@@ -158,7 +161,7 @@ func (s *source) setParallelism(ctx context.Context, job *agentsJob, want int, w
 	}
 	spec := map[string]any{"parallelism": want}
 	if job.Spec.CompletionMode == "Indexed" {
-		spec["completions"] = want // the highest indexes go
+		spec["completions"] = want // removes the highest indexes
 	}
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": job.ResourceVersion}, "spec": spec})
 	if err != nil {
@@ -175,7 +178,7 @@ func (s *source) setParallelism(ctx context.Context, job *agentsJob, want int, w
 	return nil
 }
 
-// podsOfJob counts the pods of the Job. What the Job says of them may be ten seconds old.
+// podsOfJob counts the pods of the Job. The counts in the Job's status may be ten seconds old.
 func (s *source) podsOfJob(ctx context.Context) (n census, err error) {
 	list, err := s.client.list(ctx)
 	if err != nil {
@@ -198,14 +201,14 @@ func (s *source) podsOfJob(ctx context.Context) (n census, err error) {
 	return n, err
 }
 
-// allowed returns how many pods of the Job, which has some, the quotas allow, and the one that
-// allows least.
+// allowed returns how many pods of the Job the quotas allow, including the have existing ones, and
+// the quota that allows least.
 func allowed(job *agentsJob, have int, quotas []quota) (pods int, why string, err error) {
 	pods = math.MaxInt32
 	for i := range quotas {
 		q := &quotas[i]
 		if len(q.Spec.Scopes) > 0 || q.Spec.Where != nil {
-			continue // which pods it counts is not known here
+			continue // which pods it counts is unknown here
 		}
 		for name, text := range q.Spec.Hard {
 			need, err := job.needs(name)
@@ -232,7 +235,7 @@ func allowed(job *agentsJob, have int, quotas []quota) (pods int, why string, er
 	return pods, why, nil
 }
 
-// needs returns what a pod of the Job counts for in a quota's resource, in thousandths.
+// needs returns the amount of a quota's resource that a pod of the Job uses, in thousandths.
 func (j *agentsJob) needs(name string) (total int64, err error) {
 	if name == "pods" || name == "count/pods" {
 		return 1000, nil
@@ -265,7 +268,7 @@ func (c *client) jobPath() string {
 	return "/apis/batch/v1/namespaces/" + c.cfg.namespace + "/jobs/" + c.cfg.job
 }
 
-// fault is nil for no error.
+// fault is the function fault, but returns nil for nil.
 func (c *client) fault(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -273,7 +276,7 @@ func (c *client) fault(ctx context.Context, err error) error {
 	return fault(ctx, err)
 }
 
-// read asks for an object.
+// read reads an object into into.
 func (c *client) read(ctx context.Context, path string, into any) error {
 	text, err := c.rest.Get().AbsPath(path).MaxRetries(0).Do(ctx).Raw()
 	if err != nil {
@@ -285,7 +288,7 @@ func (c *client) read(ctx context.Context, path string, into any) error {
 	return nil
 }
 
-// deleteJob has the Job and its pods deleted. One that is not there is no error.
+// deleteJob deletes the Job and its pods. It returns nil if the Job does not exist.
 func (c *client) deleteJob(ctx context.Context) error {
 	how := []byte(`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Background"}`)
 	err := c.rest.Delete().AbsPath(c.jobPath()).Body(how).MaxRetries(0).Do(ctx).Error()

@@ -18,11 +18,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// watchBackoff is the pause before another watch. Its longest and the default timeout of a list are
-// together less than hvdrun waits for an answer (--discovery-timeout).
+// watchBackoff is the pause before the next watch. Its longest value and the default timeout of a
+// list add up to less than the time that hvdrun waits for an answer (--discovery-timeout).
 var watchBackoff = retry.Backoff{First: 200 * time.Millisecond, Most: 10 * time.Second}
 
-// source finds pods. newSource makes one, and Configure must be called before it is asked.
+// source finds pods. newSource returns one; Configure must be called first.
 type source struct {
 	dir    string // of the service account
 	lookup func(string) (string, bool)
@@ -33,10 +33,10 @@ type source struct {
 	client *client
 
 	mu       sync.Mutex
-	failures int               // of Watch, in a row: the next one waits
-	faults   map[string]string // of pods, that are logged
+	failures int               // consecutive failures of Watch, for the backoff
+	faults   map[string]string // logged faults of pods
 
-	scale scaling // Scale's alone
+	scale scaling // only used by Scale
 }
 
 func newSource() *source {
@@ -52,7 +52,7 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Configure takes the settings, and finds the way to the API server, which it does not ask.
+// Configure reads the settings and finds the API server, but sends no request.
 func (s *source) Configure(values map[string]string) error {
 	c, err := readConfig(values)
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return s.hosts(pods)
 }
 
-// hosts returns the hosts that the pods are, and logs what is wrong with some of them, once.
+// hosts returns the hosts of the pods, and logs each fault of a pod once.
 func (s *source) hosts(pods []*pod) ([]plan.Host, error) {
 	hosts, faults, err := s.cfg.hostsOf(pods)
 	if err != nil {
@@ -103,9 +103,9 @@ func (s *source) hosts(pods []*pod) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch lists the pods and then hears of every change, until ctx ends or the API server cannot be
-// asked. A watch that breaks goes on where it was. One that follows a failure waits first, the
-// longer the more there were in a row.
+// Watch lists the pods and then follows every change, until ctx ends or the API server cannot be
+// reached. A watch that breaks continues where it ended. After failures Watch first waits, longer
+// with each consecutive one.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	if s.client == nil {
 		return errNotConfigured
@@ -128,22 +128,22 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return err
 }
 
-// recovered forgets that anything failed.
+// recovered resets the count of failures.
 func (s *source) recovered() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failures = 0
 }
 
-// permanent returns whether it is no use to ask again soon.
+// permanent returns whether a retry is useless.
 func permanent(err error) bool {
 	var r *refusal
 	return errors.As(err, &r) && r.code < 500 && r.code != http.StatusTooManyRequests && r.code != http.StatusRequestTimeout
 }
 
-// backoff returns how long to wait after so many failures in a row: it doubles up to a bound, and
-// is random in its upper half, so that not all clients of a server that comes back ask at once. A
-// server may ask for more.
+// backoff returns the pause after a number of consecutive failures. It doubles up to a bound, and
+// its upper half is random, so that not all clients of a returning server send requests at once.
+// The server may demand a longer pause.
 func backoff(failures int, err error) time.Duration {
 	d := watchBackoff.After(failures)
 	d = d/2 + time.Duration(rand.Int64N(int64(d/2)))

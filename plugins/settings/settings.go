@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Reader reads the settings of one plugin. Each method reads one setting, and by doing so makes it
-// known; what is wrong is kept for Err. It is for one goroutine.
+// Reader reads the settings of one plugin. Each method reads one setting, which makes its key
+// known, and records faults for Err. A Reader is for one goroutine.
 type Reader struct {
 	plugin string
 	values map[string]string
@@ -34,8 +34,8 @@ func Read(plugin string, values map[string]string) *Reader {
 	return &Reader{plugin: plugin, values: values}
 }
 
-// Err returns what is wrong with the settings: all values that could not be read, and all keys that
-// no method asked for, with a list of the known keys. It is called last.
+// Err returns all faults: values that are not valid, and keys that no method has read, with a list
+// of the known keys. It must be called last.
 func (r *Reader) Err() error {
 	faults := slices.Clone(r.faults)
 	for _, key := range slices.Sorted(maps.Keys(r.values)) {
@@ -48,13 +48,13 @@ func (r *Reader) Err() error {
 	return errors.Join(faults...)
 }
 
-// Fault adds a fault of the setting key, for values that only the plugin can judge. The fault must
-// not repeat secrets.
+// Fault records a fault of the setting key, for values that only the plugin can check. The text
+// must not repeat secrets.
 func (r *Reader) Fault(key, format string, args ...any) {
 	r.faults = append(r.faults, fmt.Errorf("%s: setting %s: %w", r.plugin, key, fmt.Errorf(format, args...)))
 }
 
-// Given reports whether the setting is there, be it empty.
+// Given reports whether the setting is given, even if it is empty.
 func (r *Reader) Given(key string) bool {
 	_, given := r.lookup(key)
 	return given
@@ -68,7 +68,7 @@ func (r *Reader) lookup(key string) (value string, given bool) {
 	return value, given
 }
 
-// Text reads a text; one that is not given or empty is the default.
+// Text reads a text. The default replaces an empty or missing one.
 func (r *Reader) Text(key, byDefault string) string {
 	if value, _ := r.lookup(key); value != "" {
 		return value
@@ -85,8 +85,8 @@ func (r *Reader) Required(key string) string {
 	return value
 }
 
-// List reads texts separated by commas, with the white space around them cut off. An empty one is a
-// fault; where the setting is not given, the list is nil.
+// List reads texts separated by commas, and trims white space around them. An empty text is a
+// fault. If the setting is not given, the list is nil.
 func (r *Reader) List(key string) (items []string) {
 	value := r.Text(key, "")
 	if value == "" {

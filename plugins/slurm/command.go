@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// maxOutput bounds what a command may print: a hundred thousand nodes fit.
+	// maxOutput bounds the output of a command, in bytes: a hundred thousand nodes fit.
 	maxOutput = 64 << 20
-	// pipeGrace is how long the pipes of a command that has ended may stay open.
+	// pipeGrace is how long the pipes of an ended command may stay open.
 	pipeGrace = time.Second
 )
 
@@ -29,13 +29,13 @@ var errNotFound = errors.New("not found in $PATH: install Slurm's client program
 
 var errTooMuchOutput = fmt.Errorf("printed more than %d bytes", maxOutput)
 
-// commands runs Slurm's programs. They are found in dir, or where dir is "" in $PATH.
+// commands runs Slurm's programs, from dir, or from $PATH if dir is "".
 type commands struct {
 	dir string
 }
 
-// run returns what the command has printed to stdout when it ended with status 0. It is killed,
-// with all that it has started, when ctx ends. An error has the last line of its stderr.
+// run returns the output of a command that ends with status 0. When ctx ends, run kills the command
+// and everything that it has started. Errors contain the last line of its stderr.
 func (c commands) run(ctx context.Context, name string, args ...string) (string, error) {
 	if ctx.Err() != nil {
 		return "", fmt.Errorf("slurm: %s: %w", name, context.Cause(ctx))
@@ -72,7 +72,7 @@ func (c commands) path(name string) string {
 }
 
 // launch starts a program that outlives this process, as workers outlive their driver, and appends
-// what it prints to the file log. ended is closed when the program has ended.
+// its output to the file log. ended is closed when the program has ended.
 func (c commands) launch(log, name string, args ...string) (ended <-chan struct{}, err error) {
 	to, err := safefile.AppendPlain(log, os.O_WRONLY, safefile.Private)
 	if err != nil {
@@ -91,19 +91,20 @@ func (c commands) launch(log, name string, args ...string) (ended <-chan struct{
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // the log has what it said
+		_ = cmd.Wait() // its output is in the log
 		close(done)
 	}()
 	return done, nil
 }
 
-// strayed are variables that a job or a step which is started must not get: those of the job that
-// this process runs in, those by which this plugin was started, and the mark by which what it has
-// started is ended with it.
+// strayed matches variables that a started job or step must not inherit: those of the job that this
+// process runs in, those by which this plugin was started, and the mark by which its descendants
+// are killed with it.
 var strayed = regexp.MustCompile(`^(SLURM_|SLURMD_|PLUGIN_|` + plan.EnvRunID + `=)`)
 
-// environ is this process's environment without what would change what the commands print, and for
-// sbatch and srun without what a job must not get. SQUEUE_PARTITION and its kin hide jobs.
+// environ returns this process's environment without variables that change the output of the
+// commands (SQUEUE_PARTITION, for example, hides jobs), and for sbatch and srun without those that
+// a job must not inherit.
 func environ(program string) []string {
 	starts := program == "sbatch" || program == "srun"
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
@@ -116,18 +117,18 @@ func environ(program string) []string {
 	return append(env, "SLURM_TIME_FORMAT=standard", "SLURM_BITSTR_LEN=0", "LC_ALL=C")
 }
 
-// bounded keeps what is written to it, up to maxOutput, and calls end where there is more.
+// bounded keeps up to maxOutput bytes of what is written to it, and calls end if there is more.
 type bounded struct {
-	kept bytes.Buffer // not embedded: it would read without bound
+	kept bytes.Buffer // not embedded, since its ReadFrom has no bound
 	full bool
 	end  func() error
 }
 
-// Write never fails, so that the command is not ended by a full pipe but by end.
+// Write never fails: end stops the command, not a broken pipe.
 func (b *bounded) Write(p []byte) (int, error) {
 	if b.full || b.kept.Len()+len(p) > maxOutput {
 		if !b.full && b.end != nil {
-			_ = b.end() // it may have ended by itself
+			_ = b.end() // fails if it has ended by itself
 		}
 		b.full = true
 		return len(p), nil
@@ -135,7 +136,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.kept.Write(p)
 }
 
-// last is the last line.
+// last returns the last line.
 func (b *bounded) last() string {
 	lines := strings.Split(strings.TrimSpace(b.kept.String()), "\n")
 	return shorten(strings.TrimSpace(lines[len(lines)-1]))

@@ -8,18 +8,19 @@ import (
 )
 
 const (
-	// maxNodes is the most names that a list may stand for: far above any cluster, and what Slurm
-	// allows a single range.
+	// maxNodes bounds the names that a list may expand to: far more than any cluster has, and
+	// Slurm's bound for a single range.
 	maxNodes = 1 << 16
-	// maxDigits bounds a number of a range, so that it fits an int and its padding costs nothing.
+	// maxDigits bounds the digits of a number in a range, so that it fits an int and its padding is
+	// short.
 	maxDigits = 9
 )
 
-// expandHostlist returns the names that Slurm's short form stands for, in its order:
-// n[1-3,7],gpu-[01-04] are n1 n2 n3 n7 gpu-01 gpu-02 gpu-03 gpu-04. A number has at least as many
-// digits as the first of its range was written with. A name may have several brackets, of which the
-// last counts fastest, and text behind them. What Slurm would not write is an error, rather than a
-// guess: empty names, reversed ranges, brackets without their end.
+// expandHostlist expands Slurm's short form of a list of names, in its order: n[1-3,7],gpu-[01-04]
+// stands for n1 n2 n3 n7 gpu-01 gpu-02 gpu-03 gpu-04. Numbers are padded to the digits of the first
+// number of their range. A name may have several brackets, of which the last varies fastest, and
+// text after them. Forms that Slurm does not write are errors: empty names, reversed ranges,
+// brackets without an end.
 func expandHostlist(list string) ([]string, error) {
 	var names []string
 	for _, item := range splitOutside(list) {
@@ -51,7 +52,7 @@ func splitOutside(list string) (items []string) {
 
 var errTooManyNodes = fmt.Errorf("more than %d names", maxNodes)
 
-// expandItem expands one name with brackets, into room names at most.
+// expandItem expands one name with brackets into at most room names.
 func expandItem(item string, room int) ([]string, error) {
 	names := []string{""}
 	rest := item
@@ -92,7 +93,7 @@ func expandItem(item string, room int) ([]string, error) {
 	return names, nil
 }
 
-// expandRanges expands what stands in brackets: 1-3,07.
+// expandRanges expands the text within brackets, such as 1-3,07.
 func expandRanges(ranges string) (numbers []string, err error) {
 	for r := range strings.SplitSeq(ranges, ",") {
 		low, high, isRange := strings.Cut(r, "-")
@@ -130,8 +131,8 @@ func number(digits string) (int, error) {
 	return strconv.Atoi(digits)
 }
 
-// expandCounts returns the numbers that Slurm's short form of a list stands for, one a node:
-// 4(x3),2 are 4 4 4 2.
+// expandCounts expands Slurm's short form of a list with one number for each node: 4(x3),2 stands
+// for 4 4 4 2.
 func expandCounts(list string) ([]int, error) {
 	var counts []int
 	for item := range strings.SplitSeq(list, ",") {
@@ -160,7 +161,7 @@ func expandCounts(list string) ([]int, error) {
 	return counts, nil
 }
 
-// shorten bounds what an error repeats.
+// shorten truncates text that an error repeats.
 func shorten(text string) string {
 	const most = 120
 	if len(text) <= most {

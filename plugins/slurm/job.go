@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// phase is what the state of a job means for its nodes.
+// phase says what the state of a job means for its nodes.
 type phase uint8
 
 const (
-	waiting phase = iota + 1 // it has no nodes to use, and may get some
+	waiting phase = iota + 1 // it has no nodes yet, and may get some
 	running
 	ending // its nodes are about to be taken away
 	ended
 )
 
-// phases are all states of jobs that Slurm's programs print.
+// phases maps all states of jobs that Slurm's programs print.
 var phases = map[string]phase{
 	"PENDING": waiting, "CONFIGURING": waiting, "SUSPENDED": waiting, "REQUEUED": waiting, "REQUEUE_FED": waiting,
 	"REQUEUE_HOLD": waiting, "SPECIAL_EXIT": waiting, "RESV_DEL_HOLD": waiting, "POWER_UP_NODE": waiting,
@@ -32,17 +32,18 @@ type job struct {
 	id           string
 	state        string
 	phase        phase
-	start        string // as text: it sorts
+	start        string // as text, which sorts by time
 	nodes        []string
 	tasks        int // of the whole job
-	tasksPerNode int // 0: not asked for
+	tasksPerNode int // 0: not requested
 	gpus         map[string]int
 	cpus         map[string]int
 }
 
-// parseJob finds the job of that id in what scontrol show job -d prints: records with blank lines
-// between them, one for each task of an array and each component of a heterogeneous job. Lines are
-// recognised by how they begin, since values may hold anything: the name of a job is a user's.
+// parseJob parses the job with the id from the output of scontrol show job -d, which has records
+// separated by blank lines: one for each task of an array and each component of a heterogeneous
+// job. It recognizes lines by their beginnings, since values may contain anything, such as the
+// job's name.
 func parseJob(text, id, gres string) (job, error) {
 	for record := range strings.SplitSeq(text, "\n\n") {
 		if strings.HasPrefix(record, "JobId="+id+" ") {
@@ -94,16 +95,16 @@ func parseRecord(record, id, gres string) (job, error) {
 	return j, nil
 }
 
-// countOf reads a number that may be left out, or a star for none.
+// countOf parses a number, which may be missing or a star.
 func countOf(text string) (int, error) {
 	if text == "" || text == "*" || text == "N/A" {
 		return 0, nil
 	}
-	low, _, _ := strings.Cut(text, "-") // 2-4: a range that was asked for
+	low, _, _ := strings.Cut(text, "-") // 2-4 is a requested range
 	return number(low)
 }
 
-// detail reads what nodes of the job have of it: Nodes=n[1-3] CPU_IDs=0-3 Mem=0
+// detail parses the line with what the job has on some nodes: Nodes=n[1-3] CPU_IDs=0-3 Mem=0
 // GRES=gpu:2(IDX:0-1).
 func (j *job) detail(line, gres string) error {
 	list, _ := field(line, "Nodes")
@@ -133,7 +134,7 @@ func (j *job) detail(line, gres string) error {
 	return nil
 }
 
-// countIDs counts the numbers of 0-3,8.
+// countIDs returns how many numbers a list such as 0-3,8 has.
 func countIDs(ids string) (int, error) {
 	if ids == "" || ids == "(null)" {
 		return 0, nil
@@ -160,13 +161,13 @@ func countIDs(ids string) (int, error) {
 	return n, nil
 }
 
-// countGres returns how many of a resource there are in
-// gpu:a100:2(IDX:0,3),gpu:h100:1(IDX:4),mps:100. A resource without a number is one of it.
+// countGres returns the number of a resource in gpu:a100:2(IDX:0,3),gpu:h100:1(IDX:4),mps:100. A
+// resource without a number counts as one.
 func countGres(list, name string) (int, error) {
 	total := 0
 	for item := range splitGres(list) {
 		if open := strings.LastIndexByte(item, '('); open >= 0 && strings.HasSuffix(item, ")") {
-			item = item[:open] // which ones
+			item = item[:open] // without the indices
 		}
 		item = strings.TrimPrefix(item, "gres:")
 		words := strings.Split(item, ":")
@@ -185,7 +186,7 @@ func countGres(list, name string) (int, error) {
 	return total, nil
 }
 
-// splitGres yields the items between commas outside of parentheses.
+// splitGres yields the items between commas outside parentheses.
 func splitGres(list string) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		depth, start := 0, 0
@@ -206,8 +207,7 @@ func splitGres(list string) func(yield func(string) bool) {
 	}
 }
 
-// field returns the value of the first key=value in the line that has this key, up to the next
-// blank.
+// field returns the value of the first key=value in the line with this key, up to the next blank.
 func field(line, key string) (value string, found bool) {
 	rest := line
 	if !strings.HasPrefix(rest, key+"=") {

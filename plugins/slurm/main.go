@@ -1,4 +1,4 @@
-// Command slurm is a discovery plugin whose hosts are the nodes of Slurm jobs. It asks scontrol.
+// Command slurm is a discovery plugin whose hosts are the nodes of Slurm jobs. It runs scontrol.
 package main
 
 import "github.com/hvdrun/hvdrun/discovery/plugin"

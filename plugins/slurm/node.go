@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// health is what the state of a node means for the workers of a job that it belongs to.
+// health says what the state of a node means for the workers of a job on it.
 type health uint8
 
 const (
-	useless health = iota + 1 // no host
+	useless health = iota + 1 // not a host
 	leaving                   // a host that is draining
 	useful
 )
@@ -21,8 +21,8 @@ type node struct {
 	health               health
 }
 
-// parseNodes reads a line a node, by name. What users and administrators may write, as Reason,
-// stands behind all that is read here, and so cannot be taken for it.
+// parseNodes parses the lines of nodes, by name. Fields that users and administrators may write,
+// such as Reason, come after all fields that it reads, and so cannot be mistaken for them.
 func parseNodes(text string) (map[string]node, error) {
 	nodes := map[string]node{}
 	for line := range strings.Lines(text) {
@@ -44,19 +44,19 @@ func parseNodes(text string) (map[string]node, error) {
 }
 
 var (
-	// A node with one of these has nobody who could run a worker.
+	// A node with one of these flags cannot run a worker.
 	uselessFlags = []string{"NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "DRAINED"}
-	// A node with one of these still runs what it runs.
+	// A node with one of these flags goes on running what it runs.
 	leavingFlags = []string{"DRAIN", "DRAINING", "FAIL", "FAILING", "POWER_DOWN"}
-	// Older versions of Slurm write flags as one character behind the state.
+	// Older versions of Slurm write flags as one character after the state.
 	shortFlags = map[byte]string{'*': "NOT_RESPONDING", '~': "POWERED_DOWN", '#': "POWERING_UP", '%': "POWERING_DOWN",
 		'!': "POWER_DOWN", '@': "REBOOT_REQUESTED", '^': "REBOOT_ISSUED", '$': "MAINTENANCE", '+': "", '-': "PLANNED"}
 )
 
-// judge reads a state as MIXED+DRAIN+NOT_RESPONDING: one base, and flags.
+// judge parses a state such as MIXED+DRAIN+NOT_RESPONDING: one base state, and flags.
 //
-// The flag COMPLETING is not looked at: it says that some job on the node is ending, which on a
-// shared node may be another than this one. The job's own state says whether this one is.
+// It ignores the flag COMPLETING: some job on the node is ending, but on a shared node that may be
+// another job. The state of the job itself says whether this one is ending.
 func judge(state string) (health, error) {
 	text := state
 	var flags []string
@@ -88,7 +88,7 @@ func judge(state string) (health, error) {
 		}
 		return useful, nil
 	case "UNKNOWN":
-		// The controller has just started and has not heard of the node.
+		// The controller has just started and does not know the node's state.
 		return 0, fmt.Errorf("its state is not known yet")
 	}
 	return 0, fmt.Errorf("no such state is known: %q", shorten(state))

@@ -16,52 +16,52 @@ import (
 )
 
 const (
-	// mark is the comment of the jobs that were submitted here, and may be cancelled here.
+	// mark is the comment of jobs that were submitted here, and that may be cancelled here.
 	mark = "hvdrun"
-	// maxSubmits bounds the jobs that one Scale submits; the next goes on.
+	// maxSubmits bounds the jobs that one call of Scale submits; the next call submits more.
 	maxSubmits = 16
-	// settled is how long a job runs before its end is no longer taken for a fault of its script.
+	// settled is how long a job must run before its end no longer counts as a fault of its script.
 	settled = time.Minute
 )
 
-// submitBackoff is the pause after jobs that have failed so.
+// submitBackoff is the pause after jobs whose script has failed.
 var submitBackoff = retry.Backoff{First: 10 * time.Second, Most: 10 * time.Minute}
 
-// takenAway finds in what scontrol shows of a job that Slurm or a person has ended it.
+// takenAway matches output of scontrol which shows that Slurm or a person has ended a job.
 var takenAway = regexp.MustCompile(`(?m)^ +JobState=(PREEMPTED|NODE_FAIL|TIMEOUT|DEADLINE|REVOKED|CANCELLED) | PreemptTime=2`)
 
-// pool is what is remembered of the jobs of the script. The source's lock guards it.
+// pool records the jobs of the script. The source's lock guards it.
 type pool struct {
 	asked  map[string]time.Time // jobs that were asked to end, and when
-	seen   map[string]time.Time // jobs submitted here, and since when they were seen to run
+	seen   map[string]time.Time // jobs submitted here, and when each was first seen running
 	doomed map[string]bool      // jobs that Slurm ends
-	steps  map[string]step      // started here, by their nodes
-	faults int                  // jobs in a row that have ended at once
-	until  time.Time            // nothing is submitted before
+	steps  map[string]step      // steps started here, by node
+	faults int                  // consecutive jobs that ended soon after their start
+	until  time.Time            // no job is submitted before
 }
 
-// poolJob is one job of the name.
+// poolJob is one job of the pool.
 type poolJob struct {
 	id        string
 	phase     phase
-	size      int       // nodes that it has, or waits for
-	end       time.Time // zero: not known
-	preempted bool      // another job gets its nodes
+	size      int       // number of nodes that it has or waits for
+	end       time.Time // zero: unknown
+	preempted bool      // another job takes its nodes
 	nodes     []string
 	ours      bool // submitted here
-	given     bool // named by job_id: its nodes get steps
+	given     bool // named by job_id: steps run on its nodes
 }
 
-// poolFormat is squeue's: the comment, which may hold anything, is last.
+// poolFormat is the format for squeue. The comment is last, since it may contain anything.
 const poolFormat = "%A|%T|%D|%e|%N|%k"
 
-// poolJobs asks for this user's jobs that have not ended: first those that job_id names, then those
-// of the name, oldest first.
+// poolJobs returns this user's jobs that have not ended: first those that job_id names, then those
+// with the job's name, oldest first.
 func (s *source) poolJobs(ctx context.Context) (jobs []poolJob, err error) {
 	if len(s.cfg.jobIDs) > 0 {
 		jobs, err = s.queue(ctx, "--jobs="+strings.Join(s.cfg.jobIDs, ","))
 		if err != nil && strings.Contains(err.Error(), "Invalid job id") {
-			err = nil // it has ended long ago
+			err = nil // the job has ended long ago
 		}
 		for i := range jobs {
 			jobs[i].given, jobs[i].ours = true, false
@@ -74,7 +74,8 @@ func (s *source) poolJobs(ctx context.Context) (jobs []poolJob, err error) {
 	return append(jobs, named...), err
 }
 
-// queue asks for this user's jobs that the option selects and that have not ended, oldest first.
+// queue returns this user's jobs that the option which selects and that have not ended, oldest
+// first.
 func (s *source) queue(ctx context.Context, which string) ([]poolJob, error) {
 	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", which, "--format="+poolFormat)
 	if err != nil {
@@ -97,8 +98,8 @@ func (s *source) queue(ctx context.Context, which string) ([]poolJob, error) {
 	return jobs, s.notePreempted(ctx, which, jobs)
 }
 
-// notePreempted asks which of the jobs are preempted. The end of their time does not tell it: Slurm
-// shows none of a job without a time limit, and of another the end of its grace.
+// notePreempted records which of the jobs are preempted. Their end time does not show it: Slurm
+// prints none for a job without a time limit, and otherwise the end of the grace period.
 func (s *source) notePreempted(ctx context.Context, which string, jobs []poolJob) error {
 	if !slices.ContainsFunc(jobs, func(j poolJob) bool { return j.phase == running }) {
 		return nil
@@ -116,7 +117,7 @@ func (s *source) notePreempted(ctx context.Context, which string, jobs []poolJob
 		case len(words) != 2:
 			return fmt.Errorf("slurm: squeue printed no job and its preemption: %q", shorten(strings.TrimSpace(line)))
 		}
-		preempted[words[0]] = strings.HasPrefix(words[1], "2") // a time; else None or N/A
+		preempted[words[0]] = strings.HasPrefix(words[1], "2") // a time; otherwise None or N/A
 	}
 	for i := range jobs {
 		jobs[i].preempted = preempted[jobs[i].id]
@@ -140,7 +141,7 @@ func parsePoolJob(line string) (j poolJob, err error) {
 		return j, err
 	}
 	if t, err := time.ParseInLocation("2006-01-02T15:04:05", words[3], time.Local); err == nil {
-		j.end = t // else it has no limit
+		j.end = t // otherwise it has no time limit
 	}
 	if words[4] != "" {
 		j.nodes, err = expandHostlist(words[4])
@@ -148,20 +149,19 @@ func parsePoolJob(line string) (j poolJob, err error) {
 	return j, err
 }
 
-// leaves reports whether Slurm takes the job's nodes away: since it is preempted, or its time ends
-// within the notice.
+// leaves reports whether Slurm is taking the job's nodes away, because the job is preempted or its
+// time ends within the notice.
 func (j *poolJob) leaves(now time.Time, notice time.Duration) bool {
 	return j.phase == ending || j.preempted || j.phase == running && !j.end.IsZero() && !j.end.After(now.Add(notice))
 }
 
-// drained reports whether the job runs, and only on nodes that take no other job, as an
-// administrator drains them.
+// drained reports whether the job runs, and only on nodes that an administrator is draining.
 func (j *poolJob) drained(nodes map[string]node) bool {
 	return j.phase == running && !slices.ContainsFunc(j.nodes, func(name string) bool { return nodes[name].health != leaving })
 }
 
-// poolHosts returns the hosts that are about to end, as draining: those of jobs that end, and those
-// on nodes that are drained.
+// poolHosts returns, as draining, the hosts that are about to end: those of jobs that end, and
+// those on nodes that are drained.
 func (s *source) poolHosts(ctx context.Context) ([]plan.Host, error) {
 	jobs, err := s.poolJobs(ctx)
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *source) poolHosts(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// healthOf asks for the states of all nodes of the jobs.
+// healthOf returns the states of all nodes of the jobs.
 func (s *source) healthOf(ctx context.Context, jobs []poolJob) (map[string]node, error) {
 	var names []string
 	for _, j := range jobs {
@@ -207,11 +207,11 @@ func (s *source) healthOf(ctx context.Context, jobs []poolJob) (map[string]node,
 	return parseNodes(out)
 }
 
-// Scale submits jobs of the script, of a node each, until so many slots are there or asked for, and
-// gives back what is beyond: jobs that wait are cancelled, then the agents of the youngest are
-// asked to end, which drain. A job whose node is drained is given back too. Jobs of the name that a
+// Scale submits jobs of the script, with one node each, until most slots exist or are requested. It
+// gives surplus jobs back: it cancels waiting jobs, then asks the agents of the youngest running
+// jobs to end, which drain. It also gives back a job whose node is drained. Jobs of the name that a
 // person has submitted count too, and are never cancelled. Nodes that Slurm is about to take away
-// do not count, so that others are asked for in time.
+// do not count, so that replacements are requested in time.
 func (s *source) Scale(ctx context.Context, _, most int) error {
 	switch {
 	case s.run == nil:
@@ -263,7 +263,7 @@ func (s *source) Scale(ctx context.Context, _, most int) error {
 	return s.submit(ctx, min(lack, maxSubmits))
 }
 
-// end cancels a job that waits, or asks the agent of one that runs to end.
+// end cancels a waiting job, or asks the agent of a running one to end.
 func (s *source) end(ctx context.Context, j *poolJob) error {
 	args := []string{j.id}
 	if j.phase == running {
@@ -276,10 +276,10 @@ func (s *source) end(ctx context.Context, j *poolJob) error {
 	return err
 }
 
-// judgeJobs returns the jobs whose nodes are there to stay, or to come, with the number of these;
-// those submitted here whose time ends or whose node is drained, and whose agents are to be asked
-// to end; those that were asked to end and have not in time; and those that nobody was seen to end,
-// soon after their start.
+// judgeJobs sorts the jobs. stay are those whose nodes remain or are requested. taken are those
+// submitted here whose time ends or whose node is drained, and whose agents must be asked to end.
+// overdue were asked to end and have not done so in time. vanished were submitted here, and ended
+// soon after their start without being asked to.
 func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken []poolJob, overdue, vanished []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,7 +299,7 @@ func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken [
 		}
 		if j.leaves(now, s.cfg.notice) {
 			switch log := s.log.WithField("job", j.id); {
-			case j.preempted && !s.pool.doomed[j.id]: // its steps have SIGTERM from Slurm, and a second one cuts a drain short
+			case j.preempted && !s.pool.doomed[j.id]: // Slurm has sent SIGTERM to its steps, and a second one cuts a drain short
 				log.Info("slurm: the job is preempted: its node is drained")
 			case j.preempted:
 			case j.ours && j.phase == running:
@@ -333,8 +333,8 @@ func (s *source) judgeJobs(jobs []poolJob, nodes map[string]node) (stay, taken [
 	return stay, taken, overdue, s.vanished(now, alive)
 }
 
-// vanished returns the jobs submitted here that have ended soon after they were submitted or
-// started, and forgets all that have ended. s.mu is held.
+// vanished returns the jobs submitted here that ended soon after they were submitted or started,
+// and forgets all that have ended. s.mu is held.
 func (s *source) vanished(now time.Time, alive map[string]bool) (early []string) {
 	p := &s.pool
 	for id, since := range p.seen {
@@ -359,16 +359,16 @@ func (s *source) vanished(now time.Time, alive map[string]bool) (early []string)
 	return early
 }
 
-// blame counts a job that has ended soon after its start, unless it was taken away: the script
-// fails, and would be submitted again and again.
+// blame counts a fault for a job that ended soon after its start, unless it was taken away: its
+// script fails, and would otherwise be submitted again and again.
 func (s *source) blame(ctx context.Context, id string) error {
 	text, err := s.run(ctx, "scontrol", "show", "job", id)
 	switch {
 	case err == nil && takenAway.MatchString(text):
 		return nil
-	case err != nil && !strings.Contains(err.Error(), "Invalid job id"): // else it is long gone
+	case err != nil && !strings.Contains(err.Error(), "Invalid job id"): // otherwise Slurm has forgotten the job
 		s.mu.Lock()
-		s.pool.seen[id] = time.Time{} // it is asked again
+		s.pool.seen[id] = time.Time{} // the next call asks again
 		s.mu.Unlock()
 		return err
 	}
@@ -380,7 +380,7 @@ func (s *source) blame(ctx context.Context, id string) error {
 	return nil
 }
 
-// fault counts one more that has ended at once, and returns how long nothing is started now.
+// fault counts one more job that has failed, and returns the pause before the next submission.
 func (p *pool) fault() (pause time.Duration) {
 	p.faults++
 	pause = submitBackoff.After(p.faults)
@@ -401,7 +401,7 @@ func (s *source) submit(ctx context.Context, n int) error {
 		if err != nil {
 			return err
 		}
-		id, _, _ := strings.Cut(strings.TrimSpace(out), ";") // the cluster's name may follow
+		id, _, _ := strings.Cut(strings.TrimSpace(out), ";") // the name of the cluster may follow
 		if _, err := number(id); err != nil {
 			return fmt.Errorf("slurm: sbatch printed no id of a job: %w", err)
 		}
@@ -413,8 +413,8 @@ func (s *source) submit(ctx context.Context, n int) error {
 	return nil
 }
 
-// shrink gives n nodes back: jobs that wait first, then those that run, the youngest of them first.
-// The steps of one that runs get SIGTERM: its agent drains.
+// shrink gives n nodes back: first waiting jobs, then running ones, youngest first. The steps of a
+// running job receive SIGTERM: its agent drains.
 func (s *source) shrink(ctx context.Context, stay []poolJob, n int) error {
 	slices.Reverse(stay)
 	slices.SortStableFunc(stay, func(a, b poolJob) int { return cmp.Compare(a.phase, b.phase) })
@@ -433,8 +433,8 @@ func (s *source) shrink(ctx context.Context, stay []poolJob, n int) error {
 	return nil
 }
 
-// giveBack cancels all jobs that were submitted here, and asks the agents on the nodes of others to
-// end.
+// giveBack cancels all jobs that were submitted here, and asks the agents on the nodes of other
+// jobs to end.
 func (s *source) giveBack(ctx context.Context, jobs []poolJob) error {
 	var ids []string
 	for _, j := range jobs {

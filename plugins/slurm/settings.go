@@ -11,16 +11,16 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
-// config is what the settings say; README.md tells them.
+// config holds the settings, which README.md describes.
 type config struct {
 	jobIDs      []string // or:
 	jobName     string
 	script      string        // "": no jobs are submitted
 	step        string        // with a script: what is run on each node of jobIDs; "": nothing
-	notice      time.Duration // how long before the end of its job a node is draining, with a script
+	notice      time.Duration // with a script: time before the end of its job from which a node is draining
 	host        string        // name, hostname or addr
 	slots       string        // auto, gpus, tasks, cpus or a number
-	nodeSlots   int           // that number, with a script
+	nodeSlots   int           // with a script: that number
 	gres        string
 	cpusPerSlot int
 	bin         string
@@ -28,8 +28,8 @@ type config struct {
 	interval    time.Duration
 }
 
-// readConfig checks all settings. Without job_id and job_name the job is the one that this process
-// runs in.
+// readConfig reads and checks all settings. Without job_id and job_name, the job is the one in
+// which this process runs.
 func readConfig(values map[string]string, lookup func(string) (string, bool)) (config, error) {
 	s := settings.Read("slurm", values)
 	c := config{
@@ -84,8 +84,9 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 	return c, s.Err()
 }
 
-// checkScript refuses what does not go with a script, or without one. With one, a node has as many
-// slots as its agent was told to offer, and the agent's host is called after node and job.
+// checkScript refuses settings that do not go with a script, or that need one. With a script, a
+// node has the slots that its agent offers, and the name of the host consists of the node's and the
+// job's.
 func (c *config) checkScript(s *settings.Reader) {
 	switch {
 	case c.script == "" && s.Given("notice"):
@@ -111,8 +112,8 @@ func (c *config) checkScript(s *settings.Reader) {
 	}
 }
 
-// tasksPerNode returns what Slurm told this process of the tasks on each node of its job, where it
-// is that job; nil where it has told nothing.
+// tasksPerNode returns the number of tasks on each node, from the environment that Slurm has set,
+// if this process runs in the job; nil if it does not.
 func tasksPerNode(jobID string, lookup func(string) (string, bool)) (map[string]int, error) {
 	if id, _ := lookup("SLURM_JOB_ID"); id != jobID {
 		return nil, nil

@@ -17,12 +17,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// source finds the nodes of Slurm jobs. newSource makes one, and Configure must be called before it
-// is asked.
+// source finds the nodes of Slurm jobs. newSource returns one; Configure must be called first.
 //
-// It asks scontrol, three questions at most a time for one job: which nodes the job has and what it
-// has there, and in which states these are. It pushes, so that the pace is its own and not that of
-// a driver, which asks every second: the controller of a large cluster has other things to do.
+// It runs scontrol at most three times for one job: for its nodes, for what it has there, and for
+// the nodes' states. It implements Watcher to set its own pace, since a driver polls every second,
+// and the controller of a large cluster is busy.
 type source struct {
 	cfg    config
 	run    func(ctx context.Context, program string, args ...string) (string, error)
@@ -35,11 +34,11 @@ type source struct {
 	pool pool
 }
 
-// memory is what the source remembers of a job that it has found alive.
+// memory is what the source remembers of a job that it has seen alive.
 type memory struct {
 	ended bool
-	// tasksPerNode is 1 for a job that was seen with a task a node. Slurm does not count anew when
-	// a node fails and the job goes on without it.
+	// tasksPerNode is 1 for a job that was seen with one task per node. Slurm does not update its
+	// numbers when a node fails and the job continues without it.
 	tasksPerNode int
 }
 
@@ -49,7 +48,7 @@ func newSource() *source {
 	}}
 }
 
-// Configure takes the settings.
+// Configure reads the settings.
 func (s *source) Configure(values map[string]string) error {
 	c, err := readConfig(values, s.lookup)
 	if err != nil {
@@ -60,16 +59,16 @@ func (s *source) Configure(values map[string]string) error {
 	return nil
 }
 
-// Discover asks once. The list is in the order in which the jobs have started, and within one in
-// Slurm's order. A node that two of the jobs have is one host with the slots of both, and is
-// draining where it is for both.
+// Discover returns the hosts once. They are in the order in which the jobs started, and within one
+// job in Slurm's order. A node of two of the jobs is one host with the slots of both, and is
+// draining if it is draining in both.
 //
-// A job that has not started has no hosts, and one that has ended since it was first seen has none
-// any more: that is an answer, not a failure, and is logged. A job that was never seen alive and
-// has ended, or is not known, is an error.
+// A job that has not started has no hosts. A job that has ended since it was first seen no longer
+// has any, which is not an error, and is logged. It is an error if a job that was never seen alive
+// has ended or is unknown.
 //
-// With a script the hosts' agents tell by gossip that they are there, and the list has those alone
-// that are about to end, as draining.
+// With a script the agents announce the hosts by gossip, and the list contains only hosts that are
+// about to end, as draining.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	if s.run == nil {
 		return nil, errors.New("slurm: not configured")
@@ -121,7 +120,7 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch asks every interval, until ctx ends or an answer cannot be had.
+// Watch calls Discover every interval, until ctx ends or it fails.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	var last []plan.Host
 	for first := true; ; first = false {
@@ -141,7 +140,7 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	}
 }
 
-// namedJobs returns the ids of this user's jobs of the name that have not ended, lowest first.
+// namedJobs returns the ids of this user's jobs with the name that have not ended, lowest first.
 func (s *source) namedJobs(ctx context.Context) ([]string, error) {
 	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", "--name="+s.cfg.jobName, "--format=%A")
 	if err != nil {
@@ -158,7 +157,7 @@ func (s *source) namedJobs(ctx context.Context) ([]string, error) {
 	return slices.Compact(ids), nil
 }
 
-// ask returns the job as it is now. A job that has ended has no nodes.
+// ask returns the current state of the job. A job that has ended has no nodes.
 func (s *source) ask(ctx context.Context, id string) (job, error) {
 	out, err := s.run(ctx, "scontrol", "show", "job", "-d", id)
 	var j job
@@ -178,7 +177,7 @@ func (s *source) ask(ctx context.Context, id string) (job, error) {
 	m, seen := s.seen[id]
 	switch {
 	case j.phase != ended:
-		m.ended = false // requeued, perhaps
+		m.ended = false // it may have been requeued
 		if j.tasksPerNode == 0 && j.tasks > 0 && j.tasks <= len(j.nodes) {
 			m.tasksPerNode = 1
 		}
@@ -200,7 +199,7 @@ func (s *source) ask(ctx context.Context, id string) (job, error) {
 	return j, nil
 }
 
-// hostsOf returns the nodes of the job that are hosts.
+// hostsOf returns the hosts among the nodes of the job.
 func (s *source) hostsOf(ctx context.Context, j job) ([]plan.Host, error) {
 	slots, err := s.slots(j)
 	if err != nil {
@@ -235,7 +234,7 @@ func (s *source) hostsOf(ctx context.Context, j job) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// slots returns how many slots each node of the job has.
+// slots returns the number of slots on each node of the job.
 func (s *source) slots(j job) (map[string]int, error) {
 	kind := s.cfg.slots
 	slots := make(map[string]int, len(j.nodes))

@@ -11,7 +11,7 @@ import (
 // step is a step that was started here on a node of a job that job_id names.
 type step struct {
 	since time.Time
-	ended <-chan struct{} // of its srun
+	ended <-chan struct{} // closed when its srun has ended
 }
 
 // over reports whether the step's srun has ended.
@@ -24,8 +24,8 @@ func (s step) over() bool {
 	}
 }
 
-// steps asks for this user's steps that run an agent, and returns their ids by their nodes. A
-// driver before, that has died, may have started them.
+// steps returns the ids, by node, of this user's steps that run an agent. An earlier driver that
+// has died may have started them.
 func (s *source) steps(ctx context.Context) (map[string]string, error) {
 	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--steps", "--format=%i|%j|%N")
 	if err != nil {
@@ -35,7 +35,7 @@ func (s *source) steps(ctx context.Context) (map[string]string, error) {
 	for line := range strings.Lines(out) {
 		words := strings.Split(strings.TrimRight(line, " \r\n"), "|")
 		if len(words) != 3 || words[1] != s.cfg.jobName {
-			continue // the names of others may hold anything
+			continue // names of other steps may contain anything
 		}
 		nodes, err := expandHostlist(words[2])
 		if err != nil {
@@ -48,8 +48,8 @@ func (s *source) steps(ctx context.Context) (map[string]string, error) {
 	return ids, nil
 }
 
-// startSteps runs an agent on each node of the job that can be used and has none: by a step of its
-// own, so that the loss of a node ends no other's.
+// startSteps starts an agent on each usable node of the job without one. Each runs in a step of its
+// own, so that the loss of a node does not end the others.
 func (s *source) startSteps(ctx context.Context, j poolJob, nodes map[string]node) error {
 	there, err := s.steps(ctx)
 	if err != nil {
@@ -64,7 +64,7 @@ func (s *source) startSteps(ctx context.Context, j poolJob, nodes map[string]nod
 		case nodes[name].health != useful || was && !old.over():
 			continue
 		case there[name] != "":
-			continue // of a driver before
+			continue // started by an earlier driver
 		case was:
 			delete(s.pool.steps, name)
 			if now.Sub(old.since) < settled {
@@ -88,10 +88,10 @@ func (s *source) startSteps(ctx context.Context, j poolJob, nodes map[string]nod
 	return nil
 }
 
-// stepLog is where the output of a node's agent is.
+// stepLog returns the path of the output of a node's agent.
 func (s *source) stepLog(node string) string { return s.cfg.step + "-" + node + ".out" }
 
-// endSteps asks all agents that steps run to end.
+// endSteps asks all agents in steps to end.
 func (s *source) endSteps(ctx context.Context) error {
 	if s.cfg.step == "" {
 		return nil

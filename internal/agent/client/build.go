@@ -19,8 +19,8 @@ type build struct {
 
 func (b *build) name() string { return "hvdrun-" + b.sum }
 
-// ownBuild is the program of this process, or another, read when it is first asked for. The file of
-// this process is that which was started, even where another has taken its name since.
+// ownBuild reads a program file on the first call of get: the one at a given path, or that of this
+// process, which remains the file that was executed even if another file has taken its name since.
 type ownBuild struct {
 	once  sync.Once
 	build build

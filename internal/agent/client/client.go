@@ -42,12 +42,12 @@ type Agents struct {
 	wide      widening
 	routes    routes
 	beginning sync.Mutex    // one call of Begun at a time
-	starting  chan struct{} // of as many job agents as may start at a time
+	starting  chan struct{} // holds one token for each job agent that is being started
 	wg        sync.WaitGroup
 	hosts
 	ends    keptEnds
-	noted   atomic.Int64 // the time of the last record that is on the disk; 0: none
-	streams retry.Gate   // of the streams that cannot be made
+	noted   atomic.Int64 // the time of the last record that is on disk; 0: none
+	streams retry.Gate   // limits the log of failing streams
 }
 
 // New returns the Agents of a driver. It starts nothing before the first Run. The caller must call
@@ -57,22 +57,22 @@ func New(cfg Config) *Agents {
 	return &Agents{cfg: cfg, starting: make(chan struct{}, cfg.Parallel)}
 }
 
-// hosts are the agents that a driver knows, and the sessions with them. It is empty until the first
-// of them is asked for.
+// hosts holds the agents that a driver knows and its sessions with them. It is empty until the
+// first session is requested.
 type hosts struct {
 	mu       sync.Mutex
 	ctx      context.Context // of the sessions
 	cancel   context.CancelFunc
 	kill     sync.Once       // what Kill does once
-	open     context.Context // of what Close ends first: starts of agents, and fences of sessions that are lost
+	open     context.Context // of what Close ends first: starts of agents and fences of lost sessions
 	shut     context.CancelFunc
 	closed   bool
 	own      *identity.Credentials // the driver's, towards job agents
 	sessions map[string]*session   // by host
 	jobs     map[string]*jobAgent  // by host
-	machines map[string]string     // the first host that each is, by Ready.Machine
-	children []*jobAgent           // all that have been processes of this one
-	earlier  []*jobAgent           // of this machine, begun by drivers before this one
+	machines map[string]string     // by Ready.Machine: the first host on that machine
+	children []*jobAgent           // all that were started as child processes of this one
+	earlier  []*jobAgent           // those on this machine that earlier drivers started
 	// foundFirst is when Find first returned an agent; zero: it has not.
 	foundFirst time.Time
 	adopted    *adopted // nil: there was no driver before this one
@@ -84,8 +84,8 @@ var (
 )
 
 // Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or
-// failed. It returns the errors, most of them *HostError, by host. Run does the same for its host
-// while its worker is waited for.
+// failed. It returns the errors by host, most of them *HostError. Run does the same for the host of
+// its worker.
 func (a *Agents) Prepare(ctx context.Context, hosts []string) map[string]error {
 	var mu sync.Mutex
 	failed := make(map[string]error)
@@ -103,7 +103,7 @@ func (a *Agents) Prepare(ctx context.Context, hosts []string) map[string]error {
 	return failed
 }
 
-// begin makes ready for the first session, unless that has been done; the lock is held.
+// begin creates the contexts and the driver's credentials on the first call; a.mu is held.
 func (a *Agents) begin() error {
 	switch {
 	case a.closed:
@@ -129,8 +129,9 @@ func (a *Agents) begin() error {
 	return nil
 }
 
-// session returns the session with the host's agent. Without a session it begins one, and without
-// an agent it starts one, unless the agent should be there already. It blocks until an agent runs.
+// session returns the session with the host's agent, and begins one if there is no session. If
+// there is no agent, it starts one, unless the argument there says that the agent should run
+// already: then it returns an error. It blocks until an agent runs.
 func (a *Agents) session(ctx context.Context, host string, there bool) (*session, error) {
 	if a.cfg.Find != nil {
 		if !there {
@@ -157,7 +158,8 @@ func (a *Agents) session(ctx context.Context, host string, there bool) (*session
 	return a.sessionAt(place{host: host, addr: j.addr, away: away, credentials: a.own, there: j.there, process: j.process, kill: j.ready.kill, logs: true})
 }
 
-// awaitFound waits a moment for the cluster to know the host, which another source may know first.
+// awaitFound waits up to findNew for the cluster to find the host, which another source may find
+// first.
 func (a *Agents) awaitFound(ctx context.Context, host string) {
 	a.mu.Lock()
 	started := a.jobs[host] != nil
@@ -169,7 +171,7 @@ func (a *Agents) awaitFound(ctx context.Context, host string) {
 	}
 }
 
-// noteFound records that the cluster's agents are known.
+// noteFound records the time when Find first returned an agent.
 func (a *Agents) noteFound() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -178,15 +180,15 @@ func (a *Agents) noteFound() {
 	}
 }
 
-// place is an agent, and where it is.
+// place describes an agent and how to reach it.
 type place struct {
 	host, addr  string
 	away        bool // it may be on another machine
 	credentials *identity.Credentials
-	there       func() error // an error where it is useless to wait for an agent that is silent
-	process     *proc.Ref    // its own, on this machine; nil: it is elsewhere, or not known
-	kill        func()       // ends the agent itself; nil: it cannot be
-	logs        bool         // its log comes to this process
+	there       func() error // returns an error if waiting for a silent agent is useless
+	process     *proc.Ref    // the agent's process on this machine; nil: it is elsewhere or unknown
+	kill        func()       // kills the agent itself; nil: this process cannot
+	logs        bool         // the agent sends its log to this process
 }
 
 func (a *Agents) sessionAt(p place) (*session, error) {
@@ -210,7 +212,7 @@ func (a *Agents) sessionAt(p place) (*session, error) {
 	return s, nil
 }
 
-// sessionOf returns the session with the host's agent that has the worker, or nil.
+// sessionOf returns the session with the host's agent if that session has the worker, or nil.
 func (a *Agents) sessionOf(host, incarnation string) *session {
 	a.mu.Lock()
 	s := a.sessions[host]
@@ -226,8 +228,8 @@ func (a *Agents) sessionOf(host, incarnation string) *session {
 	return s
 }
 
-// forget makes the next worker of the host begin another session, with another job agent if it was
-// one's.
+// forget removes the session, and the job agent it was with, if any: the next worker of the host
+// begins new ones.
 func (a *Agents) forget(s *session) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -239,9 +241,9 @@ func (a *Agents) forget(s *session) {
 	}
 }
 
-// Kill kills all workers that run on agents now, without a grace. An agent that has not reported
-// the end of its workers after killPatience is given up, and its workers with it. It does not
-// block.
+// Kill kills all workers that run on agents now, without a grace period. An agent that has not
+// reported the end of its workers after killPatience is given up, and its workers count as killed.
+// It does not block.
 func (a *Agents) Kill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -253,8 +255,8 @@ func (a *Agents) Kill() {
 	}
 }
 
-// Signal passes SIGUSR1 or SIGUSR2 on to all workers that run: to those of their processes that
-// handle it. It does not block.
+// Signal passes SIGUSR1 or SIGUSR2 on to those processes of all running workers that handle it. It
+// does not block.
 func (a *Agents) Signal(sig syscall.Signal) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -263,9 +265,9 @@ func (a *Agents) Signal(sig syscall.Signal) {
 	}
 }
 
-// Close ends the sessions and waits until agents have acknowledged this, at most 2 seconds; other
-// agents end their workers when the lease is over. Job agents of this machine have ended when it
-// returns. All calls of Run must have returned.
+// Close ends the sessions and waits at most 2 seconds until agents have acknowledged that; other
+// agents end their workers when the lease expires. Job agents of this machine have ended when Close
+// returns. All calls of Run must have returned before.
 func (a *Agents) Close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -299,11 +301,11 @@ func (a *Agents) Close() error {
 	return stuck
 }
 
-// within calls f, and returns whether it has returned within the time. A process that hangs in the
-// kernel is not waited for longer.
+// within calls f and returns whether it has returned within the time. It does not wait longer for a
+// process that hangs in the kernel.
 func within(d time.Duration, f func()) bool {
 	done := make(chan struct{})
-	go func() { // left behind where f does not return
+	go func() { // abandoned if f does not return
 		f()
 		close(done)
 	}()

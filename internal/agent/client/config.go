@@ -29,37 +29,37 @@ type Config struct {
 	// Parallel is the number of job agents that are started at a time. Zero: 8; the sshd of a
 	// bastion drops connections while more than ten are not authenticated.
 	Parallel int
-	// Patience is how long a host is tried again whose connection is dropped before
-	// authentication. Zero: 30 s. Await says the same of a host whose name does not resolve yet or
-	// that takes no connections.
+	// Patience is how long the start on a host is retried while connections to the host are dropped
+	// before authentication. Zero: 30 s. If Await is set, it is also retried while the host's name
+	// does not resolve or the host accepts no connections.
 	Patience time.Duration
 	Await    bool
-	// LocalOnly says that all hosts are and remain this machine, so other machines need not reach
-	// anything.
+	// LocalOnly says that all hosts are this machine and remain so: nothing has to be reachable
+	// from other machines.
 	LocalOnly bool
 	// Listen is the IP address of this machine on which the driver listens. A job agent listens on
 	// the address from which its host reaches it. The zero Addr: loopback, and all addresses as
 	// soon as a host is another machine.
 	Listen netip.Addr
 
-	// Lease is how long the driver and an agent may be unreachable for each other: after that the
-	// driver counts the workers as killed. Zero: defaultLease. They exchange ten beats in that
+	// Lease is how long the driver and an agent may be unreachable for each other before the driver
+	// counts the agent's workers as killed. Zero: defaultLease. They exchange ten beats in that
 	// time, at least one each second.
 	Lease time.Duration
 	// Orphan is how long an agent keeps the workers of a driver that is silent; it bounds Lease.
 	// Zero: Lease.
 	Orphan time.Duration
-	// Keep says that Settle will be called for every ended worker: until then its agent keeps the
-	// worker's end for another driver.
+	// Keep says that Settle will be called for every worker that has ended: until then the worker's
+	// agent keeps the record of its end for another driver.
 	Keep bool
 	// Begun, if not nil, is called with each job agent, one at a time, before anything is started
 	// on it. If it returns an error, the agent counts as not started.
 	Begun func(KnownAgent) error
-	// Known are the job agents that earlier drivers have started; of two on one host the later
-	// counts.
+	// Known are the job agents that earlier drivers have started. If two are on one host, the later
+	// one counts.
 	Known []KnownAgent
-	// Ahead is called, from any goroutine, where an agent knows later records of the job than the
-	// driver's journal has, with an *AheadError: it must end the process. Nil: the error is logged.
+	// Ahead is called, from any goroutine, with an *AheadError if an agent knows later records of
+	// the job than the driver's journal has. It must end the process. Nil: the error is logged.
 	Ahead func(error)
 	// Audit is called with a record of each job agent that was started, or could not be started. It
 	// must not block. Nil: not called.

@@ -16,9 +16,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// EndRun makes a job agent that a former driver has started end the workers of its job and itself:
-// with the grace of their start, or at once if now is set. It blocks until none of them is left,
-// and returns their number. It is 0 if the agent's process is known to have ended.
+// EndRun makes a job agent that an earlier driver has started end the workers of its job, then
+// itself: with the workers' grace period, or at once if now is set. It blocks until none of them is
+// left and returns their number, which is 0 if the agent's process is known to have ended.
 func EndRun(ctx context.Context, authority *identity.Authority, k KnownAgent, now bool) (workers int, err error) {
 	j := knownAgent(k)
 	if j.there() != nil {
@@ -54,7 +54,7 @@ func endAt(ctx context.Context, own *identity.Credentials, k KnownAgent, now boo
 	}
 	id := make([]byte, 16)
 	rand.Read(id)
-	_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: &agentpb.Attach{ // where it fails, Recv returns why
+	_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: &agentpb.Attach{ // if it fails, Recv returns the reason
 		Session: id, TakeOver: true, LeaseMs: uint32(defaultLease.Milliseconds()),
 	}}})
 	answer, err := stream.Recv()

@@ -20,12 +20,12 @@ type Exec struct {
 	// Hvdrun is the path of the program. Empty: this process's own.
 	Hvdrun string
 
-	patience time.Duration // with its answer; 0: answerTimeout
+	patience time.Duration // how long to wait for the agent's answer; 0: answerTimeout
 }
 
 var _ Starter = Exec{}
 
-// agentArgs make hvdrun a job agent.
+// agentArgs are the arguments with which hvdrun runs as a job agent.
 var agentArgs = []string{"agent", "--job"}
 
 // Start implements Starter.

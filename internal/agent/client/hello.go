@@ -15,10 +15,10 @@ import (
 const (
 	// HelloVersion is the version of Hello and Ready, and of the later messages.
 	HelloVersion = 2
-	// maxHello bounds a hello and an answer, in bytes.
+	// maxHello bounds the size of a hello and of its answer, in bytes.
 	maxHello = 64 << 10
-	// maxNoise bounds what else a remote shell may print before the answer: far beyond any message
-	// of the day.
+	// maxNoise bounds, in bytes, the other text that a remote shell may print before the answer,
+	// such as a message of the day.
 	maxNoise = 16 << 20
 	// readyMark begins the line that answers a hello.
 	readyMark = "hvdrun-agent-ready "
@@ -29,16 +29,16 @@ type Hello struct {
 	Version int
 	// RunID is the job's run id, Host the job's name for the host.
 	RunID, Host string
-	// Credentials are the agent's in the job, encoded.
+	// Credentials are the encoded credentials of the agent in the job.
 	Credentials string
 	// Patience is how long the agent waits for the first connection of its driver. Starter is the
-	// process of that driver if it is the agent's parent: if it ends before it has connected, the
-	// agent ends too. 0: the parent is another process.
+	// PID of that driver if it is the agent's parent: if it ends before it has connected, the agent
+	// ends too. 0: the parent is another process.
 	Patience time.Duration
 	Starter  int `json:",omitempty"`
-	// Drain is how long workers may take to leave after the agent is asked to stop.
+	// Drain is how long workers may take to drain after the agent is asked to stop.
 	Drain time.Duration
-	// Spool is a directory for output that no driver has taken. Empty: there is none.
+	// Spool is a directory for output that no driver has taken. Empty: such output is not spooled.
 	Spool string
 	// LogLevel is the lowest level that is logged, as logrus names it. The log goes to the driver.
 	LogLevel string
@@ -50,14 +50,14 @@ type Hello struct {
 	Listen   string
 	// Ports bounds the ports to which other machines connect, as identity.ParsePorts takes it.
 	Ports string `json:",omitempty"`
-	// Detach makes the process answer from a child process that has left its session.
+	// Detach makes the process start a child in a session of its own, which answers.
 	Detach bool
 }
 
 // Ready is a job agent's answer: one line of JSON on its standard output.
 type Ready struct {
 	Version int
-	// Error reports why there is no agent; the following fields are empty then.
+	// Error is the reason why there is no agent; the following fields are empty then.
 	Error string `json:",omitempty"`
 	PID   int
 	// Port is the port for drivers, Addresses are the addresses of the host.
@@ -65,18 +65,18 @@ type Ready struct {
 	Addresses []string
 	// Build names the program.
 	Build string
-	// Machine is the same for agents of one machine, and of one container there. Empty: not known.
+	// Machine is equal for agents in the same container of the same machine. Empty: unknown.
 	Machine string `json:",omitempty"`
 
-	gone <-chan struct{} // closed when a child of this process has ended; nil: not known
-	kill func()          // nil: it cannot be
+	gone <-chan struct{} // closed when the agent, a child of this process, has ended; nil: not a child
+	kill func()          // kills the agent; nil: this process cannot
 	seek []string        // more names and addresses of the host, from its starter
 }
 
 // Starter starts the agent of a job on a host.
 type Starter interface {
-	// Start blocks until the agent has answered or failed. If ctx ends earlier, only processes that
-	// end without help may remain. Its methods may be called by many goroutines.
+	// Start blocks until the agent has answered or failed. If ctx ends earlier, it leaves only
+	// processes that end by themselves. Start may be called by many goroutines.
 	Start(ctx context.Context, host string, hello Hello) (Ready, error)
 }
 
@@ -90,7 +90,7 @@ func (h Hello) line() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// ReadHello reads a Hello, and nothing after it. Its errors reveal nothing about it.
+// ReadHello reads a Hello and nothing beyond it. Its errors do not contain the text that was read.
 func ReadHello(r io.Reader) (Hello, error) {
 	var h Hello
 	line, err := bufio.NewReaderSize(io.LimitReader(r, maxHello), maxHello).ReadSlice('\n')

@@ -20,12 +20,12 @@ const (
 	stageReach     Stage = "agent's port"
 )
 
-// droppedError is of a connection that was dropped before authentication, as the sshd of a bastion
-// does with some of many.
+// droppedError wraps the error of a connection that was dropped before authentication. The sshd of
+// a bastion drops some connections when many arrive.
 type droppedError struct{ error }
 
-// passes returns whether another try may do better soon; with await also where the host is not
-// there yet.
+// passes returns whether a retry may succeed soon. With await, this includes a host that does not
+// resolve or accept connections yet.
 func passes(err error, await bool) bool {
 	at, ok := errors.AsType[*HostError](err)
 	if !ok {
@@ -35,7 +35,7 @@ func passes(err error, await bool) bool {
 	return dropped || await && (at.Stage == stageConnect || at.Stage == stageLookup)
 }
 
-// HostError is the reason, in one line, why there is no agent on a host, and the step that failed.
+// HostError says, in one line, why there is no agent on a host, and names the step that failed.
 type HostError struct {
 	Host  string
 	Stage Stage

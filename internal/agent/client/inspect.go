@@ -16,11 +16,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// inspectRounds is how often the clock of a host is asked for: the fastest answer is the most
+// inspectRounds is the number of requests for the clock of a host: the fastest answer is the most
 // exact.
 const inspectRounds = 5
 
-// MaxTargets is for how many other agents an agent looks in answer to one request.
+// MaxTargets is the most other agents that an agent tries to reach in answer to one request.
 const MaxTargets = 256
 
 // Inspection describes a host, as its agent reports it.
@@ -33,12 +33,12 @@ type Inspection struct {
 	Offset, RoundTrip time.Duration
 	// Version is the version of the host's hvdrun.
 	Version string
-	// GPUs is their number; if it is unknown, GPUError gives the reason.
+	// GPUs is the number of GPUs; if it is unknown, GPUError gives the reason.
 	GPUs     int
 	GPUError string
 	// Cards are its network interfaces by address.
 	Cards map[netip.Addr]netif.Card
-	// Used is the number of its slots that have workers, by run.
+	// Used is the number of the host's slots that have workers, by run.
 	Used map[string]uint32
 }
 
@@ -47,12 +47,12 @@ type Route struct {
 	Local, Addr netip.Addr
 	// Near is the first host's interface, and Far the other's; zero if unknown.
 	Near, Far netif.Card
-	// Trip is the time of the fastest connection until the other host's kernel has answered.
+	// Trip is the time until the other host's kernel accepted the fastest connection.
 	Trip time.Duration
 }
 
-// Inspect asks the host's agent, which it starts if it does not run, what the host is like, and
-// begins a session there. Its errors are *HostError where one of the two could not be done.
+// Inspect returns a description of the host from its agent, which it starts if it does not run, and
+// begins a session there. If the start or the session fails, the error is a *HostError.
 func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	s, err := a.session(ctx, host, false)
 	if err != nil {
@@ -95,8 +95,8 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	return in, nil
 }
 
-// Reachable asks the agent of the host whether it reaches those of others. It returns, for each of
-// the others, why not, or an empty text, and the routes to it.
+// Reachable asks the host's agent whether it reaches the agents of others. For each of them it
+// returns the reason why not, or an empty text, and the routes to it.
 func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection) (failures []string, routes [][]Route, err error) {
 	s, err := a.session(ctx, host, false)
 	if err != nil {
@@ -139,7 +139,7 @@ func routesFromWire(all *agentpb.Routes, to Inspection) (routes []Route) {
 }
 
 func cardFromWire(c *agentpb.Card) (netip.Addr, netif.Card) {
-	addr, _ := netip.ParseAddr(c.GetAddress()) // the zero value where the agent does not know it
+	addr, _ := netip.ParseAddr(c.GetAddress()) // the zero value if the agent does not know it
 	return addr, netif.Card{Name: c.GetName(), Bits: int64(min(c.GetBits(), math.MaxInt64))}
 }
 
@@ -149,8 +149,8 @@ func CardOf(addr netip.Addr) *agentpb.Card {
 	return &agentpb.Card{Address: addr.String(), Name: card.Name, Bits: uint64(card.Bits)}
 }
 
-// Used asks the agent of the host, at addr, how many slots have workers, by run. creds are those of
-// a driver of the agent's cluster. It begins no session there.
+// Used asks the host's agent, at addr, how many slots have workers, by run. creds are those of a
+// driver in the agent's cluster. Used begins no session.
 func Used(ctx context.Context, creds *identity.Credentials, host, addr string) (used map[string]uint32, err error) {
 	err = ask(ctx, creds, host, addr, func(ctx context.Context, agent agentpb.AgentClient) error {
 		reply, err := agent.Inspect(ctx, &agentpb.InspectRequest{})
@@ -160,12 +160,12 @@ func Used(ctx context.Context, creds *identity.Credentials, host, addr string) (
 	return used, err
 }
 
-// ask calls the agent by a connection of its own.
+// ask calls the session's agent over a connection of its own.
 func (s *session) ask(ctx context.Context, do func(context.Context, agentpb.AgentClient) error) error {
 	return ask(ctx, s.credentials, s.host, s.addr, do)
 }
 
-// ask calls the agent of the host, at addr, by a connection of its own.
+// ask calls the host's agent, at addr, over a connection of its own.
 func ask(ctx context.Context, creds *identity.Credentials, host, addr string, do func(context.Context, agentpb.AgentClient) error) error {
 	conn, err := wire.NewClient(addr, creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: host}), time.Second)
 	if err != nil {

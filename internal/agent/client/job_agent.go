@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// firstContact is how long a job agent waits for its driver, if drivers are waited for so long.
+	// firstContact bounds how long a job agent waits for the first connection of its driver, unless
+	// Config.Hello sets Patience.
 	firstContact = time.Minute
 	// reachTimeout bounds the search for an address at which a job agent is reached.
 	reachTimeout = 10 * time.Second
@@ -27,12 +28,12 @@ var startBackoff = retry.Backoff{First: 250 * time.Millisecond, Most: 4 * time.S
 // jobAgent is the agent of one job on one host.
 type jobAgent struct {
 	host string
-	done chan struct{} // closed when it has been started, or could not be
-	// What follows is there when done is closed.
+	done chan struct{} // closed when the start has succeeded or failed
+	// The following fields are set when done is closed.
 	err     error
 	ready   Ready
-	addr    string    // where the driver reaches it
-	process *proc.Ref // its own, where that is on this machine; nil elsewhere
+	addr    string    // address at which the driver reaches it
+	process *proc.Ref // its process, if on this machine; else nil
 }
 
 func (j *jobAgent) started() bool {
@@ -44,7 +45,7 @@ func (j *jobAgent) started() bool {
 	}
 }
 
-// there returns an error where the agent is a process of this machine that has ended.
+// there returns an error if the agent is a process of this machine that has ended.
 func (j *jobAgent) there() error {
 	if j.process == nil {
 		return nil
@@ -52,8 +53,8 @@ func (j *jobAgent) there() error {
 	return j.process.Ended()
 }
 
-// awaitEnd waits for the end of a child of this process, and kills it where that takes too long. It
-// does not wait for one that hangs in the kernel.
+// awaitEnd waits for the end of an agent that is a child of this process, and kills it after
+// endPatience. It does not wait for one that hangs in the kernel.
 func (j *jobAgent) awaitEnd() {
 	gone := func() { <-j.ready.gone }
 	if !within(endPatience, gone) {
@@ -62,7 +63,7 @@ func (j *jobAgent) awaitEnd() {
 	}
 }
 
-// awaitOrphan does the same for a process that was another's child.
+// awaitOrphan does the same for an agent that an earlier driver started.
 func (j *jobAgent) awaitOrphan() {
 	for late := time.Now().Add(endPatience); j.there() == nil; _ = retry.Pause(context.Background(), 2*time.Millisecond) {
 		if time.Now().After(late) {
@@ -72,7 +73,7 @@ func (j *jobAgent) awaitOrphan() {
 	}
 }
 
-// knownAgent is one that a driver before this one has started.
+// knownAgent returns the jobAgent of an agent that an earlier driver started.
 func knownAgent(k KnownAgent) *jobAgent {
 	j := &jobAgent{host: k.Host, addr: k.Addr, done: make(chan struct{}), ready: Ready{PID: k.PID}}
 	if k.Local {
@@ -83,8 +84,9 @@ func knownAgent(k KnownAgent) *jobAgent {
 	return j
 }
 
-// jobAgent returns the agent of the job on the host, and blocks until it runs. It starts the agent
-// if it does not run, unless it should be there already.
+// jobAgent returns the agent of the job on the host, and blocks until it runs. If it does not run,
+// jobAgent starts it, unless the argument there says that it should run already: then it returns an
+// error.
 func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAgent, error) {
 	a.mu.Lock()
 	if err := a.begin(); err != nil {
@@ -114,8 +116,8 @@ func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAge
 	}
 }
 
-// startAgent starts the agent and finds an address at which it is reached. It tries again where the
-// host may take a connection soon.
+// startAgent starts the agent and finds an address at which the driver reaches it. It retries while
+// passes permits, until Config.Patience is over.
 func (a *Agents) startAgent(j *jobAgent) {
 	begun := time.Now()
 	for tries := 1; ; tries++ {
@@ -134,12 +136,12 @@ func (a *Agents) startAgent(j *jobAgent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if j.err != nil && a.jobs[j.host] == j {
-		delete(a.jobs, j.host) // another try may do better
+		delete(a.jobs, j.host) // a later start may succeed
 	}
 	close(j.done)
 }
 
-// tryAgent sets what startNow finds out, as one of few at a time.
+// tryAgent calls startNow once fewer than Config.Parallel starts run, and sets j.err.
 func (a *Agents) tryAgent(j *jobAgent) {
 	select {
 	case a.starting <- struct{}{}:
@@ -166,7 +168,7 @@ func (a *Agents) startNow(j *jobAgent) error {
 		hello.Listen = a.cfg.Listen.String()
 	}
 	if hello.Patience <= 0 {
-		hello.Patience = min(firstContact, a.cfg.Orphan) // this driver may die before others know of the agent
+		hello.Patience = min(firstContact, a.cfg.Orphan) // this driver may die before other drivers know of the agent
 	}
 	if j.ready, err = a.cfg.Starter.Start(a.open, j.host, hello); err != nil {
 		return err
@@ -199,14 +201,14 @@ func (a *Agents) startNow(j *jobAgent) error {
 	return nil
 }
 
-// reach returns the first address that leads to the agent.
+// reach returns the first address at which the agent answers.
 func (a *Agents) reach(j *jobAgent) (string, error) {
 	ctx, cancel := context.WithTimeout(a.open, reachTimeout)
 	defer cancel()
 	return Reach(ctx, a.own, j.host, j.candidates(a.cfg.Listen))
 }
 
-// candidates are the addresses at which the agent may be reached, best first.
+// candidates returns the addresses at which the agent may be reachable, best first.
 func (j *jobAgent) candidates(listen netip.Addr) []string {
 	at := j.ready
 	switch {

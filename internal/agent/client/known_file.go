@@ -11,7 +11,7 @@ import (
 // driver. It must be in a folder that only the job's user may enter.
 type KnownFile struct{ *journal.Journal }
 
-// CreateKnown makes the file of a new job. It must not exist.
+// CreateKnown creates the file of a new job. It fails if the file exists.
 func CreateKnown(path, runID string) (KnownFile, error) {
 	j, err := journal.Create(path, runID)
 	return KnownFile{j}, err
@@ -28,14 +28,14 @@ func OpenKnown(path string) (f KnownFile, known []KnownAgent, err error) {
 	return f, known, err
 }
 
-// Begun records an agent, on the disk when it returns. It is what Config.Begun needs.
+// Begun records an agent, which is on disk when Begun returns. It serves as Config.Begun.
 func (f KnownFile) Begun(k KnownAgent) error {
 	b, err := json.Marshal(k)
 	if err == nil {
 		err = errors.Join(f.Append(b), f.Sync())
 	}
 	if err != nil {
-		return errors.Join(err, f.Mend()) // the next may find room
+		return errors.Join(err, f.Mend()) // the next record may fit
 	}
 	return nil
 }

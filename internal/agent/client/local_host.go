@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// resolveTimeout bounds the search for a host's addresses, and resolveAll that for those of
-	// many hosts.
+	// resolveTimeout bounds the resolution of one host's name, resolveAll that of the names of many
+	// hosts.
 	resolveTimeout = 2 * time.Second
 	resolveAll     = 10 * time.Second
-	// resolvers is how many names are resolved at a time.
+	// resolvers is the most names that are resolved concurrently.
 	resolvers = 64
 )
 
-// LocalHosts returns for each of the hosts whether its name or address stands for this machine:
-// localhost, loopback addresses, its own name, the first part of its own name if that finds no
-// other machine, and all names that resolve to one of its addresses. It resolves the names
-// concurrently, and blocks for at most 10 seconds: names that are not resolved by then, or within 2
-// seconds each, are not this machine's. When ctx ends it returns its cause at once.
+// LocalHosts returns, for each of the hosts, whether its name or address refers to this machine:
+// localhost, loopback addresses, the machine's own name, the first part of that name if it resolves
+// to no other machine, and all names that resolve to one of its addresses. It resolves the names
+// concurrently and blocks for at most 10 seconds: a name that does not resolve by then, or within 2
+// seconds, counts as another machine's. If ctx ends, LocalHosts returns its cause at once.
 func LocalHosts(ctx context.Context, hosts []string) ([]bool, error) {
 	local := make([]bool, len(hosts))
 	bounded, cancel := context.WithTimeout(ctx, resolveAll)
@@ -37,8 +37,8 @@ func LocalHosts(ctx context.Context, hosts []string) ([]bool, error) {
 	return local, nil
 }
 
-// AllLocal returns whether there are hosts and all are this machine, as LocalHosts finds. It
-// returns as soon as one is not, and false if ctx ends.
+// AllLocal returns whether there are hosts and all of them are this machine, by the rules of
+// LocalHosts. It returns as soon as one is not; it returns false if ctx ends.
 func AllLocal(ctx context.Context, hosts []string) bool {
 	ctx, cancel := context.WithTimeout(ctx, resolveAll)
 	defer cancel()
@@ -49,16 +49,16 @@ func AllLocal(ctx context.Context, hosts []string) bool {
 		defer mu.Unlock()
 		if !its {
 			all = false
-			cancel() // the others need not be known
+			cancel() // the result is known
 		}
 	})
 	return all
 }
 
-// own is what is known of this machine.
+// own is the name and the addresses of this machine.
 type own struct {
 	name    string                    // "" if it is not known
-	addrs   map[netip.Addr]netif.Card // none known: only loopback is its
+	addrs   map[netip.Addr]netif.Card // empty: only loopback addresses are its own
 	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
@@ -68,12 +68,12 @@ func newOwn() own {
 	return o
 }
 
-// each calls tell for each of the hosts, by several goroutines, and returns when all have.
+// each calls tell for each of the hosts, from several goroutines, and returns when all calls have.
 func (o own) each(ctx context.Context, hosts []string, tell func(i int, its bool)) {
 	var resolving sync.WaitGroup
 	free := make(chan struct{}, resolvers)
 	for i, host := range hosts {
-		free <- struct{}{} // not held for long once ctx has ended
+		free <- struct{}{} // blocks only shortly once ctx has ended
 		resolving.Go(func() {
 			tell(i, o.has(ctx, host))
 			<-free
@@ -82,8 +82,8 @@ func (o own) each(ctx context.Context, hosts []string, tell func(i int, its bool
 	resolving.Wait()
 }
 
-// has returns whether the host is this machine; a name that is not resolved within 2 seconds, or
-// when ctx ends, is not.
+// has returns whether the host is this machine. A name that does not resolve within 2 seconds, or
+// before ctx ends, is not.
 func (o own) has(ctx context.Context, host string) bool {
 	host = strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), ".")
 	if host == "" {
@@ -106,7 +106,7 @@ func (o own) has(ctx context.Context, host string) bool {
 			return true
 		}
 	}
-	// The first part of the own name, where no name service has it for another machine.
+	// The first part of the machine's own name is its own if no name service resolves it.
 	short, _, _ := strings.Cut(o.name, ".")
 	return len(addrs) == 0 && short != "" && strings.EqualFold(host, short)
 }

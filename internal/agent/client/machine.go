@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Machine returns what Ready.Machine has of this process: the boot of its kernel, and the network
-// that it sees, of which each container has its own.
+// Machine returns the value of Ready.Machine for this process: the kernel's boot id and the network
+// namespace, which differs from container to container.
 func Machine() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -20,8 +20,8 @@ func Machine() string {
 	return strings.TrimSpace(string(boot)) + " " + network
 }
 
-// noteMachine warns where the host of an agent is a machine that another host is too: its slots,
-// and their GPUs, would be used twice.
+// noteMachine warns if the agent's host is the same machine as another host: both would use the
+// same slots and GPUs.
 func (a *Agents) noteMachine(j *jobAgent) {
 	if j.ready.Machine == "" || plainLocal(j.host) {
 		return
@@ -41,8 +41,8 @@ func (a *Agents) noteMachine(j *jobAgent) {
 	}
 }
 
-// plainLocal returns whether a name can only mean the machine on which it is used. Such names stand
-// for several hosts where a person tries what several hosts do.
+// plainLocal returns whether the name is localhost or a loopback address. In a trial on one machine
+// several such names may stand for several hosts.
 func plainLocal(host string) bool {
 	addr, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && addr.IsLoopback()

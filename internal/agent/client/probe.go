@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// mostProbe is the most bytes of an answer with a look at a worker's processes.
+// mostProbe bounds the answer to Probe, in bytes.
 const mostProbe = 1 << 20
 
 var _ launch.Prober = (*Agents)(nil)

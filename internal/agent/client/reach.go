@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// Reach connects to all the addresses (host:port) at the same time, and returns the first one with
-// the agent of the host. It sends nothing. The error names each address with its result.
+// Reach connects to all the addresses (host:port) concurrently, and returns the first at which the
+// host's agent answers. It sends nothing. The error names each address with its result.
 func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs []string) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	type result struct {
@@ -26,7 +26,8 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 	results := make(chan result, len(addrs))
 	for _, addr := range addrs {
 		go func() {
-			// The protocol is that of a driver: the agent would record a stranger.
+			// The protocol is that of drivers: the agent would record a connection of another kind
+			// as a stranger.
 			conn, err := creds.Dial(ctx, identity.Subject{Role: identity.Agent, Host: host}, addr, "h2")
 			if err == nil {
 				addr = conn.RemoteAddr().String()
@@ -40,7 +41,7 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 		switch r := <-results; {
 		case r.err == nil && found == "":
 			found = r.addr
-			cancel() // the others end at once
+			cancel() // ends the other attempts at once
 		case r.err != nil:
 			all = append(all, fmt.Errorf("%s: %w", r.addr, plainDial(r.err)))
 		}
@@ -55,15 +56,15 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 	return "", oneLine(all)
 }
 
-// routeTries is how often Routes connects to an address: the fastest counts. routeTimeout bounds
-// each.
+// routeTries is how many times Routes connects to an address; the fastest connection counts.
+// routeTimeout bounds each.
 const (
 	routeTries   = 3
 	routeTimeout = time.Second
 )
 
-// Routes connects to all the addresses (host:port) at the same time, and returns those that answer.
-// It sends nothing, and does not authenticate the other end.
+// Routes connects to all the addresses (host:port) concurrently, and returns the routes to those
+// that answer. It sends nothing and does not authenticate the other end.
 func Routes(ctx context.Context, addrs []string) []*agentpb.Route {
 	all := make([]*agentpb.Route, len(addrs))
 	var trying sync.WaitGroup
@@ -74,7 +75,7 @@ func Routes(ctx context.Context, addrs []string) []*agentpb.Route {
 	return slices.DeleteFunc(all, func(r *agentpb.Route) bool { return r == nil })
 }
 
-// route describes the way to an address; nil: it does not answer.
+// route describes the route to an address; nil: the address does not answer.
 func route(ctx context.Context, addr string) (r *agentpb.Route) {
 	dialer := net.Dialer{Timeout: routeTimeout}
 	for range routeTries {
@@ -95,7 +96,7 @@ func route(ctx context.Context, addr string) (r *agentpb.Route) {
 	return r
 }
 
-// plainDial leaves out of an error what the line has already.
+// plainDial removes from an error what the caller's line already contains.
 func plainDial(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
@@ -122,8 +123,8 @@ func oneLine(all []error) error {
 	return errors.New(text)
 }
 
-// outwardAddr returns an address of this machine that others may reach, where it has one: IPv4
-// before IPv6.
+// outwardAddr returns an address of this machine that other machines may reach, IPv4 before IPv6,
+// or else a loopback address.
 func outwardAddr() netip.Addr {
 	best := identity.Loopback()
 	for _, addr := range OwnAddrs() {
@@ -137,9 +138,9 @@ func outwardAddr() netip.Addr {
 	return best
 }
 
-// OwnAddrs returns the addresses of this machine that others may reach.
+// OwnAddrs returns the addresses of this machine that other machines may reach.
 func OwnAddrs() (own []netip.Addr) {
-	addrs, _ := net.InterfaceAddrs() // none known: none
+	addrs, _ := net.InterfaceAddrs() // after an error OwnAddrs returns none
 	for _, a := range addrs {
 		n, ok := a.(*net.IPNet)
 		if !ok {

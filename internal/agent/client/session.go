@@ -25,53 +25,55 @@ import (
 )
 
 const (
-	// endPatience is how long the end of a session may take.
+	// endPatience bounds the end of a session.
 	endPatience = 2 * time.Second
-	// killPatience is how long an agent may take to report the end of workers that are killed. One
-	// that is reached reports after proc.KillPatience that a process cannot be killed.
+	// killPatience bounds the time until an agent reports the end of workers that are killed. An
+	// agent that can be reached reports a process that cannot be killed after proc.KillPatience.
 	killPatience = proc.KillPatience + 5*time.Second
-	// attachTimeout is how long a first try to attach may take; each later one may take twice as
-	// long as the one before. An agent that lacks processor time answers late, and a try that was
-	// given up costs it as much as one that is answered.
+	// attachTimeout bounds the first attempt to attach; the bound of each later attempt is twice
+	// that of the one before. An agent that lacks processor time answers late, and an attempt that
+	// is abandoned costs it as much as one that it answers.
 	attachTimeout = 2 * time.Second
-	// attachPatience is the same for an agent whose process is known to be there.
+	// attachPatience is the bound of every attempt if the agent's process is known to exist.
 	attachPatience = 30 * time.Second
-	// takeEvery and ackEvery are after how many bytes of output, and how many events, an
+	// takeEvery and ackEvery are the bytes of output and the number of events after which an
 	// acknowledgement is sent at once.
 	takeEvery = 64 << 10
 	ackEvery  = 64
-	// missedBeats is how many beats without an answer make a stream one that is broken.
+	// missedBeats is the number of unanswered beats after which a stream counts as broken.
 	missedBeats = 3
-	// findEvery is how often the agent of a worker of the driver before is looked for, and findMore
-	// for how long after the cluster's first agent was found.
+	// findEvery is the pause between two calls of Config.Find for the same host. findMore is how
+	// long Run goes on with them after the cluster's first agent was found, if an earlier driver
+	// started the worker.
 	findEvery = 20 * time.Millisecond
 	findMore  = 500 * time.Millisecond
-	// findNew is how long the agent of a host that is new is looked for before one is started
-	// there.
+	// findNew is how long the cluster's agent of a new host is looked up before a job agent is
+	// started there.
 	findNew = time.Second
-	// looksPerBeat is how often a stream is looked at meanwhile.
+	// looksPerBeat is how many times per beat a stream is checked for silence.
 	looksPerBeat = 4
-	// tellEvery is the shortest time between two lines about streams that fail for the same reason.
+	// tellEvery is the shortest time between two log lines about streams that fail for the same
+	// reason.
 	tellEvery = 5 * time.Second
-	// stdoutStream is the number of stdout on the wire; stderr has the next.
+	// stdoutStream is the number of stdout on the wire; stderr is the next number.
 	stdoutStream = 1
 )
 
-// CannotBegin is the beginning of an agent's answer if it cannot begin a session.
+// CannotBegin is the prefix of an agent's answer that it cannot begin a session.
 const CannotBegin = "it cannot begin a session"
 
-// refusal is why an agent that answers has begun no session.
+// refusal is the reason why an agent that answers has begun no session.
 type refusal struct{ error }
 
-// errStale tells Run that its session ended before the worker was asked for, and that another
-// session may do better.
+// errStale tells Run that its session ended before the worker was added to it: Run retries with
+// another session.
 var errStale = errors.New("agent: the session is over")
 
-// errNoAgent: none is known on the host, and none may be started.
+// errNoAgent: no agent is known on the host, and none may be started.
 var errNoAgent = errors.New("has no agent")
 
-// session is the driver's side of what the agent of one host does for it. It outlives the
-// streams that carry it.
+// session is the driver's side of its relation with the agent of one host. It outlives the streams
+// that carry it.
 type session struct {
 	a *Agents
 	place
@@ -82,47 +84,47 @@ type session struct {
 	mu      sync.Mutex
 	workers map[string]*worker // by incarnation
 	inbox
-	before *predecessor // the driver before this one; nil: there was none, or the session is new
-	term   uint64       // the driver's number among those of the run
+	before *predecessor // the earlier driver; nil: there was none, or the session is new
+	term   uint64       // the driver's number among the drivers of the run
 	carried
-	over error         // set: nothing comes of the session any more
-	end  ending        // what the agent shall do with it
-	wake chan struct{} // of capacity 1: there may be something to send
+	over error         // why the session is over; nil: it is not
+	end  ending        // what the agent is to do with the session
+	wake chan struct{} // of capacity 1: there may be messages to send
 }
 
-// carried is what is known of the streams that have carried a session.
+// carried is the state of the streams that carry a session.
 type carried struct {
-	attached  bool               // one was, ever
-	decided   chan struct{}      // closed when one is attached for the first time, or the session is over
+	attached  bool               // a stream has attached at least once
+	decided   chan struct{}      // closed when a stream first attaches or the session is over
 	carries   bool               // a stream is attached now
 	contact   time.Time          // when a stream was last known to carry all that is sent
-	looks     int                // how often the stream was found silent since something came
-	echoes    int                // beats that have come back on the stream
-	tries     int                // to attach, since one succeeded
-	knowsLook bool               // the agent understands the message
-	noted     int64              // what the agent was told of the journal
+	looks     int                // checks for silence since the last message
+	echoes    int                // beats that the agent has answered on the stream
+	tries     int                // failed attempts to attach since the last success
+	knowsLook bool               // the agent understands Look
+	noted     int64              // the time of the last synced record that was sent to the agent
 	passes    bool               // the agent passes signals on
 	doorAs    string             // the agent's credentials for its workers, encoded; empty: none
-	tells     []*agentpb.ToAgent // lines for workers and ends of such, to be sent
+	tells     []*agentpb.ToAgent // lines for workers, and stops of unknown workers, to be sent
 }
 
-// ending is what becomes of a session at the agent.
+// ending is what the agent is to do with a session.
 type ending int
 
 const (
 	ongoing  ending = iota
-	finished        // it ends, and its workers with their grace
-	fenced          // it ends at once: its workers count as killed
+	finished        // end it: workers end with their grace period
+	fenced          // end it at once: its workers count as killed
 )
 
-// inbox holds the events that have come of a session.
+// inbox holds the events that a session has received.
 type inbox struct {
-	heard uint64   // number of the last event
-	open  []*event // from the first that has not been handled
-	told  uint64   // the last event that was acknowledged
+	heard uint64   // number of the last event received
+	open  []*event // from the first event that is not settled
+	told  uint64   // number of the last event acknowledged
 }
 
-// event is an event that has come.
+// event is an event that a session has received.
 type event struct {
 	*agentpb.FromAgent
 	done bool // the agent may forget it
@@ -148,7 +150,7 @@ func (s *session) settle(e *event) {
 	s.done(e)
 }
 
-// done is settle; the lock is held.
+// done is settle with the lock held.
 func (s *session) done(e *event) {
 	e.done = true
 	i := 0
@@ -162,8 +164,8 @@ func (s *session) done(e *event) {
 	}
 }
 
-// settled is the number of the last event that the agent may forget, with all before it; the lock
-// is held.
+// settled returns the number of the last event that the agent may forget, with all before it; the
+// lock is held.
 func (in *inbox) settled() uint64 { return in.heard - uint64(len(in.open)) }
 
 func poke(c chan struct{}) {
@@ -189,11 +191,11 @@ func (s *session) finish() {
 	poke(s.wake)
 }
 
-// serve keeps the session up, over as many streams as it takes, until it is finished or lost. One
-// that is lost is ended at the agent as soon as that can be reached, or with it where it is a child
-// of this process: what an agent has started does not outlive it.
+// serve carries the session over one stream after the other until it is finished or lost. The
+// workers of a lost session must not outlive it: serve kills an agent that is a child of this
+// process, and fences any other.
 func (s *session) serve(ctx context.Context) {
-	var reason error // of the last try that was not cut short
+	var reason error // of the last attempt that was not cancelled
 	failures := retry.Row{Least: tellEvery}
 	for {
 		before := s.heardAt()
@@ -223,8 +225,8 @@ func (s *session) serve(ctx context.Context) {
 	}
 }
 
-// tellOf logs why there is no stream. One that broke is made anew at once as a rule; one that an
-// agent refuses is not.
+// tellOf logs the reason why there is no stream: at debug level if the stream broke a moment ago,
+// since a new one usually attaches at once, else as a warning.
 func (s *session) tellOf(err error, failures *retry.Row, carried bool) {
 	if carried {
 		failures.Ended()
@@ -253,7 +255,8 @@ func (s *session) heardAt() time.Time {
 	return s.contact
 }
 
-// fence has the agent kill its workers, which have been given up, or finds out that it is gone.
+// fence tries to attach and make the agent kill its workers, which are given up, until it has done
+// so or is known to be gone, or for Config.Orphan at most.
 func (s *session) fence(ctx context.Context) {
 	s.mu.Lock()
 	s.end = fenced
@@ -276,8 +279,8 @@ func (s *session) isFinished() bool {
 	return s.end != ongoing
 }
 
-// hopeless returns why there is no use in another stream, after err has ended the last, and whether
-// the agent itself has reported that.
+// hopeless returns the reason why another stream is useless after err has ended the last one, or
+// nil, and whether the agent itself reported that reason.
 func (s *session) hopeless(err error) (why error, over bool) {
 	s.mu.Lock()
 	silent := time.Since(s.contact)
@@ -297,7 +300,7 @@ func (s *session) hopeless(err error) (why error, over bool) {
 	return s.gone(), false
 }
 
-// deaf says of what nothing was heard.
+// deaf describes the silence of the agent.
 func (s *session) deaf() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,16 +310,15 @@ func (s *session) deaf() string {
 	return "nothing was heard of it"
 }
 
-// refused returns whether an agent has answered that it cannot begin the session. Then it is not
-// starved.
+// refused returns whether the error is an agent's answer that it cannot begin the session. An agent
+// that answers does not lack processor time.
 func refused(err error) bool {
 	code := status.Code(err)
 	return (code == codes.Unavailable || code == codes.FailedPrecondition) &&
 		strings.HasPrefix(status.Convert(err).Message(), CannotBegin)
 }
 
-// gone returns an error where others know that the agent is not there any more, or that another is
-// in its place.
+// gone returns an error if the place's there says that the agent no longer exists or was replaced.
 func (s *session) gone() error {
 	if err := s.there(); err != nil {
 		return fmt.Errorf("it is silent, and %w", err)
@@ -324,7 +326,7 @@ func (s *session) gone() error {
 	return nil
 }
 
-// lose ends the session for all that still wait for something of it.
+// lose ends the session with a reason, and wakes all that wait for it.
 func (s *session) lose(why error) {
 	s.a.forget(s)
 	s.mu.Lock()
@@ -344,8 +346,8 @@ func (s *session) lose(why error) {
 	}
 }
 
-// stream attaches to the session by a connection of its own, for the last one may be dead, and
-// carries it until something breaks; nil after a good end.
+// stream attaches to the session over a new connection, since the last one may be dead, and carries
+// the session until the connection breaks. It returns nil after an orderly end.
 func (s *session) stream(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -361,7 +363,7 @@ func (s *session) stream(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: s.attach()}}) // where it fails, Recv returns why
+	_ = stream.Send(&agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: s.attach()}}) // if it fails, Recv returns the reason
 	answer, err := stream.Recv()
 	if err != nil {
 		return err
@@ -386,8 +388,8 @@ func (s *session) stream(ctx context.Context) error {
 	return err
 }
 
-// attachLimit counts a try to attach, and returns how long it may take: no longer than the agent is
-// waited for. Where only the end of its process is an end, another try would find it no faster.
+// attachLimit counts an attempt to attach and returns its time limit, which does not exceed the
+// rest of the lease. If the agent's process is on this machine, the limit is always attachPatience.
 func (s *session) attachLimit() time.Duration {
 	if s.process != nil {
 		return attachPatience
@@ -402,7 +404,8 @@ func (s *session) attachLimit() time.Duration {
 	return limit
 }
 
-// attach begins a stream: what was sent on the one before may be lost.
+// attach returns the first message of a stream. It marks everything sent on the last stream as
+// unsent, since it may be lost.
 func (s *session) attach() *agentpb.Attach {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -410,7 +413,7 @@ func (s *session) attach() *agentpb.Attach {
 		w.sentStart, w.sentStop, w.sentTaken = false, 0, 0
 	}
 	s.noted = 0
-	s.told = s.settled() // events that are not settled come again, and are known then
+	s.told = s.settled() // the agent sends unsettled events again; hear drops those it has
 	if s.doorAs == "" && s.a.cfg.Authority != nil {
 		own, err := s.a.cfg.Authority.Issue(identity.Subject{Role: identity.Agent, Host: s.host})
 		if err != nil { // the host's name is too long for a certificate
@@ -419,7 +422,7 @@ func (s *session) attach() *agentpb.Attach {
 			s.doorAs = own.Encode()
 		}
 	}
-	begun := s.attached || s.end == fenced && !s.takesOver() // a fence begins no session in the place of the next
+	begun := s.attached || s.end == fenced && !s.takesOver() // a fence must not begin a new session
 	return &agentpb.Attach{
 		Session: s.id, Resume: begun, TakeOver: s.takesOver(), Heard: s.told,
 		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), KnowsDying: true, Term: s.term,
@@ -442,7 +445,7 @@ func (s *session) heardFrom(answer *agentpb.Attached) {
 	s.stopUnknown()
 }
 
-// decide records that it is known whether the session has begun; the lock is held.
+// decide closes decided: the session has begun, or never will; the lock is held.
 func (s *session) decide() {
 	select {
 	case <-s.decided:
@@ -451,7 +454,7 @@ func (s *session) decide() {
 	}
 }
 
-// begun blocks until the session has begun, or returns why it has not.
+// begun blocks until the session has begun, or returns the reason why it has not.
 func (s *session) begun(ctx context.Context) error {
 	select {
 	case <-s.decided:
@@ -463,8 +466,8 @@ func (s *session) begun(ctx context.Context) error {
 	return s.over
 }
 
-// talk sends what there is to send, and beats, until the stream is broken. It receives from broken,
-// once, where it returns nil; then the agent has closed the stream because the session was to end.
+// talk sends messages and beats until the stream is broken. If it returns nil, it has received one
+// value from broken, and the agent has closed the stream because the session was to end.
 func (s *session) talk(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.FromAgent], broken chan error) error {
 	look := time.NewTicker(s.lookEvery())
 	defer look.Stop()
@@ -477,7 +480,7 @@ func (s *session) talk(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.
 				beaten = time.Now()
 			}
 			if err := stream.Send(m); err != nil {
-				err = <-broken // the other direction knows why
+				err = <-broken // the receiving side has the reason
 				broken <- err
 				return err
 			}
@@ -502,7 +505,7 @@ func (s *session) talk(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.
 	}
 }
 
-// listen hands on what comes until the stream ends.
+// listen handles the messages of the agent until the stream ends.
 func (s *session) listen(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.FromAgent]) error {
 	for {
 		m, err := stream.Recv()
@@ -519,14 +522,14 @@ func (s *session) listen(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentp
 	}
 }
 
-// leaves notes that no stream is attached: lines for workers are lost until there is one.
+// leaves records that no stream is attached: until one is, lines for workers are dropped.
 func (s *session) leaves() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.carries, s.tells = false, nil
 }
 
-// logLine logs what an agent has logged.
+// logLine logs a line of the agent's log.
 func (s *session) logLine(l *agentpb.Log) {
 	text := l.GetText()
 	switch logrus.Level(l.GetLevel()) {

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// patientLeases is how many leases an agent of this machine may leave unanswered what it was asked,
-// as long as its process is there: processes that share two processors with hundreds of others run
+// patientLeases is the number of leases for which an agent of this machine may leave a request
+// undone while its process exists: on two processors shared with hundreds of processes, each runs
 // rarely.
 const patientLeases = 12
 
-// errNoAnswer is the end of an agent of this machine that lives, and does nothing that it is asked
-// to do.
+// errNoAnswer: the process of an agent of this machine exists and does nothing that it is asked to
+// do.
 var errNoAnswer = errors.New("its process is there, and does nothing of what it was asked")
 
-// silent returns an error where the stream may be open, but nothing comes of it. It counts its
-// calls and not the time: of a machine so busy that this process did not run for long, what the
-// agent has sent waits to be read.
+// silent returns an error if nothing arrives on a stream that seems open. It counts its calls
+// instead of time: if the machine is so busy that this process did not run for long, the agent's
+// messages have arrived and only wait to be read.
 func (s *session) silent() error {
 	s.mu.Lock()
 	s.looks++
@@ -36,10 +36,11 @@ func (s *session) silent() error {
 	return nil
 }
 
-// quiet is silent for an agent of this machine, after so many looks without a message. The
-// connection to it cannot be cut without either end's notice, so only the end of the process
-// breaks the stream. One that is stopped is continued where something is wanted of it; one that
-// does nothing of that for very long is given up.
+// quiet is silent for an agent of this machine; looks is the number of calls since the last
+// message. Both ends notice when the connection on one machine is cut, so only the end of the
+// process breaks the stream. If the driver waits for something from a stopped agent, quiet
+// continues the process. It returns an error if the agent has left a request undone for
+// patientLeases.
 func (s *session) quiet(looks int, since time.Duration) error {
 	if err := s.gone(); err != nil {
 		return err
@@ -63,7 +64,7 @@ func (s *session) quiet(looks int, since time.Duration) error {
 	return nil
 }
 
-// wanted returns whether the agent has been asked for something that it has not done.
+// wanted returns whether the agent has left a request undone.
 func (s *session) wanted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,5 +76,5 @@ func (s *session) wanted() bool {
 	return s.end != ongoing
 }
 
-// lookEvery is the pause between two looks at a stream.
+// lookEvery returns the pause between two calls of silent.
 func (s *session) lookEvery() time.Duration { return max(s.beat/looksPerBeat, time.Millisecond) }

@@ -20,36 +20,37 @@ import (
 )
 
 const (
-	// answerTimeout is how long a host that ssh has reached, or an agent of this one, may take to
-	// answer.
+	// answerTimeout bounds the time until a host that ssh has reached, or an agent of this machine,
+	// answers.
 	answerTimeout = time.Minute
-	// copyTimeout is how long it may take to bring the program there.
+	// copyTimeout bounds the copy of the program to a host.
 	copyTimeout = 10 * time.Minute
-	// endTimeout is how long ssh may take to end after the answer.
+	// endTimeout bounds the time from the answer until ssh ends.
 	endTimeout = 5 * time.Second
 )
 
-// The marks by which our scripts on a host answer, besides readyMark. The scripts make them of two
-// parts, lest a shell that prints its command seems to answer.
+// The marks that begin the answers of our scripts on a host, besides readyMark. The scripts join
+// each mark from two parts, so that a shell that echoes its command does not seem to answer.
 const (
 	lacksMark  = "hvdrun-lacks "
 	copiedMark = "hvdrun-copied"
 	failedMark = "hvdrun-failed "
 )
 
-// startScript runs the program $1 of the cache if its checksum is $2, or says that it is not there
-// and what machine this is. Like all that the remote user's shell, whichever that is, has to pass
-// on, it is one line without single quotes. Programs are also sought where systems have them, for
-// the user's start-up files may leave PATH empty; what is started has it as it was.
+// startScript runs the program $1 of the cache if its checksum is $2. Otherwise it reports that the
+// program is missing, and the host's system and architecture. Like everything that the remote
+// user's login shell passes on, it is one line without single quotes. It also searches the system's
+// usual directories for programs, since the user's start-up files may leave PATH empty; the agent
+// gets PATH unchanged.
 const startScript = `m=hvdrun-; p=$PATH; PATH="$p:/usr/local/bin:/usr/bin:/bin"; f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
 	`if [ -x "$f" ] && s=$(sha256sum "$f") && [ "${s%% *}" = "$2" ]; then PATH=$p exec "$f" agent --job; fi; ` +
 	`echo "${m}lacks $(uname -s) $(uname -m)"`
 
-// installedScript runs the program $1, which a person has installed.
+// installedScript runs the program $1, which is installed on the host.
 const installedScript = `exec "$1" agent --job`
 
-// copyScript puts what comes on stdin into the cache as $1, if it has the checksum $2. Programs
-// that were not brought for a month are removed.
+// copyScript copies stdin into the cache as $1 if its checksum is $2. It removes programs that were
+// copied more than a month ago.
 const copyScript = `m=hvdrun-; PATH="$PATH:/usr/local/bin:/usr/bin:/bin"; umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
 	`mkdir -p "$d" || { echo "${m}failed directory"; exit; }; ` +
 	`t="$d/.$1.$$"; trap "rm -f \"$t\"" EXIT; trap "exit 1" HUP INT TERM; ` +
@@ -60,9 +61,9 @@ const copyScript = `m=hvdrun-; PATH="$PATH:/usr/local/bin:/usr/bin:/bin"; umask 
 	`[ -x "$d/$1" ] || { echo "nothing can be run in $d" >&2; echo "${m}failed directory"; exit; }; ` +
 	`find "$d" -type f -name "hvdrun-*" -mtime +30 -exec rm -f {} + ; echo "${m}copied"`
 
-// SSH starts job agents on other machines by the system's ssh, with its configuration, its agent
-// and its known hosts. It never prompts. The agents outlive the connection, which ends when they
-// have answered. The zero value is ready; the fields must not change after the first use.
+// SSH starts job agents on other machines with the system's ssh, its configuration, its agent and
+// its known hosts. It never prompts. The agents outlive the connection, which ends once they have
+// answered. The zero value is ready to use; the fields must not change after the first use.
 type SSH struct {
 	// Command replaces ssh, with its first arguments. Empty: ssh.
 	Command []string
@@ -71,7 +72,8 @@ type SSH struct {
 	IdentityFile string
 	// Hvdrun is the program on the hosts. Empty: Program is copied to hosts that lack it.
 	Hvdrun string
-	// Program is a path on this machine. Empty: the program of this process.
+	// Program is the path on this machine of the program to copy. Empty: the program of this
+	// process.
 	Program string
 	// Audit is called with a record when the program has been copied to a host, or could not be
 	// copied. It must not block. Nil: not called.
@@ -146,7 +148,7 @@ func parseReady(host, answer string) (Ready, error) {
 	return ready, nil
 }
 
-// fits returns whether this program runs on a machine, as uname -s and -m name it.
+// fits returns nil if this program runs on a machine with the given output of uname -s and -m.
 func fits(machine string) error {
 	system, processor, _ := strings.Cut(strings.TrimSpace(machine), " ")
 	arch := map[string]string{"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}[processor]
@@ -160,8 +162,7 @@ func fits(machine string) error {
 		system, processor, runtime.GOOS, runtime.GOARCH)
 }
 
-// misfit returns the error of a host on which the program was found a moment ago, with what to do
-// where it cannot be run there.
+// misfit adds the remedy to the error of a host on which the program was found but cannot be run.
 func misfit(err error, name string) error {
 	var at *HostError
 	if !errors.As(err, &at) || at.Stage != stageCommand {
@@ -195,7 +196,7 @@ func (s *SSH) bring(ctx context.Context, host string, own *build) error {
 	return err
 }
 
-// arguments returns those of ssh, up to the host.
+// arguments returns the arguments of ssh before the host.
 func (s *SSH) arguments() []string {
 	args := []string{
 		"-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", // seconds
@@ -210,8 +211,8 @@ func (s *SSH) arguments() []string {
 	return args
 }
 
-// Words returns the command that runs another command on a host. The caller appends the host's name
-// and the command, as one line for the shell there. Start uses it.
+// Words returns the command that runs another command on a host, as Start runs it. The caller
+// appends the host's name and the other command, as one line for the shell there.
 func (s *SSH) Words() []string { return s.words(s.arguments()...) }
 
 func (s *SSH) words(more ...string) []string {
@@ -229,7 +230,7 @@ func (s *SSH) command(more ...string) *exec.Cmd {
 	return cmd
 }
 
-// hostName returns the address, or the name, that ssh connects to for the host.
+// hostName returns the name or address to which ssh connects for the host.
 func (s *SSH) hostName(ctx context.Context, host string) string {
 	_, plain, found := strings.Cut(host, "@")
 	if !found {
@@ -256,8 +257,8 @@ func (s *SSH) hostName(ctx context.Context, host string) string {
 	return plain
 }
 
-// run runs a script on the host and returns the line by which it answers, which may come before its
-// end.
+// run runs a script on the host and returns the line of its answer, which may come before the
+// script ends.
 func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.Reader, script string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer came within %v", limit))
 	defer cancel()
@@ -268,7 +269,7 @@ func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.R
 	cmd := s.command(append(s.arguments(), host, remote)...)
 	stderr := &tail{}
 	cmd.Stdin, cmd.Stderr = in, stderr
-	cmd.WaitDelay = time.Second // others may hold its stderr, such as a master of connections
+	cmd.WaitDelay = time.Second // other processes, such as a connection master, may hold its stderr
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -294,7 +295,7 @@ func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.R
 	return "", s.advise(diagnose(host, stderr, noise, waitErr, readErr))
 }
 
-// advise adds what a person can do to an error of a host that does not let in, or is not known.
+// advise adds the remedy to the error of a host that refuses access or whose key is unknown.
 func (s *SSH) advise(err error) error {
 	at, is := errors.AsType[*HostError](err)
 	if !is || at.Stage != stageHostKey && at.Stage != stageAuth {
@@ -339,15 +340,15 @@ func failedAnswer(host, answer string, stderr *tail) error {
 
 var marks = []string{readyMark, lacksMark, copiedMark, failedMark}
 
-// errTooMuchNoise is of a shell that does not come to our command.
+// errTooMuchNoise: the remote shell printed more than maxNoise without running our command.
 var errTooMuchNoise = fmt.Errorf("its shell has printed more than %d MiB before an answer", maxNoise>>20)
 
-// readAnswer returns the first answer: a mark, wherever in a line it is, and the rest of its line.
-// What shells print besides is noise, which may end without a newline; its last line is kept.
+// readAnswer returns the first answer: a mark, anywhere in a line, and the rest of that line. All
+// other output is noise, which may end without a newline; readAnswer returns its last line.
 func readAnswer(r io.Reader) (answer, noise string, err error) {
 	limited := &io.LimitedReader{R: r, N: maxNoise}
 	in := bufio.NewReader(limited)
-	var line []byte // or the latest part of it
+	var line []byte // the current line, or its last part
 	answers := false
 	for {
 		b, err := in.ReadByte()
@@ -379,8 +380,7 @@ func readAnswer(r io.Reader) (answer, noise string, err error) {
 	}
 }
 
-// sshMessages are messages of ssh, and the stage that they belong to. The first that are found
-// count.
+// sshMessages maps messages of ssh to the stage that failed. The first entry found counts.
 var sshMessages = []struct {
 	words string
 	stage Stage
@@ -407,10 +407,10 @@ var sshMessages = []struct {
 	{"not responding", stageConnect},
 }
 
-// dropWords are those of sshMessages about a connection that was dropped before authentication.
+// dropWords are the sshMessages of a connection that was dropped before authentication.
 var dropWords = []string{"kex_exchange_identification", "Connection closed by", "Connection reset by"}
 
-// diagnose makes an error of an ssh that has ended without an answer.
+// diagnose returns the error of an ssh that ended without an answer.
 func diagnose(host string, written *tail, noise string, waitErr, readErr error) error {
 	stderr, last := written.String(), written.why()
 	var exit *exec.ExitError
@@ -452,7 +452,7 @@ func diagnose(host string, written *tail, noise string, waitErr, readErr error) 
 
 var errOtherHostKey = errors.New("the host shows another key than the one that is known of it")
 
-// hostKeyLine returns the most useful line about why a host key is refused.
+// hostKeyLine returns the most useful line of stderr about a refused host key.
 func hostKeyLine(stderr, line string) string {
 	for l := range strings.Lines(stderr) {
 		if strings.HasPrefix(l, "No ") && strings.Contains(l, "host key is known for") {

@@ -5,10 +5,9 @@ import (
 	"os"
 )
 
-// Hosts starts agents on this machine for hosts that are names of it, and on other machines for
-// others.
+// Hosts starts an agent with Local if the host is this machine, else with Remote.
 type Hosts struct {
-	// Local starts agents on this machine, Remote all others.
+	// Local starts agents on this machine, Remote on all others.
 	Local  Exec
 	Remote Starter
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// tail keeps the end of what is written, and the line that says why its writer fails.
+// tail is a writer that keeps the end of what a process writes, and the line that gives the reason
+// of its failure.
 type tail struct {
 	mu    sync.Mutex
 	text  []byte
@@ -32,7 +33,7 @@ func (t *tail) String() string {
 	return string(t.text)
 }
 
-// why returns the line that says why the writer fails, or nothing.
+// why returns the line that gives the reason of the process's failure, or "".
 func (t *tail) why() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -12,37 +12,37 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// KnownAgent is a job agent that has been started, as another driver must know it to take it over.
+// KnownAgent is what a later driver must know of a job agent to take it over.
 type KnownAgent struct {
 	Host string
-	// Addr is the address at which the driver reaches it, PID its process on its host.
+	// Addr is the address at which the driver reaches the agent, PID its process id on its host.
 	Addr string
 	PID  int
-	// Local: its host is this machine.
+	// Local: the agent is on this machine.
 	Local bool
 }
 
 var _ launch.Keeper = (*Agents)(nil)
 
-// adopted is what Agents know of the driver before this one.
+// adopted is what Agents know of the earlier driver.
 type adopted struct {
-	workers map[string]bool // by incarnation, of which the end is not known
-	hosts   map[string]bool // where the session has been taken over
+	workers map[string]bool // by incarnation: the workers whose end is unknown
+	hosts   map[string]bool // the hosts whose session has been taken over
 	term    uint64          // this driver's
 	last    int64           // the time of the journal's last record
 }
 
-// predecessor is what a session knows of the driver before this one.
+// predecessor is what a session knows of the earlier driver.
 type predecessor struct {
-	attached bool                // a stream has taken over from it
-	kept     map[string]uint64   // the agent's workers by incarnation, and the acknowledged bytes of their output
-	queues   map[string][]*event // of workers that have not been claimed
-	awaited  map[string]bool     // workers for which Run will be called, and has not been
+	attached bool                // a stream of this driver has taken the session over
+	kept     map[string]uint64   // the agent's workers by incarnation, with the bytes of output acknowledged
+	queues   map[string][]*event // events of workers that no Run has claimed
+	awaited  map[string]bool     // workers for which Run will be called and was not yet
 	ahead    bool                // the agent knows of records that the journal lacks
 }
 
-// Adopt implements Keeper. It attaches to the sessions of all Known agents, so that they learn the
-// driver's address, and end with the job.
+// Adopt implements Keeper. It attaches to the sessions of all Known agents: they learn the driver's
+// address, and end with the job.
 func (a *Agents) Adopt(incarnations []string, term uint64, last time.Time) {
 	a.mu.Lock()
 	a.adopted = &adopted{workers: make(map[string]bool, len(incarnations)), hosts: make(map[string]bool), term: term, last: last.UnixNano()}
@@ -51,7 +51,7 @@ func (a *Agents) Adopt(incarnations []string, term uint64, last time.Time) {
 	}
 	a.mu.Unlock()
 	for _, k := range a.cfg.Known {
-		// It begins a session: that fails only where the launcher is closed.
+		// It begins a session, which fails only if the launcher is closed.
 		_, _ = a.session(context.Background(), k.Host, true)
 	}
 }
@@ -66,16 +66,15 @@ func (a *Agents) Noted(at time.Time) {
 	}
 }
 
-// AheadError says that an agent knows later records of the job than the journal has that the driver
-// was given.
+// AheadError says that an agent knows of later records of the job than the driver's journal has.
 type AheadError struct {
 	Host string
-	// Ends is the time of the journal's last record, Knows the time up to which the agent knows
-	// that there were records.
+	// Ends is the time of the journal's last record, Knows that of the last record the agent knows
+	// of.
 	Ends, Knows time.Time
 }
 
-// Error says what can be done.
+// Error includes the remedy.
 func (e *AheadError) Error() string {
 	return fmt.Sprintf("the journal ends at %s, but the agent of host %s knows that it had records up to %s: "+
 		"it is an older copy, or has lost its end", e.Ends.Format(time.StampMilli), e.Host, e.Knows.Format(time.StampMilli))
@@ -97,13 +96,13 @@ func (a *Agents) Settle(incarnation string) {
 	}
 }
 
-// keptEnds are the ends of workers that the journal does not have yet. Its lock is taken last.
+// keptEnds holds the ends of workers that are not in the journal yet. Its lock is taken last.
 type keptEnds struct {
 	mu sync.Mutex
 	of map[string]keptEnd // by incarnation
 }
 
-// keptEnd is one of them.
+// keptEnd is the end of one worker.
 type keptEnd struct {
 	session *session
 	event   *event
@@ -123,8 +122,7 @@ func (a *Agents) keep(s *session, incarnation string, e *event) {
 	a.ends.of[incarnation] = keptEnd{s, e}
 }
 
-// inherit makes the first session with the host one that takes over from the driver before; the
-// lock is held.
+// inherit makes the first session with a host take over from the earlier driver; the lock is held.
 func (a *Agents) inherit(s *session) {
 	if a.adopted == nil {
 		return
@@ -140,7 +138,8 @@ func (a *Agents) inherit(s *session) {
 	}
 }
 
-// takenOver begins the session anew as the driver before left it; the lock is held.
+// takenOver continues the session from the state in which the earlier driver left it; the lock is
+// held.
 func (s *session) takenOver(answer *agentpb.Attached) {
 	s.before.attached = true
 	if first := answer.GetFirst(); first > 0 {
@@ -159,8 +158,8 @@ func (s *session) takenOver(answer *agentpb.Attached) {
 	}
 }
 
-// stopUnknown makes the agent kill the workers of the driver before that this driver does not know:
-// they count as lost, and hold their slots. It leaves them alone where the agent knows records that
+// stopUnknown makes the agent kill the workers of the earlier driver that this driver does not
+// know: they count as lost, yet hold their slots. It spares them if the agent knows of records that
 // the journal lacks. The lock is held.
 func (s *session) stopUnknown() {
 	if s.before == nil || s.before.ahead {
@@ -173,12 +172,11 @@ func (s *session) stopUnknown() {
 	}
 }
 
-// takesOver returns whether the next stream takes over from the driver before this one; the lock is
-// held.
+// takesOver returns whether the next stream takes over from the earlier driver; the lock is held.
 func (s *session) takesOver() bool { return s.before != nil && !s.before.attached }
 
-// claim gives a worker what there is of it from before; the lock is held. One that should be there
-// and is not is lost.
+// claim gives a worker its state and events from the earlier driver's session. A resumed worker
+// that the agent does not have is lost. The lock is held.
 func (s *session) claim(w *worker) {
 	inc := w.start.GetIncarnation()
 	if s.before != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// widening is whether workers on other machines take part.
+// widening records whether workers on other machines take part.
 type widening struct {
 	mu     sync.Mutex
 	widen  func() // nil: the driver has not begun
@@ -30,8 +30,8 @@ func (a *Agents) Widen(widen func()) {
 	}
 }
 
-// widen tells the driver that workers on other machines take part, or notes that it has to once the
-// driver begins.
+// widen calls the driver's function on the first worker on another machine, or records that Widen
+// has to call it. It fails if the driver listens on a loopback address only.
 func (a *Agents) widen() error {
 	if a.cfg.Listen.IsValid() && a.cfg.Listen.IsLoopback() {
 		return fmt.Errorf("it is not this machine, and cannot reach the workers here: --listen is %v, a loopback address; "+
@@ -47,13 +47,13 @@ func (a *Agents) widen() error {
 	return nil
 }
 
-// routes are the sessions by the workers that they have.
+// routes maps workers to their sessions.
 type routes struct {
 	mu sync.RWMutex
 	of map[string]*session
 }
 
-// route sets the session of a worker; nil: it has none any more.
+// route sets the session of a worker; nil: the worker no longer has one.
 func (a *Agents) route(incarnation string, s *session) {
 	r := &a.routes
 	r.mu.Lock()
@@ -93,8 +93,8 @@ func (a *Agents) Tell(workers []string, ranks []uint32, text, tail []byte) {
 	}
 }
 
-// tell has a line sent to workers by the stream that is attached. Without one it is lost: the next
-// begins with what workers wait for.
+// tell sends a line to workers over the attached stream. Without a stream the line is dropped: the
+// next stream begins with what workers wait for.
 func (s *session) tell(m *agentpb.Tell) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,10 +104,11 @@ func (s *session) tell(m *agentpb.Tell) {
 	}
 }
 
-// connectTimeout bounds the connection to an agent for one of its workers.
+// connectTimeout bounds the connection to an agent for a connection of one of its workers.
 const connectTimeout = 10 * time.Second
 
-// connect takes over a connection of a worker; the lock is held.
+// connect connects to the agent to take over a connection of a worker, and passes it to
+// Spec.Stream; the lock is held.
 func (s *session) connect(o *agentpb.Opened) {
 	w := s.workers[o.GetIncarnation()]
 	if w == nil || w.spec.Stream == nil {

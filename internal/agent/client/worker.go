@@ -18,12 +18,13 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// worker is one worker: what is wanted of it, and what of that has been sent on this stream.
+// worker is the state of one worker: what it is to do, and how much of that was sent on this
+// stream.
 type worker struct {
 	spec  *launch.Spec
 	start *agentpb.Start
 	known bool   // the agent has answered the start
-	stop  int    // 1: it shall end, 2: at once
+	stop  int    // 1: it is to end, 2: at once
 	taken uint64 // bytes of output passed on
 
 	sentStart bool
@@ -33,16 +34,16 @@ type worker struct {
 	toSend
 	speech
 
-	queue   []*event    // bounded by how far the agent goes ahead of taken
-	ended   func(error) // Spec.Ended; nil once it was called
+	queue   []*event    // bounded by how far the agent may run ahead of taken
+	ended   func(error) // Spec.Ended; nil after the call
 	lost    error
 	wake    chan struct{} // of capacity 1
-	resumed bool          // a driver before this one has started it
+	resumed bool          // an earlier driver has started it
 }
 
-// LostError is the end of a worker whose agent can no longer be reached: it is unknown whether and
-// how the worker has ended, and it counts as killed. It is also a *launch.ExitError of SIGKILL. Its
-// text has no package prefix: it completes a sentence.
+// LostError is the end of a worker whose agent can no longer be reached: whether and how the worker
+// ended is unknown, and it counts as killed. It unwraps to a *launch.ExitError of SIGKILL. Its text
+// has no package prefix: it completes a sentence.
 type LostError struct {
 	// Host is the worker's host, Addr the address of its agent.
 	Host, Addr string
@@ -65,16 +66,16 @@ func (e *LostError) Unwrap() []error {
 	return []error{killed, e.Err}
 }
 
-// Run implements launch.Launcher. It also returns *LostError, and start errors that are a
-// *HostError. If an agent of the cluster cannot be reached it tries for the time of a lease. An
-// empty Dir is the driver's working directory, which must also exist on the host.
+// Run implements launch.Launcher. It also returns *LostError; a start error may wrap a *HostError.
+// It tries to reach an agent of the cluster for the time of a lease. An empty Dir is the driver's
+// working directory, which must also exist on the host.
 func (a *Agents) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	if err := context.Cause(ctx); err != nil && !s.Resumed {
 		return launch.NewStartError(s, err)
 	}
 	finding := ctx
 	if s.Resumed {
-		finding = context.WithoutCancel(ctx) // the worker to stop must be found first
+		finding = context.WithoutCancel(ctx) // even a worker that is to stop must be found first
 	}
 	for begun := time.Now(); ; {
 		session, err := a.session(finding, s.Slot.Host, s.Resumed)
@@ -94,8 +95,8 @@ func (a *Agents) Run(ctx context.Context, s *launch.Spec, started func(pid int))
 	}
 }
 
-// mayBeFound returns whether the cluster may know more hosts soon, to a driver that has just begun:
-// for the time of a lease where it knows none yet, and for that of a few gossips after the first.
+// mayBeFound returns whether the cluster may find more hosts soon after the start of a driver:
+// within a lease if none was found yet, else within findMore after the first.
 func (a *Agents) mayBeFound(begun time.Time) bool {
 	if a.cfg.Find == nil || time.Since(begun) >= a.cfg.Lease {
 		return false
@@ -105,7 +106,7 @@ func (a *Agents) mayBeFound(begun time.Time) bool {
 	return a.foundFirst.IsZero() || time.Since(a.foundFirst) < findMore
 }
 
-// run is Agents.Run, in this session.
+// run is Agents.Run within this session. It returns errStale if the session is over.
 func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid int)) error {
 	w, err := newWorker(spec)
 	if err != nil {
@@ -132,8 +133,8 @@ func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid i
 	}
 }
 
-// handle handles what has come for a worker. It returns whether the worker is over, and with which
-// result of Run. It has a frame of its own, which run has not while it waits.
+// handle handles the events of a worker. It returns whether the worker is over, and then the result
+// of Run. It is a function of its own so that its stack frame is free while run waits.
 func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) (over bool, err error) {
 	spec := w.spec
 	for {
@@ -165,7 +166,7 @@ func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) 
 		default:
 			s.goLive(w)
 			s.reportEnd(w, e)
-			if !s.a.cfg.Keep { // else Settle settles it
+			if !s.a.cfg.Keep { // else Settle does it
 				s.settle(e)
 			}
 			return true, exitOfEvent(spec, e.GetExited())
@@ -174,15 +175,15 @@ func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) 
 	}
 }
 
-// startKnown reports whether the driver knew before that the worker runs.
+// startKnown reports whether the earlier driver has already handled the start of the worker.
 func (s *session) startKnown(w *worker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return w.resumed && !slices.ContainsFunc(w.queue, func(e *event) bool { return e.GetStarted() != nil })
 }
 
-// goLive passes on what the worker has said, and has what comes be passed on at once. The driver
-// knows by now that the worker runs.
+// goLive passes on the lines that the worker has sent, and makes later lines pass on at once. The
+// caller has reported the worker's start to the driver.
 func (s *session) goLive(w *worker) {
 	for {
 		s.mu.Lock()
@@ -203,8 +204,8 @@ func (s *session) goLive(w *worker) {
 	}
 }
 
-// hearLine takes what the worker has said, which waits until the driver knows that it runs. What it
-// returns, unless nil, is to be called without the lock. The lock is held.
+// hearLine takes a line of the worker. Until the worker is live the line waits. Otherwise hearLine
+// returns a function that passes it on, to be called without the lock. The lock is held.
 func (s *session) hearLine(w *worker, e *event) (deliver func()) {
 	if w.live {
 		return func() { s.passLine(w, e) }
@@ -213,7 +214,7 @@ func (s *session) hearLine(w *worker, e *event) (deliver func()) {
 	return nil
 }
 
-// passLine passes on what the worker has said.
+// passLine passes a line of the worker to Spec.Line.
 func (s *session) passLine(w *worker, e *event) {
 	if w.spec.Line == nil {
 		s.settle(e)
@@ -229,8 +230,8 @@ func (s *session) reportEnd(w *worker, e *event) {
 	w.reportEnd(s, e)
 }
 
-// reportEnd calls Ended where the event is the worker's end, and all that it has said before is
-// passed on; the lock is held.
+// reportEnd calls Spec.Ended if the event is the worker's end and all lines before it are passed
+// on; the lock is held.
 func (w *worker) reportEnd(s *session, e *event) {
 	exit := e.GetExited()
 	if exit == nil || w.ended == nil || !w.live {
@@ -241,8 +242,8 @@ func (w *worker) reportEnd(s *session, e *event) {
 	w.ended = nil
 }
 
-// stopAfter has a worker end once ctx has ended. Then its grace ends when hurry is closed, and
-// begins anew with each value of more; release waits for that to be over.
+// stopAfter stops the worker once ctx has ended. Then closing hurry ends its grace period at once,
+// and each value of more begins it anew. release waits until none of this goes on.
 func (s *session) stopAfter(ctx context.Context, w *worker, hurry, more <-chan struct{}) (release func()) {
 	done, over := make(chan struct{}), make(chan struct{})
 	unwatch := context.AfterFunc(ctx, func() {
@@ -267,15 +268,14 @@ func (s *session) stopAfter(ctx context.Context, w *worker, hurry, more <-chan s
 	}
 }
 
-// passOn passes on text before which there were so many bytes of output. Passed is called after
-// each line: a driver that is killed, and another that goes on after the last call, repeat no more
-// than one line.
+// passOn passes on text that begins at byte at of the output. It calls Spec.Passed after each line,
+// so that a driver that resumes after the last call repeats at most one line.
 func passOn(spec *launch.Spec, w *io.Writer, text []byte, at uint64) {
 	old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
 	at, text = at+old, text[old:]
 	for len(text) > 0 {
 		end := launch.LineEnd(text)
-		if end == 0 || spec.Passed == nil || *w == nil { // it has no reader any more
+		if end == 0 || spec.Passed == nil || *w == nil { // without a reader, lines do not matter
 			end = len(text)
 		}
 		pass(w, text[:end])
@@ -286,7 +286,7 @@ func passOn(spec *launch.Spec, w *io.Writer, text []byte, at uint64) {
 	}
 }
 
-// pass writes the text, unless a write has failed before.
+// pass writes the text unless an earlier write has failed.
 func pass(w *io.Writer, text []byte) {
 	if *w == nil || len(text) == 0 {
 		return
@@ -296,15 +296,15 @@ func pass(w *io.Writer, text []byte) {
 	}
 }
 
-// speech is what the worker says.
+// speech holds the lines that a worker has sent.
 type speech struct {
 	lines []*event // that wait until the worker is live
-	live  bool     // the driver knows that it runs: what it says is passed on at once
+	live  bool     // the driver knows that the worker runs: lines are passed on at once
 }
 
-// toSend is what is wanted of a worker besides, once each.
+// toSend holds further requests about a worker, each sent once.
 type toSend struct {
-	more    bool // grace
+	more    bool // begin the grace period anew
 	look    bool
 	signals []syscall.Signal
 }
@@ -384,7 +384,7 @@ func (s *session) lostError(ctx context.Context, spec *launch.Spec, w *worker, w
 	return launch.NewStartError(spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
 }
 
-// add takes a worker in, unless the session is over.
+// add adds a worker to the session, and returns false if the session is over.
 func (s *session) add(w *worker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -411,15 +411,15 @@ func (s *session) remove(w *worker) {
 	poke(s.wake) // the agent may forget it too
 }
 
-// withdraw takes back a worker that is to end before the agent knows of it, and returns whether it
-// could.
+// withdraw removes a worker that is to end before the agent has been told of it, and returns
+// whether it did.
 func (s *session) withdraw(ctx context.Context, w *worker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ctx.Err() == nil || w.everSent {
 		return false
 	}
-	w.known = true // due sends nothing about it any more
+	w.known = true // due sends nothing more about it
 	return true
 }
 
@@ -428,10 +428,10 @@ func (s *session) stop(w *worker, how int) {
 	defer s.mu.Unlock()
 	w.stop = max(w.stop, how)
 	poke(s.wake)
-	poke(w.wake) // it may be taken back
+	poke(w.wake) // run may withdraw it
 }
 
-// pass passes a signal on to the workers that run.
+// pass passes a signal on to all running workers.
 func (s *session) pass(sig syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -443,7 +443,7 @@ func (s *session) pass(sig syscall.Signal) {
 	poke(s.wake)
 }
 
-// extend has the worker's grace begin anew.
+// extend makes the worker's grace period begin anew.
 func (s *session) extend(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -451,7 +451,7 @@ func (s *session) extend(w *worker) {
 	poke(s.wake)
 }
 
-// look has the agent look whether a signal is ending the worker, where it can.
+// look asks the agent whether a signal is ending the worker, if the agent supports that.
 func (s *session) look(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -504,7 +504,7 @@ func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 	return messages, s.end
 }
 
-// hear takes a message of the agent. What it returns, unless nil, is to be called without the lock.
+// hear handles a message of the agent. If deliver is not nil, the caller calls it without the lock.
 func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -512,8 +512,9 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	if m.GetBeat() != nil {
 		s.echoes++
 	}
-	// A path that drops large packets carries the answer to a stream's first messages. What comes
-	// after a second beat has passed all that was sent before, in both directions.
+	// A path that drops large packets carries the small answer to a stream's first messages. A
+	// message after the second beat proves that all that was sent before has arrived, in both
+	// directions.
 	if s.echoes >= 2 || m.GetNumber() > s.heard {
 		s.contact = time.Now()
 	}
@@ -533,7 +534,7 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	}
 	switch {
 	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
-		return nil, nil // no event, or one that came by an earlier stream
+		return nil, nil // not an event, or one that an earlier stream delivered
 	case m.GetNumber() != s.heard+1:
 		return nil, fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
 	}
@@ -561,7 +562,7 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	switch w := s.workers[incarnation]; {
 	case w != nil:
 		if !w.known {
-			w.known, w.start = true, &agentpb.Start{Incarnation: incarnation} // command and environment are sent no more
+			w.known, w.start = true, &agentpb.Start{Incarnation: incarnation} // command and environment need not be sent again
 		}
 		switch {
 		case m.GetLine() != nil:
@@ -580,13 +581,13 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	return nil, nil
 }
 
-// take removes and returns the first event of the worker's queue, or nil, how many bytes of output
-// came before it, and why nothing more will come. Later events stay in the queue, where goLive
-// finds the worker's end, because passing on output can block for ever.
+// take removes and returns the first event of the worker's queue, or nil. at is the number of
+// output bytes before it, and lost the reason why no more will come. Later events stay in the
+// queue, where goLive finds the worker's end, because passing on output may block forever.
 func (s *session) take(w *worker) (e *event, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.known { // the agent has them: they hold the worker's environment
+	if w.known { // the agent has command and environment: free them
 		w.spec.Env, w.spec.Talk = nil, nil
 	}
 	if len(w.queue) > 0 {

@@ -25,11 +25,11 @@ import (
 )
 
 const (
-	// askTimeout bounds a question.
+	// askTimeout bounds a request.
 	askTimeout = 20 * time.Second
-	// refreshTimeout bounds the question of an agent that starts and could do without an answer.
+	// refreshTimeout bounds the request of a starting agent that can do without an answer.
 	refreshTimeout = 5 * time.Second
-	// leastPause and mostPause bound the pause that a server may ask for.
+	// leastPause and mostPause bound the pause that a registrar may set.
 	leastPause, mostPause = 50 * time.Millisecond, time.Hour
 
 	credentialsFile = "agent.pem"
@@ -37,7 +37,7 @@ const (
 	maxFile         = 64 << 10
 )
 
-// The pauses after questions that failed: before the agent has a certificate, and later.
+// The backoffs after failed requests: before the agent has a certificate, and later.
 var (
 	enrollBackoff = retry.Backoff{First: time.Second, Most: DefaultPause}
 	renewBackoff  = retry.Backoff{First: time.Second, Most: mostPause}
@@ -52,7 +52,7 @@ type Config struct {
 	TokenFile string
 	// Host is the name of the host.
 	Host string
-	// Dir is the agent's folder, of mode 0700. It is made if it is missing.
+	// Dir is the agent's folder, of mode 0700. It is created if it does not exist.
 	Dir string
 	// Log takes messages.
 	Log logrus.FieldLogger
@@ -63,19 +63,19 @@ type Membership struct {
 	cfg   Config
 	creds *identity.Credentials
 	ring  ring
-	pause time.Duration // between questions, as the server wants it
+	pause time.Duration // between requests, as the registrar sets it
 }
 
-// ring is the keys of the gossip.
+// ring holds the keys of the gossip.
 type ring struct {
 	Version uint64
 	Keys    [][]byte
 }
 
-// Join returns the membership in the agent's folder, updated if the registrar answers within some
-// seconds. If the registrar refuses it, and there is a token, it enrolls with that. If the folder
-// has none, or an expired certificate, it enrolls with the token: it blocks until the registrar can
-// be reached, and a refusal is an error.
+// Join returns the membership in the agent's folder, refreshed if the registrar answers within
+// refreshTimeout. If the registrar refuses it and TokenFile is set, Join enrolls with the token. If
+// the folder has no valid certificate, Join enrolls with the token too: it blocks until the
+// registrar can be reached, and returns an error if the registrar refuses.
 func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	if err := safefile.MakePrivateDir(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("enroll: the agent's folder: %w", err)
@@ -94,7 +94,7 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	_, err = m.refresh(ctx, nil, time.Now())
-	if errors.Is(err, errRefused) && cfg.TokenFile != "" { // the host was removed, perhaps, and may come back
+	if errors.Is(err, errRefused) && cfg.TokenFile != "" { // the host may have been removed, and may return
 		cfg.Log.Warnf("%v: enrolling anew with the token in %s", err, cfg.TokenFile)
 		err = m.enroll(ctx)
 	}
@@ -147,13 +147,13 @@ func (m *Membership) loadRing() error {
 	return nil
 }
 
-// Credentials returns the agent's, which Follow renews.
+// Credentials returns the agent's credentials, which Follow renews.
 func (m *Membership) Credentials() *identity.Credentials { return m.creds }
 
 // Keys returns the keys of the gossip at the time of Join; the first encrypts.
 func (m *Membership) Keys() [][]byte { return m.ring.Keys }
 
-// enroll gets the first certificate, by the token.
+// enroll obtains the first certificate, by the token.
 func (m *Membership) enroll(ctx context.Context) error {
 	token, err := cluster.ReadToken(m.cfg.TokenFile)
 	if err != nil {
@@ -191,8 +191,8 @@ func (m *Membership) enroll(ctx context.Context) error {
 	}
 }
 
-// take keeps what the registrar has answered: the ring first, so that a folder with a certificate
-// has both.
+// take stores the registrar's reply: the ring first, so that a folder with a certificate always has
+// both.
 func (m *Membership) take(reply *enrollpb.EnrollReply) error {
 	if err := cluster.CheckKeys(reply.GetKeys()); err != nil || reply.GetRing() == 0 {
 		return errors.New("enroll: the registrar's answer has no keys of the gossip that can be used")
@@ -222,15 +222,15 @@ func (m *Membership) take(reply *enrollpb.EnrollReply) error {
 	return nil
 }
 
-// due says whether a certificate is to be renewed, which is tried from a third of its life on, and
-// whether it is late, from half of its life on.
+// due returns whether a certificate should be renewed, from a third of its life on, and whether the
+// renewal is late, from half of its life on.
 func due(from, until, now time.Time) (renew, late bool) {
 	life, age := until.Sub(from), now.Sub(from)
 	return age > life/3, age > life/2
 }
 
-// refresh asks the registrar for what is new, tells it which slots are used, and returns whether
-// the keys are new.
+// refresh requests a new certificate and the keys from the registrar, reports which slots are used,
+// and returns whether the keys have changed.
 func (m *Membership) refresh(ctx context.Context, used map[string]uint32, now time.Time) (changed bool, err error) {
 	q := &enrollpb.EnrollRequest{Host: m.cfg.Host, Ring: m.ring.Version, Used: used}
 	from, until := m.creds.Valid()
@@ -262,10 +262,10 @@ func (m *Membership) refresh(ctx context.Context, used map[string]uint32, now ti
 	return m.ring.Version != before, err
 }
 
-// Follow renews the certificate in time, tells the registrar what used returns, the number of slots
-// that have workers by run, and calls use with the keys of the gossip whenever they have changed.
-// If the registrar cannot be reached it tries again, and warns after half of the certificate's
-// life. It blocks until ctx ends.
+// Follow renews the certificate in time, reports to the registrar what used returns, the number of
+// slots that have workers by run, and calls use with the keys of the gossip whenever they have
+// changed. It retries while the registrar cannot be reached, and logs a warning after half of the
+// certificate's life. It blocks until ctx ends.
 func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, use func(keys [][]byte) error) {
 	var warned time.Time
 	failures := 0
@@ -281,7 +281,7 @@ func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, 
 			pause = min(renewBackoff.After(failures), max(m.pause, renewBackoff.First))
 			warned = m.complain(err, warned, time.Now())
 		case changed:
-			pause = 0 // the registrar waits to hear that the keys are used
+			pause = 0 // the registrar waits for the report that the keys are used
 		default:
 			failures = 0
 		}
@@ -292,7 +292,7 @@ func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, 
 	}
 }
 
-// complain logs that a question has failed, and returns when it was last warned of.
+// complain logs a failed request, and returns the time of the last warning.
 func (m *Membership) complain(err error, warned, now time.Time) time.Time {
 	from, until := m.creds.Valid()
 	_, late := due(from, until, now)
@@ -311,13 +311,13 @@ func (m *Membership) complain(err error, warned, now time.Time) time.Time {
 
 var errRefused = errors.New("the registrar refuses")
 
-// refusals are what TLS and gRPC make of a peer that has refused this one, or that was refused.
+// refusals are the texts by which errors of TLS and gRPC show that one peer has refused the other.
 var refusals = []string{
 	"remote error: tls: bad certificate", "identity: the server is not of the cluster", "remote error: tls: expired certificate",
 	"x509: certificate", "identity: the certificate of", "remote error: tls: unknown certificate authority",
 }
 
-// ask asks the registrar once. An error that wraps errRefused does not go away by asking again.
+// ask sends one request to the registrar. A retry after an error that wraps errRefused is useless.
 func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *enrollpb.EnrollRequest) (*enrollpb.EnrollReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -5,9 +5,9 @@
 //	  certificate  ←──── certificate, gossip keys       role agent, this host, some days
 //	      └── again and again, by its certificate ────→ renews it, tells new gossip keys
 //
-// Server is the side of those who have the cluster's authority, Membership the side of an agent.
-// The token is never sent: a host proves by TLS that it has the token, and the server proves that
-// it has the authority named by the token, before either sends anything else.
+// Server is for the holder of the cluster's authority, Membership for an agent. The token is never
+// sent: a host proves by TLS that it has the token, and the server proves that it has the authority
+// that the token names, before either sends anything else.
 package enroll
 
 import (
@@ -58,8 +58,8 @@ type Server struct {
 	Log logrus.FieldLogger
 }
 
-// Serve serves agents on ln until ctx ends, and closes it. Only holders of a token of the cluster
-// and agents of it reach a handler; identity.Enrollment bounds the others.
+// Serve serves agents on ln until ctx ends, and closes ln. Only holders of a token of the cluster
+// and the cluster's agents reach a handler; identity.Enrollment bounds the others.
 func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	if s.AgentLife == 0 {
 		s.AgentLife = DefaultAgentLife
@@ -95,7 +95,7 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	return nil
 }
 
-// registrar is a Server in progress.
+// registrar is a running Server.
 type registrar struct {
 	enrollpb.UnimplementedRegistrarServer
 	Server
@@ -103,11 +103,11 @@ type registrar struct {
 	audit *audit.Recorder
 
 	mu     sync.Mutex
-	window time.Time               // when the counts of recent began
+	window time.Time               // when the counts in recent began
 	recent map[string]int          // certificates by applicant
-	seen   map[string]cluster.Seen // hosts that have asked since they were written down
-	wrote  time.Time               // when that was
-	// warned is how far clocks were ahead when the log warned of them, by host.
+	seen   map[string]cluster.Seen // hosts with requests since the last writeSeen
+	wrote  time.Time               // time of the last writeSeen
+	// warned is, by host, how far its clock was ahead when the log last warned of it.
 	warned map[string]time.Duration
 }
 
@@ -121,8 +121,8 @@ func (r *registrar) knows(token ed25519.PublicKey) bool {
 	return state.KnowsToken(token)
 }
 
-// Enroll answers an agent or an applicant. Requests without a change leave no record: agents ask
-// again and again whether the keys of the gossip have changed.
+// Enroll answers an agent or an applicant. Requests that change nothing leave no record, since
+// agents poll for new keys of the gossip.
 func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enrollpb.EnrollReply, error) {
 	var serial string
 	who, err := wire.Caller(ctx, func(cs tls.ConnectionState) (identity.Applicant, error) {
@@ -170,11 +170,12 @@ func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enr
 	return reply, nil
 }
 
-// mostRuns bounds the runs of which a host tells that they use its slots.
+// mostRuns bounds the runs by which a host reports its used slots.
 const mostRuns = 256
 
-// see notes that the agent of a host has asked, which slots are used there, and how far its clock
-// is ahead. It is written down at most ten times a pause, for those who list the hosts.
+// see records that the agent of a host has sent a request, which slots are used there, and how far
+// its clock is ahead. For those who list the hosts, see writes this to the folder at most ten times
+// per pause.
 func (r *registrar) see(q *enrollpb.EnrollRequest, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,8 +195,8 @@ func (r *registrar) see(q *enrollpb.EnrollRequest, now time.Time) {
 	r.writeSeen(now)
 }
 
-// warnOfClock logs a clock that is far ahead or behind, and again when it has changed as much; the
-// lock is held.
+// warnOfClock logs a clock that is far ahead or behind, and again when that has changed by as much;
+// the lock is held.
 func (r *registrar) warnOfClock(host string, ahead time.Duration) {
 	if ahead.Abs() <= cluster.ClocksApart {
 		delete(r.warned, host)
@@ -208,7 +209,7 @@ func (r *registrar) warnOfClock(host string, ahead time.Duration) {
 	r.Log.Warnf("enroll: the clock of host %q is %s that of this machine", host, cluster.ClockWords(ahead))
 }
 
-// writeSeen writes down which hosts have asked; the lock is held.
+// writeSeen writes the hosts in seen to the folder; the lock is held.
 func (r *registrar) writeSeen(now time.Time) {
 	if err := r.Dir.AddSeen(r.seen); err != nil {
 		r.Log.Warn(err)
@@ -225,7 +226,7 @@ func (r *registrar) record(entry audit.Record) {
 	}
 }
 
-// answer decides. Its errors are gRPC statuses.
+// answer decides on a request. Its errors are gRPC statuses.
 func (r *registrar) answer(who identity.Applicant, q *enrollpb.EnrollRequest, now time.Time) (*enrollpb.EnrollReply, error) {
 	if who.Token == nil && who.Agent.Host != q.GetHost() {
 		return nil, status.Errorf(codes.PermissionDenied, "the agent of host %q asks as host %.255q", who.Agent.Host, q.GetHost())
@@ -264,7 +265,7 @@ func (r *registrar) answer(who identity.Applicant, q *enrollpb.EnrollRequest, no
 	return reply, nil
 }
 
-// ration bounds the certificates of an applicant.
+// ration returns an error if the applicant has received too many certificates lately.
 func (r *registrar) ration(who identity.Applicant, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -286,8 +287,8 @@ func (r *registrar) ration(who identity.Applicant, now time.Time) error {
 	return nil
 }
 
-// note checks whether the applicant may have what it asks for, and notes that it has, before it
-// does. Nothing is written where nothing is new.
+// note checks whether the applicant may have what it requests, and records the certificate before
+// it is issued. It writes nothing if nothing is new.
 func (r *registrar) note(who identity.Applicant, q *enrollpb.EnrollRequest, key [sha256.Size]byte, now time.Time) error {
 	state, err := r.Dir.View()
 	if err != nil {
@@ -308,7 +309,7 @@ func (r *registrar) note(who identity.Applicant, q *enrollpb.EnrollRequest, key 
 				return refused
 			}
 		}
-		if len(q.GetRequest()) > 0 || !is { // not known: the record was lost, and its certificate is not older than that
+		if len(q.GetRequest()) > 0 || !is { // its record was lost, and its certificate is not older than that
 			s.Issued(host, now.Add(r.AgentLife), now)
 		}
 		s.Heard(host, q.GetRing())
@@ -323,7 +324,7 @@ func (r *registrar) note(who identity.Applicant, q *enrollpb.EnrollRequest, key 
 	return nil
 }
 
-// unavailable is a failure of the server's own, which the applicant is not told.
+// unavailable returns the status of an internal failure, whose reason is logged but not sent.
 func (r *registrar) unavailable(err error) error {
 	r.Log.Error(err)
 	return status.Error(codes.Unavailable, "the registrar cannot use its folder")

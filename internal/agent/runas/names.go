@@ -12,25 +12,25 @@ import (
 	"time"
 )
 
-// namesBound is how long a directory service may take for an answer.
+// namesBound bounds a request to a directory service.
 const namesBound = 10 * time.Second
 
-// tools are where getent and id are looked for, whatever PATH is.
+// tools are the directories of getent and id, whatever PATH is.
 var tools = []string{"/usr/bin", "/bin", "/usr/local/bin"}
 
-// UserByID returns the user of this host with a number. Without cgo Go reads only /etc/passwd;
-// users that are missing there are looked up by getent, which knows all sources of the system, such
-// as LDAP. It blocks as long as that takes, at most 10 s.
+// UserByID returns the user of this host with a user id. Without cgo, Go reads only /etc/passwd;
+// for users missing there UserByID runs getent, which knows all sources of the system, such as
+// LDAP. It blocks for at most 10 s.
 func UserByID(id string) (*user.User, error) {
 	u, err := user.LookupId(id)
 	return orByGetent(u, err, id)
 }
 
-// userByName returns the user of this host who has a name, as UserByID does.
+// userByName is UserByID for a user's name.
 func userByName(name string) (*user.User, error) {
 	u, err := user.Lookup(name)
 	if _, number := strconv.ParseUint(name, 10, 32); number == nil {
-		return u, err // getent would take it for the number
+		return u, err // getent would take it for a user id
 	}
 	return orByGetent(u, err, name)
 }
@@ -47,7 +47,8 @@ func orByGetent(u *user.User, err error, key string) (*user.User, error) {
 	return &user.User{Username: fields[0], Uid: fields[2], Gid: fields[3], Name: fields[4], HomeDir: fields[5]}, nil
 }
 
-// groupsOf returns the numbers of a user's groups, the main one among them, as UserByID finds them.
+// groupsOf returns the ids of a user's groups, including the primary one, from the sources of
+// UserByID.
 func groupsOf(u *user.User) ([]string, error) {
 	if ids := strings.Fields(output("id", "-G", u.Username)); len(ids) > 0 {
 		return ids, nil
@@ -55,7 +56,7 @@ func groupsOf(u *user.User) ([]string, error) {
 	return u.GroupIds()
 }
 
-// groupID returns the number of a group, as UserByID finds it.
+// groupID returns the id of a group, from the sources of UserByID.
 func groupID(name string) (string, error) {
 	g, err := user.LookupGroup(name)
 	if err == nil {
@@ -79,7 +80,7 @@ func output(tool string, args ...string) string {
 		case err == nil:
 			return string(out)
 		case !errors.Is(err, fs.ErrNotExist):
-			return "" // it is there, and knows nothing
+			return "" // it exists, and does not know the answer
 		}
 	}
 	return ""

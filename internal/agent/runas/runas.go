@@ -7,11 +7,11 @@
 //	user=bob run=nightly-*    as=trainer groups=trainer,video cgroup=/sys/fs/cgroup/training
 //	uid=1000-1999             as=@user
 //
-// Conditions are about the certificate of the driver: user and run are patterns of path.Match, uid
-// is a number or a range; all conditions of a line must match. as is a user of this host, or @user,
-// the user with the name in the certificate, which is never root. groups are the groups of the
-// process, the primary one first; without it they are the user's groups. cgroup is the folder of a
-// version 2 cgroup below which each worker gets its own.
+// Conditions apply to the certificate of the driver: user and run are patterns of path.Match, uid
+// is a number or a range; all conditions of a line must match. as is a user of this host, or @user:
+// the user named by the certificate, who must not be root. groups are the groups of the process,
+// the primary one first; without it they are the user's groups. cgroup is the folder of a version 2
+// cgroup below which each worker gets its own.
 package runas
 
 import (
@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// fromCertificate as a user stands for the one that the certificate names.
+	// fromCertificate is the user that stands for the one named by the certificate.
 	fromCertificate = "@user"
 	// maxPolicy bounds the file of a policy, in bytes, and maxGroups a process's groups.
 	maxPolicy = 1 << 20
@@ -54,12 +54,12 @@ type rule struct {
 
 // Rule is the policy's decision for a driver.
 type Rule struct {
-	// As is the user, and Cgroup the folder of a cgroup or empty.
+	// As is the user, and Cgroup the folder of a cgroup, or empty.
 	As     launch.User
 	Cgroup string
 }
 
-// Read reads a policy from a file that only root and the user of this process can change.
+// Read reads a policy from a file. Only root and the user of this process may be able to change it.
 func Read(file string) (*Policy, error) {
 	text, err := safefile.OwnText(file, maxPolicy)
 	if err != nil {
@@ -98,7 +98,7 @@ func Parse(file, text string) (*Policy, error) {
 	return p, nil
 }
 
-// take reads a field.
+// take parses a field of the line.
 func (r *rule) take(field string) (err error) {
 	key, value, ok := strings.Cut(field, "=")
 	if !ok || value == "" {
@@ -179,7 +179,7 @@ func (p *Policy) find(who identity.Subject) (*rule, error) {
 	return nil, fmt.Errorf("no line of %s lets user %q (uid %s), run %s, start workers", p.file, who.User, who.UID, who.RunID)
 }
 
-// For returns the rule for the driver with the certificate. It looks up users and groups of this
+// For returns the rule for the driver with the certificate. It looks up users and groups on this
 // host.
 func (p *Policy) For(who identity.Subject) (Rule, error) {
 	r, err := p.find(who)
@@ -203,8 +203,8 @@ func (p *Policy) For(who identity.Subject) (Rule, error) {
 	return Rule{As: as, Cgroup: r.cgroup}, nil
 }
 
-// Check returns an error for a line that names a user or a group that this host does not have, or a
-// cgroup that usable refuses.
+// Check returns an error if a line names a user or group that this host does not have, or a cgroup
+// that usable refuses.
 func (p *Policy) Check(usable func(cgroup string) error) error {
 	for _, r := range p.rules {
 		var err error
@@ -223,7 +223,8 @@ func (p *Policy) Check(usable func(cgroup string) error) error {
 	return nil
 }
 
-// lookUp returns a user of this host, with those groups or, without groups, with the user's own.
+// lookUp returns a user of this host, with the given groups, or with the user's own if there are
+// none.
 func lookUp(name string, groups []string) (launch.User, error) {
 	u, err := userByName(name)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Job is a job that is made up. Its methods may be called by several goroutines.
+// Job is a simulated job. Its methods may be called by several goroutines.
 type Job struct {
 	mu       sync.Mutex
 	status   job.Status
@@ -25,7 +25,7 @@ type Job struct {
 	seq      int
 }
 
-// New returns a job of hosts that train with so many slots each, since begun.
+// New returns a job whose hosts have trained with slots slots each since begun.
 func New(begun time.Time, slots int, hosts ...string) *Job {
 	j := &Job{alone: rand.New(rand.NewPCG(1, 2))}
 	n := slots * len(hosts)
@@ -61,7 +61,7 @@ func (j *Job) Status(context.Context) (job.Status, error) {
 	return s, err
 }
 
-// Command keeps the command, and does to the slots what a driver would.
+// Command records the command, and changes the slots as a driver would.
 func (j *Job) Command(_ context.Context, c job.Command) (string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -109,7 +109,7 @@ func (j *Job) Refuse(why string) {
 	j.refuse = why
 }
 
-// Fail has Status fail; nil ends that.
+// Fail makes Status return an error; nil ends that.
 func (j *Job) Fail(err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -123,7 +123,7 @@ func (j *Job) Change(change func(*job.Status)) {
 	change(&j.status)
 }
 
-// Pass lets time pass, in which all workers that train commit so often.
+// Pass advances the time by d, in which each training worker makes that many commits.
 func (j *Job) Pass(d time.Duration, commits uint64) {
 	j.Change(func(s *job.Status) {
 		s.Time = s.Time.Add(d)
@@ -138,8 +138,8 @@ func (j *Job) Pass(d time.Duration, commits uint64) {
 	})
 }
 
-// Goodput returns what the whole time of a job was spent on: these parts, and training for the
-// rest.
+// Goodput returns the goodput of a job that took the time whole: the given parts, and training for
+// the rest.
 func Goodput(whole time.Duration, parts job.Goodput) job.Goodput {
 	g := job.Goodput{Seconds: whole.Seconds(), StalledBy: parts.StalledBy}
 	rest := g.Seconds
@@ -155,7 +155,7 @@ func Goodput(whole time.Duration, parts job.Goodput) job.Goodput {
 	return g
 }
 
-// Stir has as many slots as n change their state at random.
+// Stir changes the state of n random slots.
 func (j *Job) Stir(n int) {
 	j.Change(func(s *job.Status) {
 		for range n {
@@ -166,8 +166,7 @@ func (j *Job) Stir(n int) {
 	})
 }
 
-// Tell has an event happen at a time, with fields as pairs of names and values. It counts as the
-// job's last.
+// Tell adds an event at a time, with fields as pairs of names and values, as the job's last event.
 func (j *Job) Tell(at time.Time, name job.EventName, fields ...any) {
 	e := job.Event{Time: at, Name: name}
 	for i := 0; i < len(fields); i += 2 {
@@ -175,7 +174,7 @@ func (j *Job) Tell(at time.Time, name job.EventName, fields ...any) {
 	}
 	text, err := json.Marshal(e)
 	if err != nil {
-		panic(err) // a test has given what JSON cannot hold
+		panic(err) // the test passed a value that JSON cannot encode
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -183,7 +182,7 @@ func (j *Job) Tell(at time.Time, name job.EventName, fields ...any) {
 	j.status.Last, j.status.Time = at, at
 }
 
-// World publishes a generation of that size, whose first commit is after d.
+// World publishes a generation of that size, whose first commit follows after d.
 func (j *Job) World(at time.Time, size int, d time.Duration, commits uint64) {
 	j.Change(func(s *job.Status) {
 		s.Generation++

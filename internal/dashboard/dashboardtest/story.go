@@ -7,11 +7,11 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Begun is when the jobs of stories have begun.
+// Begun is the time at which the jobs of stories began.
 var Begun = time.Date(2026, 11, 23, 9, 12, 30, 0, time.UTC)
 
-// Story returns a job of some hours: hosts of eight slots that came and went, failures, drains and
-// a straggler. Its points of throughput come from what it says of commits.
+// Story returns a job that has run for some hours, with hosts of eight slots that came and went,
+// failures, drains and a straggler. Its points of throughput follow from its commits.
 func Story() *Job {
 	hosts := []string{"gpu-a1", "gpu-a2", "gpu-a4", "gpu-b1", "gpu-b2"}
 	j := New(Begun, 8, hosts...)
@@ -79,7 +79,7 @@ func Story() *Job {
 	return j
 }
 
-// Death makes the story one in which a worker has just died: the others meet without it.
+// Death adds the death of a worker, after which the others form a world without it.
 func (j *Job) Death(at time.Time) {
 	j.Change(func(s *job.Status) {
 		s.State, s.Since, s.Time = job.Resetting, at, at
@@ -100,7 +100,7 @@ func (j *Job) Death(at time.Time) {
 	j.Tell(at, job.Excluded, "host", "gpu-a2", "slot", 3, "until", at.Add(time.Second))
 }
 
-// Hang makes the story one in which a worker holds up the others in the user's code.
+// Hang adds a worker that holds up the others in the user's code.
 func (j *Job) Hang(at time.Time) {
 	const what, where = "silent for 5.2s, was training, after AllReduce (operation 84310)", "main.loadBatch data.go:41, main.train train.go:88"
 	j.Change(func(s *job.Status) {
@@ -117,7 +117,7 @@ func (j *Job) Hang(at time.Time) {
 	j.Tell(at.Add(40*time.Millisecond), job.Located, append(worker, "where", where)...)
 }
 
-// Growth makes the story one in which a host has come, whose workers start while the others train.
+// Growth adds a new host, whose workers start while the others train.
 func (j *Job) Growth(at time.Time) {
 	j.Change(func(s *job.Status) {
 		h := job.Host{Host: "gpu-b3", Listed: true}

@@ -14,22 +14,23 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// renewals is how many times a claim is renewed in the time of its lease.
+// renewals is the number of renewals of a claim within the time of its lease.
 const renewals = 20
 
-// errLost: the claim has ended, or may have: another driver may go on with the job.
+// errLost: the claim has ended, or may have, so another driver may run the job.
 var errLost = errors.New("etcd: the claim to the job is lost")
 
-// Claim is a driver's claim to a job, and its way to write. It implements journal.Mirror. Its
-// methods may be called by many goroutines.
+// Claim is a driver's claim to a job, through which it writes the job's copy. It implements
+// journal.Mirror. Its methods may be called by many goroutines.
 type Claim struct {
-	// ID names the claim, and Previous the last one before it; empty: this is the job's first.
+	// ID identifies the claim, and Previous the claim before it; empty: this is the job's first
+	// claim.
 	ID, Previous string
 
 	store *Store
 	names names
 	lease clientv3.LeaseID
-	proof string // the value of driver, which no other claim has
+	proof string // the value of the key driver, which differs in each claim
 
 	ctx     context.Context
 	stop    context.CancelFunc
@@ -39,38 +40,38 @@ type Claim struct {
 
 	backlog
 
-	position // of the writing goroutine
+	position // used by the writing goroutine
 }
 
-// backlog is what is to be written.
+// backlog holds the tasks to be written.
 type backlog struct {
 	mu      sync.Mutex
 	work    []task
-	queued  uint64        // tasks so far
-	written uint64        // tasks done
-	failure error         // of the last attempt; nil: it has succeeded
-	change  chan struct{} // closed at the next change of work or written
+	queued  uint64        // number of tasks so far
+	written uint64        // number of tasks done
+	failure error         // of the last attempt; nil: it succeeded
+	change  chan struct{} // closed and replaced when work or written changes
 }
 
-// task is something to be written, in order.
+// task is one write. Tasks are written in order.
 type task struct {
 	records [][]byte
-	replace bool // by these records, all before
-	behind  bool // says that records are missing
+	replace bool // the records replace all earlier ones
+	behind  bool // marks the journal as lacking records
 	file    string
 	value   []byte
 }
 
-// Claim makes the caller the job's driver, as who (a machine's name), until Release or until etcd
-// was not reached for the time of the lease. Where another has the claim the error is a *HeldError;
-// Await waits for its end.
+// Claim makes the caller, named who (such as a machine's name), the job's driver until Release, or
+// until it has not reached etcd for the time of the lease. If another driver has the claim, the
+// error is a *HeldError; Await waits for the end of that claim.
 func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 	n := s.names(run)
 	id := randomID()
 	began := time.Now()
 	call, cancel := context.WithTimeout(ctx, callBound)
 	defer cancel()
-	proof := s.sealed(n.driver(), []byte(who)) // with a nonce of its own
+	proof := s.sealed(n.driver(), []byte(who)) // each sealing has its own nonce
 	lease, err := s.client.Grant(call, int64((s.cfg.Lease+time.Second-1)/time.Second))
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
@@ -90,7 +91,7 @@ func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 				by = string(text)
 			}
 		}
-		_, _ = s.client.Revoke(call, lease.ID) // it would end by itself
+		_, _ = s.client.Revoke(call, lease.ID) // it would expire by itself
 		return nil, &HeldError{by}
 	}
 	c := &Claim{
@@ -107,7 +108,7 @@ func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 	return c, nil
 }
 
-// begin takes over what the claim's transaction has read.
+// begin sets the claim's position and predecessor from what its transaction has read.
 func (c *Claim) begin(r *clientv3.TxnResponse) error {
 	if kvs := r.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
 		text, err := c.store.opened(c.names.last(), kvs[0].Value)
@@ -126,18 +127,18 @@ func (c *Claim) begin(r *clientv3.TxnResponse) error {
 	return nil
 }
 
-// Lost is closed when the claim has ended, or may have because etcd was not reached for four fifths
-// of the lease, or when etcd has not taken a write for so long. The driver must decide nothing any
-// more then.
+// Lost returns a channel that is closed when the claim has ended, or may have, because etcd was
+// unreachable or took no write for four fifths of the lease. After that the driver must make no
+// more decisions.
 func (c *Claim) Lost() <-chan struct{} { return c.lost }
 
 func (c *Claim) lose() { c.once.Do(func() { close(c.lost) }) }
 
-// bound is how long the claim goes on after the last renewal, and after a write that etcd does not
-// take.
+// bound returns how long the claim lasts after the last renewal, and after the first failure of a
+// write.
 func (c *Claim) bound() time.Duration { return c.store.cfg.Lease * 4 / 5 }
 
-// renew renews the lease. A renewal counts from when it was sent.
+// renew renews the lease until the claim ends. A renewal counts from the time it was sent.
 func (c *Claim) renew(last time.Time) {
 	bound := c.bound()
 	ticker := time.NewTicker(c.store.cfg.Lease / renewals)
@@ -173,7 +174,7 @@ func (c *Claim) add(t task) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if last := len(c.work) - 1; last >= 0 && t.replace {
-		// What is replaced need not be written; files keep their places.
+		// Records that are replaced need not be written; files keep their places.
 		for i := range c.work {
 			c.work[i].records, c.work[i].replace, c.work[i].behind = nil, false, false
 		}
@@ -183,7 +184,7 @@ func (c *Claim) add(t task) {
 	c.changed()
 }
 
-// changed tells those that wait; c.mu is held.
+// changed wakes all that wait for a change; c.mu is held.
 func (c *Claim) changed() {
 	close(c.change)
 	c.change = make(chan struct{})
@@ -200,10 +201,11 @@ func (c *Claim) Replace(records [][]byte) { c.add(task{replace: true, records: r
 // SetBehind implements journal.Mirror.
 func (c *Claim) SetBehind() { c.add(task{behind: true}) }
 
-// Put queues a file; Sync waits until it is written. It keeps value.
+// Put queues a file and takes ownership of value. Sync blocks until it is written.
 func (c *Claim) Put(name string, value []byte) { c.add(task{file: name, value: value}) }
 
-// Sync implements journal.Mirror: it blocks until etcd has all, or the claim is lost.
+// Sync implements journal.Mirror: it blocks until etcd has everything that is queued, or the claim
+// is lost.
 func (c *Claim) Sync() error {
 	c.mu.Lock()
 	upTo := c.queued
@@ -225,7 +227,7 @@ func (c *Claim) Sync() error {
 	}
 }
 
-// State says what keeps the copy from being complete; empty: nothing.
+// State describes why the copy is not complete; "": it is.
 func (c *Claim) State() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,7 +237,7 @@ func (c *Claim) State() string {
 	return fmt.Sprintf("etcd lacks %d records: %v", c.queued-c.written, c.failure)
 }
 
-// write writes what is queued until the claim ends.
+// write writes queued tasks until the claim ends.
 func (c *Claim) write() {
 	for {
 		c.mu.Lock()
@@ -260,8 +262,8 @@ func (c *Claim) write() {
 	}
 }
 
-// writeAll writes tasks in order, records that follow each other together. It returns false when
-// the claim has ended.
+// writeAll writes tasks in order, with consecutive records in one stream. It returns false when the
+// claim has ended.
 func (c *Claim) writeAll(tasks []task) bool {
 	var stream []byte
 	flush := func() bool {
@@ -292,7 +294,7 @@ func (c *Claim) writeAll(tasks []task) bool {
 	return flush()
 }
 
-// frame appends records with their lengths.
+// frame appends records, each after its length.
 func frame(stream []byte, records [][]byte) []byte {
 	for _, r := range records {
 		stream = append(binary.LittleEndian.AppendUint32(stream, uint32(len(r))), r...)
@@ -300,7 +302,8 @@ func frame(stream []byte, records [][]byte) []byte {
 	return stream
 }
 
-// writeStream appends bytes to the journal that is written. counts: it is the one that counts.
+// writeStream appends bytes to the journal that is being written. counts: that journal is the
+// current one.
 func (c *Claim) writeStream(stream []byte, counts bool) bool {
 	for len(stream) > 0 {
 		part := stream[:min(len(stream), chunkBytes)]
@@ -318,17 +321,17 @@ func (c *Claim) writeStream(stream []byte, counts bool) bool {
 	return true
 }
 
-// putPosition says which journal counts, and how many parts it has.
+// putPosition returns the write of the current journal's number and of the number of its parts.
 func (c *Claim) putPosition() clientv3.Op {
 	name := c.names.current()
 	return clientv3.OpPut(name, c.store.sealed(name, []byte(c.position.String())))
 }
 
-// replace writes a new journal, makes it the one that counts, and removes the others.
+// replace writes a new journal, makes it the current one, and deletes the others.
 func (c *Claim) replace(records [][]byte) bool {
 	old := c.number
 	c.position = position{number: old + 1}
-	// A driver before this one may have begun the same number.
+	// An earlier driver may have begun a journal with the same number.
 	if !c.commit(clientv3.OpDelete(c.names.journal(c.number), clientv3.WithPrefix())) || !c.writeStream(frame(nil, records), false) {
 		return false
 	}
@@ -337,9 +340,9 @@ func (c *Claim) replace(records [][]byte) bool {
 		c.commit(clientv3.OpDelete(c.names.journals(), clientv3.WithRange(end)))
 }
 
-// commit does operations under the claim, again and again until etcd has done them. It returns
-// false when the claim has ended, and ends it where etcd has not done them for the time of bound:
-// an etcd without space renews a lease, but refuses all writes.
+// commit executes operations conditionally on the claim, and retries until etcd has executed them.
+// It returns false when the claim has ended. It ends the claim after bound without success, because
+// an etcd without space renews leases but refuses all writes.
 func (c *Claim) commit(ops ...clientv3.Op) bool {
 	began := time.Now()
 	failures := retry.Row{Least: tellEvery}
@@ -375,9 +378,9 @@ func (c *Claim) commit(ops ...clientv3.Op) bool {
 	}
 }
 
-// Release ends the claim. finished: the job has ended, and etcd keeps nothing of it. Otherwise
-// another driver may claim it at once. It blocks for five seconds at most, and returns after all
-// that the claim has started has ended.
+// Release ends the claim. If finished is set, the job has ended, and Release deletes its copy;
+// otherwise another driver may claim the job at once. It blocks for at most five seconds, and
+// returns when all goroutines of the claim have ended.
 func (c *Claim) Release(finished bool) error {
 	c.stop()
 	c.running.Wait()

@@ -1,19 +1,19 @@
-// Package etcd keeps a copy of a job's journal, and of what else another driver needs, in etcd, so
-// that a driver on another machine can go on with the job. One driver at a time has the claim to a
-// job: a lease that it renews. Each of its writes is conditional on that claim, so a driver that
-// has lost it changes nothing.
+// Package etcd keeps a copy of a job's journal, and of the files that another driver needs, in
+// etcd, so that a driver on another machine can resume the job. One driver at a time has the claim
+// to a job: a lease that it renews. Each of its writes is conditional on that claim, so a driver
+// that has lost it changes nothing.
 //
 // All values are sealed with a key that the drivers' machines share (AES-256-GCM, with the name of
-// the value as associated data): who can only read etcd learns the sizes and names, and who can
-// only write to it can destroy a job's copy, or put back an older value of the same name, but not
-// make one. Below the prefix of a job there are:
+// the value as associated data). Someone who can only read etcd learns sizes and names. Someone who
+// can only write to it can destroy a job's copy, or restore an older value under its name, but
+// cannot forge a value. The keys below the prefix of a job are:
 //
 //	driver            the claim: who has it; ends with its lease
 //	last              the id of the last claim
 //	file/NAME         a file
-//	current           the number of the journal that counts, and of its parts
+//	current           the number of the current journal, and of its parts
 //	journal/N/CHUNK   parts of journal N: records, each after its length
-//	behind            there while the journal lacks records
+//	behind            exists while the journal lacks records
 package etcd
 
 import (
@@ -43,9 +43,9 @@ import (
 )
 
 const (
-	// defaultLease is how long a claim lasts that is not renewed.
+	// defaultLease is how long a claim lasts without renewal.
 	defaultLease = 20 * time.Second
-	// LeastLease is the shortest.
+	// LeastLease is the shortest permitted lease.
 	LeastLease = 5 * time.Second
 
 	defaultPrefix = "/hvdrun"
@@ -62,32 +62,32 @@ var ErrNoJob = errors.New("there is no such job in etcd")
 // errBehind: the last driver could not write the job's last records.
 var errBehind = errors.New("the job's last records are not in etcd")
 
-// errKey: a value is not one that was sealed with the key.
+// errKey: a value was not sealed with the key.
 var errKey = errors.New("a value in etcd was not sealed with this key")
 
 // HeldError: another driver has the claim.
 type HeldError struct{ By string }
 
-// Error names who has it.
+// Error names the holder of the claim.
 func (e *HeldError) Error() string { return "its driver on " + e.By + " is running" }
 
 // Config configures a Store.
 type Config struct {
-	// Endpoints are host:port each; Prefix is before all names.
+	// Endpoints are host:port each. Prefix precedes all names.
 	Endpoints []string
 	Prefix    string
-	// CA, Cert and Key are files in PEM, for TLS, or empty.
+	// CA, Cert and Key are the paths of PEM files for TLS, or empty.
 	CA, Cert, Key string
-	// Secret seals the values. It must have 16 bytes at least.
+	// Secret seals the values. It must have at least 16 bytes.
 	Secret []byte
-	// Lease is how long a claim lasts that is not renewed. Zero: defaultLease.
+	// Lease is how long a claim lasts without renewal. Zero: defaultLease.
 	Lease time.Duration
 	// Log must not be nil.
 	Log logrus.FieldLogger
 }
 
-// ParseURL returns the config of etcd://HOST[:PORT][,HOST[:PORT]…][/PREFIX][?ca=F&cert=F&key=F].
-// Errors complete a sentence.
+// ParseURL parses etcd://HOST[:PORT][,HOST[:PORT]…][/PREFIX][?ca=F&cert=F&key=F]. Its errors
+// complete a sentence.
 func ParseURL(text string) (Config, error) {
 	rest, found := strings.CutPrefix(text, "etcd://")
 	if !found {
@@ -135,8 +135,8 @@ type Store struct {
 	seal   cipher.AEAD
 }
 
-// Open connects, and blocks until etcd has answered, for five seconds at most. The caller must call
-// Close.
+// Open connects to etcd, and blocks until it has answered, for at most five seconds. The caller
+// must call Close.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Lease == 0 {
 		cfg.Lease = defaultLease
@@ -199,7 +199,7 @@ func (s *Store) opened(name string, value []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// get returns a value as it is, or nil if the key has no value.
+// get returns a value as stored, or nil if the key has no value.
 func (s *Store) get(ctx context.Context, name string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callBound)
 	defer cancel()
@@ -210,7 +210,7 @@ func (s *Store) get(ctx context.Context, name string) ([]byte, error) {
 	return r.Kvs[0].Value, nil
 }
 
-// Jobs returns the run ids of all jobs, in order.
+// Jobs returns the run ids of all jobs, sorted.
 func (s *Store) Jobs(ctx context.Context) (runs []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callBound)
 	defer cancel()
@@ -254,7 +254,7 @@ func (s *Store) Await(ctx context.Context, run string) error {
 	}
 }
 
-// awaitEnd returns nil once the value is deleted.
+// awaitEnd blocks until the value is deleted, then returns nil.
 func (s *Store) awaitEnd(ctx context.Context, name string, from int64) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
@@ -271,13 +271,13 @@ func (s *Store) awaitEnd(ctx context.Context, name string, from int64) error {
 	return errors.New("the watch has ended")
 }
 
-// tellEvery is the shortest time between two equal failures that are told.
+// tellEvery is the shortest time between two log lines about equal failures.
 const tellEvery = 10 * time.Second
 
 // attemptPause is the pause before the next attempt.
 const attemptPause = 200 * time.Millisecond
 
-// Copy is what etcd has of a job.
+// Copy is the copy of a job in etcd.
 type Copy struct {
 	Files   map[string][]byte
 	Records [][]byte
@@ -286,12 +286,12 @@ type Copy struct {
 // position is where a journal ends.
 type position struct {
 	number uint64 // of the journal
-	chunks uint64 // that it has; 0 in the copies of earlier versions, which do not say it
+	chunks uint64 // its number of parts; 0 in copies of earlier versions, which lack it
 }
 
 func (p position) String() string { return fmt.Sprintf("%d %d", p.number, p.chunks) }
 
-// position returns which journal counts, from the value of current.
+// position returns the position of the current journal from the value of current.
 func (s *Store) position(n names, value []byte) (p position, err error) {
 	text, err := s.opened(n.current(), value)
 	if err != nil {
@@ -307,8 +307,8 @@ func (s *Store) position(n names, value []byte) (p position, err error) {
 	return p, nil
 }
 
-// Read returns what there is of a job. It is what the holder of the claim reads; others may see a
-// mixture.
+// Read returns the copy of a job. Only the holder of the claim reads a consistent copy; others may
+// see a mixture of states.
 func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
 	n, c := s.names(run), Copy{Files: map[string][]byte{}}
 	if behind, err := s.get(ctx, n.behind()); err != nil {

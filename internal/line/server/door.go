@@ -12,8 +12,8 @@ import (
 )
 
 // Door serves workers that have proven by a certificate that they are workers of the job, and by
-// their tickets which of them: lines, if a process between the launcher and the worker has not
-// passed the socket on, and connections for other protocols.
+// their tickets which of them they are. It serves their lines, if a process between the launcher
+// and the worker has not passed the socket on, and their connections for other protocols.
 type Door struct {
 	server *Server
 	ln     *identity.Listener
@@ -27,7 +27,7 @@ type Door struct {
 }
 
 // OpenDoor listens at a TCP address of a network, with the credentials of the launcher as an agent
-// in the job. The caller must call Close.
+// of the job. The caller must call Close.
 func OpenDoor(s *Server, on identity.Network, at string, own *identity.Credentials) (*Door, error) {
 	ln, err := identity.Door.On(on).Listen(at)
 	if err != nil {
@@ -40,7 +40,7 @@ func OpenDoor(s *Server, on identity.Network, at string, own *identity.Credentia
 	return d, nil
 }
 
-// Addr returns where the door is, host:port.
+// Addr returns the address of the door, host:port.
 func (d *Door) Addr() string { return d.ln.Addr().String() }
 
 // admit serves a connection until it ends.
@@ -51,7 +51,7 @@ func (d *Door) admit(conn *identity.Conn) {
 	}
 	secured := tls.Server(conn, d.tls)
 	if err := secured.HandshakeContext(d.ctx); err != nil {
-		return // a stranger, who has been told why
+		return // a stranger, which has received the reason
 	}
 	ticket, err := identity.ReadTicket(secured)
 	if err != nil || !conn.Proven() || !d.keep(conn) {
@@ -61,7 +61,7 @@ func (d *Door) admit(conn *identity.Conn) {
 	from := d.server.holder(ticket)
 	switch protocol := secured.ConnectionState().NegotiatedProtocol; {
 	case protocol == line.Protocol:
-		d.server.Serve(d.ctx, secured, from) // it tells a worker that does not run
+		d.server.Serve(d.ctx, secured, from) // it answers a worker that does not run
 	case from != "":
 		d.server.cfg.Stream(from, protocol, secured)
 	}

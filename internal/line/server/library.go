@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// beside returns the path of libhvdrun.so where it lies beside a program, or where the package of a
-// distribution has it; empty if it is in neither place.
+// beside returns the path of libhvdrun.so in the folder of a program, or where the package of a
+// distribution installs it, or "".
 func beside(program string) string {
 	if program == "" {
 		return ""

@@ -22,18 +22,19 @@ import (
 const (
 	beatEvery  = time.Second
 	leastPause = beatEvery / 10
-	// Until its first join the driver is told that the worker gets ready, as elastic.Init does.
+	// prepareReports is the interval of the reports, until its first join, that the worker is
+	// preparing, as elastic.Init sends them.
 	prepareReports = time.Second
 	prepareBound   = 10 * time.Minute
 )
 
-// phases are the words for them.
+// phases maps their words in lines to the phases.
 var phases = map[string]line.Phase{
 	"joining": line.Joins, "connecting": line.Connecting, "outside": line.Outside,
 	"syncing": line.Syncing, "training": line.Training, "saving": line.Saving,
 }
 
-// The lines to a worker that package line does not have.
+// The lines to a worker that package line does not define.
 type (
 	helloLine struct {
 		Is          string     `json:"is"` // hello
@@ -72,7 +73,7 @@ type (
 	}
 )
 
-// beatLine is where a program says that it is.
+// beatLine is a program's report of its current activity.
 type beatLine struct {
 	Phase     string     `json:"phase"`
 	Commits   uint64     `json:"commits"`
@@ -80,18 +81,18 @@ type beatLine struct {
 	Operation *operation `json:"operation"`
 }
 
-// operation is the collective operation in which a worker is, or was last.
+// operation is the collective operation in which a worker is, or its last one.
 type operation struct {
 	Number  uint64 `json:"number"`
 	What    string `json:"what"`
 	Waiting bool   `json:"waiting"`
 }
 
-// plain speaks the full protocol for a program that does not.
+// plain speaks the full protocol on behalf of a program that does not.
 type plain struct {
 	t       *talk
-	program string        // what it says it is
-	news    chan struct{} // of capacity 1: beat at once
+	program string        // the name that it gives itself
+	news    chan struct{} // of capacity 1: send a beat at once
 	looking
 	joined func() // ends the reports before the first join
 	store  *driverStore
@@ -100,21 +101,21 @@ type plain struct {
 	mu        sync.Mutex
 	joining   bool
 	wide      bool       // it was asked to widen
-	place     line.Place // in the newest world that it was told; generation 0: none
+	place     line.Place // in the newest world that it has received; generation 0: none
 	committed uint64     // the last generation whose first commit was reported
-	beat      beatLine   // its newest
-	changed   time.Time  // when that has changed
+	beat      beatLine   // the newest
+	changed   time.Time  // time of the last change of beat
 	trace     line.Trace // of its way into its world
 	figures   []line.Figure
 }
 
-// looking is how the pulse looks at what the process uses.
+// looking measures what the process uses, for the pulse.
 type looking struct {
 	usage  func(pid int) proc.Usage
-	usedAt time.Time // of the last look
+	usedAt time.Time // time of the last measurement
 }
 
-// newPlain begins to speak for a program.
+// newPlain starts the reports and the pulse of a program.
 func newPlain(t *talk, program string) (p *plain, err error) {
 	p = &plain{t: t, news: make(chan struct{}, 1), changed: time.Now(), looking: looking{usage: proc.UsageOf}}
 	p.program = cmp.Or(strings.Map(func(c rune) rune {
@@ -152,7 +153,7 @@ func (p *plain) prepare(ctx context.Context) {
 	}
 }
 
-// asks completes a join.
+// asks fills in what the program leaves out of a join.
 func (p *plain) asks(j *line.Joining) {
 	p.joined()
 	p.mu.Lock()
@@ -163,14 +164,14 @@ func (p *plain) asks(j *line.Joining) {
 	j.CanWiden = len(j.DataAddrs) > 0 && !p.wide
 }
 
-// widens notes that the program is asked to widen.
+// widens records that the program is asked to widen.
 func (p *plain) widens() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.wide = true
 }
 
-// world returns the lines that tell the program of a world.
+// world returns the lines that describe a world to the program.
 func (p *plain) world(m line.Message, tail []byte) []byte {
 	p.mu.Lock()
 	before := p.place
@@ -194,7 +195,7 @@ func (p *plain) world(m line.Message, tail []byte) []byte {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
 	p.t.heard.Seq = max(p.t.heard.Seq, w.Seq)
-	if p.loss.Generation == w.Generation { // it may have come before the world
+	if p.loss.Generation == w.Generation { // it may arrive before the world
 		text = append(append(text, '\n'), line.Lost(p.loss)...)
 	}
 	return text
@@ -220,7 +221,8 @@ func (p *plain) worldLine(w line.World) worldLine {
 	return text
 }
 
-// reports completes a report, and returns false if it is not to be made.
+// reports fills in what the program leaves out of a report. It returns false if the driver does not
+// need the report.
 func (p *plain) reports(r *line.ReportLine) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,16 +239,16 @@ func (p *plain) reports(r *line.ReportLine) bool {
 		p.committed = r.Generation
 		p.trace.Enter(line.Saving, time.Now())
 		p.beat.Commits = r.Commits
-		return !told // beats tell the following ones
+		return !told // beats report the later commits
 	}
 	return true
 }
 
-// beats takes where the program is, or numbers of it.
+// beats handles a report of the program's activity, or of its figures.
 func (p *plain) beats(do string, text []byte) error {
 	if do == "figures" {
 		var f struct {
-			Figures map[string]*float64 `json:"figures"` // null: not a finite number
+			Figures map[string]*float64 `json:"figures"` // null: not finite
 		}
 		err := json.Unmarshal(text, &f)
 		p.hearFigures(f.Figures)
@@ -267,7 +269,7 @@ func (p *plain) beats(do string, text []byte) error {
 	return nil
 }
 
-// hearBeat notes where the program is.
+// hearBeat records the program's activity, unless it is joining.
 func (p *plain) hearBeat(b beatLine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -276,7 +278,7 @@ func (p *plain) hearBeat(b beatLine) {
 	}
 }
 
-// hearFigures notes the numbers that the program reports.
+// hearFigures records the figures that the program reports.
 func (p *plain) hearFigures(all map[string]*float64) {
 	p.mu.Lock()
 	var err error
@@ -295,7 +297,7 @@ func (p *plain) hearFigures(all map[string]*float64) {
 	}
 }
 
-// setBeat notes where the program is; the lock is held.
+// setBeat records the program's activity; the lock is held.
 func (p *plain) setBeat(b beatLine) {
 	was := p.beat
 	entered := was.Phase != b.Phase
@@ -307,12 +309,12 @@ func (p *plain) setBeat(b beatLine) {
 		p.trace.Enter(phases[b.Phase], time.Now())
 		select {
 		case p.news <- struct{}{}:
-		default: // the pulse is about to look
+		default: // the pulse is about to run
 		}
 	}
 }
 
-// pulse tells the driver where the program is, about once a second, and when it enters a phase.
+// pulse sends the program's heartbeats, about once a second and when it enters a phase.
 func (p *plain) pulse() {
 	every := beatEvery
 	if w := p.t.env.StallWarning; w > 0 {
@@ -350,17 +352,17 @@ func (p *plain) pulse() {
 	}
 }
 
-// stopped returns whether a process was stopped by a signal: the driver is to notice its silence,
-// as it does with a worker that sends its heartbeats itself.
+// stopped returns whether a signal has stopped a process: the driver should notice its silence, as
+// for a worker that sends its heartbeats itself.
 func stopped(pid int) bool {
 	_, state, err := proc.Born(pid)
 	return err == nil && (state == 'T' || state == 't')
 }
 
-// nextBeat returns what to tell, and the size of the world.
+// nextBeat returns the heartbeat and the size of the world.
 func (p *plain) nextBeat(now time.Time) (line.Beat, int) {
 	var usage *proc.Usage
-	if now.Sub(p.usedAt) >= beatEvery/2 { // to look takes a millisecond, which the beats of a reset do not have
+	if now.Sub(p.usedAt) >= beatEvery/2 { // measuring takes a millisecond, too long for the beats of a reset
 		usage, p.usedAt = new(p.usage(p.t.pid)), now
 	}
 	p.mu.Lock()
@@ -368,7 +370,7 @@ func (p *plain) nextBeat(now time.Time) (line.Beat, int) {
 	was := p.beat
 	b := line.Beat{Generation: p.place.Generation, Phase: phases[was.Phase], Quiet: now.Sub(p.changed)}
 	if b.Phase == 0 {
-		b.Phase = line.Outside // it has said hello alone
+		b.Phase = line.Outside // it has only said hello
 	}
 	if b.Phase != line.Joins {
 		b.Commits = was.Commits

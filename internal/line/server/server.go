@@ -1,10 +1,10 @@
 // Package server is the launcher's end of the lines of its workers
-// (docs/reference/worker-protocol.md): it serves the sockets that workers inherit, and connections
-// of workers to its door, passes lines on to the driver, and lines of the driver to workers. Until
-// a program says hello, it does nothing.
+// (docs/reference/worker-protocol.md): it serves the sockets that workers inherit, and their
+// connections to its door, and passes lines between the workers and the driver. Until a program
+// says hello, it does nothing.
 //
-// Programs of package elastic speak the full protocol. For the others it makes heartbeats, and
-// writes out the members of a world.
+// Programs of package elastic speak the full protocol. For other programs the server sends
+// heartbeats to the driver, and writes out the members of a world.
 package server
 
 import (
@@ -29,23 +29,22 @@ import (
 
 // Config configures a Server.
 type Config struct {
-	// Up passes a line of a worker on to the driver. It may block until the driver takes more; then
-	// the worker waits. It must not keep text. A line with latest takes the place of one of the
-	// worker's that was not passed on yet, has the same latest, and may be lost.
+	// Up passes a line of a worker on to the driver. It may block until the driver takes more; the
+	// worker waits meanwhile. It must not keep text. A line with a latest key replaces an earlier
+	// line of the worker with the same key that was not passed on yet, and may be lost.
 	Up func(incarnation string, text []byte, latest string)
-	// Stream serves a connection of a worker for another protocol, which it closes, until that
-	// ends.
+	// Stream serves a connection of a worker for another protocol until it ends, and closes it.
 	Stream func(incarnation, protocol string, conn net.Conn)
 	// Driver reports whether the driver is connected.
 	Driver func() bool
-	// Program is the path of hvdrun; the library for collectives may be in the same folder. Empty:
+	// Program is the path of hvdrun, whose folder may contain the library for collectives. Empty:
 	// unknown.
 	Program string
 	// Log receives errors. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// Server has the lines of a launcher's workers. Its methods are safe for concurrent use.
+// Server serves the lines of a launcher's workers. Its methods are safe for concurrent use.
 type Server struct {
 	cfg Config
 
@@ -53,12 +52,12 @@ type Server struct {
 	workers map[string]*worker // by incarnation
 }
 
-// worker is a worker whose process runs.
+// worker is a worker with a running process.
 type worker struct {
 	env    plan.Worker
-	ticket []byte // by which it proves at the door that it is this worker; nil: it cannot
+	ticket []byte // proves at the door that it is this worker; nil: it cannot
 	pid    int
-	lines  []*talk // several where a process has opened a further one at the door
+	lines  []*talk // more than one if a process has opened another at the door
 }
 
 // New returns a Server without workers. It starts nothing.
@@ -69,8 +68,8 @@ func New(cfg Config) *Server {
 	return &Server{cfg: cfg, workers: make(map[string]*worker)}
 }
 
-// Talk returns launch.Spec.Talk for the worker with that environment: it returns when the process
-// has ended, and all its lines have been read.
+// Talk returns launch.Spec.Talk for the worker with that environment: a function that returns once
+// the process has ended and all its lines have been read.
 func (s *Server) Talk(env []string) func(ctx context.Context, pid int, conn net.Conn) (cleanup func()) {
 	return func(ctx context.Context, pid int, conn net.Conn) (cleanup func()) {
 		own, err := workerOf(env)
@@ -94,17 +93,17 @@ func (s *Server) Talk(env []string) func(ctx context.Context, pid int, conn net.
 			others := slices.Clone(w.lines)
 			s.mu.Unlock()
 			for _, l := range others {
-				_ = l.conn.Close() // its goroutine ends it
+				_ = l.conn.Close() // ends its goroutine
 			}
 		}
 	}
 }
 
-// lastGrace is how long lines of a process that has ended are read which it has opened at the door.
+// lastGrace bounds the time for reading lines at the door after their process has ended.
 const lastGrace = 2 * time.Second
 
-// drain blocks until all has been read that a worker, whose process has ended, has said by other
-// lines than t.
+// drain blocks until everything has been read that an ended worker has sent over lines other than
+// t, or for lastGrace.
 func (s *Server) drain(incarnation string, t *talk) {
 	s.mu.Lock()
 	others := slices.DeleteFunc(slices.Clone(s.workers[incarnation].lines), func(l *talk) bool { return l == t })
@@ -123,14 +122,13 @@ func (s *Server) drain(incarnation string, t *talk) {
 	}
 }
 
-// Serve serves a line of a worker by a connection of its own, which it closes. It blocks until that
-// ends.
+// Serve serves a connection as a line of a worker until it ends, and closes it.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, incarnation string) {
 	defer conn.Close()
 	s.speak(ctx, conn, incarnation).close()
 }
 
-// workerOf reads a worker's environment.
+// workerOf parses a worker's environment.
 func workerOf(env []string) (plan.Worker, error) {
 	vars := make(map[string]string, len(env))
 	for _, entry := range env {
@@ -147,9 +145,9 @@ func workerOf(env []string) (plan.Worker, error) {
 	return own, err
 }
 
-// Tell passes a line of the driver, and what follows it, on to workers. ranks are those of the
-// workers; nil: the line is the same for all. It does not block. A worker that has not said hello
-// misses it: what its launcher says for it then shows that.
+// Tell passes a line of the driver, and the bytes after it, on to workers. ranks are their ranks in
+// that line; nil: the line is the same for all. It does not block. A worker that has not said hello
+// misses the line, which what its launcher then reports for it shows.
 func (s *Server) Tell(workers []string, ranks []uint32, text, tail []byte) {
 	var m line.Message
 	if err := json.Unmarshal(text, &m); err != nil {
@@ -173,8 +171,8 @@ func (s *Server) Tell(workers []string, ranks []uint32, text, tail []byte) {
 	}
 }
 
-// Standing calls say with each line by which a driver that has heard nothing, or may have lost
-// something, knows what workers wait for. It must not block, and not call the server.
+// Standing calls say with each line that tells what a worker waits for, for a driver that has
+// received none of them or may have lost some. say must not block, and must not call the server.
 func (s *Server) Standing(say func(incarnation string, text []byte)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,14 +185,14 @@ func (s *Server) Standing(say func(incarnation string, text []byte)) {
 	}
 }
 
-// running returns a worker; nil: it does not run.
+// running returns a worker, or nil if it does not run.
 func (s *Server) running(incarnation string) *worker {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.workers[incarnation]
 }
 
-// holder returns the incarnation of the worker that has that ticket; "": none that runs.
+// holder returns the incarnation of the running worker with the ticket, or "".
 func (s *Server) holder(ticket []byte) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +204,7 @@ func (s *Server) holder(ticket []byte) string {
 	return ""
 }
 
-// enter has lines of the driver reach the worker by this line too.
+// enter makes lines of the driver reach the worker by this line too.
 func (s *Server) enter(t *talk) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,10 +220,10 @@ func (s *Server) leave(t *talk) {
 }
 
 const (
-	// mostWaiting bounds the lines that wait for a worker to read them, besides the newest world,
-	// update and loss.
+	// mostWaiting bounds the lines that wait for a worker to read them, in addition to the newest
+	// world, update and loss.
 	mostWaiting = 32
-	// mostQuestions is how many questions for stacks may wait for an answer.
+	// mostQuestions is the most requests for stacks that wait for an answer.
 	mostQuestions = 4
 )
 
@@ -236,36 +234,36 @@ type talk struct {
 	inc    string
 	ctx    context.Context // until the line is over
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // what hello has started
+	wg     sync.WaitGroup // goroutines that hello has started
 	*worker
 	full  bool
-	plain *plain        // of a program that does not speak the full protocol; nil: it does, or has not said hello
-	read  chan struct{} // closed when all that the program has said is read
+	plain *plain        // nil: the program speaks the full protocol, or has not said hello
+	read  chan struct{} // closed when everything that the program has sent is read
 
 	mu sync.Mutex
 	writer
 	waits
 }
 
-// writer is what is written to the program.
+// writer holds the lines to write to the program.
 type writer struct {
 	out     []outgoing
-	room    *sync.Cond // out is shorter, or the line is over
-	over    bool       // nothing more is written
+	room    *sync.Cond // signaled when out changes or the line is over
+	over    bool       // no more lines are added
 	writing bool       // a line is being written
 }
 
-// waits is what the worker waits for, and what it was told.
+// waits is what the worker waits for, and what it has received.
 type waits struct {
-	join  []byte     // that waits for its answer; nil: none
-	last  lastJoin   // what is to be known of it
-	look  bool       // one waits for its answer
-	heard line.Heard // what the worker was told
-	asked []uint64   // questions for stacks
+	join  []byte     // the join without an answer; nil: none
+	last  lastJoin   // of the last join
+	look  bool       // a look is without an answer
+	heard line.Heard // what the worker has received
+	asked []uint64   // requests for stacks without an answer
 }
 
-// lastJoin tells the answers to a join from those to an earlier one, which a driver that takes over
-// may have been sent again.
+// lastJoin tells the answers to a join from those to an earlier join, which a driver that takes
+// over may have received again.
 type lastJoin struct {
 	after    uint64
 	canWiden bool
@@ -275,24 +273,24 @@ type lastJoin struct {
 type outgoing struct {
 	kind string
 	text []byte
-	make func() []byte // makes text; nil: it is there
+	make func() []byte // returns text; nil: text is set
 	tail []byte
-	then func() // called once it is written; nil: nothing
+	then func() // called once it is written; nil: none
 }
 
-// speak reads the lines of a program until it ends. The caller must close what it returns.
+// speak reads the lines of a program until it ends. The caller must close the result.
 func (s *Server) speak(ctx context.Context, conn net.Conn, inc string) *talk {
 	t := &talk{server: s, conn: conn, inc: inc, read: make(chan struct{})}
 	defer close(t.read)
 	t.room = sync.NewCond(&t.mu)
-	t.ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has its grace
+	t.ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has a grace period
 	if err := t.listen(ctx); err != nil {
 		s.cfg.Log.Warnf("line: worker %v: %v", inc, err)
 	}
 	return t
 }
 
-// listen reads lines until the program ends, and returns what was wrong with them.
+// listen handles lines until the program ends. It returns an error if a line is not valid.
 func (t *talk) listen(ctx context.Context) error {
 	in := line.NewReader(t.conn, line.MostUp)
 	for {
@@ -309,7 +307,7 @@ func (t *talk) listen(ctx context.Context) error {
 	}
 }
 
-// refuse tells the program why its line ends.
+// refuse reports to the program why its line ends.
 func (t *talk) refuse(why error) {
 	text := line.Error(why.Error(), true)
 	if t.worker != nil {
@@ -324,7 +322,7 @@ func (t *talk) refuse(why error) {
 	_, _ = t.conn.Write(append(text, '\n'))
 }
 
-// take does what a line asks for. An error ends the line.
+// take handles a line. An error ends the line.
 func (t *talk) take(ctx context.Context, text []byte) error {
 	do, err := line.Kind(text)
 	switch {
@@ -370,7 +368,7 @@ func (t *talk) take(ctx context.Context, text []byte) error {
 
 func (t *talk) up(text []byte, latest string) { t.server.cfg.Up(t.inc, text, latest) }
 
-// hello begins to act for the worker.
+// hello handles the first line, and begins to serve the worker.
 func (t *talk) hello(ctx context.Context, text []byte) error {
 	var h line.Hello
 	if err := json.Unmarshal(text, &h); err != nil {
@@ -411,7 +409,7 @@ func (t *talk) hello(ctx context.Context, text []byte) error {
 	return nil
 }
 
-// asks takes a join.
+// asks handles a join.
 func (t *talk) asks(text []byte) error {
 	var j line.Joining
 	err := json.Unmarshal(text, &j)
@@ -439,7 +437,7 @@ func (t *talk) asks(text []byte) error {
 	return nil
 }
 
-// reports takes a report.
+// reports handles a report.
 func (t *talk) reports(text []byte) error {
 	var r line.ReportLine
 	if err := json.Unmarshal(text, &r); err != nil {
@@ -456,7 +454,7 @@ func (t *talk) reports(text []byte) error {
 	return nil
 }
 
-// located takes the answer to a question for stacks.
+// located handles the answer to a request for stacks.
 func (t *talk) located(text []byte) error {
 	var s line.StacksLine
 	if err := json.Unmarshal(text, &s); err != nil {
@@ -478,7 +476,7 @@ func (t *talk) located(text []byte) error {
 	return nil
 }
 
-// hears tells the driver what the worker was told. again: it is to be told what it lacks.
+// hears reports to the driver what the worker has received. again requests what it lacks.
 func (t *talk) hears(again bool) {
 	t.mu.Lock()
 	h := t.heard
@@ -487,7 +485,7 @@ func (t *talk) hears(again bool) {
 	t.up(line.Up("heard", h), "")
 }
 
-// standing returns what the worker waits for.
+// standing returns the lines that tell what the worker waits for.
 func (t *talk) standing() (all [][]byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -502,7 +500,7 @@ func (t *talk) standing() (all [][]byte) {
 	return append(all, line.Up("heard", h))
 }
 
-// told takes a line of the driver. It does not block.
+// told handles a line of the driver. It does not block.
 func (t *talk) told(m line.Message, text, tail []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -522,7 +520,7 @@ func (t *talk) told(m line.Message, text, tail []byte) {
 		if t.join == nil || !t.last.canWiden {
 			return
 		}
-		t.join = nil // it joins again
+		t.join = nil // the worker joins again
 		if t.plain != nil {
 			t.plain.widens()
 		}
@@ -546,7 +544,7 @@ func (t *talk) told(m line.Message, text, tail []byte) {
 		}
 	case "stacks":
 		if len(t.asked) >= mostQuestions {
-			t.asked = t.asked[1:] // it will not be answered
+			t.asked = t.asked[1:] // the oldest remains without an answer
 		}
 		t.asked = append(t.asked, m.ID)
 	case "error":
@@ -559,7 +557,7 @@ func (t *talk) told(m line.Message, text, tail []byte) {
 	t.put(o)
 }
 
-// acknowledge tells the driver that the worker was told.
+// acknowledge records what the worker has received, and reports it to the driver.
 func (t *talk) acknowledge(change func(*line.Heard)) {
 	t.mu.Lock()
 	change(&t.heard)
@@ -567,7 +565,7 @@ func (t *talk) acknowledge(change func(*line.Heard)) {
 	t.hears(false)
 }
 
-// put appends a line for the worker, in place of an older one of a kind of which the newest counts;
+// put queues a line for the worker. A newer world, looked, updated or lost replaces a queued one;
 // the lock is held.
 func (t *talk) put(o outgoing) {
 	switch o.kind {
@@ -578,7 +576,7 @@ func (t *talk) put(o outgoing) {
 	t.room.Broadcast()
 }
 
-// say has a line written. It blocks while too many wait, because the program does not read.
+// say queues a line. It blocks while mostWaiting lines wait because the program does not read.
 func (t *talk) say(kind string, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -588,10 +586,10 @@ func (t *talk) say(kind string, text []byte) {
 	t.put(outgoing{kind: kind, text: text})
 }
 
-// complain tells the program of a line that has no effect.
+// complain reports to the program that its line has no effect.
 func (t *talk) complain(text string) { t.say("error", line.Error(text, false)) }
 
-// write writes lines until the line is over.
+// write writes queued lines until the line is over.
 func (t *talk) write() {
 	for {
 		t.mu.Lock()
@@ -612,7 +610,7 @@ func (t *talk) write() {
 		_, err := lines.WriteTo(t.conn)
 		t.mu.Lock()
 		t.writing = false
-		t.over = t.over || err != nil // the program has ended, which listen notices
+		t.over = t.over || err != nil // the program has ended; listen notices that too
 		t.room.Broadcast()
 		t.mu.Unlock()
 		if err == nil && o.then != nil {
@@ -621,7 +619,7 @@ func (t *talk) write() {
 	}
 }
 
-// end has nothing more be written than what waits.
+// end lets write end once the queued lines are written.
 func (t *talk) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -629,12 +627,12 @@ func (t *talk) end() {
 	t.room.Broadcast()
 }
 
-// close ends what hello has started.
+// close ends the goroutines that hello has started.
 func (t *talk) close() {
 	t.end()
 	t.cancel()
 	t.server.leave(t)
-	_ = t.conn.Close() // also what is being written
+	_ = t.conn.Close() // interrupts a write too
 	t.wg.Wait()
 	if t.plain != nil {
 		t.plain.close()

@@ -10,10 +10,10 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// maxStacks bounds what of an answer is read, in bytes.
+// maxStacks bounds the bytes that are read of an answer.
 const maxStacks = 64 << 10
 
-// stacksOf returns the stacks that a program has told, as JSON of the package stacks.
+// stacksOf returns the stacks that a program has sent, as JSON of package stacks.
 func stacksOf(text string) []byte {
 	encoded, err := json.Marshal(stacks.Worker{Goroutines: readStacks(text[:min(len(text), maxStacks)])})
 	if err != nil {
@@ -25,8 +25,8 @@ func stacksOf(text string) []byte {
 // frameLine is a frame as Python's faulthandler writes it.
 var frameLine = regexp.MustCompile(`^  File "(.*)", line (\d+) in (.*)$`)
 
-// readStacks reads stacks in the format of Python's faulthandler: a line that begins a thread, and
-// one for each frame, the innermost first. Other lines are left out.
+// readStacks parses stacks in the format of Python's faulthandler: a line for each thread, followed
+// by one for each frame, innermost first. It skips other lines.
 func readStacks(text string) (all []stacks.Goroutines) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
@@ -36,7 +36,7 @@ func readStacks(text string) (all []stacks.Goroutines) {
 			all = append(all, stacks.Goroutines{Count: 1})
 		case m == nil || len(all) == 0:
 		case len(all[len(all)-1].Frames) < stacks.MaxFrames:
-			number, _ := strconv.Atoi(m[2]) // 0 for one that is too large
+			number, _ := strconv.Atoi(m[2]) // 0 if it is too large
 			g := &all[len(all)-1]
 			g.Frames = append(g.Frames, stacks.Frame{Func: functionOf(m[1], m[3]), File: m[1], Line: number})
 		}
@@ -48,8 +48,8 @@ func readStacks(text string) (all []stacks.Goroutines) {
 	return all[:min(len(all), stacks.MaxGroups)]
 }
 
-// functionOf names a function of a file of Python. That of a library, or of package hvdrun, is no
-// code of the user.
+// functionOf returns the name of a function in a Python file, marked if it is not code of the user
+// but of a library or package hvdrun.
 func functionOf(file, name string) string {
 	module := strings.TrimSuffix(path.Base(file), ".py")
 	ours := path.Base(path.Dir(file)) == "hvdrun" && (module == "torch" || strings.HasPrefix(module, "_"))

@@ -9,12 +9,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
-// driverStore is the driver's store as the program reaches it: a port of loopback, for the program
-// and what it starts. It is for one goroutine at a time: that of hello, then the one that writes.
+// driverStore gives the program access to the driver's store at a loopback port, which admits only
+// the program and its children. It is for one goroutine at a time: that of hello, then the one that
+// writes.
 type driverStore struct {
 	t      *talk
 	door   *tcpstore.Door
-	number uint64 // of the store behind it; 0: unknown
+	number uint64 // of the driver's store; 0: unknown
 }
 
 func newStore(t *talk) (*driverStore, error) {
@@ -32,8 +33,8 @@ func (s *driverStore) open() (err error) {
 	return err
 }
 
-// follow opens another port where the store is that of another driver: by that the program sees
-// that it is empty.
+// follow opens another port if the store is another driver's. From the new address the program
+// knows that the store is empty.
 func (s *driverStore) follow(number uint64) error {
 	was := s.number
 	s.number = number
@@ -41,7 +42,7 @@ func (s *driverStore) follow(number uint64) error {
 		return nil
 	}
 	old := s.door
-	defer old.Close() // later: the port must be another
+	defer old.Close() // deferred, so that the new port differs
 	return s.open()
 }
 

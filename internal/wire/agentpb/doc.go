@@ -1,2 +1,2 @@
-// Package agentpb has the messages between a driver and the agent of a host.
+// Package agentpb contains the messages between a driver and the agent of a host.
 package agentpb

@@ -1,2 +1,2 @@
-// Package controlpb has the messages between a user's program and the driver of a job.
+// Package controlpb contains the messages between a user's program and the driver of a job.
 package controlpb

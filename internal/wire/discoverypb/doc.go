@@ -1,2 +1,2 @@
-// Package discoverypb has the messages between hvdrun and a discovery plugin.
+// Package discoverypb contains the messages between hvdrun and a discovery plugin.
 package discoverypb

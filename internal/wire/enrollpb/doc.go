@@ -1,2 +1,2 @@
-// Package enrollpb has the messages between an agent and the authority of its cluster.
+// Package enrollpb contains the messages between an agent and the authority of its cluster.
 package enrollpb

@@ -1,2 +1,2 @@
-// Package taskspb has the messages between the scheduler of tasks and its clients and workers.
+// Package taskspb contains the messages between the scheduler of tasks and its clients and workers.
 package taskspb

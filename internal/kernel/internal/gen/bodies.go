@@ -9,7 +9,7 @@ import (
 
 type vec = reg.VecVirtual
 
-// binary and unary compute a vector, in whatever way the writer's instructions allow.
+// binary and unary emit the computation of a vector with the instructions that the writer may use.
 type (
 	binary func(w *writer) func(a, b vec) vec
 	unary  func(w *writer) func(a vec) vec
@@ -68,9 +68,10 @@ var doubles = floats{
 	blend:   func(w *writer) func(mask, b, a, dst Op) { return w.VBLENDVPD },
 }
 
-// extreme is the minimum or maximum. The instruction returns its second source where both are zeros
-// or one is NaN: both orders joined bit by bit make −0 the minimum and +0 the maximum, and the sum
-// is the NaN that is wanted.
+// extreme returns the minimum or maximum. The instruction returns its second source if both are
+// zeros or one is NaN. Therefore it is emitted in both orders, and the results are joined bit by
+// bit: then −0 is the minimum and +0 the maximum. If one is NaN, the result is their sum, which is
+// the required NaN.
 func (f floats) extreme(pick, join instruction) binary {
 	return func(w *writer) func(a, b vec) vec {
 		return func(a, b vec) vec {
@@ -100,7 +101,7 @@ func (f floats) binaries() map[string]binary {
 	}
 }
 
-// with makes an operation with the parameter named as its right side.
+// with returns an operation whose right side is the named parameter.
 func with(op instruction, name string, double bool) unary {
 	return func(w *writer) func(a vec) vec {
 		b := w.parameter(name, double)
@@ -108,7 +109,7 @@ func with(op instruction, name string, double bool) unary {
 	}
 }
 
-// parameter fills a vector with the parameter named, of 64 bits or 32.
+// parameter returns a vector filled with the named parameter, of 64 or 32 bits.
 func (w *writer) parameter(name string, double bool) vec {
 	b := w.vec()
 	param, err := w.Param(name).Resolve()
@@ -123,7 +124,7 @@ func (w *writer) parameter(name string, double bool) vec {
 	return b
 }
 
-// constant fills a vector with the 32 bits.
+// constant returns a vector filled with the 32 bits.
 func (w *writer) constant(bits uint32) vec {
 	r, x, v := w.GP32(), w.XMM(), w.vec()
 	w.MOVL(U32(bits), r)
@@ -186,7 +187,7 @@ func float16Unary(op unary) unary {
 
 func narrowFloat16(w *writer) func(a vec) vec { return w.narrowFloat16 }
 
-// widenExactly widens halves without making signalling NaNs quiet: it takes the quiet bit back.
+// widenExactly widens halves without making signalling NaNs quiet: it clears the quiet bit again.
 func widenExactly(w *writer) func(a vec) vec {
 	quiet := w.constant(0x00400000)
 	return func(a vec) vec {
@@ -209,8 +210,8 @@ func widenExactly(w *writer) func(a vec) vec {
 	}
 }
 
-// bfloat is what the computation with bfloat16 needs: the even elements of a vector are moved up,
-// the odd ones have their place.
+// bfloat has the constants for computations with bfloat16. The even elements of a vector are
+// shifted up; the odd ones are in their place already.
 type bfloat struct {
 	w                *writer
 	high, almost, lo vec
@@ -227,8 +228,8 @@ func (f bfloat) split(a vec) (even, odd vec) {
 	return even, odd
 }
 
-// round makes the upper half of each element the nearest bfloat16, ties to even; a NaN stays as it
-// is.
+// round rounds the upper half of each element to the nearest bfloat16, ties to even. It keeps NaNs
+// as they are.
 func (f bfloat) round(v vec) {
 	w := f.w
 	more := w.vec()
@@ -247,7 +248,7 @@ func (f bfloat) round(v vec) {
 	w.VPADDD(more, v, v)
 }
 
-// join takes the upper halves.
+// join joins the upper halves.
 func (f bfloat) join(even, odd vec) vec {
 	f.w.VPSRLD(U8(16), even, even)
 	if f.w.wide {
@@ -287,7 +288,7 @@ func bfloat16Unary(op unary) unary {
 	}
 }
 
-// narrowBFloat16 multiplies by 1 first, which makes signalling NaNs quiet and nothing else.
+// narrowBFloat16 first multiplies by 1, which only makes signalling NaNs quiet.
 func narrowBFloat16(w *writer) func(a vec) vec {
 	f, one := newBFloat(w), w.constant(math.Float32bits(1))
 	return func(a vec) vec {
@@ -315,7 +316,7 @@ func widenBFloat16(w *writer) func(a vec) vec {
 	}
 }
 
-// productInt8 multiplies even and odd bytes apart, as 16-bit numbers.
+// productInt8 multiplies even and odd bytes separately, as 16-bit numbers.
 func productInt8(w *writer) func(a, b vec) vec {
 	low, high := w.constant(0x00ff00ff), w.constant(0xff00ff00)
 	return func(a, b vec) vec {
@@ -350,8 +351,8 @@ func productInt64(w *writer) func(a, b vec) vec {
 	}
 }
 
-// extreme64 compares, since AVX2 has no minimum or maximum of 64-bit integers, and no unsigned
-// comparison.
+// extreme64 uses comparisons, since AVX2 has no minimum or maximum of 64-bit integers, and no
+// unsigned comparison.
 func extreme64(wide instruction, signed, least bool) binary {
 	return func(w *writer) func(a, b vec) vec {
 		if w.wide {
@@ -381,9 +382,9 @@ func extreme64(wide instruction, signed, least bool) binary {
 	}
 }
 
-// divide8 divides even and odd bytes apart: the parameter is, twice, the reciprocal of 16 bits that
-// each is multiplied by, of which the upper half of the product is the quotient. Signed bytes lose
-// their sign before, and get it back.
+// divide8 divides even and odd bytes separately. The parameter holds the 16-bit reciprocal twice.
+// The quotient of an element is the upper half of its product with the reciprocal. Signed bytes are
+// made positive before, and get their sign back afterwards.
 func divide8(signed bool) unary {
 	return func(w *writer) func(a vec) vec {
 		by, low := w.parameter("x", false), w.constant(0x00ff00ff)
@@ -418,7 +419,7 @@ func divide8(signed bool) unary {
 	}
 }
 
-// divide16 multiplies even and odd elements apart, as float32s, by the reciprocal.
+// divide16 multiplies even and odd elements separately, as float32s, by the reciprocal.
 func divide16(signed bool) unary {
 	return func(w *writer) func(a vec) vec {
 		by, low := w.parameter("x", false), w.constant(0xffff)
@@ -447,8 +448,8 @@ func divide16(signed bool) unary {
 	}
 }
 
-// divide32 multiplies the halves of a vector, as float64s, by the reciprocal. Without AVX-512 there
-// is no conversion of unsigned numbers: they are moved down by 2^31 before, and up after.
+// divide32 multiplies the halves of a vector, as float64s, by the reciprocal. AVX2 has no
+// conversion of unsigned numbers: they are shifted down by 2^31 before, and up afterwards.
 func divide32(signed bool) unary {
 	return func(w *writer) func(a vec) vec {
 		by := w.parameter("x", true)

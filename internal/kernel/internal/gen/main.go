@@ -1,6 +1,6 @@
-// Command gen writes the vector code of package kernel for amd64 into the folder that it is given.
-// It is a module of its own, so that neither it nor the assembler that it drives is a requirement
-// of programs that use the package.
+// Command gen writes the vector code of package kernel for amd64 into a given folder. It is a
+// module of its own, so that neither it nor the assembler that it uses is a requirement of programs
+// that use the package.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/mmcloughlin/avo/printer"
 )
 
-// The files that are written.
+// The names of the files that are written.
 const (
 	codeFile  = "vector_amd64.s"
 	stubsFile = "vector_amd64.go"

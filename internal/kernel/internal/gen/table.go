@@ -7,7 +7,7 @@ import (
 	. "github.com/mmcloughlin/avo/operand"
 )
 
-// kernels is all that is written.
+// kernels returns all kernels to write.
 func kernels() []kernel {
 	all := combiners("Float32", 4, false, 4, singles.binaries())
 	all = append(all, combiners("Float64", 8, false, 4, doubles.binaries())...)
@@ -81,7 +81,8 @@ func (op unary) body() func(w *writer) func(src []vec) vec {
 	}
 }
 
-// integers are the kernels of integers; sums and products are the same with and without a sign.
+// integers returns the kernels for integers. Sums and products are the same for signed and unsigned
+// ones.
 func integers() []kernel {
 	type set = map[string]binary
 	one := func(f func(w *writer) func(...Op)) binary { return instruction(f).binary() }

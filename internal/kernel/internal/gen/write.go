@@ -10,8 +10,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// kernel is a function to write: it sets each element of its first slice from the elements at the
-// same place of others.
+// kernel is a function to write: it computes each element of its first slice from the elements at
+// the same index of the other slices.
 type kernel struct {
 	name      string
 	signature string
@@ -19,10 +19,10 @@ type kernel struct {
 	src       []string // the slices that are read
 	dstSize   int      // bytes of an element
 	srcSize   int
-	half      bool // a vector is full of float32s of which the smaller side in memory has two bytes each
+	half      bool // a vector is full of float32s, and the smaller elements in memory have two bytes
 	unroll    int
-	// body emits what is the same for all vectors, as constants, and returns what emits the
-	// computation of one.
+	// body emits what all vectors share, such as constants, and returns a function that emits the
+	// computation of one vector.
 	body func(w *writer) func(src []reg.VecVirtual) reg.VecVirtual
 }
 
@@ -32,7 +32,7 @@ type writer struct {
 	wide bool
 }
 
-// vec returns a fresh vector of whole width.
+// vec returns a new vector of full width.
 func (w *writer) vec() reg.VecVirtual {
 	if w.wide {
 		return w.ZMM()
@@ -40,7 +40,7 @@ func (w *writer) vec() reg.VecVirtual {
 	return w.YMM()
 }
 
-// halfVec returns a fresh vector of half the width.
+// halfVec returns a new vector of half the width.
 func (w *writer) halfVec() reg.VecVirtual {
 	if w.wide {
 		return w.YMM()
@@ -56,7 +56,7 @@ func (w *writer) width() int {
 	return 32
 }
 
-// stream is a slice on its way through vectors.
+// stream is a slice that is processed in vectors.
 type stream struct {
 	base reg.Register
 	size int // bytes of an element
@@ -67,7 +67,7 @@ func (s stream) at(i reg.Register, vector int) Mem {
 	return Mem{Base: s.base, Index: i, Scale: uint8(s.size), Disp: vector * s.step}
 }
 
-// loop is the state that all the parts of a function share.
+// loop is the state that the parts of a function share.
 type loop struct {
 	dst     stream
 	src     []stream
@@ -124,14 +124,14 @@ func (w *writer) write(k kernel) {
 	w.RET()
 	if len(k.src) > 1 || k.src[0] != k.dst {
 		w.Label("unequal")
-		// A tail call to what panics; it has no arguments.
+		// A tail call of unequal, which panics and has no arguments.
 		w.Instruction(&ir.Instruction{Opcode: "JMP", Operands: []Op{Mem{Symbol: Symbol{Name: "·unequal"}, Base: reg.StaticBase}},
 			IsTerminal: true})
 	}
 }
 
-// vectors emits a loop that takes some vectors at once while there are as many, then goes on to the
-// next part.
+// vectors emits a loop that processes unroll vectors at once while enough are left, and then jumps
+// to the next part.
 func (w *writer) vectors(name, next string, l loop, lanes, unroll int) {
 	w.Label(name)
 	w.CMPQ(l.left, U32(lanes*unroll))
@@ -169,7 +169,7 @@ func (w *writer) store(v reg.VecVirtual, m Mem) {
 	}
 }
 
-// masked emits the last, incomplete vector: nothing beyond the slices is touched.
+// masked emits the last, incomplete vector. It accesses nothing beyond the slices.
 func (w *writer) masked(l loop) {
 	ones := w.GP64()
 	w.MOVQ(I32(-1), ones)
@@ -197,7 +197,7 @@ func (w *writer) masked(l loop) {
 	w.VMOVDQU8(l.compute(src), out, l.dst.at(l.i, 0))
 }
 
-// single emits a loop over single elements, each alone in a vector.
+// single emits a loop over single elements, each in a vector of its own.
 func (w *writer) single(l loop) {
 	w.Label("single")
 	src := make([]reg.VecVirtual, len(l.src))

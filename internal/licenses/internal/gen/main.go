@@ -1,5 +1,5 @@
-// Command gen collects the licences of all that the programs of hvdrun are linked with from the
-// module cache, and writes the list that package licenses embeds, and NOTICE.
+// Command gen collects from the module cache the licences of everything that the programs of hvdrun
+// are linked with, and writes the list that package licenses embeds, and NOTICE.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/google/licensecheck"
 )
 
-// The list, in the format of package licenses, which a module of its own cannot import.
+// The list, in the format of package licenses, which another module cannot import.
 type (
 	list struct {
 		Modules []*mod   `json:"modules"`
@@ -42,18 +42,18 @@ type (
 	}
 )
 
-// shipped are the folders of programs, by the module that they are in.
+// shipped are the folders of programs, by module.
 var shipped = map[string][]string{
 	".":                  {"./cmd/hvdrun", "./plugins/dns", "./plugins/file", "./plugins/http", "./plugins/slurm"},
 	"plugins/kubernetes": {"."},
 }
 
-// platforms are those that programs are built for; what is linked may depend on them.
+// platforms are the platforms that programs are built for; their dependencies may differ.
 var platforms = [][]string{
 	{"GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=1"}, {"GOOS=linux", "GOARCH=arm64", "CGO_ENABLED=0"},
 }
 
-// licensing are the names of files that go with a licence.
+// licensing matches the names of licence files and notices.
 var licensing = regexp.MustCompile(`(?i)^(licen[cs]e|copying|copyright|notice|patents)([.-].*)?$`)
 
 func main() {
@@ -76,7 +76,7 @@ func main() {
 	}
 }
 
-// pack returns the list as package licenses reads it.
+// pack encodes the list for package licenses.
 func (l *list) pack() ([]byte, error) {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -89,13 +89,13 @@ func (l *list) pack() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// linked is a package, as go list describes it.
+// linked is a package as go list describes it.
 type linked struct {
 	ImportPath string
 	Dir        string
-	DepOnly    bool // not named by the command
+	DepOnly    bool // not named on the command line
 	Standard   bool
-	Deps       []string // all, by their paths
+	Deps       []string // paths of all dependencies
 	Module     *struct {
 		Path, Version, Dir string
 		Main               bool
@@ -103,7 +103,7 @@ type linked struct {
 	}
 }
 
-// collect returns what the programs of the repository at root are linked with.
+// collect returns everything that the programs of the repository at root are linked with.
 func collect(root string) (*list, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -127,10 +127,10 @@ func collect(root string) (*list, error) {
 type collector struct {
 	goroot  string
 	modules map[string]*mod
-	texts   map[string]int // of files, to be numbered
+	texts   map[string]int // numbers of the texts of files
 }
 
-// programs takes what programs of one module are linked with.
+// programs adds what the programs of one module are linked with.
 func (c *collector) programs(dir string, programs, platform []string) error {
 	cmd := exec.Command("go", append([]string{"list", "-deps", "-json=ImportPath,Dir,DepOnly,Standard,Deps,Module"}, programs...)...)
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
@@ -140,7 +140,7 @@ func (c *collector) programs(dir string, programs, platform []string) error {
 		return fmt.Errorf("go list: %w", err)
 	}
 	var all []linked
-	with := map[string][]string{} // the names of the programs, by a package that they are linked with
+	with := map[string][]string{} // names of the programs, by a package that they are linked with
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p linked
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
@@ -163,14 +163,15 @@ func (c *collector) programs(dir string, programs, platform []string) error {
 	return nil
 }
 
-// take takes a package's module, and the licences from the package's folder up to the module's.
+// take adds a package's module, and the licences in the folders from the package's up to the
+// module's.
 func (c *collector) take(p linked, programs []string) error {
 	var m *mod
 	root := ""
 	switch {
 	case p.Standard:
 		m = c.module("std", "", "https://go.dev/dl/")
-		root, p.Dir = c.goroot, c.goroot // what the library has from others has the licence of Go, or is in golang.org/x
+		root, p.Dir = c.goroot, c.goroot // third-party code in the library has Go's licence, or is in golang.org/x
 	case p.Module == nil || p.Module.Main || p.Module.Replace != nil:
 		return nil // of this repository
 	default:
@@ -192,7 +193,7 @@ func (c *collector) take(p linked, programs []string) error {
 	}
 }
 
-// module returns the module of the version. Modules of two versions are two.
+// module returns the module with the path and version. Two versions are two modules.
 func (c *collector) module(path, version, source string) *mod {
 	key := path + "@" + version
 	if c.modules[key] == nil {
@@ -201,7 +202,7 @@ func (c *collector) module(path, version, source string) *mod {
 	return c.modules[key]
 }
 
-// folder takes the licences of a folder.
+// folder adds the licences in a folder.
 func (c *collector) folder(m *mod, root, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -230,7 +231,7 @@ func (c *collector) folder(m *mod, root, dir string) error {
 	return nil
 }
 
-// finish orders the list, numbers the texts in the order of their first use, and names the
+// finish sorts the list, numbers the texts in the order of their first use, and identifies the
 // licences.
 func (c *collector) finish() (*list, error) {
 	was := make([]string, len(c.texts))
@@ -256,7 +257,7 @@ func (c *collector) finish() (*list, error) {
 			}
 			m.Files[i].Text = n
 			if strings.HasPrefix(path.Base(f.Name), "PATENTS") {
-				continue // a grant beside the licence, which has no name of SPDX
+				continue // an additional grant without an SPDX name
 			}
 			for _, match := range licensecheck.Scan([]byte(l.Texts[n])).Match {
 				if !slices.Contains(names, match.ID) && !match.IsURL {
@@ -272,10 +273,10 @@ func (c *collector) finish() (*list, error) {
 	return l, nil
 }
 
-// isNotice tells whether a file is one that Apache-2.0 wants to be passed on.
+// isNotice returns whether Apache-2.0 requires a file with that name to be passed on.
 func isNotice(name string) bool { return strings.HasPrefix(strings.ToUpper(path.Base(name)), "NOTICE") }
 
-// notice returns the text of NOTICE: of hvdrun, and of what it is linked with.
+// notice returns the text of NOTICE, for hvdrun and everything that it is linked with.
 func (l *list) notice() string {
 	var b strings.Builder
 	b.WriteString(`hvdrun
